@@ -1,0 +1,106 @@
+"""Readiness of ZeroMQ sockets and file descriptors, and timers, in one thread.
+
+A ZeroMQ socket's descriptor is edge-triggered and may fall silent while messages wait, so each round looks at every ZeroMQ socket
+before it blocks. There are three at most; the hundreds of pipes and pidfds of ranks cost nothing in epoll.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import select
+import time
+from collections import deque
+from collections.abc import Callable
+
+import zmq
+
+Callback = Callable[[], None]
+_MESSAGES_PER_ROUND = 200
+
+
+class Loop:
+    """Runs callbacks until `stop`. Everything is called from, and must be called in, the thread of `run`."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._files: dict[int, Callback] = {}
+        self._sockets: dict[zmq.Socket[bytes], Callback] = {}
+        self._timers: list[tuple[float, int, Callback]] = []
+        self._count = 0
+        self._running = False
+        self._soon: deque[Callback] = deque()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.watch_file(self._bell, self._on_bell)
+
+    def call_soon_threadsafe(self, callback: Callback) -> None:
+        """Call `callback` in the loop's thread. The one method for other threads."""
+        self._soon.append(callback)
+        os.eventfd_write(self._bell, 1)
+
+    def _on_bell(self) -> None:
+        os.eventfd_read(self._bell)
+        while self._soon:
+            self._soon.popleft()()
+
+    def watch_file(self, fd: int, callback: Callback) -> None:
+        """Call `callback` whenever `fd` is readable or hung up."""
+        self._files[fd] = callback
+        self._epoll.register(fd, select.EPOLLIN | select.EPOLLHUP)
+
+    def forget_file(self, fd: int) -> None:
+        """Stop watching `fd`; call it before closing."""
+        if self._files.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+
+    def watch_socket(self, socket: zmq.Socket[bytes], callback: Callback) -> None:
+        """Call `callback` for each message; it must receive exactly one."""
+        self._sockets[socket] = callback
+        self._epoll.register(int(socket.getsockopt(zmq.FD)), select.EPOLLIN)
+
+    def call_at(self, when: float, callback: Callback) -> None:
+        """Call `callback` at monotonic time `when`."""
+        self._count += 1
+        heapq.heappush(self._timers, (when, self._count, callback))
+
+    def call_later(self, delay_s: float, callback: Callback) -> None:
+        """Call `callback` in `delay_s` seconds."""
+        self.call_at(time.monotonic() + delay_s, callback)
+
+    def stop(self) -> None:
+        """Leave `run` after this round."""
+        self._running = False
+
+    def run(self) -> None:
+        """Serve until `stop`."""
+        self._running = True
+        while self._running:
+            busy = self._serve_sockets()
+            self._run_timers()
+            if not self._running:
+                break
+            self._serve_files(0.0 if busy else self._wait_s())
+
+    def _serve_sockets(self) -> bool:
+        busy = False
+        for socket, callback in list(self._sockets.items()):
+            for _ in range(_MESSAGES_PER_ROUND):
+                if not socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+                    break
+                callback()
+                busy = True
+        return busy
+
+    def _run_timers(self) -> None:
+        now = time.monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            heapq.heappop(self._timers)[2]()
+
+    def _wait_s(self) -> float | None:
+        return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
+
+    def _serve_files(self, wait_s: float | None) -> None:
+        for fd, _ in self._epoll.poll(wait_s):
+            callback = self._files.get(fd)
+            if callback is not None:
+                callback()

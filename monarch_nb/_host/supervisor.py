@@ -1,0 +1,310 @@
+"""The ranks of this machine: start them through the zygote, hear of their end from the kernel, stop them.
+
+A rank's end is a pidfd that becomes readable, not a time-out. The rank is a session of its own, so what it started goes with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from monarch_nb._host.loop import Loop
+from monarch_nb._host.output import OutputReader
+from monarch_nb._host.zygote import RANKS_PER_REQUEST, set_process_name
+
+STARTING, RUNNING, STOPPING, LOST, STOPPED = "starting", "running", "stopping", "lost", "stopped"
+STOP_GRACE_S = 3.0
+_PR_SET_CHILD_SUBREAPER = 36
+_LAST_LINES = 20
+
+
+@dataclass
+class Rank:
+    """One rank of this machine, as the host process sees it."""
+
+    proc: int
+    rank: int
+    group: str
+    token: str
+    pid: int = 0
+    pidfd: int = -1
+    state: str = STARTING
+    outputs: list[OutputReader] = field(default_factory=list)
+    tail: list[bytes] = field(default_factory=list)
+
+    def remember(self, text: bytes) -> None:
+        """Keep the last lines for the obituary."""
+        joined = b"".join([*self.tail, text])
+        self.tail = joined.splitlines(True)[-_LAST_LINES:]
+
+
+class Supervisor:
+    """Starts, watches and stops ranks. Owned by the loop thread."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        host: int,
+        hostname: str,
+        on_end: Callable[[dict[str, Any]], None],
+        on_piece: Callable[[Rank, Any], None],
+        sys_path: list[str],
+    ) -> None:
+        self.ranks: dict[int, Rank] = {}
+        self._loop = loop
+        self._host = host
+        self._hostname = hostname
+        self._on_end = on_end
+        self._on_piece = on_piece
+        self._sys_path = sys_path
+        self._zygote: subprocess.Popen[bytes] | None = None
+        self._link: socket.socket | None = None
+        _become_subreaper()
+
+    # --- the zygote
+
+    def warm_up(self) -> None:
+        """Start the zygote, if it isn't there."""
+        if self._zygote is not None and self._zygote.poll() is None:
+            return
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        code = (
+            "import sys, json; a = json.loads(sys.argv[1]); sys.path[:] = a['path'];"
+            "from monarch_nb._host.zygote import main; main(a['fd'], a['path'])"
+        )
+        argument = json.dumps({"path": self._sys_path, "fd": theirs.fileno()})
+        environment = dict(os.environ)
+        # numpy's OpenBLAS starts a thread per core when it's imported, and threads don't survive a fork.
+        environment.setdefault("OPENBLAS_NUM_THREADS", "1")
+        self._zygote = subprocess.Popen(
+            [sys.executable, "-c", code, argument], pass_fds=[theirs.fileno()], env=environment
+        )
+        theirs.close()
+        self._link = ours
+        self._loop.watch_file(ours.fileno(), self._on_zygote)
+
+    @property
+    def zygote_pid(self) -> int | None:
+        """Pid of the zygote, if it's running."""
+        return self._zygote.pid if self._zygote is not None and self._zygote.poll() is None else None
+
+    def _on_zygote(self) -> None:
+        assert self._link is not None
+        try:
+            data = self._link.recv(65536)
+        except OSError:
+            data = b""
+        if data:
+            answer = json.loads(data)
+            self._started(self.ranks[answer["proc"]], answer["pid"])
+            return
+        self._loop.forget_file(self._link.fileno())
+        self._link.close()
+        self._link = None
+        assert self._zygote is not None
+        self._zygote.wait()
+        for rank in [r for r in self.ranks.values() if r.state == STARTING and not r.pid]:
+            self._ended(rank, None, "the zygote process died before it could fork this rank")
+
+    # --- starting
+
+    def start(self, ranks: list[dict[str, Any]], spec: dict[str, Any], method: str) -> None:
+        """Start ranks; `ranks` has what is each one's own, `spec` what they share."""
+        for own in ranks:
+            own["token"] = secrets.token_hex(4)
+            self.ranks[own["proc"]] = Rank(own["proc"], own["rank"], spec["group"], own["token"])
+        if method == "spawn":
+            for own in ranks:
+                self._spawn(own, spec)
+            return
+        self.warm_up()
+        for i in range(0, len(ranks), RANKS_PER_REQUEST):
+            self._ask_zygote(ranks[i : i + RANKS_PER_REQUEST], spec)
+
+    def _ask_zygote(self, ranks: list[dict[str, Any]], spec: dict[str, Any]) -> None:
+        assert self._link is not None
+        fds = [_in_memory(pickle.dumps(spec, 5))]
+        for own in ranks:
+            fds += self._make_pipes(self.ranks[own["proc"]])
+        socket.send_fds(self._link, [json.dumps({"ranks": ranks}).encode()], fds)
+        for fd in fds:
+            os.close(fd)
+
+    def _make_pipes(self, rank: Rank) -> list[int]:
+        ends = []
+        for stream in ("stdout", "stderr"):
+            reader = OutputReader(self._loop, rank.token, stream, lambda piece: self._take_piece(rank, piece))
+            rank.outputs.append(reader)
+            ends.append(reader.write_end)
+        return ends
+
+    def _take_piece(self, rank: Rank, piece: Any) -> None:
+        if piece.kind == "t":
+            rank.remember(piece.data)
+        self._on_piece(rank, piece)
+
+    def _spawn(self, own: dict[str, Any], spec: dict[str, Any]) -> None:
+        """Start a rank as a fresh interpreter: slow, but it shares nothing with the zygote."""
+        rank = self.ranks[own["proc"]]
+        out_fd, err_fd = self._make_pipes(rank)
+        spec_fd = _in_memory(pickle.dumps(spec | own, 5))
+        code = (
+            "import sys, json, os, pickle; a = json.loads(sys.argv[1]); sys.path[:] = a['path'];"
+            "from monarch_nb._rank.main import run_rank;"
+            "spec = pickle.loads(os.pread(a['fd'], os.fstat(a['fd']).st_size, 0)); os.close(a['fd']);"
+            "run_rank(spec, a['parent'])"
+        )
+        argument = json.dumps({"path": spec["sys_path"], "fd": spec_fd, "parent": os.getpid()})
+        process = subprocess.Popen(
+            [spec.get("python") or sys.executable, "-c", code, argument],
+            pass_fds=[spec_fd],
+            stdin=subprocess.DEVNULL,
+            stdout=out_fd,
+            stderr=err_fd,
+            env={**os.environ, **spec["env"], **own.get("env", {})},
+            start_new_session=True,
+        )
+        for fd in (spec_fd, out_fd, err_fd):
+            os.close(fd)
+        process.returncode = 0  # ours to wait for, by pidfd; Popen must not
+        self._started(rank, process.pid)
+
+    def _started(self, rank: Rank, pid: int) -> None:
+        rank.pid = pid
+        rank.pidfd = os.pidfd_open(pid)
+        self._loop.watch_file(rank.pidfd, lambda: self._reap(rank))
+        if rank.state == STOPPING:
+            self._signal(rank, signal.SIGKILL)
+
+    # --- ending
+
+    def _reap(self, rank: Rank) -> None:
+        self._loop.forget_file(rank.pidfd)
+        try:
+            status = os.waitid(os.P_PIDFD, rank.pidfd, os.WEXITED)
+        except ChildProcessError:
+            status = None
+        os.close(rank.pidfd)
+        rank.pidfd = -1
+        with suppress(OSError):
+            os.killpg(rank.pid, signal.SIGKILL)  # what it had started and not taken along
+        self._ended(rank, status)
+        reap_strangers({r.pid for r in self.ranks.values() if r.pidfd >= 0} | {self.zygote_pid or 0})
+
+    def _ended(self, rank: Rank, status: Any, reason: str = "") -> None:
+        for output in rank.outputs:
+            output.drain()
+            output.close()
+        rank.outputs.clear()
+        stopped = rank.state == STOPPING
+        rank.state = STOPPED if stopped else LOST
+        signaled = status is not None and status.si_code != os.CLD_EXITED
+        self._on_end(
+            {
+                "proc": rank.proc,
+                "rank": rank.rank,
+                "group": rank.group,
+                "host": self._hostname,
+                "pid": rank.pid,
+                "signal": status.si_status if signaled else None,
+                "exit_code": None if signaled or status is None else status.si_status,
+                "stopped": stopped,
+                "reason": reason,
+                "last_lines": b"".join(rank.tail).decode(errors="replace"),
+            }
+        )
+
+    def signal(self, procs: list[int], number: int) -> None:
+        """Send a signal to ranks (not to what they started)."""
+        for proc in procs:
+            rank = self.ranks.get(proc)
+            if rank is not None:
+                self._signal(rank, number)
+
+    @staticmethod
+    def _signal(rank: Rank, number: int) -> None:
+        if rank.pidfd >= 0:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(rank.pidfd, number)
+
+    def stop(self, procs: list[int], grace_s: float = STOP_GRACE_S) -> None:
+        """Ask ranks to leave, and kill after `grace_s` those that haven't."""
+        leaving = [r for p in procs if (r := self.ranks.get(p)) is not None and r.state in (STARTING, RUNNING)]
+        for rank in leaving:
+            rank.state = STOPPING
+            self._signal(rank, signal.SIGTERM if grace_s > 0 else signal.SIGKILL)
+        if grace_s > 0:
+            self._loop.call_later(grace_s, lambda: [self._signal(r, signal.SIGKILL) for r in leaving] and None)
+
+    @property
+    def num_alive(self) -> int:
+        """Ranks that haven't ended."""
+        return sum(r.state in (STARTING, RUNNING, STOPPING) for r in self.ranks.values())
+
+    def close(self) -> None:
+        """Kill what is left, zygote included, and wait for it."""
+        for rank in self.ranks.values():
+            if rank.pidfd >= 0:
+                self._signal(rank, signal.SIGKILL)
+                with suppress(OSError):
+                    os.killpg(rank.pid, signal.SIGKILL)
+        if self._zygote is not None:
+            self._zygote.kill()
+            self._zygote.wait()
+        _kill_children()
+
+
+def _become_subreaper() -> None:
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    set_process_name("mnb-host")
+
+
+def reap_strangers(known: set[int]) -> None:
+    """Reap orphans of ranks, which the kernel has made our children."""
+    while True:
+        try:
+            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if found is None or found.si_pid in known:
+            return
+        with suppress(ChildProcessError):
+            os.waitid(os.P_PID, found.si_pid, os.WEXITED | os.WNOHANG)
+
+
+def _kill_children() -> None:
+    """Kill every child of this process, adopted ones included, until there's none."""
+    limit = time.monotonic() + STOP_GRACE_S
+    while time.monotonic() < limit:
+        for pid in _children():
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED)
+        except ChildProcessError:
+            return
+
+
+def _children() -> list[int]:
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        return [int(p) for p in file.read().split()]
+
+
+def _in_memory(data: bytes) -> int:
+    fd = os.memfd_create("monarch_nb-spec", os.MFD_CLOEXEC)
+    with open(os.dup(fd), "wb") as file:
+        file.write(data)
+    return fd

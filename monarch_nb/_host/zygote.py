@@ -1,0 +1,156 @@
+"""A warm interpreter that forks ranks: torch is imported, CUDA is untouched, nothing has started a thread.
+
+It stays single-threaded and free of ZeroMQ contexts and event loops, or its forks would inherit locks that nobody will ever release.
+A rank is forked twice: the intermediate child ends at once, so the rank is adopted by the host process (a child
+subreaper), which then has its exit status at first hand.
+
+What training imports late is loaded while nobody asks for ranks: torch._dynamo, which the first DDP step pulls in, costs 1.2 s in each rank
+otherwise. A request that comes earlier is served at once, between two imports.
+
+Protocol, on a SOCK_SEQPACKET pair with the host process: one request is a JSON object {"ranks": [...]} with descriptors (spec, then stdout and
+stderr of each rank); each rank is answered by {"proc": ..., "pid": ...}. When the host process goes, the socket ends, and the zygote kills
+the process groups of its ranks and leaves.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import pickle
+import select
+import signal
+import socket
+import sys
+from contextlib import suppress
+from typing import Any
+
+PRELOAD_FIRST = ("zmq", "cloudpickle", "monarch_nb._rank.main", "torch")
+PRELOAD_IDLE = (
+    "torch.distributed",
+    "torch.nn.parallel",
+    "torch.optim",
+    "IPython.core.interactiveshell",
+    "torch.utils.data",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+)
+MAX_REQUEST_BYTES = 1 << 16
+RANKS_PER_REQUEST = 32
+
+_PR_SET_NAME = 15
+_PR_SET_PDEATHSIG = 1
+
+
+def set_process_name(name: str) -> None:
+    """Set the name that ps and top show."""
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent goes."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def main(link_fd: int, sys_path: list[str]) -> None:
+    """Serve the host process at the other end of `link_fd` until it goes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    set_process_name("mnb-zygote")
+    die_with_parent()
+    sys.path[:] = sys_path
+    link = socket.socket(fileno=link_fd)
+    for name in PRELOAD_FIRST:
+        _preload(name)
+    _Zygote(link).serve()
+
+
+def _preload(name: str) -> None:
+    # A missing or broken torch must not keep anybody from a mesh without it; ranks that import it say why.
+    with suppress(Exception):
+        importlib.import_module(name)
+
+
+class _Zygote:
+    def __init__(self, link: socket.socket) -> None:
+        self._link = link
+        self._later = list(PRELOAD_IDLE)
+        self._groups: set[int] = set()
+        self._parent = os.getppid()
+
+    def serve(self) -> None:
+        gc.disable()
+        gc.freeze()  # else the first collection in a fork copies every page
+        while True:
+            while self._later and not select.select([self._link], [], [], 0)[0]:
+                _preload(self._later.pop(0))
+                if not self._later:
+                    gc.freeze()
+            if not self._serve_one():
+                break
+        for group in self._groups:
+            with suppress(OSError):
+                os.killpg(group, signal.SIGKILL)
+        os._exit(0)
+
+    def _serve_one(self) -> bool:
+        try:
+            data, fds, _, _ = socket.recv_fds(self._link, MAX_REQUEST_BYTES, 1 + 2 * RANKS_PER_REQUEST)
+        except OSError:
+            return False
+        if not data:
+            return False
+        spec_fd, *outputs = fds
+        spec = pickle.loads(_read_all(spec_fd))
+        for i, own in enumerate(json.loads(data)["ranks"]):
+            pid = self._fork(spec | own, outputs[2 * i], outputs[2 * i + 1], fds)
+            self._groups.add(pid)
+            self._link.send(json.dumps({"proc": own["proc"], "pid": pid}).encode())
+        for fd in fds:
+            os.close(fd)
+        return True
+
+    def _fork(self, spec: dict[str, Any], out_fd: int, err_fd: int, fds: list[int]) -> int:
+        """Fork a grandchild that becomes the rank; return its pid."""
+        read_end, write_end = os.pipe()
+        child = os.fork()
+        if child == 0:
+            grandchild = os.fork()
+            if grandchild:
+                os.write(write_end, str(grandchild).encode())
+                os._exit(0)
+            self._become_rank(spec, out_fd, err_fd, [*fds, read_end, write_end])
+        os.close(write_end)
+        pid = int(os.read(read_end, 32))
+        os.close(read_end)
+        os.waitpid(child, 0)
+        return pid
+
+    def _become_rank(self, spec: dict[str, Any], out_fd: int, err_fd: int, fds: list[int]) -> None:
+        status = 1
+        try:
+            os.setsid()
+            self._link.close()
+            os.dup2(out_fd, 1)
+            os.dup2(err_fd, 2)
+            for fd in fds:
+                os.close(fd)
+            null = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(null, 0)
+            os.close(null)
+            gc.enable()
+            from monarch_nb._rank.main import run_rank
+
+            run_rank(spec, self._parent)
+            status = 0
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+
+
+def _read_all(fd: int) -> bytes:
+    return os.pread(fd, os.fstat(fd).st_size, 0)

@@ -1,0 +1,298 @@
+"""The office: one process' sockets, its routes to others, and where each arrived message goes."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import zmq
+
+from monarch_nb._post.pending import Body, Exit, OneReply, Pending
+from monarch_nb._post.reader import OfficeClosed, Reader
+from monarch_nb._wire import address, segment
+from monarch_nb._wire import message as wire
+from monarch_nb._wire.codec import Encoded
+from monarch_nb._wire.message import Message
+
+__all__ = ["Office", "OfficeClosed", "Receiver"]
+
+Receiver = tuple[int, int]
+"""A proc id and the slot (position in the sending slice) that it has in this message."""
+
+LINGER_MS = 2000
+RECONNECT_MS = 10
+_INLINE_PAYLOAD_BYTES = segment.MIN_BYTES
+_NOTHING = Encoded(b"")
+
+
+class Route:
+    """A PUSH socket to one process; the lock makes it one thread's at a time."""
+
+    __slots__ = ("lock", "socket")
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
+        self.lock = threading.Lock()
+        self.socket = context.socket(zmq.PUSH)
+        self.socket.setsockopt(zmq.SNDHWM, 0)
+        self.socket.setsockopt(zmq.LINGER, LINGER_MS)
+        self.socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        self.socket.connect(endpoint)
+
+    def send(self, frame: bytes) -> None:
+        """Send one message; never blocks, for the queue has no limit."""
+        with self.lock:
+            self.socket.send(frame)
+
+    def close(self, linger_ms: int) -> None:
+        """Close the socket, waiting at most `linger_ms` in the background for what is queued."""
+        with self.lock:
+            self.socket.close(linger_ms)
+
+
+class Office:
+    """Sends and receives for one process. All methods may be called from any thread, unless they say otherwise.
+
+    Args:
+        me: this process' proc id.
+        directory: where the processes of this machine have their sockets.
+    """
+
+    def __init__(self, me: int, directory: str) -> None:
+        self.me = me
+        self.host = address.host_of(me)
+        self.directory = directory
+        self.ends: dict[int, Exit] = {}
+        """Processes known to have ended, and how."""
+        self.on_call: Callable[[Message], Any] = _refuse
+        """Takes CALL messages, in the reading thread; returns a waiter to wake, or None."""
+        self.on_event: Callable[[str, dict[str, Any]], None] = lambda _name, _fields: None
+        self.on_output: Callable[[Message], None] = lambda _message: None
+        self.callback_lock = threading.Lock()
+        self.pool = segment.SegmentPool()
+        self._pending: dict[int, Pending] = {}
+        self._refs = itertools.count(1)
+        self._routes: dict[int, Route] = {}
+        self._route_lock = threading.Lock()
+        self._releases: deque[tuple[int, int]] = deque()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, 65535)
+        self._pull = self._context.socket(zmq.PULL)
+        self._pull.setsockopt(zmq.RCVHWM, 0)
+        self._pull.bind(address.endpoint(directory, me))
+        self.closed = False
+        self.reader = Reader(self._pull, self._dispatch)
+        self.reader.idle_work = self._idle_work
+
+    # --- sending
+
+    def route(self, dst: int) -> Route:
+        """Return the route to `dst`: straight on this machine, else by the host process."""
+        route = self._routes.get(dst)
+        if route is None:
+            near = dst if address.host_of(dst) == self.host else address.host_proc(self.host)
+            with self._route_lock:
+                if self.closed:
+                    raise OfficeClosed("the connection to the mesh has been closed")
+                route = self._routes.get(near)
+                if route is None:
+                    route = self._routes[near] = Route(self._context, address.endpoint(self.directory, near))
+                self._routes[dst] = route
+        return route
+
+    def send(self, dst: int, frame: bytes) -> None:
+        """Send a finished frame to `dst`."""
+        if self._releases:
+            self._flush_releases()
+        self.route(dst).send(frame)
+
+    def post(self, dst: int, kind: int, body: Encoded = _NOTHING, **fields: Any) -> None:
+        """Send one message with an encoded value."""
+        if body.buffers or len(body.payload) >= _INLINE_PAYLOAD_BYTES:
+            body, flags, table = self._outboard(body, [self._holder(dst)])
+            fields["flags"] = fields.get("flags", 0) | flags
+            fields["table"] = table
+        self.send(dst, wire.pack(kind, src=self.me, dst=dst, payload=body.payload, **fields))
+
+    def post_all(self, receivers: Sequence[Receiver], kind: int, body: Encoded = _NOTHING, **fields: Any) -> None:
+        """Send one message to all `receivers`: one frame each on this machine, one per other host."""
+        if self._releases:
+            self._flush_releases()
+        if body.buffers or len(body.payload) >= _INLINE_PAYLOAD_BYTES:
+            holders = {self._holder(proc) for proc, _ in receivers}
+            body, flags, table = self._outboard(body, holders)
+            fields["flags"] = fields.get("flags", 0) | flags
+            fields["table"] = table
+        frame = wire.pack(kind, src=self.me, dst=0, payload=body.payload, **fields)
+        far: dict[int, list[Receiver]] = {}
+        for proc, slot in receivers:
+            if proc >> 32 == self.host:
+                self.route(proc).send(wire.readdress(frame, slot, proc))
+            else:
+                far.setdefault(proc >> 32, []).append((proc, slot))
+        for host, theirs in far.items():
+            to = address.host_proc(host)
+            self.route(to).send(wire.pack_fanout(self.me, to, theirs, frame))
+
+    def _holder(self, dst: int) -> int:
+        """Return who on this machine will map a buffer that is sent to `dst`."""
+        return dst if address.host_of(dst) == self.host else address.host_proc(self.host)
+
+    def _outboard(self, body: Encoded, holders: Any) -> tuple[Encoded, int, bytes]:
+        buffers = list(body.buffers)
+        flags = 0
+        payload = body.payload
+        if len(payload) >= _INLINE_PAYLOAD_BYTES:
+            buffers.append(memoryview(payload))
+            payload, flags = b"", wire.BULK
+        return Encoded(payload), flags, self.pool.write(buffers, holders)
+
+    # --- waiting for answers
+
+    def expect(self, pending: Pending) -> int:
+        """Register `pending` and return the ref under which answers reach it."""
+        ref = pending.ref = next(self._refs)
+        self._pending[ref] = pending
+        return ref
+
+    def check_ends(self, pending: Pending) -> None:
+        """Fail `pending` for procs that are known to have ended. Call it after sending."""
+        for proc in pending.procs:
+            end = self.ends.get(proc)
+            if end is not None:
+                pending.lost(proc, end)
+
+    def forget(self, ref: int) -> None:
+        """Drop the pending registered under `ref`."""
+        self._pending.pop(ref, None)
+
+    @property
+    def num_pending(self) -> int:
+        """Calls, streams and channels that wait for an answer."""
+        return len(self._pending)
+
+    def request(self, host_process: int, op: str, fields: dict[str, Any]) -> OneReply:
+        """Ask a host process; the answer's body is a dict."""
+        reply = OneReply(self, (host_process,))
+        ref = self.expect(reply)
+        self.post(host_process, wire.CONTROL, Encoded(pickle.dumps(fields, 5)), ref=ref, name=op.encode())
+        self.check_ends(reply)
+        return reply
+
+    # --- receiving; runs in the reading thread
+
+    def _dispatch(self, frame: bytes) -> Any:
+        message = wire.unpack(frame)
+        kind = message.kind
+        if kind == wire.REPLY:
+            pending = self._pending.get(message.ref)
+            if pending is not None:
+                return pending.deliver(message.slot, Body(self, message))
+            if message.table:
+                Body(self, message)  # nobody waits any more: opened and dropped, so that the sender hears
+            return None
+        if kind == wire.CALL:
+            return self.on_call(message)
+        if kind == wire.COMBINED:
+            return self._take_combined(message)
+        if kind == wire.RELEASE:
+            self.pool.release(message.ref, message.src)
+        elif kind == wire.OUTPUT:
+            self.on_output(message)
+        elif kind == wire.EVENT:
+            self._take_event(message)
+        return None
+
+    def _take_combined(self, message: Message) -> Any:
+        pending = self._pending.get(message.ref)
+        if pending is None:
+            return None
+        awake = None
+        for flags, slots, payload in wire.unpack_combined(message):
+            for slot in slots:
+                awake = pending.deliver(slot, Body.plain(self, flags, message.src, payload)) or awake
+        return awake
+
+    def _take_event(self, message: Message) -> None:
+        name = message.name.decode()
+        fields = pickle.loads(message.payload)
+        if name == "exit":
+            for end in fields["ends"]:
+                self._take_end(end)
+        self.on_event(name, fields)
+
+    def _take_end(self, end: Exit) -> None:
+        proc = end["proc"]
+        self.ends[proc] = end
+        self.pool.forget(proc)
+        with self._route_lock:
+            route = self._routes.pop(proc, None)
+        if route is not None and address.host_of(proc) == self.host:
+            route.close(0)
+        for pending in list(self._pending.values()):
+            awake = pending.lost(proc, end)
+            if awake is not None:
+                self.reader.notify(awake)
+
+    # --- buffers that others own
+
+    def open_segment(self, owner: int, pid: int, fd: int, inode: int) -> segment.Mapping:
+        """Map a buffer of process `owner`, who is told when it has been dropped."""
+
+        def on_release() -> None:
+            self._releases.append((owner, inode))
+            self.reader.ring()
+
+        return segment.open_segment(pid, fd, inode, on_release)
+
+    def _flush_releases(self) -> None:
+        while True:
+            try:
+                owner, inode = self._releases.popleft()
+            except IndexError:
+                return
+            if owner not in self.ends and not self.closed:
+                self.route(owner).send(wire.pack(wire.RELEASE, src=self.me, dst=owner, ref=inode))
+
+    def _idle_work(self) -> float | None:
+        if self._releases:
+            self._flush_releases()
+        return self.pool.trim() if self.pool.free_bytes else None
+
+    # --- the end
+
+    def close(self, linger_ms: int = LINGER_MS) -> None:
+        """Close everything; who still waits gets an `OfficeClosed`."""
+        if self.closed:
+            return
+        self._flush_releases()
+        self._wake_all()
+        self.reader.close()
+        with self._route_lock:
+            self.closed = True
+            for route in set(self._routes.values()):
+                route.close(linger_ms)
+            self._routes.clear()
+        self._pull.close(0)
+        self._context.term()
+        self.pool.close()
+        try:
+            os.unlink(address.socket_path(self.directory, self.me))
+        except OSError:
+            return
+
+    def _wake_all(self) -> None:
+        """Make every waiting thread look up; the reader's `closing` flag then ends its wait."""
+        self.reader.begin_close()
+        self.route(self.me).send(wire.pack(wire.WAKE, src=self.me, dst=self.me))
+        for pending in list(self._pending.values()):
+            pending.complete()
+            self.reader.notify(pending)
+
+
+def _refuse(message: Message) -> None:
+    """A process without actors takes no calls."""

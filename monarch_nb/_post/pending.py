@@ -1,0 +1,273 @@
+"""What waits for an answer: one reply, all replies of a fan-out, a stream of them, or a channel.
+
+A pending is registered in its office under a `ref`; the thread that reads the socket calls `deliver` for each arrived answer and `lost`
+when a process it waits for has died. Values stay encoded until somebody asks for them, so no user code runs in the
+reading thread.
+
+First failure, all failures: the first error starts a short grace in which the other ranks may finish or fail too; then the pending is
+complete, with whatever has come.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb._wire import codec, segment
+from monarch_nb._wire.message import BULK, EMPTY, ENTRY, ERROR, Message
+
+if TYPE_CHECKING:
+    from monarch_nb._post.office import Office
+
+ERROR_GRACE_S = 0.1
+"""How long the others may go on after the first exception."""
+LOST_GRACE_S = 0.005
+"""How long the others may go on after a rank has died. It also lets in the dead rank's last words: its answers come straight from
+it, the news of its end through the host process."""
+
+Exit = Mapping[str, Any]
+"""How a process ended: proc, rank, host, pid, signal, exit_code, reason, last_lines."""
+
+
+class Body:
+    """An encoded value that has arrived; opened when it's read, released when dropped unread."""
+
+    __slots__ = ("_buffers", "_office", "flags", "payload", "src")
+
+    def __init__(self, office: Office, message: Message) -> None:
+        self._office = office
+        self.flags = message.flags
+        self.src = message.src
+        self.payload: memoryview | bytes = message.payload
+        self._buffers = self._open(message.table) if message.table else ()
+
+    @classmethod
+    def plain(cls, office: Office, flags: int, src: int, payload: bytes) -> Body:
+        """Return a body without buffers."""
+        body = cls.__new__(cls)
+        body._office, body.flags, body.src, body.payload, body._buffers = office, flags, src, payload, ()
+        return body
+
+    def _open(self, table: bytes) -> Sequence[memoryview]:
+        """Map the buffers at once: it costs 20 us, and the owner may be gone when the value is read."""
+        maps: dict[int, segment.Mapping] = {}
+        views = []
+        for _, fd, pid, inode, offset, size in ENTRY.iter_unpack(table):
+            if inode not in maps:
+                maps[inode] = self._office.open_segment(self.src, pid, fd, inode)
+            views.append(memoryview(maps[inode])[offset : offset + size])
+        return views
+
+    def value(self) -> Any:
+        """Return the value. Each call makes a new one, except that big buffers are shared."""
+        if self.flags & EMPTY:
+            return None
+        if self.flags & BULK:
+            return codec.decode(self._buffers[-1], self._buffers[:-1])
+        return codec.decode(self.payload, self._buffers)
+
+
+class Pending:
+    """Base of all that waits. State is changed by the reading thread only, or under the office's care."""
+
+    __slots__ = ("_callbacks", "due", "office", "park", "procs", "ready", "ref", "urgent")
+
+    def __init__(self, office: Office, procs: Sequence[int]) -> None:
+        self.office = office
+        self.ref = 0
+        self.procs = procs
+        self.ready = False
+        self.park: threading.Lock | None = None
+        self.urgent = True
+        self.due: float | None = None
+        self._callbacks: list[Callable[[], None]] | None = None
+
+    def deliver(self, slot: int, body: Body) -> Pending | None:
+        """Take an answer; return who has become ready by it."""
+        raise NotImplementedError
+
+    def lost(self, proc: int, end: Exit) -> Pending | None:
+        """Take note that `proc` has died; return who has become ready by it."""
+        raise NotImplementedError
+
+    def expire(self) -> None:
+        """Complete with what has come: the grace is over."""
+        self.complete()
+
+    def complete(self) -> None:
+        """Make ready, leave the office's table, run the callbacks. Does nothing the second time."""
+        with self.office.callback_lock:
+            if self.ready:
+                return
+            self.ready = True
+            callbacks, self._callbacks = self._callbacks, None
+        if self.ref:
+            self.office.forget(self.ref)
+        for callback in callbacks or ():
+            callback()
+
+    def when_ready(self, callback: Callable[[], None]) -> None:
+        """Run `callback` once ready: at once if it is, else in the thread that makes it so."""
+        with self.office.callback_lock:
+            if not self.ready:
+                if self._callbacks is None:
+                    self._callbacks = []
+                self._callbacks.append(callback)
+                if self.due is not None:
+                    self._arm()
+                self.office.reader.take_over()
+                return
+        callback()
+
+    def limit(self, grace_s: float) -> None:
+        """Wait for the others no longer than `grace_s` from now."""
+        due = time.monotonic() + grace_s
+        if self.due is None or due < self.due:
+            self.due = due
+            if self._callbacks:
+                self._arm()
+
+    def _arm(self) -> None:
+        if self.due is not None:
+            self.office.reader.call_at(self.due, self._on_timer)
+
+    def _on_timer(self) -> None:
+        if not self.ready and self.due is not None and time.monotonic() >= self.due:
+            self.complete()
+            self.office.reader.notify(self)
+
+
+class OneReply(Pending):
+    """Waits for a single answer."""
+
+    __slots__ = ("body", "end", "slot")
+
+    def __init__(self, office: Office, procs: Sequence[int]) -> None:
+        super().__init__(office, procs)
+        self.body: Body | None = None
+        self.end: Exit | None = None
+        self.slot = 0
+
+    def deliver(self, slot: int, body: Body) -> Pending | None:
+        self.slot = slot
+        self.body = body
+        self.complete()
+        return self
+
+    def lost(self, proc: int, end: Exit) -> Pending | None:
+        if proc not in self.procs or self.ready:
+            return None
+        self.end = end
+        self.limit(LOST_GRACE_S)
+        return self
+
+
+class Gather(Pending):
+    """Waits for one answer from each slot."""
+
+    __slots__ = ("bodies", "ends", "failed", "num_left")
+
+    def __init__(self, office: Office, procs: Sequence[int]) -> None:
+        super().__init__(office, procs)
+        self.bodies: list[Body | None] = [None] * len(procs)
+        self.ends: dict[int, Exit] = {}
+        self.failed: list[int] = []
+        """Slots that failed, first in time first."""
+        self.num_left = len(procs)
+
+    def deliver(self, slot: int, body: Body) -> Pending | None:
+        if self.bodies[slot] is not None:
+            return None
+        self.bodies[slot] = body
+        if self.ends.pop(slot, None) is not None:
+            self.failed.remove(slot)  # its last answer overtook the news of its end
+        self.num_left -= 1
+        if body.flags & ERROR:
+            self.failed.append(slot)
+            self.limit(ERROR_GRACE_S)
+        elif self.num_left:
+            return None
+        if not self.num_left:
+            self.complete()
+        return self
+
+    def lost(self, proc: int, end: Exit) -> Pending | None:
+        if proc not in self.procs or self.ready:
+            return None
+        for slot in [i for i, p in enumerate(self.procs) if p == proc and self.bodies[i] is None]:
+            if slot not in self.ends:
+                self.ends[slot] = end
+                self.failed.append(slot)
+                self.limit(LOST_GRACE_S)
+        return self if self.ends else None  # awake, it sets its alarm anew
+
+
+class Arrivals(Pending):
+    """A stream: the answers one by one, in the order in which they come."""
+
+    __slots__ = ("_next", "replies")
+
+    def __init__(self, office: Office, procs: Sequence[int]) -> None:
+        super().__init__(office, procs)
+        self.replies = [OneReply(office, procs) for _ in procs]
+        self._next = 0
+
+    def deliver(self, slot: int, body: Body) -> Pending | None:
+        return self._take().deliver(slot, body)
+
+    def lost(self, proc: int, end: Exit) -> Pending | None:
+        if proc not in self.procs or self.ready:
+            return None
+        answered = {r.slot for r in self.replies[: self._next] if r.body is not None}
+        slot = self.procs.index(proc)
+        if slot in answered:
+            return None
+        reply = self._take()
+        reply.slot = slot
+        return reply.lost(proc, end)
+
+    def _take(self) -> OneReply:
+        reply = self.replies[self._next]
+        self._next += 1
+        if self._next == len(self.replies):
+            self.complete()
+        return reply
+
+
+class Mailbox(Pending):
+    """The receiving end of a channel: any number of messages, in order."""
+
+    __slots__ = ("_queue", "_takers", "once")
+
+    def __init__(self, office: Office, once: bool) -> None:
+        super().__init__(office, ())
+        self.once = once
+        self._queue: deque[tuple[int, Body]] = deque()
+        self._takers: deque[OneReply] = deque()
+
+    def take(self) -> OneReply:
+        """Return a pending for the next message."""
+        reply = OneReply(self.office, ())
+        with self.office.callback_lock:
+            if self._queue:
+                reply.slot, reply.body = self._queue.popleft()
+                reply.ready = True
+            else:
+                self._takers.append(reply)
+        return reply
+
+    def deliver(self, slot: int, body: Body) -> Pending | None:
+        with self.office.callback_lock:
+            if not self._takers:
+                self._queue.append((slot, body))
+                return None
+            reply = self._takers.popleft()
+        if self.once:
+            self.complete()
+        return reply.deliver(slot, body)
+
+    def lost(self, proc: int, end: Exit) -> Pending | None:
+        return None

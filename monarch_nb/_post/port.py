@@ -1,0 +1,57 @@
+"""Ports: where a value can be sent to, as a handle that travels in messages."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+from monarch_nb._post import here
+from monarch_nb._post.failure import describe, encode_failure
+from monarch_nb._wire import codec
+from monarch_nb._wire import message as wire
+
+T = TypeVar("T")
+
+
+class Port(Generic[T]):
+    """The sending end of a channel, or of one call's answer.
+
+    Example:
+        >>> port, receiver = Channel.open()     # doctest: +SKIP
+        >>> port.send(3); receiver.recv().get()  # doctest: +SKIP
+        3
+    """
+
+    __slots__ = ("_proc", "_ref", "_slot")
+
+    def __init__(self, proc: int, ref: int, slot: int = 0) -> None:
+        self._proc = proc
+        self._ref = ref
+        self._slot = slot
+
+    def send(self, value: T) -> None:
+        """Send `value` to the receiving end.
+
+        Raises:
+            CannotPickle: if the value can't be sent.
+        """
+        self._post(codec.encode(value, "value") if value is not None else None, 0)
+
+    def exception(self, error: BaseException) -> None:
+        """Send an exception: it's raised where the value is awaited."""
+        self._post(encode_failure(describe(error, **here.whereabouts())), wire.ERROR)
+
+    def _post(self, body: Any, flags: int) -> None:
+        office = here.office()
+        if body is None:
+            body, flags = codec.Encoded(b""), flags | wire.EMPTY
+        office.post(self._proc, wire.REPLY, body, flags=flags, slot=self._slot, ref=self._ref)
+
+    def with_slot(self, slot: int) -> Port[T]:
+        """Return the same port as another sender: its values are told apart by `slot`."""
+        return Port(self._proc, self._ref, slot)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Port, (self._proc, self._ref, self._slot)
+
+    def __repr__(self) -> str:
+        return f"Port({self._proc:#x}, {self._ref})"

@@ -1,0 +1,393 @@
+"""Who reads the socket: the thread that waits for the answer reads it itself (leader and followers).
+
+A hand-over between two Python threads costs 10 to 40 us, a third of a round trip. So there is no receiving thread that everybody
+waits for. A thread that has to wait becomes the *leader* if nobody leads: it blocks in `recv`, hands each message to whom it
+concerns, and leaves when its own has come. Others are *followers*: parked until the leader has something for
+them, or leaves and appoints one of them.
+
+Two kinds of waiter differ in what happens when the leader leaves:
+
+    urgent   waits for an answer (a `Future.get()`): is appointed leader at once
+    patient  an idle actor that waits for work: is left parked. If work for it arrives, the lead moves to it together
+             with the message, so that an actor that is called often reads its own mail and runs it with no hand-over
+
+Between two reads nobody leads; that is the normal state while an endpoint runs for some microseconds. A *keeper* thread looks every
+`TICK_S` during activity and takes the lead when nobody has had it for a whole tick; so a rank whose endpoint runs for
+an hour answers pings after two ticks. Once things have been quiet for `QUIET_TICKS`, the keeper blocks in poll: idle processes
+do not wake up at all.
+
+Thread contract: the PULL socket is touched only by the current leader (`_leader`, guarded by `_mutex`, which is also the memory fence that
+ZeroMQ asks for when a socket changes threads). `_mutex` is never held while user code or a blocking call runs.
+
+Interrupts: the main thread may get a KeyboardInterrupt between any two bytecodes. `deque.extend(map(recv, ...))` moves a message from
+ZeroMQ to `_arrived` without one in between; a dispatch that was cut short is repeated, and dispatching is
+idempotent for all that clients receive.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import zmq
+
+TICK_S = 0.002
+QUIET_TICKS = 20
+_BATCH = 64
+_ONE = (0,)
+_NOW = (zmq.NOBLOCK,)
+
+
+class OfficeClosed(RuntimeError):
+    """The process' connection to its mesh was closed while somebody waited."""
+
+
+class Waiter(Protocol):
+    """What a thread can wait for."""
+
+    park: threading.Lock | None
+    """Held by the waiter while it is parked; released to wake it."""
+    urgent: bool
+
+    @property
+    def ready(self) -> bool:
+        """Whether there's no more need to wait."""
+        ...
+
+    @property
+    def due(self) -> float | None:
+        """Monotonic time at which `expire` wants to be called, if any."""
+        ...
+
+    def expire(self) -> None:
+        """Take note that `due` has passed."""
+        ...
+
+
+class Reader:
+    """Leader and followers around one PULL socket. See the module's text for the thread contract."""
+
+    def __init__(self, pull: zmq.Socket[bytes], dispatch: Callable[[bytes], Waiter | None]) -> None:
+        self._pull = pull
+        self._recv = pull.recv
+        self._dispatch = dispatch
+        self._arrived: deque[bytes] = deque()
+        self._mutex = threading.Lock()
+        self._leader: object | None = None
+        self._followers: list[Waiter] = []
+        self._heir: Waiter | None = None
+        self._turns = 0
+        self._reading = False
+        self._timeout_ms = -1
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._timer_count = 0
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._keeper_asleep = False
+        self._closing = False
+        self.idle_work: Callable[[], float | None] = lambda: None
+        """Called by the keeper between its waits; returns the seconds until it wants to be called again."""
+        self._keeper = threading.Thread(target=self._keep, name="monarch_nb-keeper", daemon=True)
+        self._keeper.start()
+
+    # --- waiting
+
+    def wait(self, waiter: Waiter, deadline: float | None = None) -> bool:
+        """Block the calling thread until `waiter.ready`; False if `deadline` (monotonic) passed first.
+
+        Raises:
+            OfficeClosed: if the office closes meanwhile.
+        """
+        while not waiter.ready:
+            if self._closing:
+                raise OfficeClosed("the connection to the mesh has been closed")
+            going_on = self._take_lead(waiter, deadline) if self._enter(waiter) else self._follow(waiter, deadline)
+            if not going_on:
+                break
+        if self._leader is waiter:
+            self._step_down()  # appointed in the very moment it became ready
+        return waiter.ready
+
+    def _take_lead(self, waiter: Waiter, deadline: float | None) -> bool:
+        moved = False
+        try:
+            in_time, moved = self._lead(waiter, deadline)
+        finally:
+            self._step_down(waiter if moved else None)
+        return self._follow(waiter, deadline) if moved else in_time
+
+    def _enter(self, waiter: Waiter) -> bool:
+        """Become leader (True) or get in line (False)."""
+        with self._mutex:
+            leader = self._leader
+            if leader is None and not self._closing:
+                self._leader = waiter
+                return True
+            if leader is waiter:
+                return True
+            if waiter.ready:
+                waiter.park = None
+                return False
+            waiter.park = threading.Lock()
+            waiter.park.acquire()
+            self._followers.append(waiter)
+            if leader is not self._keeper:
+                return False
+            if self._heir is None:
+                self._heir = waiter
+        self.ring()
+        return False
+
+    def _follow(self, waiter: Waiter, deadline: float | None) -> bool:
+        """Stay parked until woken; False if the deadline passed."""
+        park = waiter.park
+        if park is None:
+            return True
+        due = waiter.due
+        limit = min((t for t in (deadline, due) if t is not None), default=None)
+        try:
+            woken = park.acquire(timeout=-1 if limit is None else max(0.0, limit - time.monotonic()))
+        except BaseException:
+            self._quit_line(waiter)
+            raise
+        if woken:
+            return True
+        if self._quit_line(waiter):
+            return True  # was appointed in the same moment
+        return self._expired(waiter, deadline)
+
+    def _quit_line(self, waiter: Waiter) -> bool:
+        """Leave the line of followers; True if `waiter` is the leader by now."""
+        with self._mutex:
+            if waiter in self._followers:
+                self._followers.remove(waiter)
+            if self._heir is waiter:
+                self._heir = None
+            return self._leader is waiter
+
+    @staticmethod
+    def _expired(waiter: Waiter, deadline: float | None) -> bool:
+        """Let the waiter know of a passed due time; False if the deadline itself has passed."""
+        now = time.monotonic()
+        due = waiter.due
+        if due is not None and now >= due:
+            waiter.expire()
+        return deadline is None or now < deadline
+
+    # --- leading
+
+    def _lead(self, waiter: Waiter, deadline: float | None) -> tuple[bool, bool]:
+        """Read until `waiter` is ready; return (whether in time, whether the lead has moved on)."""
+        arrived, receive = self._arrived, self._recv
+        while not waiter.ready:
+            if not arrived:
+                self._set_timeout(waiter.due, deadline)
+                self._reading = True
+                try:
+                    arrived.extend(map(receive, _ONE))
+                except zmq.Again:
+                    if not self._expired(waiter, deadline):
+                        return False, False
+                    continue
+                finally:
+                    self._reading = False
+            if self._deliver(arrived, waiter):
+                return True, True
+            if self._closing:
+                break
+        return True, False
+
+    def _deliver(self, arrived: deque[bytes], waiter: Waiter) -> bool:
+        """Dispatch the oldest message; True if the lead has gone to the one it was for."""
+        self._turns += 1
+        target = self._dispatch(arrived[0])
+        arrived.popleft()
+        if target is None or target is waiter:
+            return False
+        return self._wake(target) and not target.urgent and not waiter.urgent
+
+    def _set_timeout(self, due: float | None, deadline: float | None) -> None:
+        limit = due if deadline is None else deadline if due is None else min(due, deadline)
+        ms = -1 if limit is None else max(0, int((limit - time.monotonic()) * 1000) + 1)
+        if ms != self._timeout_ms:
+            self._pull.setsockopt(zmq.RCVTIMEO, ms)
+            self._timeout_ms = ms
+
+    def _step_down(self, park: Waiter | None = None) -> None:
+        """Leave the lead; `park` is put in line in the same breath, so that it doesn't take the lead back."""
+        with self._mutex:
+            self._leader = None
+            if park is not None and not park.ready:
+                park.park = threading.Lock()
+                park.park.acquire()
+                self._followers.append(park)
+            elif park is not None:
+                park.park = None
+            self._appoint_urgent()
+            asleep = self._keeper_asleep
+        if asleep:
+            self.ring()
+
+    def _appoint_urgent(self) -> None:
+        """With the mutex held and no leader: appoint the first urgent follower."""
+        for follower in self._followers:
+            if follower.urgent:
+                self._appoint(follower)
+                return
+
+    def _appoint(self, follower: Waiter) -> None:
+        self._followers.remove(follower)
+        self._leader = follower
+        if follower.park is not None:
+            follower.park.release()
+
+    def _wake(self, target: Waiter) -> bool:
+        """Wake `target` if it is parked."""
+        with self._mutex:
+            if target not in self._followers:
+                return False
+            self._followers.remove(target)
+            if self._heir is target:
+                self._heir = None
+            if target.park is not None:
+                target.park.release()
+            return True
+
+    def notify(self, target: Waiter) -> None:
+        """Wake `target`, made ready by another thread than the leader's. A leader must be woken by a message."""
+        self._wake(target)
+
+    # --- the keeper
+
+    def ring(self) -> None:
+        """Make the keeper look around. Safe from any thread, signal handler or finalizer."""
+        try:
+            os.eventfd_write(self._bell, 1)
+        except (BlockingIOError, OSError):
+            return  # rung already, or closed
+
+    def take_over(self) -> None:
+        """Ask the keeper to read if nobody does: something is expected that no thread waits for."""
+        if self._leader is None:
+            self.ring()
+
+    def call_at(self, when: float, function: Callable[[], None]) -> None:
+        """Have the keeper call `function` at monotonic time `when`."""
+        with self._mutex:
+            self._timer_count += 1
+            heapq.heappush(self._timers, (when, self._timer_count, function))
+        self.ring()
+
+    def _keep(self) -> None:
+        poller = select.poll()
+        poller.register(self._bell, select.POLLIN)
+        quiet = 0
+        seen = -1
+        while not self._closing:
+            due_s = self._run_idle_work()
+            if self._take_lead_if_free(seen):
+                self._keep_reading()
+                seen, quiet = self._turns, 0
+                continue
+            quiet = quiet + 1 if self._reading and seen == self._turns else 0
+            seen = self._turns
+            if quiet < QUIET_TICKS:
+                self._sleep(poller, TICK_S, asleep=False)
+            else:
+                self._sleep(poller, due_s, asleep=True)
+                quiet = 0
+
+    def _take_lead_if_free(self, seen: int) -> bool:
+        with self._mutex:
+            if self._leader is not None or (seen != self._turns and seen != -1) or self._closing:
+                return False
+            self._leader = self._keeper
+            return True
+
+    def _sleep(self, poller: select.poll, timeout_s: float | None, *, asleep: bool) -> None:
+        with self._mutex:
+            if asleep and (self._leader is None or not self._reading):
+                return  # the leader left between our look and now
+            self._keeper_asleep = asleep
+        if poller.poll(None if timeout_s is None else max(1, int(timeout_s * 1000))):
+            self._answer_bell()
+        self._keeper_asleep = False
+
+    def _answer_bell(self) -> None:
+        try:
+            os.eventfd_read(self._bell)
+        except BlockingIOError:
+            return
+
+    def _keep_reading(self) -> None:
+        """Lead until somebody wants to, or the office closes."""
+        items: list[tuple[Any, int]] = [(self._pull, zmq.POLLIN), (self._bell, zmq.POLLIN)]
+        while not self._closing:
+            due_s = self._run_idle_work()
+            if self._bequeath():
+                return
+            wait_ms = -1 if due_s is None else max(1, int(due_s * 1000))
+            if self._arrived:
+                wait_ms = 0
+            ready = {s for s, _ in zmq.zmq_poll(items, wait_ms)}
+            if self._bell in ready:
+                self._answer_bell()
+            self._read_batch()
+        with self._mutex:
+            self._leader = None
+
+    def _read_batch(self) -> None:
+        arrived, receive = self._arrived, self._recv
+        for _ in range(_BATCH):
+            if not arrived:
+                try:
+                    arrived.extend(map(receive, _NOW))
+                except zmq.Again:
+                    return
+            target = self._dispatch(arrived[0])
+            arrived.popleft()
+            if target is not None:
+                self._wake(target)
+
+    def _bequeath(self) -> bool:
+        """Give the lead to the one who asked for it, if still there."""
+        with self._mutex:
+            heir, self._heir = self._heir, None
+            if heir is not None and heir in self._followers:
+                self._appoint(heir)
+                return True
+            self._leader = None
+            self._appoint_urgent()
+            if self._leader is not None:
+                return True
+            self._leader = self._keeper
+            return False
+
+    def _run_idle_work(self) -> float | None:
+        """Run due timers and idle work; return the seconds until the next is due."""
+        while True:
+            with self._mutex:
+                if not self._timers or self._timers[0][0] > time.monotonic():
+                    next_s = self._timers[0][0] - time.monotonic() if self._timers else None
+                    break
+                _, _, function = heapq.heappop(self._timers)
+            function()
+        other_s = self.idle_work()
+        return min((s for s in (next_s, other_s) if s is not None), default=None)
+
+    def begin_close(self) -> None:
+        """Let nobody wait any more. Who waits already must be woken by the caller."""
+        self._closing = True
+
+    def close(self) -> None:
+        """Stop the keeper; the socket is the caller's to close afterwards."""
+        self._closing = True
+        self.ring()
+        if threading.current_thread() is not self._keeper:
+            self._keeper.join()
+            os.close(self._bell)

@@ -1,0 +1,11 @@
+"""The rank: the process in which user code runs.
+
+Three kinds of thread: the main thread runs cells and functions (`worker`), each actor has its own (`actors`), and a keeper (in
+`_post.reader`) makes sure that somebody reads the mail while those are busy, so a rank always answers.
+
+    main      from the fork to the end: environment, devices, signals, the main loop
+    actors    actors, their threads and mailboxes
+    worker    what runs on the main thread: cells, functions, push and pull
+    shell     the IPython shell that cells run in
+    streams   stdout and stderr, marked with the cell they belong to
+"""

@@ -1,0 +1,274 @@
+"""Actors of this rank: each has its own thread and handles one message at a time, in the order of each sender.
+
+An actor without async endpoints waits for mail as a patient waiter of the reader, so that its thread usually reads the socket
+itself and runs the endpoint with no hand-over. An actor with async endpoints runs an event loop on its thread, always, so what
+it starts in the background goes on between messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb._post import here
+from monarch_nb._post.context import CallContext, call_context
+from monarch_nb._post.failure import describe, encode_failure
+from monarch_nb._post.pending import Body
+from monarch_nb._post.port import Port
+from monarch_nb._rank.inbox import Inbox
+from monarch_nb._wire import codec
+from monarch_nb._wire import message as wire
+from monarch_nb._wire.message import Message
+
+if TYPE_CHECKING:
+    from monarch_nb._rank.main import Rank
+
+
+class Method:
+    """One endpoint of an actor instance, looked up once."""
+
+    __slots__ = ("function", "is_async", "is_concurrent", "wants_port")
+
+    def __init__(self, instance: Any, name: str) -> None:
+        options = getattr(inspect.getattr_static(type(instance), name, None), "options", None)
+        self.function: Callable[..., Any] = getattr(instance, name)
+        self.is_async = inspect.iscoroutinefunction(self.function)
+        self.wants_port = bool(options and options.explicit_response_port)
+        self.is_concurrent = bool(options and options.concurrent)
+
+
+class ActorRunner:
+    """One actor: instance, inbox and thread. Only that thread touches the instance."""
+
+    def __init__(self, rank: Rank, spawn: Message) -> None:
+        self.rank = rank
+        self.actor_id = spawn.target
+        self.creator: tuple[int, int] = (spawn.src, 0)
+        self.name = ""
+        self.inbox = Inbox()
+        self.instance: Any = None
+        self.failure: dict[str, Any] | None = None
+        self.mesh: Any = None
+        self.busy_with = ""
+        self._spawn: Message | None = spawn
+        self._methods: dict[bytes, Method] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ended_with: BaseException | None = None
+        # A message may be in the reading thread's hands: keep the body, which holds its buffers.
+        self._body = Body(rank.office, spawn)
+        self.thread = threading.Thread(target=self._run, name=f"actor-{self.actor_id:x}", daemon=True)
+        self.thread.start()
+
+    # --- life
+
+    def _run(self) -> None:
+        spawn, self._spawn = self._spawn, None
+        assert spawn is not None
+        context = CallContext(spawn.origin, spawn.slot, spawn.context, self, spawn.src)
+        call_context.set(context)
+        try:
+            recipe = self._body.value()
+        except BaseException as error:
+            self._fail(error, spawn, "__init__")
+            self._serve()
+            return
+        del self._body
+        self.name = recipe["name"]
+        self.creator = recipe["creator"]
+        self.mesh = recipe["mesh"]
+        self.thread.name = f"actor-{self.name}"
+        if _has_async(recipe["class"]):
+            asyncio.run(self._live_async(recipe, spawn))
+        else:
+            self._construct(recipe, spawn)
+            self._serve()
+        self._clean_up()
+
+    def _construct(self, recipe: dict[str, Any], spawn: Message) -> None:
+        try:
+            self.instance = recipe["class"].__new__(recipe["class"])
+            self.instance.__init__(*recipe["args"], **recipe["kwargs"])
+        except BaseException as error:
+            self._fail(error, spawn, "__init__")
+            return
+        if spawn.ref:
+            self._answer(spawn, None)
+
+    def _serve(self) -> None:
+        office = self.rank.office
+        while (message := self.inbox.take(office)) is not None:
+            self._handle(message)
+
+    async def _live_async(self, recipe: dict[str, Any], spawn: Message) -> None:
+        loop = asyncio.get_running_loop()
+        mail = asyncio.Event()
+        self.inbox.hook = lambda: _call_soon(loop, mail.set)
+        self._construct(recipe, spawn)
+        while True:
+            message = self.inbox.take_now()
+            if message is None:
+                if self.inbox.closed:
+                    break
+                mail.clear()
+                if not self.inbox.ready:
+                    await mail.wait()
+                continue
+            await self._handle_async(message)
+        for task in self._tasks:
+            task.cancel()
+
+    def _clean_up(self) -> None:
+        hook = getattr(self.instance, "__cleanup__", None)
+        if hook is None:
+            return
+        try:
+            result = hook(self._ended_with)
+            if inspect.isawaitable(result):
+                asyncio.run(_finish(result))
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+
+    def stop(self, reason: BaseException | None = None) -> None:
+        """Let the actor end after the message that it's handling."""
+        self._ended_with = reason
+        self.inbox.close(self.rank.office)
+
+    # --- messages
+
+    def _method(self, name: bytes) -> Method:
+        method = self._methods.get(name)
+        if method is None:
+            method = self._methods[name] = Method(self.instance, name.decode())
+        return method
+
+    def _handle(self, message: Message) -> None:
+        call_context.set(CallContext(message.origin, message.slot, message.context, self, message.src))
+        if self.failure is not None:
+            self._refuse(message)
+            return
+        try:
+            method = self._method(message.name)
+            args, kwargs = self._arguments(message, method)
+            if method.is_async:
+                raise TypeError(f"async endpoint {message.name.decode()!r} of an actor that has no event loop")
+            result = method.function(*args, **kwargs)
+        except BaseException as error:
+            self._raised(error, message)
+            return
+        del args, kwargs  # so that their buffers are released with the answer
+        if message.ref and not method.wants_port:
+            self._answer(message, result)
+
+    async def _handle_async(self, message: Message) -> None:
+        if self.failure is not None:
+            self._refuse(message)
+            return
+        try:
+            method = self._method(message.name)
+        except BaseException as error:
+            self._raised(error, message)
+            return
+        if method.is_concurrent:
+            task = asyncio.get_running_loop().create_task(self._await(message, method))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        elif method.is_async:
+            await self._await(message, method)
+        else:
+            self._handle(message)
+
+    async def _await(self, message: Message, method: Method) -> None:
+        call_context.set(CallContext(message.origin, message.slot, message.context, self, message.src))
+        try:
+            args, kwargs = self._arguments(message, method)
+            result = method.function(*args, **kwargs)
+            if inspect.isawaitable(result):
+                result = await result
+        except BaseException as error:
+            self._raised(error, message)
+            return
+        del args, kwargs
+        if message.ref and not method.wants_port:
+            self._answer(message, result)
+
+    def _arguments(self, message: Message, method: Method) -> tuple[Any, dict[str, Any]]:
+        args: Any = ()
+        kwargs: dict[str, Any] = {}
+        if not message.flags & wire.EMPTY:
+            args, kwargs = Body(self.rank.office, message).value()
+        if method.wants_port:
+            args = (Port(message.src, message.ref, message.slot), *args)
+        return args, kwargs
+
+    def _answer(self, message: Message, result: object) -> None:
+        office = self.rank.office
+        if result is None:
+            frame = wire.pack(
+                wire.REPLY, src=office.me, dst=message.src, flags=wire.EMPTY, slot=message.slot, ref=message.ref
+            )
+            office.send(message.src, frame)
+            return
+        try:
+            body = codec.encode(result, "return value")
+        except codec.CannotPickle as error:
+            self._raised(error, message)
+            return
+        office.post(message.src, wire.REPLY, body, slot=message.slot, ref=message.ref)
+
+    # --- failure
+
+    def _where(self, endpoint: str) -> dict[str, Any]:
+        return {**here.whereabouts(), "actor": self.name, "endpoint": endpoint}
+
+    def _raised(self, error: BaseException, message: Message) -> None:
+        """An endpoint has raised: tell the caller, or, if nobody waits, the owner."""
+        endpoint = message.name.decode()
+        fatal = not isinstance(error, Exception) or not message.ref
+        if message.ref:
+            self._reply_failure(message, describe(error, **self._where(endpoint)))
+        if fatal:
+            self._fail(error, None, endpoint)
+
+    def _reply_failure(self, message: Message, failure: dict[str, Any]) -> None:
+        body = encode_failure(failure)
+        self.rank.office.post(
+            message.src, wire.REPLY, body, flags=wire.ERROR, slot=message.slot, ref=message.ref
+        )
+
+    def _fail(self, error: BaseException, spawn: Message | None, endpoint: str) -> None:
+        """The actor has failed: it takes no more work, and its owner hears."""
+        self.failure = describe(error, **self._where(endpoint))
+        self._ended_with = error
+        if spawn is not None and spawn.ref:
+            self._reply_failure(spawn, self.failure)
+        self.rank.report_failure(self.creator, self.actor_id, self.failure)
+
+    def _refuse(self, message: Message) -> None:
+        assert self.failure is not None
+        if message.ref:
+            self._reply_failure(message, {**self.failure, "dead": True})
+
+
+def _has_async(cls: type) -> bool:
+    """Say whether any method of `cls` is a coroutine function: such an actor gets an event loop."""
+    for name in dir(cls):
+        member = inspect.getattr_static(cls, name, None)
+        function = getattr(member, "method", member)
+        if name not in ("__supervise__", "__cleanup__") and inspect.iscoroutinefunction(function):
+            return True
+    return False
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(function)
+
+
+async def _finish(result: Any) -> None:
+    coroutine: Coroutine[Any, Any, Any] = result
+    await coroutine

@@ -1,0 +1,69 @@
+"""The mail of one thread: an actor's, or the main thread's."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from monarch_nb._post.office import Office
+from monarch_nb._wire.message import Message
+
+
+class Inbox:
+    """Messages for one thread, oldest first; a patient waiter of the reader (see `_post.reader`).
+
+    `put` is called by the reading thread, `take` by the owner.
+    """
+
+    __slots__ = ("_queue", "closed", "due", "hook", "park", "urgent")
+
+    def __init__(self) -> None:
+        self._queue: deque[Message] = deque()
+        self.closed = False
+        self.park: threading.Lock | None = None
+        self.urgent = False
+        self.due: float | None = None
+        self.hook: Callable[[], None] | None = None
+        """Called after each `put` instead of waking a thread: for owners that run an event loop."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether there's mail, or never will be."""
+        return bool(self._queue) or self.closed
+
+    def expire(self) -> None:
+        """Never due."""
+
+    def put(self, message: Message) -> Any:
+        """Add a message; return the waiter to wake."""
+        self._queue.append(message)
+        if self.hook is not None:
+            self.hook()
+            return None
+        return self
+
+    def take(self, office: Office) -> Message | None:
+        """Wait for the next message; None once closed."""
+        queue = self._queue
+        while not queue:
+            if self.closed:
+                return None
+            office.reader.wait(self)
+        return queue.popleft()
+
+    def take_now(self) -> Message | None:
+        """Return the next message if there is one."""
+        return self._queue.popleft() if self._queue else None
+
+    def close(self, office: Office) -> None:
+        """Let the owner's `take` return None after what is there."""
+        self.closed = True
+        if self.hook is not None:
+            self.hook()
+        else:
+            office.reader.notify(self)
+
+    def __len__(self) -> int:
+        return len(self._queue)

@@ -1,0 +1,128 @@
+"""stdout and stderr of a rank: text goes to the pipe on descriptor 1, marked with its cell.
+
+Both Python streams use one pipe, so their order is kept. What C code or a subprocess writes to descriptors 1 and 2 belongs to
+the cell that runs. Lines leave at once, so a crash finds them written.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import threading
+from typing import Any
+
+from monarch_nb._post.context import call_context
+from monarch_nb._wire import marks
+
+_MAX_HELD = 1 << 14
+
+
+class OutputPipe:
+    """The pipe to the host process; the lock makes marks and text one."""
+
+    def __init__(self, token: str) -> None:
+        self.lock = threading.RLock()
+        self._token = token
+        self._cell = 0
+
+    def begin(self, origin: int) -> None:
+        """From now on, unmarked output belongs to cell `origin`."""
+        with self.lock:
+            self._cell = origin
+            _write_all(1, marks.mark(self._token, marks.TEXT, origin, "stdout"))
+            _write_all(2, marks.mark(self._token, marks.TEXT, origin, "stderr"))
+
+    def end(self, origin: int) -> None:
+        """Say that cell `origin` has ended here."""
+        with self.lock:
+            _write_all(1, marks.mark(self._token, marks.END, origin))
+
+    def write(self, origin: int, stream: str, text: str) -> None:
+        """Write text of one cell and stream."""
+        data = text.encode("utf-8", "replace")
+        with self.lock:
+            if origin != self._cell or stream != "stdout":
+                before = marks.mark(self._token, marks.TEXT, origin, stream)
+                data = before + data + marks.mark(self._token, marks.TEXT, self._cell, "stdout")
+            _write_all(1, data)
+
+    def display(self, origin: int, content: dict[str, Any]) -> None:
+        """Put a rich display between the lines."""
+        with self.lock:
+            _write_all(1, marks.display_mark(self._token, origin, content))
+
+
+class RankStream(io.TextIOBase):
+    """sys.stdout or sys.stderr of a rank. Any thread may write."""
+
+    def __init__(self, pipe: OutputPipe, name: str, fd: int) -> None:
+        self._pipe = pipe
+        self._stream = name
+        self._fd = fd
+        self._held: list[str] = []
+        self._held_size = 0
+        self._held_origin = 0
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """Always UTF-8."""
+        return "utf-8"
+
+    @property
+    def errors(self) -> str:  # type: ignore[override]
+        """What can't be encoded is replaced."""
+        return "replace"
+
+    @property
+    def name(self) -> str:
+        """As the interpreter's own streams are called."""
+        return f"<{self._stream}>"
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def isatty(self) -> bool:
+        return False
+
+    def write(self, text: str) -> int:
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        origin = call_context.get().origin
+        with self._pipe.lock:
+            if self._held and origin != self._held_origin:
+                self._send()
+            self._held_origin = origin
+            self._held.append(text)
+            self._held_size += len(text)
+            if "\n" in text or "\r" in text or self._held_size > _MAX_HELD:
+                self._send()
+        return len(text)
+
+    def flush(self) -> None:
+        with self._pipe.lock:
+            self._send()
+
+    def _send(self) -> None:
+        if self._held:
+            text = "".join(self._held)
+            self._held.clear()
+            self._held_size = 0
+            self._pipe.write(self._held_origin, self._stream, text)
+
+
+def install(token: str) -> OutputPipe:
+    """Replace sys.stdout and sys.stderr; return the pipe."""
+    pipe = OutputPipe(token)
+    sys.stdout = sys.__stdout__ = RankStream(pipe, "stdout", 1)  # type: ignore[assignment,misc]
+    sys.stderr = sys.__stderr__ = RankStream(pipe, "stderr", 2)  # type: ignore[assignment,misc]
+    return pipe
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

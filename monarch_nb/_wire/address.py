@@ -1,0 +1,87 @@
+"""Who is who: one 64-bit number names a process of a mesh, and says how to reach it.
+
+The upper half is the index of the host, the lower half the process on that host; 0 is the host process itself, so proc
+0 is the home host process. A process binds `DIRECTORY/p<lower half>` of its machine, hence a handle that carries the number needs no
+address book. Ids of ranks are given out by the home; a client draws its own (the top bit of the lower half set), which spares
+it a round trip.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+import tempfile
+
+HOME = 0
+"""Proc id of the home host process."""
+
+_CLIENT_BIT = 1 << 31
+_LOCAL_MASK = (1 << 32) - 1
+
+#: The kernel's limit for the path of a unix socket, less the terminating zero.
+MAX_SOCKET_PATH = 107
+
+
+def proc_id(host: int, local: int) -> int:
+    """Return the id of process `local` on host `host`."""
+    return host << 32 | local
+
+
+def host_of(proc: int) -> int:
+    """Return the index of the host on which `proc` lives."""
+    return proc >> 32
+
+
+def local_of(proc: int) -> int:
+    """Return the part of a proc id that is unique on its host; 0 is the host process."""
+    return proc & _LOCAL_MASK
+
+
+def host_proc(host: int) -> int:
+    """Return the proc id of the host process of `host`."""
+    return host << 32
+
+
+def new_client_id(host: int = 0) -> int:
+    """Draw the proc id of a new client on `host`."""
+    return proc_id(host, _CLIENT_BIT | secrets.randbits(31))
+
+
+def is_client(proc: int) -> bool:
+    """Say whether `proc` is a client: a program that uses the mesh and isn't part of it."""
+    return bool(proc & _CLIENT_BIT)
+
+
+def socket_path(directory: str, proc: int) -> str:
+    """Return the path of the unix socket that `proc` binds in its machine's `directory`."""
+    return f"{directory}/p{local_of(proc):x}"
+
+
+def endpoint(directory: str, proc: int) -> str:
+    """Return the ZeroMQ endpoint that `proc` binds on its machine."""
+    return "ipc://" + socket_path(directory, proc)
+
+
+def socket_root() -> str:
+    """Return this user's directory for sockets, made with mode 0700 and checked to be ours.
+
+    Raises:
+        PermissionError: if the directory belongs to somebody else or lets others in.
+    """
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    root = os.path.join(base, "monarch_nb") if base else ""
+    if not base or not os.path.isdir(base) or len(root) > MAX_SOCKET_PATH - 40:
+        root = os.path.join(tempfile.gettempdir(), f"monarch_nb-{os.getuid()}")
+    private_directory(root)
+    return root
+
+
+def private_directory(path: str) -> None:
+    """Make `path` a directory that only this user can enter, or raise PermissionError."""
+    os.makedirs(path, mode=0o700, exist_ok=True)
+    found = os.lstat(path)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise PermissionError(f"{path} is not a directory of this user; remove it, or set XDG_RUNTIME_DIR")
+    if found.st_mode & 0o077:
+        os.chmod(path, 0o700)

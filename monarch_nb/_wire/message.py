@@ -1,0 +1,206 @@
+"""The one message: a fixed header, then name, context, buffer table and payload, in a single frame.
+
+A single frame is sent by one C call, so a Ctrl-C between two Python bytecodes can never tear a message in half. Only buffers
+that cross machines follow as frames of their own.
+
+    offset  bytes  field
+         0      1  version (VERSION)
+         1      1  kind (Kind)
+         2      2  flags
+         4      4  slot: position of the receiver in the sending slice; in a reply, of the one who answers
+         8      8  source proc
+        16      8  destination proc
+        24      8  ref: the number at the one who waits, under which an answer is expected (0: nobody waits)
+        32      8  target: actor id (0: the rank itself)
+        40      4  origin: the cell that caused this message, so that output finds its cell
+        44      2  length of name
+        46      2  length of context
+        48      2  number of buffers
+        50      2  reserved, 0
+        52         name, context, one table entry of ENTRY.size for each buffer, payload
+
+All numbers are little-endian. Host processes route by the header and the table and never look into the payload.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+VERSION: Final = 1
+
+HEADER = struct.Struct("<BBHIQQQQIHHHH")
+ENTRY = struct.Struct("<IIQQQQ")
+"""One buffer: where (SHM or FRAME), descriptor, owner's pid, inode, offset, size in bytes."""
+
+# Where the bytes of a buffer are.
+SHM: Final = 1  #: in a segment that the source process holds open
+FRAME: Final = 2  #: in a frame that follows
+
+# Kinds. The numbers are the wire format: never reuse one.
+CALL: Final = 1  #: run a method of an actor
+REPLY: Final = 2  #: one value for whoever waits under `ref`
+FANOUT: Final = 3  #: to a host process: pass the enclosed message on to these procs
+COMBINED: Final = 4  #: from a host process: several replies to one call
+RELEASE: Final = 5  #: the receiver has dropped a segment
+CONTROL: Final = 6  #: a request to a host process or its answer; payload is JSON (plus buffers)
+EVENT: Final = 7  #: news pushed by a host process; payload is JSON
+OUTPUT: Final = 8  #: what a rank printed
+WAKE: Final = 9  #: to oneself: look around
+
+# Flags.
+ERROR: Final = 1  #: payload is a failure, not a value
+EMPTY: Final = 2  #: no payload: no arguments, or None
+KEEP: Final = 4  #: the result stays on the rank (rref)
+END: Final = 8  #: the last message of a stream
+BULK: Final = 16  #: the payload itself is the last buffer
+
+SLOT_OFFSET = 4
+DST_OFFSET = 16
+
+
+class Message(NamedTuple):
+    """A received message; `payload` begins at `at` in `frame`."""
+
+    kind: int
+    flags: int
+    slot: int
+    src: int
+    dst: int
+    ref: int
+    target: int
+    origin: int
+    name: bytes
+    context: bytes
+    table: bytes
+    frame: bytes
+    at: int
+    frames: Sequence[bytes] = ()
+
+    @property
+    def payload(self) -> memoryview:
+        """The encoded value, not yet decoded."""
+        return memoryview(self.frame)[self.at :]
+
+
+class WireError(ValueError):
+    """A frame that is not a message of this version."""
+
+
+def pack(
+    kind: int,
+    *,
+    src: int,
+    dst: int,
+    flags: int = 0,
+    slot: int = 0,
+    ref: int = 0,
+    target: int = 0,
+    origin: int = 0,
+    name: bytes = b"",
+    context: bytes = b"",
+    table: bytes = b"",
+    payload: bytes = b"",
+) -> bytes:
+    """Return the frame of one message.
+
+    >>> unpack(pack(CALL, src=1, dst=2, name=b"noop")).name
+    b'noop'
+    """
+    header = HEADER.pack(
+        VERSION, kind, flags, slot, src, dst, ref, target, origin,
+        len(name), len(context), len(table) // ENTRY.size, 0,
+    )  # fmt: skip
+    return b"".join((header, name, context, table, payload))
+
+
+def unpack(frame: bytes, frames: Sequence[bytes] = ()) -> Message:
+    """Read the header of `frame`; the payload stays as it is.
+
+    Raises:
+        WireError: if the frame is too short or of another version.
+    """
+    try:
+        version, kind, flags, slot, src, dst, ref, target, origin, n_name, n_context, n_buffers, _ = (
+            HEADER.unpack_from(frame)
+        )
+    except struct.error:
+        raise WireError(f"a frame of {len(frame)} bytes is no message") from None
+    if version != VERSION:
+        raise WireError(f"message of wire version {version}; this process speaks {VERSION}")
+    a = HEADER.size
+    b = a + n_name
+    c = b + n_context
+    d = c + n_buffers * ENTRY.size
+    if d > len(frame):
+        raise WireError(f"message of {len(frame)} bytes is cut off: its header announces {d}")
+    return Message(
+        kind, flags, slot, src, dst, ref, target, origin,
+        frame[a:b], frame[b:c], frame[c:d], frame, d, frames,
+    )  # fmt: skip
+
+
+def readdress(frame: bytes, slot: int, dst: int) -> bytes:
+    """Return the same message for another receiver: only slot and destination change."""
+    return b"".join(
+        (
+            frame[:SLOT_OFFSET],
+            slot.to_bytes(4, "little"),
+            frame[SLOT_OFFSET + 4 : DST_OFFSET],
+            dst.to_bytes(8, "little"),
+            frame[DST_OFFSET + 8 :],
+        )
+    )
+
+
+_COUNT = struct.Struct("<I")
+_TARGET = struct.Struct("<QI")
+
+
+def pack_fanout(src: int, host_proc: int, receivers: Sequence[tuple[int, int]], inner: bytes) -> bytes:
+    """Return one message to a host process that stands for `inner` to each `(proc, slot)` there."""
+    body = b"".join([_COUNT.pack(len(receivers)), *(_TARGET.pack(p, s) for p, s in receivers), inner])
+    return pack(FANOUT, src=src, dst=host_proc, payload=body)
+
+
+def unpack_fanout(message: Message) -> tuple[list[tuple[int, int]], bytes]:
+    """Return the receivers and the enclosed frame of a FANOUT message."""
+    frame, at = message.frame, message.at
+    (count,) = _COUNT.unpack_from(frame, at)
+    start = at + _COUNT.size
+    end = start + count * _TARGET.size
+    return [(p, s) for p, s in _TARGET.iter_unpack(frame[start:end])], frame[end:]
+
+
+class Answer(NamedTuple):
+    """One distinct answer to a call, and the slots that gave it."""
+
+    flags: int
+    slots: tuple[int, ...]
+    payload: bytes
+
+
+def pack_combined(src: int, dst: int, ref: int, answers: Sequence[Answer]) -> bytes:
+    """Return one message that carries all `answers` of a host to one call."""
+    parts = [_COUNT.pack(len(answers))]
+    for flags, slots, payload in answers:
+        parts.append(struct.pack(f"<HII{len(slots)}I", flags, len(slots), len(payload), *slots))
+        parts.append(payload)
+    return pack(COMBINED, src=src, dst=dst, ref=ref, payload=b"".join(parts))
+
+
+def unpack_combined(message: Message) -> list[Answer]:
+    """Return the distinct answers in a COMBINED message."""
+    frame, at = message.frame, message.at
+    (count,) = _COUNT.unpack_from(frame, at)
+    at += _COUNT.size
+    answers = []
+    for _ in range(count):
+        flags, n_slots, n_bytes = struct.unpack_from("<HII", frame, at)
+        at += 10
+        slots = struct.unpack_from(f"<{n_slots}I", frame, at)
+        at += 4 * n_slots
+        answers.append(Answer(flags, slots, frame[at : at + n_bytes]))
+        at += n_bytes
+    return answers

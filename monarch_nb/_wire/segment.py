@@ -1,0 +1,211 @@
+"""Big buffers on one machine: written once into anonymous shared memory, mapped copy-on-write by each receiver.
+
+A segment is a memfd: it has no name in any file system, so nothing can be left behind: the kernel frees it when the last
+descriptor and mapping are gone, whoever was killed. The receiver opens `/proc/<owner's pid>/fd/<n>`, which the kernel allows to
+processes of the same user, checks the inode, and maps it privately: it may write, and nobody else will see it.
+
+The owner keeps the descriptor until every receiver has released the segment (or died) and then uses its warm pages for the
+next message: a copy into fresh pages is three times slower than into warm ones. Free segments are given back after
+`IDLE_S`.
+
+Accounting is by `(segment id, receiver proc)`. All methods may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from monarch_nb._wire.message import ENTRY, SHM
+
+MIN_BYTES = 1 << 20
+"""Buffers from this size on travel outside of messages."""
+
+ALIGN = 4096
+IDLE_S = 5.0
+MAX_FREE_BYTES = 1 << 30
+
+
+class SegmentError(RuntimeError):
+    """A segment could not be opened: its owner is gone, or it is another one by now."""
+
+
+class Segment:
+    """One memfd of this process, and the receivers that still hold it."""
+
+    __slots__ = ("capacity", "fd", "holders", "inode", "key", "map", "since")
+
+    def __init__(self, key: int, capacity: int) -> None:
+        self.key = key
+        self.capacity = capacity
+        self.fd = os.memfd_create("monarch_nb", os.MFD_CLOEXEC)
+        os.ftruncate(self.fd, capacity)
+        self.map = mmap.mmap(self.fd, capacity)
+        self.inode = os.fstat(self.fd).st_ino
+        self.holders: set[int] = set()
+        self.since = 0.0
+
+    def close(self) -> None:
+        """Give the memory back, as far as this process holds it."""
+        self.map.close()
+        os.close(self.fd)
+
+
+class SegmentPool:
+    """All segments that this process owns."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._keys = itertools.count(1)
+        self._used: dict[int, Segment] = {}
+        self._free: list[Segment] = []
+
+    def write(self, buffers: Sequence[memoryview], receivers: Iterable[int]) -> bytes:
+        """Copy `buffers` into one segment held by `receivers`; return the table entries for the message."""
+        offsets, total = [], 0
+        for buffer in buffers:
+            offsets.append(total)
+            total += -(-buffer.nbytes // ALIGN) * ALIGN
+        segment = self._take(total, set(receivers))
+        base = ctypes.addressof(ctypes.c_char.from_buffer(segment.map))
+        entries = []
+        for buffer, offset in zip(buffers, offsets, strict=True):
+            copy_bytes(base + offset, buffer)
+            entries.append(ENTRY.pack(SHM, segment.fd, os.getpid(), segment.inode, offset, buffer.nbytes))
+        return b"".join(entries)
+
+    def _take(self, total: int, holders: set[int]) -> Segment:
+        with self._lock:
+            fitting = [s for s in self._free if total <= s.capacity <= 4 * total]
+            if fitting:
+                segment = min(fitting, key=lambda s: s.capacity)
+                self._free.remove(segment)
+            else:
+                segment = Segment(next(self._keys), total)
+            segment.holders = holders
+            self._used[segment.inode] = segment
+            return segment
+
+    def release(self, inode: int, holder: int) -> None:
+        """Note that `holder` has dropped the segment `inode`."""
+        with self._lock:
+            segment = self._used.get(inode)
+            if segment is not None:
+                segment.holders.discard(holder)
+                self._retire_if_free(segment)
+
+    def forget(self, holder: int) -> None:
+        """Note that process `holder` is gone, with all that it held."""
+        with self._lock:
+            for segment in list(self._used.values()):
+                segment.holders.discard(holder)
+                self._retire_if_free(segment)
+
+    def _retire_if_free(self, segment: Segment) -> None:
+        if segment.holders:
+            return
+        del self._used[segment.inode]
+        segment.since = time.monotonic()
+        self._free.append(segment)
+        while sum(s.capacity for s in self._free) > MAX_FREE_BYTES:
+            self._free.pop(0).close()
+
+    def trim(self, idle_s: float = IDLE_S) -> float | None:
+        """Give back segments unused for `idle_s`; return the seconds until the next is due, or None."""
+        with self._lock:
+            limit = time.monotonic() - idle_s
+            for segment in [s for s in self._free if s.since <= limit]:
+                self._free.remove(segment)
+                segment.close()
+            return min((s.since - limit for s in self._free), default=None)
+
+    @property
+    def num_used(self) -> int:
+        """Segments that some receiver still holds."""
+        return len(self._used)
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes kept warm for the next message."""
+        return sum(s.capacity for s in self._free)
+
+    def close(self) -> None:
+        """Close all; receivers keep what they have mapped."""
+        with self._lock:
+            for segment in [*self._used.values(), *self._free]:
+                segment.close()
+            self._used.clear()
+            self._free.clear()
+
+
+def copy_bytes(address: int, source: memoryview) -> None:
+    """Copy `source` (contiguous) to `address` without holding the interpreter lock."""
+    ctypes.memmove(address, address_of(source), source.nbytes)
+
+
+def address_of(buffer: memoryview) -> int:
+    """Return the address of the first byte of a contiguous buffer, writable or not."""
+    view = _PyBuffer()
+    _GET_BUFFER(ctypes.py_object(buffer), ctypes.byref(view), 0)
+    address = view.buf or 0
+    _RELEASE_BUFFER(ctypes.byref(view))
+    return address
+
+
+class _PyBuffer(ctypes.Structure):
+    """The C API's Py_buffer: ctypes' own from_buffer refuses read-only memory."""
+
+    _fields_ = (
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.c_void_p),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_char_p),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("suboffsets", ctypes.c_void_p),
+        ("internal", ctypes.c_void_p),
+    )
+
+
+_GET_BUFFER = ctypes.pythonapi.PyObject_GetBuffer
+_RELEASE_BUFFER = ctypes.pythonapi.PyBuffer_Release
+
+
+class Mapping(mmap.mmap):
+    """A private mapping of somebody's segment; tells the owner when the last view of it is gone."""
+
+    on_release: Callable[[], None]
+
+    def __del__(self) -> None:
+        self.on_release()
+
+
+def open_segment(pid: int, fd: int, inode: int, on_release: Callable[[], None]) -> Mapping:
+    """Map the segment that process `pid` holds open as `fd`, copy-on-write.
+
+    `on_release` is called, from whatever thread, when the last buffer made of the mapping is gone; it must not block.
+
+    Raises:
+        SegmentError: if the owner is gone or `fd` is another file by now.
+    """
+    try:
+        own = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise SegmentError(f"a buffer of process {pid} is gone with its owner ({error.strerror})") from None
+    try:
+        found = os.fstat(own)
+        if found.st_ino != inode:
+            raise SegmentError(f"a buffer of process {pid} was dropped by its owner before it was read")
+        mapping = Mapping(own, found.st_size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+    finally:
+        os.close(own)
+    mapping.on_release = on_release
+    return mapping

@@ -1,0 +1,14 @@
+"""What people see of a cell: output of many ranks, folded, live, as text and as HTML.
+
+`fold` folds equal lines, `errors` equal failures, `bundle` holds rich values; `cell_view` collects the events
+of one cell; `cell_text` and `cell_html` render its snapshot from `templates/`; `live` keeps it on screen.
+Nothing here knows where events come from.
+"""
+
+from monarch_nb.display.cell_view import CellView
+from monarch_nb.display.errors import ErrorGroup, ErrorInfo, fold_errors
+from monarch_nb.display.fold import Fold, Row
+from monarch_nb.display.live import LiveDisplay
+from monarch_nb.display.progress import CellState
+
+__all__ = ["CellState", "CellView", "ErrorGroup", "ErrorInfo", "Fold", "LiveDisplay", "Row", "fold_errors"]

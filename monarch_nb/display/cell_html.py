@@ -1,0 +1,139 @@
+"""A cell's snapshot as HTML: self-contained, no script, the theme's colours.
+
+Structure comes from the files in `templates/`. Tabs are radio buttons and CSS; where a front end drops the
+styles (GitHub, untrusted notebooks) the panels stand below each other, each after its ranks, and lines are
+lines.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from monarch_nb._shape.rank_set import format_ranks
+from monarch_nb.display import ansi
+from monarch_nb.display.bundle import Bundle
+from monarch_nb.display.cell_text import cut_line, timing
+from monarch_nb.display.errors import ErrorGroup
+from monarch_nb.display.fold import NOTE, Row, prefix_of
+from monarch_nb.display.progress import CellState, duration, progress_text, strip_shown
+from monarch_nb.display.template import Markup, joined
+from monarch_nb.display.template import render as fill
+
+if TYPE_CHECKING:
+    from monarch_nb.display.cell_view import Snapshot
+
+MAX_BARS = 256
+
+_EMPTY = Markup("")
+
+
+def render(snapshot: Snapshot) -> str:
+    """Return the page fragment; empty when there is nothing to show."""
+    body = joined(
+        [
+            _rows(snapshot),
+            _displays(snapshot),
+            _results(snapshot),
+            *(_error(group, len(snapshot.errors)) for group in snapshot.errors),
+            _timing(snapshot.state),
+        ]
+    )
+    if not body:
+        return ""
+    title = fill("title.html", title=snapshot.title) if snapshot.title else _EMPTY
+    return fill("cell.html", style=fill("style.html"), title=title, body=body)
+
+
+def _rows(snapshot: Snapshot) -> Markup:
+    rows = [_row(row, snapshot.prefix) for row in snapshot.rows]
+    rows += [_row(row, snapshot.prefix, " mnb-partial") for row in snapshot.partial_rows]
+    return _block(rows)
+
+
+def _block(lines: list[Markup]) -> Markup:
+    """Put lines below each other; the line ends count where styles are dropped."""
+    return fill("rows.html", rows=Markup("\n".join(lines))) if lines else _EMPTY
+
+
+def _row(row: Row, prefix: bool, extra: str = "") -> Markup:
+    if row.stream == NOTE:
+        return fill("note.html", text=row.text)
+    kind = ("stderr" if row.stream == "stderr" else "stdout") + extra
+    return _line(row.ranks, Markup(ansi.to_html(cut_line(row.text))), prefix, kind)
+
+
+def _line(ranks: tuple[int, ...], text: Markup, prefix: bool, kind: str) -> Markup:
+    label = fill("ranks.html", ranks=prefix_of(ranks)) if prefix else _EMPTY
+    return fill("row.html" if prefix else "bare_row.html", kind=kind, ranks=label, text=text)
+
+
+def _displays(snapshot: Snapshot) -> Markup:
+    panels = [(ranks, joined([bundle.html() for bundle in bundles])) for ranks, bundles in snapshot.displays]
+    return _tabs(f"{snapshot.key}-d", panels, snapshot.prefix)
+
+
+def _results(snapshot: Snapshot) -> Markup:
+    if any(bundle.rich_type for _, bundle in snapshot.results):
+        panels = [(ranks, bundle.html()) for ranks, bundle in snapshot.results]
+        return _tabs(f"{snapshot.key}-r", panels, snapshot.prefix)
+    lines = [_result_line(ranks, bundle, snapshot.prefix) for ranks, bundle in snapshot.results]
+    return _block(lines)
+
+
+def _result_line(ranks: tuple[int, ...], bundle: Bundle, prefix: bool) -> Markup:
+    return _line(ranks, Markup(ansi.to_html(bundle.text())), prefix, "result")
+
+
+def _tabs(name: str, panels: list[tuple[tuple[int, ...], Markup]], prefix: bool) -> Markup:
+    if not panels:
+        return _EMPTY
+    if len(panels) == 1:
+        ranks, content = panels[0]
+        label = fill("caption.html", label=_label(ranks)) if prefix else _EMPTY
+        return fill("panel.html", label=label, content=content)
+    tabs = [
+        fill(
+            "tab.html",
+            id=f"mnb-{name}-{position}",
+            name=f"mnb-{name}",
+            checked=Markup(" checked") if position == 0 else _EMPTY,
+            label=_label(ranks),
+            content=content,
+        )
+        for position, (ranks, content) in enumerate(panels)
+    ]
+    return fill("tabs.html", tabs=joined(tabs))
+
+
+def _label(ranks: tuple[int, ...]) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {format_ranks(ranks)}"
+
+
+def _error(group: ErrorGroup, num_groups: int) -> Markup:
+    marked = group.first and num_groups > 1
+    return fill(
+        "error.html",
+        open=Markup(" open") if group.first else _EMPTY,
+        headline=group.headline(),
+        mark=fill("mark.html") if marked else _EMPTY,
+        traceback=Markup(ansi.to_html(group.traceback.rstrip())),
+    )
+
+
+def _timing(state: CellState) -> Markup:
+    if progress_text(state):
+        percent = 100 * state.num_over // len(state.ranks)
+        return fill("progress.html", percent=percent, text=timing(state))
+    if not strip_shown(state):
+        return _EMPTY
+    slowest = max(state.seconds.values())
+    bars = [
+        fill(
+            "bar.html",
+            percent=max(4, round(100 * seconds / slowest)),
+            title=f"rank {rank}: {duration(seconds)}",
+        )
+        for rank, seconds in sorted(state.seconds.items())
+    ]
+    shown = joined(bars) if len(bars) <= MAX_BARS else _EMPTY
+    return fill("strip.html", bars=shown, text=timing(state))

@@ -1,0 +1,254 @@
+"""The one display of one cell: what its ranks print, show, return and raise.
+
+`CellView` takes events from any thread in any order and renders what it holds at that moment, as text and as
+HTML. It knows nothing of where the events come from or where the rendering goes (`LiveDisplay` does), and
+never waits.
+
+One lock guards all state; it is held to take an event or a snapshot, never while rendering or calling a
+listener. What is rendered is one immutable `Snapshot`; `cell_text` and `cell_html` are pure functions of it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from monarch_nb.display import cell_html, cell_text
+from monarch_nb.display.bundle import Bundle
+from monarch_nb.display.errors import ErrorGroup, ErrorInfo, fold_errors
+from monarch_nb.display.fold import Fold, Row
+from monarch_nb.display.progress import PROGRESS_AFTER_S, CellState
+
+PROGRESS_EVERY_S = 1.0
+
+_Key = TypeVar("_Key")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All of a cell at one moment, folded. `key` makes ids in its HTML unique; `prefix`: are ranks named?"""
+
+    title: str
+    key: str
+    prefix: bool
+    rows: list[Row]
+    partial_rows: list[Row]
+    displays: list[tuple[tuple[int, ...], tuple[Bundle, ...]]]
+    results: list[tuple[tuple[int, ...], Bundle]]
+    errors: list[ErrorGroup]
+    state: CellState
+
+
+class CellView:
+    """Collect what the ranks of a cell send; render it.
+
+    >>> view = CellView([0, 1], world_size=2)
+    >>> view.output(0, "stdout", "hi\\n")
+    >>> view.result(0, {"text/plain": "42"}); view.result(1, {"text/plain": "42"})
+    >>> print(view.text())
+    [0] hi
+    [0-1] 42
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        world_size: int,
+        *,
+        title: str = "",
+        more_hint: str = "%mesh logs",
+        max_rows: int = 1000,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._lock = threading.Lock()
+        self._ranks = tuple(ranks)
+        self._prefix = world_size > 1
+        self._title = title
+        self._key = secrets.token_hex(4)
+        self._clock = clock
+        self._fold = Fold(ranks, max_rows=max_rows, more_hint=more_hint, prefix=self._prefix)
+        self._displays: dict[int, list[tuple[str | None, Bundle]]] = {rank: [] for rank in ranks}
+        self._results: dict[int, Bundle] = {}
+        self._errors: list[ErrorInfo] = []
+        self._done: dict[int, float] = {}
+        self._started_at: float | None = None
+        self._ended_at: float | None = None
+        self._closed = False
+        self._version = 0
+        self._listener: Callable[[], None] | None = None
+
+    def listen(self, listener: Callable[[], None] | None) -> None:
+        """Have this called after each change, on the thread that made it. It must be quick and not raise."""
+        self._listener = listener
+
+    @property
+    def version(self) -> int:
+        """Grows with each change; equal versions render alike, but for the elapsed time."""
+        return self._version
+
+    def started(self) -> None:
+        """Start the clock of the cell. The first event does so too."""
+        with self._lock:
+            self._touch()
+        self._tell()
+
+    def output(self, rank: int, stream: str, text: str) -> None:
+        """Take a piece of what a rank printed."""
+        with self._lock:
+            self._fold.feed(rank, stream, text)
+            self._touch()
+        self._tell()
+
+    def display(
+        self,
+        rank: int,
+        mimebundle: Mapping[str, Any],
+        metadata: Mapping[str, Any] | None = None,
+        display_id: str | None = None,
+        update: bool = False,
+    ) -> None:
+        """Take what a rank displayed; with `update`, in place of what it displayed under this id."""
+        bundle = Bundle.of(mimebundle, metadata)
+        with self._lock:
+            shown = self._displays[rank]
+            replaced = [place for place, (known, _) in enumerate(shown) if update and known == display_id]
+            for place in replaced:
+                shown[place] = (display_id, bundle)
+            if not replaced:
+                shown.append((display_id, bundle))
+            self._touch()
+        self._tell()
+
+    def result(self, rank: int, bundle: Mapping[str, Any] | None) -> None:
+        """Take the value of the last expression on a rank; None when it has none."""
+        if bundle is None:
+            return
+        with self._lock:
+            self._results[rank] = Bundle.of(bundle)
+            self._touch()
+        self._tell()
+
+    def error(self, rank: int, error: ErrorInfo) -> None:
+        """Take what a rank raised; the rank is over."""
+        with self._lock:
+            self._errors.append(error)
+            self._touch()
+            self._end_if_over()
+        self._tell()
+
+    def done(self, rank: int, seconds: float) -> None:
+        """Note that a rank is over, and how long it took."""
+        with self._lock:
+            self._done[rank] = seconds
+            self._touch()
+            self._end_if_over()
+        self._tell()
+
+    def close(self) -> None:
+        """Note that nobody waits for this cell any more: unfinished lines count. Later events still show."""
+        with self._lock:
+            self._fold.finish()
+            self._closed = True
+            self._touch()
+            if self._ended_at is None:
+                self._ended_at = self._clock()
+        self._tell()
+
+    def state(self) -> CellState:
+        """Return how far the cell is."""
+        with self._lock:
+            return self._state()
+
+    def next_tick_s(self) -> float | None:
+        """Return in how many seconds the view changes though nothing happens (progress). None: never."""
+        state = self.state()
+        if state.closed or not state.running or self._started_at is None:
+            return None
+        return PROGRESS_EVERY_S if state.shows_progress else PROGRESS_AFTER_S - state.elapsed_s
+
+    def visible(self) -> bool:
+        """Say whether there is anything to show."""
+        with self._lock:
+            state = self._state()
+            content = self._fold.num_rows or any(self._displays.values()) or self._results or self._errors
+            return bool(
+                content or state.shows_progress or self._fold.partial_rows() or cell_text.timing(state)
+            )
+
+    def snapshot(self) -> Snapshot:
+        """Return everything, folded."""
+        with self._lock:
+            displays = {
+                rank: tuple(bundle for _, bundle in shown) for rank, shown in self._displays.items() if shown
+            }
+            return Snapshot(
+                title=self._title,
+                key=self._key,
+                prefix=self._prefix,
+                rows=self._fold.rows(),
+                partial_rows=self._fold.partial_rows(),
+                displays=_by_value(displays),
+                results=_by_value(self._results),
+                errors=fold_errors(self._errors),
+                state=self._state(),
+            )
+
+    def text(self) -> str:
+        """Return the view as text, without colours."""
+        return cell_text.render(self.snapshot())
+
+    def html(self) -> str:
+        """Return the view as self-contained HTML; empty when there is nothing to show."""
+        return cell_html.render(self.snapshot())
+
+    def mimebundle(self) -> dict[str, str]:
+        """Return text/plain and text/html of the same moment."""
+        snapshot = self.snapshot()
+        return {"text/plain": cell_text.render(snapshot), "text/html": cell_html.render(snapshot)}
+
+    def drain(self) -> str:
+        """Return the output lines completed since the last call, for a terminal."""
+        with self._lock:
+            return self._fold.drain()
+
+    def closing_text(self) -> str:
+        """Return what comes after the output lines (displays, results, errors, times), with colours."""
+        return cell_text.render_closing(self.snapshot(), colour=True)
+
+    def _touch(self) -> None:
+        self._version += 1
+        if self._started_at is None:
+            self._started_at = self._clock()
+
+    def _end_if_over(self) -> None:
+        if self._ended_at is None and not self._state().running:
+            self._ended_at = self._clock()
+
+    def _tell(self) -> None:
+        if self._listener is not None:
+            self._listener()
+
+    def _state(self) -> CellState:
+        start = self._started_at
+        end = self._clock() if self._ended_at is None else self._ended_at
+        return CellState(
+            ranks=self._ranks,
+            done=tuple(rank for rank in self._ranks if rank in self._done),
+            failed=tuple(sorted({error.rank for error in self._errors})),
+            seconds=dict(self._done),
+            elapsed_s=0.0 if start is None else end - start,
+            num_lines=self._fold.num_rows,
+            closed=self._closed,
+        )
+
+
+def _by_value(values: Mapping[int, _Key]) -> list[tuple[tuple[int, ...], _Key]]:
+    """Return equal values once with their ranks, by lowest rank."""
+    groups: dict[_Key, list[int]] = {}
+    for rank in sorted(values):
+        groups.setdefault(values[rank], []).append(rank)
+    return [(tuple(ranks), value) for value, ranks in groups.items()]

@@ -1,0 +1,171 @@
+"""Keep a cell's display up to date while it runs, at most ten times a second.
+
+The thread that receives events only sets a flag. A thread of this cell, started with the first event, waits
+for the flag, publishes, and rests; a cell that ends before the first rest is over publishes once, from
+`finish`. Large displays rest longer, so that no cell takes more than `BYTES_PER_S` (Jupyter's server cuts a
+kernel off at 1 MB/s).
+
+Threads and locks: `_publishing` is held to publish, and `finish` sets its flag under it, so after `finish`
+the thread publishes nothing. `_starting` only keeps two events from starting two threads. The view's own lock
+is never held while publishing.
+
+Routing: ipykernel sends what is displayed or printed to the cell whose context the thread carries, or else to
+the cell that ran last. So a publisher is made in its cell and keeps that context for the first display and
+for text. Updates go by display id and find their output from anywhere; they are sent as part of the cell that
+runs now, because clients that execute notebooks (nbclient, papermill) only listen to that one.
+
+IPython is looked for only in `sys.modules`: a program that did not import it gets plain text.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import secrets
+import sys
+import threading
+from types import TracebackType
+from typing import Any, Protocol, TextIO
+
+from monarch_nb.display.cell_view import CellView
+from monarch_nb.display.progress import progress_text
+
+INTERVAL_S = 0.1
+BYTES_PER_S = 400_000
+
+
+class Publisher(Protocol):
+    """Where a view goes. Calls never overlap; they come from any thread."""
+
+    def publish(self, view: CellView, *, final: bool) -> int:
+        """Show the view as it is now; return how many bytes that took. `final`: no further call follows."""
+
+
+class NotebookPublisher:
+    """One output of a notebook cell, replaced by each update. For front ends that show HTML."""
+
+    def __init__(self) -> None:
+        self._display_id = f"monarch-nb-{secrets.token_hex(8)}"
+        self._context = contextvars.copy_context()
+        self._shown = False
+        self._version = -1
+
+    def publish(self, view: CellView, *, final: bool) -> int:
+        """Display the view's mimebundle, or update the one displayed before."""
+        version = view.version
+        if final and version == self._version:
+            return 0
+        bundle: dict[str, Any] = view.mimebundle()
+        if self._shown or bundle["text/html"]:
+            self._send(bundle)
+            self._version = version
+        return sum(map(len, bundle.values()))
+
+    def _send(self, bundle: dict[str, Any]) -> None:
+        from IPython.display import display, update_display
+
+        if self._shown:
+            update_display(bundle, raw=True, display_id=self._display_id)  # type: ignore[no-untyped-call]
+        else:
+            self._shown = True
+            self._context.copy().run(display, bundle, raw=True, display_id=self._display_id)
+
+
+class TerminalPublisher:
+    """A text stream: lines once complete, the rest at the end. On a terminal, a progress line below them."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = sys.stdout if stream is None else stream
+        self._terminal = self._stream.isatty()
+        self._context = contextvars.copy_context()
+        self._progress = ""
+
+    def publish(self, view: CellView, *, final: bool) -> int:
+        """Print what is new."""
+        text = view.drain() + (view.closing_text() if final else "")
+        progress = "" if final or not self._terminal else progress_text(view.state())
+        written = (
+            (("\r\x1b[2K" if self._progress else "") + text + progress)
+            if text or progress != self._progress
+            else ""
+        )
+        if written:
+            self._progress = progress
+            self._context.copy().run(self._write, written)
+        return len(written)
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
+
+
+class LiveDisplay:
+    """Show a view until `finish`. Works as a context manager too.
+
+    >>> view = CellView([0, 1], world_size=2)
+    >>> with LiveDisplay(view):
+    ...     view.output(0, "stdout", "hi\\n"); view.output(1, "stdout", "hi\\n")
+    [0-1] hi
+    """
+
+    def __init__(
+        self, view: CellView, *, publisher: Publisher | None = None, interval_s: float = INTERVAL_S
+    ) -> None:
+        self._view = view
+        self._publisher = choose_publisher() if publisher is None else publisher
+        self._interval_s = interval_s
+        self._publishing = threading.Lock()
+        self._starting = threading.Lock()
+        self._changed = threading.Event()
+        self._finished = threading.Event()
+        self._thread: threading.Thread | None = None
+        view.listen(self._on_change)
+
+    def __enter__(self) -> LiveDisplay:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.finish()
+
+    def finish(self) -> None:
+        """Close the view and publish it a last time, on the caller's thread. Further calls do nothing."""
+        with self._publishing:
+            if self._finished.is_set():
+                return
+            self._finished.set()
+            self._changed.set()
+            self._view.listen(None)
+            self._view.close()
+            self._publisher.publish(self._view, final=True)
+
+    def _on_change(self) -> None:
+        if self._thread is None:
+            self._start()
+        if not self._changed.is_set():
+            self._changed.set()
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="monarch-nb-display", daemon=True)
+                thread.start()
+                self._thread = thread
+
+    def _run(self) -> None:
+        rest_s = self._interval_s
+        while not self._finished.wait(rest_s):
+            self._changed.wait(self._view.next_tick_s())
+            self._changed.clear()
+            with self._publishing:
+                if self._finished.is_set():
+                    return
+                size_bytes = self._publisher.publish(self._view, final=False) if self._view.visible() else 0
+            rest_s = max(self._interval_s, size_bytes / BYTES_PER_S)
+
+
+def choose_publisher() -> Publisher:
+    """Return a publisher for where this program runs: a kernel's front end, or text."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return NotebookPublisher() if getattr(shell, "kernel", None) is not None else TerminalPublisher()

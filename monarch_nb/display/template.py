@@ -1,0 +1,49 @@
+"""HTML from files, escaped by default.
+
+A template is an `.html` file in `templates/` with `${name}` in it. A value is escaped unless it is `Markup`,
+which only templates and `ansi.to_html` produce, and `bundle` for the HTML that the user's own objects render.
+A missing name is a KeyError.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from html import escape
+from pathlib import Path
+
+_FOLDER = Path(__file__).parent / "templates"
+_FIELD = re.compile(r"\$\{(\w+)\}")
+
+
+class Markup(str):
+    """Text that is HTML already.
+
+    >>> render("note.html", text="<b>"), render("note.html", text=Markup("<b>"))
+    ('<span class="mnb-note">&lt;b&gt;</span>', '<span class="mnb-note"><b></span>')
+    """
+
+    __slots__ = ()
+
+
+def render(template: str, /, **values: object) -> Markup:
+    """Fill in a template."""
+    parts = _parts(template)
+    filled = list(parts)
+    filled[1::2] = [_escaped(values[field]) for field in parts[1::2]]
+    return Markup("".join(filled))
+
+
+def joined(parts: list[Markup]) -> Markup:
+    """Put pieces of HTML behind each other."""
+    return Markup("".join(parts))
+
+
+def _escaped(value: object) -> str:
+    return value if isinstance(value, Markup) else escape(str(value))
+
+
+@lru_cache(maxsize=64)
+def _parts(template: str) -> tuple[str, ...]:
+    text = (_FOLDER / template).read_text(encoding="utf-8").rstrip("\n")
+    return tuple(_FIELD.split(text))

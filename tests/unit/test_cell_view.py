@@ -1,0 +1,477 @@
+"""A cell's view: what it shows as text and as HTML, and how it stays live."""
+
+from __future__ import annotations
+
+import contextvars
+import io
+import re
+import threading
+from html.parser import HTMLParser
+
+import pytest
+
+from monarch_nb.display import CellView, ErrorInfo, LiveDisplay, ansi, fold_errors
+from monarch_nb.display.bundle import MAX_TEXT_LINES, clipped
+from monarch_nb.display.errors import errors_text
+from monarch_nb.display.live import NotebookPublisher, TerminalPublisher, choose_publisher
+from monarch_nb.display.progress import CellState, strip_text
+from monarch_nb.display.template import Markup, render
+
+VOID = {"input", "img", "br"}
+WAIT_S = 30
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Balance(HTMLParser):
+    """Fail on a tag that is closed wrongly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.tags.append(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def tags_of(html: str) -> list[str]:
+    parser = Balance()
+    parser.feed(html)
+    parser.close()
+    assert parser.open == []
+    return parser.tags
+
+
+def make_view(num_ranks: int = 8, **options: object) -> tuple[CellView, Clock]:
+    clock = Clock()
+    return CellView(range(num_ranks), num_ranks, clock=clock, **options), clock  # type: ignore[arg-type]
+
+
+def error(rank: int, message: str = "bad", **options: object) -> ErrorInfo:
+    return ErrorInfo(rank, "ValueError", message, f"Traceback\n  x = {message}", **options)  # type: ignore[arg-type]
+
+
+def body_of(html: str) -> str:
+    return re.sub(r"<style>.*?</style>", "", html, flags=re.S)
+
+
+# ansi
+
+
+@pytest.mark.parametrize(
+    ("text", "html"),
+    [
+        ("a < b & c", "a &lt; b &amp; c"),
+        ("\x1b[31mred\x1b[0m plain", '<span class="ansi-red-fg">red</span> plain'),
+        ("\x1b[1;4;92mx", '<span class="ansi-bold ansi-underline ansi-green-intense-fg">x</span>'),
+        ("\x1b[44m\x1b[K<i>\x1b[49m.", '<span class="ansi-blue-bg">&lt;i&gt;</span>.'),
+        ("\x1b[38;5;9mx", '<span class="ansi-red-intense-fg">x</span>'),
+        ("\x1b[38;5;208mx", '<span style="color: rgb(255, 135, 0)">x</span>'),
+        ("\x1b[48;2;1;2;3mx", '<span style="background-color: rgb(1, 2, 3)">x</span>'),
+        ("\x1b[7mx\x1b[27my", '<span class="ansi-default-inverse-fg ansi-default-inverse-bg">x</span>y'),
+        ("\x1b[2J\x1b[1Ax\x07\x1b]0;title\x07y\x1b(B", "xy"),
+        ("\x1b[38;5mx\x1b[999my\x1b[38mz", "xyz"),
+        ("\x1b[m\x1b[31m\x1b[39mx\x1b", "x"),
+    ],
+)
+def test_ansi_to_html(text: str, html: str) -> None:
+    assert ansi.to_html(text) == html
+    assert "\x1b" not in ansi.strip(text)
+
+
+# template
+
+
+def test_templates_escape_unless_markup() -> None:
+    assert render("note.html", text='<"') == '<span class="mnb-note">&lt;&quot;</span>'
+    assert render("note.html", text=Markup("<br>")) == '<span class="mnb-note"><br></span>'
+    with pytest.raises(KeyError):
+        render("note.html")
+
+
+# errors
+
+
+def test_equal_errors_once_first_in_time_on_top() -> None:
+    groups = fold_errors(
+        [
+            error(5, when=3.0),
+            *(error(rank, "worse", when=1.0 + rank) for rank in range(3)),
+            error(3, when=9.0),
+        ]
+    )
+    assert [(group.ranks, group.evalue, group.first) for group in groups] == [
+        ((0, 1, 2), "worse", True),
+        ((3, 5), "bad", False),
+    ]
+    assert errors_text(groups) == (
+        "ranks 0-2: ValueError: worse (first)\nTraceback\n  x = worse\n\n"
+        "ranks 3,5: ValueError: bad\nTraceback\n  x = bad\n"
+    )
+
+
+def test_who_was_first_may_be_told() -> None:
+    late, early = error(0, when=1.0), error(1, "worse", first=True, when=2.0)
+    assert [group.first for group in fold_errors([late, early])] == [True, False]
+    assert fold_errors([late, early])[0].ranks == (1,)
+
+
+def test_errors_in_html() -> None:
+    view, _ = make_view()
+    view.error(3, error(3, "<script>alert(1)</script>", when=1.0))
+    view.error(4, error(4, "\x1b[31mred\x1b[0m", when=2.0))
+    html = body_of(view.html())
+    assert tags_of(html).count("details") == 2
+    assert "<script" not in html
+    assert html.count(" open>") == 1
+    assert html.count("(first)") == 1
+    assert "rank 3: ValueError: &lt;script&gt;" in html
+    assert 'x = <span class="ansi-red-fg">red</span>' in html
+    assert "\x1b" not in view.text()
+
+
+# output, results, displays
+
+
+def test_nothing_to_show_is_empty() -> None:
+    view, _ = make_view()
+    view.started()
+    for rank in range(8):
+        view.result(rank, None)
+        view.done(rank, 0.01)
+    assert not view.visible()
+    assert view.mimebundle() == {"text/plain": "", "text/html": ""}
+
+
+def test_output_is_escaped_and_folded() -> None:
+    view, _ = make_view(title="dev <&>")
+    for rank in range(8):
+        view.output(rank, "stdout", "<script>alert(1)</script>\n")
+        view.output(rank, "stderr", f"warn {rank % 2}\n")
+    html = body_of(view.html())
+    tags_of(html)
+    assert "<script" not in html
+    assert html.count("&lt;script&gt;") == 1
+    assert "dev &lt;&amp;&gt;" in html
+    assert html.count("mnb-stderr") == 2
+    assert view.text() == "[0-7] <script>alert(1)</script>\n[0,2,4,6] warn 0\n[1,3,5,7] warn 1"
+
+
+def test_html_stands_alone() -> None:
+    view, _ = make_view()
+    view.output(0, "stdout", "x\n")
+    html = view.html()
+    assert "script" not in tags_of(html)
+    assert not re.search(r"(?:https?:|@import|url\()", html)
+
+
+def test_colours_in_the_style_are_theme_variables() -> None:
+    style = str(render("style.html"))
+    for value in re.findall(r"[ -](?:color|background): ([^;]+);", style):
+        assert "var(--jp-" in value or value in ("none", "inherit"), value
+
+
+def test_cap_points_to_the_rest() -> None:
+    view, _ = make_view(max_rows=10, more_hint="%mesh logs <x>")
+    view.output(0, "stdout", "".join(f"{i}\n" for i in range(100)))
+    assert "... 90 lines not shown; all of them: %mesh logs <x>" in view.text()
+    assert "%mesh logs &lt;x&gt;" in view.html()
+
+
+def test_one_rank_mesh_has_no_prefix_one_rank_of_many_has() -> None:
+    for world_size, expected in ((1, "x\n42"), (8, "[0] x\n[0] 42")):
+        view = CellView([0], world_size)
+        view.output(0, "stdout", "x\n")
+        view.result(0, {"text/plain": "42"})
+        assert view.text() == expected
+        assert ("mnb-ranks" in body_of(view.html())) is (world_size > 1)
+
+
+def test_partial_lines_show() -> None:
+    view, _ = make_view(2)
+    view.output(0, "stderr", "\r 50%|#####     |")
+    assert view.text() == "[0]  50%|#####     |"
+    assert "mnb-partial" in body_of(view.html())
+    view.close()
+    assert "mnb-partial" not in body_of(view.html())
+
+
+def test_equal_results_once() -> None:
+    view, _ = make_view()
+    for rank in range(8):
+        view.result(rank, {"text/plain": "tensor([[1, 2],\n        [3, 4]])" if rank < 7 else "7"})
+    assert view.text() == "[0-6] tensor([[1, 2],\n              [3, 4]])\n[7] 7"
+    assert "mnb-tabs" not in body_of(view.html())
+
+
+def test_long_result_is_cut() -> None:
+    text = "\n".join(map(str, range(MAX_TEXT_LINES + 5)))
+    assert clipped(text).splitlines()[MAX_TEXT_LINES] == "... 20 more characters on 5 lines not shown"
+    assert clipped("short\n") == "short\n"
+    view, _ = make_view(1)
+    view.result(0, {"text/plain": "x" * 1_000_000})
+    assert len(view.text()) < 25_000
+    assert len(view.html()) < 40_000
+
+
+def test_rich_values_get_one_tab_per_rank_set() -> None:
+    view, _ = make_view()
+    for rank in range(8):
+        view.display(
+            rank, {"text/html": f"<b>{rank % 2}</b>", "text/plain": f"bold {rank % 2}"}, {}, None, False
+        )
+    html = body_of(view.html())
+    assert tags_of(html).count("input") == 2
+    assert html.count(" checked>") == 1
+    assert "<b>0</b>" in html
+    assert "ranks 0,2,4,6" in html
+    assert view.text() == "[0,2,4,6] bold 0\n[1,3,5,7] bold 1"
+
+
+def test_one_rank_set_needs_no_tabs() -> None:
+    view, _ = make_view(2)
+    for rank in range(2):
+        view.result(rank, {"text/html": "<table></table>", "text/plain": "table"})
+    html = body_of(view.html())
+    assert "input" not in tags_of(html)
+    assert "ranks 0-1" in html
+
+
+def test_images() -> None:
+    view, _ = make_view(1)
+    view.display(0, {"image/png": "iVBO\nRw0=", "text/plain": '<Figure "1">'}, {"image/png": {"width": 64}})
+    view.display(0, {"image/jpeg": b"\xff\xd8"})
+    html = body_of(view.html())
+    assert tags_of(html).count("img") == 2
+    assert 'src="data:image/png;base64,iVBORw0=" alt="&lt;Figure &quot;1&quot;&gt;" width="64"' in html
+    assert 'src="data:image/jpeg;base64,/9g="' in html
+    assert view.text() == '<Figure "1">\n<image/jpeg>'
+
+
+def test_scripts_and_widgets_fall_back_to_text() -> None:
+    view, _ = make_view(1)
+    view.display(0, {"application/javascript": "alert(1)", "text/plain": "<js>"})
+    assert "alert" not in view.html()
+    assert "&lt;js&gt;" in view.html()
+
+
+def test_display_update_replaces() -> None:
+    view, _ = make_view(1)
+    for number in range(3):
+        view.display(0, {"text/plain": f"step {number}"}, {}, "handle", update=number > 0)
+    view.display(0, {"text/plain": "other"}, {}, None, update=True)
+    assert view.text() == "step 2\nother"
+
+
+# progress and times
+
+
+def test_progress_after_two_seconds() -> None:
+    view, clock = make_view()
+    assert view.next_tick_s() is None
+    view.started()
+    clock.now = 1.5
+    for rank in range(5):
+        view.done(rank, 1.5)
+    assert (view.visible(), view.next_tick_s()) == (False, 0.5)
+    clock.now = 12.0
+    assert view.visible()
+    assert view.next_tick_s() == 1.0
+    assert view.text() == "5 of 8 ranks done, 12 s; waiting for 5-7"
+    assert "width: 62%" in view.html()
+    view.close()
+    assert view.text() == "5 of 8 ranks done, 12 s; not finished: 5-7"
+    assert view.next_tick_s() is None
+
+
+def test_an_error_ends_its_rank() -> None:
+    view, clock = make_view(2)
+    view.started()
+    view.done(0, 1.0)
+    view.error(1, error(1))
+    clock.now = 60.0
+    state = view.state()
+    assert (state.done, state.failed, state.running, state.elapsed_s) == ((0,), (1,), (), 0.0)
+    assert "ranks done" not in view.text()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        ([1.0, 1.1, 1.19], ""),
+        ([0.01, 0.05], ""),
+        ([1.21, 1.22, 3.4], "time: [0-1] 1.2 s, [2] 3.4 s"),
+        ([0.2, 0.1, 130.0], "time: [1] 0.10 s, [0] 0.20 s, [2] 2 min 10 s"),
+        ([float(1 + n) for n in range(9)], "time: fastest [0] 1.0 s, median 5.0 s, slowest [8] 9.0 s"),
+    ],
+)
+def test_time_strip_when_ranks_differ(seconds: list[float], text: str) -> None:
+    view, _ = make_view(len(seconds))
+    for rank, took in enumerate(seconds):
+        view.done(rank, took)
+    assert view.text() == text
+    assert body_of(view.html()).count('class="mnb-bar"') == (len(seconds) if text else 0)
+
+
+def test_no_strip_while_a_rank_runs() -> None:
+    state = CellState(
+        (0, 1, 2), done=(0, 1), failed=(), seconds={0: 1.0, 1: 9.0}, elapsed_s=9.0, num_lines=0, closed=False
+    )
+    assert strip_text(state) == ""
+
+
+# live
+
+
+class Recorder:
+    """A publisher that counts, and lets a test wait for a publication."""
+
+    def __init__(self) -> None:
+        self.texts: list[tuple[str, bool]] = []
+        self.published = threading.Event()
+
+    def publish(self, view: CellView, *, final: bool) -> int:
+        self.texts.append((view.text(), final))
+        self.published.set()
+        return 0
+
+
+route: contextvars.ContextVar[str] = contextvars.ContextVar("route", default="elsewhere")
+
+
+def test_a_short_cell_publishes_once() -> None:
+    recorder = Recorder()
+    view, _ = make_view(2)
+    with LiveDisplay(view, publisher=recorder, interval_s=WAIT_S):
+        for rank in range(2):
+            view.output(rank, "stdout", "hi\n")
+    assert recorder.texts == [("[0-1] hi", True)]
+
+
+def test_a_long_cell_publishes_from_a_thread() -> None:
+    recorder = Recorder()
+    view, _ = make_view(2)
+    live = LiveDisplay(view, publisher=recorder, interval_s=0.001)
+    sender = threading.Thread(target=view.output, args=(1, "stdout", "hi\n"))
+    sender.start()
+    sender.join()
+    assert recorder.published.wait(WAIT_S)
+    live.finish()
+    live.finish()
+    assert recorder.texts == [("[1] hi", False), ("[1] hi", True)]
+    assert live._thread is not None
+    live._thread.join(WAIT_S)
+    assert not live._thread.is_alive()
+
+
+def test_nothing_to_show_publishes_nothing_before_the_end() -> None:
+    recorder = Recorder()
+    view, _ = make_view(2)
+    live = LiveDisplay(view, publisher=recorder, interval_s=0.001)
+    assert live._thread is None
+    live.finish()
+    assert recorder.texts == [("", True)]
+
+
+def test_progress_shows_without_any_event() -> None:
+    recorder = Recorder()
+    view, clock = make_view(2)
+    live = LiveDisplay(view, publisher=recorder, interval_s=0.001)
+    clock.now = -1.999
+    view.started()
+    clock.now = 5.0
+    assert recorder.published.wait(WAIT_S)
+    assert recorder.texts[0][0] == "0 of 2 ranks done, 7.0 s; waiting for 0-1"
+    live.finish()
+
+
+def test_text_is_printed_in_the_context_of_its_cell() -> None:
+    class Routed(io.StringIO):
+        def write(self, text: str) -> int:
+            return super().write(f"{route.get()}: {text}")
+
+    stream = Routed()
+    view, _ = make_view(2)
+    token = route.set("this cell")
+    live = LiveDisplay(view, publisher=TerminalPublisher(stream))
+    route.reset(token)
+    view.output(0, "stdout", "hi\n")
+    live.finish()
+    assert stream.getvalue() == "this cell: [0] hi\n"
+
+
+def test_terminal_prints_lines_then_the_rest() -> None:
+    stream = io.StringIO()
+    view, _ = make_view(2)
+    terminal = TerminalPublisher(stream)
+    view.output(0, "stdout", "\x1b[31ma\x1b[0m\nb")
+    terminal.publish(view, final=False)
+    view.output(1, "stdout", "c\n")
+    view.result(1, {"text/plain": "42"})
+    view.error(0, error(0))
+    view.close()
+    terminal.publish(view, final=True)
+    assert stream.getvalue() == (
+        "[0] \x1b[31ma\x1b[0m\n[1] c\n[0] b\n[1] 42\nrank 0: ValueError: bad\nTraceback\n  x = bad\n"
+    )
+
+
+def test_terminal_progress_line_is_wiped() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Terminal()
+    view, clock = make_view(2)
+    terminal = TerminalPublisher(stream)
+    view.started()
+    clock.now = 3.0
+    terminal.publish(view, final=False)
+    view.output(0, "stdout", "x\n")
+    terminal.publish(view, final=True)
+    progress = "0 of 2 ranks done, 3.0 s; waiting for 0-1"
+    assert stream.getvalue() == f"{progress}\r\x1b[2K[0] x\n{progress}\n"
+
+
+def test_without_a_kernel_text_is_printed() -> None:
+    assert isinstance(choose_publisher(), TerminalPublisher)
+
+
+def test_in_a_kernel() -> None:
+    """One output in the saved notebook, text and HTML, in the cell that made it though another ends it."""
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    notebook = nbformat.v4.new_notebook()
+    notebook.cells = [
+        nbformat.v4.new_code_cell(source)
+        for source in (
+            "from monarch_nb.display import CellView, LiveDisplay\nview = CellView([0, 1], 2)\n"
+            "class Watched(type(LiveDisplay(view)._publisher)):\n"
+            "    def publish(self, view, *, final):\n"
+            "        super().publish(view, final=final)\n        published.set()\n        return 0\n"
+            "import threading\npublished = threading.Event()\n"
+            "live = LiveDisplay(view, publisher=Watched())\n"
+            "threading.Thread(target=view.output, args=(0, 'stdout', 'early\\n')).start()\n"
+            "published.wait(30), Watched.__base__.__name__",
+            "view.output(1, 'stdout', 'early\\n')\nview.result(1, {'text/plain': '42'})\nlive.finish()",
+            "with LiveDisplay(CellView([0], 1)) as quiet: pass",
+        )
+    ]
+    nbclient.NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
+    first, second, last = (cell.outputs for cell in notebook.cells)
+    assert [output.output_type for output in first] == ["display_data", "execute_result"]
+    assert first[0].data["text/plain"] == "[0-1] early\n[1] 42"
+    assert "early" in first[0].data["text/html"]
+    assert first[1].data["text/plain"] == f"(True, '{NotebookPublisher.__name__}')"
+    assert (second, last) == ([], [])

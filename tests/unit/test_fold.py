@@ -1,0 +1,224 @@
+"""Folding keeps each rank's lines, in order, whatever the interleaving, and folds what a reader would."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from monarch_nb.display.fold import FLOATING_ROWS, LOOKAHEAD_ROWS, NOTE, Fold, Row, last_state
+
+LINES = st.sampled_from(
+    ["a", "b", "c", "epoch 1", "epoch 2", "", "10%\r20%\r", "x\ry", "\x1b[31mred\x1b[0m", "日本語 🙂"]
+)
+EVENTS = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["stdout", "stderr"]), LINES), max_size=80)
+
+
+def lines_of(fold: Fold, rank: int) -> list[tuple[str, str]]:
+    return [(row.stream, row.text) for row in fold.rows() if rank in row.ranks]
+
+
+@given(EVENTS, st.randoms(use_true_random=False))
+@settings(max_examples=300, deadline=None)
+def test_each_rank_reads_back_exactly(events: list[tuple[int, str, str]], rng: random.Random) -> None:
+    fold = Fold(range(4))
+    expected: dict[int, list[tuple[str, str]]] = {rank: [] for rank in range(4)}
+    for rank, stream, line in events:
+        expected[rank].append((stream, last_state(line)))
+        text, cut = line + rng.choice(["\n", "\r\n"]), rng.randrange(len(line) + 2)
+        fold.feed(rank, stream, text[:cut])
+        fold.feed(rank, stream, text[cut:])
+    assert {rank: lines_of(fold, rank) for rank in range(4)} == expected
+    assert sum(len(row.ranks) for row in fold.rows()) == len(events)
+
+
+@given(EVENTS, st.sets(st.integers(0, 80)))
+@settings(max_examples=200, deadline=None)
+def test_drained_text_keeps_each_rank_in_order(events: list[tuple[int, str, str]], drains: set[int]) -> None:
+    fold = Fold([0, 1, 2, 3])
+    text, expected = "", {rank: [] for rank in range(4)}
+    for position, (rank, stream, line) in enumerate(events):
+        if position in drains:
+            text += fold.drain()
+        fold.feed(rank, stream, line + "\n")
+        expected[rank].append(last_state(line))
+    text += fold.drain()
+    seen: dict[int, list[str]] = {rank: [] for rank in range(4)}
+    for printed in text.split("\n")[:-1]:
+        ranks, _, rest = printed.removeprefix("[").partition("] ")
+        for part in ranks.split(","):
+            first, _, last = part.partition("-")
+            for rank in range(int(first), int(last or first) + 1):
+                seen[rank].append(rest)
+    assert seen == expected
+    assert fold.drain() == ""
+
+
+@pytest.mark.parametrize("order", ["by rank", "by line"])
+def test_equal_lines_fold_at_any_skew(order: str) -> None:
+    fold = Fold(range(8))
+    events = [(rank, f"step {step}\n") for rank in range(8) for step in range(LOOKAHEAD_ROWS * 9 // 10)]
+    if order == "by line":
+        events.sort(key=lambda event: int(event[1].split()[1]))
+    for rank, text in events:
+        fold.feed(rank, "stdout", text)
+    assert {row.ranks for row in fold.rows()} == {tuple(range(8))}
+
+
+def test_lines_that_differ_in_a_number_are_two() -> None:
+    fold = Fold([0, 1])
+    fold.feed(0, "stdout", "loss 0.51\n")
+    fold.feed(1, "stdout", "loss 0.52\n")
+    assert fold.rows() == [Row((0,), "stdout", "loss 0.51"), Row((1,), "stdout", "loss 0.52")]
+
+
+def test_own_lines_stand_before_the_shared_line_that_follows() -> None:
+    fold = Fold([0, 1, 2])
+    for rank in range(3):
+        fold.feed(rank, "stdout", f"hello {rank}\nsame\n")
+    assert fold.drain() == "[0] hello 0\n[1] hello 1\n[2] hello 2\n[0-2] same\n"
+
+
+def test_a_lone_line_stands_where_it_happened() -> None:
+    fold = Fold([0, 1])
+    fold.feed(0, "stdout", "epoch 1\nepoch 2\n")
+    fold.feed(1, "stderr", "warning\n")
+    fold.feed(0, "stdout", "epoch 3\n")
+    assert [row.text for row in fold.rows()] == ["epoch 1", "epoch 2", "warning", "epoch 3"]
+
+
+def test_a_rank_silent_for_long_pairs_with_the_newest_lines() -> None:
+    fold = Fold([0, 1], max_rows=None)
+    fold.feed(0, "stdout", "".join(f"epoch {epoch}\n" for epoch in range(3 * LOOKAHEAD_ROWS)))
+    fold.feed(0, "stdout", "evaluate\n")
+    fold.feed(1, "stdout", "evaluate\n")
+    assert fold.rows()[-1] == Row((0, 1), "stdout", "evaluate")
+
+
+def test_many_own_lines_settle() -> None:
+    fold = Fold([0, 1])
+    fold.feed(0, "stdout", "start\nend\n")
+    fold.feed(1, "stdout", "".join(f"own {i}\n" for i in range(2 * FLOATING_ROWS)) + "end\n")
+    assert lines_of(fold, 1)[-1] == ("stdout", "end")
+    assert len(lines_of(fold, 1)) == 2 * FLOATING_ROWS + 1
+
+
+def test_insertions_at_one_place_make_room() -> None:
+    """Labels between two rows run out after some 60 halvings; then all rows are labelled anew."""
+    fold = Fold(range(100))
+    fold.feed(0, "stdout", "same\n")
+    for rank in range(1, 100):
+        fold.feed(rank, "stdout", f"own {rank}\nsame\n")
+    assert [row.text for row in fold.rows()] == [*(f"own {rank}" for rank in range(1, 100)), "same"]
+
+
+def test_progress_bar_counts_in_its_last_state() -> None:
+    fold = Fold([0, 1])
+    for percent in range(0, 101, 10):
+        for rank in range(2):
+            fold.feed(rank, "stderr", f"\r{percent}%|{'#' * (percent // 10)}|")
+    assert fold.rows() == []
+    assert fold.partial_rows() == [Row((0, 1), "stderr", "100%|##########|")]
+    fold.feed(0, "stderr", "\n")
+    assert fold.partial_rows() == [Row((1,), "stderr", "100%|##########|")]
+    fold.finish()
+    assert fold.rows() == [Row((0, 1), "stderr", "100%|##########|")]
+
+
+def test_a_bar_that_is_wiped_leaves_nothing() -> None:
+    fold = Fold([0])
+    fold.feed(0, "stderr", "\r50%")
+    fold.feed(0, "stderr", "\r   \r")
+    fold.finish()
+    assert (fold.rows(), fold.partial_rows()) == ([], [])
+
+
+def test_crlf_across_chunks_is_one_line_end() -> None:
+    fold = Fold([0])
+    fold.feed(0, "stdout", "one\r")
+    assert fold.partial_rows() == [Row((0,), "stdout", "one")]
+    fold.feed(0, "stdout", "\ntwo\r\n")
+    assert [row.text for row in fold.rows()] == ["one", "two"]
+
+
+def test_streams_stay_apart() -> None:
+    fold = Fold([0, 1])
+    fold.feed(0, "stdout", "x\n")
+    fold.feed(1, "stderr", "x\n")
+    assert [row.ranks for row in fold.rows()] == [(0,), (1,)]
+
+
+def test_prefix() -> None:
+    alone, one_of_many, gap = Fold([0]), Fold([3], prefix=True), Fold([0, 1, 2, 7])
+    for fold, ranks in ((alone, [0]), (one_of_many, [3]), (gap, [0, 1, 2, 7])):
+        for rank in ranks:
+            fold.feed(rank, "stdout", "x\n")
+    assert [fold.drain() for fold in (alone, one_of_many, gap)] == ["x\n", "[3] x\n", "[0-2,7] x\n"]
+
+
+def test_drain_says_late_joiners_again() -> None:
+    fold = Fold([0, 1, 2])
+    fold.feed(0, "stdout", "a\n")
+    fold.feed(2, "stdout", "a\n")
+    assert fold.drain() == "[0,2] a\n"
+    fold.feed(1, "stdout", "a\nb")
+    assert fold.drain() == "[1] a\n"
+    fold.finish()
+    assert fold.drain() == "[1] b\n"
+    assert fold.rows()[0].ranks == (0, 1, 2)
+
+
+def test_cap_keeps_both_ends() -> None:
+    fold = Fold([0, 1], max_rows=10, more_hint="%mesh logs")
+    fold.feed(0, "stdout", "".join(f"{i}\n" for i in range(100)))
+    rows = fold.rows()
+    assert [row.text for row in rows] == [
+        *map(str, range(5)),
+        "... 90 lines not shown; all of them: %mesh logs",
+        *map(str, range(95, 100)),
+    ]
+    assert rows[5].stream == NOTE
+
+
+def test_memory_is_bounded_and_ends_still_fold() -> None:
+    fold = Fold([0, 1], max_rows=20, more_hint="%mesh logs")
+    for start in range(0, 5000, 100):
+        for rank in range(2):
+            fold.feed(rank, "stdout", "".join(f"{i}\n" for i in range(start, start + 100)))
+    rows = fold.rows()
+    assert [row.text for row in rows if row.stream != NOTE] == [
+        *map(str, range(10)),
+        *map(str, range(4990, 5000)),
+    ]
+    assert {row.ranks for row in rows if row.stream != NOTE} == {(0, 1)}
+    assert fold.num_rows == 5000
+    assert sum(1 for _ in fold._walk()) <= 20 * 50
+    assert fold.drain().startswith("... 4,")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        lambda rank, i: f"step {i} loss 0.5\n",
+        lambda rank, i: f"rank {rank} step {i}\n",
+        lambda rank, i: "tick\n\n",
+    ],
+    ids=["equal", "all differ", "repeated"],
+)
+@pytest.mark.parametrize("chunk", [1, 100, 10_000])
+def test_speed(line: Callable[[int, int], str], chunk: int) -> None:
+    """8 ranks with 10,000 lines each; generous for a busy machine, but a quadratic step would break it."""
+    texts = [
+        (rank, "".join(line(rank, i) for i in range(start, start + chunk)))
+        for start in range(0, 10_000, chunk)
+        for rank in range(8)
+    ]
+    fold = Fold(range(8))
+    begin = time.process_time()
+    for rank, text in texts:
+        fold.feed(rank, "stdout", text)
+    assert time.process_time() - begin < 2.0
