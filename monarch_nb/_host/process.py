@@ -178,7 +178,8 @@ class HostProcess:
 
     def do_start_ranks(self, message: Message, fields: dict[str, Any]) -> object:
         """Start ranks here. Asked by the home."""
-        self.supervisor.start(fields["ranks"], fields["spec"] | {"directory": self.directory}, fields["method"])
+        own = {"directory": self.directory, "hostname": self.hostname, "gpus": visible_gpus()}
+        self.supervisor.start(fields["ranks"], fields["spec"] | own, fields["method"])
         return None
 
     def do_stop_ranks(self, message: Message, fields: dict[str, Any]) -> object:
@@ -229,6 +230,8 @@ class HostProcess:
         self.context.term()
         self.router.pool.close()
         shutil.rmtree(self.directory, ignore_errors=True)
+        with suppress(OSError):
+            os.rmdir(os.path.dirname(self.directory))
 
     def close_link(self) -> None:
         """Close the sockets to other hosts."""
@@ -389,6 +392,16 @@ class HomeProcess(HostProcess):
             "world_size": world_size,
         }
 
+    def do_controller_proc(self, message: Message, fields: dict[str, Any]) -> object:
+        """Return the proc that named singletons live in; started when first asked for."""
+        known = self.registry.names.get(fields["name"])
+        if known is not None and self.registry.procs[known["proc"]].end is None:
+            return known["proc"]
+        request = {"hosts": [0], "per_host": 1, "group": "controllers", "spec": fields["spec"], "method": "fork"}
+        answer: Any = self.do_spawn(message, request)
+        self.registry.names[fields["name"]] = {"proc": answer["procs"][0]}
+        return answer["procs"][0]
+
     def _host(self, index: int) -> Host:
         host = self.registry.hosts.get(index)
         if host is None or host.state in ("lost", "stopped"):
@@ -494,6 +507,13 @@ class HomeProcess(HostProcess):
                     context=group.encode(), payload=piece.data,
                 )  # fmt: skip
                 self.send_local(client.proc, frame)
+
+    def do_settle_output(self, message: Message, fields: dict[str, Any]) -> object:
+        """Answer once what ranks of this machine have written before now has been passed on."""
+        for rank in self.supervisor.ranks.values():
+            for output in rank.outputs:
+                output.drain()
+        return None
 
     def do_tail(self, message: Message, fields: dict[str, Any]) -> object:
         """Return the end of the logs: {rank: bytes} for each group."""
@@ -756,6 +776,14 @@ def count_gpus() -> int:
         return 0
 
 
+def visible_gpus() -> list[str]:
+    """Return what CUDA_VISIBLE_DEVICES would name each GPU here, within what we were given ourselves."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        return [d.strip() for d in given.split(",") if d.strip()]
+    return [str(i) for i in range(count_gpus())]
+
+
 def main() -> None:
     """Run a host process; its configuration comes as JSON on standard input, readiness is told on fd 1."""
     config = json.loads(sys.stdin.buffer.read())
@@ -763,5 +791,6 @@ def main() -> None:
     os.write(1, b"ready\n")
     log = os.open(config.get("log") or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
+    os.dup2(log, 2)
     os.close(log)
     process.run()

@@ -88,7 +88,12 @@ class Supervisor:
         # numpy's OpenBLAS starts a thread per core when it's imported, and threads don't survive a fork.
         environment.setdefault("OPENBLAS_NUM_THREADS", "1")
         self._zygote = subprocess.Popen(
-            [sys.executable, "-c", code, argument], pass_fds=[theirs.fileno()], env=environment
+            [sys.executable, "-c", code, argument],
+            pass_fds=[theirs.fileno()],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,  # ours is the pipe on which the client waits for our readiness
+            stderr=subprocess.DEVNULL if not os.environ.get("MONARCH_NB_HOST_LOG") else None,
         )
         theirs.close()
         self._link = ours

@@ -24,7 +24,7 @@ from monarch_nb._wire import message as wire
 from monarch_nb._wire.message import Message
 
 if TYPE_CHECKING:
-    from monarch_nb._rank.main import Rank
+    from monarch_nb._rank.actor_host import ActorHost
 
 
 class Method:
@@ -43,8 +43,8 @@ class Method:
 class ActorRunner:
     """One actor: instance, inbox and thread. Only that thread touches the instance."""
 
-    def __init__(self, rank: Rank, spawn: Message) -> None:
-        self.rank = rank
+    def __init__(self, host: ActorHost, spawn: Message) -> None:
+        self.host = host
         self.actor_id = spawn.target
         self.creator: tuple[int, int] = (spawn.src, 0)
         self.name = ""
@@ -58,7 +58,7 @@ class ActorRunner:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended_with: BaseException | None = None
         # A message may be in the reading thread's hands: keep the body, which holds its buffers.
-        self._body = Body(rank.office, spawn)
+        self._body = Body(host.office, spawn)
         self.thread = threading.Thread(target=self._run, name=f"actor-{self.actor_id:x}", daemon=True)
         self.thread.start()
 
@@ -98,7 +98,7 @@ class ActorRunner:
             self._answer(spawn, None)
 
     def _serve(self) -> None:
-        office = self.rank.office
+        office = self.host.office
         while (message := self.inbox.take(office)) is not None:
             self._handle(message)
 
@@ -136,7 +136,7 @@ class ActorRunner:
     def stop(self, reason: BaseException | None = None) -> None:
         """Let the actor end after the message that it's handling."""
         self._ended_with = reason
-        self.inbox.close(self.rank.office)
+        self.inbox.close(self.host.office)
 
     # --- messages
 
@@ -151,6 +151,9 @@ class ActorRunner:
         if self.failure is not None:
             self._refuse(message)
             return
+        if message.name == b"__supervise__":
+            self._supervise(message)
+            return
         try:
             method = self._method(message.name)
             args, kwargs = self._arguments(message, method)
@@ -161,12 +164,14 @@ class ActorRunner:
             self._raised(error, message)
             return
         del args, kwargs  # so that their buffers are released with the answer
-        if message.ref and not method.wants_port:
-            self._answer(message, result)
+        self._finish_call(message, method, result)
 
     async def _handle_async(self, message: Message) -> None:
         if self.failure is not None:
             self._refuse(message)
+            return
+        if message.name == b"__supervise__":
+            self._supervise(message)
             return
         try:
             method = self._method(message.name)
@@ -193,20 +198,27 @@ class ActorRunner:
             self._raised(error, message)
             return
         del args, kwargs
-        if message.ref and not method.wants_port:
+        self._finish_call(message, method, result)
+
+    def _finish_call(self, message: Message, method: Method, result: object) -> None:
+        if message.flags & wire.KEEP:
+            from monarch_nb.actor.rref import keep
+
+            keep(message.ref, result)
+        elif message.ref and not method.wants_port:
             self._answer(message, result)
 
     def _arguments(self, message: Message, method: Method) -> tuple[Any, dict[str, Any]]:
         args: Any = ()
         kwargs: dict[str, Any] = {}
         if not message.flags & wire.EMPTY:
-            args, kwargs = Body(self.rank.office, message).value()
+            args, kwargs = Body(self.host.office, message).value()
         if method.wants_port:
             args = (Port(message.src, message.ref, message.slot), *args)
         return args, kwargs
 
     def _answer(self, message: Message, result: object) -> None:
-        office = self.rank.office
+        office = self.host.office
         if result is None:
             frame = wire.pack(
                 wire.REPLY, src=office.me, dst=message.src, flags=wire.EMPTY, slot=message.slot, ref=message.ref
@@ -222,21 +234,39 @@ class ActorRunner:
 
     # --- failure
 
+    def _supervise(self, message: Message) -> None:
+        """Something this actor owns has failed: ask it, and if it doesn't handle it, its own owner."""
+        from monarch_nb.actor.supervision import MeshFailure
+
+        news = Body(self.host.office, message).value()
+        hook = getattr(self.instance, "__supervise__", None)
+        handled: Any = False
+        if hook is not None:
+            try:
+                handled = hook(MeshFailure.from_failure(news["failure"]))
+                if inspect.isawaitable(handled):
+                    handled = _run_apart(handled)
+            except Exception as error:
+                news["failure"] = describe(error, **self._where("__supervise__"))
+        if not handled:
+            self.host.report_failure(self.creator, self.actor_id, news["failure"])
+
     def _where(self, endpoint: str) -> dict[str, Any]:
         return {**here.whereabouts(), "actor": self.name, "endpoint": endpoint}
 
     def _raised(self, error: BaseException, message: Message) -> None:
         """An endpoint has raised: tell the caller, or, if nobody waits, the owner."""
         endpoint = message.name.decode()
-        fatal = not isinstance(error, Exception) or not message.ref
-        if message.ref:
+        answers = message.ref and not message.flags & wire.KEEP
+        fatal = not isinstance(error, Exception) or not answers
+        if answers:
             self._reply_failure(message, describe(error, **self._where(endpoint)))
         if fatal:
             self._fail(error, None, endpoint)
 
     def _reply_failure(self, message: Message, failure: dict[str, Any]) -> None:
         body = encode_failure(failure)
-        self.rank.office.post(
+        self.host.office.post(
             message.src, wire.REPLY, body, flags=wire.ERROR, slot=message.slot, ref=message.ref
         )
 
@@ -246,11 +276,11 @@ class ActorRunner:
         self._ended_with = error
         if spawn is not None and spawn.ref:
             self._reply_failure(spawn, self.failure)
-        self.rank.report_failure(self.creator, self.actor_id, self.failure)
+        self.host.report_failure(self.creator, self.actor_id, self.failure)
 
     def _refuse(self, message: Message) -> None:
         assert self.failure is not None
-        if message.ref:
+        if message.ref and not message.flags & wire.KEEP:
             self._reply_failure(message, {**self.failure, "dead": True})
 
 
@@ -269,6 +299,14 @@ def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) ->
         loop.call_soon_threadsafe(function)
 
 
-async def _finish(result: Any) -> None:
+def _run_apart(result: Any) -> Any:
+    """Run an awaitable to its end in a thread of its own: this one may have a running loop."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, _finish(result)).result()
+
+
+async def _finish(result: Any) -> Any:
     coroutine: Coroutine[Any, Any, Any] = result
-    await coroutine
+    return await coroutine

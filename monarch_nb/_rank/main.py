@@ -9,171 +9,35 @@ import random
 import signal
 import sys
 import time
-import traceback
 from contextlib import suppress
 from types import FrameType
 from typing import Any
 
 from monarch_nb._post import here
 from monarch_nb._post.context import CallContext, call_context
-from monarch_nb._post.failure import encode_failure
 from monarch_nb._post.office import Office
 from monarch_nb._rank import streams
-from monarch_nb._rank.actors import ActorRunner
+from monarch_nb._rank.actor_host import ActorHost
 from monarch_nb._rank.worker import Worker
 from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
-from monarch_nb._wire.message import Message
 
 _PR_SET_NAME = 15
 _PR_SET_PDEATHSIG = 1
 _ADOPTION_S = 5.0
-ORPHAN_S = 10.0
-"""How long a call may be ahead of the message that spawns its actor."""
 
 
 class Rank:
-    """This process as a rank of a mesh. Calls arrive in the reading thread."""
+    """This process as a rank of a mesh: its place, its mail, what runs on its main thread, its actors."""
 
     def __init__(self, spec: dict[str, Any], pipe: streams.OutputPipe) -> None:
         self.spec = spec
         self.rank: int = spec["rank"]
         self.world_size: int = spec["world_size"]
         self.pipe = pipe
-        self.actors: dict[int, ActorRunner] = {}
         self.office = Office(spec["proc"], spec["directory"])
         self.worker = Worker(self)
-        self._early: dict[int, list[Message]] = {}
-        self._gone: set[int] = set()
-        self.kept: dict[int, Any] = {}
-        self.office.on_call = self._on_call
-
-    # --- calls; in the reading thread
-
-    def _on_call(self, message: Message) -> Any:
-        if message.name == b"__spawn__":
-            self._spawn(message)
-            return None
-        if message.target == 0:
-            return self._on_system_call(message)
-        runner = self.actors.get(message.target)
-        if runner is not None:
-            return runner.inbox.put(message)
-        if message.target in self._gone:
-            self._no_such_actor(message)
-            return None
-        self._early.setdefault(message.target, []).append(message)
-        self.office.reader.call_at(time.monotonic() + ORPHAN_S, lambda: self._give_up(message.target))
-        return None
-
-    def _on_system_call(self, message: Message) -> Any:
-        name = message.name
-        if name == b"stop_actor":
-            self._stop_actor(message)
-        elif name == b"ping":
-            self._reply(message, None)
-        elif name == b"status":
-            self._reply(message, self.status())
-        elif name == b"stacks":
-            self._reply(message, self.stacks())
-        elif name == b"__supervise__":
-            self._supervise(message)
-        else:
-            return self.worker.inbox.put(message)
-        return None
-
-    def _spawn(self, message: Message) -> None:
-        runner = self.actors[message.target] = ActorRunner(self, message)
-        for early in self._early.pop(message.target, ()):
-            runner.inbox.put(early)
-
-    def _give_up(self, actor_id: int) -> None:
-        for message in self._early.pop(actor_id, ()):
-            self._no_such_actor(message)
-
-    def _no_such_actor(self, message: Message) -> None:
-        if not message.ref:
-            return
-        failure = {
-            "type": "SupervisionError",
-            "message": f"there is no actor {message.target:x} on rank {self.rank}: it was stopped or never spawned",
-            "traceback": "",
-            "exception": None,
-            "when": time.time(),
-            "dead": True,
-            "endpoint": message.name.decode(),
-            **here.whereabouts(),
-        }
-        self.office.post(
-            message.src, wire.REPLY, encode_failure(failure), flags=wire.ERROR, slot=message.slot, ref=message.ref
-        )
-
-    def _reply(self, message: Message, value: object) -> None:
-        if message.ref:
-            self.office.post(
-                message.src, wire.REPLY, codec.encode(value), slot=message.slot, ref=message.ref
-            )
-
-    # --- actors
-
-    def _stop_actor(self, message: Message) -> None:
-        from monarch_nb._post.pending import Body
-
-        actor_id = Body(self.office, message).value()
-        runner = self.actors.pop(actor_id, None)
-        self._gone.add(actor_id)
-        if runner is not None:
-            runner.stop()
-        self._reply(message, None)
-
-    def report_failure(self, owner: tuple[int, int], actor_id: int, failure: dict[str, Any]) -> None:
-        """Tell the owner of an actor that it has failed."""
-        proc, owner_actor = owner
-        body = codec.Encoded(pickle.dumps({"actor_id": actor_id, "failure": failure}, 5))
-        if address.is_client(proc):
-            frame = wire.pack(
-                wire.EVENT, src=self.office.me, dst=proc, name=b"actor_failed", payload=body.payload
-            )
-            self.office.send(proc, frame)
-        else:
-            self.office.post(proc, wire.CALL, body, target=owner_actor, name=b"__supervise__")
-
-    def _supervise(self, message: Message) -> None:
-        """A failure that no actor of this rank owns: say it where output goes."""
-        from monarch_nb._post.pending import Body
-
-        print(Body(self.office, message).value()["failure"]["traceback"], file=sys.stderr, flush=True)
-
-    # --- state
-
-    def status(self) -> dict[str, Any]:
-        """Return what this rank is doing."""
-        return {
-            "rank": self.rank,
-            "pid": os.getpid(),
-            "busy_with": self.worker.busy_with,
-            "actors": {r.name: len(r.inbox) for r in self.actors.values()},
-        }
-
-    @staticmethod
-    def stacks() -> dict[str, str]:
-        """Return the Python stack of each thread."""
-        import threading
-
-        names = {t.ident: t.name for t in threading.enumerate()}
-        return {
-            names.get(ident, str(ident)): "".join(traceback.format_stack(frame))
-            for ident, frame in sys._current_frames().items()
-        }
-
-    # --- the end
-
-    def stop(self) -> None:
-        """End all actors, with their clean-up."""
-        for runner in list(self.actors.values()):
-            runner.stop()
-        for runner in list(self.actors.values()):
-            runner.thread.join(2.0)
+        self.actors = ActorHost(self.office, self.worker.inbox.put)
 
 
 def run_rank(spec: dict[str, Any], host_pid: int) -> None:
@@ -183,6 +47,7 @@ def run_rank(spec: dict[str, Any], host_pid: int) -> None:
     _set_environment(spec)
     pipe = streams.install(spec["token"])
     _reseed()
+    _bind_cpus(spec)
     _limit_threads(spec)
     rank = Rank(spec, pipe)
     here.set_office(rank.office)
@@ -197,7 +62,7 @@ def run_rank(spec: dict[str, Any], host_pid: int) -> None:
     rank.office.send(home, wire.pack(wire.EVENT, src=rank.office.me, dst=home, name=b"up", payload=up))
     with suppress(SystemExit):
         rank.worker.serve()
-    rank.stop()
+    rank.actors.stop()
     sys.stdout.flush()
     sys.stderr.flush()
     rank.office.close(500)
@@ -221,6 +86,16 @@ def _tie_to_host(host_pid: int) -> None:
         os._exit(1)
 
 
+def _bind_cpus(spec: dict[str, Any]) -> None:
+    """Bind this rank to the CPUs that `proc_bind` gives it, as in "0-3,8"."""
+    if spec.get("bind"):
+        cpus = spec["bind"][spec["local_rank"] % len(spec["bind"])].get("cpus", "")
+        from monarch_nb._shape import Extent, parse_ranks
+
+        if cpus:
+            os.sched_setaffinity(0, parse_ranks(cpus, Extent(["cpus"], [4096])))
+
+
 def _set_name(name: str) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
@@ -233,7 +108,7 @@ def _set_environment(spec: dict[str, Any]) -> None:
     if spec.get("cwd") and os.path.isdir(spec["cwd"]):
         os.chdir(spec["cwd"])
     gpus = spec.get("gpus")
-    if gpus:
+    if gpus and spec.get("gpu_dimension") and "CUDA_VISIBLE_DEVICES" not in spec["env"]:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[spec["local_rank"] % len(gpus)]
 
 

@@ -1,0 +1,76 @@
+"""The programming model: hosts, processes and actors as meshes; endpoints and the ways to call them.
+
+    host_mesh    HostMesh, this_host, this_proc: where processes are started
+    proc_mesh    ProcMesh: where actors are spawned and functions run
+    actor_mesh   Actor, ActorMesh: what is spawned
+    endpoint     @endpoint, and call, call_one, choose, stream, broadcast, scatter
+    future       Future: get, await, callbacks
+    value_mesh   ValueMesh: the answers, by point
+    outcome      from answers to values or folded errors
+    channel      Channel, Port, PortReceiver
+    context      context(), current_rank(): where the running code stands
+    supervision  MeshFailure, unhandled_fault_hook
+    controller   get_or_spawn_controller: named singletons
+
+Names and behaviour are PyTorch Monarch's; a program for `monarch.actor` runs with `monarch_nb.actor`.
+"""
+
+from monarch_nb._post.port import Port
+from monarch_nb._shape import Extent, Point, Shape
+from monarch_nb.actor.accumulator import Accumulator
+from monarch_nb.actor.actor_mesh import Actor, ActorMesh, as_endpoint, send
+from monarch_nb.actor.channel import Channel, PortReceiver, RankedPortReceiver
+from monarch_nb.actor.context import (
+    Context,
+    context,
+    current_actor_name,
+    current_rank,
+    current_size,
+    shutdown_context,
+)
+from monarch_nb.actor.controller import get_or_spawn_controller
+from monarch_nb.actor.endpoint import Endpoint, concurrent_endpoint, endpoint
+from monarch_nb.actor.future import Future
+from monarch_nb.actor.host_mesh import HostMesh, local_proc_mesh, proc_mesh, this_host, this_proc
+from monarch_nb.actor.proc_mesh import ProcMesh
+from monarch_nb.actor.supervision import MeshFailure, unhandled_fault_hook
+from monarch_nb.actor.value_mesh import ValueMesh
+from monarch_nb.exceptions import ActorError, RankTimeout, SupervisionError
+
+__all__ = [
+    "Accumulator",
+    "Actor",
+    "ActorError",
+    "ActorMesh",
+    "Channel",
+    "Context",
+    "Endpoint",
+    "Extent",
+    "Future",
+    "HostMesh",
+    "MeshFailure",
+    "Point",
+    "Port",
+    "PortReceiver",
+    "ProcMesh",
+    "RankTimeout",
+    "RankedPortReceiver",
+    "Shape",
+    "SupervisionError",
+    "ValueMesh",
+    "as_endpoint",
+    "concurrent_endpoint",
+    "context",
+    "current_actor_name",
+    "current_rank",
+    "current_size",
+    "endpoint",
+    "get_or_spawn_controller",
+    "local_proc_mesh",
+    "proc_mesh",
+    "send",
+    "shutdown_context",
+    "this_host",
+    "this_proc",
+    "unhandled_fault_hook",
+]

@@ -1,0 +1,162 @@
+"""Starting host processes, and finding those that run."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from monarch_nb._wire import address
+from monarch_nb._wire import message as wire
+from monarch_nb.exceptions import MeshNotFound, MeshStartError
+
+_CODE = "import sys; sys.path[:0] = sys.argv[1:]; from monarch_nb._host.process import main; main()"
+
+
+class Connection(NamedTuple):
+    """How to reach a home host process: the content of its connection file."""
+
+    name: str
+    pid: int
+    directory: str
+    path: str = ""
+
+
+def start_host_process(config: dict[str, Any]) -> subprocess.Popen[bytes]:
+    """Start a host process, in a session of its own; returns once it serves.
+
+    Raises:
+        MeshStartError: with what it wrote, if it ended instead.
+    """
+    package_root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    process = subprocess.Popen(
+        [sys.executable, "-c", _CODE, package_root],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=None if config.get("debug") else subprocess.PIPE,
+        start_new_session=True,
+        env=_clean_environment(),
+    )
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(json.dumps(config).encode())
+    process.stdin.close()
+    if process.stdout.readline() != b"ready\n":
+        error = process.stderr.read().decode(errors="replace") if process.stderr else ""
+        process.wait()
+        raise MeshStartError(f"the host process did not start (exit code {process.returncode}):\n{error.strip()}")
+    process.stdout.close()
+    if process.stderr:
+        process.stderr.close()
+    return process
+
+
+def _clean_environment() -> dict[str, str]:
+    """Return our environment without what only makes sense in a notebook kernel."""
+    drop = ("JPY_PARENT_PID", "JPY_SESSION_NAME", "MPLBACKEND", "CLICOLOR", "FORCE_COLOR", "PAGER", "GIT_PAGER")
+    return {k: v for k, v in os.environ.items() if k not in drop}
+
+
+def importable_path() -> list[str]:
+    """Return this program's module path for ranks, made absolute: "" is where it stands now."""
+    return [os.path.abspath(p) if p else os.getcwd() for p in sys.path]
+
+
+def home_config(**extra: Any) -> dict[str, Any]:
+    """Return the configuration of a new home host process."""
+    directory = os.path.join(address.socket_root(), secrets.token_hex(4))
+    os.mkdir(directory, 0o700)
+    return {
+        "host": 0,
+        "directory": os.path.join(directory, "h0"),
+        "sys_path": importable_path(),
+        "log": os.environ.get("MONARCH_NB_HOST_LOG"),
+        **extra,
+    }
+
+
+def start_home(**extra: Any) -> Connection:
+    """Start a home host process; `extra` goes into its configuration."""
+    config = home_config(**extra)
+    process = start_host_process(config)
+    # Nobody waits for it: it isn't ours. Popen would warn, and its zombie goes with this process.
+    process.returncode = 0
+    return Connection(extra.get("name", ""), process.pid, config["directory"])
+
+
+# --- connection files
+
+
+def runtime_directory() -> str:
+    """Return Jupyter's runtime directory, where the connection files lie."""
+    from jupyter_core.paths import jupyter_runtime_dir
+
+    path = jupyter_runtime_dir()
+    os.makedirs(path, mode=0o700, exist_ok=True)
+    return str(path)
+
+
+def connection_path(name: str) -> str:
+    """Return the connection file of the mesh `name`."""
+    if not name.replace("-", "_").isidentifier() or not name.isascii():
+        raise ValueError(f"a mesh's name is letters, digits, '-' and '_', not starting with a digit: {name!r}")
+    return os.path.join(runtime_directory(), f"monarch_nb-{name}.json")
+
+
+def list_connections() -> list[Connection]:
+    """Return the meshes of this user that run; files of dead ones are removed."""
+    found = []
+    directory = runtime_directory()
+    for file in sorted(os.listdir(directory)):
+        if file.startswith("monarch_nb-") and file.endswith(".json"):
+            connection = _read(os.path.join(directory, file))
+            if connection is not None:
+                found.append(connection)
+    return found
+
+
+def find_connection(name: str | None) -> Connection:
+    """Return the connection of the mesh `name`, or of the only one there is.
+
+    Raises:
+        MeshNotFound: if there's none of that name, or several to choose from.
+    """
+    connections = list_connections()
+    names = ", ".join(c.name for c in connections) or "none"
+    if name is None:
+        if len(connections) == 1:
+            return connections[0]
+        raise MeshNotFound(f"which mesh? Running: {names}. Name one, or start one: %mesh start")
+    for connection in connections:
+        if connection.name == name:
+            return connection
+    raise MeshNotFound(f"mesh {name!r} is not running. Start it: %mesh start {name}; running: {names}")
+
+
+def _read(path: str) -> Connection | None:
+    try:
+        if os.stat(path).st_uid != os.getuid():
+            return None
+        with open(path) as file:
+            content = json.load(file)
+        os.kill(content["pid"], 0)
+        alive = os.path.exists(address.socket_path(content["directory"], address.HOME))
+    except (OSError, ValueError, KeyError):
+        alive = False
+        content = {}
+    if not alive or content.get("wire_version") != wire.VERSION:
+        if not alive:
+            with suppress(OSError):
+                os.unlink(path)
+        return None
+    return Connection(content["name"], content["pid"], content["directory"], path)
+
+
+def kill_home(connection: Connection) -> None:
+    """End a home host process that doesn't answer."""
+    with suppress(OSError):
+        os.kill(connection.pid, signal.SIGTERM)

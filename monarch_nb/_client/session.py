@@ -1,0 +1,191 @@
+"""A program's connection to one mesh's home: requests, and what comes unasked.
+
+A session owns nothing that matters: the program may end at any time and the mesh goes on, unless it is the private mesh of this
+program, which `this_host()` makes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from monarch_nb._client import launch
+from monarch_nb._client.launch import Connection
+from monarch_nb._client.output import OutputHub
+from monarch_nb._post import here
+from monarch_nb._post.office import Office
+from monarch_nb._post.pending import OneReply
+from monarch_nb._wire import address
+from monarch_nb._wire import message as wire
+from monarch_nb.exceptions import MeshError, MeshStartError, RankTimeout
+
+REQUEST_S = 30.0
+HELLO_S = 20.0
+
+
+class RequestFailed(MeshError):
+    """The home couldn't do what was asked."""
+
+
+class Session:
+    """A connection to a home host process. All methods may be called from any thread.
+
+    In a rank, it shares the rank's office; in a client it has its own.
+    """
+
+    def __init__(self, office: Office, connection: Connection | None) -> None:
+        self.office = office
+        self.connection = connection
+        self.private = False
+        self.output: OutputHub | None = None
+        self.on_actor_failure: Callable[[int, dict[str, Any]], None] = lambda _actor, _failure: None
+        self._prompt_origin = 0
+        self.local_actors: Any = None
+        self.meshes: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        """Actor meshes of this program, by actor id: where news of a failure goes."""
+
+    @classmethod
+    def connect(cls, connection: Connection, what: str = "") -> Session:
+        """Connect to a running home.
+
+        Raises:
+            MeshStartError: if it doesn't answer.
+        """
+        office = Office(address.new_client_id(), connection.directory)
+        session = cls(office, connection)
+        session.output = OutputHub(office)
+        office.on_event = session._on_event
+        hello = {"pid": os.getpid(), "what": what or _program()}
+        try:
+            session.request("hello", _timeout_s=HELLO_S, **hello)
+        except RankTimeout:
+            office.close(0)
+            raise MeshStartError(
+                f"mesh {connection.name!r} (pid {connection.pid}) does not answer; end it: kill {connection.pid}"
+            ) from None
+        atexit.register(session.close)
+        return session
+
+    # --- requests
+
+    def request(self, op: str, _timeout_s: float = REQUEST_S, **fields: Any) -> Any:
+        """Ask the home and wait for the answer.
+
+        Raises:
+            RequestFailed: with the home's reason.
+            RankTimeout: if it didn't answer in time.
+        """
+        reply = self.ask(op, **fields)
+        if not self.office.reader.wait(reply, time.monotonic() + _timeout_s):
+            raise RankTimeout(f"the home host process did not answer {op!r} within {_timeout_s:g} s")
+        return self.read(reply)
+
+    def ask(self, op: str, **fields: Any) -> OneReply:
+        """Ask the home; the answer is read by `read` once ready."""
+        return self.office.request(address.HOME, op, fields)
+
+    @staticmethod
+    def read(reply: OneReply) -> Any:
+        """Return the answer of the home."""
+        if reply.body is None:
+            raise RequestFailed("the mesh has ended")
+        if reply.body.flags & wire.ERROR:
+            raise RequestFailed(str(reply.body.value()))
+        return reply.body.value()
+
+    # --- unasked
+
+    def _on_event(self, name: str, fields: dict[str, Any]) -> None:
+        if name == "actor_failed":
+            self.on_actor_failure(fields["actor_id"], fields["failure"])
+
+    # --- the end
+
+    def close(self) -> None:
+        """Disconnect. A private mesh ends."""
+        if self.office.closed:
+            return
+        atexit.unregister(self.close)
+        with suppress(Exception):
+            self._settle_output()
+            self.office.post(address.HOME, wire.CONTROL, name=b"shut_down" if self.private else b"goodbye")
+        self.office.close(500)
+
+    def _settle_output(self) -> None:
+        """Wait until what was printed before now has come."""
+        if self.output is not None:
+            self.request("settle_output", _timeout_s=2.0)
+            self.output.default.flush()
+
+
+def _program() -> str:
+    if "ipykernel" in sys.modules:
+        return "notebook " + os.environ.get("JPY_SESSION_NAME", "")
+    return sys.argv[0] or "python"
+
+
+# --- the session of this program
+
+_current: Session | None = None
+_lock = threading.RLock()
+
+
+def current() -> Session:
+    """Return this process' session: a rank's own, or a client's, which starts a private mesh if it has none."""
+    global _current
+    session = _current
+    if session is not None and not session.office.closed:
+        return session
+    with _lock:
+        if _current is None or _current.office.closed:
+            _current = _of_rank() if here.rank is not None else _private()
+        return _current
+
+
+def use(session: Session) -> None:
+    """Make `session` the one that `this_host()` and new channels use."""
+    global _current
+    _current = session
+    here.set_office(session.office)
+
+
+def _of_rank() -> Session:
+    return Session(here.office(), None)
+
+
+def _private() -> Session:
+    """Start a mesh that ends with this program."""
+    connection = launch.start_home(owner_pid=os.getpid())
+    session = Session.connect(connection)
+    session.private = True
+    here.set_office(session.office)
+    here.set_whereabouts(rank="client", host=os.uname().nodename, pid=os.getpid())
+    return session
+
+
+def shutdown() -> None:
+    """End this program's private mesh, and its connection."""
+    global _current
+    with _lock:
+        if _current is not None:
+            _current.close()
+            here.set_office(None)
+            _current = None
+
+
+here.on_demand(lambda: current().office)
+
+
+def session_of(office: Office) -> Session:
+    """Return the session that uses `office`."""
+    session = current()
+    if session.office is office:
+        return session
+    raise MeshError("this handle belongs to a mesh that this program is no longer connected to")

@@ -1,0 +1,171 @@
+"""Where calls arrive in a process that has actors: a rank, or a client that has spawned some in itself."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from monarch_nb._post import here
+from monarch_nb._post.failure import encode_failure
+from monarch_nb._post.office import Office
+from monarch_nb._post.pending import Body
+from monarch_nb._rank.actors import ActorRunner
+from monarch_nb._wire import address, codec
+from monarch_nb._wire import message as wire
+from monarch_nb._wire.message import Message
+
+ORPHAN_S = 10.0
+"""How long a call may be ahead of the message that spawns its actor."""
+
+
+class ActorHost:
+    """The actors of one process. `on_call` and what it calls run in the reading thread and never block."""
+
+    def __init__(self, office: Office, on_work: Callable[[Message], Any] | None = None) -> None:
+        self.office = office
+        self.actors: dict[int, ActorRunner] = {}
+        self.singletons: dict[str, int] = {}
+        self._on_work = on_work
+        self._early: dict[int, list[Message]] = {}
+        self._gone: set[int] = set()
+        office.on_call = self.on_call
+
+    def on_call(self, message: Message) -> Any:
+        """Take a CALL message; return the waiter to wake."""
+        if message.name == b"__spawn__":
+            self._spawn(message)
+            return None
+        if message.target == 0:
+            return self._on_system_call(message)
+        runner = self.actors.get(message.target)
+        if runner is not None:
+            return runner.inbox.put(message)
+        if message.target in self._gone:
+            self._no_such_actor(message)
+            return None
+        # From a third party: its call may overtake the message that spawns the actor.
+        self._early.setdefault(message.target, []).append(message)
+        self.office.reader.call_at(time.monotonic() + ORPHAN_S, lambda: self._give_up(message.target))
+        return None
+
+    def _on_system_call(self, message: Message) -> Any:
+        answer = getattr(self, "_now_" + message.name.decode().strip("_"), None)
+        if answer is not None:
+            answer(message)
+            return None
+        if self._on_work is not None:
+            return self._on_work(message)
+        self._no_such_actor(message)
+        return None
+
+    # --- spawning and stopping
+
+    def _spawn(self, message: Message) -> None:
+        if message.target in self.actors:
+            return
+        runner = self.actors[message.target] = ActorRunner(self, message)
+        for early in self._early.pop(message.target, ()):
+            runner.inbox.put(early)
+
+    def _give_up(self, actor_id: int) -> None:
+        for message in self._early.pop(actor_id, ()):
+            self._no_such_actor(message)
+
+    def _no_such_actor(self, message: Message) -> None:
+        if not message.ref:
+            return
+        where = here.whereabouts()
+        failure = {
+            "type": "SupervisionError",
+            "message": f"no such actor on rank {where.get('rank', '?')}: it was stopped, or never spawned there",
+            "traceback": "",
+            "exception": None,
+            "when": time.time(),
+            "dead": True,
+            "endpoint": message.name.decode(),
+            **where,
+        }
+        self._reply_error(message, failure)
+
+    def _reply_error(self, message: Message, failure: dict[str, Any]) -> None:
+        body = encode_failure(failure)
+        self.office.post(
+            message.src, wire.REPLY, body, flags=wire.ERROR, slot=message.slot, ref=message.ref
+        )
+
+    def _reply(self, message: Message, value: object) -> None:
+        if message.ref:
+            body = codec.encode(value)
+            self.office.post(message.src, wire.REPLY, body, slot=message.slot, ref=message.ref)
+
+    def _now_stop_actor(self, message: Message) -> None:
+        actor_id, reason = Body(self.office, message).value()
+        self.end_actor(actor_id, RuntimeError(reason) if reason else None)
+        self._reply(message, None)
+
+    def end_actor(self, actor_id: int, reason: BaseException | None) -> None:
+        """Let an actor end after what it is doing."""
+        runner = self.actors.pop(actor_id, None)
+        self._gone.add(actor_id)
+        if runner is not None:
+            runner.stop(reason)
+
+    def _now_singleton(self, message: Message) -> None:
+        """Say which actor goes by a name; the first to propose one wins."""
+        name, proposed = Body(self.office, message).value()
+        self._reply(message, self.singletons.setdefault(name, proposed))
+
+    # --- answers that never wait
+
+    def _now_ping(self, message: Message) -> None:
+        self._reply(message, None)
+
+    def _now_status(self, message: Message) -> None:
+        self._reply(message, self.status())
+
+    def status(self) -> dict[str, Any]:
+        """Return the actors here and how much mail they have."""
+        return {"pid": os.getpid(), "actors": {r.name: len(r.inbox) for r in list(self.actors.values())}}
+
+    def _now_stacks(self, message: Message) -> None:
+        self._reply(message, thread_stacks())
+
+    # --- failure
+
+    def report_failure(self, owner: tuple[int, int], actor_id: int, failure: dict[str, Any]) -> None:
+        """Tell the owner of an actor that it has failed: an actor is asked, a client is told."""
+        proc, owner_actor = owner
+        data = pickle.dumps({"actor_id": actor_id, "failure": failure}, 5)
+        if address.is_client(proc) and not owner_actor:
+            event = wire.pack(wire.EVENT, src=self.office.me, dst=proc, name=b"actor_failed", payload=data)
+            self.office.send(proc, event)
+        else:
+            self.office.post(proc, wire.CALL, codec.Encoded(data), target=owner_actor, name=b"__supervise__")
+
+    def _now_supervise(self, message: Message) -> None:
+        """A failure of something that a cell of this rank owns: say it where output goes."""
+        failure = Body(self.office, message).value()["failure"]
+        print(failure["traceback"] or failure["message"], file=sys.stderr, flush=True)
+
+    def stop(self) -> None:
+        """End all actors, with their clean-up."""
+        runners = list(self.actors.values())
+        for actor_id in list(self.actors):
+            self.end_actor(actor_id, None)
+        for runner in runners:
+            runner.thread.join(2.0)
+
+
+def thread_stacks() -> dict[str, str]:
+    """Return the Python stack of each thread of this process, by thread name."""
+    names = {t.ident: t.name for t in threading.enumerate()}
+    return {
+        names.get(ident, str(ident)): "".join(traceback.format_stack(frame))
+        for ident, frame in sys._current_frames().items()
+    }

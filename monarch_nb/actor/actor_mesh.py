@@ -1,0 +1,307 @@
+"""Actors: what runs in ranks, and the mesh of them that a caller holds."""
+
+from __future__ import annotations
+
+import inspect
+import secrets
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+from monarch_nb._client import session as sessions
+from monarch_nb._post import here
+from monarch_nb._post.context import call_context
+from monarch_nb._post.office import Office
+from monarch_nb._post.pending import Gather
+from monarch_nb._shape import Extent, MeshTrait, Shape
+from monarch_nb._wire import codec
+from monarch_nb._wire import message as wire
+from monarch_nb._wire.codec import Encoded
+from monarch_nb.actor.endpoint import Endpoint, EndpointProperty, signature_of
+from monarch_nb.actor.future import Future
+from monarch_nb.actor.outcome import value_mesh
+from monarch_nb.actor.supervision import MeshFailure
+from monarch_nb.exceptions import SupervisionError
+
+if TYPE_CHECKING:
+    from monarch_nb.actor.proc_mesh import ProcMesh
+
+T = TypeVar("T")
+
+
+class Actor:
+    """Base of all actors: state in a rank, changed by messages, one at a time.
+
+    `__supervise__(failure) -> bool` is asked when something the actor owns fails; `__cleanup__(error)` runs before it goes.
+
+    Example:
+        >>> class Counter(Actor):               # doctest: +SKIP
+        ...     def __init__(self, start: int = 0):
+        ...         self.value = start
+        ...     @endpoint
+        ...     def increment(self) -> int:
+        ...         self.value += 1
+        ...         return self.value
+    """
+
+    @property
+    def initialized(self) -> Future[None]:
+        """On a spawned mesh: a future that is done once all its actors are constructed."""
+        raise AttributeError("`initialized` belongs to the mesh that spawn() returns")
+
+    def slice(self, **selectors: int | slice) -> Self:
+        """On a spawned mesh: a part of it."""
+        raise AttributeError("`slice` belongs to the mesh that spawn() returns")
+
+
+class Load:
+    """How many calls of `choose` are under way, by slot."""
+
+    __slots__ = ("num", "turn")
+
+    def __init__(self, size: int) -> None:
+        self.num = [0] * size
+        self.turn = secrets.randbelow(size)
+
+    def done(self, slot: int) -> None:
+        """A call has been answered."""
+        self.num[slot] -= 1
+
+
+def encode_extent(shape: Shape) -> bytes:
+    """Return the extent as it travels in messages."""
+    return ",".join(f"{k}={v}" for k, v in shape.extent.items()).encode()
+
+
+class ActorMesh(MeshTrait, Generic[T]):
+    """The actors of one spawn (or a part of them), with the endpoints of their class as attributes.
+
+    A handle: it may be an argument or a return value, and stays good in any process of the mesh.
+    """
+
+    def __init__(self, cls: type, name: str, actor_id: int, procs: tuple[int, ...], shape: Shape) -> None:
+        self._class = cls
+        self._name = name
+        self._actor_id = actor_id
+        self._all_procs = procs
+        self._own_shape = shape
+        self._procs = tuple(procs[i] for i in shape.ranks)
+        self._context = encode_extent(shape)
+        self._spawned: Gather | None = None
+        self._broken: MeshFailure | None = None
+        self._load_state: Load | None = None
+        self._proc_mesh: ProcMesh | None = None
+        self._parent: ActorMesh[T] | None = None
+
+    @property
+    def _office(self) -> Office:
+        return here.office()
+
+    @property
+    def _load(self) -> Load:
+        if self._load_state is None:
+            self._load_state = Load(len(self._procs))
+        return self._load_state
+
+    # --- algebra
+
+    @property
+    def _shape(self) -> Shape:
+        return self._own_shape
+
+    def _with_shape(self, shape: Shape) -> Self:
+        part = type(self)(self._class, self._name, self._actor_id, self._all_procs, shape)
+        part._spawned = self._spawned
+        part._proc_mesh = self._proc_mesh
+        part._parent = self
+        part._broken = self._broken
+        return part
+
+    def _example(self) -> str:
+        return ", ".join(f"{n}=0" for n in self.extent.labels)
+
+    # --- endpoints
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        found = inspect.getattr_static(self._class, name, None)
+        if inspect.isfunction(found):
+            return NotAnEndpoint(self, name)
+        if not isinstance(found, EndpointProperty):
+            raise AttributeError(self._no_endpoint(name))
+        made: Endpoint[..., Any] = Endpoint(self, name, signature_of(self._class, name))
+        self.__dict__[name] = made
+        return made
+
+    def _no_endpoint(self, name: str) -> str:
+        endpoints = sorted(
+            n for n in dir(self._class) if isinstance(inspect.getattr_static(self._class, n), EndpointProperty)
+        )
+        return f"{self._class.__name__} has no endpoint {name!r}; it has: {', '.join(endpoints) or 'none'}"
+
+    def _as_endpoint(self, name: str) -> Endpoint[..., Any]:
+        return Endpoint(self, name, signature_of(self._class, name))
+
+    # --- life
+
+    def _spawn(self, args: tuple[Any, ...], kwargs: dict[str, Any], proc_mesh: ProcMesh) -> None:
+        """Send the class and its arguments to all procs; doesn't wait."""
+        office = self._office
+        context = call_context.get()
+        recipe = {
+            "class": self._class,
+            "args": args,
+            "kwargs": kwargs,
+            "name": self._name,
+            "creator": (office.me, context.actor.actor_id if context.actor is not None else 0),
+            "mesh": self,
+            "proc_mesh": proc_mesh,
+        }
+        body = self._encode_recipe(recipe)
+        gather = self._spawned = Gather(office, self._procs)
+        office.expect(gather)
+        receivers = [(proc, slot) for slot, proc in enumerate(self._procs)]
+        office.post_all(
+            receivers, wire.CALL, body, ref=gather.ref, target=self._actor_id, origin=context.origin,
+            name=b"__spawn__", context=self._context,
+        )  # fmt: skip
+        if office.ends:
+            office.check_ends(gather)
+        self._proc_mesh = proc_mesh
+        sessions.current().meshes[self._actor_id] = self
+
+    def _encode_recipe(self, recipe: dict[str, Any]) -> Encoded:
+        try:
+            return codec.encode(recipe, f"spawn of {self._class.__name__}")
+        except codec.CannotPickle as error:
+            signature = inspect.signature(self._class)
+            named = {**dict(signature.bind(*recipe["args"], **recipe["kwargs"]).arguments)}
+            for name, value in named.items():
+                path = codec.find_unpicklable(value, f"argument `{name}`")
+                if path:
+                    reason = str(error).rpartition(": ")[2]
+                    raise codec.CannotPickle(f"spawn of {self._class.__name__}: {path}: {reason}") from error
+            raise
+
+    @property
+    def initialized(self) -> Future[None]:
+        """A future that is done once all actors are constructed; it fails if one can't be."""
+        if self._spawned is None:
+            return Future(_done(self._office), lambda _: None)
+        what = f"spawn of {self._name}"
+        line = Shape.full(Extent(["ranks"], [len(self._spawned.procs)]))
+
+        def finish(pending: Any) -> None:
+            value_mesh(pending, line, what)
+
+        return Future(self._spawned, finish, what)
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        yield from self.initialized.__await__()
+        return self
+
+    def stop(self, reason: str = "") -> Future[None]:
+        """End these actors, each after the message it is handling."""
+        office = self._office
+        gather = Gather(office, self._procs)
+        office.expect(gather)
+        receivers = [(proc, slot) for slot, proc in enumerate(self._procs)]
+        body = codec.encode((self._actor_id, reason))
+        office.post_all(receivers, wire.CALL, body, ref=gather.ref, name=b"stop_actor")
+        if office.ends:
+            office.check_ends(gather)
+        failure = MeshFailure(mesh=self._name, message=f"it was stopped{': ' + reason if reason else ''}", stopped=True)
+        self._break(failure)
+        return Future(gather, lambda _: None, f"stop of {self._name}")
+
+    # --- failure
+
+    def _break(self, failure: MeshFailure) -> None:
+        """Let the next use of this mesh, or of what it is a part of, raise."""
+        self._broken = failure
+
+    def _raise_broken(self, what: str) -> None:
+        assert self._broken is not None
+        raise SupervisionError(f"{what}: the actor mesh {self._name!r} is dead: {self._broken.message}", self._broken.failures)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickle, (self._class, self._name, self._actor_id, self._all_procs, self._own_shape)
+
+    def __repr__(self) -> str:
+        return f"<ActorMesh {self._name} of {self._class.__name__}: {self.extent}>"
+
+
+def _unpickle(cls: type, name: str, actor_id: int, procs: tuple[int, ...], shape: Shape) -> ActorMesh[Any]:
+    return ActorMesh(cls, name, actor_id, procs, shape)
+
+
+def _done(office: Office) -> Any:
+    from monarch_nb._post.pending import OneReply
+
+    reply = OneReply(office, ())
+    reply.ready = True
+    return reply
+
+
+def spawn_actors(
+    proc_mesh: ProcMesh, name: str, cls: type[T], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> ActorMesh[T]:
+    """Spawn one actor of class `cls` on each proc of a mesh."""
+    if not inspect.isclass(cls) or not issubclass(cls, Actor):
+        raise TypeError(f"spawn takes a subclass of Actor, not {cls!r}")
+    _check_constructor(cls, args, kwargs)
+    procs = proc_mesh._procs
+    shape = Shape.full(proc_mesh.extent)
+    mesh: ActorMesh[T] = ActorMesh(cls, name, secrets.randbits(63) | 1, procs, shape)
+    mesh._spawn(args, kwargs, proc_mesh)
+    return mesh
+
+
+def _check_constructor(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    try:
+        inspect.signature(cls).bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(
+            f"{cls.__name__}{inspect.signature(cls)} was spawned with other arguments: {error}"
+        ) from None
+    except ValueError:
+        return  # no signature to be had
+
+
+class NotAnEndpoint:
+    """A plain method of a mesh's class: `as_endpoint` makes an endpoint of it."""
+
+    def __init__(self, mesh: ActorMesh[Any], name: str) -> None:
+        self._mesh = mesh
+        self._name = name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        raise TypeError(
+            f"{self._mesh._class.__name__}.{self._name} is no endpoint: decorate it with @endpoint, "
+            f"or use as_endpoint(mesh.{self._name}).call(...)"
+        )
+
+    def __getattr__(self, adverb: str) -> Any:
+        raise AttributeError(
+            f"{self._mesh._class.__name__}.{self._name} is no endpoint and has no .{adverb}: decorate it with "
+            f"@endpoint, or use as_endpoint(mesh.{self._name}).{adverb}(...)"
+        )
+
+
+def as_endpoint(method: Any, *, propagate: Any = None, explicit_response_port: bool = False) -> Any:
+    """Return an endpoint for a method of a mesh's class that isn't decorated.
+
+    >>> as_endpoint(mesh.plain_method).call()  # doctest: +SKIP
+    """
+    if isinstance(method, Endpoint):
+        return method
+    if isinstance(method, NotAnEndpoint):
+        return method._mesh._as_endpoint(method._name)
+    raise TypeError(f"as_endpoint takes a method of an actor mesh, not {method!r}")
+
+
+def send(
+    endpoint: Endpoint[..., Any], args: Any, kwargs: Any, port: Any = None, selection: str = "all"
+) -> None:
+    """Send a message to an endpoint; answers go to `port`, if one is given."""
+    endpoint.send(args, kwargs, port, selection)

@@ -1,0 +1,373 @@
+"""Endpoints: methods of actors that can be called from elsewhere, and the ways to call them.
+
+    call       all actors of the mesh; a ValueMesh
+    call_one   the only actor of a mesh of one
+    choose     one of them, the one with the fewest calls of ours under way
+    stream     all, each answer as it comes
+    broadcast  all, no answer; what they raise goes to the actor's owner
+    scatter    all, each with arguments of its own; a ValueMesh
+    rref       all; the results stay where they are, and can be arguments of further calls
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+
+from monarch_nb._post.context import call_context
+from monarch_nb._post.office import Office
+from monarch_nb._post.pending import Arrivals, Gather, OneReply
+from monarch_nb._shape import Point
+from monarch_nb._wire import codec
+from monarch_nb._wire import message as wire
+from monarch_nb._wire.codec import CannotPickle, Encoded
+from monarch_nb.actor.future import Future
+from monarch_nb.actor.outcome import one_value, value_mesh
+
+if TYPE_CHECKING:
+    from monarch_nb.actor.actor_mesh import ActorMesh
+    from monarch_nb.actor.value_mesh import ValueMesh
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_NO_ARGUMENTS = Encoded(b"")
+
+
+class EndpointOptions:
+    """What `@endpoint(...)` was told.
+
+    Attributes:
+        explicit_response_port: the method's first argument is the port to answer on; its return value is dropped.
+        concurrent: further messages may be handled while this (async) one waits.
+        propagate: shape propagation of tensor programs; a function or "inspect".
+        instrument: kept for Monarch programs; every call is in the metrics here.
+    """
+
+    __slots__ = ("concurrent", "explicit_response_port", "instrument", "propagate")
+
+    def __init__(
+        self,
+        explicit_response_port: bool = False,
+        concurrent: bool = False,
+        propagate: Any = None,
+        instrument: bool = False,
+    ) -> None:
+        self.explicit_response_port = explicit_response_port
+        self.concurrent = concurrent
+        self.propagate = propagate
+        self.instrument = instrument
+
+
+class EndpointProperty(Generic[P, R]):
+    """What `@endpoint` makes of a method. On an instance it's the method, so actors may call their own."""
+
+    def __init__(self, method: Callable[..., Any], options: EndpointOptions) -> None:
+        if not callable(method):
+            raise TypeError(f"@endpoint goes on a method, not on {type(method).__name__}")
+        self.method = method
+        self.options = options
+        self.__doc__ = method.__doc__
+        self.__name__ = getattr(method, "__name__", "endpoint")
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> EndpointProperty[P, R]: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> Endpoint[P, R]: ...
+    def __get__(self, instance: object | None, owner: type) -> Any:
+        if instance is None:
+            return self
+        return self.method.__get__(instance, owner)
+
+
+@overload
+def endpoint(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /
+) -> EndpointProperty[P, R]: ...
+@overload
+def endpoint(method: Callable[Concatenate[Any, P], R], /) -> EndpointProperty[P, R]: ...
+@overload
+def endpoint(
+    *, propagate: Any = None, explicit_response_port: bool = False, instrument: bool = False
+) -> Callable[[Callable[..., Any]], EndpointProperty[..., Any]]: ...
+def endpoint(
+    method: Any = None,
+    *,
+    propagate: Any = None,
+    explicit_response_port: bool = False,
+    instrument: bool = False,
+) -> Any:
+    """Mark a method of an actor as callable from elsewhere. Sync and async may be mixed in one class.
+
+    Args:
+        propagate: how shapes propagate, for tensor programs.
+        explicit_response_port: pass the port to answer on as the first argument.
+        instrument: accepted for Monarch programs.
+
+    Example:
+        >>> class Counter(Actor):               # doctest: +SKIP
+        ...     @endpoint
+        ...     def increment(self, by: int = 1) -> int:
+        ...         self.value += by
+        ...         return self.value
+    """
+    options = EndpointOptions(explicit_response_port, False, propagate, instrument)
+    if method is not None:
+        return EndpointProperty(method, options)
+    return lambda function: EndpointProperty(function, options)
+
+
+def concurrent_endpoint(method: Any = None, **options: Any) -> Any:
+    """Mark an async method that other messages needn't wait for: while it awaits, the actor handles the next."""
+    if method is None:
+        return lambda function: concurrent_endpoint(function, **options)
+    if not inspect.iscoroutinefunction(method):
+        raise TypeError(f"@concurrent_endpoint needs an async method; {method.__qualname__} is not")
+    return EndpointProperty(method, EndpointOptions(concurrent=True, **options))
+
+
+class Endpoint(Generic[P, R]):
+    """One endpoint of the actors of a mesh: where calls start."""
+
+    __slots__ = ("_context", "_mesh", "_name", "_office", "_receivers", "_signature", "_what")
+
+    def __init__(self, mesh: ActorMesh[Any], name: str, signature: inspect.Signature | None) -> None:
+        self._mesh = mesh
+        self._name = name.encode()
+        self._signature = signature
+        self._what = f"{mesh._name}.{name}"
+        self._office: Office = mesh._office
+        self._receivers = [(proc, slot) for slot, proc in enumerate(mesh._procs)]
+        self._context = mesh._context
+
+    # --- adverbs
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R]]:
+        """Call all actors of the mesh.
+
+        Returns:
+            A future of the values, by point. It fails as soon as one rank has failed (the others get a tenth of a second),
+            with equal failures folded by rank set and the good results on the error.
+        """
+        office = self._ready_office()
+        gather = Gather(office, self._mesh._procs)
+        body, flags = self._encode(args, kwargs)
+        office.expect(gather)
+        self._post_all(body, flags, gather.ref)
+        if office.ends:
+            office.check_ends(gather)
+        shape, what = self._mesh._own_shape, self._what
+        return Future(gather, lambda pending: value_mesh(pending, shape, what), what)
+
+    def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Call the actor of a mesh of one.
+
+        Raises:
+            ValueError: if the mesh has several actors; slice it first.
+        """
+        if len(self._receivers) != 1:
+            raise ValueError(
+                f"{self._what}.call_one needs a mesh of one actor; this one has {len(self._receivers)} "
+                f"({self._mesh.extent}). Slice it first, as in .slice({self._mesh._example()}), or use .call"
+            )
+        return self._to_one(self._receivers[0][0], 0, args, kwargs)
+
+    def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Call one actor of the mesh: the one with the fewest of our calls under way."""
+        load = self._mesh._load
+        load.turn += 1
+        n = len(self._receivers)
+        slot = min(range(n), key=lambda i: (load.num[i], (i - load.turn) % n))
+        load.num[slot] += 1
+        future: Future[R] = self._to_one(self._receivers[slot][0], slot, args, kwargs)
+        future.add_done_callback(lambda _: load.done(slot))
+        return future
+
+    def _to_one(self, proc: int, slot: int, args: Any, kwargs: Any) -> Future[R]:
+        office = self._ready_office()
+        body, flags = self._encode(args, kwargs)
+        reply = OneReply(office, (proc,))
+        ref = office.expect(reply)
+        context = call_context.get()
+        if body.buffers or len(body.payload) > codec.MIN_BYTES:
+            office.post(
+                proc, wire.CALL, body, flags=flags, slot=slot, ref=ref, target=self._mesh._actor_id,
+                origin=context.origin, name=self._name, context=self._context,
+            )  # fmt: skip
+        else:
+            frame = wire.pack(
+                wire.CALL, src=office.me, dst=proc, flags=flags, slot=slot, ref=ref, target=self._mesh._actor_id,
+                origin=context.origin, name=self._name, context=self._context, payload=body.payload,
+            )  # fmt: skip
+            office.send(proc, frame)
+        if office.ends:
+            office.check_ends(reply)
+        what = self._what
+        return Future(reply, lambda pending: one_value(pending, what), what)
+
+    def stream(self, *args: P.args, **kwargs: P.kwargs) -> Stream[R]:
+        """Call all actors; iterate over futures in the order in which the answers come."""
+        office = self._ready_office()
+        arrivals = Arrivals(office, self._mesh._procs)
+        body, flags = self._encode(args, kwargs)
+        office.expect(arrivals)
+        self._post_all(body, flags, arrivals.ref)
+        if office.ends:
+            office.check_ends(arrivals)
+        return Stream(arrivals, self._mesh, self._what)
+
+    def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call all actors and don't wait. If one raises, its owner is asked to handle it (`__supervise__`)."""
+        self._ready_office()
+        body, flags = self._encode(args, kwargs)
+        self._post_all(body, flags, 0)
+
+    def scatter(self, arguments: Sequence[Any], **kwargs: Any) -> Future[ValueMesh[R]]:
+        """Call all actors, each with arguments of its own.
+
+        Args:
+            arguments: one entry for each actor, in rank order; a tuple is spread as positional arguments.
+            kwargs: the same for all.
+
+        Raises:
+            ValueError: if there aren't as many entries as actors.
+
+        Example:
+            >>> trainer.step.scatter(list(batch.chunk(8))).get()  # doctest: +SKIP
+        """
+        entries = list(arguments)
+        if len(entries) != len(self._receivers):
+            raise ValueError(
+                f"{self._what}.scatter got {len(entries)} entries for {len(self._receivers)} actors ({self._mesh.extent})"
+            )
+        office = self._ready_office()
+        bodies = [self._encode(e if isinstance(e, tuple) else (e,), kwargs) for e in entries]
+        gather = Gather(office, self._mesh._procs)
+        office.expect(gather)
+        for (proc, slot), (body, flags) in zip(self._receivers, bodies, strict=True):
+            office.post(
+                proc, wire.CALL, body, flags=flags, slot=slot, ref=gather.ref, target=self._mesh._actor_id,
+                origin=call_context.get().origin, name=self._name, context=self._context,
+            )  # fmt: skip
+        if office.ends:
+            office.check_ends(gather)
+        shape, what = self._mesh._own_shape, self._what
+        return Future(gather, lambda pending: value_mesh(pending, shape, what), what)
+
+    def rref(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Call all actors and leave each result on its rank; the returned handle may be an argument of further calls.
+
+        Example:
+            >>> batch = loader.next_batch.rref()          # doctest: +SKIP
+            >>> trainer.step.call(batch).get()            # doctest: +SKIP
+        """
+        from monarch_nb.actor.rref import RRef
+
+        self._ready_office()
+        body, flags = self._encode(args, kwargs)
+        handle = RRef.new(self._mesh._procs, self._mesh._own_shape)
+        self._post_all(body, flags | wire.KEEP, handle.key)
+        return handle
+
+    def send(self, args: Any, kwargs: Any, port: Any = None, selection: str = "all") -> None:
+        """Send a message; the answers, if wanted, go to `port`."""
+        self._ready_office()
+        body, flags = self._encode(args, kwargs)
+        receivers = self._receivers
+        if selection == "choose":
+            self._mesh._load.turn += 1
+            receivers = [receivers[self._mesh._load.turn % len(receivers)]]
+        ref = 0 if port is None else port._ref
+        self._post_all(body, flags, ref, receivers)
+
+    # --- sending
+
+    def _ready_office(self) -> Office:
+        if self._mesh._broken is not None:
+            self._mesh._raise_broken(self._what)
+        return self._office
+
+    def _post_all(self, body: Encoded, flags: int, ref: int, receivers: Any = None) -> None:
+        self._office.post_all(
+            self._receivers if receivers is None else receivers, wire.CALL, body, flags=flags, ref=ref,
+            target=self._mesh._actor_id, origin=call_context.get().origin, name=self._name, context=self._context,
+        )  # fmt: skip
+
+    def _encode(self, args: Any, kwargs: Any) -> tuple[Encoded, int]:
+        if self._signature is not None:
+            self._check(args, kwargs)
+        if not args and not kwargs:
+            return _NO_ARGUMENTS, wire.EMPTY
+        try:
+            return codec.encode((args, kwargs), "arguments"), 0
+        except CannotPickle as error:
+            raise self._explain(error, args, kwargs) from error.__cause__
+
+    def _check(self, args: Any, kwargs: Any) -> None:
+        assert self._signature is not None
+        if not args and not kwargs and not self._signature.parameters:
+            return
+        try:
+            self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(
+                f"{self._what}{self._signature} was called with other arguments: {error}"
+            ) from None
+
+    def _explain(self, error: CannotPickle, args: Any, kwargs: Any) -> CannotPickle:
+        """Return an error that names the argument by its parameter."""
+        named = dict(kwargs)
+        if self._signature is not None:
+            named = dict(self._signature.bind(*args, **kwargs).arguments)
+        for name, value in named.items():
+            path = codec.find_unpicklable(value, f"argument `{name}`")
+            if path:
+                reason = str(error).rpartition(": ")[2]
+                return CannotPickle(f"{self._what}: {path}: {reason}")
+        return error
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        raise TypeError(
+            f"{self._what} is called through an adverb: .call(...), .call_one(...), .choose(...), .stream(...) or "
+            ".broadcast(...)"
+        )
+
+    def __repr__(self) -> str:
+        return f"<Endpoint {self._what} on {self._mesh.extent}>"
+
+
+class Stream(Generic[R]):
+    """The answers of a mesh as they come: iterates over futures; `items()` over `(point, value)`."""
+
+    def __init__(self, arrivals: Arrivals, mesh: ActorMesh[Any], what: str) -> None:
+        self._arrivals = arrivals
+        self._mesh = mesh
+        self._what = what
+
+    def __iter__(self) -> Iterator[Future[R]]:
+        what = self._what
+        for reply in self._arrivals.replies:
+            yield Future(reply, lambda pending: one_value(pending, what), what)
+
+    def __len__(self) -> int:
+        return len(self._arrivals.replies)
+
+    def items(self) -> Iterator[tuple[Point, R]]:
+        """Wait for each answer in turn; yield where it came from, and the value."""
+        for future in self:
+            value = future.get()
+            reply: Any = future._pending
+            yield self._mesh._own_shape.point(reply.slot), value
+
+
+def signature_of(cls: type, name: str) -> inspect.Signature | None:
+    """Return the signature that callers of an endpoint see, or None if it can't be known."""
+    found = inspect.getattr_static(cls, name)
+    function = found.method if isinstance(found, EndpointProperty) else found
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+    skip = 2 if isinstance(found, EndpointProperty) and found.options.explicit_response_port else 1
+    return signature.replace(parameters=list(signature.parameters.values())[skip:])

@@ -1,0 +1,139 @@
+"""A value that is on its way. Works the same in a script, a notebook cell, an `await`, and inside an endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextvars
+import time
+from collections.abc import Callable, Generator
+from typing import Any, Generic, TypeVar
+
+from monarch_nb._post.pending import Pending
+from monarch_nb.exceptions import RankTimeout
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+class Future(Generic[T]):
+    """The answer to a call.
+
+    The thread that calls `get` reads the socket itself, so nothing is handed over between threads. A time-out doesn't
+    consume the future: ask again.
+
+    Example:
+        >>> future = counter.increment.call_one()  # doctest: +SKIP
+        >>> future.get(timeout=5)                  # doctest: +SKIP
+        1
+        >>> await future                           # doctest: +SKIP
+        1
+    """
+
+    __slots__ = ("_error", "_finish", "_pending", "_value", "_what")
+
+    def __init__(self, pending: Pending, finish: Callable[[Any], T], what: str = "") -> None:
+        self._pending = pending
+        self._finish: Callable[[Any], T] | None = finish
+        self._what = what
+        self._value: T | None = None
+        self._error: BaseException | None = None
+
+    def get(self, timeout: float | None = None) -> T:
+        """Wait for the value.
+
+        Args:
+            timeout: seconds; None waits as long as it takes.
+
+        Raises:
+            RankTimeout: if `timeout` passed; the future can be waited for again.
+            ActorError: if the other side raised.
+            SupervisionError: if the other side died.
+        """
+        pending = self._pending
+        if not pending.ready:
+            deadline = None if timeout is None else time.monotonic() + timeout
+            if not pending.office.reader.wait(pending, deadline):
+                raise RankTimeout(
+                    f"no answer{self._to_what()} within {timeout:g} s; it goes on: .get() again, or stop the mesh"
+                )
+        if self._finish is not None:
+            self._settle()
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]
+
+    def _to_what(self) -> str:
+        return f" to {self._what}" if self._what else ""
+
+    def _settle(self) -> None:
+        finish = self._finish
+        if finish is None:
+            return
+        try:
+            self._value = finish(self._pending)
+        except BaseException as error:
+            self._error = error
+        self._finish = None
+
+    def result(self, timeout: float | None = None) -> T:
+        """Return the value, as `get` does."""
+        return self.get(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait, and return the error instead of raising it; None if there is a value."""
+        try:
+            self.get(timeout)
+        except RankTimeout:
+            if not self._pending.ready:
+                raise
+        except Exception:
+            return self._error
+        return self._error
+
+    def done(self) -> bool:
+        """Say whether `get` would return at once."""
+        return self._pending.ready
+
+    def add_done_callback(self, callback: Callable[[Future[T]], Any]) -> None:
+        """Call `callback(self)` once done: at once if it is, else in the thread that receives the answer."""
+        context = contextvars.copy_context()
+        self._pending.when_ready(lambda: context.run(callback, self))
+
+    def __await__(self) -> Generator[Any, None, T]:
+        if not self._pending.ready:
+            loop = asyncio.get_running_loop()
+            waiter: asyncio.Future[None] = loop.create_future()
+
+            def wake() -> None:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+            def on_ready() -> None:
+                if not loop.is_closed():
+                    loop.call_soon_threadsafe(wake)
+
+            self._pending.when_ready(on_ready)
+            yield from waiter
+        return self.get()
+
+    def then(self, function: Callable[[T], U]) -> Future[U]:
+        """Return a future of `function` of the value; it's called when that is asked for."""
+        return Future(self._pending, lambda _pending: function(self.get()), self._what)
+
+    def to_concurrent(self) -> concurrent.futures.Future[T]:
+        """Return a `concurrent.futures.Future` for code that wants one."""
+        other: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+        def pass_on(future: Future[T]) -> None:
+            error = future.exception()
+            if error is not None:
+                other.set_exception(error)
+            else:
+                other.set_result(future.get())
+
+        self.add_done_callback(pass_on)
+        return other
+
+    def __repr__(self) -> str:
+        return f"<Future{self._to_what()}: {'done' if self.done() else 'pending'}>"

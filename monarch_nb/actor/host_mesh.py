@@ -1,0 +1,243 @@
+"""A mesh of hosts: where processes are started."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Self
+
+from monarch_nb._client import launch
+from monarch_nb._client import session as sessions
+from monarch_nb._client.session import Session
+from monarch_nb._post import here
+from monarch_nb._shape import Extent, MeshTrait, Shape
+from monarch_nb._wire import codec
+from monarch_nb.actor.actor_mesh import encode_extent
+from monarch_nb.actor.future import Future
+from monarch_nb.actor.proc_mesh import ProcMesh, grid, new_group
+
+METHODS = ("fork", "spawn")
+
+
+class HostMesh(MeshTrait):
+    """Machines of a mesh, each with a host process.
+
+    Args:
+        hosts: index of each host in its mesh.
+        shape: how they are laid out; by default a single host has no dimension, several have `hosts`.
+    """
+
+    def __init__(self, hosts: Sequence[int], shape: Shape | None = None) -> None:
+        self._all_hosts = tuple(hosts)
+        if shape is None:
+            extent = Extent([], []) if len(hosts) == 1 else Extent(["hosts"], [len(hosts)])
+            shape = Shape.full(extent)
+        self._own_shape = shape
+        self._hosts = tuple(self._all_hosts[i] for i in shape.ranks)
+        self._python: str | None = None
+        self._stoppable: list[ProcMesh] = []
+
+    @property
+    def _shape(self) -> Shape:
+        return self._own_shape
+
+    def _with_shape(self, shape: Shape) -> Self:
+        part = type(self)(self._all_hosts, shape)
+        part._python = self._python
+        return part
+
+    def spawn_procs(
+        self,
+        per_host: Mapping[str, int] | None = None,
+        bootstrap: Callable[[], None] | Callable[[], Awaitable[None]] | None = None,
+        name: str | None = None,
+        proc_bind: Sequence[Mapping[str, str]] | None = None,
+        bootstrap_command: Any = None,
+        *,
+        env: Mapping[str, str] | None = None,
+        method: str = "fork",
+    ) -> ProcMesh:
+        """Start processes on each host. Doesn't wait until they are up: calls may follow at once.
+
+        Args:
+            per_host: dimensions on each host, as in `{"gpus": 8}`; by default a single process.
+            bootstrap: called in each process before anything else.
+            name: shown in status and logs.
+            proc_bind: CPU binding of each process of a host: mappings with a key `cpus`, as in `{"cpus": "0-3"}`.
+            bootstrap_command: not needed here: ranks are forked from a warm interpreter.
+            env: environment variables, set before user code runs; what must be there before torch is imported wants
+                method="spawn".
+            method: "fork" from a warm interpreter (10 ms each), or "spawn" a fresh one (a second each with torch).
+
+        Raises:
+            ValueError: for a size below 1, or an unknown method.
+
+        Example:
+            >>> procs = this_host().spawn_procs({"gpus": 4})  # doctest: +SKIP
+        """
+        if method not in METHODS:
+            raise ValueError(f"method is one of {', '.join(METHODS)}; not {method!r}")
+        inner = Extent.of(per_host or {})
+        extent = grid(self.extent, inner)
+        if self._python is not None and self._python != sys.executable:
+            method = "spawn"
+        group = new_group(name)
+        spec = self._spec(group, extent, bootstrap, env or {}, proc_bind)
+        session = sessions.current()
+        fields = {"hosts": list(self._hosts), "per_host": inner.nelements, "group": group}
+        answer = session.request("spawn", **fields, spec=spec, method=method)
+        if session.output is not None:
+            session.output.default.sizes[group] = extent.nelements
+        mesh = ProcMesh(group, answer["procs"], Shape.full(extent), self._hosts)
+        self._stoppable.append(mesh)
+        return mesh
+
+    def _spec(self, group: str, extent: Extent, bootstrap: Any, env: Mapping[str, str], bind: Any) -> dict[str, Any]:
+        """Return what all ranks of a spawn share."""
+        for key, value in env.items():
+            if not isinstance(key, str) or not isinstance(value, str):
+                raise TypeError(f"env maps str to str; got {key!r}: {value!r}")
+        return {
+            "group": group,
+            "extent": encode_extent(Shape.full(extent)),
+            "env": dict(env),
+            "sys_path": launch.importable_path(),
+            "cwd": os.getcwd(),
+            "argv0": sys.argv[0] if sys.argv else "",
+            "bootstrap": _encode_bootstrap(bootstrap),
+            "python": self._python,
+            "bind": [dict(b) for b in bind] if bind else None,
+            "gpu_dimension": "gpus" in extent.labels,
+        }
+
+    def with_python_executable(self, path: str) -> Self:
+        """Return these hosts with another interpreter for what is spawned on them."""
+        other = self._with_shape(self._own_shape)
+        other._python = path
+        return other
+
+    @property
+    def initialized(self) -> Future[bool]:
+        """A future that is done once all hosts have joined."""
+        session = sessions.current()
+        reply = session.ask("wait_hosts", hosts=list(self._hosts))
+
+        def finish(pending: Any) -> bool:
+            session.read(pending)
+            return True
+
+        return Future(reply, finish, "start of hosts")
+
+    def stop(self) -> Future[None]:
+        """End all processes that were spawned through this handle; the hosts stay."""
+        session = sessions.current()
+        procs = [p for mesh in self._stoppable for p in mesh._procs]
+        for mesh in self._stoppable:
+            mesh._stopped = "its hosts were stopped"
+        reply = session.ask("stop", procs=procs, grace_s=3.0)
+
+        def finish(pending: Any) -> None:
+            session.read(pending)
+
+        return Future(reply, finish, "stop of hosts")
+
+    def shutdown(self) -> Future[None]:
+        """End the hosts, with all that runs on them."""
+        session = sessions.current()
+        if self._hosts == (0,):
+            reply = session.ask("shut_down")
+        else:
+            reply = session.ask("stop_hosts", hosts=[h for h in self._hosts if h])
+        return Future(reply, lambda _: None, "shutdown of hosts")
+
+    async def __aenter__(self) -> Self:
+        await self.initialized
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.shutdown()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return HostMesh, (self._all_hosts, self._own_shape)
+
+    def __repr__(self) -> str:
+        return f"<HostMesh of {len(self._hosts)}: {self.extent}>"
+
+
+def _encode_bootstrap(bootstrap: Any) -> bytes | None:
+    if bootstrap is None:
+        return None
+    if not callable(bootstrap):
+        raise TypeError(f"bootstrap is a function of no arguments, not {type(bootstrap).__name__}")
+    if inspect.iscoroutinefunction(bootstrap):
+        bootstrap = _Async(bootstrap)
+    body = codec.encode(bootstrap, "bootstrap")
+    if body.buffers:
+        raise ValueError("bootstrap carries arrays of a MiB and more; load them in the function instead")
+    return body.payload
+
+
+class _Async:
+    """An async bootstrap as a plain function."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self.function = function
+
+    def __call__(self) -> None:
+        import asyncio
+
+        asyncio.run(self.function())
+
+
+def this_host() -> HostMesh:
+    """Return this machine. In a program, its processes end with the program; in a rank, they are siblings.
+
+    Example:
+        >>> procs = this_host().spawn_procs({"gpus": 4})  # doctest: +SKIP
+    """
+    session = sessions.current()
+    return HostMesh((session.office.host,))
+
+
+def this_proc() -> ProcMesh:
+    """Return this process as a mesh of one: actors spawned on it share its memory."""
+    office = sessions.current().office
+    if here.rank is None:
+        _make_actor_host(sessions.current())
+    where = here.rank.spec["group"] if here.rank is not None else "client"
+    return ProcMesh(where, (office.me,), Shape.full(Extent([], [])), (office.host,))
+
+
+def _make_actor_host(session: Session) -> None:
+    """Let this client have actors of its own."""
+    if session.local_actors is None:
+        from monarch_nb._rank.actor_host import ActorHost
+
+        session.local_actors = ActorHost(session.office)
+
+
+def proc_mesh(
+    *, gpus: int | None = None, hosts: int = 1, env: Mapping[str, str] | None = None, setup: Any = None
+) -> ProcMesh:
+    """Start processes on this machine: the older spelling. The result may be used at once or awaited.
+
+    Args:
+        gpus: number of processes; by default one per GPU, or one.
+        hosts: only 1; several hosts come from a job (`monarch_nb.job`).
+        env: environment variables for them.
+        setup: called in each before anything else.
+
+    Example:
+        >>> mesh = await proc_mesh(gpus=2, env={"MASTER_PORT": "29500"})  # doctest: +SKIP
+    """
+    if hosts != 1:
+        raise ValueError(f"proc_mesh(hosts={hosts}): this machine is one host; take hosts from monarch_nb.job")
+    host = this_host()
+    return host.spawn_procs({"gpus": gpus or 1}, bootstrap=setup, env=env)
+
+
+def local_proc_mesh(*, gpus: int | None = None, hosts: int = 1) -> ProcMesh:
+    """Start processes on this machine, as `proc_mesh` does."""
+    return proc_mesh(gpus=gpus, hosts=hosts)

@@ -1,0 +1,228 @@
+"""A mesh of processes: where actors are spawned and functions run."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+
+from monarch_nb._client import session as sessions
+from monarch_nb._post import here
+from monarch_nb._post.context import call_context
+from monarch_nb._post.office import Office
+from monarch_nb._post.pending import Gather
+from monarch_nb._shape import Extent, MeshTrait, Shape
+from monarch_nb._wire import codec
+from monarch_nb._wire import message as wire
+from monarch_nb.actor.actor_mesh import encode_extent, spawn_actors
+from monarch_nb.actor.future import Future
+from monarch_nb.actor.outcome import value_mesh
+from monarch_nb.exceptions import MeshStartError, SupervisionError, describe_end
+
+if TYPE_CHECKING:
+    from monarch_nb.actor.host_mesh import HostMesh
+    from monarch_nb.actor.value_mesh import ValueMesh
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+STOP_S = 3.0
+
+
+class ProcMesh(MeshTrait):
+    """Processes with named dimensions. A handle: it may travel in messages.
+
+    Example:
+        >>> procs = this_host().spawn_procs({"gpus": 4})      # doctest: +SKIP
+        >>> trainer = procs.spawn("trainer", Trainer, lr=0.1)  # doctest: +SKIP
+        >>> procs.slice(gpus=0).execute(os.getpid).get().item()  # doctest: +SKIP
+    """
+
+    def __init__(self, group: str, procs: Sequence[int], shape: Shape, hosts: tuple[int, ...] = (0,)) -> None:
+        self._group = group
+        self._all_procs = tuple(procs)
+        self._own_shape = shape
+        self._procs = tuple(self._all_procs[i] for i in shape.ranks)
+        self._hosts = hosts
+        self._context = encode_extent(shape)
+        self._stopped = ""
+
+    # --- algebra
+
+    @property
+    def _shape(self) -> Shape:
+        return self._own_shape
+
+    def _with_shape(self, shape: Shape) -> Self:
+        part = type(self)(self._group, self._all_procs, shape, self._hosts)
+        part._stopped = self._stopped
+        return part
+
+    @property
+    def _office(self) -> Office:
+        return here.office()
+
+    @property
+    def name(self) -> str:
+        """The name that these processes were spawned with."""
+        return self._group
+
+    @property
+    def host_mesh(self) -> HostMesh:
+        """The hosts that these processes are on."""
+        from monarch_nb.actor.host_mesh import HostMesh
+
+        return HostMesh(self._hosts)
+
+    # --- actors and functions
+
+    def spawn(self, name: str, cls: type[T], *args: Any, **kwargs: Any) -> T:
+        """Spawn an actor of class `cls` on each process. Doesn't wait: calls may follow at once.
+
+        Returns:
+            The actor mesh, typed as `cls`. `await` it, or `.initialized.get()`, to know that all are constructed.
+
+        Raises:
+            TypeError: if `cls` is no Actor or the arguments don't fit its constructor.
+            CannotPickle: naming the argument that can't be sent.
+        """
+        self._check_alive("spawn")
+        return cast("T", spawn_actors(self, name, cls, args, kwargs))
+
+    def execute(self, function: Callable[..., R], *args: Any, **kwargs: Any) -> Future[ValueMesh[R]]:
+        """Call `function` on the main thread of each process.
+
+        Example:
+            >>> procs.execute(lambda: torch.cuda.get_device_name()).get()  # doctest: +SKIP
+        """
+        name = getattr(function, "__name__", "function")
+        return self._work(b"execute", (function, args, kwargs), f"execute({name})")
+
+    def _work(self, name: bytes, fields: object, what: str, *, origin: int | None = None) -> Future[Any]:
+        """Have all main threads do something; a future of the values."""
+        self._check_alive(what)
+        office = self._office
+        body = codec.encode(fields, what)
+        gather = Gather(office, self._procs)
+        office.expect(gather)
+        receivers = [(proc, slot) for slot, proc in enumerate(self._procs)]
+        office.post_all(
+            receivers, wire.CALL, body, ref=gather.ref, name=name, context=self._context,
+            origin=call_context.get().origin if origin is None else origin,
+        )  # fmt: skip
+        if office.ends:
+            office.check_ends(gather)
+        shape = self._own_shape
+        return Future(gather, lambda pending: value_mesh(pending, shape, what), what)
+
+    def set_environment(self, variables: Mapping[str, str] | Sequence[Mapping[str, str]]) -> Future[Any]:
+        """Set environment variables on all processes: the same, or one mapping for each in rank order."""
+        per_rank = not isinstance(variables, Mapping)
+        fields = [dict(v) for v in variables] if per_rank else dict(variables)  # type: ignore[arg-type,call-overload]
+        return self._work(b"set_environment", fields, "set_environment")
+
+    # --- life
+
+    @property
+    def initialized(self) -> Future[bool]:
+        """A future that is done once all processes are up; it fails if one isn't."""
+        session = sessions.current()
+        reply = session.ask("wait_procs", procs=list(self._procs))
+
+        def finish(pending: Any) -> bool:
+            session.read(pending)
+            dead = [(i, end) for i, p in enumerate(self._procs) if (end := session.office.ends.get(p)) is not None]
+            if dead:
+                lines = "\n".join(f"rank {i}: {describe_end(end)}" for i, end in dead[:4])
+                raise MeshStartError(f"{len(dead)} of {len(self._procs)} ranks did not start:\n{lines}")
+            return True
+
+        return Future(reply, finish, f"start of {self._group}")
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        yield from self.initialized.__await__()
+        return self
+
+    def stop(self, reason: str = "", *, grace_s: float = STOP_S) -> Future[None]:
+        """End these processes: actors clean up, then they leave; after `grace_s` seconds they are killed."""
+        session = sessions.current()
+        self._stopped = reason or "it was stopped"
+        reply = session.ask("stop", procs=list(self._procs), grace_s=grace_s)
+
+        def finish(pending: Any) -> None:
+            session.read(pending)
+
+        return Future(reply, finish, f"stop of {self._group}")
+
+    def activate(self) -> Any:
+        """Use this mesh as the current one within a `with` block."""
+        from monarch_nb.actor.active import activate
+
+        return activate(self)
+
+    def _check_alive(self, what: str) -> None:
+        if self._stopped:
+            raise SupervisionError(f"{what}: the proc mesh {self._group!r} is dead: {self._stopped}")
+
+    # --- output
+
+    async def logging_option(
+        self,
+        stream_to_client: bool = True,
+        aggregate_window_sec: float | None = 0.1,
+        level: int = 20,
+    ) -> None:
+        """Say what becomes of the ranks' output in this program.
+
+        Args:
+            stream_to_client: whether to show it at all.
+            aggregate_window_sec: seconds over which equal lines of different ranks are folded; None writes everything as it
+                comes, with no prefix.
+            level: threshold of the ranks' `logging`.
+        """
+        session = sessions.current()
+        if session.output is not None:
+            session.output.default.enabled = stream_to_client
+            session.output.default.window_s = aggregate_window_sec
+        await self.execute(_set_log_level, level)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop().get(30)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ProcMesh, (self._group, self._all_procs, self._own_shape, self._hosts)
+
+    def __repr__(self) -> str:
+        return f"<ProcMesh {self._group}: {self.extent}>"
+
+
+def _set_log_level(level: int) -> None:
+    import logging
+
+    logging.getLogger().setLevel(level)
+
+
+def new_group(name: str | None) -> str:
+    """Return a name for new processes; a given one is made unique by a suffix only where it's needed."""
+    return f"{name or 'procs'}-{secrets.token_hex(3)}"
+
+
+def grid(host_labels: Extent, per_host: Extent) -> Extent:
+    """Return the extent of `per_host` processes on each of some hosts.
+
+    Raises:
+        ValueError: if both have a dimension of the same name.
+    """
+    both = set(host_labels.labels) & set(per_host.labels)
+    if both:
+        raise ValueError(f"per_host names {sorted(both)}, which the hosts have already ({host_labels})")
+    return Extent([*host_labels.labels, *per_host.labels], [*host_labels.sizes, *per_host.sizes])

@@ -1,0 +1,169 @@
+"""Every error of this package.
+
+    MeshError
+     ├── ActorError             an endpoint, function or cell raised, on some ranks (DeviceMeshError)
+     ├── SupervisionError       something used is dead: a rank, an actor, a mesh
+     │    └── MeshFailure       what happened to it, as a value and as an exception
+     ├── RankTimeout            (TimeoutError) an answer didn't come in time; the mesh is unharmed
+     ├── MeshStartError         a host process or rank didn't start
+     ├── MeshNotFound           (LookupError) no mesh of that name
+     └── CannotPickle           (TypeError) a value that can't be sent; defined in `_wire.codec`
+
+Ranks in messages are positions in the mesh (or slice) that was called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from monarch_nb._shape.rank_set import RankSetError, format_ranks
+from monarch_nb._wire.codec import CannotPickle
+
+__all__ = [
+    "ActorError",
+    "CannotPickle",
+    "DeviceMeshError",
+    "MeshError",
+    "MeshNotFound",
+    "MeshStartError",
+    "RankFailure",
+    "RankSetError",
+    "RankTimeout",
+    "SupervisionError",
+]
+
+
+class MeshError(Exception):
+    """Base of all errors of a mesh."""
+
+
+class MeshStartError(MeshError, RuntimeError):
+    """A host process or a rank didn't start."""
+
+
+class MeshNotFound(MeshError, LookupError):
+    """There's no mesh of that name."""
+
+
+class RankTimeout(MeshError, TimeoutError):
+    """An answer didn't come in time. The work goes on, and the same future can be waited for again."""
+
+
+@dataclass(frozen=True)
+class RankFailure:
+    """One distinct failure, and the ranks it happened on.
+
+    Attributes:
+        ranks: positions in the mesh that was called.
+        type: name of the exception's class; "lost" if the process died.
+        message: the exception's text, or how the process died.
+        traceback: the remote traceback, user frames only.
+        exception: the original exception, if it could travel.
+        when: time of the first of them, seconds since the epoch.
+        first: whether it was the first failure in time.
+        end: how the process ended (host, pid, signal, exit_code, last_lines), if it did.
+    """
+
+    ranks: tuple[int, ...]
+    type: str
+    message: str
+    traceback: str = ""
+    exception: BaseException | None = None
+    when: float = 0.0
+    first: bool = False
+    end: Mapping[str, Any] | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    def headline(self) -> str:
+        """Return one line: ranks, type, message."""
+        mark = " (first)" if self.first else ""
+        ranks = "rank" if len(self.ranks) == 1 else "ranks"
+        return f"{ranks} {format_ranks(self.ranks)}{mark}: {self.type}: {self.message}"
+
+    def __str__(self) -> str:
+        return "\n".join(part for part in (self.headline(), self.traceback.rstrip()) if part)
+
+
+class _Failed(MeshError):
+    """Failures of several ranks, folded, with the good results."""
+
+    def __init__(
+        self,
+        message: str,
+        failures: Sequence[RankFailure] = (),
+        results: Mapping[int, Any] | None = None,
+        num_unfinished: int = 0,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.failures = tuple(failures)
+        self.results = dict(results or {})
+        self.num_unfinished = num_unfinished
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """All ranks that failed."""
+        return tuple(sorted(r for f in self.failures for r in f.ranks))
+
+    @property
+    def exception(self) -> BaseException | None:
+        """The original exception that was first in time, if it could travel."""
+        return next((f.exception for f in self.failures if f.first or len(self.failures) == 1), None)
+
+    def __str__(self) -> str:
+        return "\n".join([self.message, *map(str, self.failures)])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.message, self.failures, self.results, self.num_unfinished)
+
+
+class ActorError(_Failed):
+    """An endpoint, a function or a cell raised.
+
+    Attributes:
+        failures: each distinct failure with its ranks, first in time first.
+        results: the values of the ranks that succeeded, by rank.
+        exception: the original exception of the first failure.
+        ranks: all ranks that failed.
+
+    Example:
+        >>> try:
+        ...     trainer.step.call(batch).get()
+        ... except ActorError as error:
+        ...     print(error.ranks, error.exception)  # doctest: +SKIP
+    """
+
+
+class SupervisionError(_Failed):
+    """Something that was used is dead: a rank, an actor or a mesh. Says which, on which host, and how it ended."""
+
+
+DeviceMeshError = ActorError
+"""The name by which recovery loops of tensor programs know it."""
+
+
+def describe_end(end: Mapping[str, Any]) -> str:
+    """Return how a process ended in one line, its last lines of output below."""
+    if end.get("reason"):
+        how = str(end["reason"])
+    elif end.get("stopped"):
+        how = "was stopped"
+    elif end.get("signal"):
+        how = f"was killed by {signal_name(end['signal'])}"
+    else:
+        how = f"exited with code {end.get('exit_code')}"
+    text = f"the process {how} (pid {end.get('pid')} on {end.get('host')})"
+    lines = [] if end.get("stopped") else str(end.get("last_lines", "")).splitlines()[-10:]
+    return "\n".join([text, *(["its last output:"] if lines else []), *(f"  | {line}" for line in lines)])
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal: 9 is SIGKILL."""
+    import signal
+
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
