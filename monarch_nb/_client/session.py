@@ -62,6 +62,7 @@ class Session:
         session = cls(office, connection)
         session.output = OutputHub(office)
         office.on_event = session._on_event
+        office.start()
         hello = {"pid": os.getpid(), "what": what or _program()}
         try:
             session.request("hello", _timeout_s=HELLO_S, **hello)

@@ -75,8 +75,8 @@ class Loop:
         """Serve until `stop`."""
         self._running = True
         while self._running:
-            busy = self._serve_sockets()
             self._run_timers()
+            busy = self._serve_sockets()  # last: a timer that sends may swallow a socket's signal
             if not self._running:
                 break
             self._serve_files(0.0 if busy else self._wait_s())

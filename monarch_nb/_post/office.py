@@ -60,6 +60,8 @@ class Office:
     Args:
         me: this process' proc id.
         directory: where the processes of this machine have their sockets.
+
+    Set the hooks (`on_call` ...) before `start`: messages may be waiting already.
     """
 
     def __init__(self, me: int, directory: str) -> None:
@@ -87,6 +89,10 @@ class Office:
         self.closed = False
         self.reader = Reader(self._pull, self._dispatch)
         self.reader.idle_work = self._idle_work
+
+    def start(self) -> None:
+        """Begin to receive. The hooks must be in place."""
+        self.reader.start()
 
     # --- sending
 

@@ -93,6 +93,9 @@ class Reader:
         self.idle_work: Callable[[], float | None] = lambda: None
         """Called by the keeper between its waits; returns the seconds until it wants to be called again."""
         self._keeper = threading.Thread(target=self._keep, name="monarch_nb-keeper", daemon=True)
+
+    def start(self) -> None:
+        """Let the keeper begin: from now on messages are dispatched even if no thread waits."""
         self._keeper.start()
 
     # --- waiting
@@ -388,6 +391,6 @@ class Reader:
         """Stop the keeper; the socket is the caller's to close afterwards."""
         self._closing = True
         self.ring()
-        if threading.current_thread() is not self._keeper:
+        if self._keeper.is_alive() and threading.current_thread() is not self._keeper:
             self._keeper.join()
             os.close(self._bell)

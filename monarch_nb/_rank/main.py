@@ -57,6 +57,7 @@ def run_rank(spec: dict[str, Any], host_pid: int) -> None:
     if spec.get("bootstrap") is not None:
         _run_bootstrap(spec, rank)
     _prepare_namespace(rank)
+    rank.office.start()
     up = pickle.dumps({"pid": os.getpid()}, 5)
     home = address.host_proc(rank.office.host)
     rank.office.send(home, wire.pack(wire.EVENT, src=rank.office.me, dst=home, name=b"up", payload=up))

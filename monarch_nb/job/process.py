@@ -1,0 +1,66 @@
+"""Several hosts on one machine: host processes that talk tcp with CURVE, as on real machines.
+
+For tests, and to try out what a program does on several hosts before there are any.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from typing import Any
+
+from monarch_nb._client import launch
+from monarch_nb._client import session as sessions
+from monarch_nb._shape import Extent, Shape
+from monarch_nb.actor.host_mesh import HostMesh
+from monarch_nb.job.base import JobState, JobTrait, check_meshes
+
+
+class ProcessJob(JobTrait):
+    """Host processes on this machine.
+
+    Args:
+        meshes: number of hosts by mesh name.
+
+    Example:
+        >>> job = ProcessJob({"hosts": 2})                          # doctest: +SKIP
+        >>> procs = job.state().hosts.spawn_procs({"gpus": 2})      # doctest: +SKIP
+        >>> procs.extent                                            # doctest: +SKIP
+        Extent({'hosts': 2, 'gpus': 2})
+    """
+
+    def __init__(self, meshes: Mapping[str, int]) -> None:
+        super().__init__()
+        self.meshes = check_meshes(meshes)
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def _create(self) -> JobState:
+        session = sessions.current()
+        labels = [f"{name}{i}" for name, num in self.meshes.items() for i in range(num)]
+        tickets = session.request("tickets", num=len(labels), labels=labels)
+        root = os.path.dirname(session.office.directory)
+        self._processes = [launch.start_host_process(far_config(t, f"{root}/h{t['host']}")) for t in tickets]
+        meshes, at = {}, 0
+        for name, num in self.meshes.items():
+            hosts = [t["host"] for t in tickets[at : at + num]]
+            meshes[name] = HostMesh(hosts, Shape.full(Extent([name], [num])))
+            at += num
+        return JobState(meshes)
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            process.wait(10)
+        self._processes = []
+
+
+def far_config(ticket: Mapping[str, Any], directory: str) -> dict[str, Any]:
+    """Return the configuration of a host process that dials home with `ticket`."""
+    return {
+        **ticket,
+        "directory": directory,
+        "sys_path": launch.importable_path(),
+        "log": os.environ.get("MONARCH_NB_HOST_LOG"),
+    }
