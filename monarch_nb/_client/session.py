@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -25,6 +24,8 @@ from monarch_nb._post.pending import OneReply
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb.exceptions import MeshError, MeshStartError, RankTimeout
+
+_by_office: dict[int, Session] = {}
 
 REQUEST_S = 30.0
 HELLO_S = 20.0
@@ -43,10 +44,9 @@ class Session:
     def __init__(self, office: Office, connection: Connection | None) -> None:
         self.office = office
         self.connection = connection
+        _by_office[id(office)] = self
         self.private = False
         self.output: OutputHub | None = None
-        self.on_actor_failure: Callable[[int, dict[str, Any]], None] = lambda _actor, _failure: None
-        self._prompt_origin = 0
         self.local_actors: Any = None
         self.meshes: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         """Actor meshes of this program, by actor id: where news of a failure goes."""
@@ -105,7 +105,7 @@ class Session:
 
     def _on_event(self, name: str, fields: dict[str, Any]) -> None:
         if name == "actor_failed":
-            self.on_actor_failure(fields["actor_id"], fields["failure"])
+            _on_actor_failure(self, fields["actor_id"], fields["failure"])
 
     # --- the end
 
@@ -118,6 +118,7 @@ class Session:
             self._settle_output()
             self.office.post(address.HOME, wire.CONTROL, name=b"shut_down" if self.private else b"goodbye")
         self.office.close(500)
+        _by_office.pop(id(self.office), None)
 
     def _settle_output(self) -> None:
         """Wait until what was printed before now has come."""
@@ -171,6 +172,17 @@ def _private() -> Session:
     return session
 
 
+def _on_actor_failure(session: Session, actor_id: int, failure: dict[str, Any]) -> None:
+    """Mark the mesh that an actor belongs to, and tell the program's hook."""
+    from monarch_nb.actor.supervision import MeshFailure, call_fault_hook
+
+    found = MeshFailure.from_failure(failure)
+    mesh = session.meshes.get(actor_id)
+    if mesh is not None:
+        mesh._break(found)
+    call_fault_hook(found)
+
+
 def shutdown() -> None:
     """End this program's private mesh, and its connection."""
     global _current
@@ -184,9 +196,9 @@ def shutdown() -> None:
 here.on_demand(lambda: current().office)
 
 
-def session_of(office: Office) -> Session:
+def of_office(office: Office) -> Session:
     """Return the session that uses `office`."""
-    session = current()
-    if session.office is office:
-        return session
-    raise MeshError("this handle belongs to a mesh that this program is no longer connected to")
+    session = _by_office.get(id(office))
+    if session is None or session.office is not office:
+        raise MeshError("this handle belongs to a mesh that this program is no longer connected to")
+    return session

@@ -53,6 +53,15 @@ class Actor:
         raise AttributeError("`slice` belongs to the mesh that spawn() returns")
 
 
+class MeshState:
+    """What all handles on one spawn share in this process."""
+
+    __slots__ = ("failure",)
+
+    def __init__(self) -> None:
+        self.failure: MeshFailure | None = None
+
+
 class Load:
     """How many calls of `choose` are under way, by slot."""
 
@@ -78,7 +87,16 @@ class ActorMesh(MeshTrait, Generic[T]):
     A handle: it may be an argument or a return value, and stays good in any process of the mesh.
     """
 
-    def __init__(self, cls: type, name: str, actor_id: int, procs: tuple[int, ...], shape: Shape) -> None:
+    def __init__(
+        self,
+        cls: type,
+        name: str,
+        actor_id: int,
+        procs: tuple[int, ...],
+        shape: Shape,
+        office: Office | None = None,
+    ) -> None:
+        self._office = office or here.office()
         self._class = cls
         self._name = name
         self._actor_id = actor_id
@@ -87,14 +105,10 @@ class ActorMesh(MeshTrait, Generic[T]):
         self._procs = tuple(procs[i] for i in shape.ranks)
         self._context = encode_extent(shape)
         self._spawned: Gather | None = None
-        self._broken: MeshFailure | None = None
+        self._state = MeshState()
         self._load_state: Load | None = None
         self._proc_mesh: ProcMesh | None = None
         self._parent: ActorMesh[T] | None = None
-
-    @property
-    def _office(self) -> Office:
-        return here.office()
 
     @property
     def _load(self) -> Load:
@@ -109,11 +123,11 @@ class ActorMesh(MeshTrait, Generic[T]):
         return self._own_shape
 
     def _with_shape(self, shape: Shape) -> Self:
-        part = type(self)(self._class, self._name, self._actor_id, self._all_procs, shape)
+        part = type(self)(self._class, self._name, self._actor_id, self._all_procs, shape, self._office)
         part._spawned = self._spawned
         part._proc_mesh = self._proc_mesh
         part._parent = self
-        part._broken = self._broken
+        part._state = self._state
         return part
 
     def _example(self) -> str:
@@ -168,7 +182,7 @@ class ActorMesh(MeshTrait, Generic[T]):
         if office.ends:
             office.check_ends(gather)
         self._proc_mesh = proc_mesh
-        sessions.current().meshes[self._actor_id] = self
+        sessions.of_office(office).meshes[self._actor_id] = self
 
     def _encode_recipe(self, recipe: dict[str, Any]) -> Encoded:
         try:
@@ -216,13 +230,20 @@ class ActorMesh(MeshTrait, Generic[T]):
 
     # --- failure
 
+    @property
+    def _broken(self) -> MeshFailure | None:
+        return self._state.failure
+
     def _break(self, failure: MeshFailure) -> None:
         """Let the next use of this mesh, or of what it is a part of, raise."""
-        self._broken = failure
+        self._state.failure = failure
 
     def _raise_broken(self, what: str) -> None:
-        assert self._broken is not None
-        raise SupervisionError(f"{what}: the actor mesh {self._name!r} is dead: {self._broken.message}", self._broken.failures)
+        failure = self._state.failure
+        assert failure is not None
+        raise SupervisionError(
+            f"{what}: the actor mesh {self._name!r} is dead: {failure.message}", failure.failures
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickle, (self._class, self._name, self._actor_id, self._all_procs, self._own_shape)
@@ -252,7 +273,7 @@ def spawn_actors(
     _check_constructor(cls, args, kwargs)
     procs = proc_mesh._procs
     shape = Shape.full(proc_mesh.extent)
-    mesh: ActorMesh[T] = ActorMesh(cls, name, secrets.randbits(63) | 1, procs, shape)
+    mesh: ActorMesh[T] = ActorMesh(cls, name, secrets.randbits(63) | 1, procs, shape, proc_mesh._office)
     mesh._spawn(args, kwargs, proc_mesh)
     return mesh
 

@@ -29,7 +29,10 @@ class HostMesh(MeshTrait):
         shape: how they are laid out; by default a single host has no dimension, several have `hosts`.
     """
 
-    def __init__(self, hosts: Sequence[int], shape: Shape | None = None) -> None:
+    def __init__(
+        self, hosts: Sequence[int], shape: Shape | None = None, session: Session | None = None
+    ) -> None:
+        self._session = session or sessions.current()
         self._all_hosts = tuple(hosts)
         if shape is None:
             extent = Extent([], []) if len(hosts) == 1 else Extent(["hosts"], [len(hosts)])
@@ -44,7 +47,7 @@ class HostMesh(MeshTrait):
         return self._own_shape
 
     def _with_shape(self, shape: Shape) -> Self:
-        part = type(self)(self._all_hosts, shape)
+        part = type(self)(self._all_hosts, shape, self._session)
         part._python = self._python
         return part
 
@@ -85,12 +88,12 @@ class HostMesh(MeshTrait):
             method = "spawn"
         group = new_group(name)
         spec = self._spec(group, extent, bootstrap, env or {}, proc_bind)
-        session = sessions.current()
+        session = self._session
         fields = {"hosts": list(self._hosts), "per_host": inner.nelements, "group": group}
         answer = session.request("spawn", **fields, spec=spec, method=method)
         if session.output is not None:
             session.output.default.sizes[group] = extent.nelements
-        mesh = ProcMesh(group, answer["procs"], Shape.full(extent), self._hosts)
+        mesh = ProcMesh(group, answer["procs"], Shape.full(extent), self._hosts, session.office)
         self._stoppable.append(mesh)
         return mesh
 
@@ -121,7 +124,7 @@ class HostMesh(MeshTrait):
     @property
     def initialized(self) -> Future[bool]:
         """A future that is done once all hosts have joined."""
-        session = sessions.current()
+        session = self._session
         reply = session.ask("wait_hosts", hosts=list(self._hosts))
 
         def finish(pending: Any) -> bool:
@@ -132,7 +135,7 @@ class HostMesh(MeshTrait):
 
     def stop(self) -> Future[None]:
         """End all processes that were spawned through this handle; the hosts stay."""
-        session = sessions.current()
+        session = self._session
         procs = [p for mesh in self._stoppable for p in mesh._procs]
         for mesh in self._stoppable:
             mesh._stopped = "its hosts were stopped"
@@ -145,7 +148,7 @@ class HostMesh(MeshTrait):
 
     def shutdown(self) -> Future[None]:
         """End the hosts, with all that runs on them."""
-        session = sessions.current()
+        session = self._session
         if self._hosts == (0,):
             reply = session.ask("shut_down")
         else:

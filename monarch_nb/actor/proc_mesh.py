@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from monarch_nb._client import session as sessions
+from monarch_nb._client.session import Session
 from monarch_nb._post import here
 from monarch_nb._post.context import call_context
 from monarch_nb._post.office import Office
@@ -38,7 +39,15 @@ class ProcMesh(MeshTrait):
         >>> procs.slice(gpus=0).execute(os.getpid).get().item()  # doctest: +SKIP
     """
 
-    def __init__(self, group: str, procs: Sequence[int], shape: Shape, hosts: tuple[int, ...] = (0,)) -> None:
+    def __init__(
+        self,
+        group: str,
+        procs: Sequence[int],
+        shape: Shape,
+        hosts: tuple[int, ...] = (0,),
+        office: Office | None = None,
+    ) -> None:
+        self._office = office or here.office()
         self._group = group
         self._all_procs = tuple(procs)
         self._own_shape = shape
@@ -53,14 +62,14 @@ class ProcMesh(MeshTrait):
     def _shape(self) -> Shape:
         return self._own_shape
 
-    def _with_shape(self, shape: Shape) -> Self:
-        part = type(self)(self._group, self._all_procs, shape, self._hosts)
+    def _with_shape(self, shape: Shape) -> Any:
+        part = ProcMesh(self._group, self._all_procs, shape, self._hosts, self._office)
         part._stopped = self._stopped
         return part
 
     @property
-    def _office(self) -> Office:
-        return here.office()
+    def _session(self) -> Session:
+        return sessions.of_office(self._office)
 
     @property
     def name(self) -> str:
@@ -126,7 +135,7 @@ class ProcMesh(MeshTrait):
     @property
     def initialized(self) -> Future[bool]:
         """A future that is done once all processes are up; it fails if one isn't."""
-        session = sessions.current()
+        session = self._session
         reply = session.ask("wait_procs", procs=list(self._procs))
 
         def finish(pending: Any) -> bool:
@@ -145,7 +154,7 @@ class ProcMesh(MeshTrait):
 
     def stop(self, reason: str = "", *, grace_s: float = STOP_S) -> Future[None]:
         """End these processes: actors clean up, then they leave; after `grace_s` seconds they are killed."""
-        session = sessions.current()
+        session = self._session
         self._stopped = reason or "it was stopped"
         reply = session.ask("stop", procs=list(self._procs), grace_s=grace_s)
 
@@ -180,7 +189,7 @@ class ProcMesh(MeshTrait):
                 comes, with no prefix.
             level: threshold of the ranks' `logging`.
         """
-        session = sessions.current()
+        session = self._session
         if session.output is not None:
             session.output.default.enabled = stream_to_client
             session.output.default.window_s = aggregate_window_sec
