@@ -1,0 +1,67 @@
+"""monarch_nb: one notebook drives a cluster.
+
+`%load_ext monarch_nb`, `%mesh start`, and from then on cells (`%%mesh`), actors, tensors and a debugger run on a grid of
+processes that outlives the kernel. The rooms, lower ones first; imports point downwards only:
+
+    _wire       messages, codec, shared memory, keys       no threads, no policy
+    _shape      extents, points, slices, rank sets         pure
+    exceptions  every error
+    _post       one process' sockets, and who reads them
+    _host       host process, supervisor, router, zygote
+    _rank       rank process: main thread, actors, shell
+    _client     a program's connection
+    actor       the programming model, as PyTorch Monarch's
+    job, spmd   where hosts come from; what torchrun sets up
+    mesh        named meshes, cells, variables
+    display     what people see of a cell
+    magics, cli what people type
+
+Importing this package imports none of torch, IPython or ZeroMQ; names below are loaded when first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from monarch_nb.actor.active import get_active_mesh as get_active_mesh
+    from monarch_nb.mesh import Mesh as Mesh
+    from monarch_nb.mesh import attach as attach
+    from monarch_nb.mesh import start as start
+
+__version__ = "0.1.0"
+
+_WHERE = {
+    "Mesh": "monarch_nb.mesh",
+    "attach": "monarch_nb.mesh",
+    "get_active_mesh": "monarch_nb.actor.active",
+    "start": "monarch_nb.mesh",
+}
+
+__all__ = ["Mesh", "__version__", "attach", "get_active_mesh", "start"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        import importlib
+
+        return getattr(importlib.import_module(_WHERE[name]), name)
+    raise AttributeError(f"module 'monarch_nb' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_WHERE])
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Called by `%load_ext monarch_nb`."""
+    from monarch_nb.magics import load
+
+    load(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """Called by `%unload_ext monarch_nb`."""
+    from monarch_nb.magics import unload
+
+    unload(shell)

@@ -7,6 +7,7 @@
      ├── RankTimeout            (TimeoutError) an answer didn't come in time; the mesh is unharmed
      ├── MeshStartError         a host process or rank didn't start
      ├── MeshNotFound           (LookupError) no mesh of that name
+     ├── MeshUsageError         (ValueError) a magic that was typed wrongly, or a cell that isn't Python
      └── CannotPickle           (TypeError) a value that can't be sent; defined in `_wire.codec`
 
 Ranks in messages are positions in the mesh (or slice) that was called.
@@ -28,6 +29,7 @@ __all__ = [
     "MeshError",
     "MeshNotFound",
     "MeshStartError",
+    "MeshUsageError",
     "RankFailure",
     "RankSetError",
     "RankTimeout",
@@ -45,6 +47,10 @@ class MeshStartError(MeshError, RuntimeError):
 
 class MeshNotFound(MeshError, LookupError):
     """There's no mesh of that name."""
+
+
+class MeshUsageError(MeshError, ValueError):
+    """Something that was typed wrongly; nothing has been sent."""
 
 
 class RankTimeout(MeshError, TimeoutError):

@@ -56,7 +56,7 @@ class Loop:
     def watch_socket(self, socket: zmq.Socket[bytes], callback: Callback) -> None:
         """Call `callback` for each message; it must receive exactly one."""
         self._sockets[socket] = callback
-        self._epoll.register(int(socket.getsockopt(zmq.FD)), select.EPOLLIN)
+        self._epoll.register(socket.FD, select.EPOLLIN)
 
     def call_at(self, when: float, callback: Callback) -> None:
         """Call `callback` at monotonic time `when`."""
@@ -85,7 +85,7 @@ class Loop:
         busy = False
         for socket, callback in list(self._sockets.items()):
             for _ in range(_MESSAGES_PER_ROUND):
-                if not socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+                if not int(socket.EVENTS) & zmq.POLLIN:
                     break
                 callback()
                 busy = True

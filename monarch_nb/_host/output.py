@@ -72,7 +72,7 @@ class LogFile:
         """Append, starting a new file when the cap is reached."""
         if self._file is None:
             fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            self._file = open(fd, "ab", buffering=0)
+            self._file = open(fd, "ab", buffering=0)  # noqa: SIM115 - kept open
         self._file.write(data)
         if self._file.tell() > LOG_BYTES:
             self._file.close()

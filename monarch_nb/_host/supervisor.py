@@ -250,7 +250,11 @@ class Supervisor:
             rank.state = STOPPING
             self._signal(rank, signal.SIGTERM if grace_s > 0 else signal.SIGKILL)
         if grace_s > 0:
-            self._loop.call_later(grace_s, lambda: [self._signal(r, signal.SIGKILL) for r in leaving] and None)
+            self._loop.call_later(grace_s, lambda: self._kill(leaving))
+
+    def _kill(self, ranks: list[Rank]) -> None:
+        for rank in ranks:
+            self._signal(rank, signal.SIGKILL)
 
     @property
     def num_alive(self) -> int:

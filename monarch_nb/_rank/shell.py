@@ -113,9 +113,9 @@ def _make_shell(namespace: dict[str, Any], pipe: OutputPipe) -> Any:
 
 def _adopt_as_current(cls: type[InteractiveShell], shell: Any) -> None:
     """Make `IPython.get_ipython()` find this shell: `display()` looks there."""
-    cls._instance = shell  # type: ignore[attr-defined]
+    cls._instance = shell
     for parent in cls._walk_mro():
-        parent._instance = shell  # type: ignore[attr-defined]
+        parent._instance = shell
 
 
 def _prepare_plots(shell: Any) -> None:

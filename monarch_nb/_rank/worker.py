@@ -31,11 +31,10 @@ class Worker:
         self.namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
         self.busy_with = ""
         self._shell: CellShell | None = None
-        self._interruptible = False
         main_module = sys.modules["__main__"]
         main_module.__dict__.update({k: v for k, v in self.namespace.items() if k != "__builtins__"})
         self.namespace = main_module.__dict__
-        signal.signal(signal.SIGINT, self._on_interrupt)
+        signal.signal(signal.SIGINT, _ignore)
 
     def serve(self) -> None:
         """Work until the inbox closes."""
@@ -49,10 +48,6 @@ class Worker:
             except KeyboardInterrupt:
                 continue  # came between two pieces of work
 
-    def _on_interrupt(self, number: int, frame: Any) -> None:
-        if self._interruptible:
-            raise KeyboardInterrupt
-
     def _handle(self, message: Message) -> None:
         call_context.set(CallContext(message.origin, message.slot, message.context, None, message.src))
         name = message.name.decode()
@@ -61,12 +56,12 @@ class Worker:
             if work is None:
                 raise TypeError(f"a rank knows no work {name!r}")
             self.busy_with = name
-            self._interruptible = True
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             result = work(message)
-            self._interruptible = False
+            signal.signal(signal.SIGINT, _ignore)
             body = codec.encode(result, "return value")
         except BaseException as error:
-            self._interruptible = False
+            signal.signal(signal.SIGINT, _ignore)
             body = encode_failure(describe(error, **here.whereabouts(), endpoint=name))
             self._reply(message, body, wire.ERROR)
         else:
@@ -137,6 +132,10 @@ class Worker:
     def work_free_address(self, message: Message) -> tuple[str, int]:
         """Return this host's address and a free tcp port, for a rendezvous."""
         return free_address()
+
+
+def _ignore(number: int, frame: Any) -> None:
+    """An interrupt that comes when nothing runs concerns nobody. (SIG_IGN would be inherited by subprocesses.)"""
 
 
 def free_address() -> tuple[str, int]:

@@ -126,7 +126,7 @@ def format_ranks(ranks: Iterable[int]) -> str:
     run: list[int] = []
     for rank in [*sorted(set(ranks)), None]:
         if run and rank == run[-1] + 1:
-            run.append(rank)  # type: ignore[arg-type]
+            run.append(rank)
             continue
         if run:
             parts.append(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]))

@@ -107,15 +107,15 @@ def decode(payload: bytes | memoryview, buffers: Sequence[Any] = ()) -> Any:
 def _remember_sources(sources: dict[str, str]) -> None:
     for filename, text in sources.items():
         # mtime None: linecache never drops such an entry for lack of a file.
-        linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)  # type: ignore[assignment]
+        linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
 
 
 def interactive_source(filename: str) -> str | None:
     """Return the source of code typed into a cell, or None if `filename` is a file or unknown."""
     entry = linecache.cache.get(filename)
-    if entry is None or len(entry) < 4 or entry[1] is not None:  # type: ignore[arg-type]
+    if entry is None or len(entry) < 4 or entry[1] is not None:
         return None
-    return "".join(entry[2])  # type: ignore[misc]
+    return "".join(entry[2])
 
 
 def _filenames(code: types.CodeType) -> Iterator[str]:
@@ -186,7 +186,7 @@ class _StorageBytes:
 
     def __init__(self, storage: Any) -> None:
         self.array = (ctypes.c_ubyte * storage.nbytes()).from_address(storage.data_ptr())
-        self.array.storage = storage  # type: ignore[attr-defined]  # keeps the memory alive
+        self.array.storage = storage  # keeps the memory alive
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return _rebuild_storage, (pickle.PickleBuffer(self.array),)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb._client import session as sessions
 from monarch_nb._post import here
 from monarch_nb._post.context import CallContext, call_context
-from monarch_nb._shape import Extent, Point
+from monarch_nb._shape import Extent, Point, Shape
 
 if TYPE_CHECKING:
     from monarch_nb.actor.proc_mesh import ProcMesh
@@ -43,7 +43,8 @@ class Instance:
         if self._runner is None or self._runner.mesh is None:
             return Point(0, Extent([], []))
         mesh = self._runner.mesh
-        return mesh._own_shape.point(mesh._procs.index(here.office().me))
+        shape: Shape = mesh._own_shape
+        return shape.point(mesh._procs.index(here.office().me))
 
     @property
     def proc(self) -> ProcMesh:

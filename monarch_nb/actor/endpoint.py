@@ -1,12 +1,12 @@
 """Endpoints: methods of actors that can be called from elsewhere, and the ways to call them.
 
-    call       all actors of the mesh; a ValueMesh
-    call_one   the only actor of a mesh of one
-    choose     one of them, the one with the fewest calls of ours under way
-    stream     all, each answer as it comes
-    broadcast  all, no answer; what they raise goes to the actor's owner
-    scatter    all, each with arguments of its own; a ValueMesh
-    rref       all; the results stay where they are, and can be arguments of further calls
+call       all actors of the mesh; a ValueMesh
+call_one   the only actor of a mesh of one
+choose     one of them, the one with the fewest calls of ours under way
+stream     all, each answer as it comes
+broadcast  all, no answer; what they raise goes to the actor's owner
+scatter    all, each with arguments of its own; a ValueMesh
+rref       all; the results stay where they are, and can be arguments of further calls
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from monarch_nb._shape import Point
 from monarch_nb._wire import codec
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.codec import CannotPickle, Encoded
+from monarch_nb._wire.segment import MIN_BYTES
 from monarch_nb.actor.future import Future
 from monarch_nb.actor.outcome import one_value, value_mesh
 
@@ -190,7 +191,7 @@ class Endpoint(Generic[P, R]):
         reply = OneReply(office, (proc,))
         ref = office.expect(reply)
         context = call_context.get()
-        if body.buffers or len(body.payload) > codec.MIN_BYTES:
+        if body.buffers or len(body.payload) >= MIN_BYTES:
             office.post(
                 proc, wire.CALL, body, flags=flags, slot=slot, ref=ref, target=self._mesh._actor_id,
                 origin=context.origin, name=self._name, context=self._context,

@@ -89,7 +89,7 @@ class HostMesh(MeshTrait):
         group = new_group(name)
         spec = self._spec(group, extent, bootstrap, env or {}, proc_bind)
         session = self._session
-        fields = {"hosts": list(self._hosts), "per_host": inner.nelements, "group": group}
+        fields: dict[str, Any] = {"hosts": list(self._hosts), "per_host": inner.nelements, "group": group}
         answer = session.request("spawn", **fields, spec=spec, method=method)
         if session.output is not None:
             session.output.default.sizes[group] = extent.nelements

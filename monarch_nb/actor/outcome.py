@@ -61,7 +61,7 @@ def _error(
     what: str,
 ) -> ActorError | SupervisionError:
     """Return the error for failures that are folded and in order of time."""
-    failures = [_rank_failure(ranks, failure, first=i == 0) for i, (ranks, failure) in enumerate(groups)]
+    failures = [_rank_failure(ranks, failure, first=i == 0 and len(groups) > 1) for i, (ranks, failure) in enumerate(groups)]
     num_failed = sum(len(f.ranks) for f in failures)
     all_dead = all(failure.get("dead") for _, failure in groups)
     of = f"{num_failed} of {num_ranks} ranks" if num_ranks > 1 else f"rank {failures[0].ranks[0]}"

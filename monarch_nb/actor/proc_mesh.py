@@ -126,8 +126,7 @@ class ProcMesh(MeshTrait):
 
     def set_environment(self, variables: Mapping[str, str] | Sequence[Mapping[str, str]]) -> Future[Any]:
         """Set environment variables on all processes: the same, or one mapping for each in rank order."""
-        per_rank = not isinstance(variables, Mapping)
-        fields = [dict(v) for v in variables] if per_rank else dict(variables)  # type: ignore[arg-type,call-overload]
+        fields = dict(variables) if isinstance(variables, Mapping) else [dict(v) for v in variables]
         return self._work(b"set_environment", fields, "set_environment")
 
     # --- life

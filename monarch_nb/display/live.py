@@ -64,7 +64,7 @@ class NotebookPublisher:
         from IPython.display import display, update_display
 
         if self._shown:
-            update_display(bundle, raw=True, display_id=self._display_id)  # type: ignore[no-untyped-call]
+            update_display(bundle, raw=True, display_id=self._display_id)
         else:
             self._shown = True
             self._context.copy().run(display, bundle, raw=True, display_id=self._display_id)

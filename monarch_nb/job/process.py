@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from monarch_nb._client import launch
 from monarch_nb._client import session as sessions
+from monarch_nb._client.session import Session
 from monarch_nb._shape import Extent, Shape
 from monarch_nb.actor.host_mesh import HostMesh
 from monarch_nb.job.base import JobState, JobTrait, check_meshes
@@ -38,13 +39,11 @@ class ProcessJob(JobTrait):
     def _create(self) -> JobState:
         session = sessions.current()
         labels = [f"{name}{i}" for name, num in self.meshes.items() for i in range(num)]
-        tickets = session.request("tickets", num=len(labels), labels=labels)
-        root = os.path.dirname(session.office.directory)
-        self._processes = [launch.start_host_process(far_config(t, f"{root}/h{t['host']}")) for t in tickets]
+        tickets, self._processes = start_hosts(session, labels)
         meshes, at = {}, 0
         for name, num in self.meshes.items():
             hosts = [t["host"] for t in tickets[at : at + num]]
-            meshes[name] = HostMesh(hosts, Shape.full(Extent([name], [num])))
+            meshes[name] = HostMesh(hosts, Shape.full(Extent([name], [num])), session)
             at += num
         return JobState(meshes)
 
@@ -54,6 +53,16 @@ class ProcessJob(JobTrait):
         for process in self._processes:
             process.wait(10)
         self._processes = []
+
+
+def start_hosts(
+    session: Session, labels: Sequence[str]
+) -> tuple[list[dict[str, Any]], list[subprocess.Popen[bytes]]]:
+    """Start a host process on this machine for each label; return their tickets and processes."""
+    tickets = session.request("tickets", num=len(labels), labels=list(labels))
+    root = os.path.dirname(session.office.directory)
+    processes = [launch.start_host_process(far_config(t, f"{root}/h{t['host']}")) for t in tickets]
+    return tickets, processes
 
 
 def far_config(ticket: Mapping[str, Any], directory: str) -> dict[str, Any]:

@@ -1,0 +1,55 @@
+# Two commands set up everything on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+PY = $(VENV)/bin/python
+export PYTHONWARNINGS ?=
+
+.PHONY: help env demo lab lint unit notebooks test soak bench clean
+
+help:
+	@echo "make demo       the first tutorial, run here, as you would see it"
+	@echo "make lab        the tutorials in JupyterLab"
+	@echo "make test       lint, types, tests, tutorials"
+	@echo "make bench      our figures against raw baselines; soak: the long test"
+
+# torch first: a range would pull a build with several GB of CUDA packages where the CPU build is wanted.
+$(VENV)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	touch $@
+
+env: $(VENV)/.ready
+
+$(VENV)/.lab: $(VENV)/.ready
+	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[lab]'
+	touch $@
+
+demo: env
+	$(PY) notebooks/run_headless.py notebooks/01_first_mesh.ipynb
+
+lab: $(VENV)/.lab
+	$(PY) -m jupyterlab notebooks/01_first_mesh.ipynb
+
+lint: env
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+
+unit: env
+	$(PY) -m pytest tests/unit
+
+notebooks: env
+	$(PY) -m pytest --nbval --nbval-current-env --nbval-cell-timeout 120 --nbval-sanitize-with notebooks/sanitize.cfg notebooks
+
+test: lint
+	$(PY) -m pytest tests
+	$(MAKE) notebooks
+
+soak: env
+	MONARCH_NB_SOAK_CALLS=100000 $(PY) -m pytest tests -m soak --timeout 900
+
+bench: env
+	$(PY) tests/benchmarks/run.py
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

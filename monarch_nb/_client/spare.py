@@ -1,0 +1,49 @@
+"""A host process kept warm before it's asked for.
+
+Importing torch takes most of a second. `%load_ext monarch_nb` starts a private host process whose zygote does that in the background, so
+`%mesh start` finds it done. It ends with this program unless a mesh takes it over. MONARCH_NB_PREWARM=0 turns this off.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from monarch_nb._client import launch
+from monarch_nb._client.launch import Connection
+from monarch_nb.exceptions import MeshStartError
+
+_lock = threading.Lock()
+_starting: threading.Thread | None = None
+_ready: Connection | None = None
+
+
+def prepare() -> None:
+    """Start a spare in the background, unless there is one or the user doesn't want it."""
+    global _starting
+    if os.environ.get("MONARCH_NB_PREWARM", "1") == "0":
+        return
+    with _lock:
+        if _starting is None and _ready is None:
+            _starting = threading.Thread(target=_start, name="monarch_nb-spare", daemon=True)
+            _starting.start()
+
+
+def _start() -> None:
+    global _ready
+    try:
+        _ready = launch.start_home(owner_pid=os.getpid())
+    except MeshStartError:
+        _ready = None  # whoever needs one starts it again and sees why
+
+
+def take() -> Connection:
+    """Return a home host process that belongs to this program: the spare, or a new one."""
+    global _starting, _ready
+    with _lock:
+        if _starting is not None:
+            _starting.join()
+        found, _ready, _starting = _ready, None, None
+    if found is not None and os.path.exists(f"/proc/{found.pid}"):
+        return found
+    return launch.start_home(owner_pid=os.getpid())
