@@ -157,6 +157,10 @@ class Office:
             payload, flags = b"", wire.BULK
         return Encoded(payload), flags, self.pool.write(buffers, holders)
 
+    def poke(self) -> None:
+        """Make the thread that reads the socket look up."""
+        self.route(self.me).send(wire.pack(wire.WAKE, src=self.me, dst=self.me))
+
     # --- waiting for answers
 
     def expect(self, pending: Pending) -> int:
@@ -294,7 +298,7 @@ class Office:
     def _wake_all(self) -> None:
         """Make every waiting thread look up; the reader's `closing` flag then ends its wait."""
         self.reader.begin_close()
-        self.route(self.me).send(wire.pack(wire.WAKE, src=self.me, dst=self.me))
+        self.poke()
         for pending in list(self._pending.values()):
             pending.complete()
             self.reader.notify(pending)

@@ -197,6 +197,8 @@ class Reader:
                     if not self._expired(waiter, deadline):
                         return False, False
                     continue
+                except zmq.ContextTerminated:
+                    raise OfficeClosed("the connection to the mesh has been closed") from None
                 finally:
                     self._reading = False
             if self._deliver(arrived, waiter):

@@ -11,11 +11,13 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._post import here
 from monarch_nb._post.context import CallContext, call_context
 from monarch_nb._post.failure import describe, encode_failure
+from monarch_nb._post.office import OfficeClosed
 from monarch_nb._post.pending import Body
 from monarch_nb._post.port import Port
 from monarch_nb._rank.inbox import Inbox
@@ -59,10 +61,14 @@ class ActorRunner:
         self._ended_with: BaseException | None = None
         # A message may be in the reading thread's hands: keep the body, which holds its buffers.
         self._body = Body(host.office, spawn)
-        self.thread = threading.Thread(target=self._run, name=f"actor-{self.actor_id:x}", daemon=True)
+        self.thread = threading.Thread(target=self._live, name=f"actor-{self.actor_id:x}", daemon=True)
         self.thread.start()
 
     # --- life
+
+    def _live(self) -> None:
+        with suppress(OfficeClosed):  # the process ends while this actor is busy
+            self._run()
 
     def _run(self) -> None:
         spawn, self._spawn = self._spawn, None

@@ -64,6 +64,7 @@ class Inbox:
             self.hook()
         else:
             office.reader.notify(self)
+            office.poke()  # the owner may be the one who reads the socket
 
     def __len__(self) -> int:
         return len(self._queue)

@@ -1,0 +1,29 @@
+"""What all tests share: at the end, nothing that they started is left."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from processes import PATIENCE_S, mesh_processes, wait_for_exit
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Fail if a process, socket directory or thread of ours outlives the tests."""
+    os.environ["JUPYTER_RUNTIME_DIR"] = str(tmp_path_factory.mktemp("runtime"))
+    before = set(mesh_processes())
+    yield
+    from monarch_nb._client import session
+
+    session.shutdown()
+    deadline = time.monotonic() + PATIENCE_S
+    for pid in set(mesh_processes()) - before:
+        wait_for_exit(pid, max(0.1, deadline - time.monotonic()))
+    left = {pid: name for pid, name in mesh_processes().items() if pid not in before}
+    assert not left, f"processes are left: {left}"
+    threads = [t.name for t in threading.enumerate() if t.name.startswith(("monarch_nb", "actor-"))]
+    assert not threads, f"threads are left: {threads}"

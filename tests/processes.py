@@ -1,0 +1,37 @@
+"""Processes of ours on this machine, and waiting for their end."""
+
+from __future__ import annotations
+
+import os
+import select
+from pathlib import Path
+
+PATIENCE_S = 15.0
+
+
+def mesh_processes() -> dict[int, str]:
+    """Return pid and name of every host process, zygote and rank on this machine, zombies left out."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                name = (entry / "comm").read_text().strip()
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            if name.startswith("mnb-") and state not in "ZX":
+                found[int(entry.name)] = name
+    return found
+
+
+def wait_for_exit(pid: int, timeout_s: float = PATIENCE_S) -> bool:
+    """Wait until a process has ended, by its pidfd."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return True
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    ended = bool(poller.poll(int(timeout_s * 1000)))
+    os.close(fd)
+    return ended
