@@ -15,6 +15,7 @@ Ranks in messages are positions in the mesh (or slice) that was called.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,6 +36,14 @@ __all__ = [
     "RankTimeout",
     "SupervisionError",
 ]
+
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+def _place(filename: str) -> str:
+    """Return a file as people know it: cells have a made-up name."""
+    return "a cell of this notebook" if "ipykernel_" in filename or filename.startswith("<") else filename
 
 
 class MeshError(Exception):
@@ -120,6 +129,17 @@ class _Failed(MeshError):
 
     def __str__(self) -> str:
         return "\n".join([self.message, *map(str, self.failures)])
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what a notebook shows: the reader's own lines, then what happened on the ranks."""
+        import traceback
+
+        frames = [
+            f'  {_place(f.filename)}, line {f.lineno}, in {f.name}\n    {f.line}'
+            for f in traceback.extract_tb(self.__traceback__)
+            if _PACKAGE not in f.filename and f"{os.sep}IPython{os.sep}" not in f.filename
+        ]
+        return "\n".join([f"{type(self).__name__}: {self}", *(["called from:"] if frames else []), *frames]).split("\n")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.message, self.failures, self.results, self.num_unfinished)

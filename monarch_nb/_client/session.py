@@ -15,7 +15,7 @@ import weakref
 from contextlib import suppress
 from typing import Any
 
-from monarch_nb._client import launch
+from monarch_nb._client import spare
 from monarch_nb._client.launch import Connection
 from monarch_nb._client.output import OutputHub
 from monarch_nb._post import here
@@ -46,6 +46,7 @@ class Session:
         self.connection = connection
         _by_office[id(office)] = self
         self.private = False
+        self._num_settled = 0
         self.output: OutputHub | None = None
         self.local_actors: Any = None
         self.meshes: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -72,6 +73,7 @@ class Session:
                 f"mesh {connection.name!r} (pid {connection.pid}) does not answer; end it: kill {connection.pid}"
             ) from None
         atexit.register(session.close)
+        session._settle_after_cells()
         return session
 
     # --- requests
@@ -120,6 +122,23 @@ class Session:
         self.office.close(500)
         _by_office.pop(id(self.office), None)
 
+    def _settle_after_cells(self) -> None:
+        """In a notebook: what ranks print during a cell is shown before the cell ends, so it's in the right place."""
+        ipython = sys.modules.get("IPython")
+        shell = ipython.get_ipython() if ipython is not None else None
+        if shell is not None:
+            shell.events.register("post_run_cell", self._after_cell)
+
+    def _after_cell(self, _result: Any = None) -> None:
+        if self.office.closed:
+            from IPython import get_ipython
+
+            get_ipython().events.unregister("post_run_cell", self._after_cell)
+        elif self.office.num_sent != self._num_settled:
+            with suppress(MeshError):
+                self._settle_output()
+            self._num_settled = self.office.num_sent
+
     def _settle_output(self) -> None:
         """Wait until what was printed before now has come."""
         if self.output is not None:
@@ -164,7 +183,7 @@ def _of_rank() -> Session:
 
 def _private() -> Session:
     """Start a mesh that ends with this program."""
-    connection = launch.start_home(owner_pid=os.getpid())
+    connection = spare.take()
     session = Session.connect(connection)
     session.private = True
     here.set_office(session.office)

@@ -74,6 +74,8 @@ class Office:
         """Takes CALL messages, in the reading thread; returns a waiter to wake, or None."""
         self.on_event: Callable[[str, dict[str, Any]], None] = lambda _name, _fields: None
         self.on_output: Callable[[Message], None] = lambda _message: None
+        self.num_sent = 0
+        """Calls and requests sent so far that await an answer."""
         self.callback_lock = threading.Lock()
         self.pool = segment.SegmentPool()
         self._pending: dict[int, Pending] = {}
@@ -165,7 +167,7 @@ class Office:
 
     def expect(self, pending: Pending) -> int:
         """Register `pending` and return the ref under which answers reach it."""
-        ref = pending.ref = next(self._refs)
+        ref = pending.ref = self.num_sent = next(self._refs)
         self._pending[ref] = pending
         return ref
 

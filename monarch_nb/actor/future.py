@@ -50,6 +50,7 @@ class Future(Generic[T]):
             ActorError: if the other side raised.
             SupervisionError: if the other side died.
         """
+        __tracebackhide__ = True
         pending = self._pending
         if not pending.ready:
             deadline = None if timeout is None else time.monotonic() + timeout
@@ -67,6 +68,7 @@ class Future(Generic[T]):
         return f" to {self._what}" if self._what else ""
 
     def _settle(self) -> None:
+        __tracebackhide__ = True
         finish = self._finish
         if finish is None:
             return
@@ -78,6 +80,7 @@ class Future(Generic[T]):
 
     def result(self, timeout: float | None = None) -> T:
         """Return the value, as `get` does."""
+        __tracebackhide__ = True
         return self.get(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
@@ -101,6 +104,7 @@ class Future(Generic[T]):
         self._pending.when_ready(lambda: context.run(callback, self))
 
     def __await__(self) -> Generator[Any, None, T]:
+        __tracebackhide__ = True
         if not self._pending.ready:
             loop = asyncio.get_running_loop()
             waiter: asyncio.Future[None] = loop.create_future()

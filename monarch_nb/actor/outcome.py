@@ -16,6 +16,7 @@ from monarch_nb.exceptions import ActorError, RankFailure, SupervisionError, des
 
 def one_value(reply: OneReply, what: str) -> Any:
     """Return the value of a single answer, or raise its failure."""
+    __tracebackhide__ = True  # IPython and pytest then show the user's line, not ours
     body = reply.body
     if body is not None and not body.flags & ERROR:
         return body.value()
@@ -26,6 +27,7 @@ def one_value(reply: OneReply, what: str) -> Any:
 
 def value_mesh(gather: Gather, shape: Shape, what: str) -> ValueMesh[Any]:
     """Return all values at their points, or raise the failures with the good results on them."""
+    __tracebackhide__ = True
     if not gather.failed:
         return ValueMesh(shape, [body.value() for body in gather.bodies if body is not None])
     results = {
@@ -69,11 +71,7 @@ def _error(
     text = f"{what}: {of} {verb}"
     if num_unfinished:
         text += f"; {num_unfinished} had not finished"
-    error = (SupervisionError if all_dead else ActorError)(text, failures, results, num_unfinished)
-    cause = failures[0].exception
-    if cause is not None:
-        error.__cause__ = cause.with_traceback(None)
-    return error
+    return (SupervisionError if all_dead else ActorError)(text, failures, results, num_unfinished)
 
 
 def _rank_failure(ranks: tuple[int, ...], failure: Mapping[str, Any], *, first: bool) -> RankFailure:

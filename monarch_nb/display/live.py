@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextvars
 import secrets
+import os
 import sys
 import threading
 from types import TracebackType
@@ -101,6 +102,9 @@ class TerminalPublisher:
 class LiveDisplay:
     """Show a view until `finish`. Works as a context manager too.
 
+    With MONARCH_NB_LIVE=0 in the environment it is shown once, at the end: for runners that keep only the first version of a
+    display (nbval), or logs that should have one.
+
     >>> view = CellView([0, 1], world_size=2)
     >>> with LiveDisplay(view):
     ...     view.output(0, "stdout", "hi\\n"); view.output(1, "stdout", "hi\\n")
@@ -118,7 +122,8 @@ class LiveDisplay:
         self._changed = threading.Event()
         self._finished = threading.Event()
         self._thread: threading.Thread | None = None
-        view.listen(self._on_change)
+        if os.environ.get("MONARCH_NB_LIVE", "1") != "0":
+            view.listen(self._on_change)
 
     def __enter__(self) -> LiveDisplay:
         return self

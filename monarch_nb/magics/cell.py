@@ -22,7 +22,7 @@ class CellFailed(ActorError):
     """A cell failed on some ranks. Shown without the frames of this package: they'd tell the reader nothing."""
 
     def _render_traceback_(self) -> list[str]:
-        return str(self).splitlines()
+        return str(self).split("\n")
 
 
 class ViewWatcher:
