@@ -10,6 +10,7 @@ import heapq
 import os
 import select
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 
@@ -87,14 +88,14 @@ class Loop:
             for _ in range(_MESSAGES_PER_ROUND):
                 if not int(socket.EVENTS) & zmq.POLLIN:
                     break
-                callback()
+                _guarded(callback)
                 busy = True
         return busy
 
     def _run_timers(self) -> None:
         now = time.monotonic()
         while self._timers and self._timers[0][0] <= now:
-            heapq.heappop(self._timers)[2]()
+            _guarded(heapq.heappop(self._timers)[2])
 
     def _wait_s(self) -> float | None:
         return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
@@ -103,4 +104,12 @@ class Loop:
         for fd, _ in self._epoll.poll(wait_s):
             callback = self._files.get(fd)
             if callback is not None:
-                callback()
+                _guarded(callback)
+
+
+def _guarded(callback: Callback) -> None:
+    """Call back; an error is written to the log, and everything else goes on: ranks must not die of a bug here."""
+    try:
+        callback()
+    except Exception:
+        traceback.print_exc()

@@ -221,8 +221,10 @@ class HostProcess:
 
     def run(self) -> None:
         """Serve until shut down; leave nothing behind."""
-        self.loop.run()
-        self.supervisor.close()
+        try:
+            self.loop.run()
+        finally:
+            self.supervisor.close()
         for socket in self._routes.values():
             socket.close(200)
         self._pull.close(0)
@@ -268,7 +270,7 @@ class HomeProcess(HostProcess):
         self._link: zmq.Socket[bytes] | None = None
         self._gatekeeper: Gatekeeper | None = None
         self._keys: KeyPair | None = None
-        self._endpoint = ""
+        self._endpoints: dict[str, str] = {}
         self._identities: dict[int, bytes] = {}
         self.owner: int | None = config.get("owner_pid")
         self.idle_timeout_s: float | None = config.get("idle_timeout_s")
@@ -573,7 +575,7 @@ class HomeProcess(HostProcess):
 
     def do_tickets(self, message: Message, fields: dict[str, Any]) -> object:
         """Return what `num` new hosts need to dial home."""
-        self._open_link(fields.get("bind") or "tcp://127.0.0.1:*")
+        endpoint = self._listen_on(fields.get("bind") or "tcp://127.0.0.1:*")
         assert self._keys is not None and self._gatekeeper is not None
         tickets = []
         for i in range(fields["num"]):
@@ -584,7 +586,7 @@ class HomeProcess(HostProcess):
                 {
                     "host": host.index,
                     "label": label,
-                    "home": self._endpoint,
+                    "home": endpoint,
                     "home_key": self._keys.public,
                     "public": keys.public,
                     "secret": keys.secret,
@@ -592,9 +594,17 @@ class HomeProcess(HostProcess):
             )
         return tickets
 
-    def _open_link(self, bind: str) -> None:
-        if self._link is not None:
-            return
+    def _listen_on(self, bind: str) -> str:
+        """Listen for other hosts at `bind`, if we don't yet; return the address to dial."""
+        if self._link is None:
+            self._open_link()
+        assert self._link is not None
+        if bind not in self._endpoints:
+            self._link.bind(bind)
+            self._endpoints[bind] = self._link.getsockopt_string(zmq.LAST_ENDPOINT)
+        return self._endpoints[bind]
+
+    def _open_link(self) -> None:
         self._keys = KeyPair.new()
         self._gatekeeper = Gatekeeper(self.context)
         self.loop.watch_socket(self._gatekeeper.socket, self._gatekeeper.answer)
@@ -605,8 +615,6 @@ class HomeProcess(HostProcess):
         link.setsockopt(zmq.ROUTER_HANDOVER, 1)
         link.curve_server = True
         link.curve_secretkey, link.curve_publickey = self._keys.secret.encode(), self._keys.public.encode()
-        link.bind(bind)
-        self._endpoint = link.getsockopt_string(zmq.LAST_ENDPOINT)
         self.loop.watch_socket(link, self._take_link)
         self.loop.call_later(BEAT_S, self._beats)
 
@@ -788,9 +796,18 @@ def main() -> None:
     """Run a host process; its configuration comes as JSON on standard input, readiness is told on fd 1."""
     config = json.loads(sys.stdin.buffer.read())
     process: HostProcess = HomeProcess(config) if config["host"] == 0 else FarProcess(config)
-    os.write(1, b"ready\n")
+    try:
+        os.write(1, b"ready\n")
+    except OSError:  # who started us is gone already
+        process.loop.call_later(0, process.shut_down)
     log = os.open(config.get("log") or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-    process.run()
+    status = 1
+    try:
+        process.run()
+        status = 0
+    finally:
+        # Interpreter shutdown would wait for whatever socket an error has left open.
+        os._exit(status)

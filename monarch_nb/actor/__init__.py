@@ -10,6 +10,7 @@
     channel      Channel, Port, PortReceiver
     context      context(), current_rank(): where the running code stands
     supervision  MeshFailure, unhandled_fault_hook
+    workers      attach_to_workers, run_worker_loop_forever: hosts started by hand
     controller   get_or_spawn_controller: named singletons
 
 Names and behaviour are PyTorch Monarch's; a program for `monarch.actor` runs with `monarch_nb.actor`.
@@ -35,6 +36,7 @@ from monarch_nb.actor.host_mesh import HostMesh, local_proc_mesh, proc_mesh, thi
 from monarch_nb.actor.proc_mesh import ProcMesh
 from monarch_nb.actor.supervision import MeshFailure, unhandled_fault_hook
 from monarch_nb.actor.value_mesh import ValueMesh
+from monarch_nb.actor.workers import attach_to_workers, run_worker_loop_forever
 from monarch_nb.exceptions import ActorError, RankTimeout, SupervisionError
 
 __all__ = [
@@ -59,6 +61,7 @@ __all__ = [
     "SupervisionError",
     "ValueMesh",
     "as_endpoint",
+    "attach_to_workers",
     "concurrent_endpoint",
     "context",
     "current_actor_name",
@@ -68,6 +71,7 @@ __all__ = [
     "get_or_spawn_controller",
     "local_proc_mesh",
     "proc_mesh",
+    "run_worker_loop_forever",
     "send",
     "shutdown_context",
     "this_host",

@@ -20,8 +20,8 @@ IPython is looked for only in `sys.modules`: a program that did not import it ge
 from __future__ import annotations
 
 import contextvars
-import secrets
 import os
+import secrets
 import sys
 import threading
 from types import TracebackType

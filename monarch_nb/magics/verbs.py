@@ -43,8 +43,11 @@ class State:
 
     def adopt(self, mesh: Mesh) -> Mesh:
         """Make a mesh current, and known to the notebook by its name."""
+        from monarch_nb._client import session
+
         self.meshes[mesh.name] = mesh
         self.current = mesh.name
+        session.use(mesh._session)
         self.shell.user_ns[mesh.name.replace("-", "_")] = mesh
         if mesh.name != DEFAULT_NAME:
             self.shell.user_ns[DEFAULT_NAME] = mesh
@@ -56,7 +59,9 @@ class State:
         for variable in [k for k, v in self.shell.user_ns.items() if v is mesh and mesh is not None]:
             del self.shell.user_ns[variable]
         if self.current == name:
-            self.current = next(iter(self.meshes), None)
+            self.current = None
+            if self.meshes:
+                self.adopt(next(reversed(self.meshes.values())))
 
 
 def _parse_dims(text: str) -> dict[str, int]:

@@ -1,0 +1,172 @@
+"""Hosts that were started by hand: a worker loop on each machine, and a program that attaches to them.
+
+Both sides hold one key file, so only who can read it gets in, and nothing crosses the network in clear. The worker starts a host
+process for whoever attaches, which then dials that program's home.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket as sockets
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+import zmq
+
+from monarch_nb._client import launch
+from monarch_nb._client import session as sessions
+from monarch_nb._shape import Extent, Shape
+from monarch_nb._wire import address as addresses
+from monarch_nb._wire.keys import Gatekeeper, KeyPair
+from monarch_nb.actor.host_mesh import HostMesh
+from monarch_nb.exceptions import MeshStartError
+
+ATTACH_S = 20.0
+OWN_KEY = "trust_all_connections"
+"""Monarch's word for no authentication; here it means this user's own key file, which other users can't read."""
+
+
+def key_file(path: str) -> KeyPair:
+    """Return the keys in a file, which is made (mode 0600) if it isn't there.
+
+    Raises:
+        PermissionError: if others can read the file.
+    """
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        pass
+    else:
+        with open(fd, "w") as file:
+            json.dump(KeyPair.new()._asdict(), file)
+    if os.stat(path).st_mode & 0o077:
+        raise PermissionError(f"{path} can be read by others; it is a secret: chmod 600 {path}")
+    with open(path) as file:
+        return KeyPair(**json.load(file))
+
+
+def _keys(ca: str | None) -> KeyPair:
+    if ca is None or ca == OWN_KEY:
+        ca = os.path.join(launch.runtime_directory(), "monarch_nb-workers.key")
+    return key_file(ca)
+
+
+def run_worker_loop_forever(address: str, ca: str | None = None) -> None:
+    """Offer this machine as a host, one program after the other, until interrupted.
+
+    Args:
+        address: where to listen, as in `tcp://10.0.0.5:7000`.
+        ca: path of the key file that programs attach with; by default this user's own.
+    """
+    keys = _keys(ca)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    gatekeeper = Gatekeeper(context)
+    gatekeeper.allowed.add(keys.public)
+    listener = context.socket(zmq.REP)
+    listener.curve_server = True
+    listener.curve_publickey, listener.curve_secretkey = keys.public.encode(), keys.secret.encode()
+    hosts: list[subprocess.Popen[bytes]] = []
+    try:
+        listener.bind(address)
+        _serve(listener, gatekeeper, hosts)
+    finally:
+        for host in hosts:
+            host.terminate()
+        listener.close(0)
+        gatekeeper.close()
+        context.term()
+
+
+def _serve(listener: zmq.Socket[bytes], gatekeeper: Gatekeeper, hosts: list[subprocess.Popen[bytes]]) -> None:
+    while True:
+        ready = {s for s, _ in zmq.zmq_poll([(listener, zmq.POLLIN), (gatekeeper.socket, zmq.POLLIN)], -1)}
+        if gatekeeper.socket in ready:
+            gatekeeper.answer()
+        if listener in ready:
+            hosts[:] = [h for h in hosts if h.poll() is None]
+            listener.send_json(_start_host(json.loads(listener.recv()), hosts))
+
+
+def _start_host(ticket: dict[str, Any], hosts: list[subprocess.Popen[bytes]]) -> dict[str, str]:
+    root = os.path.join(addresses.socket_root(), secrets.token_hex(4))
+    os.mkdir(root, 0o700)
+    config = {
+        **ticket,
+        "label": ticket["label"] or sockets.gethostname(),
+        "directory": os.path.join(root, f"h{ticket['host']}"),
+        "sys_path": launch.importable_path(),
+    }
+    try:
+        hosts.append(launch.start_host_process(config))
+    except MeshStartError as error:
+        return {"error": str(error)}
+    return {"error": ""}
+
+
+def attach_to_workers(ca: str | None = None, workers: Sequence[str] = (), name: str = "hosts") -> HostMesh:
+    """Return the machines on which `run_worker_loop_forever` listens, as a host mesh.
+
+    Args:
+        ca: path of the key file that they were started with; by default this user's own.
+        workers: their addresses, as in `tcp://10.0.0.5:7000`.
+        name: the dimension's name.
+
+    Raises:
+        MeshStartError: naming the worker that doesn't answer.
+        ValueError: without workers.
+    """
+    if not workers:
+        raise ValueError("attach_to_workers needs the addresses of workers, as in workers=['tcp://10.0.0.5:7000']")
+    keys = _keys(ca)
+    session = sessions.current()
+    indices = []
+    for worker in workers:
+        own = _own_address_towards(worker)
+        ticket = session.request("tickets", num=1, bind=f"tcp://{own}:*")[0]
+        _hand_over(worker, ticket, keys)
+        indices.append(ticket["host"])
+    return HostMesh(indices, Shape.full(Extent([name], [len(indices)])), session)
+
+
+def _own_address_towards(worker: str) -> str:
+    """Return the address of this machine from which it would reach a worker."""
+    host, _, port = worker.removeprefix("tcp://").rpartition(":")
+    if not worker.startswith("tcp://") or not host or not port.isdigit():
+        raise ValueError(f"a worker's address looks like tcp://10.0.0.5:7000, not {worker!r}")
+    with sockets.socket(sockets.AF_INET, sockets.SOCK_DGRAM) as probe:
+        probe.connect((host, int(port)))
+        return str(probe.getsockname()[0])
+
+
+def _hand_over(worker: str, ticket: dict[str, Any], keys: KeyPair) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    asker = context.socket(zmq.REQ)
+    asker.setsockopt(zmq.LINGER, 0)
+    asker.setsockopt(zmq.RCVTIMEO, int(ATTACH_S * 1000))
+    asker.curve_serverkey = keys.public.encode()
+    asker.curve_publickey, asker.curve_secretkey = keys.public.encode(), keys.secret.encode()
+    try:
+        asker.connect(worker)
+        asker.send_json(ticket)
+        answer: Any = asker.recv_json()
+    except zmq.Again:
+        raise MeshStartError(
+            f"no worker answers at {worker}. On that machine: "
+            f"run_worker_loop_forever({worker!r}, ca=...), with the same key file"
+        ) from None
+    finally:
+        asker.close()
+        context.term()
+    if answer["error"]:
+        raise MeshStartError(f"the worker at {worker} could not start a host process: {answer['error']}")
+
+
+def new_key_file(directory: str | None = None) -> str:
+    """Return the path of a new key file for workers and programs to share."""
+    path = os.path.join(directory or tempfile.mkdtemp(prefix="monarch_nb-"), "workers.key")
+    key_file(path)
+    return path

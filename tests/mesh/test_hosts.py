@@ -1,0 +1,112 @@
+"""Hosts: jobs, workers started by hand, keys."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import zmq
+from processes import wait_for_exit
+
+from monarch_nb._client import session
+from monarch_nb._wire import message as wire
+from monarch_nb._wire.keys import KeyPair
+from monarch_nb.actor import attach_to_workers
+from monarch_nb.actor.workers import key_file
+from monarch_nb.exceptions import MeshStartError
+from monarch_nb.job import LocalJob, ProcessJob
+
+T = 60
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_jobs_name_their_host_meshes() -> None:
+    with ProcessJob({"trainers": 1, "loaders": 2}) as state:
+        assert state.loaders.sizes == {"loaders": 2}
+        procs = state.loaders.spawn_procs({"gpus": 1})
+        assert procs.sizes == {"loaders": 2, "gpus": 1}
+        assert len(set(procs.execute(os.getppid).get(T).values())) == 2
+        with pytest.raises(AttributeError, match="no host mesh 'hosts'; it has: trainers, loaders"):
+            state.hosts
+    assert LocalJob().state().hosts.sizes == {}
+
+
+@pytest.mark.parametrize("meshes", [{"a b": 1}, {"a": 0}, {"a": True}, "hosts", {"a": 1.5}])
+def test_jobs_check_their_arguments(meshes: object) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"not|identifier"):
+        ProcessJob(meshes)  # type: ignore[arg-type]
+
+
+def test_a_killed_host_process_is_noticed_and_its_ranks_go() -> None:
+    job = ProcessJob({"hosts": 2})
+    procs = job.state().hosts.spawn_procs({"gpus": 1})
+    pids = list(procs.execute(os.getpid).get(T).values())
+    job._processes[1].kill()
+    assert wait_for_exit(pids[1])
+    error = procs.execute(os.getpid).exception(T)
+    assert "has not been heard of for 5 s" in str(error)
+    assert list(procs.slice(hosts=0).execute(os.getpid).get(T).values()) == [pids[0]]
+    job.kill()
+
+
+def test_strangers_get_no_byte_through() -> None:
+    job = ProcessJob({"hosts": 1})
+    job.state().hosts.initialized.get(T)
+    ticket = session.current().request("tickets", num=1)[0]
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    stranger = context.socket(zmq.DEALER)
+    keys = KeyPair.new()
+    stranger.curve_serverkey = ticket["home_key"].encode()
+    stranger.curve_publickey, stranger.curve_secretkey = keys.public.encode(), keys.secret.encode()
+    monitor = stranger.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+    stranger.connect(ticket["home"])
+    stranger.send(wire.pack(wire.CONTROL, src=1 << 32, dst=0, name=b"shut_down"))
+    assert monitor.poll(10_000), "the home let a stranger in"
+    stranger.disable_monitor()
+    monitor.close(0)
+    stranger.close(0)
+    context.term()
+    assert session.current().request("status")["pid"]
+    job.kill()
+
+
+def test_workers_started_by_hand(tmp_path: Path) -> None:
+    key, address = str(tmp_path / "key"), f"tcp://127.0.0.1:{free_port()}"
+    key_file(key)
+    assert os.stat(key).st_mode & 0o777 == 0o600
+    code = f"from monarch_nb.actor import run_worker_loop_forever as f; f({address!r}, ca={key!r})"
+    worker = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        hosts = attach_to_workers(ca=key, workers=[address])
+        procs = hosts.spawn_procs({"gpus": 2})
+        assert procs.sizes == {"hosts": 1, "gpus": 2}
+        assert procs.execute(lambda: 5).get(T).reduce("equal") == 5
+        procs.stop().get(T)
+    finally:
+        worker.terminate()
+        worker.wait(T)
+
+
+def test_key_files_must_be_private(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    key_file(str(path))
+    path.chmod(0o644)
+    with pytest.raises(PermissionError, match="chmod 600"):
+        key_file(str(path))
+
+
+def test_a_worker_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("monarch_nb.actor.workers.ATTACH_S", 0.2)
+    with pytest.raises(MeshStartError, match=r"no worker answers at tcp://127\.0\.0\.1:"):
+        attach_to_workers(ca=str(tmp_path / "key"), workers=[f"tcp://127.0.0.1:{free_port()}"])
+    with pytest.raises(ValueError, match="looks like tcp://"):
+        attach_to_workers(ca=str(tmp_path / "key"), workers=["10.0.0.5"])

@@ -1,0 +1,232 @@
+"""`%mesh` and `%%mesh` in a real kernel."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import nbformat
+import pytest
+from jupyter_client.manager import KernelManager
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+from processes import mesh_processes, wait_for_exit
+
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class Notebook:
+    """A kernel that runs cells one by one."""
+
+    def __init__(self) -> None:
+        self._notebook = nbformat.v4.new_notebook()
+        manager = self._manager = KernelManager(transport="ipc", kernel_name="python3")
+        self._client = NotebookClient(self._notebook, km=manager, timeout=90)
+        self._context = self._client.setup_kernel()
+        self._context.__enter__()
+
+    def run(self, source: str) -> list[Any]:
+        """Run a cell; return its outputs. An error is an output, too."""
+        cell = nbformat.v4.new_code_cell(source)
+        self._notebook.cells.append(cell)
+        try:
+            self._client.execute_cell(cell, len(self._notebook.cells) - 1)
+        except CellExecutionError:
+            assert cell.outputs[-1].output_type == "error"
+        return list(cell.outputs)
+
+    def text(self, source: str) -> str:
+        """Run a cell; return what it shows as text."""
+        parts = []
+        for output in self.run(source):
+            if output.output_type == "stream":
+                parts.append(output.text)
+            elif output.output_type == "error":
+                parts.append("ERROR " + ANSI.sub("", "\n".join(output.traceback)))
+            else:
+                parts.append(output.data.get("text/plain", ""))
+        return "\n".join(p.rstrip("\n") for p in parts)
+
+    def close(self) -> None:
+        """End the kernel."""
+        self._context.__exit__(None, None, None)
+        self._manager.shutdown_kernel(now=True)
+        assert not self._manager.is_alive()
+
+
+@pytest.fixture(scope="module")
+def notebook() -> Iterator[Notebook]:
+    opened = Notebook()
+    opened.run("%load_ext monarch_nb")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def show(notebook: Notebook) -> Iterator[Callable[[str], str]]:
+    assert "is ready; torch.distributed is ready (gloo)" in notebook.text(
+        "%mesh start test --gpus 4 --env FLAVOUR=sour --init-process-group gloo"
+    )
+    yield notebook.text
+    assert "has ended" in notebook.text("%mesh stop test")
+
+
+def test_output_is_folded_and_values_shown(show: Callable[[str], str]) -> None:
+    assert show("%%mesh\nprint('same')\nrank // 2").splitlines() == ["[0-3] same", "[0-1] 0", "[2-3] 1"]
+
+
+def test_namespace_persists_and_ranks_are_picked(show: Callable[[str], str]) -> None:
+    show("%%mesh\nx = rank * 2")
+    assert show("%%mesh --ranks 1,3\nx") == "[1] 2\n[3] 6"
+    assert show("%%mesh --ranks gpus=2:4\nx") == "[2] 4\n[3] 6"
+
+
+def test_cells_are_ipython(show: Callable[[str], str]) -> None:
+    assert show("%%mesh --ranks 0\n!echo from a shell") == "[0] from a shell"
+    assert show("%%mesh\nimport asyncio\nawait asyncio.sleep(0, 'awaited')") == "[0-3] 'awaited'"
+    assert "per loop" in show("%%mesh --ranks 0\n%timeit -n1 -r1 pass")
+
+
+def test_environment_is_that_of_torchrun(show: Callable[[str], str]) -> None:
+    source = "import os\n[os.environ[k] for k in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR', 'FLAVOUR')]"
+    assert show(f"%%mesh --ranks 2\n{source}") == "[2] ['2', '4', '2', '127.0.0.1', 'sour']"
+    assert show("%%mesh --ranks 2\nint(os.environ['MASTER_PORT']) > 0") == "[2] True"
+
+
+def test_collectives_are_ready(show: Callable[[str], str]) -> None:
+    source = "import torch, torch.distributed as dist\nt = torch.ones(1)\ndist.all_reduce(t)\nt.item()"
+    assert show(f"%%mesh\n{source}") == "[0-3] 4.0"
+
+
+def test_output_variable_push_and_pull(show: Callable[[str], str]) -> None:
+    assert show("%%mesh --output squares\nrank ** 2") == "[0] 0\n[1] 1\n[2] 4\n[3] 9"
+    assert show("squares.reduce('sum')") == "14"
+    show("factor = 3\n%mesh push factor")
+    assert show("%%mesh --ranks 0\nfactor + 1") == "[0] 4"
+    assert show("%mesh pull factor") == "ValueMesh(gpus=4): [0-3] 3"
+    show("parts = list(range(6))\n%mesh scatter parts")
+    assert show("%%mesh\nparts") == "[0] [0, 1]\n[1] [2, 3]\n[2] [4]\n[3] [5]"
+
+
+def test_rich_displays_come_through(notebook: Notebook, show: Callable[[str], str]) -> None:
+    outputs = notebook.run("%%mesh --ranks 0-1\nfrom IPython.display import HTML, display\ndisplay(HTML('<i>hey</i>'))")
+    html = "".join(o.data.get("text/html", "") for o in outputs if "data" in o)
+    assert "<i>hey</i>" in html
+
+
+def test_failures_turn_the_cell_red(show: Callable[[str], str]) -> None:
+    text = show("%%mesh\nif rank in (1, 2):\n    raise KeyError('gone')\nrank")
+    assert "ERROR the cell failed on 2 of 4 ranks\nranks 1-2: KeyError: 'gone'" in text
+    assert "raise KeyError('gone')" in text
+    assert "monarch_nb" not in text
+    assert show("%%mesh\n1") == "[0-3] 1"
+    assert show("mesh.last_error.ranks") == "(1, 2)"
+
+
+def test_ranks_stuck_after_a_failure_are_interrupted(show: Callable[[str], str]) -> None:
+    text = show("%%mesh\nimport time\nif rank == 0:\n    raise ValueError('first')\ntime.sleep(600)")
+    assert "the cell failed on 1 of 4 ranks; ranks 1-3 were interrupted" in text
+    assert show("%%mesh\n2") == "[0-3] 2"
+
+
+def test_timeout_interrupts(show: Callable[[str], str]) -> None:
+    text = show("%%mesh --timeout 0.3\nimport time\ntime.sleep(600)")
+    assert "RankTimeout: the cell did not end within 0.3 s: ranks 0-3 were interrupted" in text
+    assert show("%%mesh\n3") == "[0-3] 3"
+
+
+@pytest.mark.parametrize(
+    ("cell", "says"),
+    [
+        ("%%mesh --ranks 7\n1", "RankSetError: can't read ranks '7': rank 7 is out of range"),
+        ("%%mesh\nfor", "this cell is not Python, so nothing was sent"),
+        ("%%mesh --name nobody\n1", "mesh 'nobody' is not running. Start it: %mesh start nobody"),
+        ("%%mesh --output 1x\n1", "takes a variable's name, not '1x'"),
+        ("%%mesh --wrong\n1", "unrecognized arguments: --wrong"),
+        ("%mesh fly", "has no verb 'fly'. Verbs: start, list"),
+        ("%mesh start x --gpus 0", "expected a number of at least 1, not '0'"),
+        ("%mesh start x --gpus 2 --procs 2", "give one of --gpus, --procs, --dims"),
+        ("%mesh start 1x", "a mesh's name is letters, digits"),
+        ("%mesh start x --dims gpus", "expected DIM=SIZE,... as in hosts=2,gpus=4"),
+        ("%mesh start x --idle-timeout soon", "a duration is a number with s, m, h or d"),
+        ("%mesh push nothing_here", "no variable nothing_here in this notebook"),
+        ("%mesh pull nothing_here", "name 'nothing_here' is not defined"),
+    ],
+)
+def test_bad_input_gets_one_clear_error(show: Callable[[str], str], cell: str, says: str) -> None:
+    text = show(cell)
+    assert text.startswith("ERROR")
+    assert says in text
+    assert show("%%mesh --ranks 0\n'still here'") == "[0] 'still here'"
+
+
+def test_a_rank_that_dies_is_told(notebook: Notebook) -> None:
+    notebook.run("%mesh start doomed --procs 2")
+    text = notebook.text("%%mesh --name doomed\nimport os, signal\nif rank: os.kill(os.getpid(), signal.SIGKILL)\nrank")
+    assert "the process was killed by SIGKILL" in text
+    assert "lost      ranks 1" in notebook.text("%mesh status doomed")
+    assert notebook.text("%%mesh --name doomed --ranks 0\n'alive'") == "[0] 'alive'"
+    assert "has ended" in notebook.text("%mesh stop doomed")
+
+
+def test_classes_of_cells_work_in_actors(notebook: Notebook, show: Callable[[str], str]) -> None:
+    notebook.run(
+        "from monarch_nb.actor import Actor, endpoint\n"
+        "class Base(Actor):\n    def double(self): return 2 * self.x\n"
+        "class Item:\n    def __init__(self, v): self.v = v\n"
+        "class Mine(Base):\n"
+        "    def __init__(self): self.x = 21\n"
+        "    @endpoint\n    def get(self, item): return Item(self.double() + item.v)\n"
+        "    @endpoint\n    def fail(self): return 1 // 0\n"
+        "mine = mesh.spawn('mine', Mine)"
+    )
+    assert show("[type(v) is Item and v.v for v in mine.get.call(Item(1)).get().values()]") == "[43, 43, 43, 43]"
+    text = show("mine.fail.call().get()")
+    assert "def fail(self): return 1 // 0" in text or "return 1 // 0" in text
+    assert "mine.fail.call().get()" in text
+    assert show("(await mine.slice(gpus=0).get.call_one(Item(0))).v") == "42"
+
+
+def command(*arguments: str) -> str:
+    result = subprocess.run(
+        [sys.executable, "-m", "monarch_nb.cli", *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+    return result.stdout + result.stderr
+
+
+def test_the_mesh_outlives_the_kernel_and_the_command_line_finds_it() -> None:
+    first = Notebook()
+    first.run("%load_ext monarch_nb\n%mesh start keep --procs 2")
+    first.run("%%mesh\nstate = 40 + rank")
+    home = int(first.text("mesh.status().pid"))
+    first.close()
+    assert home in mesh_processes()
+    assert f"keep             home pid {home}" in command("list")
+    assert "running   ranks 0-1" in command("status", "keep")
+    assert command("exec", "keep", "print('there')\nstate").splitlines() == ["[0-1] there", "[0] 40", "[1] 41"]
+    assert "[0] there" in command("logs", "keep", "--ranks", "0")
+    second = Notebook()
+    assert "meshes running: keep" in second.text("%load_ext monarch_nb")
+    assert "attached to mesh 'keep' (procs=2: ranks 0-1)" in second.text("%mesh attach keep")
+    assert second.text("%%mesh\nstate + 1") == "[0] 41\n[1] 42"
+    second.close()
+    assert "mesh 'keep' has ended" in command("stop", "keep")
+    assert wait_for_exit(home)
+    assert "keep" not in command("list")
+    assert "mesh 'keep' is not running" in command("status", "keep")
+
+
+def test_the_connection_file_is_private(show: Callable[[str], str]) -> None:
+    path = os.path.join(os.environ["JUPYTER_RUNTIME_DIR"], "monarch_nb-test.json")
+    assert os.stat(path).st_mode & 0o777 == 0o600
+
+
+def test_a_mesh_of_two_hosts(notebook: Notebook) -> None:
+    assert "mesh 'pair' (hosts=2, gpus=2: ranks 0-3) is ready" in notebook.text("%mesh start pair --dims hosts=2,gpus=2")
+    assert notebook.text("%%mesh --name pair\nprint('hi')\nrank") == "[0-3] hi\n[0] 0\n[1] 1\n[2] 2\n[3] 3"
+    assert notebook.text("%%mesh --name pair --ranks hosts=1\nlocal_rank") == "[2] 0\n[3] 1"
+    assert "has ended" in notebook.text("%mesh stop pair")

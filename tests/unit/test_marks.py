@@ -1,0 +1,68 @@
+"""Marks in output: any cut of the stream gives the same pieces."""
+
+from __future__ import annotations
+
+import json
+from itertools import groupby
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monarch_nb._wire.marks import DISPLAY, END, TEXT, Parser, Piece, display_mark, mark
+
+TOKEN = "abc123"
+texts = st.binary(max_size=30).map(lambda b: b.replace(b"\x1b]777;abc123;", b""))
+events = st.lists(st.tuples(st.sampled_from(["text", "switch", "end", "display"]), texts, st.integers(0, 9)), max_size=12)
+
+
+def stream_of(parts: list[tuple[str, bytes, int]]) -> bytes:
+    data = b""
+    for kind, text, number in parts:
+        if kind == "text":
+            data += text
+        elif kind == "switch":
+            data += mark(TOKEN, TEXT, number, "stderr" if number % 2 else "stdout")
+        elif kind == "end":
+            data += mark(TOKEN, END, number)
+        else:
+            data += display_mark(TOKEN, number, {"n": number})
+    return data
+
+
+def joined(pieces: list[Piece]) -> list[Piece]:
+    result = []
+    for _, group in groupby(pieces, key=lambda p: (p.kind, p.origin, p.stream) if p.kind == TEXT else id(p)):
+        first, *rest = group
+        result.append(first._replace(data=b"".join([first.data, *(p.data for p in rest)])))
+    return result
+
+
+@given(events, st.lists(st.integers(1, 40), max_size=30))
+def test_cuts_do_not_matter(parts: list[tuple[str, bytes, int]], cuts: list[int]) -> None:
+    data = stream_of(parts) + b"\n"
+    whole = list(Parser(TOKEN, "stdout").feed(data))
+    parser, pieces, at = Parser(TOKEN, "stdout"), [], 0
+    for cut in [*cuts, len(data)]:
+        pieces += parser.feed(data[at : at + cut])
+        at += cut
+    pieces += parser.feed(data[at:])
+    assert joined(pieces) == joined(whole)
+
+
+def test_pieces_have_origin_and_stream() -> None:
+    data = b"a" + mark(TOKEN, TEXT, 5, "stderr") + b"b" + mark(TOKEN, END, 5) + display_mark(TOKEN, 6, {"x": 1})
+    pieces = list(Parser(TOKEN, "stdout").feed(data))
+    assert pieces[:3] == [
+        Piece(TEXT, 0, "stdout", b"a"), Piece(TEXT, 5, "stderr", b"b"), Piece(END, 5, "stderr", b""),
+    ]  # fmt: skip
+    assert (pieces[3].kind, pieces[3].origin, json.loads(pieces[3].data)) == (DISPLAY, 6, {"x": 1})
+
+
+def test_a_garbled_display_is_said() -> None:
+    broken = b"\x1b]777;abc123;d;1;!!not base64!!\x07"
+    assert b"garbled" in next(iter(Parser(TOKEN, "stdout").feed(broken))).data
+
+
+def test_marks_of_others_are_text() -> None:
+    foreign = mark("other", TEXT, 1)
+    assert list(Parser(TOKEN, "stdout").feed(foreign)) == [Piece(TEXT, 0, "stdout", foreign)]

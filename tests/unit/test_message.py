@@ -1,0 +1,88 @@
+"""The wire format, pinned by golden bytes: a change here is a new version."""
+
+from __future__ import annotations
+
+import pytest
+
+from monarch_nb._wire import address
+from monarch_nb._wire import message as wire
+from monarch_nb._wire.message import Answer
+
+
+def test_golden_call() -> None:
+    frame = wire.pack(
+        wire.CALL, src=0x1_0000_0002, dst=3, flags=wire.EMPTY, slot=4, ref=5, target=6, origin=7,
+        name=b"noop", context=b"gpus=2", payload=b"xyz",
+    )  # fmt: skip
+    assert frame.hex() == (
+        "01010200" "04000000" "0200000001000000" "0300000000000000" "0500000000000000" "0600000000000000"
+        "07000000" "0400" "0600" "0000" "0000" "6e6f6f70" "677075733d32" "78797a"
+    )  # fmt: skip
+
+
+def test_unpack_reverses_pack() -> None:
+    table = wire.ENTRY.pack(wire.SHM, 9, 1234, 56, 4096, 100)
+    frame = wire.pack(wire.REPLY, src=1, dst=2, ref=3, table=table, name=b"n", payload=b"body")
+    message = wire.unpack(frame)
+    assert (message.kind, message.src, message.dst, message.ref) == (wire.REPLY, 1, 2, 3)
+    assert (message.name, message.table, bytes(message.payload)) == (b"n", table, b"body")
+
+
+def test_golden_entry() -> None:
+    assert wire.ENTRY.pack(wire.SHM, 2, 3, 4, 5, 6).hex() == (
+        "01000000" "02000000" "0300000000000000" "0400000000000000" "0500000000000000" "0600000000000000"
+    )
+
+
+def test_readdress_changes_slot_and_destination_only() -> None:
+    frame = wire.pack(wire.CALL, src=1, dst=2, slot=3, name=b"f", payload=b"p")
+    assert wire.readdress(frame, 7, 8) == wire.pack(wire.CALL, src=1, dst=8, slot=7, name=b"f", payload=b"p")
+
+
+def test_golden_fanout() -> None:
+    inner = wire.pack(wire.CALL, src=1, dst=0)
+    frame = wire.pack_fanout(1, address.host_proc(2), [(10, 0), (11, 1)], inner)
+    message = wire.unpack(frame)
+    assert message.payload.tobytes().hex().startswith("02000000" "0a00000000000000" "00000000" "0b00000000000000" "01000000")
+    assert wire.unpack_fanout(message) == ([(10, 0), (11, 1)], inner)
+
+
+def test_combined_answers_round_trip() -> None:
+    answers = [Answer(0, (0, 2), b"same"), Answer(wire.ERROR, (1,), b""), Answer(wire.EMPTY, (3, 4, 5), b"")]
+    message = wire.unpack(wire.pack_combined(1, 2, 3, answers))
+    assert wire.unpack_combined(message) == answers
+    assert message.payload.tobytes()[:4].hex() == "03000000"
+
+
+@pytest.mark.parametrize(
+    ("frame", "says"),
+    [
+        (b"", "0 bytes is no message"),
+        (b"\x01\x02", "2 bytes is no message"),
+        (b"\x09" + wire.pack(wire.CALL, src=1, dst=2)[1:], "wire version 9; this process speaks 1"),
+        (wire.pack(wire.CALL, src=1, dst=2, name=b"long name")[:-3], "is cut off"),
+    ],
+)
+def test_what_is_no_message_is_refused(frame: bytes, says: str) -> None:
+    with pytest.raises(wire.WireError, match=says):
+        wire.unpack(frame)
+
+
+def test_addresses() -> None:
+    proc = address.proc_id(3, 7)
+    assert (address.host_of(proc), address.local_of(proc)) == (3, 7)
+    assert address.host_proc(3) == address.proc_id(3, 0)
+    assert address.is_client(address.new_client_id())
+    assert not address.is_client(proc)
+    assert address.endpoint("/d", proc) == "ipc:///d/p7"
+
+
+def test_private_directory_refuses_others(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "open"
+    path.mkdir(mode=0o777)
+    path.chmod(0o777)
+    address.private_directory(str(path))
+    assert path.stat().st_mode & 0o777 == 0o700
+    (tmp_path / "file").write_text("")
+    with pytest.raises((PermissionError, FileExistsError)):
+        address.private_directory(str(tmp_path / "file"))
