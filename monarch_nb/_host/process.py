@@ -548,6 +548,7 @@ class HomeProcess(HostProcess):
             "name": self.name,
             "pid": os.getpid(),
             "zygote_pid": self.supervisor.zygote_pid,
+            "warm": self.supervisor.warm,
             "started": self.registry.started,
             "idle_timeout_s": self.idle_timeout_s,
             "hosts": self._host_rows(),

@@ -70,6 +70,8 @@ class Supervisor:
         self._sys_path = sys_path
         self._zygote: subprocess.Popen[bytes] | None = None
         self._link: socket.socket | None = None
+        self.warm = False
+        """Whether the zygote has loaded all that it means to."""
         _become_subreaper()
 
     # --- the zygote
@@ -112,6 +114,9 @@ class Supervisor:
             data = b""
         if data:
             answer = json.loads(data)
+            if "warm" in answer:
+                self.warm = True
+                return
             self._started(self.ranks[answer["proc"]], answer["pid"])
             return
         self._loop.forget_file(self._link.fileno())

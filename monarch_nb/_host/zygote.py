@@ -28,12 +28,14 @@ from contextlib import suppress
 from typing import Any
 
 PRELOAD_FIRST = ("zmq", "cloudpickle", "monarch_nb._rank.main", "torch")
-PRELOAD_IDLE = (
+PRELOAD_IDLE = (  # in pieces: a request waits for the piece that is being loaded, half a second at most
+    "IPython.core.interactiveshell",
     "torch.distributed",
     "torch.nn.parallel",
     "torch.optim",
-    "IPython.core.interactiveshell",
     "torch.utils.data",
+    "sympy",
+    "torch.fx.experimental.symbolic_shapes",
     "torch._dynamo",
     "torch.distributed.fsdp",
 )
@@ -81,12 +83,11 @@ class _Zygote:
 
     def serve(self) -> None:
         gc.disable()
-        gc.freeze()  # else the first collection in a fork copies every page
         while True:
             while self._later and not select.select([self._link], [], [], 0)[0]:
                 _preload(self._later.pop(0))
                 if not self._later:
-                    gc.freeze()
+                    self._link.send(b'{"warm": true}')
             if not self._serve_one():
                 break
         for group in self._groups:
@@ -101,6 +102,7 @@ class _Zygote:
             return False
         if not data:
             return False
+        gc.freeze()  # else the first collection in a fork touches, and so copies, every page
         spec_fd, *outputs = fds
         spec = pickle.loads(_read_all(spec_fd))
         for i, own in enumerate(json.loads(data)["ranks"]):
