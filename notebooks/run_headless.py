@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+from jupyter_client.manager import KernelManager
 from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -22,21 +24,36 @@ def show(output: Any) -> str:
     return str(output.data.get("text/plain", "")).rstrip()
 
 
+def run_cell(client: NotebookClient, cell: Any, index: int) -> None:
+    """Run one cell and print it with what it shows."""
+    if cell.cell_type == "markdown":
+        print(f"\n{cell.source}\n")
+        return
+    print("\n".join(f">>> {line}" for line in cell.source.splitlines()))
+    try:
+        client.execute_cell(cell, index)
+    except CellExecutionError:
+        if "NBVAL_RAISES_EXCEPTION" not in cell.source:
+            raise
+    for output in cell.outputs:
+        print(show(output))
+
+
 def main(path: Path) -> int:
-    """Run the notebook; return 1 if a cell failed that isn't meant to."""
+    """Run the notebook.
+
+    Raises:
+        CellExecutionError: if a cell fails that isn't meant to.
+    """
     notebook = nbformat.read(path, as_version=4)
-    client = NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": path.parent}})
-    client.km = client.create_kernel_manager()
-    client.km.transport = "ipc"
-    with client.setup_kernel():
-        for index, cell in enumerate(notebook.cells):
-            if cell.cell_type == "markdown":
-                print(f"\n{cell.source}\n")
-                continue
-            print("\n".join(f">>> {line}" for line in cell.source.splitlines()))
-            client.execute_cell(cell, index)
-            for output in cell.outputs:
-                print(show(output))
+    manager = KernelManager(kernel_name="python3", transport="ipc")
+    client = NotebookClient(notebook, km=manager, timeout=120)
+    try:
+        with client.setup_kernel():
+            for index, cell in enumerate(notebook.cells):
+                run_cell(client, cell, index)
+    finally:
+        manager.shutdown_kernel(now=True)
     print(f"\n{path.name}: all cells ran")
     return 0
 

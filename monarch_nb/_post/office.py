@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import pickle
+import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 
 import zmq
 
+from monarch_nb._post.context import NO_CALL, call_context
 from monarch_nb._post.pending import Body, Exit, OneReply, Pending
 from monarch_nb._post.reader import OfficeClosed, Reader
 from monarch_nb._wire import address, segment
@@ -28,6 +30,7 @@ LINGER_MS = 2000
 RECONNECT_MS = 10
 _INLINE_PAYLOAD_BYTES = segment.MIN_BYTES
 _NOTHING = Encoded(b"")
+_INODE = struct.Struct("<Q")
 
 
 class Route:
@@ -201,6 +204,9 @@ class Office:
         message = wire.unpack(frame)
         kind = message.kind
         if kind == wire.REPLY:
+            if message.name:
+                for (inode,) in _INODE.iter_unpack(message.name):
+                    self.pool.release(inode, message.src)
             pending = self._pending.get(message.ref)
             if pending is not None:
                 return pending.deliver(message.slot, Body(self, message))
@@ -257,9 +263,25 @@ class Office:
 
         def on_release() -> None:
             self._releases.append((owner, inode))
-            self.reader.ring()
+            if call_context.get() is NO_CALL:  # else the answer, or the end of the message's handling, will tell
+                self.reader.ring()
 
         return segment.open_segment(pid, fd, inode, on_release)
+
+    def releases_for(self, dst: int) -> bytes:
+        """Return the segments of `dst` dropped here, to go along in an answer to it."""
+        releases = self._releases
+        if not releases or any(owner != dst for owner, _ in releases):
+            return b""
+        inodes = []
+        while releases:
+            inodes.append(releases.popleft()[1])
+        return struct.pack(f"<{len(inodes)}Q", *inodes)
+
+    def settle(self) -> None:
+        """Tell owners of segments dropped here, if that hasn't been done."""
+        if self._releases:
+            self._flush_releases()
 
     def _flush_releases(self) -> None:
         while True:

@@ -213,6 +213,7 @@ class ActorRunner:
             keep(message.ref, result)
         elif message.ref and not method.wants_port:
             self._answer(message, result)
+        self.host.office.settle()
 
     def _arguments(self, message: Message, method: Method) -> tuple[Any, dict[str, Any]]:
         args: Any = ()
@@ -227,8 +228,9 @@ class ActorRunner:
         office = self.host.office
         if result is None:
             frame = wire.pack(
-                wire.REPLY, src=office.me, dst=message.src, flags=wire.EMPTY, slot=message.slot, ref=message.ref
-            )
+                wire.REPLY, src=office.me, dst=message.src, flags=wire.EMPTY, slot=message.slot, ref=message.ref,
+                name=office.releases_for(message.src),
+            )  # fmt: skip
             office.send(message.src, frame)
             return
         try:
@@ -236,7 +238,8 @@ class ActorRunner:
         except codec.CannotPickle as error:
             self._raised(error, message)
             return
-        office.post(message.src, wire.REPLY, body, slot=message.slot, ref=message.ref)
+        released = office.releases_for(message.src)
+        office.post(message.src, wire.REPLY, body, slot=message.slot, ref=message.ref, name=released)
 
     # --- failure
 
@@ -269,6 +272,7 @@ class ActorRunner:
             self._reply_failure(message, describe(error, **self._where(endpoint)))
         if fatal:
             self._fail(error, None, endpoint)
+        self.host.office.settle()
 
     def _reply_failure(self, message: Message, failure: dict[str, Any]) -> None:
         body = encode_failure(failure)

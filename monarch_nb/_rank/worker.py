@@ -69,6 +69,7 @@ class Worker:
         finally:
             self.busy_with = ""
             call_context.set(NO_CALL)
+            self.rank.office.settle()
             sys.stdout.flush()
 
     def _reply(self, message: Message, body: codec.Encoded, flags: int) -> None:

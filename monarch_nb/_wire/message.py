@@ -13,7 +13,7 @@ that cross machines follow as frames of their own.
         24      8  ref: the number at the one who waits, under which an answer is expected (0: nobody waits)
         32      8  target: actor id (0: the rank itself)
         40      4  origin: the cell that caused this message, so that output finds its cell
-        44      2  length of name
+        44      2  length of name (of a method; in a reply: the sender's segments that were dropped, 8 bytes each)
         46      2  length of context
         48      2  number of buffers
         50      2  reserved, 0

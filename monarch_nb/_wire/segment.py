@@ -85,7 +85,8 @@ class SegmentPool:
         with self._lock:
             fitting = [s for s in self._free if total <= s.capacity <= 4 * total]
             if fitting:
-                segment = min(fitting, key=lambda s: s.capacity)
+                # Of equal ones the last used: its pages are the warmest.
+                segment = min(reversed(fitting), key=lambda s: s.capacity)
                 self._free.remove(segment)
             else:
                 segment = Segment(next(self._keys), total)

@@ -72,7 +72,7 @@ def run_cell(shell: Any, mesh: Mesh, source: str, arguments: argparse.Namespace)
             source,
             ranks,
             watcher=ViewWatcher(view),
-            number=shell.execution_count,
+            number=_cell_number(shell),
             want_value=arguments.output is not None,
             timeout=arguments.timeout,
         )
@@ -94,10 +94,15 @@ def _check_source(shell: Any, source: str) -> None:
     """Find syntax errors here, once, instead of on every rank."""
     try:
         transformed = shell.transform_cell(source)
-        compile(transformed, f"Cell In[{shell.execution_count}]", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        compile(transformed, f"Cell In[{_cell_number(shell)}]", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     except SyntaxError as error:
         text = "".join(traceback.format_exception_only(error)).strip()
         raise MeshUsageError(f"this cell is not Python, so nothing was sent to the ranks\n{text}") from None
+
+
+def _cell_number(shell: Any) -> int:
+    """Return the number in front of the running cell; shell.execution_count may be the next one's by now."""
+    return max(1, len(shell.history_manager.input_hist_parsed) - 1)
 
 
 def _check_output_name(name: str | None) -> None:
