@@ -9,17 +9,22 @@ from pathlib import Path
 PATIENCE_S = 15.0
 
 
+TAG = f"MONARCH_NB_TEST_RUN={os.getpid()}"
+
+
 def mesh_processes() -> dict[int, str]:
-    """Return pid and name of every host process, zygote and rank on this machine, zombies left out."""
+    """Return pid and name of every host process, zygote and rank of this test run, zombies left out."""
+    os.environ.setdefault(*TAG.split("="))
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 name = (entry / "comm").read_text().strip()
+                environment = (entry / "environ").read_bytes()
                 state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
             except OSError:
                 continue
-            if name.startswith("mnb-") and state not in "ZX":
+            if name.startswith("mnb-") and state not in "ZX" and TAG.encode() in environment:
                 found[int(entry.name)] = name
     return found
 

@@ -371,17 +371,16 @@ class HomeProcess(HostProcess):
 
     def do_spawn(self, message: Message, fields: dict[str, Any]) -> object:
         """Start ranks on hosts; answers with their proc ids at once."""
-        procs = []
-        world_size = len(fields["hosts"]) * fields["per_host"]
-        for position, index in enumerate(fields["hosts"]):
-            host = self._host(index)
-            first = position * fields["per_host"]
-            ranks = list(range(first, first + fields["per_host"]))
-            entries = self.registry.new_procs(index, fields["group"], ranks)
-            procs += [p.proc for p in entries]
-            own = [self._own_spec(e, i, world_size, fields) for i, e in enumerate(entries)]
-            request = {"ranks": own, "spec": fields["spec"], "method": fields["method"]}
-            self._to_host(host, "start_ranks", request)
+        per_host, hosts = fields["per_host"], [self._host(index) for index in fields["hosts"]]
+        entries = [
+            self.registry.new_procs(host.index, fields["group"], list(range(i * per_host, (i + 1) * per_host)))
+            for i, host in enumerate(hosts)
+        ]
+        procs = [entry.proc for row in entries for entry in row]
+        spec = {**fields["spec"], "procs": procs, "hosts": fields["hosts"]}
+        for host, row in zip(hosts, entries, strict=True):
+            own = [self._own_spec(entry, i, len(procs), fields) for i, entry in enumerate(row)]
+            self._to_host(host, "start_ranks", {"ranks": own, "spec": spec, "method": fields["method"]})
         return {"procs": procs}
 
     @staticmethod

@@ -9,7 +9,8 @@ otherwise. A request that comes earlier is served at once, between two imports.
 
 Protocol, on a SOCK_SEQPACKET pair with the host process: one request is a JSON object {"ranks": [...]} with descriptors (spec, then stdout and
 stderr of each rank); each rank is answered by {"proc": ..., "pid": ...}. When the host process goes, the socket ends, and the zygote kills
-the process groups of its ranks and leaves.
+the process groups of its ranks and leaves: ranks die with the host process by themselves, what they started does not. (So the zygote must not
+ask the kernel to be killed with its parent.)
 """
 
 from __future__ import annotations
@@ -43,7 +44,6 @@ MAX_REQUEST_BYTES = 1 << 16
 RANKS_PER_REQUEST = 32
 
 _PR_SET_NAME = 15
-_PR_SET_PDEATHSIG = 1
 
 
 def set_process_name(name: str) -> None:
@@ -51,16 +51,10 @@ def set_process_name(name: str) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
-def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent goes."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
 def main(link_fd: int, sys_path: list[str]) -> None:
     """Serve the host process at the other end of `link_fd` until it goes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     set_process_name("mnb-zygote")
-    die_with_parent()
     sys.path[:] = sys_path
     link = socket.socket(fileno=link_fd)
     for name in PRELOAD_FIRST:

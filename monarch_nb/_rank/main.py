@@ -140,7 +140,7 @@ def _run_bootstrap(spec: dict[str, Any], rank: Rank) -> None:
 
 
 def _prepare_namespace(rank: Rank) -> None:
-    """Define what cells find: rank, world_size, local_rank. `point`, `device` and `mesh` are made when first used."""
+    """Define what functions and cells find; the rest is made with the shell (see `worker`)."""
     rank.worker.namespace.update(
         rank=rank.rank, world_size=rank.world_size, local_rank=rank.spec["local_rank"]
     )

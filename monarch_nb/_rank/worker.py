@@ -111,7 +111,23 @@ class Worker:
     def _make_shell(self) -> None:
         from monarch_nb._rank.shell import CellShell
 
+        self.namespace.update(self._place())
         self._shell = CellShell(self.namespace, self.rank.pipe)
+
+    def _place(self) -> dict[str, Any]:
+        """Return what cells know of where they run: `point`, `mesh` and, with torch, `device`."""
+        from monarch_nb._shape import Shape
+        from monarch_nb.actor.context import decode_extent
+        from monarch_nb.actor.proc_mesh import ProcMesh
+
+        spec = self.rank.spec
+        extent = decode_extent(spec["extent"])
+        mesh = ProcMesh(spec["group"], spec["procs"], Shape.full(extent), tuple(spec["hosts"]))
+        found: dict[str, Any] = {"point": extent.point(self.rank.rank), "mesh": mesh}
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            found["device"] = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return found
 
     def work_push(self, message: Message) -> None:
         """Set variables of the cells' namespace."""

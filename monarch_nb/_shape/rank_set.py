@@ -22,6 +22,7 @@ class RankSetError(ValueError):
     """A set of ranks that can't be read or doesn't fit the mesh."""
 
 
+_SPACE = re.compile(r"\s*([-,:=()])\s*")  # between two numbers a space stays, and is an error
 _RANGE = re.compile(r"(\d+)-(\d+)$")
 _INT = re.compile(r"-?\d+$")
 _SLICE = re.compile(r"(-?\d+)?:(-?\d+)?(?::(-?\d+)?)?$")
@@ -43,7 +44,7 @@ def parse_ranks(text: str, grid: Extent | Shape) -> tuple[int, ...]:
         (4, 6)
     """
     extent = grid.extent if isinstance(grid, Shape) else grid
-    inner = re.sub(r"\s+", "", text)
+    inner = _SPACE.sub(r"\1", text.strip())
     while inner.startswith("ranks(") and inner.endswith(")"):
         inner = inner[len("ranks(") : -1]
     try:

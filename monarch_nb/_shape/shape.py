@@ -74,15 +74,19 @@ class Shape:
         given = {k: v for k, v in splits.items() if isinstance(v, int)}
         labels: list[str] = []
         sizes: list[int] = []
-        for name in parts:
+        new: set[str] = set()
+        for name, names in parts.items():
             self._known(name)
+            if isinstance(names, str):
+                raise TypeError(f"{name} is split into a sequence of names, as in {name}=({names!r}, ...), not a str")
         for label, size in self.extent.items():
             names = [str(n) for n in parts[label]] if label in parts else [label]  # type: ignore[attr-defined]
             labels += names
+            new.update(names if label in parts else ())
             sizes += _split_sizes(label, size, names, given) if label in parts else [size]
-        unused = set(given) - set(labels)
+        unused = set(given) - new
         if unused:
-            raise KeyError(f"{sorted(unused)} is not among the new dimensions {labels}")
+            raise KeyError(f"{sorted(unused)} is not among the new dimensions {sorted(new)}")
         return Shape(Extent(labels, sizes), self.ranks)
 
     def flatten(self, name: str) -> Shape:

@@ -6,7 +6,8 @@ can import. So plain pickle is used for values built from the basic types only, 
 Functions and classes of notebook cells take their source along, so that a traceback on a rank shows the user's lines.
 
 Tensors go as their storage's bytes: torch's own reduction copies three times. Tensors of one message that share a
-storage share it on the other side, too. CUDA tensors travel through host memory and arrive on the receiver's current device, or on
+storage share it on the other side, too, but for a view that comes first and shows less than half of it: such a view goes alone, so
+that ten rows don't drag their data set along. CUDA tensors travel through host memory and arrive on the receiver's current device, or on
 the CPU where there is none.
 """
 
@@ -21,6 +22,7 @@ import struct
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from monarch_nb._wire.segment import MIN_BYTES
@@ -146,16 +148,17 @@ def _make_pickler_class() -> type[Any]:
 
         def __init__(self, stream: io.BytesIO, buffers: list[memoryview]) -> None:
             self.sources: dict[str, str] = {}
-            self._buffers = buffers
             self._storages: dict[int, _StorageBytes] = {}
-            super().__init__(stream, protocol=5, buffer_callback=self._take_buffer)
 
-        def _take_buffer(self, buffer: pickle.PickleBuffer) -> bool:
-            raw = buffer.raw()
-            if raw.nbytes < MIN_BYTES:
-                return True
-            self._buffers.append(raw)
-            return False
+            # No method: a pickler that refers to itself would keep buffers until the next garbage collection.
+            def take_buffer(buffer: pickle.PickleBuffer) -> bool:
+                raw = buffer.raw()
+                if raw.nbytes < MIN_BYTES:
+                    return True
+                buffers.append(raw)
+                return False
+
+            super().__init__(stream, protocol=5, buffer_callback=take_buffer)
 
         def reducer_override(self, obj: Any) -> Any:
             if isinstance(obj, types.FunctionType):
@@ -199,8 +202,11 @@ def _reduce_tensor(torch: Any, tensor: Any, storages: dict[int, _StorageBytes]) 
         return None
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
         return None
+    if tensor.is_nested:
+        return None
+    state = (tensor.__dict__, None, None, _set_attributes) if tensor.__dict__ else ()
     if tensor.device.type == "cuda":
-        return _rebuild_on_device, (tensor.detach().cpu(), tensor.requires_grad, kind is not torch.Tensor)
+        return _rebuild_on_device, (tensor.detach().cpu(), tensor.requires_grad, kind is not torch.Tensor), *state
     if tensor.device.type != "cpu" or tensor.numel() == 0:
         return None
     flat = tensor.detach()
@@ -212,9 +218,8 @@ def _reduce_tensor(torch: Any, tensor: Any, storages: dict[int, _StorageBytes]) 
     if shared is None:
         shared = storages[storage.data_ptr()] = _StorageBytes(storage)
     layout = (flat.storage_offset(), tuple(flat.size()), tuple(flat.stride()))
-    return _rebuild_tensor, (
-        shared, str(flat.dtype).removeprefix("torch."), layout, tensor.requires_grad, kind is not torch.Tensor,
-    )  # fmt: skip
+    dtype = str(flat.dtype).removeprefix("torch.")
+    return _rebuild_tensor, (shared, dtype, layout, tensor.requires_grad, kind is not torch.Tensor), *state
 
 
 def _rebuild_storage(buffer: Any) -> Any:
@@ -235,6 +240,10 @@ def _rebuild_on_device(tensor: Any, requires_grad: bool, is_parameter: bool) -> 
     import torch
 
     return _finish_tensor(tensor.cuda() if torch.cuda.is_available() else tensor, requires_grad, is_parameter)
+
+
+def _set_attributes(tensor: Any, attributes: dict[str, Any]) -> None:
+    tensor.__dict__.update(attributes)
 
 
 def _finish_tensor(tensor: Any, requires_grad: bool, is_parameter: bool) -> Any:
@@ -274,11 +283,14 @@ def _children(value: object) -> Iterator[tuple[str, object]]:
     elif isinstance(value, list | tuple | set | frozenset):
         yield from ((f"item {i}", v) for i, v in enumerate(value))
     elif isinstance(value, types.FunctionType):
-        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
-        yield from ((f"closure variable `{n}`", c.cell_contents) for n, c in cells)
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
+            with suppress(ValueError):  # an empty cell: a name that is not bound yet
+                yield f"closure variable `{name}`", cell.cell_contents
         names = [n for n in value.__code__.co_names if n in value.__globals__]
         yield from ((f"global `{n}`", value.__globals__[n]) for n in names)
     elif isinstance(value, types.MethodType):
         yield "its object", value.__self__
     else:
-        yield from ((f"attribute `{k}`", v) for k, v in getattr(value, "__dict__", {}).items())
+        slots = [n for c in type(value).__mro__ for n in c.__dict__.get("__slots__", ()) if not n.startswith("__")]
+        attributes = {n: getattr(value, n) for n in slots if hasattr(value, n)} | dict(getattr(value, "__dict__", {}))
+        yield from ((f"attribute `{n}`", v) for n, v in attributes.items())

@@ -9,7 +9,6 @@ program prints one by accident; a terminal that got one anyway would show nothin
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -66,7 +65,8 @@ class Parser:
                 if len(data) - at < _MAX_HELD_BYTES:
                     self._held = data[at:]
                     return
-                end = at + len(self._start)
+                data = data[at + len(self._start) :]  # no mark of ours is as long; what follows is text
+                continue
             yield from self._mark(data[at + len(self._start) : end])
             data = data[end + 1 :]
 
@@ -98,5 +98,5 @@ class Parser:
     def _display(self, origin: int, argument: str) -> Iterator[Piece]:
         try:
             yield Piece(DISPLAY, origin, self.stream, base64.b64decode(argument, validate=True))
-        except binascii.Error:
+        except ValueError:  # not base64, or not even ASCII
             yield Piece(TEXT, origin, self.stream, b"[a display was garbled by output of another thread]\n")

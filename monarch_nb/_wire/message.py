@@ -156,6 +156,7 @@ def readdress(frame: bytes, slot: int, dst: int) -> bytes:
 
 _COUNT = struct.Struct("<I")
 _TARGET = struct.Struct("<QI")
+_ANSWER = struct.Struct("<HII")
 
 
 def pack_fanout(src: int, host_proc: int, receivers: Sequence[tuple[int, int]], inner: bytes) -> bytes:
@@ -167,10 +168,19 @@ def pack_fanout(src: int, host_proc: int, receivers: Sequence[tuple[int, int]], 
 def unpack_fanout(message: Message) -> tuple[list[tuple[int, int]], bytes]:
     """Return the receivers and the enclosed frame of a FANOUT message."""
     frame, at = message.frame, message.at
-    (count,) = _COUNT.unpack_from(frame, at)
-    start = at + _COUNT.size
-    end = start + count * _TARGET.size
-    return [(p, s) for p, s in _TARGET.iter_unpack(frame[start:end])], frame[end:]
+    try:
+        (count,) = _COUNT.unpack_from(frame, at)
+        start = at + _COUNT.size
+        end = start + count * _TARGET.size
+        return [(p, s) for p, s in _TARGET.iter_unpack(frame[start:end])], _enclosed(frame, end)
+    except struct.error:
+        raise WireError(f"FANOUT of {len(frame)} bytes is cut off in its receivers") from None
+
+
+def _enclosed(frame: bytes, at: int) -> bytes:
+    if at >= len(frame):
+        raise WireError(f"FANOUT of {len(frame)} bytes is cut off: it encloses no message")
+    return frame[at:]
 
 
 class Answer(NamedTuple):
@@ -185,7 +195,7 @@ def pack_combined(src: int, dst: int, ref: int, answers: Sequence[Answer]) -> by
     """Return one message that carries all `answers` of a host to one call."""
     parts = [_COUNT.pack(len(answers))]
     for flags, slots, payload in answers:
-        parts.append(struct.pack(f"<HII{len(slots)}I", flags, len(slots), len(payload), *slots))
+        parts.append(_ANSWER.pack(flags, len(slots), len(payload)) + struct.pack(f"<{len(slots)}I", *slots))
         parts.append(payload)
     return pack(COMBINED, src=src, dst=dst, ref=ref, payload=b"".join(parts))
 
@@ -193,14 +203,18 @@ def pack_combined(src: int, dst: int, ref: int, answers: Sequence[Answer]) -> by
 def unpack_combined(message: Message) -> list[Answer]:
     """Return the distinct answers in a COMBINED message."""
     frame, at = message.frame, message.at
-    (count,) = _COUNT.unpack_from(frame, at)
-    at += _COUNT.size
     answers = []
-    for _ in range(count):
-        flags, n_slots, n_bytes = struct.unpack_from("<HII", frame, at)
-        at += 10
-        slots = struct.unpack_from(f"<{n_slots}I", frame, at)
-        at += 4 * n_slots
-        answers.append(Answer(flags, slots, frame[at : at + n_bytes]))
-        at += n_bytes
+    try:
+        (count,) = _COUNT.unpack_from(frame, at)
+        at += _COUNT.size
+        for _ in range(count):
+            flags, n_slots, n_bytes = _ANSWER.unpack_from(frame, at)
+            slots = struct.unpack_from(f"<{n_slots}I", frame, at + _ANSWER.size)
+            start = at + _ANSWER.size + 4 * n_slots
+            at = start + n_bytes
+            answers.append(Answer(flags, slots, frame[start:at]))
+    except struct.error:
+        raise WireError(f"COMBINED of {len(frame)} bytes is cut off after {len(answers)} answers") from None
+    if at > len(frame):
+        raise WireError(f"COMBINED of {len(frame)} bytes is cut off: it announces {at}")
     return answers

@@ -197,10 +197,11 @@ _RELEASE_BUFFER = ctypes.pythonapi.PyBuffer_Release
 class Mapping(mmap.mmap):
     """A private mapping of somebody's segment; tells the owner when the last view of it is gone."""
 
-    on_release: Callable[[], None]
+    on_release: Callable[[], None] | None = None  # stays None if the mapping was refused
 
     def __del__(self) -> None:
-        self.on_release()
+        if self.on_release is not None:
+            self.on_release()
 
 
 def open_segment(pid: int, fd: int, inode: int, on_release: Callable[[], None]) -> Mapping:

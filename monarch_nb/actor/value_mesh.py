@@ -155,7 +155,7 @@ class ValueMesh(MeshTrait, Generic[T]):
 
 
 def same(a: Any, b: Any) -> bool:
-    """Say whether two values are equal; arrays and tensors as wholes."""
+    """Say whether two values are equal; arrays, tensors and tables as wholes. A NaN equals a NaN: it looks the same."""
     if a is b:
         return True
     if type(a) is not type(b):
@@ -163,15 +163,32 @@ def same(a: Any, b: Any) -> bool:
     torch = sys.modules.get("torch")
     try:
         if torch is not None and isinstance(a, torch.Tensor):
-            return bool(a.shape == b.shape and a.dtype == b.dtype and torch.equal(a.cpu(), b.cpu()))
+            return _same_tensor(torch, a, b)
         if isinstance(a, dict):
             return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
         if isinstance(a, list | tuple):
             return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
-        result = a == b
-        return bool(result) if not hasattr(result, "all") else bool(a.shape == b.shape and result.all())
+        return _same_plain(a, b)
     except Exception:  # a user's __eq__ may do anything; unequal is the safe answer
         return False
+
+
+def _same_tensor(torch: Any, a: Any, b: Any) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    a, b = a.cpu(), b.cpu()
+    return bool(torch.equal(a, b) or (a.is_floating_point() and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)))
+
+
+def _same_plain(a: Any, b: Any) -> bool:
+    result = a == b
+    if not hasattr(result, "all"):
+        return bool(result) or bool(a != a and b != b)
+    if hasattr(a, "equals"):  # a table of pandas
+        return bool(a.equals(b))
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return bool((result | ((a != a) & (b != b))).all())
 
 
 def _row(ranks: Sequence[int], value: object) -> str:

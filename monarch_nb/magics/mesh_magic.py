@@ -13,10 +13,6 @@ from monarch_nb.exceptions import MeshError, MeshUsageError, RankSetError
 from monarch_nb.magics import verbs
 from monarch_nb.magics.cell import run_cell
 
-CELL_USAGE = (
-    "%%mesh [--ranks R] [--name MESH] [--output VAR] [--timeout S] [--local] [--group fold|rank|order|none]"
-)
-
 
 class _Parser(argparse.ArgumentParser):
     """argparse that raises instead of leaving the kernel."""
@@ -46,10 +42,6 @@ def _cell_parser() -> _Parser:
     parser.add_argument("--output", "-o", metavar="VAR", help="put the last value of each rank here, as a ValueMesh")
     parser.add_argument("--timeout", "-t", type=float, metavar="S", help="seconds; then the ranks are interrupted")
     parser.add_argument("--local", action="store_true", help="run the cell in the kernel, too, after the ranks")
-    parser.add_argument(
-        "--group", choices=("fold", "rank", "order", "none"), default="fold",
-        help="fold: equal lines once; rank: sorted by rank; order: as they come, with rank; none: as they come",
-    )  # fmt: skip
     return parser
 
 

@@ -99,6 +99,14 @@ def test_processes_are_there(program: Program) -> None:
     assert program.about["directory"].startswith(socket_root())
 
 
+def test_each_gpu_rank_sees_its_own_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")  # as a scheduler would
+    program = Program("one", tmp_path)
+    variable = "[*procs.execute(os.getenv, 'CUDA_VISIBLE_DEVICES').get(30).values()]"
+    assert program.ask(variable) == ["4", "7"]
+    program.close()
+
+
 def test_killed_client(program: Program) -> None:
     program.process.kill()
     for pid in program.all_pids():

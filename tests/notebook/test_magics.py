@@ -6,7 +6,9 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import nbformat
@@ -50,6 +52,10 @@ class Notebook:
             else:
                 parts.append(output.data.get("text/plain", ""))
         return "\n".join(p.rstrip("\n") for p in parts)
+
+    def interrupt(self) -> None:
+        """Press the stop button."""
+        self._manager.interrupt_kernel()
 
     def close(self) -> None:
         """End the kernel."""
@@ -95,6 +101,32 @@ def test_environment_is_that_of_torchrun(show: Callable[[str], str]) -> None:
     source = "import os\n[os.environ[k] for k in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR', 'FLAVOUR')]"
     assert show(f"%%mesh --ranks 2\n{source}") == "[2] ['2', '4', '2', '127.0.0.1', 'sour']"
     assert show("%%mesh --ranks 2\nint(os.environ['MASTER_PORT']) > 0") == "[2] True"
+
+
+def test_cells_know_their_place(show: Callable[[str], str]) -> None:
+    assert show("%%mesh --ranks 2\n(point['gpus'], dict(mesh.sizes), str(device), local_rank)") == (
+        "[2] (2, {'gpus': 4}, 'cpu', 2)"
+    )
+    ask = "from monarch_nb.actor import current_rank\nmesh.slice(gpus=0).name == mesh.name, current_rank().rank"
+    assert show(f"%%mesh --ranks 3\n{ask}") == "[3] (True, 0)"
+
+
+def test_the_stop_button_reaches_the_ranks(
+    notebook: Notebook, show: Callable[[str], str], tmp_path: Path
+) -> None:
+    pipe = tmp_path / "started"
+    os.mkfifo(pipe)
+
+    def press_stop() -> None:
+        assert pipe.read_text() == "now"  # returns once the rank has written
+        notebook.interrupt()
+
+    presser = threading.Thread(target=press_stop)
+    presser.start()
+    text = show(f"%%mesh\nimport time\nif rank == 1: open({str(pipe)!r}, 'w').write('now')\ntime.sleep(600)")
+    presser.join()
+    assert "KeyboardInterrupt" in text
+    assert show("%%mesh\nrank") == "[0] 0\n[1] 1\n[2] 2\n[3] 3"
 
 
 def test_collectives_are_ready(show: Callable[[str], str]) -> None:

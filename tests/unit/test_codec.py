@@ -117,3 +117,18 @@ def test_the_culprit_is_named(value: object, path: str) -> None:
 
 def test_encoded_unpacks_for_decode() -> None:
     assert decode(*Encoded(encode(5).payload)) == 5
+
+
+def test_encoding_keeps_nothing_alive() -> None:
+    import gc
+    import weakref
+
+    gc.disable()
+    try:
+        tensor = torch.zeros(2 << 20, dtype=torch.uint8)
+        storage = weakref.ref(tensor.untyped_storage())
+        encode((tensor, threading.Event))
+        del tensor
+        assert storage() is None
+    finally:
+        gc.enable()
