@@ -257,13 +257,13 @@ def _finish_tensor(tensor: Any, requires_grad: bool, is_parameter: bool) -> Any:
 # --- who can't be pickled
 
 
-def find_unpicklable(value: object, path: str, depth: int = 6) -> str | None:
+def find_unpicklable(value: object, path: str, depth: int = 6, above: tuple[int, ...] = ()) -> str | None:
     """Return the path to the innermost part of `value` that can't be pickled, or None if all of it can."""
-    if _can_pickle(value):
+    if id(value) in above or _can_pickle(value):  # a reference back up the path is not the culprit
         return None
     if depth:
         for step, child in _children(value):
-            found = find_unpicklable(child, f"{path}, {step}", depth - 1)
+            found = find_unpicklable(child, f"{path}, {step}", depth - 1, (*above, id(value)))
             if found:
                 return found
     return path

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import linecache
+import subprocess
+import sys
 import threading
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from monarch_nb._wire import codec
 from monarch_nb._wire.codec import CannotPickle, Encoded, decode, encode
@@ -132,3 +136,186 @@ def test_encoding_keeps_nothing_alive() -> None:
         assert storage() is None
     finally:
         gc.enable()
+
+
+def test_attributes_of_tensors_travel() -> None:
+    tensor = torch.ones(2)
+    tensor.tag = {"shard": 3}
+    parameter = torch.nn.Parameter(torch.ones(2))
+    parameter.itself = parameter
+    found, kept = round_trip((tensor, parameter))
+    assert found.tag == {"shard": 3}
+    assert kept.itself is kept
+
+
+def test_tied_weights_stay_tied() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3, bias=False), torch.nn.Linear(3, 3, bias=False))
+    model[1].weight = model[0].weight
+    found = round_trip(model)
+    assert found[0].weight is found[1].weight
+    assert torch.equal(found[0].weight, model[0].weight)
+
+
+def test_big_tensors_stay_out_of_the_message_and_are_sent_once() -> None:
+    tensor = torch.arange(1 << 20)
+    body = encode({"a": tensor, "b": tensor.reshape(1024, 1024), "c": tensor})
+    assert [b.nbytes for b in body.buffers] == [8 << 20]
+    assert len(body.payload) < 2000
+    found = decode(body.payload, [bytearray(b) for b in body.buffers])
+    found["a"][1024] = -1
+    assert found["a"] is found["c"]
+    assert int(found["b"][1, 0]) == -1
+
+
+def test_what_arrives_is_its_own() -> None:
+    tensor, array = torch.zeros(3), numpy.zeros(3)
+    found, other = round_trip((tensor, array))
+    found[0], other[0] = 1, 1
+    assert (tensor.tolist(), array.tolist()) == ([0, 0, 0], [0, 0, 0])
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_unusual_tensors_go_torchs_way() -> None:
+    nested = round_trip(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]))
+    assert [part.tolist() for part in nested.unbind()] == [[1, 1], [1, 1, 1]]
+    assert round_trip(torch.ones(2, 2).to_sparse()).to_dense().tolist() == [[1, 1], [1, 1]]
+    assert round_trip(torch.tensor([1j]).conj()).tolist() == [-1j]
+    assert round_trip(torch.empty(2, device="meta")).device.type == "meta"
+    assert round_trip(torch.ones(1).expand(3)).stride() == (0,)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_arrays_keep_their_order(order: Any) -> None:
+    array = numpy.arange(6, dtype="int16").reshape(2, 3).astype("int16", order=order)
+    found = round_trip(array)
+    assert (found.dtype, found.flags.f_contiguous) == (array.dtype, array.flags.f_contiguous)
+    assert numpy.array_equal(found, array)
+
+
+CELL = """
+class Base:
+    def hello(self):
+        return helper(self.word)
+
+class Derived(Base):
+    word = "hi"
+
+def helper(word):
+    return word.upper()
+"""
+
+
+def test_what_a_cell_defines_is_known_where_it_was_never_run() -> None:
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec(CELL, namespace)
+    body = encode({"type": namespace["Derived"], "base": namespace["Base"], "one": namespace["Derived"]()})
+    code = (
+        "import sys; from monarch_nb._wire.codec import decode; found = decode(sys.stdin.buffer.read());"
+        "print(found['one'].hello(), type(found['one']) is found['type'], issubclass(found['type'], found['base']))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], input=body.payload, capture_output=True, check=True)
+    assert ran.stdout.decode().split() == ["HI", "True", "True"]
+
+
+def test_files_stay_at_home() -> None:
+    assert codec.interactive_source(__file__) is None
+    linecache.getline(__file__, 1)
+    assert codec.interactive_source(__file__) is None
+
+
+def test_plain_pickle_is_never_used_for_what_a_cell_defines(monkeypatch: pytest.MonkeyPatch) -> None:
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec(CELL, namespace)
+
+    def refuse(*args: object) -> bytes:
+        raise AssertionError(f"plain pickle of {args[0]!r}")
+
+    monkeypatch.setattr(codec.pickle, "dumps", refuse)
+    for value in (namespace["Derived"], [namespace["Derived"]], {"k": namespace["helper"]}, (namespace["Base"](),)):
+        assert not codec.is_plain(value)
+        encode(value)
+
+
+class IntOfCell(int):
+    pass
+
+
+@pytest.mark.parametrize("value", [IntOfCell(3), [IntOfCell(3)], {"a": {1}}, bytearray(b"x"), [[[[[1]]]]]])
+def test_subclasses_and_deep_values_are_not_plain(value: object) -> None:
+    assert not codec.is_plain(value)
+    found = round_trip(value)
+    assert (found, type(found)) == (value, type(value))
+
+
+class Slotted:
+    __slots__ = ("lock", "never_set")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+class Child:
+    def __init__(self, parent: Holder) -> None:
+        self.parent = parent
+
+
+def child_that_knows_its_parent() -> Child:
+    parent = Holder()
+    child = Child(parent)
+    parent.__dict__ = {"child": child, **parent.__dict__}
+    return child
+
+
+def closure_with_empty_cell() -> object:
+    lock = threading.Lock()
+
+    def function() -> object:
+        return function, later, lock
+
+    if isinstance(lock, int):
+        later = 1  # never run: the cell of `later` stays empty
+    return function
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ({"cfg": Slotted()}, "value, key 'cfg', attribute `lock`: cannot pickle '_thread.lock' object"),
+        (closure_with_empty_cell(), "value, closure variable `lock`: cannot pickle '_thread.lock' object"),
+        (child_that_knows_its_parent(), "value, attribute `parent`, attribute `lock`: cannot pickle '_thread.lock' object"),
+        (Holder().lock.acquire, "value: cannot pickle"),
+        ([[[[[[[[threading.Lock()]]]]]]]], "value" + ", item 0" * 6 + ": cannot pickle '_thread.lock' object"),
+    ],
+)
+def test_the_culprit_is_named_in_odd_places_too(value: object, says: str) -> None:
+    with pytest.raises(CannotPickle) as caught:
+        encode(value)
+    assert str(caught.value).startswith(says)
+
+
+def test_the_argument_is_named() -> None:
+    with pytest.raises(CannotPickle, match=r"^argument `cfg`, attribute `lock`: cannot pickle '_thread.lock' object$"):
+        encode(Holder(), "argument `cfg`")
+
+
+def test_an_error_of_the_users_own_is_the_cause() -> None:
+    class Refuses:
+        def __reduce__(self) -> str:
+            raise ValueError("not me")
+
+    with pytest.raises(CannotPickle, match=r"^value, item 0: not me$") as caught:
+        encode([Refuses()])
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
+    lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text() | st.integers(), inner),
+)
+
+
+@given(plain)
+def test_any_plain_value_comes_back(value: object) -> None:
+    found = round_trip(value)
+    assert found == value
+    assert type(found) is type(value)

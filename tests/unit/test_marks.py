@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from itertools import groupby
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from monarch_nb._wire import marks
 from monarch_nb._wire.marks import DISPLAY, END, TEXT, Parser, Piece, display_mark, mark
 
 TOKEN = "abc123"
@@ -66,3 +68,33 @@ def test_a_garbled_display_is_said() -> None:
 def test_marks_of_others_are_text() -> None:
     foreign = mark("other", TEXT, 1)
     assert list(Parser(TOKEN, "stdout").feed(foreign)) == [Piece(TEXT, 0, "stdout", foreign)]
+
+
+def test_a_display_garbled_beyond_ascii_is_said_and_what_follows_is_kept() -> None:
+    broken = "\x1b]777;abc123;d;1;\u00e9\x07after".encode()
+    pieces = list(Parser(TOKEN, "stdout").feed(broken))
+    assert [b"garbled" in p.data for p in pieces] == [True, False]
+    assert pieces[1] == Piece(TEXT, 0, "stdout", b"after")
+
+
+@pytest.mark.parametrize("body", [b"t", b"t;1", b"t;one;", b"\xff;1;", b"?;1;", b""])
+def test_a_mark_that_makes_no_sense_is_dropped_alone(body: bytes) -> None:
+    pieces = list(Parser(TOKEN, "stdout").feed(b"before\x1b]777;abc123;" + body + b"\x07after"))
+    assert b"".join(p.data for p in pieces) == b"beforeafter"
+    assert {(p.kind, p.origin, p.stream) for p in pieces} == {(TEXT, 0, "stdout")}
+
+
+def test_a_mark_without_end_is_text_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(marks, "_MAX_HELD_BYTES", 40)
+    parser = Parser(TOKEN, "stdout")
+    start, text = b"\x1b]777;abc123;", b"0123456789" * 4
+    assert list(parser.feed(start)) == []
+    assert list(parser.feed(text)) == [Piece(TEXT, 0, "stdout", text)]
+    assert list(parser.feed(b"next")) == [Piece(TEXT, 0, "stdout", b"next")]
+
+
+@given(st.binary(max_size=60), st.integers(0, 60))
+def test_bytes_without_marks_pass_unchanged(data: bytes, cut: int) -> None:
+    parser = Parser(TOKEN, "stderr")
+    pieces = [*parser.feed(data[:cut]), *parser.feed(data[cut:]), *parser.feed(b"\n")]
+    assert b"".join(p.data for p in pieces) == data + b"\n"

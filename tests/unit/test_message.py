@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
@@ -86,3 +88,64 @@ def test_private_directory_refuses_others(tmp_path) -> None:  # type: ignore[no-
     (tmp_path / "file").write_text("")
     with pytest.raises((PermissionError, FileExistsError)):
         address.private_directory(str(tmp_path / "file"))
+
+
+def test_golden_fanout_as_a_whole() -> None:
+    frame = wire.pack_fanout(1, address.host_proc(2), [(10, 0), (11, 1)], b"\xaa\xbb")
+    assert frame.hex() == (
+        "01030000" "00000000" "0100000000000000" "0000000002000000" "0000000000000000" "0000000000000000"
+        "00000000" "0000" "0000" "0000" "0000" "02000000" "0a00000000000000" "00000000" "0b00000000000000" "01000000" "aabb"
+    )  # fmt: skip
+
+
+def test_golden_combined_as_a_whole() -> None:
+    frame = wire.pack_combined(1, 2, 3, [Answer(wire.ERROR, (4, 5), b"\xaa\xbb\xcc"), Answer(wire.EMPTY, (6,), b"")])
+    assert frame.hex() == (
+        "01040000" "00000000" "0100000000000000" "0200000000000000" "0300000000000000" "0000000000000000"
+        "00000000" "0000" "0000" "0000" "0000" "02000000"
+        "0100" "02000000" "03000000" "04000000" "05000000" "aabbcc"
+        "0200" "01000000" "00000000" "06000000"
+    )  # fmt: skip
+
+
+def test_golden_table() -> None:
+    table = wire.ENTRY.pack(wire.FRAME, 0, 0, 0, 0, 7) * 2
+    frame = wire.pack(wire.REPLY, src=1, dst=2, table=table, payload=b"p")
+    assert frame[44:52].hex() == "0000" "0000" "0200" "0000"
+    assert frame[52:] == table + b"p"
+
+
+def test_the_numbers_are_the_wire_format() -> None:
+    kinds = ("CALL", "REPLY", "FANOUT", "COMBINED", "RELEASE", "CONTROL", "EVENT", "OUTPUT", "WAKE")
+    assert [getattr(wire, kind) for kind in kinds] == list(range(1, 10))
+    assert (wire.ERROR, wire.EMPTY, wire.KEEP, wire.END, wire.BULK) == (1, 2, 4, 8, 16)
+    assert (wire.SHM, wire.FRAME, wire.VERSION) == (1, 2, 1)
+    assert (wire.HEADER.size, wire.ENTRY.size) == (52, 40)
+
+
+FANOUT = wire.pack_fanout(1, 2, [(10, 0), (11, 1)], wire.pack(wire.CALL, src=1, dst=0))
+COMBINED = wire.pack_combined(1, 2, 3, [Answer(0, (1, 2), b"payload")])
+
+
+@pytest.mark.parametrize("end", [52, 55, 60, 79, 80])
+def test_a_fanout_that_is_cut_off_is_refused(end: int) -> None:
+    with pytest.raises(wire.WireError, match=f"FANOUT of {end} bytes is cut off"):
+        wire.unpack_fanout(wire.unpack(FANOUT[:end]))
+
+
+@pytest.mark.parametrize("end", range(52, len(COMBINED)))
+def test_combined_answers_that_are_cut_off_are_refused(end: int) -> None:
+    with pytest.raises(wire.WireError, match=f"COMBINED of {end} bytes is cut off"):
+        wire.unpack_combined(wire.unpack(COMBINED[:end]))
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_read_or_refused(frame: bytes) -> None:
+    head = wire.pack(wire.CALL, src=1, dst=2)
+    for data in (frame, head + frame, head[:44] + frame):
+        try:
+            message = wire.unpack(data)
+            wire.unpack_combined(message)
+            wire.unpack_fanout(message)
+        except wire.WireError:
+            continue

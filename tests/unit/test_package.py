@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import pkgutil
 import subprocess
 import sys
 
@@ -44,12 +45,28 @@ def test_the_host_process_imports_no_torch() -> None:
     assert loaded_by("import monarch_nb._host.process") & {"torch", "IPython", "numpy", "cloudpickle"} == set()
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["_shape.extent", "_shape.shape", "_shape.rank_set", "_wire.message", "_wire.codec", "actor.value_mesh", "status",
-     "magics.verbs", "display.fold", "display.ansi"],
-)  # fmt: skip
+EXAMPLES = [
+    "_shape.extent", "_shape.rank_set", "_shape.shape", "_wire.codec", "_wire.message", "actor.value_mesh",
+    "display.ansi", "display.bundle", "display.cell_view", "display.errors", "display.fold", "display.live",
+    "display.progress", "display.template", "magics.verbs", "status",
+]  # fmt: skip
+"""Modules whose examples need no mesh."""
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_examples_in_docstrings(name: str) -> None:
     result = doctest.testmod(importlib.import_module(f"monarch_nb.{name}"))
     assert result.attempted > 0
     assert result.failed == 0
+
+
+def test_no_example_of_the_pure_rooms_is_left_out() -> None:
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    found = set()
+    for room in ("_shape", "_wire", "display"):
+        package = importlib.import_module(f"monarch_nb.{room}")
+        for info in pkgutil.iter_modules(package.__path__, f"{room}."):
+            tests = finder.find(importlib.import_module(f"monarch_nb.{info.name}"))
+            if any(not e.options.get(doctest.SKIP) for test in tests for e in test.examples):
+                found.add(info.name)
+    assert found <= set(EXAMPLES)

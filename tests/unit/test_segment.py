@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
+from monarch_nb._wire import segment
 from monarch_nb._wire.message import ENTRY
 from monarch_nb._wire.segment import Mapping, SegmentError, SegmentPool, open_segment
 
@@ -128,3 +131,136 @@ def test_release_comes_when_the_last_view_goes() -> None:
     assert view is None
     assert released == [True]
     pool.close()
+
+
+#: An owner's descriptors for one segment: its own, and the duplicate that Python's mmap keeps. A reader has the latter only.
+PER_SEGMENT = 2
+
+
+def memfds(pid: int) -> int:
+    """Return how many of our segments a process holds open."""
+    links = []
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile, such as the listing's own
+            links.append(entry.readlink().name)
+    return sum(name.startswith("memfd:monarch_nb") for name in links)
+
+
+def inodes_mapped(pid: int) -> set[int]:
+    """Return the inodes of our segments that a process has mapped."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return {int(text.split()[4]) for text in lines if "memfd:monarch_nb" in text}
+
+
+def test_a_killed_reader_leaves_no_memory_and_its_segment_is_used_again() -> None:
+    pool = SegmentPool()
+    where = written(pool, 1, [5])
+    process = reader(where)
+    assert [line(process), line(process)] == ["1", "99"]
+    assert memfds(process.pid) == 1
+    assert inodes_mapped(process.pid) == {where[2]}
+    process.kill()
+    process.communicate()
+    assert pool.num_used == 1
+    pool.forget(5)
+    assert written(pool, 2, [6]) == where  # the dead reader's segment serves the next message
+    assert memfds(os.getpid()) == PER_SEGMENT
+    pool.close()
+    assert memfds(os.getpid()) == 0
+    assert where[2] not in inodes_mapped(os.getpid())
+
+
+OWNER = """
+import os, sys
+from monarch_nb._wire.segment import SegmentPool
+from monarch_nb._wire.message import ENTRY
+pool = SegmentPool()
+_, fd, pid, inode, _, _ = ENTRY.unpack(pool.write([memoryview(bytes([7]) * (2 << 20))], [1]))
+print(pid, fd, inode, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_what_a_killed_owner_sent_stays_readable() -> None:
+    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    pid, fd, inode = map(int, line(owner).split())
+    mapping = open_segment(pid, fd, inode, on_release=lambda: None)
+    owner.kill()
+    owner.communicate()
+    assert (mapping[0], mapping[-1]) == (7, 7)
+    with pytest.raises(SegmentError, match="gone with its owner"):
+        open_segment(pid, fd, inode, on_release=lambda: None)
+    del mapping
+    assert inode not in inodes_mapped(os.getpid())
+
+
+def test_a_used_segment_is_not_trimmed() -> None:
+    pool = SegmentPool()
+    _, fd, inode = written(pool, 1, [1])
+    assert pool.trim(idle_s=0.0) is None
+    assert os.fstat(fd).st_ino == inode
+    pool.close()
+
+
+def test_the_wrong_holder_releases_nothing() -> None:
+    pool = SegmentPool()
+    _, _, inode = written(pool, 1, [1])
+    pool.release(inode, 2)
+    pool.release(inode + 1, 1)
+    pool.forget(3)
+    assert pool.num_used == 1
+    pool.close()
+
+
+def test_small_messages_do_not_take_big_segments() -> None:
+    pool = SegmentPool()
+    big = ENTRY.unpack(pool.write([memoryview(bytes(5 * SIZE))], [1]))[3]
+    pool.release(big, 1)
+    _, _, small = written(pool, 1, [1])
+    assert small != big
+    assert pool.free_bytes == 5 * SIZE
+    pool.close()
+
+
+def test_free_segments_are_capped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment, "MAX_FREE_BYTES", 2 * SIZE)
+    pool = SegmentPool()
+    for inode in [written(pool, value, [1])[2] for value in range(4)]:
+        pool.release(inode, 1)
+    assert pool.free_bytes == 2 * SIZE
+    assert memfds(os.getpid()) == 2 * PER_SEGMENT
+    pool.close()
+
+
+def test_several_buffers_share_a_segment_on_page_borders() -> None:
+    pool = SegmentPool()
+    parts = [bytes([i]) * size for i, size in ((1, 5000), (2, 9 << 20), (3, 1))]
+    table = pool.write([memoryview(part) for part in parts], [1])
+    entries = list(ENTRY.iter_unpack(table))
+    _, fd, pid, inode, _, _ = entries[0]
+    mapping = open_segment(pid, fd, inode, on_release=lambda: None)
+    assert [e[4] % segment.ALIGN for e in entries] == [0, 0, 0]
+    assert [mapping[e[4] : e[4] + e[5]] for e in entries] == parts
+    del mapping
+    pool.close()
+
+
+@pytest.mark.parametrize("size", [1, 4096, (16 << 20) - 1, (24 << 20) + 3])
+def test_copies_are_whole_whatever_the_number_of_threads(size: int) -> None:
+    source = os.urandom(4096) * (size // 4096 + 1)
+    target = bytearray(size + 8)
+    address = segment.address_of(memoryview(target))
+    segment.copy_bytes(address + 4, memoryview(source)[:size])
+    assert target[4:-4] == source[:size]
+    assert (target[:4], target[-4:]) == (bytes(4), bytes(4))
+
+
+def test_a_mapping_that_is_refused_raises_and_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    complaints: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", complaints.append)
+    fd = os.memfd_create("monarch_nb")
+    os.ftruncate(fd, 1 << 47)  # more than a process can address; takes no memory
+    with pytest.raises(OSError, match="Cannot allocate memory"):
+        open_segment(os.getpid(), fd, os.fstat(fd).st_ino, on_release=lambda: None)
+    os.close(fd)
+    assert complaints == []

@@ -60,6 +60,73 @@ def test_errors_name_dimension_and_range() -> None:
         Extent(["a b"], [1])
 
 
+selections = st.none() | st.integers(0, 3) | st.builds(slice, st.integers(0, 2), st.integers(1, 4), st.integers(1, 3))
+
+
+@given(extents, st.data())
+def test_a_slice_holds_the_ranks_at_its_coordinates(extent: Extent, data: st.DataObject) -> None:
+    drawn = {label: data.draw(selections) for label in extent.labels}
+    picks = {k: v if isinstance(v, int) else v or slice(None) for k, v in drawn.items()}
+    try:
+        part = Shape.full(extent).slice(**picks)
+    except IndexError as error:
+        label = str(error).partition("=")[0]
+        assert not _chosen(picks[label], extent[label])
+        return
+    expected = [
+        p.rank for p in extent.points() if all(p[k] in _chosen(v, extent[k]) for k, v in picks.items())
+    ]
+    assert list(part.ranks) == expected
+    assert part.extent.labels == tuple(k for k, v in picks.items() if isinstance(v, slice))
+    assert [part.index_of(rank) for rank in part.ranks] == list(range(len(part)))
+
+
+def _chosen(pick: int | slice, size: int) -> list[int]:
+    if isinstance(pick, slice):
+        return list(range(size)[pick])
+    return [pick] if pick < size else []
+
+
+@given(extents)
+def test_renaming_there_and_back(extent: Extent) -> None:
+    shape = Shape.full(extent)
+    there = {label: f"new_{label}" for label in extent.labels}
+    renamed = shape.rename(**there)
+    assert renamed.extent.labels == tuple(there.values())
+    assert renamed.rename(**{new: old for old, new in there.items()}) == shape
+
+
+@given(extents)
+def test_sizes_multiply(extent: Extent) -> None:
+    shape = Shape.full(extent)
+    assert shape.size() == len(shape) == extent.nelements
+    assert shape.size(list(extent.labels)[:1]) * shape.size(list(extent.labels)[1:]) == shape.size()
+
+
+def test_a_split_refuses_what_it_would_not_use() -> None:
+    shape = Shape.full(Extent(["hosts", "gpus"], [2, 4]))
+    with pytest.raises(KeyError, match=r"\['gpus'\] is not among the new dimensions \[\]"):
+        shape.split(gpus=2)
+    with pytest.raises(KeyError, match=r"\['hosts'\] is not among the new dimensions \['dp', 'tp'\]"):
+        shape.split(gpus=("dp", "tp"), tp=2, hosts=1)
+    with pytest.raises(TypeError, match="gpus is split into a sequence of names"):
+        shape.split(gpus="dp")
+    with pytest.raises(ValueError, match=r"a size for all but one of \['dp', 'tp'\]"):
+        shape.split(gpus=("dp", "tp"))
+    with pytest.raises(ValueError, match="must have different names"):
+        shape.split(gpus=("hosts", "tp"), tp=2)
+
+
+def test_a_point_names_its_range() -> None:
+    extent = Extent(["hosts", "gpus"], [2, 4])
+    with pytest.raises(IndexError, match=r"rank 8 is out of range: the extent hosts=2, gpus=4 has ranks 0-7"):
+        extent.point(8)
+    with pytest.raises(IndexError, match=r"gpus=4 is out of range: gpus has size 4"):
+        extent.rank_of(hosts=0, gpus=4)
+    with pytest.raises(KeyError, match="a coordinate for each of"):
+        extent.rank_of(hosts=0)
+
+
 GRID = Extent(["hosts", "gpus"], [2, 8])
 
 
