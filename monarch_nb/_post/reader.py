@@ -106,14 +106,20 @@ class Reader:
         Raises:
             OfficeClosed: if the office closes meanwhile.
         """
-        while not waiter.ready:
-            if self._closing:
-                raise OfficeClosed("the connection to the mesh has been closed")
-            going_on = self._take_lead(waiter, deadline) if self._enter(waiter) else self._follow(waiter, deadline)
-            if not going_on:
-                break
-        if self._leader is waiter:
-            self._step_down()  # appointed in the very moment it became ready
+        try:
+            while not waiter.ready:
+                if self._closing:
+                    raise OfficeClosed("the connection to the mesh has been closed")
+                leads = self._enter(waiter)
+                if not (self._take_lead(waiter, deadline) if leads else self._follow(waiter, deadline)):
+                    break
+        finally:
+            # Appointed in the very moment it became ready, or interrupted between two steps: a lead that nobody
+            # uses would stop everybody.
+            if self._leader is waiter or waiter in self._followers:
+                self._quit_line(waiter)
+                if self._leader is waiter:
+                    self._step_down()
         return waiter.ready
 
     def _take_lead(self, waiter: Waiter, deadline: float | None) -> bool:
