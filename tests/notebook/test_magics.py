@@ -6,9 +6,7 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import nbformat
@@ -109,24 +107,6 @@ def test_cells_know_their_place(show: Callable[[str], str]) -> None:
     )
     ask = "from monarch_nb.actor import current_rank\nmesh.slice(gpus=0).name == mesh.name, current_rank().rank"
     assert show(f"%%mesh --ranks 3\n{ask}") == "[3] (True, 0)"
-
-
-def test_the_stop_button_reaches_the_ranks(
-    notebook: Notebook, show: Callable[[str], str], tmp_path: Path
-) -> None:
-    pipe = tmp_path / "started"
-    os.mkfifo(pipe)
-
-    def press_stop() -> None:
-        assert pipe.read_text() == "now"  # returns once the rank has written
-        notebook.interrupt()
-
-    presser = threading.Thread(target=press_stop)
-    presser.start()
-    text = show(f"%%mesh\nimport time\nif rank == 1: open({str(pipe)!r}, 'w').write('now')\ntime.sleep(600)")
-    presser.join()
-    assert "KeyboardInterrupt" in text
-    assert show("%%mesh\nrank") == "[0] 0\n[1] 1\n[2] 2\n[3] 3"
 
 
 def test_collectives_are_ready(show: Callable[[str], str]) -> None:
