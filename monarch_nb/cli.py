@@ -1,4 +1,4 @@
-"""`monarch-nb`: meshes from a terminal. `list`, `status`, `stop`, `logs`, `exec`."""
+"""`monarch-nb`: meshes from a terminal; what `%mesh` does in a notebook."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from monarch_nb import __version__
-from monarch_nb.exceptions import MeshError
+from monarch_nb.exceptions import MeshError, MeshNotFound
+
+if TYPE_CHECKING:
+    from monarch_nb.mesh import Mesh
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -16,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         return int(arguments.run(arguments) or 0)
-    except (MeshError, ValueError) as error:
+    except (MeshError, ValueError, LookupError) as error:
         print(f"monarch-nb: {error}", file=sys.stderr)
         return 1
 
@@ -34,17 +39,38 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("stop", help="end a mesh")
     command.add_argument("name", nargs="?")
     command.set_defaults(run=stop)
-    command = commands.add_parser("logs", help="the end of what ranks have printed")
+    command = commands.add_parser("logs", help="what ranks have printed")
     command.add_argument("name", nargs="?")
-    command.add_argument("--ranks", default="all")
-    command.add_argument("--bytes", type=int, default=1 << 16)
+    command.add_argument("--ranks", default="all", help="a rank set: 0-3,7 or hosts=0")
+    command.add_argument("--grep", metavar="RE", help="only lines that match")
+    command.add_argument("--bytes", type=int, default=1 << 20, help="about how much of the end of the journal")
+    command.add_argument("--follow", "-f", action="store_true", help="go on until interrupted")
     command.set_defaults(run=logs)
+    command = commands.add_parser("history", help="what ran on a mesh, also on one that has ended")
+    command.add_argument("name", nargs="?")
+    command.add_argument("--last", type=int, default=50)
+    command.set_defaults(run=history)
+    command = commands.add_parser("export", help="write the journal's cells to FILE.ipynb or FILE.py")
+    command.add_argument("name")
+    command.add_argument("file")
+    command.set_defaults(run=export)
     command = commands.add_parser("exec", help="run code on the ranks")
     command.add_argument("name")
     command.add_argument("code", help="Python source; - reads it from standard input")
     command.add_argument("--ranks", default="all")
     command.add_argument("--timeout", type=float)
     command.set_defaults(run=execute)
+    for name, function, text in (
+        ("interrupt", interrupt, "interrupt what runs on ranks"),
+        ("stacks", stacks, "where ranks stand: their Python stacks, equal ones once"),
+    ):
+        command = commands.add_parser(name, help=text)
+        command.add_argument("name", nargs="?")
+        command.add_argument("--ranks", default="all")
+        command.set_defaults(run=function)
+    command = commands.add_parser("install-kernel", help='install the kernelspec "Python 3 (mesh)"')
+    command.add_argument("--prefix", default=sys.prefix, help="where to; by default this environment")
+    command.set_defaults(run=install_kernel)
     return parser
 
 
@@ -61,52 +87,92 @@ def list_meshes(arguments: argparse.Namespace) -> None:
 
 def show_status(arguments: argparse.Namespace) -> None:
     """Print the snapshot of a mesh."""
+    status = _attach(arguments.name).status()
+    print(json.dumps(status.as_dict()) if arguments.json else status.text())
+
+
+def _attach(name: str | None) -> Mesh:
     from monarch_nb.mesh import attach
 
-    status = attach(arguments.name).status()
-    print(json.dumps(status.as_dict()) if arguments.json else status.text())
+    return attach(name, listens=False)
 
 
 def stop(arguments: argparse.Namespace) -> None:
     """End a mesh."""
-    from monarch_nb.mesh import attach
-
-    mesh = attach(arguments.name)
+    mesh = _attach(arguments.name)
     mesh.stop().get(30)
     print(f"mesh {mesh.name!r} has ended")
 
 
 def logs(arguments: argparse.Namespace) -> None:
-    """Print the end of the ranks' logs."""
-    from monarch_nb.mesh import attach
+    """Print what ranks have printed; with --follow, go on until interrupted."""
+    mesh = _attach(arguments.name)
+    texts = mesh.journal.logs(
+        mesh.select(arguments.ranks), grep=arguments.grep, tail_bytes=arguments.bytes, follow=arguments.follow
+    )
+    with suppress(KeyboardInterrupt):
+        for text in texts:
+            sys.stdout.write(text)
+            sys.stdout.flush()
 
-    mesh = attach(arguments.name)
-    kept = mesh._session.request("tail", max_bytes=arguments.bytes).get(mesh._group, {})
-    for rank in mesh.select(arguments.ranks):
-        for line in kept.get(rank, b"").decode(errors="replace").splitlines():
-            print(f"[{rank}] {line}")
+
+def history(arguments: argparse.Namespace) -> None:
+    """Print the journal of a mesh, also of one that has ended."""
+    from monarch_nb._client.launch import find_journal
+    from monarch_nb._journal import entries
+    from monarch_nb.mesh.history import Entries, Entry
+
+    try:
+        print(_attach(arguments.name).history(arguments.last).text())
+    except MeshNotFound:
+        if arguments.name is None:
+            raise
+        rows = entries.read(find_journal(arguments.name))
+        print(Entries(Entry.of(row) for row in rows[-arguments.last :]).text())
+
+
+def export(arguments: argparse.Namespace) -> None:
+    """Write the journal's cells to a notebook or a script."""
+    num = _attach(arguments.name).journal.export(arguments.file)
+    print(f"{num} cells written to {arguments.file}")
+
+
+def interrupt(arguments: argparse.Namespace) -> None:
+    """Interrupt what runs on ranks."""
+    _attach(arguments.name).interrupt(arguments.ranks)
+
+
+def stacks(arguments: argparse.Namespace) -> None:
+    """Print where ranks stand."""
+    from monarch_nb.mesh.stacks import stacks_text
+
+    print(stacks_text(_attach(arguments.name).stacks(arguments.ranks)))
 
 
 def execute(arguments: argparse.Namespace) -> int:
     """Run code on the ranks; output as in a notebook."""
-    from monarch_nb.display import CellView
-    from monarch_nb.magics.cell import ViewWatcher
-    from monarch_nb.mesh import attach, cell_error
+    from monarch_nb.display import CellView, LiveDisplay, ViewWatcher
 
-    mesh = attach(arguments.name)
+    mesh = _attach(arguments.name)
     source = sys.stdin.read() if arguments.code == "-" else arguments.code
     ranks = mesh.select(arguments.ranks)
     view = CellView(ranks, len(mesh), more_hint="monarch-nb logs")
-    view.started()
-    result = mesh.run(source, ranks, watcher=ViewWatcher(view), timeout=arguments.timeout)
-    view.close()
-    text = view.text()
-    if text:
-        print(text)
-    if result.failures:
-        print(cell_error(result), file=sys.stderr)
-        return 1
+    with LiveDisplay(view):
+        view.started()
+        run = mesh.submit(source, ranks, watcher=ViewWatcher(view), timeout=arguments.timeout)
+        result = run.wait()
+    error = result.error()
+    if error is not None:
+        print(error, file=sys.stderr)
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
+
+
+def install_kernel(arguments: argparse.Namespace) -> None:
+    """Install the kernelspec "Python 3 (mesh)": this Python, with the extension loaded."""
+    from monarch_nb.kernelspec import install
+
+    print(f"kernelspec installed in {install(arguments.prefix)}")
 
 
 if __name__ == "__main__":

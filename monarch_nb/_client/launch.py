@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -15,7 +17,11 @@ from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb.exceptions import MeshNotFound, MeshStartError
 
-_CODE = "import sys; sys.path[:0] = sys.argv[1:]; from monarch_nb._host.process import main; main()"
+_CODE = "import sys; sys.path[:0] = sys.argv[1:]; from monarch_nb._host.main import main; main()"
+
+
+JOURNAL_AGE_S = 30 * 86400.0
+"""How long the journal of a mesh that has ended is kept."""
 
 
 class Connection(NamedTuple):
@@ -105,6 +111,45 @@ def connection_path(name: str) -> str:
     if not name.replace("-", "_").isidentifier() or not name.isascii():
         raise ValueError(f"a mesh's name is letters, digits, '-' and '_', not starting with a digit: {name!r}")
     return os.path.join(runtime_directory(), f"monarch_nb-{name}.json")
+
+
+def journal_root() -> str:
+    """Return the directory of the journals, which outlive their meshes."""
+    from jupyter_core.paths import jupyter_data_dir
+
+    return os.path.join(jupyter_data_dir(), "monarch_nb", "journals")
+
+
+def new_journal(name: str) -> str:
+    """Return the directory for the journal of a new mesh; journals that nobody has written to for a month go."""
+    root = journal_root()
+    os.makedirs(root, mode=0o700, exist_ok=True)
+    for entry in os.scandir(root):
+        with suppress(OSError):
+            if entry.is_dir() and time.time() - _last_change(entry.path) > JOURNAL_AGE_S:
+                shutil.rmtree(entry.path, ignore_errors=True)
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    return os.path.join(root, f"{name}-{stamp}-{secrets.token_hex(2)}")
+
+
+def _last_change(directory: str) -> float:
+    return max([os.stat(directory).st_mtime, *(e.stat().st_mtime for e in os.scandir(directory))])
+
+
+def find_journal(name: str) -> str:
+    """Return the directory of the newest journal of a mesh that has ended.
+
+    Raises:
+        MeshNotFound: if there is none.
+    """
+    root = journal_root()
+    found = sorted(
+        (d for d in (os.listdir(root) if os.path.isdir(root) else []) if d.rsplit("-", 3)[0] == name),
+        key=lambda d: _last_change(os.path.join(root, d)),
+    )
+    if not found:
+        raise MeshNotFound(f"there is no journal of a mesh {name!r}; journals are kept for {JOURNAL_AGE_S / 86400:g} days")
+    return os.path.join(root, found[-1])
 
 
 def list_connections() -> list[Connection]:

@@ -1,127 +1,143 @@
-"""What ranks print, for those who listen: a cell's view, or by default this program's own output.
+"""What ranks print without anybody having asked: actors that this program has called, or nobody in particular.
 
-`take` is called in the reading thread and must be quick; default output is folded and written by the reader's keeper.
+It's folded by rank set and written where the cell that made the call shows its output. `take` runs in the reading thread and must be quick; the
+writing is done by the reader's keeper.
 """
 
 from __future__ import annotations
 
 import codecs
+import contextvars
+import json
+import pickle
 import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
+from monarch_nb._client.feed import ACK_BYTES
+from monarch_nb._journal import record as records
+from monarch_nb._journal.record import Record
 from monarch_nb._post.office import Office
-from monarch_nb._wire import marks
+from monarch_nb._wire import address
+from monarch_nb._wire import message as wire
+from monarch_nb._wire.codec import Encoded
 from monarch_nb._wire.message import Message
 
 FOLD_S = 0.1
-
-
-class Listener(Protocol):
-    """Takes the output of one cell, in order for each rank. Called in the reading thread."""
-
-    def text(self, rank: int, stream: str, text: str) -> None:
-        """A rank has written."""
-        ...
-
-    def display(self, rank: int, content: dict[str, Any]) -> None:
-        """A rank shows something rich."""
-        ...
-
-    def end(self, rank: int) -> None:
-        """All output of the cell on this rank has come."""
-        ...
+_MAX_FOLDS = 64
 
 
 class OutputHub:
-    """Gives arriving output to its listener. `take` runs in the reading thread."""
+    """Gives output that nobody has asked for to the program's own. `take` runs in the reading thread."""
 
     def __init__(self, office: Office) -> None:
         self._office = office
-        self._listeners: dict[int, Listener] = {}
-        self._decoders: dict[tuple[int, int, str], Any] = {}
+        self._decoders: dict[tuple[int, int, int, str], Any] = {}
+        self._num_taken = 0
+        self.groups: dict[int, str] = {}
         self.default = StandardOutput(office)
         office.on_output = self.take
 
-    def listen(self, origin: int, listener: Listener) -> None:
-        """Give output of cell `origin` to `listener` from now on."""
-        self._listeners[origin] = listener
-
-    def leave(self, origin: int) -> None:
-        """Give output of cell `origin` to nobody in particular any more."""
-        self._listeners.pop(origin, None)
+    def learn_groups(self, groups: dict[str, int]) -> None:
+        """Take note of the names of groups of ranks."""
+        self.groups.update((index, name) for name, index in groups.items())
 
     def take(self, message: Message) -> None:
-        """Take an OUTPUT message."""
-        kind, _, stream = message.name.decode().partition(";")
-        listener = self._listeners.get(message.origin)
-        if kind == marks.TEXT:
-            text = self._decode(message, stream)
-            if listener is not None:
-                listener.text(message.slot, stream, text)
-            else:
-                self.default.text(message.src, message.context.decode(), message.slot, stream, text)
-        elif listener is not None:
-            if kind == marks.END:
-                listener.end(message.slot)
-            else:
-                import json
+        """Take records."""
+        data = message.payload
+        for record in records.unpack(data):
+            if record.kind == records.TEXT:
+                group = self.groups.get(record.group, str(record.group))
+                self.default.text(record.origin, group, record.rank, record.stream, self._decode(record))
+            elif record.kind == records.DISPLAY:
+                self.default.display(record.origin, json.loads(record.data))
+        self._num_taken += len(data)
+        if self._num_taken >= ACK_BYTES:
+            body = Encoded(pickle.dumps({"watch": 0, "bytes": self._num_taken}, 5))
+            self._num_taken = 0
+            self._office.post(address.HOME, wire.CONTROL, body, name=b"taken")
 
-                listener.display(message.slot, json.loads(message.payload.tobytes()))
-
-    def _decode(self, message: Message, stream: str) -> str:
+    def _decode(self, record: Record) -> str:
         """Decode UTF-8 that may be cut anywhere."""
-        key = (message.src, message.origin, stream)
+        key = (record.group, record.rank, record.origin, record.stream)
         decoder = self._decoders.get(key)
         if decoder is None:
             decoder = self._decoders[key] = codecs.getincrementaldecoder("utf-8")("replace")
-        return str(decoder.decode(message.payload.tobytes()))
+        return str(decoder.decode(record.data))
 
 
 class StandardOutput:
-    """Writes what ranks print to this program's stdout and stderr: folded by rank set, or as it comes."""
+    """Writes what ranks print to this program's stdout and stderr: folded by rank set, or as it comes.
+
+    In a notebook, output that a cell's calls have caused goes to that cell, also when it comes late.
+    """
 
     def __init__(self, office: Office) -> None:
         self._office = office
         self._lock = threading.Lock()
-        self._folds: dict[str, Any] = {}
+        self._folds: dict[tuple[int, str], Any] = {}
+        self._contexts: dict[int, contextvars.Context] = {}
         self._armed = False
         self.enabled = True
         self.window_s: float | None = FOLD_S
         self.write: Callable[[str, str], None] = _write
+        self.show: Callable[[dict[str, Any]], None] = _show
         self.sizes: dict[str, int] = {}
         """Number of ranks of each group of procs, as far as known."""
 
-    def text(self, proc: int, group: str, rank: int, stream: str, text: str) -> None:
+    def remember(self, origin: int, context: contextvars.Context) -> None:
+        """Write what `origin` causes in this context from now on: ipykernel routes by it."""
+        self._contexts[origin] = context
+        if len(self._contexts) > 1000:
+            del self._contexts[next(iter(self._contexts))]
+
+    def text(self, origin: int, group: str, rank: int, stream: str, text: str) -> None:
         """Take text of a rank."""
         if not self.enabled:
             return
         if self.window_s is None:
-            self.write(stream, text)
+            self._run(origin, self.write, stream, text)
             return
         with self._lock:
-            fold = self._folds.get(group)
+            key = (origin, group)
+            fold = self._folds.get(key)
             if fold is None:
                 from monarch_nb.display.fold import Fold
 
                 size = max(self.sizes.get(group, 0), rank + 1)
-                fold = self._folds[group] = Fold(range(size), max_rows=None)
+                fold = self._folds[key] = Fold(range(size), max_rows=None)
+            elif not fold.knows(rank):
+                fold.add_rank(rank)
             fold.feed(rank, stream, text)
             if self._armed:
                 return
             self._armed = True
         self._office.reader.call_at(time.monotonic() + self.window_s, self.flush)
 
+    def display(self, origin: int, content: dict[str, Any]) -> None:
+        """Show something rich."""
+        if self.enabled:
+            self._run(origin, self.show, content)
+
+    def _run(self, origin: int, function: Callable[..., None], *args: Any) -> None:
+        context = self._contexts.get(origin)
+        if context is None:
+            function(*args)
+        else:
+            context.copy().run(function, *args)
+
     def flush(self) -> None:
         """Write what has been folded."""
         with self._lock:
             self._armed = False
-            texts = [fold.drain() for fold in self._folds.values()]
-        for text in texts:
+            texts = [(origin, fold.drain()) for (origin, _), fold in self._folds.items()]
+            for key in list(self._folds)[:-_MAX_FOLDS]:
+                del self._folds[key]
+        for origin, text in texts:
             if text:
-                self.write("stdout", text)
+                self._run(origin, self.write, "stdout", text)
 
 
 def _write(stream: str, text: str) -> None:
@@ -131,3 +147,14 @@ def _write(stream: str, text: str) -> None:
         target.flush()
     except (OSError, ValueError):
         return  # the program's own output is closed: nobody to tell
+
+
+def _show(content: dict[str, Any]) -> None:
+    """Show what an actor displays, where there is a front end; else its text."""
+    ipython = sys.modules.get("IPython")
+    if ipython is not None and ipython.get_ipython() is not None:
+        from IPython.display import display
+
+        display(content["data"], raw=True, metadata=content["metadata"])
+    else:
+        _write("stdout", str(content["data"].get("text/plain", "")) + "\n")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import pickle
 import sys
 import threading
 import time
@@ -16,13 +17,16 @@ from contextlib import suppress
 from typing import Any
 
 from monarch_nb._client import spare
+from monarch_nb._client.feed import Feed
 from monarch_nb._client.launch import Connection
+from monarch_nb._client.notebook import NotebookHooks
 from monarch_nb._client.output import OutputHub
 from monarch_nb._post import here
 from monarch_nb._post.office import Office
 from monarch_nb._post.pending import OneReply
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
+from monarch_nb._wire.codec import Encoded
 from monarch_nb.exceptions import MeshError, MeshStartError, RankTimeout
 
 _by_office: dict[int, Session] = {}
@@ -46,15 +50,21 @@ class Session:
         self.connection = connection
         _by_office[id(office)] = self
         self.private = False
-        self._num_settled = 0
+        self.number = 0
+        """The home's number for this client."""
+        self.notebook: NotebookHooks | None = None
         self.output: OutputHub | None = None
         self.local_actors: Any = None
         self.meshes: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         """Actor meshes of this program, by actor id: where news of a failure goes."""
 
     @classmethod
-    def connect(cls, connection: Connection, what: str = "") -> Session:
+    def connect(cls, connection: Connection, what: str = "", *, listens: bool = True) -> Session:
         """Connect to a running home.
+
+        Args:
+            what: what people know this program by.
+            listens: whether it shows what actors print.
 
         Raises:
             MeshStartError: if it doesn't answer.
@@ -64,16 +74,18 @@ class Session:
         session.output = OutputHub(office)
         office.on_event = session._on_event
         office.start()
-        hello = {"pid": os.getpid(), "what": what or _program()}
+        hello = {"pid": os.getpid(), "what": what or _program(), "listens": listens}
         try:
-            session.request("hello", _timeout_s=HELLO_S, **hello)
+            answer = session.request("hello", _timeout_s=HELLO_S, **hello)
         except RankTimeout:
             office.close(0)
             raise MeshStartError(
                 f"mesh {connection.name!r} (pid {connection.pid}) does not answer; end it: kill {connection.pid}"
             ) from None
+        session.number = answer["number"]
+        session.output.learn_groups(answer["groups"])
         atexit.register(session.close)
-        session._settle_after_cells()
+        session.notebook = NotebookHooks.install(session)
         return session
 
     # --- requests
@@ -94,6 +106,16 @@ class Session:
         """Ask the home; the answer is read by `read` once ready."""
         return self.office.request(address.HOME, op, fields)
 
+    def watch(self, feed: Feed, op: str, **fields: Any) -> None:
+        """Have the home feed `feed` with what `op` asks for."""
+        ref = self.office.expect(feed)
+        self.office.post(address.HOME, wire.CONTROL, Encoded(pickle.dumps(fields, 5)), ref=ref, name=op.encode())
+
+    def tell(self, op: str, **fields: Any) -> None:
+        """Tell the home something that needs no answer."""
+        body = Encoded(pickle.dumps(fields, 5))
+        self.office.post(address.HOME, wire.CONTROL, body, name=op.encode())
+
     @staticmethod
     def read(reply: OneReply) -> Any:
         """Return the answer of the home."""
@@ -106,7 +128,9 @@ class Session:
     # --- unasked
 
     def _on_event(self, name: str, fields: dict[str, Any]) -> None:
-        if name == "actor_failed":
+        if name == "groups" and self.output is not None:
+            self.output.learn_groups(fields["groups"])
+        elif name == "actor_failed":
             _on_actor_failure(self, fields["actor_id"], fields["failure"])
 
     # --- the end
@@ -116,30 +140,15 @@ class Session:
         if self.office.closed:
             return
         atexit.unregister(self.close)
+        if self.notebook is not None:
+            self.notebook.remove()
         with suppress(Exception):
-            self._settle_output()
+            self.settle_output()
             self.office.post(address.HOME, wire.CONTROL, name=b"shut_down" if self.private else b"goodbye")
         self.office.close(500)
         _by_office.pop(id(self.office), None)
 
-    def _settle_after_cells(self) -> None:
-        """In a notebook: what ranks print during a cell is shown before the cell ends, so it's in the right place."""
-        ipython = sys.modules.get("IPython")
-        shell = ipython.get_ipython() if ipython is not None else None
-        if shell is not None:
-            shell.events.register("post_run_cell", self._after_cell)
-
-    def _after_cell(self, _result: Any = None) -> None:
-        if self.office.closed:
-            from IPython import get_ipython
-
-            get_ipython().events.unregister("post_run_cell", self._after_cell)
-        elif self.office.num_sent != self._num_settled:
-            with suppress(MeshError):
-                self._settle_output()
-            self._num_settled = self.office.num_sent
-
-    def _settle_output(self) -> None:
+    def settle_output(self) -> None:
         """Wait until what was printed before now has come."""
         if self.output is not None:
             self.request("settle_output", _timeout_s=2.0)
@@ -148,8 +157,8 @@ class Session:
 
 def _program() -> str:
     if "ipykernel" in sys.modules:
-        return "notebook " + os.environ.get("JPY_SESSION_NAME", "")
-    return sys.argv[0] or "python"
+        return ("notebook " + os.path.basename(os.environ.get("JPY_SESSION_NAME", ""))).strip()
+    return os.path.basename(sys.argv[0]) or "python"
 
 
 # --- the session of this program

@@ -48,9 +48,10 @@ class Client:
     proc: int
     pid: int
     what: str
-    pidfd: int = -1
+    number: int
     listens: bool = True
-    num_dropped: int = 0
+    """Whether it shows what actors print."""
+    pidfd: int = -1
 
 
 @dataclass
@@ -95,13 +96,13 @@ class Registry:
             entry.state, entry.pid = "running", pid
         return self._settle(proc)
 
-    def proc_has_ended(self, end: dict[str, Any]) -> list[Waiting]:
-        """Note a rank's end; return the requests that this completes."""
+    def proc_has_ended(self, end: dict[str, Any], *, settle: bool = True) -> list[Waiting]:
+        """Note a rank's end; return the requests that this completes. One that starts again completes none."""
         entry = self.procs.get(end["proc"])
         if entry is not None:
             entry.state = "stopped" if end["stopped"] else "lost"
             entry.pid, entry.end = end["pid"], end
-        return self._settle(end["proc"])
+        return self._settle(end["proc"]) if settle else []
 
     def host_is_up(self, index: int) -> list[Waiting]:
         """Return the requests that a host's joining completes."""

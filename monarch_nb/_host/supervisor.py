@@ -9,6 +9,7 @@ import json
 import os
 import pickle
 import secrets
+import select
 import signal
 import socket
 import subprocess
@@ -68,6 +69,8 @@ class Supervisor:
         self._on_end = on_end
         self._on_piece = on_piece
         self._sys_path = sys_path
+        self._pipes = select.epoll()
+        self._readers: dict[int, OutputReader] = {}
         self._zygote: subprocess.Popen[bytes] | None = None
         self._link: socket.socket | None = None
         self.warm = False
@@ -157,7 +160,14 @@ class Supervisor:
             reader = OutputReader(self._loop, rank.token, stream, lambda piece: self._take_piece(rank, piece))
             rank.outputs.append(reader)
             ends.append(reader.write_end)
+            self._readers[reader.fd] = reader
+            self._pipes.register(reader.fd, select.EPOLLIN)
+            reader.on_close = self._forget_pipe
         return ends
+
+    def _forget_pipe(self, reader: OutputReader) -> None:
+        self._readers.pop(reader.fd, None)
+        self._pipes.unregister(reader.fd)
 
     def _take_piece(self, rank: Rank, piece: Any) -> None:
         if piece.kind == "t":
@@ -196,6 +206,13 @@ class Supervisor:
         self._loop.watch_file(rank.pidfd, lambda: self._reap(rank))
         if rank.state == STOPPING:
             self._signal(rank, signal.SIGKILL)
+
+    def drain(self) -> None:
+        """Read whatever ranks have written so far. One look at all pipes: it's done twice for each cell and rank."""
+        for fd, _ in self._pipes.poll(0):
+            reader = self._readers.get(fd)
+            if reader is not None:
+                reader.drain()
 
     # --- ending
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import zmq
 
-from monarch_nb._post.context import NO_CALL, call_context
+from monarch_nb._post.context import call_context
 from monarch_nb._post.pending import Body, Exit, OneReply, Pending
 from monarch_nb._post.reader import OfficeClosed, Reader
 from monarch_nb._wire import address, segment
@@ -79,6 +79,8 @@ class Office:
         self.on_output: Callable[[Message], None] = lambda _message: None
         self.num_sent = 0
         """Calls and requests sent so far that await an answer."""
+        self.calls: dict[Any, int] | None = None
+        """In a notebook: how often each endpoint has been called since somebody looked, for the journal."""
         self.callback_lock = threading.Lock()
         self.pool = segment.SegmentPool()
         self._pending: dict[int, Pending] = {}
@@ -140,7 +142,10 @@ class Office:
             fields["table"] = table
         frame = wire.pack(kind, src=self.me, dst=0, payload=body.payload, **fields)
         far: dict[int, list[Receiver]] = {}
+        ends = self.ends
         for proc, slot in receivers:
+            if ends and proc in ends:
+                continue  # `check_ends` tells whoever waits; a successor must not get it late
             if proc >> 32 == self.host:
                 self.route(proc).send(wire.readdress(frame, slot, proc))
             else:
@@ -220,7 +225,11 @@ class Office:
         if kind == wire.RELEASE:
             self.pool.release(message.ref, message.src)
         elif kind == wire.OUTPUT:
-            self.on_output(message)
+            pending = self._pending.get(message.ref)
+            if pending is None:
+                self.on_output(message)
+            else:
+                pending.output(message)
         elif kind == wire.EVENT:
             self._take_event(message)
         return None
@@ -241,6 +250,9 @@ class Office:
         if name == "exit":
             for end in fields["ends"]:
                 self._take_end(end)
+        elif name == "revived":
+            for proc in fields["procs"]:
+                self.ends.pop(proc, None)
         self.on_event(name, fields)
 
     def _take_end(self, end: Exit) -> None:
@@ -263,7 +275,7 @@ class Office:
 
         def on_release() -> None:
             self._releases.append((owner, inode))
-            if call_context.get() is NO_CALL:  # else the answer, or the end of the message's handling, will tell
+            if not call_context.get().src:  # else the answer, or the end of the message's handling, will tell
                 self.reader.ring()
 
         return segment.open_segment(pid, fd, inode, on_release)

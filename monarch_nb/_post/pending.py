@@ -89,6 +89,9 @@ class Pending:
         """Take an answer; return who has become ready by it."""
         raise NotImplementedError
 
+    def output(self, message: Message) -> None:
+        """Take output that is sent to this ref; only those that watch something get any."""
+
     def lost(self, proc: int, end: Exit) -> Pending | None:
         """Take note that `proc` has died; return who has become ready by it."""
         raise NotImplementedError

@@ -136,6 +136,18 @@ class ActorHost:
     def _now_stacks(self, message: Message) -> None:
         self._reply(message, thread_stacks())
 
+    def _now_abort(self, message: Message) -> None:
+        """Abort the collectives that run here."""
+        from monarch_nb._rank import collectives
+
+        self._reply(message, collectives.abort())
+
+    def _now_cancel(self, message: Message) -> None:
+        """Don't begin a cell that may not have begun yet."""
+        if here.rank is not None:
+            here.rank.worker.cancelled.add(Body(self.office, message).value())
+        self._reply(message, None)
+
     # --- failure
 
     def report_failure(self, owner: tuple[int, int], actor_id: int, failure: dict[str, Any]) -> None:

@@ -144,6 +144,22 @@ class ActorRunner:
         self._ended_with = reason
         self.inbox.close(self.host.office)
 
+    def reload(self, cls: type) -> None:
+        """Give the living instance a new class: new methods, the same state. Called in another thread.
+
+        Raises:
+            TypeError: if the new class can't take its place.
+        """
+        if _has_async(cls) and self.inbox.hook is None:
+            raise TypeError(
+                f"{cls.__name__} has async methods now, but the actor {self.name!r} was started without an event loop: "
+                "spawn it anew"
+            )
+        self.instance.__class__ = cls
+        self._methods = {}
+        if self.mesh is not None:
+            self.mesh._reload(cls)
+
     # --- messages
 
     def _method(self, name: bytes) -> Method:

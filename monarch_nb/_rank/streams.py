@@ -19,30 +19,32 @@ _MAX_HELD = 1 << 14
 
 
 class OutputPipe:
-    """The pipe to the host process; the lock makes marks and text one."""
+    """The pipes to the host process; the lock makes marks and text one.
+
+    Both ends take it that unmarked bytes belong to the cell that was begun last: the host process reads what is there before it sends a cell
+    here. A mark is needed only where something else has been written in between.
+    """
 
     def __init__(self, token: str) -> None:
         self.lock = threading.RLock()
         self._token = token
         self._cell = 0
+        self._marked = False
 
     def begin(self, origin: int) -> None:
-        """From now on, unmarked output belongs to cell `origin`."""
+        """From now on, unmarked output belongs to cell `origin`; also after it has ended, for what comes late is its own."""
         with self.lock:
             self._cell = origin
-            _write_all(1, marks.mark(self._token, marks.TEXT, origin, "stdout"))
-            _write_all(2, marks.mark(self._token, marks.TEXT, origin, "stderr"))
-
-    def end(self, origin: int) -> None:
-        """Say that cell `origin` has ended here."""
-        with self.lock:
-            _write_all(1, marks.mark(self._token, marks.END, origin))
+            if self._marked:
+                self._marked = False
+                _write_all(1, marks.mark(self._token, marks.TEXT, origin, "stdout"))
 
     def write(self, origin: int, stream: str, text: str) -> None:
         """Write text of one cell and stream."""
         data = text.encode("utf-8", "replace")
         with self.lock:
             if origin != self._cell or stream != "stdout":
+                self._marked = True
                 before = marks.mark(self._token, marks.TEXT, origin, stream)
                 data = before + data + marks.mark(self._token, marks.TEXT, self._cell, "stdout")
             _write_all(1, data)

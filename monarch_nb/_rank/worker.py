@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import struct
 import sys
+import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monarch_nb._post import here
 from monarch_nb._post.context import NO_CALL, CallContext, call_context
 from monarch_nb._post.failure import describe, encode_failure
 from monarch_nb._post.pending import Body
+from monarch_nb._rank import variables
 from monarch_nb._rank.inbox import Inbox
-from monarch_nb._wire import codec
+from monarch_nb._rank.shell import describe_cell_error
+from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.message import Message
 
@@ -22,46 +27,64 @@ if TYPE_CHECKING:
     from monarch_nb._rank.shell import CellShell
 
 
+SECONDS = struct.Struct("<d")
+"""In front of the answer to a cell: its run time; what follows is JSON, or nothing if there's nothing more to say (see `_host.cells`)."""
+
+_UNINTERRUPTIBLE = ("run", "remake_group", "free_address", "set_environment")
+
+
+class CellAnswer(NamedTuple):
+    """How a cell ended, as it goes to the home."""
+
+    payload: bytes
+    failed: bool
+
+
 class Worker:
-    """The main thread's work. `inbox` is filled by the reading thread."""
+    """The main thread's work. `inbox` is filled by the reading thread.
+
+    SIGINT reaches user code only: the handler raises while a piece of work runs, and does nothing before and after. What an interrupt
+    is meant for is the host process' business: it sends one only to a rank on which the cell in question runs, and says so beforehand
+    (`cancelled`), in case the rank hasn't begun yet.
+    """
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
         self.inbox = Inbox()
-        self.namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
         self.busy_with = ""
+        self.cancelled: set[int] = set()
+        """Numbers of cells that shall not begin. Written by the reading thread."""
         self._shell: CellShell | None = None
+        self._last_value: Any = None
+        self._interruptible = False
         main_module = sys.modules["__main__"]
-        main_module.__dict__.update({k: v for k, v in self.namespace.items() if k != "__builtins__"})
-        self.namespace = main_module.__dict__
-        signal.signal(signal.SIGINT, _ignore)
+        self.namespace: dict[str, Any] = main_module.__dict__
+        for name in [n for n in self.namespace if not n.startswith("__")]:
+            del self.namespace[name]  # what the program that became this rank had imported
+        signal.signal(signal.SIGINT, self._on_interrupt)
+
+    def _on_interrupt(self, number: int, frame: Any) -> None:
+        """An interrupt that comes when nothing runs concerns nobody. (SIG_IGN would be inherited by subprocesses.)"""
+        if self._interruptible:
+            raise KeyboardInterrupt
 
     def serve(self) -> None:
         """Work until the inbox closes."""
         office = self.rank.office
         while True:
-            try:
-                message = self.inbox.take(office)
-                if message is None:
-                    return
-                self._handle(message)
-            except KeyboardInterrupt:
-                continue  # came between two pieces of work
+            message = self.inbox.take(office)
+            if message is None:
+                return
+            self._handle(message)
 
     def _handle(self, message: Message) -> None:
         call_context.set(CallContext(message.origin, message.slot, message.context, None, message.src))
         name = message.name.decode()
-        work = getattr(self, "work_" + name, None)
         try:
-            if work is None:
-                raise TypeError(f"a rank knows no work {name!r}")
-            self.busy_with = name
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            result = work(message)
-            signal.signal(signal.SIGINT, _ignore)
-            body = codec.encode(result, "return value")
+            result = self._work(name, message)
+            body = result if isinstance(result, CellAnswer) else codec.encode(result, "return value")
         except BaseException as error:
-            signal.signal(signal.SIGINT, _ignore)
+            self._interruptible = False
             body = encode_failure(describe(error, **here.whereabouts(), endpoint=name))
             self._reply(message, body, wire.ERROR)
         else:
@@ -70,13 +93,33 @@ class Worker:
             self.busy_with = ""
             call_context.set(NO_CALL)
             self.rank.office.settle()
-            sys.stdout.flush()
 
-    def _reply(self, message: Message, body: codec.Encoded, flags: int) -> None:
-        if message.ref:
-            self.rank.office.post(
-                message.src, wire.REPLY, body, flags=flags, slot=message.slot, ref=message.ref
-            )
+    def _work(self, name: str, message: Message) -> Any:
+        work = getattr(self, "work_" + name, None)
+        if work is None:
+            raise TypeError(f"a rank knows no work {name!r}")
+        self.busy_with = name
+        try:
+            self._interruptible = name not in _UNINTERRUPTIBLE
+            return work(message)
+        finally:
+            self._interruptible = False
+            sys.stdout.flush()
+            sys.stderr.flush()
+
+    def _reply(self, message: Message, body: codec.Encoded | CellAnswer, flags: int) -> None:
+        if not message.ref:
+            return
+        office = self.rank.office
+        if isinstance(body, CellAnswer) or message.src == address.HOME:
+            flags |= wire.ERROR if isinstance(body, CellAnswer) and body.failed else 0
+            frame = wire.pack(
+                wire.REPLY, src=office.me, dst=message.src, flags=flags, slot=message.slot, ref=message.ref,
+                payload=body.payload,
+            )  # fmt: skip
+            office.send(message.src, frame)
+        else:
+            office.post(message.src, wire.REPLY, body, flags=flags, slot=message.slot, ref=message.ref)
 
     def _fields(self, message: Message) -> Any:
         return Body(self.rank.office, message).value()
@@ -88,25 +131,49 @@ class Worker:
         function, args, kwargs = self._fields(message)
         return function(*args, **kwargs)
 
-    def work_run(self, message: Message) -> dict[str, Any]:
+    def work_run(self, message: Message) -> CellAnswer:
         """Run a cell."""
-        fields = self._fields(message)
-        if self._shell is None:
-            self._make_shell()
-        assert self._shell is not None
-        pipe = self.rank.pipe
-        pipe.begin(message.origin)
+        start = time.perf_counter()
         try:
-            ended = self._shell.run(fields["source"], fields["number"])
+            if self._shell is None:
+                self._make_shell()
+                start = time.perf_counter()  # that wasn't the cell's time
+            ended = self._run_cell(message.origin, self._fields(message))
+        except BaseException as error:  # an interrupt between two lines of ours, or a shell that can't be made
+            self._interruptible = False
+            ended = describe_cell_error(error, "")
+        seconds = ended["seconds"] = time.perf_counter() - start
+        sys.stdout.flush()
+        sys.stderr.flush()
+        failed = ended["status"] != "ok"
+        plain = not failed and ended["value"] is None
+        body = b"" if plain else json.dumps(ended, default=str).encode()
+        return CellAnswer(SECONDS.pack(seconds) + body, failed)
+
+    def _run_cell(self, n: int, fields: dict[str, Any]) -> dict[str, Any]:
+        assert self._shell is not None
+        self.rank.pipe.begin(n)
+        self._last_value = None
+        try:
+            self._interruptible = True
+            if n in self.cancelled:
+                raise KeyboardInterrupt
+            ended, self._last_value = self._shell.run(fields["source"], fields["number"])
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            pipe.end(message.origin)
-            pipe.begin(0)
-        value = ended.pop("object")
-        if fields["want_value"] and ended["status"] == "ok":
-            ended["object"] = value
+            self._interruptible = False
+            self.cancelled.discard(n)
         return ended
+
+    def work_cell_value(self, message: Message) -> Any:
+        """Return the object that the last cell's last expression gave."""
+        return self._last_value
+
+    def work_remake_group(self, message: Message) -> str | None:
+        """Make the default process group anew after an abort."""
+        from monarch_nb._rank import collectives
+
+        fields = self._fields(message)
+        return collectives.remake(fields["address"], fields["port"], fields["world_size"])
 
     def _make_shell(self) -> None:
         from monarch_nb._rank.shell import CellShell
@@ -141,6 +208,66 @@ class Worker:
             raise NameError(f"name {', '.join(map(repr, missing))} is not defined on rank {self.rank.rank}")
         return {n: self.namespace[n] for n in names}
 
+    def work_vars(self, message: Message) -> list[dict[str, Any]]:
+        """Return a row about each of the user's variables, or those that are named."""
+        names = self._fields(message) or variables.user_names(self.namespace)
+        return [variables.describe(n, self.namespace[n]) for n in names if n in self.namespace]
+
+    def work_leaf_digests(self, message: Message) -> dict[str, str]:
+        """Return a digest of each part of a variable."""
+        return variables.leaf_digests(self._look_up(self._fields(message)))
+
+    def work_leaf_at(self, message: Message) -> Any:
+        """Return one part of a variable."""
+        name, path = self._fields(message)
+        try:
+            return variables.leaf_at(self._look_up(name), path)
+        except KeyError:
+            return "<missing>"
+
+    def _look_up(self, name: str) -> Any:
+        """Return a variable, or an attribute of one: `model.fc`."""
+        first, *rest = name.split(".")
+        if first not in self.namespace:
+            raise NameError(f"name {first!r} is not defined on rank {self.rank.rank}")
+        value = self.namespace[first]
+        for attribute in rest:
+            value = getattr(value, attribute)
+        return value
+
+    def work_actors(self, message: Message) -> list[str]:
+        """Return the names of the actors that live here."""
+        return [r.name for r in list(self.rank.actors.actors.values()) if r.name and r.failure is None]
+
+    def work_actor(self, message: Message) -> Any:
+        """Return the handle of the actor mesh that an actor here belongs to; of several of a name, the youngest."""
+        name = self._fields(message)
+        return [r.mesh for r in list(self.rank.actors.actors.values()) if r.name == name and r.failure is None][-1]
+
+    def work_reload_class(self, message: Message) -> int:
+        """Give living actors of an older class of that name the new one; return how many there were."""
+        qualname, cls = self._fields(message)
+        runners = [
+            r for r in list(self.rank.actors.actors.values())
+            if r.instance is not None and type(r.instance).__qualname__ == qualname
+        ]  # fmt: skip
+        for runner in runners:
+            runner.reload(cls)
+        return len(runners)
+
+    def work_complete(self, message: Message) -> list[str]:
+        """Return what a name or an attribute may go on with, in the cells' namespace."""
+        return variables.complete(self.namespace, self._fields(message))
+
+    def work_look_at(self, message: Message) -> dict[str, Any] | None:
+        """Return what `NAME?` shows of a name here."""
+        name = self._fields(message)
+        try:
+            value = self._look_up(name)
+        except (NameError, AttributeError):
+            return None
+        return variables.look_at(name, value)
+
     def work_set_environment(self, message: Message) -> None:
         """Set environment variables; each rank may have its own."""
         per_rank = self._fields(message)
@@ -149,10 +276,6 @@ class Worker:
     def work_free_address(self, message: Message) -> tuple[str, int]:
         """Return this host's address and a free tcp port, for a rendezvous."""
         return free_address()
-
-
-def _ignore(number: int, frame: Any) -> None:
-    """An interrupt that comes when nothing runs concerns nobody. (SIG_IGN would be inherited by subprocesses.)"""
 
 
 def free_address() -> tuple[str, int]:

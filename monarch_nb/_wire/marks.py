@@ -15,13 +15,12 @@ from typing import Any, NamedTuple
 
 TEXT = "t"  #: what follows is text of this origin and stream
 DISPLAY = "d"  #: a rich display; the argument is base64 of JSON
-END = "e"  #: the cell of this origin has ended on this rank
 
 _MAX_HELD_BYTES = 64 << 20
 
 
 class Piece(NamedTuple):
-    """A stretch of output: `kind` is TEXT, DISPLAY or END; `stream` is "stdout" or "stderr"."""
+    """A stretch of output: `kind` is TEXT or DISPLAY; `stream` is "stdout" or "stderr"."""
 
     kind: str
     origin: int
@@ -46,7 +45,11 @@ class Parser:
         self._start = f"\x1b]777;{token};".encode()
         self._held = b""
         self.origin = 0
-        self.stream = stream
+        self.stream = self._own_stream = stream
+
+    def begin(self, origin: int) -> None:
+        """What comes without a mark from now on is this pipe's own stream, of `origin`."""
+        self.origin, self.stream = origin, self._own_stream
 
     def feed(self, data: bytes) -> Iterator[Piece]:
         """Yield the pieces in `data`, in order."""
@@ -90,8 +93,6 @@ class Parser:
         if kind == TEXT:
             self.origin = number
             self.stream = argument or self.stream
-        elif kind == END:
-            yield Piece(END, number, self.stream, b"")
         elif kind == DISPLAY:
             yield from self._display(number, argument)
 

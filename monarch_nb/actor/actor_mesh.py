@@ -153,6 +153,12 @@ class ActorMesh(MeshTrait, Generic[T]):
         )
         return f"{self._class.__name__} has no endpoint {name!r}; it has: {', '.join(endpoints) or 'none'}"
 
+    def _reload(self, cls: type) -> None:
+        """Take note that the actors have a new class: endpoints are looked up anew."""
+        for name in [k for k, v in vars(self).items() if isinstance(v, Endpoint)]:
+            delattr(self, name)
+        self._class = cls
+
     def _as_endpoint(self, name: str) -> Endpoint[..., Any]:
         return Endpoint(self, name, signature_of(self._class, name))
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar,
 from monarch_nb._post.context import call_context
 from monarch_nb._post.office import Office
 from monarch_nb._post.pending import Arrivals, Gather, OneReply
-from monarch_nb._shape import Point
+from monarch_nb._shape import Point, format_ranks
 from monarch_nb._wire import codec
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.codec import CannotPickle, Encoded
@@ -282,11 +282,18 @@ class Endpoint(Generic[P, R]):
         ref = 0 if port is None else port._ref
         self._post_all(body, flags, ref, receivers)
 
+    def describe(self) -> dict[str, Any]:
+        """Return what the journal says of calls to this endpoint: actor and method, and the ranks."""
+        return {"endpoint": self._what, "ranks": format_ranks(self._mesh._own_shape.ranks)}
+
     # --- sending
 
     def _ready_office(self) -> Office:
         if self._mesh._broken is not None:
             self._mesh._raise_broken(self._what)
+        calls = self._office.calls
+        if calls is not None:
+            calls[self] = calls.get(self, 0) + 1
         return self._office
 
     def _post_all(self, body: Encoded, flags: int, ref: int, receivers: Any = None) -> None:

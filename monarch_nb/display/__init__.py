@@ -10,5 +10,9 @@ from monarch_nb.display.errors import ErrorGroup, ErrorInfo, fold_errors
 from monarch_nb.display.fold import Fold, Row
 from monarch_nb.display.live import LiveDisplay
 from monarch_nb.display.progress import CellState
+from monarch_nb.display.stack_view import StackView
+from monarch_nb.display.watcher import ViewWatcher
 
-__all__ = ["CellState", "CellView", "ErrorGroup", "ErrorInfo", "Fold", "LiveDisplay", "Row", "fold_errors"]
+__all__ = [
+    "CellState", "CellView", "ErrorGroup", "ErrorInfo", "Fold", "LiveDisplay", "Row", "StackView", "ViewWatcher", "fold_errors",
+]  # fmt: skip

@@ -38,7 +38,7 @@ def render(snapshot: Snapshot) -> str:
             _timing(snapshot.state),
         ]
     )
-    if not body:
+    if not body and not snapshot.title:
         return ""
     title = fill("title.html", title=snapshot.title) if snapshot.title else _EMPTY
     return fill("cell.html", style=fill("style.html"), title=title, body=body)

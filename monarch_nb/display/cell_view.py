@@ -21,6 +21,7 @@ from monarch_nb.display import cell_html, cell_text
 from monarch_nb.display.bundle import Bundle
 from monarch_nb.display.errors import ErrorGroup, ErrorInfo, fold_errors
 from monarch_nb.display.fold import Fold, Row
+from monarch_nb.display.lines import Lines
 from monarch_nb.display.progress import PROGRESS_AFTER_S, CellState
 
 PROGRESS_EVERY_S = 1.0
@@ -46,6 +47,8 @@ class Snapshot:
 class CellView:
     """Collect what the ranks of a cell send; render it.
 
+    `group` says how lines are shown: "fold", "order" as they come, "rank" by rank, "none" without ranks.
+
     >>> view = CellView([0, 1], world_size=2)
     >>> view.output(0, "stdout", "hi\\n")
     >>> view.result(0, {"text/plain": "42"}); view.result(1, {"text/plain": "42"})
@@ -62,6 +65,7 @@ class CellView:
         title: str = "",
         more_hint: str = "%mesh logs",
         max_rows: int = 1000,
+        group: str = "fold",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._lock = threading.Lock()
@@ -70,7 +74,14 @@ class CellView:
         self._title = title
         self._key = secrets.token_hex(4)
         self._clock = clock
-        self._fold = Fold(ranks, max_rows=max_rows, more_hint=more_hint, prefix=self._prefix)
+        self._prefix = self._prefix and group != "none"
+        self._fold: Fold | Lines
+        if group == "fold":
+            self._fold = Fold(ranks, max_rows=max_rows, more_hint=more_hint, prefix=self._prefix)
+        else:
+            self._fold = Lines(
+                ranks, prefix=self._prefix, by_rank=group == "rank", max_rows=max_rows, more_hint=more_hint
+            )
         self._displays: dict[int, list[tuple[str | None, Bundle]]] = {rank: [] for rank in ranks}
         self._results: dict[int, Bundle] = {}
         self._errors: list[ErrorInfo] = []
@@ -89,6 +100,18 @@ class CellView:
     def version(self) -> int:
         """Grows with each change; equal versions render alike, but for the elapsed time."""
         return self._version
+
+    @property
+    def title(self) -> str:
+        """What stands above it."""
+        return self._title
+
+    def retitle(self, title: str) -> None:
+        """Put something else above it."""
+        with self._lock:
+            self._title = title
+            self._version += 1
+        self._tell()
 
     def started(self) -> None:
         """Start the clock of the cell. The first event does so too."""
@@ -146,6 +169,13 @@ class CellView:
             self._done[rank] = seconds
             self._touch()
             self._end_if_over()
+        self._tell()
+
+    def note(self, text: str) -> None:
+        """Take a line that no rank has printed."""
+        with self._lock:
+            self._fold.say(text)
+            self._touch()
         self._tell()
 
     def close(self) -> None:

@@ -129,6 +129,15 @@ class Fold:
         """Folded rows so far, also those no longer held."""
         return self._num_rows + self._num_forgotten
 
+    def knows(self, rank: int) -> bool:
+        """Say whether this rank's lines are folded here."""
+        return rank in self._places
+
+    def add_rank(self, rank: int) -> None:
+        """Fold the lines of one more rank."""
+        place = self._places[rank] = _Place(1 << rank, self._last)
+        self._owners[place.bit] = place
+
     def feed(self, rank: int, stream: str, text: str) -> None:
         """Take a piece of what a rank printed; it may end anywhere, also between `\\r` and `\\n`."""
         place = self._places[rank]
@@ -147,6 +156,15 @@ class Fold:
             self._add(place, stream, last_state(line) if "\r" in line else line)
         if tail:
             pieces.append(last_state(tail) + "\r" if tail.endswith("\r") else last_state(tail))
+
+    def say(self, text: str) -> None:
+        """Add a line that no rank has printed."""
+        row = _Line(self._last.label + _GAP, NOTE, text, 0)
+        row.prev = self._last
+        self._last.next = self._last = row
+        self._index.setdefault(NOTE, {}).setdefault(text, []).append(row)
+        self._touched.append(row)
+        self._num_rows += 1
 
     def finish(self) -> None:
         """Count what has no line end as lines. Later text starts new lines."""

@@ -24,20 +24,35 @@ import os
 import secrets
 import sys
 import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Protocol, TextIO
 
-from monarch_nb.display.cell_view import CellView
-from monarch_nb.display.progress import progress_text
+from monarch_nb.display.progress import CellState, progress_text
 
 INTERVAL_S = 0.1
 BYTES_PER_S = 400_000
 
 
+class View(Protocol):
+    """What can be shown: a `CellView`, or a `StackView` of several."""
+
+    @property
+    def version(self) -> int: ...
+    def listen(self, listener: Callable[[], None] | None) -> None: ...
+    def close(self) -> None: ...
+    def state(self) -> CellState: ...
+    def next_tick_s(self) -> float | None: ...
+    def visible(self) -> bool: ...
+    def mimebundle(self) -> dict[str, str]: ...
+    def drain(self) -> str: ...
+    def closing_text(self) -> str: ...
+
+
 class Publisher(Protocol):
     """Where a view goes. Calls never overlap; they come from any thread."""
 
-    def publish(self, view: CellView, *, final: bool) -> int:
+    def publish(self, view: View, *, final: bool) -> int:
         """Show the view as it is now; return how many bytes that took. `final`: no further call follows."""
 
 
@@ -50,7 +65,7 @@ class NotebookPublisher:
         self._shown = False
         self._version = -1
 
-    def publish(self, view: CellView, *, final: bool) -> int:
+    def publish(self, view: View, *, final: bool) -> int:
         """Display the view's mimebundle, or update the one displayed before."""
         version = view.version
         if final and version == self._version:
@@ -80,7 +95,7 @@ class TerminalPublisher:
         self._context = contextvars.copy_context()
         self._progress = ""
 
-    def publish(self, view: CellView, *, final: bool) -> int:
+    def publish(self, view: View, *, final: bool) -> int:
         """Print what is new."""
         text = view.drain() + (view.closing_text() if final else "")
         progress = "" if final or not self._terminal else progress_text(view.state())
@@ -105,6 +120,7 @@ class LiveDisplay:
     With MONARCH_NB_LIVE=0 in the environment it is shown once, at the end: for runners that keep only the first version of a
     display (nbval), or logs that should have one.
 
+    >>> from monarch_nb.display import CellView
     >>> view = CellView([0, 1], world_size=2)
     >>> with LiveDisplay(view):
     ...     view.output(0, "stdout", "hi\\n"); view.output(1, "stdout", "hi\\n")
@@ -112,7 +128,7 @@ class LiveDisplay:
     """
 
     def __init__(
-        self, view: CellView, *, publisher: Publisher | None = None, interval_s: float = INTERVAL_S
+        self, view: View, *, publisher: Publisher | None = None, interval_s: float = INTERVAL_S
     ) -> None:
         self._view = view
         self._publisher = choose_publisher() if publisher is None else publisher
@@ -121,6 +137,7 @@ class LiveDisplay:
         self._starting = threading.Lock()
         self._changed = threading.Event()
         self._finished = threading.Event()
+        self._ending = threading.Event()
         self._thread: threading.Thread | None = None
         if os.environ.get("MONARCH_NB_LIVE", "1") != "0":
             view.listen(self._on_change)
@@ -144,6 +161,11 @@ class LiveDisplay:
             self._view.close()
             self._publisher.publish(self._view, final=True)
 
+    def finish_soon(self) -> None:
+        """Have it finished in the background; returns at once."""
+        self._ending.set()
+        self._on_change()
+
     def _on_change(self) -> None:
         if self._thread is None:
             self._start()
@@ -162,6 +184,9 @@ class LiveDisplay:
         while not self._finished.wait(rest_s):
             self._changed.wait(self._view.next_tick_s())
             self._changed.clear()
+            if self._ending.is_set():
+                self.finish()
+                return
             with self._publishing:
                 if self._finished.is_set():
                     return

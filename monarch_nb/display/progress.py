@@ -9,7 +9,7 @@ from statistics import median
 from monarch_nb._shape.rank_set import format_ranks
 
 PROGRESS_AFTER_S = 2.0
-MIN_STRIP_S = 0.1
+MIN_STRIP_S = 0.5
 MIN_STRIP_RATIO = 1.2
 MAX_STRIP_GROUPS = 6
 

@@ -1,36 +1,52 @@
 """`%mesh VERB` and `%%mesh`: they parse, call one function, and show one thing.
 
-mesh_magic  the magics class and its arguments
-verbs       what each verb does
+mesh_magic  the magics class
+verbs       which function each verb calls, and its arguments
+arguments   types of arguments, each with a clear error
+state       which meshes this kernel uses
+lifecycle, data, journal, auto, reload   what the verbs do
 cell        a cell on its way: live view while it runs, red when it fails
-completion  what Tab offers
+missed      what nobody has seen, in one display
+completion  what Tab offers, and what `?` says of a remote name
 """
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 
 def load(shell: Any) -> None:
     """Register the magics, say what runs, and warm up."""
     from monarch_nb._client import spare
+    from monarch_nb.magics.completion import Completion, RemoteHelp
+    from monarch_nb.magics.lifecycle import say_what_runs
     from monarch_nb.magics.mesh_magic import MeshMagics
+    from monarch_nb.magics.reload import StaleClasses
 
-    shell.register_magics(MeshMagics)
-    _say_what_runs()
+    unload(shell)
+    magics = MeshMagics(shell)
+    shell.register_magics(magics)
+    completion = Completion(magics)
+    shell.Completer.custom_matchers.append(completion.matcher)
+    RemoteHelp(completion, shell).install()
+    shell.events.register("post_run_cell", StaleClasses(magics.state).__call__)
     spare.prepare()
+    say_what_runs(shell)
 
 
 def unload(shell: Any) -> None:
     """Forget the magics; meshes go on."""
-    for kind in ("line", "cell"):
-        shell.magics_manager.magics[kind].pop("mesh", None)
+    from monarch_nb.magics import auto
+    from monarch_nb.magics.completion import Completion
+    from monarch_nb.magics.reload import StaleClasses
 
-
-def _say_what_runs() -> None:
-    from monarch_nb._client.launch import list_connections
-
-    names = [c.name for c in list_connections()]
-    if names:
-        print(f"meshes running: {', '.join(names)}. Attach: %mesh attach NAME", file=sys.stderr)
+    for kind, names in (("line", ["mesh"]), ("cell", ["mesh", "local"])):
+        for name in names:
+            shell.magics_manager.magics[kind].pop(name, None)
+    auto.remove(shell)
+    vars(shell).pop("object_inspect_mime", None)
+    matchers = shell.Completer.custom_matchers
+    matchers[:] = [m for m in matchers if not isinstance(getattr(m, "__self__", None), Completion)]
+    for callback in list(shell.events.callbacks["post_run_cell"]):
+        if isinstance(getattr(callback, "__self__", None), StaleClasses):
+            shell.events.unregister("post_run_cell", callback)

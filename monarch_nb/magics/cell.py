@@ -2,105 +2,121 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import traceback
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._shape import Extent, Shape
 from monarch_nb.actor.value_mesh import ValueMesh
-from monarch_nb.display import CellView, LiveDisplay
-from monarch_nb.exceptions import ActorError, MeshUsageError, RankFailure
-from monarch_nb.mesh import CellResult, cell_error
+from monarch_nb.display import CellView, LiveDisplay, ViewWatcher
+from monarch_nb.exceptions import MeshUsageError
+from monarch_nb.magics.arguments import Namespace
+from monarch_nb.magics.state import State
 
 if TYPE_CHECKING:
-    from monarch_nb.mesh import Mesh
+    from monarch_nb.mesh import CellResult, Mesh
+
+BEGIN_S = 10.0
 
 
-class CellFailed(ActorError):
-    """A cell failed on some ranks. Shown without the frames of this package: they'd tell the reader nothing."""
-
-    def _render_traceback_(self) -> list[str]:
-        return str(self).split("\n")
-
-
-class ViewWatcher:
-    """Feeds a CellView. Output comes in the reading thread, results in the cell's; the view has its own lock."""
-
-    def __init__(self, view: CellView) -> None:
-        self._view = view
-
-    def text(self, rank: int, stream: str, text: str) -> None:
-        """A rank has written."""
-        self._view.output(rank, stream, text)
-
-    def display(self, rank: int, content: dict[str, Any]) -> None:
-        """A rank shows something rich."""
-        self._view.display(
-            rank, content["data"], content["metadata"], display_id=content["display_id"], update=content["update"]
-        )
-
-    def end(self, rank: int) -> None:
-        """All output of a rank has come; the view needs no note of it."""
-
-    def result(self, rank: int, ended: Mapping[str, Any]) -> None:
-        """The cell has ended on a rank."""
-        if ended["value"] is not None:
-            self._view.result(rank, ended["value"])
-        self._view.done(rank, ended["seconds"])
-
-    def failed(self, rank: int, failure: RankFailure) -> None:
-        """The cell has failed on a rank; the error is raised, so it isn't shown here as well."""
-        self._view.done(rank, 0.0)
-
-
-def run_cell(shell: Any, mesh: Mesh, source: str, arguments: argparse.Namespace) -> None:
+def run_cell(state: State, mesh: Mesh, source: str, arguments: Namespace) -> None:
     """Run a cell on a mesh and show what comes.
 
     Raises:
         MeshUsageError: if it doesn't compile; nothing is sent then.
-        CellFailed: if it raised on any rank.
+        CellError: if it raised on any rank.
     """
     ranks = mesh.select(arguments.ranks)
-    _check_source(shell, source)
+    number = cell_number(state.shell)
+    check_source(source, number)
     _check_output_name(arguments.output)
-    view = CellView(ranks, len(mesh), more_hint="%mesh logs")
+    if arguments.background:
+        if arguments.output is not None:
+            raise MeshUsageError("%%mesh takes --async or --output, not both: fetch the value later with %mesh pull")
+        state.last_async[mesh.name] = start_cell(mesh, source, ranks, number, arguments.group, arguments.timeout)
+        return
+    show_cell(mesh, source, ranks, number=number, group=arguments.group, timeout=arguments.timeout)
+    if arguments.output is not None:
+        state.shell.user_ns[arguments.output] = _last_values(mesh, ranks)
+
+
+def show_cell(
+    mesh: Mesh,
+    source: str,
+    ranks: tuple[int, ...],
+    *,
+    number: int,
+    group: str = "fold",
+    timeout: float | None = None,
+    rerun_of: int = 0,
+) -> None:
+    """Run a cell, show it while it runs, and raise what it raises."""
+    view = CellView(ranks, len(mesh), more_hint="%mesh logs", group=group)
     with LiveDisplay(view):
         view.started()
-        result = mesh.run(
-            source,
-            ranks,
-            watcher=ViewWatcher(view),
-            number=_cell_number(shell),
-            want_value=arguments.output is not None,
-            timeout=arguments.timeout,
+        run = mesh.submit(
+            source, ranks, watcher=ViewWatcher(view), number=number, timeout=timeout, rerun_of=rerun_of
         )
-    if result.failures:
-        error = cell_error(result)
-        mesh.last_error = CellFailed(error.message, error.failures, error.results, error.num_unfinished)
-        raise mesh.last_error
-    if arguments.output is not None:
-        shell.user_ns[arguments.output] = _value_mesh(mesh, ranks, result)
+        result = run.wait()
+    finish_cell(mesh, result)
 
 
-def _value_mesh(mesh: Mesh, ranks: tuple[int, ...], result: CellResult) -> ValueMesh[Any]:
+def finish_cell(mesh: Mesh, result: CellResult) -> None:
+    """Keep and raise a cell's error, if it has one."""
+    error = result.error()
+    if error is not None:
+        mesh.last_error = error
+        raise error
+
+
+def start_cell(
+    mesh: Mesh, source: str, ranks: tuple[int, ...], number: int, group: str, timeout: float | None
+) -> int:
+    """Start a cell and leave it to run, with a display that goes on; return its number in the journal.
+
+    Raises:
+        MeshUsageError: if the home refuses it.
+    """
+    view = CellView(ranks, len(mesh), more_hint="%mesh logs", group=group)
+    display = LiveDisplay(view)
+    view.started()
+    run = mesh.submit(source, ranks, watcher=ViewWatcher(view, show_errors=True), number=number, timeout=timeout)
+    n = run.wait_for_number(BEGIN_S)
+    view.retitle(f"#{n} runs in the background; %mesh result {n} waits for it")
+
+    def ended() -> None:
+        view.retitle(f"#{n} has ended")
+        display.finish_soon()
+
+    run.when_done(ended)
+    return n
+
+
+def _last_values(mesh: Mesh, ranks: tuple[int, ...]) -> ValueMesh[Any]:
+    """Bring here what the last expression has given on each rank."""
     whole = len(ranks) == len(mesh)
-    extent = mesh.extent if whole else Extent(["ranks"], [len(ranks)])
-    return ValueMesh(Shape.full(extent), [result.values.get(r) for r in ranks])
+    values: ValueMesh[Any] = mesh.part(ranks)._work(b"cell_value", None, "%%mesh --output").get()
+    return ValueMesh(Shape.full(mesh.extent if whole else Extent(["ranks"], [len(ranks)])), list(values.values()))
 
 
-def _check_source(shell: Any, source: str) -> None:
-    """Find syntax errors here, once, instead of on every rank."""
+def check_source(source: str, number: int) -> None:
+    """Find syntax errors here, once, instead of on every rank.
+
+    Raises:
+        MeshUsageError: with the line.
+    """
+    from IPython.core.inputtransformer2 import TransformerManager
+
     try:
-        transformed = shell.transform_cell(source)
-        compile(transformed, f"Cell In[{_cell_number(shell)}]", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        # Not the shell's own: that one may turn whole cells into %%mesh cells (`%mesh auto on`).
+        transformed = TransformerManager().transform_cell(source)
+        compile(transformed, f"Cell In[{number}]", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     except SyntaxError as error:
         text = "".join(traceback.format_exception_only(error)).strip()
         raise MeshUsageError(f"this cell is not Python, so nothing was sent to the ranks\n{text}") from None
 
 
-def _cell_number(shell: Any) -> int:
+def cell_number(shell: Any) -> int:
     """Return the number in front of the running cell; shell.execution_count may be the next one's by now."""
     return max(1, len(shell.history_manager.input_hist_parsed) - 1)
 

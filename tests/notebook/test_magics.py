@@ -106,7 +106,7 @@ def test_cells_know_their_place(show: Callable[[str], str]) -> None:
         "[2] (2, {'gpus': 4}, 'cpu', 2)"
     )
     ask = "from monarch_nb.actor import current_rank\nmesh.slice(gpus=0).name == mesh.name, current_rank().rank"
-    assert show(f"%%mesh --ranks 3\n{ask}") == "[3] (True, 0)"
+    assert show(f"%%mesh --ranks 3\n{ask}") == "[3] (True, 3)"
 
 
 def test_collectives_are_ready(show: Callable[[str], str]) -> None:
@@ -222,7 +222,7 @@ def test_the_mesh_outlives_the_kernel_and_the_command_line_finds_it() -> None:
     assert command("exec", "keep", "print('there')\nstate").splitlines() == ["[0-1] there", "[0] 40", "[1] 41"]
     assert "[0] there" in command("logs", "keep", "--ranks", "0")
     second = Notebook()
-    assert "meshes running: keep" in second.text("%load_ext monarch_nb")
+    assert "mesh 'keep' runs" in second.text("%load_ext monarch_nb")
     assert "attached to mesh 'keep' (procs=2: ranks 0-1)" in second.text("%mesh attach keep")
     assert second.text("%%mesh\nstate + 1") == "[0] 41\n[1] 42"
     second.close()

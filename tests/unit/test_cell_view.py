@@ -165,7 +165,7 @@ def test_output_is_escaped_and_folded() -> None:
     assert html.count("&lt;script&gt;") == 1
     assert "dev &lt;&amp;&gt;" in html
     assert html.count("mnb-stderr") == 2
-    assert view.text() == "[0-7] <script>alert(1)</script>\n[0,2,4,6] warn 0\n[1,3,5,7] warn 1"
+    assert view.text() == "dev <&>\n[0-7] <script>alert(1)</script>\n[0,2,4,6] warn 0\n[1,3,5,7] warn 1"
 
 
 def test_html_stands_alone() -> None:

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_nb._wire import marks
-from monarch_nb._wire.marks import DISPLAY, END, TEXT, Parser, Piece, display_mark, mark
+from monarch_nb._wire.marks import DISPLAY, TEXT, Parser, Piece, display_mark, mark
 
 TOKEN = "abc123"
 texts = st.binary(max_size=30).map(lambda b: b.replace(b"\x1b]777;abc123;", b""))
-events = st.lists(st.tuples(st.sampled_from(["text", "switch", "end", "display"]), texts, st.integers(0, 9)), max_size=12)
+events = st.lists(st.tuples(st.sampled_from(["text", "switch", "display"]), texts, st.integers(0, 9)), max_size=12)
 
 
 def stream_of(parts: list[tuple[str, bytes, int]]) -> bytes:
@@ -24,8 +24,6 @@ def stream_of(parts: list[tuple[str, bytes, int]]) -> bytes:
             data += text
         elif kind == "switch":
             data += mark(TOKEN, TEXT, number, "stderr" if number % 2 else "stdout")
-        elif kind == "end":
-            data += mark(TOKEN, END, number)
         else:
             data += display_mark(TOKEN, number, {"n": number})
     return data
@@ -52,12 +50,12 @@ def test_cuts_do_not_matter(parts: list[tuple[str, bytes, int]], cuts: list[int]
 
 
 def test_pieces_have_origin_and_stream() -> None:
-    data = b"a" + mark(TOKEN, TEXT, 5, "stderr") + b"b" + mark(TOKEN, END, 5) + display_mark(TOKEN, 6, {"x": 1})
+    data = b"a" + mark(TOKEN, TEXT, 5, "stderr") + b"b" + display_mark(TOKEN, 6, {"x": 1})
     pieces = list(Parser(TOKEN, "stdout").feed(data))
-    assert pieces[:3] == [
-        Piece(TEXT, 0, "stdout", b"a"), Piece(TEXT, 5, "stderr", b"b"), Piece(END, 5, "stderr", b""),
+    assert pieces[:2] == [
+        Piece(TEXT, 0, "stdout", b"a"), Piece(TEXT, 5, "stderr", b"b"),
     ]  # fmt: skip
-    assert (pieces[3].kind, pieces[3].origin, json.loads(pieces[3].data)) == (DISPLAY, 6, {"x": 1})
+    assert (pieces[2].kind, pieces[2].origin, json.loads(pieces[2].data)) == (DISPLAY, 6, {"x": 1})
 
 
 def test_a_garbled_display_is_said() -> None:
@@ -98,3 +96,10 @@ def test_bytes_without_marks_pass_unchanged(data: bytes, cut: int) -> None:
     parser = Parser(TOKEN, "stderr")
     pieces = [*parser.feed(data[:cut]), *parser.feed(data[cut:]), *parser.feed(b"\n")]
     assert b"".join(p.data for p in pieces) == data + b"\n"
+
+
+def test_what_has_no_mark_belongs_to_the_cell_that_was_begun() -> None:
+    parser = Parser(TOKEN, "stderr")
+    assert list(parser.feed(b"before" + mark(TOKEN, TEXT, 3, "stdout"))) == [Piece(TEXT, 0, "stderr", b"before")]
+    parser.begin(7)
+    assert list(parser.feed(b"plain")) == [Piece(TEXT, 7, "stderr", b"plain")]

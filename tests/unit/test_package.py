@@ -42,13 +42,14 @@ def test_importing_the_model_imports_no_torch() -> None:
 
 
 def test_the_host_process_imports_no_torch() -> None:
-    assert loaded_by("import monarch_nb._host.process") & {"torch", "IPython", "numpy", "cloudpickle"} == set()
+    assert loaded_by("import monarch_nb._host.main") & {"torch", "IPython", "numpy", "cloudpickle"} == set()
 
 
 EXAMPLES = [
     "_shape.extent", "_shape.rank_set", "_shape.shape", "_wire.codec", "_wire.message", "actor.value_mesh",
-    "display.ansi", "display.bundle", "display.cell_view", "display.errors", "display.fold", "display.live",
-    "display.progress", "display.template", "magics.verbs", "status",
+    "_journal.entries", "_journal.record", "_rank.variables", "mesh.variables",
+    "display.ansi", "display.bundle", "display.cell_view", "display.errors", "display.fold", "display.lines", "display.live",
+    "display.progress", "display.stack_view", "display.template", "magics.data", "status",
 ]  # fmt: skip
 """Modules whose examples need no mesh."""
 
@@ -63,7 +64,7 @@ def test_examples_in_docstrings(name: str) -> None:
 def test_no_example_of_the_pure_rooms_is_left_out() -> None:
     finder = doctest.DocTestFinder(exclude_empty=True)
     found = set()
-    for room in ("_shape", "_wire", "display"):
+    for room in ("_shape", "_wire", "_journal", "display"):
         package = importlib.import_module(f"monarch_nb.{room}")
         for info in pkgutil.iter_modules(package.__path__, f"{room}."):
             tests = finder.find(importlib.import_module(f"monarch_nb.{info.name}"))

@@ -1,0 +1,149 @@
+"""What the home tells of something that is watched: a cell, or a stretch of the journal.
+
+A feed is one pending under one ref. Output and news arrive in the reading thread, in order, and go straight to the watcher, which must be
+quick. The thread that waits for the end usually is the reading thread.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import pickle
+import threading
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from monarch_nb._journal import record as records
+from monarch_nb._post.office import Office
+from monarch_nb._post.pending import Body, Exit, Pending
+from monarch_nb._wire import address
+from monarch_nb._wire import message as wire
+from monarch_nb._wire.codec import Encoded
+from monarch_nb._wire.message import Message
+
+ACK_BYTES = 1 << 20
+"""How much is taken before the home is told."""
+
+
+class Watcher(Protocol):
+    """Sees what comes; called in the reading thread."""
+
+    def text(self, rank: int, stream: str, text: str) -> None:
+        """A rank has written."""
+        ...
+
+    def display(self, rank: int, content: dict[str, Any]) -> None:
+        """A rank shows something rich."""
+        ...
+
+    def ended(self, rank: int, ended: Mapping[str, Any]) -> None:
+        """A cell has ended on a rank: status, value, error, seconds."""
+        ...
+
+    def said(self, text: str) -> None:
+        """The host process has something to say."""
+        ...
+
+
+class Feed(Pending):
+    """Receives what is watched until there's no more.
+
+    Attributes:
+        n: number of the cell in the journal, once known.
+        summary: how the cell ended; see `Cells._finish`.
+        error: why the home refused, if it did.
+    """
+
+    __slots__ = ("_decoders", "_ended", "_num_interrupts", "_num_taken", "_watcher", "begun", "error", "n", "summary")
+
+    def __init__(self, office: Office, watcher: Watcher) -> None:
+        super().__init__(office, (address.HOME,))
+        self._watcher = watcher
+        self._decoders: dict[tuple[int, str], Any] = {}
+        self._ended: set[int] = set()
+        self._num_taken = 0
+        self._num_interrupts = 0
+        self.n = 0
+        self.summary: dict[str, Any] | None = None
+        self.error = ""
+        self.begun = threading.Event()
+
+    def output(self, message: Message) -> None:
+        """Take records."""
+        self._take_records(message.payload)
+
+    def _take_records(self, data: bytes | memoryview) -> None:
+        for record in records.unpack(data):
+            if record.kind == records.TEXT:
+                self._watcher.text(record.rank, record.stream, self._decode(record))
+            elif record.kind == records.DISPLAY:
+                self._watcher.display(record.rank, json.loads(record.data))
+            elif record.kind == records.RESULT:
+                self._ended.add(record.rank)
+                self._watcher.ended(record.rank, json.loads(record.data))
+            else:
+                self._watcher.said(record.data.decode())
+        self._acknowledge(len(data))
+
+    def _decode(self, record: records.Record) -> str:
+        """Decode UTF-8 that may be cut anywhere."""
+        key = (record.rank, record.stream)
+        decoder = self._decoders.get(key)
+        if decoder is None:
+            decoder = self._decoders[key] = codecs.getincrementaldecoder("utf-8")("replace")
+        return str(decoder.decode(record.data))
+
+    def _acknowledge(self, num_bytes: int) -> None:
+        self._num_taken += num_bytes
+        if self._num_taken >= ACK_BYTES:
+            fields = {"watch": self.ref, "bytes": self._num_taken}
+            self._num_taken = 0
+            body = Encoded(pickle.dumps(fields, 5))
+            self.office.post(address.HOME, wire.CONTROL, body, name=b"taken")
+
+    def deliver(self, slot: int, body: Body) -> Pending | None:
+        if body.flags & wire.ERROR:
+            self.error = str(body.value())
+            self.begun.set()
+            self.complete()
+            return self
+        for news in body.value():
+            self._take_news(*news)
+        if not body.flags & wire.END:
+            return None
+        self.complete()
+        return self
+
+    def _take_news(self, kind: str, what: Any) -> None:
+        if kind == "output":
+            self._take_records(what)
+        elif kind == "began":
+            self.n = what
+            self.begun.set()
+            for _ in range(self._num_interrupts):
+                self.interrupt()
+        elif kind == "done":
+            self._done(*what)
+        elif kind == "said":
+            self._watcher.said(what)
+        elif kind == "over":
+            self.summary = what
+            for rank, seconds in what["seconds"].items():
+                self._done(int(rank), seconds)
+
+    def _done(self, rank: int, seconds: float) -> None:
+        """A rank has ended the cell; those that have nothing to show are told of here only."""
+        if rank not in self._ended:
+            self._ended.add(rank)
+            self._watcher.ended(rank, {"status": "ok", "value": None, "seconds": seconds})
+
+    def interrupt(self) -> None:
+        """Have the home interrupt the cell, as soon as it has it."""
+        if not self.n:
+            self._num_interrupts += 1
+            return
+        body = Encoded(pickle.dumps({"n": self.n}, 5))
+        self.office.post(address.HOME, wire.CONTROL, body, name=b"interrupt_cell")
+
+    def lost(self, proc: int, end: Exit) -> Pending | None:
+        return None  # ranks are the home's business; if the home goes, the office is closed

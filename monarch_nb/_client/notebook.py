@@ -1,0 +1,86 @@
+"""In a notebook: what a cell's calls print is shown in that cell, and the calls go into the journal.
+
+`pre_run_cell` gives the cell an origin, which its calls carry; output of that origin is written in the cell's context, by which ipykernel
+routes it, also when it comes late. `post_run_cell` waits until what was printed so far has come.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import sys
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb._journal.record import client_origin
+from monarch_nb._post.context import CallContext, call_context
+from monarch_nb.exceptions import MeshError
+
+if TYPE_CHECKING:
+    from monarch_nb._client.session import Session
+
+_MAX_SOURCE = 20_000
+
+
+class NotebookHooks:
+    """The hooks of one session. They run in the thread that runs cells."""
+
+    def __init__(self, session: Session, shell: Any) -> None:
+        self._session = session
+        self._shell = shell
+        self._num_cells = 0
+        self._num_settled = 0
+        self._source = ""
+        self._began = 0.0
+        self.origin = 0
+
+    @classmethod
+    def install(cls, session: Session) -> NotebookHooks | None:
+        """Hook into the running IPython, if there is one."""
+        ipython = sys.modules.get("IPython")
+        shell = ipython.get_ipython() if ipython is not None else None
+        if shell is None:
+            return None
+        hooks = cls(session, shell)
+        session.office.calls = {}
+        shell.events.register("pre_run_cell", hooks.before_cell)
+        shell.events.register("post_run_cell", hooks.after_cell)
+        hooks.before_cell()  # the cell that connects has begun already
+        return hooks
+
+    def remove(self) -> None:
+        """Take the hooks out."""
+        for event, hook in (("pre_run_cell", self.before_cell), ("post_run_cell", self.after_cell)):
+            with suppress(ValueError):
+                self._shell.events.unregister(event, hook)
+
+    def before_cell(self, info: Any = None) -> None:
+        """Give the cell that begins its origin."""
+        self._num_cells += 1
+        self._source = getattr(info, "raw_cell", "") or ""
+        self._began = time.time()
+        self.origin = client_origin(self._session.number, self._num_cells)
+        call_context.set(CallContext(self.origin))
+        if self._session.output is not None:
+            self._session.output.default.remember(self.origin, contextvars.copy_context())
+
+    def after_cell(self, result: Any = None) -> None:
+        """Show what the cell's calls have printed before it ends; enter them into the journal."""
+        office = self._session.office
+        if office.closed:
+            self.remove()
+        elif office.num_sent != self._num_settled:
+            with suppress(MeshError):
+                self._session.settle_output()
+            self._note_calls(result)
+            self._num_settled = office.num_sent
+
+    def _note_calls(self, result: Any) -> None:
+        calls, self._session.office.calls = self._session.office.calls, {}
+        if calls:
+            rows = [{**endpoint.describe(), "num": num} for endpoint, num in calls.items()]
+            error = getattr(result, "error_in_exec", None) or getattr(result, "error_before_exec", None)
+            self._session.tell(
+                "note", kind="calls", source=self._source[:_MAX_SOURCE], calls=rows, when=self._began, origin=self.origin,
+                ranks=", ".join(sorted({row["ranks"] for row in rows})), status="error" if error else "ok",
+            )  # fmt: skip

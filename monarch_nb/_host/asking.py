@@ -1,0 +1,78 @@
+"""Questions of the home to ranks: one message each, answers gathered, with a bound on the wait."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from monarch_nb._host.loop import Loop
+from monarch_nb._wire import address
+from monarch_nb._wire import message as wire
+
+Answers = dict[int, Any]
+"""The values by rank; ranks that failed or didn't answer are missing."""
+
+_FIRST_REF = 1 << 40
+"""Refs below are numbers of cells."""
+
+
+class _Question:
+    __slots__ = ("answers", "done", "left")
+
+    def __init__(self, ranks: Mapping[int, int], done: Callable[[Answers], None]) -> None:
+        self.left = set(ranks)
+        self.answers: Answers = {}
+        self.done = done
+
+
+class Asking:
+    """Questions under way. Owned by the loop thread.
+
+    Args:
+        send: sends a frame to a rank, on this machine or another.
+    """
+
+    def __init__(self, loop: Loop, send: Callable[[int, bytes], None]) -> None:
+        self._loop = loop
+        self._send = send
+        self._refs = itertools.count(_FIRST_REF)
+        self._questions: dict[int, _Question] = {}
+
+    def ask(
+        self,
+        ranks: Mapping[int, int],
+        name: str,
+        fields: object,
+        done: Callable[[Answers], None],
+        timeout_s: float,
+    ) -> None:
+        """Ask ranks (rank to proc); `done` gets the answers once all are in or the time is up."""
+        ref = next(self._refs)
+        self._questions[ref] = _Question(ranks, done)
+        payload = pickle.dumps(fields, 5)
+        for rank, proc in ranks.items():
+            frame = wire.pack(
+                wire.CALL, src=address.HOME, dst=proc, slot=rank, ref=ref, name=name.encode(), payload=payload
+            )
+            self._send(proc, frame)
+        if not ranks:
+            self._loop.call_later(0.0, lambda: self._finish(ref))
+        self._loop.call_later(timeout_s, lambda: self._finish(ref))
+
+    def answered(self, ref: int, rank: int, flags: int, payload: Any) -> None:
+        """Take an answer."""
+        question = self._questions.get(ref)
+        if question is None:
+            return
+        question.left.discard(rank)
+        if not flags & wire.ERROR:
+            question.answers[rank] = pickle.loads(payload) if len(payload) else None
+        if not question.left:
+            self._finish(ref)
+
+    def _finish(self, ref: int) -> None:
+        question = self._questions.pop(ref, None)
+        if question is not None:
+            question.done(question.answers)

@@ -1,0 +1,387 @@
+"""Cells: the home runs them, so that they and what they print outlive whoever typed them.
+
+A rank runs one cell at a time; more wait here, in the order in which they came. What a cell prints, and how it ends on each rank, goes into
+the journal; who watches reads it from there (`watch`). A cell ends when all its ranks have ended it, or when it's given up (`ladder`).
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import struct
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb._host.ladder import Ladder
+from monarch_nb._host.watch import Watch
+from monarch_nb._journal import record as records
+from monarch_nb._shape import format_ranks
+from monarch_nb._wire import address
+from monarch_nb._wire import message as wire
+from monarch_nb._wire.message import Message
+
+if TYPE_CHECKING:
+    from monarch_nb._host.home import HomeProcess
+
+GRACE_S = 2.0
+"""How long the other ranks may go on with a cell that has raised on one."""
+
+LATE_BYTES = 16 << 20
+"""How much of the journal after a cell's end is searched for its late output."""
+
+MAX_SOURCE_SHOWN = 100_000
+
+SECONDS = struct.Struct("<d")
+"""In front of a rank's answer to a cell: its run time; what follows is JSON."""
+
+
+@dataclass
+class Cell:
+    """A cell that runs or waits.
+
+    Attributes:
+        procs: proc by rank.
+        waiting: ranks on which it hasn't begun.
+        running: ranks on which it runs.
+        ended: status by rank: ok, error, lost, interrupted.
+    """
+
+    n: int
+    group: str
+    procs: Mapping[int, int]
+    payload: bytes
+    context: bytes
+    waiting: set[int]
+    running: set[int] = field(default_factory=set)
+    ended: dict[int, str] = field(default_factory=dict)
+    seconds: dict[int, float] = field(default_factory=dict)
+    failures: list[dict[str, Any]] = field(default_factory=list)
+    watches: list[Watch] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+    unfinished: dict[int, dict[str, Any]] = field(default_factory=dict)
+    over: bool = False
+
+    @property
+    def left(self) -> set[int]:
+        """Ranks on which it hasn't ended."""
+        return self.waiting | self.running
+
+
+class Cells:
+    """The cells of a mesh that aren't over. Owned by the loop thread."""
+
+    def __init__(self, home: HomeProcess) -> None:
+        self._home = home
+        self._cells: dict[int, Cell] = {}
+        self._queues: dict[int, deque[Cell]] = {}
+        self._stuck: dict[int, int] = {}
+        """Procs that are still busy with a cell that was given up, and its number."""
+        self._ladders: dict[int, Ladder] = {}
+
+    @property
+    def num_running(self) -> int:
+        """Cells that aren't over."""
+        return len(self._cells)
+
+    def find(self, n: int) -> Cell | None:
+        """Return a cell that isn't over."""
+        return self._cells.get(n)
+
+    def is_busy(self, proc: int) -> bool:
+        """Say whether a cell runs or waits on a rank."""
+        return bool(self._queues.get(proc))
+
+    # --- beginning
+
+    def run(self, client: int, ref: int, fields: dict[str, Any]) -> None:
+        """Run a cell for a client.
+
+        Raises:
+            ValueError: if a rank is stuck in a cell that was given up.
+        """
+        procs: dict[int, int] = dict(zip(fields["ranks"], fields["procs"], strict=True))
+        self._refuse_stuck(procs)
+        home = self._home
+        entry = home.entries.begin(
+            "cell", who=home.who(client), when=time.time(), source=fields["source"][:MAX_SOURCE_SHOWN],
+            ranks=fields["rank_set"], group=fields["group"], number=fields["number"], env=home.environment_id,
+            position=home.store.end, **({"rerun_of": fields["rerun_of"]} if fields.get("rerun_of") else {}),
+        )  # fmt: skip
+        n = entry["n"]
+        payload = pickle.dumps({"source": fields["source"], "number": fields["number"] or n}, 5)
+        cell = Cell(n, fields["group"], procs, payload, fields["context"], set(procs))
+        self._cells[n] = cell
+        if ref:
+            cell.watches.append(home.watch_cell(client, ref, n, None, None))
+        self._tell(cell, "began", n, soon=True)
+        self._enqueue(cell)
+        if fields.get("timeout_s") is not None:
+            home.loop.call_later(fields["timeout_s"], lambda: self.time_is_up(n, fields["timeout_s"]))
+
+    def _refuse_stuck(self, procs: Mapping[int, int]) -> None:
+        stuck = {rank: self._stuck[proc] for rank, proc in procs.items() if proc in self._stuck}
+        if stuck:
+            ranks = format_ranks(stuck)
+            free = format_ranks(r for r in procs if r not in stuck)
+            leave = f" leave {'it' if len(stuck) == 1 else 'them'} out: --ranks {free};" if free else ""
+            raise ValueError(
+                f"rank{'s' if len(stuck) > 1 else ''} {ranks} still {'hang' if len(stuck) > 1 else 'hangs'} in cell "
+                f"#{', #'.join(map(str, sorted(set(stuck.values()))))}, which was given up.{leave} see where: %mesh stacks --ranks {ranks};"
+                f" or restart: %mesh restart --ranks {ranks}"
+            )
+
+    def _enqueue(self, cell: Cell) -> None:
+        begin, behind = [], set()
+        for rank, proc in cell.procs.items():
+            end = self._home.registry.procs[proc].end
+            if end is not None:
+                self._lost(cell, rank, end)
+                continue
+            queue = self._queues.setdefault(proc, deque())
+            if queue:
+                behind.add(queue[-1].n)
+            else:
+                begin.append(rank)
+            queue.append(cell)
+        if behind:
+            self._say(cell, f"waits for cell {', '.join(f'#{n}' for n in sorted(behind))}")
+        if begin:
+            self._begin(cell, begin)
+        self._check_over(cell)
+
+    def _begin(self, cell: Cell, ranks: list[int]) -> None:
+        cell.waiting.difference_update(ranks)
+        cell.running.update(ranks)
+        frame = wire.pack(
+            wire.CALL, src=address.HOME, dst=0, ref=cell.n, name=b"run", origin=cell.n, context=cell.context,
+            payload=cell.payload,
+        )  # fmt: skip
+        self._home.send_to_ranks([(cell.procs[r], r) for r in ranks], frame)
+
+    # --- ending on a rank
+
+    def answered(self, message: Message, n: int, rank: int, flags: int, payload: Any) -> None:
+        """Take a rank's answer to a cell."""
+        data = bytes(payload)
+        (seconds,) = SECONDS.unpack_from(data)
+        cell = self._cells.get(n)
+        if cell is None:
+            self._free_late(n, rank, message)
+            return
+        self._home.supervisor.drain()  # what it has printed goes before the news of its end
+        cell.seconds[rank] = seconds
+        body = data[SECONDS.size :]
+        if not body:
+            self._done(cell, rank, seconds)
+            return
+        status = "ok"
+        if flags & wire.ERROR:
+            status = self._note_failure(cell, rank, json.loads(body))
+        self._ended(cell, rank, status, body)
+
+    def _done(self, cell: Cell, rank: int, seconds: float) -> None:
+        """The cell has ended well on a rank, with no value to show: that goes into the summary, with no record of its own."""
+        cell.running.discard(rank)
+        cell.ended[rank] = "ok"
+        self._tell(cell, "done", (rank, seconds), soon=True)
+        self._next_on(cell.procs[rank], cell)
+        if not cell.running:
+            self._check_over(cell)
+
+    def _note_failure(self, cell: Cell, rank: int, ended: dict[str, Any]) -> str:
+        ladder = self._ladders.get(cell.n)
+        if ladder is not None and (ended["ename"] == "KeyboardInterrupt" or ladder.aborted):
+            return "interrupted"
+        first = not cell.failures
+        cell.failures.append({"rank": rank, "type": ended["ename"], "message": ended["evalue"][:2000]})
+        if first and ladder is None:
+            self._home.loop.call_later(GRACE_S, lambda: self._climb(cell, "failure"))
+        return "error"
+
+    def _ended(self, cell: Cell, rank: int, status: str, body: bytes) -> None:
+        cell.waiting.discard(rank)
+        cell.running.discard(rank)
+        cell.ended[rank] = status
+        if status == "interrupted":
+            ended = json.loads(body)
+            ended["status"] = status
+            body = json.dumps(ended).encode()
+        self._home.write_record(records.RESULT, "stdout", cell.group, rank, cell.n, body)
+        self._next_on(cell.procs[rank], cell)
+        self._check_over(cell)
+
+    def _next_on(self, proc: int, cell: Cell) -> None:
+        queue = self._queues.get(proc)
+        if queue and cell in queue:
+            was_first = queue[0] is cell
+            queue.remove(cell)
+            if queue and was_first:
+                rank = next(r for r, p in queue[0].procs.items() if p == proc)
+                self._begin(queue[0], [rank])
+
+    def _free_late(self, n: int, rank: int, message: Message) -> None:
+        """A rank has come out of a cell that was given up."""
+        for proc, number in list(self._stuck.items()):
+            if number == n and self._home.registry.procs[proc].rank == rank:
+                del self._stuck[proc]
+
+    def _lost(self, cell: Cell, rank: int, end: dict[str, Any]) -> None:
+        cell.failures.append({"rank": rank, "type": "lost", "message": "the process has died"})
+        body = json.dumps({"status": "lost", "end": end, "when": time.time()}, default=str).encode()
+        self._ended(cell, rank, "lost", body)
+
+    def proc_has_ended(self, end: dict[str, Any]) -> None:
+        """A rank is dead: what ran or waited there has failed."""
+        proc = end["proc"]
+        self._stuck.pop(proc, None)
+        for cell in list(self._queues.pop(proc, ())):
+            rank = next(r for r, p in cell.procs.items() if p == proc)
+            first = not cell.failures
+            self._lost(cell, rank, end)
+            if first and not cell.over and cell.n not in self._ladders:
+                self._home.loop.call_later(GRACE_S, partial(self._climb, cell, "failure"))
+
+    # --- interrupting
+
+    def time_is_up(self, n: int, timeout_s: float) -> None:
+        """A cell has run for as long as it may."""
+        cell = self._cells.get(n)
+        if cell is not None and n not in self._ladders:
+            self._climb(cell, f"timeout {timeout_s:g}")
+
+    def interrupt(self, n: int) -> bool:
+        """The user wants a cell to end; asked again, the next step is taken at once. False if it's over."""
+        cell = self._cells.get(n)
+        if cell is None:
+            return False
+        self._climb(cell, "user")
+        return True
+
+    def interrupt_procs(self, procs: set[int]) -> None:
+        """Interrupt all cells that run or wait on some ranks."""
+        for cell in [c for c in self._cells.values() if procs & {c.procs[r] for r in c.left}]:
+            self.interrupt(cell.n)
+
+    def _climb(self, cell: Cell, reason: str) -> None:
+        if cell.over or not cell.left:
+            return
+        ladder = self._ladders.get(cell.n)
+        if ladder is None:
+            ladder = self._ladders[cell.n] = Ladder(self._home, self, cell, reason)
+            self._cancel_waiting(cell)
+        elif reason == "failure":
+            return
+        else:
+            ladder.reason = ladder.reason if reason.startswith("timeout") else reason
+        if not cell.over:
+            ladder.step()
+
+    def _cancel_waiting(self, cell: Cell) -> None:
+        for rank in sorted(cell.waiting):
+            body = json.dumps(
+                {"status": "interrupted", "ename": "KeyboardInterrupt", "evalue": "", "traceback": "", "when": time.time()}
+            )
+            self._ended(cell, rank, "interrupted", body.encode())
+
+    def give_up(self, cell: Cell, stuck: dict[int, dict[str, Any]]) -> None:
+        """Wait no longer for ranks that don't react; `stuck` says what is known about each."""
+        cell.unfinished = stuck
+        for rank in stuck:
+            proc = cell.procs[rank]
+            self._stuck[proc] = cell.n
+            cell.running.discard(rank)
+            queue = self._queues.get(proc)
+            if queue and cell in queue:
+                queue.remove(cell)
+            for waiting in list(queue or ()):
+                self._say(waiting, f"cancelled: rank {rank} hangs in cell #{cell.n}")
+                self._climb(waiting, "user")
+        self._check_over(cell)
+
+    # --- the end
+
+    def _check_over(self, cell: Cell) -> None:
+        if cell.over or cell.left:
+            return
+        cell.over = True
+        ladder = self._ladders.get(cell.n)
+        if ladder is not None and ladder.aborted:
+            ladder.remake_groups(lambda text: self._finish(cell, text))
+        else:
+            self._finish(cell, "")
+
+    def _finish(self, cell: Cell, said: str) -> None:
+        if said:
+            self._say(cell, said)
+        ladder = self._ladders.pop(cell.n, None)
+        self._cells.pop(cell.n, None)
+        summary = {
+            "status": self._status(cell, ladder),
+            "reason": ladder.reason if ladder is not None else "",
+            "unfinished": cell.unfinished,
+            "stopped": sorted(r for r, s in cell.ended.items() if s == "interrupted"),
+            "said": cell.said,
+            "seconds": {r: round(s, 6) for r, s in sorted(cell.seconds.items())},
+        }
+        self._home.entries.add(
+            cell.n, ended=time.time(), failures=cell.failures, end_position=self._home.store.end, seen=any(not w.over for w in cell.watches),
+            **summary,
+        )  # fmt: skip
+        for watch in cell.watches:
+            watch.tell("over", summary, last=True)
+
+    @staticmethod
+    def _status(cell: Cell, ladder: Ladder | None) -> str:
+        if ladder is not None and ladder.reason != "failure":
+            return "interrupted"
+        return "error" if cell.failures or cell.unfinished else "ok"
+
+    # --- watching
+
+    def watch(self, client: int, ref: int, n: int) -> None:
+        """Show a client a cell from its beginning.
+
+        Raises:
+            KeyError: if the journal knows no such cell.
+        """
+        home = self._home
+        entry = home.entries.entries[n]
+        cell = self._cells.get(n)
+        if cell is not None:
+            watch = home.watch_cell(client, ref, n, entry["position"], None)
+            cell.watches.append(watch)
+            watch.tell("began", n)
+            for rank, status in cell.ended.items():
+                if status == "ok":
+                    watch.tell("done", (rank, cell.seconds[rank]))
+            for text in cell.said:
+                watch.tell("said", text)
+            return
+        until = min(entry["end_position"] + LATE_BYTES, home.store.end)
+        watch = home.watch_cell(client, ref, n, entry["position"], until)
+        watch.tell("began", n)
+        watch.tell("over", {k: entry[k] for k in ("status", "reason", "unfinished", "stopped", "said", "seconds")})
+
+    def busy(self, ranks: Mapping[int, int]) -> str:
+        """Return which of some ranks can't do anything just now, as a rank set; empty if all can."""
+        procs = self._home.registry.procs
+        return format_ranks(
+            r for r, p in ranks.items() if self._queues.get(p) or p in self._stuck or procs[p].end is not None
+        )
+
+    def _say(self, cell: Cell, text: str) -> None:
+        cell.said.append(text)
+        self._tell(cell, "said", text)
+
+    @staticmethod
+    def _tell(cell: Cell, *news: Any, soon: bool = False) -> None:
+        for watch in cell.watches:
+            watch.tell(*news, soon=soon)
+
+    def say(self, cell: Cell, text: str) -> None:
+        """Tell those who watch a cell what is being done about it."""
+        self._say(cell, text)

@@ -1,0 +1,31 @@
+"""What a mesh runs with, so that the journal can tell: versions and the variables that it was given."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping
+from importlib import metadata
+from typing import Any
+
+_PACKAGES = ("monarch_nb", "torch", "numpy", "ipython", "pyzmq", "cloudpickle")
+
+
+def describe_environment(hostname: str, variables: Mapping[str, str]) -> dict[str, Any]:
+    """Return versions, the host and the variables; "id" is short and equal for equal environments."""
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "packages": {name: version for name in _PACKAGES if (version := _version(name))},
+        "host": hostname,
+        "variables": dict(variables),
+    }
+    text = json.dumps(found, sort_keys=True)
+    return {"id": hashlib.sha256(text.encode()).hexdigest()[:8], **found}
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""

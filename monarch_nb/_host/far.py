@@ -1,0 +1,118 @@
+"""A host process that has dialled home: it does what the home says for the ranks of its machine, and passes messages on.
+
+When the home is gone it ends, with its ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from typing import Any
+
+import zmq
+
+from monarch_nb._host.process import BEAT_S, LOST_AFTER_S, HostProcess, count_gpus
+from monarch_nb._host.supervisor import Rank
+from monarch_nb._wire import address
+from monarch_nb._wire import message as wire
+from monarch_nb._wire.marks import Piece
+from monarch_nb._wire.message import Message
+
+_HANDSHAKE_MS = 5000
+
+
+class FarProcess(HostProcess):
+    """A host process that has dialled home."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(config)
+        link = self._link = self.context.socket(zmq.DEALER)
+        link.setsockopt(zmq.SNDHWM, 0)
+        link.setsockopt(zmq.RCVHWM, 0)
+        link.setsockopt(zmq.LINGER, 500)
+        link.setsockopt(zmq.IDENTITY, b"h%d" % self.index)
+        link.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+        link.curve_serverkey = config["home_key"].encode()
+        link.curve_publickey, link.curve_secretkey = config["public"].encode(), config["secret"].encode()
+        self._home_gone = link.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        link.connect(config["home"])
+        self.loop.watch_socket(link, self._take_link)
+        self.loop.watch_socket(self._home_gone, self._on_disconnect)
+        self._last_beat = time.monotonic() + LOST_AFTER_S
+        fields = {
+            "hostname": self.hostname,
+            "pid": os.getpid(),
+            "num_cores": os.cpu_count() or 1,
+            "num_gpus": count_gpus(),
+        }
+        self.event(address.HOME, "join", fields)
+        self.loop.call_later(BEAT_S, self._beats)
+
+    def _take_link(self) -> None:
+        frames = [f.buffer for f in self._link.recv_multipart(copy=False)]
+        self._watch_for_cell(bytes(frames[0]))
+        self.take_far(frames)
+
+    def _watch_for_cell(self, frame: bytes) -> None:
+        """What ranks write before a cell begins belongs to the one before: read it first."""
+        message = wire.unpack(frame)
+        if message.kind == wire.FANOUT and message.src == address.HOME:
+            receivers, inner_frame = wire.unpack_fanout(message)
+            inner = wire.unpack(inner_frame)
+            if inner.name == b"run":
+                self.begin_cell([proc for proc, _ in receivers], inner.origin)
+
+    def before_export(self, message: Message) -> None:
+        if message.kind == wire.REPLY and message.dst == address.HOME:
+            self.supervisor.drain()  # what a cell has printed goes before the news of its end
+
+    def _on_disconnect(self) -> None:
+        self._home_gone.recv_multipart()
+        # A home that only lost the connection is back within its beat; one that ended isn't.
+        self._last_beat = min(self._last_beat, time.monotonic() - LOST_AFTER_S + 2 * BEAT_S)
+
+    def send_far(self, host: int, frames: list[Any]) -> None:
+        self._link.send_multipart(frames, copy=sum(map(len, frames)) < 1 << 16)
+
+    def on_event(self, src: int, name: str, fields: dict[str, Any]) -> None:
+        if name == "up":
+            self.rank_is_up(src)
+            frame = wire.pack(
+                wire.EVENT, src=src, dst=address.HOME, name=b"up", payload=pickle.dumps(fields, 5)
+            )
+            self._link.send(frame)
+        elif name == "exit":
+            for end in fields["ends"]:
+                self.router.forget(end["proc"])
+            self.spread_ends(fields["ends"])
+        elif name == "revived":
+            for proc in [p for p in self._routes if not address.is_client(p) and p not in fields["procs"]]:
+                self.event(proc, "revived", fields)
+        elif name == "beat":
+            self._last_beat = time.monotonic()
+        elif name == "leave":
+            self.shut_down()
+
+    def _beats(self) -> None:
+        if time.monotonic() - self._last_beat > LOST_AFTER_S:
+            self.shut_down()
+            return
+        self.event(address.HOME, "beat", {})
+        self.loop.call_later(BEAT_S, self._beats)
+
+    def rank_ended(self, end: dict[str, Any]) -> None:
+        super().rank_ended(end)
+        self.event(address.HOME, "rank_ended", {"end": end})
+
+    def rank_printed(self, rank: Rank, piece: Piece) -> None:
+        fields = {"rank": rank.rank, "piece": tuple(piece)}
+        frame = wire.pack(
+            wire.EVENT, src=rank.proc, dst=address.HOME, name=b"output", payload=pickle.dumps(fields, 5)
+        )
+        self._link.send(frame)
+
+    def close_link(self) -> None:
+        self._link.disable_monitor()
+        self._link.close(500)
+        self._home_gone.close(0)

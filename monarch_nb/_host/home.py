@@ -1,0 +1,755 @@
+"""The home: the first host process of a mesh. Registry, cells, journal, lease; what clients talk to."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import zmq
+
+from monarch_nb._host.asking import Asking
+from monarch_nb._host.cells import Cells
+from monarch_nb._host.environment import describe_environment
+from monarch_nb._host.process import BEAT_S, LATER, LOST_AFTER_S, HostProcess, RequestError, count_gpus
+from monarch_nb._host.registry import Client, Host, Registry, Waiting
+from monarch_nb._host.supervisor import Rank
+from monarch_nb._host.watch import Watch, Watches
+from monarch_nb._journal import record as records
+from monarch_nb._journal.entries import EntryLog
+from monarch_nb._journal.output import OutputStore
+from monarch_nb._journal.record import CLIENT_BITS, CLIENT_MASK, CLIENT_ORIGIN, Record, is_cell
+from monarch_nb._wire import address
+from monarch_nb._wire import message as wire
+from monarch_nb._wire.keys import Gatekeeper, KeyPair
+from monarch_nb._wire.marks import TEXT, Piece
+from monarch_nb._wire.message import Message
+
+
+class HomeProcess(HostProcess):
+    """The first host process of a mesh: registry, connection file, lease."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(config)
+        self.registry = Registry()
+        own = self.registry.new_host(self.hostname)
+        own.state, own.hostname, own.pid = "up", self.hostname, os.getpid()
+        own.num_cores, own.num_gpus = os.cpu_count() or 1, count_gpus()
+        self.name: str = config.get("name") or ""
+        journal = os.path.join(self.directory, "journal")
+        self.store = OutputStore(journal, **config.get("journal_limits", {}))
+        self.entries = EntryLog(journal)
+        self.watches = Watches()
+        self.cells = Cells(self)
+        self.asking = Asking(self.loop, self.send_to_rank)
+        self.environment_id = ""
+        self._num_clients = 0
+        self._missed_from: int | None = None
+        self._spawned: dict[str, dict[str, Any]] = {}
+        self._restarting: set[int] = set()
+        self._link: zmq.Socket[bytes] | None = None
+        self._gatekeeper: Gatekeeper | None = None
+        self._keys: KeyPair | None = None
+        self._endpoints: dict[str, str] = {}
+        self._identities: dict[int, bytes] = {}
+        self.owner: int | None = config.get("owner_pid")
+        self.idle_timeout_s: float | None = config.get("idle_timeout_s")
+        self._idle_since = time.monotonic()
+        if self.owner:
+            self._watch_owner(self.owner)
+        if self.idle_timeout_s:
+            self.loop.call_later(min(self.idle_timeout_s, 5.0), self._check_lease)
+        if config.get("connection_file"):
+            self._write_connection_file()
+
+    # --- clients
+
+    def do_hello(self, message: Message, fields: dict[str, Any]) -> object:
+        """A client comes."""
+        self._num_clients += 1
+        client = Client(message.src, fields["pid"], fields["what"], self._num_clients, fields.get("listens", True))
+        with suppress(OSError):
+            client.pidfd = os.pidfd_open(client.pid)
+            self.loop.watch_file(client.pidfd, lambda: self._client_gone(client))
+        self.registry.clients[message.src] = client
+        if client.listens:
+            self.watches.add(Watch(self.loop, self.store, self.send_local, client.proc, 0, _own_output(client.number)))
+        return {
+            "pid": os.getpid(),
+            "name": self.name,
+            "number": client.number,
+            "groups": self.store.groups,
+            "python": sys.version_info[:3],
+        }
+
+    def do_goodbye(self, message: Message, fields: dict[str, Any]) -> object:
+        """A client goes."""
+        client = self.registry.clients.get(message.src)
+        if client is not None:
+            self._client_gone(client)
+        return None
+
+    def _client_gone(self, client: Client) -> None:
+        if client.pidfd >= 0:
+            self.loop.forget_file(client.pidfd)
+            os.close(client.pidfd)
+            client.pidfd = -1
+        self.registry.clients.pop(client.proc, None)
+        if client.listens and self._missed_from is None and not any(c.listens for c in self.registry.clients.values()):
+            self._missed_from = self.store.end
+        self.watches.drop_client(client.proc)
+        self.drop_route(client.proc)
+        self.router.forget(client.proc)
+        self._idle_since = time.monotonic()
+        with suppress(OSError):
+            os.unlink(address.socket_path(self.directory, client.proc))
+
+    def who(self, client: int) -> str:
+        """Return what people know a client by."""
+        found = self.registry.clients.get(client)
+        return f"{found.what} (pid {found.pid})" if found is not None else "a program that has left"
+
+    def _watch_owner(self, pid: int) -> None:
+        try:
+            fd = os.pidfd_open(pid)
+        except OSError:
+            self.loop.call_later(0, self.shut_down)
+            return
+
+        def gone() -> None:
+            self.loop.forget_file(fd)
+            if self.owner == pid:
+                self.shut_down()
+
+        self.loop.watch_file(fd, gone)
+
+    def do_adopt(self, message: Message, fields: dict[str, Any]) -> object:
+        """Become a named mesh that belongs to its user, not to a process."""
+        self.owner = None
+        self.name = fields["name"]
+        self.idle_timeout_s = fields["idle_timeout_s"]
+        self.config["connection_file"] = fields["connection_file"]
+        if fields.get("journal"):
+            self.store.move(fields["journal"])
+            self.entries.move(fields["journal"])
+        environment = describe_environment(self.hostname, fields.get("env") or {})
+        self.environment_id = environment["id"]
+        self.entries.begin(
+            "start", who=self.who(message.src), when=self.registry.started, ended=time.time(), status="ok",
+            ranks=fields.get("rank_set", ""), dims=fields.get("dims"), environment=environment,
+        )  # fmt: skip
+        self._write_connection_file()
+        if self.idle_timeout_s:
+            self.loop.call_later(min(self.idle_timeout_s, 5.0), self._check_lease)
+        return None
+
+    def _check_lease(self) -> None:
+        if self.idle_timeout_s is None:
+            return
+        if self.registry.clients or self.cells.num_running:
+            self._idle_since = time.monotonic()
+        if time.monotonic() - self._idle_since >= self.idle_timeout_s:
+            self.shut_down()
+        else:
+            self.loop.call_later(min(self.idle_timeout_s, 5.0), self._check_lease)
+
+    def do_set_lease(self, message: Message, fields: dict[str, Any]) -> object:
+        """Say after how long without client and running cell the mesh ends; the time begins anew."""
+        had_none = not self.idle_timeout_s
+        self.idle_timeout_s, self._idle_since = fields["idle_timeout_s"], time.monotonic()
+        if had_none:
+            self._check_lease()
+        self.note(message.src, "command", source=f"%mesh lease {fields['idle_timeout_s']:g}s")
+        return None
+
+    def _write_connection_file(self) -> None:
+        path = self.config["connection_file"]
+        content = {
+            "name": self.name,
+            "pid": os.getpid(),
+            "directory": self.directory,
+            "hostname": self.hostname,
+            "wire_version": wire.VERSION,
+            "started": self.registry.started,
+            "journal": self.store.directory,
+        }
+        temporary = f"{path}.{os.getpid()}"
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(fd, "w") as file:
+            json.dump(content, file)
+        os.replace(temporary, path)
+
+    # --- ranks
+
+    def do_spawn(self, message: Message, fields: dict[str, Any]) -> object:
+        """Start ranks on hosts; answers with their proc ids at once."""
+        per_host, hosts = fields["per_host"], [self._host(index) for index in fields["hosts"]]
+        entries = [
+            self.registry.new_procs(host.index, fields["group"], list(range(i * per_host, (i + 1) * per_host)))
+            for i, host in enumerate(hosts)
+        ]
+        procs = [entry.proc for row in entries for entry in row]
+        spec = {**fields["spec"], "procs": procs, "hosts": fields["hosts"]}
+        self._spawned[fields["group"]] = {**fields, "spec": spec, "world_size": len(procs)}
+        for host, row in zip(hosts, entries, strict=True):
+            own = [self._own_spec(entry, i, len(procs), fields) for i, entry in enumerate(row)]
+            self._to_host(host, "start_ranks", {"ranks": own, "spec": spec, "method": fields["method"]})
+        return {"procs": procs}
+
+    @staticmethod
+    def _own_spec(entry: Any, local_rank: int, world_size: int, fields: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "proc": entry.proc,
+            "rank": entry.rank,
+            "local_rank": local_rank,
+            "local_world_size": fields["per_host"],
+            "world_size": world_size,
+        }
+
+    def do_controller_proc(self, message: Message, fields: dict[str, Any]) -> object:
+        """Return the proc that named singletons live in; started when first asked for."""
+        known = self.registry.names.get(fields["name"])
+        if known is not None and self.registry.procs[known["proc"]].end is None:
+            return known["proc"]
+        request = {"hosts": [0], "per_host": 1, "group": "controllers", "spec": fields["spec"], "method": "fork"}
+        answer: Any = self.do_spawn(message, request)
+        self.registry.names[fields["name"]] = {"proc": answer["procs"][0]}
+        return answer["procs"][0]
+
+    def _host(self, index: int) -> Host:
+        host = self.registry.hosts.get(index)
+        if host is None or host.state in ("lost", "stopped"):
+            state = host.state if host is not None else "unknown"
+            raise RequestError(f"host {index} is {state}; hosts: {[h.index for h in self.registry.hosts.values()]}")
+        return host
+
+    def _to_host(self, host: Host, op: str, fields: dict[str, Any]) -> None:
+        if host.index == 0:
+            getattr(self, "do_" + op)(None, fields)
+            return
+        to = address.host_proc(host.index)
+        frame = wire.pack(wire.CONTROL, src=self.me, dst=to, name=op.encode(), payload=pickle.dumps(fields, 5))
+        self.send_far(host.index, [frame])
+
+    def _by_host(self, procs: Sequence[int]) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for proc in procs:
+            if proc not in self.registry.procs:
+                raise RequestError(f"this mesh has no process {proc:#x}")
+            found.setdefault(address.host_of(proc), []).append(proc)
+        return found
+
+    def do_stop(self, message: Message, fields: dict[str, Any]) -> object:
+        """Stop ranks; answers once they have ended."""
+        for index, procs in self._by_host(fields["procs"]).items():
+            self._to_host(self.registry.hosts[index], "stop_ranks", {"procs": procs, "grace_s": fields["grace_s"]})
+        left = {p for p in fields["procs"] if self.registry.procs[p].end is None}
+        return self._answer_when(message, left)
+
+    def do_signal(self, message: Message, fields: dict[str, Any]) -> object:
+        """Send a signal to ranks."""
+        self.signal_procs(fields["procs"], fields["number"])
+        return None
+
+    def signal_procs(self, procs: Sequence[int], number: int) -> None:
+        """Send a signal to ranks, here or elsewhere."""
+        for index, theirs in self._by_host(procs).items():
+            self._to_host(self.registry.hosts[index], "signal_ranks", {"procs": theirs, "number": number})
+
+    def do_restart(self, message: Message, fields: dict[str, Any]) -> object:
+        """Kill ranks and start them anew at their places; answers once they're up. Handles on them stay good."""
+        for index, procs in self._by_host(fields["procs"]).items():
+            host = self._host(index)
+            dead = [p for p in procs if self.registry.procs[p].end is not None]
+            self._restarting.update(procs)
+            self._to_host(host, "signal_ranks", {"procs": procs, "number": int(signal.SIGKILL)})
+            for proc in dead:
+                self._start_again(proc)
+        self.note(message.src, "command", source=f"%mesh restart --ranks {fields.get('rank_set', '')}")
+        return self._answer_when(message, set(fields["procs"]), restarted=True)
+
+    def _start_again(self, proc: int) -> None:
+        self._restarting.discard(proc)
+        entry = self.registry.procs[proc]
+        spawned = self._spawned[entry.group]
+        entry.state, entry.end = "starting", None
+        for to in self._everybody():
+            self.event(to, "revived", {"procs": [proc]})
+        local_rank = entry.rank % spawned["per_host"]
+        own = self._own_spec(entry, local_rank, spawned["world_size"], spawned)
+        request = {"ranks": [own], "spec": spawned["spec"], "method": spawned["method"]}
+        self._to_host(self._host(address.host_of(proc)), "start_ranks", request)
+
+    def _everybody(self) -> list[int]:
+        """Return all who have been told of an end: clients, ranks, other hosts."""
+        ranks = [p.proc for p in self.registry.alive() if p.state == "running"]
+        return [*self.registry.clients, *ranks, *(address.host_proc(h.index) for h in self._far_hosts())]
+
+    def do_wait_procs(self, message: Message, fields: dict[str, Any]) -> object:
+        """Answer once ranks are up or have ended: with the ends."""
+        left = {p for p in fields["procs"] if self.registry.procs[p].state == "starting"}
+        return self._answer_when(message, left)
+
+    def do_wait_hosts(self, message: Message, fields: dict[str, Any]) -> object:
+        """Answer once hosts have joined."""
+        left = {address.host_proc(h) for h in fields["hosts"] if self._host(h).state == "expected"}
+        return self._answer_when(message, left)
+
+    def _answer_when(self, message: Message, left: set[int], *, restarted: bool = False) -> object:
+        if not left and not restarted:
+            return self._settled_answer()
+        self.registry.waiting.append(Waiting(message.src, message.ref, left))
+        return LATER
+
+    def _settled_answer(self) -> dict[str, Any]:
+        return {"hosts": self._host_rows()}
+
+    def _answer(self, done: list[Waiting]) -> None:
+        for waiting in done:
+            self.reply(waiting.src, waiting.ref, self._settled_answer())
+
+    def on_event(self, src: int, name: str, fields: dict[str, Any]) -> None:
+        if name == "up":
+            self.rank_is_up(src)
+            self._answer(self.registry.proc_is_up(src, fields["pid"]))
+        elif name == "rank_ended":
+            self._book_end(fields["end"])
+        elif name == "output":
+            self._pass_output(fields["rank"], src, Piece(*fields["piece"]))
+        elif name == "join":
+            self._join(address.host_of(src), fields)
+        elif name == "beat":
+            self._beat(address.host_of(src))
+
+    def rank_ended(self, end: dict[str, Any]) -> None:
+        super().rank_ended(end)
+        self._book_end(end)
+
+    def _book_end(self, end: dict[str, Any]) -> None:
+        self.router.forget(end["proc"])
+        again = end["proc"] in self._restarting
+        if again:
+            end = {**end, "reason": "was restarted"}
+        done = self.registry.proc_has_ended(end, settle=not again)
+        self.spread_ends([end])
+        for client in self.registry.clients:
+            if client not in self._routes:
+                self.event(client, "exit", {"ends": [end]})
+        for host in self._far_hosts():
+            self.event(address.host_proc(host.index), "exit", {"ends": [end]})
+        self._answer(done)
+        if not end["stopped"] and not again:
+            self.note(0, "lost", text=f"rank {end['rank']} of {end['group']} is lost", end=_without_lines(end))
+        self.cells.proc_has_ended(end)
+        if again:
+            self._start_again(end["proc"])
+
+    # --- output
+
+    def rank_printed(self, rank: Rank, piece: Piece) -> None:
+        self._pass_output(rank.rank, rank.proc, piece)
+
+    def _pass_output(self, rank: int, proc: int, piece: Piece) -> None:
+        entry = self.registry.procs.get(proc)
+        kind = records.TEXT if piece.kind == TEXT else records.DISPLAY
+        self.write_record(
+            kind, piece.stream, entry.group if entry is not None else "unknown", rank, piece.origin, piece.data
+        )
+
+    def write_record(self, kind: int, stream: str, group: str, rank: int, origin: int, data: bytes) -> None:
+        """Put a piece into the journal and show it to those who watch."""
+        if group not in self.store.groups:
+            groups = {**self.store.groups, group: len(self.store.groups)}
+            for client in self.registry.clients.values():
+                if client.listens:
+                    self.event(client.proc, "groups", {"groups": groups})
+        self.watches.offer(*self.store.append(kind, stream, group, rank, origin, data))
+
+    def do_settle_output(self, message: Message, fields: dict[str, Any]) -> object:
+        """Answer once what ranks of this machine have written before now has been passed on."""
+        self.supervisor.drain()
+        watch = self.watches.find(message.src, 0)
+        if watch is None:
+            return None
+        watch.flush()
+        return None
+
+    def do_taken(self, message: Message, fields: dict[str, Any]) -> object:
+        """A client has taken some of what it watches."""
+        watch = self.watches.find(message.src, fields["watch"])
+        if watch is not None:
+            watch.taken(fields["bytes"])
+        return None
+
+    def do_unwatch(self, message: Message, fields: dict[str, Any]) -> object:
+        """A client doesn't watch something any more."""
+        self.watches.drop(message.src, fields["watch"])
+        return None
+
+    def watch_cell(self, client: int, ref: int, n: int, position: int | None, until: int | None) -> Watch:
+        """Let a client watch what a cell prints and how it ends."""
+
+        def wanted(record: Record) -> bool:
+            return record.origin == n
+
+        return self.watches.add(Watch(self.loop, self.store, self.send_local, client, ref, wanted, position, until))
+
+    def do_watch_output(self, message: Message, fields: dict[str, Any]) -> object:
+        """Send a client what ranks of a group print: from a position, or the last bytes; then on, or not."""
+        group, ranks, origin = fields.get("group"), fields.get("ranks"), fields.get("origin")
+        chosen = None if ranks is None else set(ranks)
+        if group is not None and group not in self.store.groups and not fields.get("follow"):
+            self.reply(message.src, message.ref, [], last=True)
+            return LATER
+
+        def wanted(record: Record) -> bool:
+            return (
+                record.kind != records.RESULT
+                and (group is None or self.store.groups.get(group) == record.group)
+                and (chosen is None or record.rank in chosen)
+                and (origin is None or record.origin == origin)
+                and not (fields.get("actors") and is_cell(record.origin))
+            )
+
+        position = fields.get("position")
+        if position is None:
+            position = self.store.tail_start(fields["tail_bytes"])
+        until = None if fields.get("follow") else self.store.end
+        if not fields.get("follow") and position >= self.store.end:
+            self.reply(message.src, message.ref, [], last=True)
+            return LATER
+        self.watches.add(
+            Watch(self.loop, self.store, self.send_local, message.src, message.ref, wanted, position, until)
+        )
+        return LATER
+
+    # --- cells
+
+    def do_run_cell(self, message: Message, fields: dict[str, Any]) -> object:
+        """Run a cell; news of it go to whoever asked."""
+        self.cells.run(message.src, message.ref, fields)
+        return LATER
+
+    def do_watch_cell(self, message: Message, fields: dict[str, Any]) -> object:
+        """Show a cell from its beginning."""
+        entry = self.entries.entries.get(fields["n"])
+        if entry is None or entry["kind"] != "cell":
+            raise RequestError(f"the journal has no cell #{fields['n']}; see %mesh history")
+        self.cells.watch(message.src, message.ref, fields["n"])
+        return LATER
+
+    def do_interrupt_cell(self, message: Message, fields: dict[str, Any]) -> object:
+        """Interrupt a cell; once more takes the next step at once."""
+        return self.cells.interrupt(fields["n"])
+
+    def do_interrupt(self, message: Message, fields: dict[str, Any]) -> object:
+        """Interrupt whatever runs on ranks: cells, or functions on their main threads."""
+        procs = set(fields["procs"])
+        self.cells.interrupt_procs(procs)
+        idle = [p for p in procs if not self.cells.is_busy(p)]
+        self.signal_procs(idle, int(signal.SIGINT))
+        self.note(message.src, "command", source="%mesh interrupt", ranks=fields.get("rank_set", ""))
+        return None
+
+    def do_abort_call(self, message: Message, fields: dict[str, Any]) -> object:
+        """Abort collectives on ranks whose actors don't react to an interrupt; answers once done."""
+        ranks = {self.registry.procs[p].rank: p for p in fields["procs"]}
+        src, ref = message.src, message.ref
+        self.asking.ask(ranks, "__abort__", None, lambda answers: self.reply(src, ref, answers), 1.0)
+        return LATER
+
+    def do_stacks(self, message: Message, fields: dict[str, Any]) -> object:
+        """Return {rank: {"stacks": by thread or None, "process": state}}; ranks that don't answer have no stacks."""
+        ranks = {self.registry.procs[p].rank: p for p in fields["procs"]}
+        src, ref = message.src, message.ref
+
+        def done(answers: dict[int, Any]) -> None:
+            found = {r: {"stacks": answers.get(r), "process": self.process_state(p)} for r, p in ranks.items()}
+            self.reply(src, ref, found)
+
+        self.asking.ask(ranks, "__stacks__", None, done, fields.get("timeout_s", 1.0))
+        return LATER
+
+    def process_state(self, proc: int) -> str:
+        """Return what the kernel says of a rank of this machine, in words; empty if nothing is special."""
+        rank = self.supervisor.ranks.get(proc)
+        if rank is None or not rank.pid:
+            return ""
+        with suppress(OSError, IndexError):
+            with open(f"/proc/{rank.pid}/stat") as file:
+                letter = file.read().rpartition(")")[2].split()[0]
+            if letter in "Tt":
+                return f"is stopped by a signal; wake it: kill -CONT {rank.pid}"
+            if letter == "D":
+                return "waits in the kernel for a device or a file system"
+        return ""
+
+    def on_answer(self, message: Message) -> None:
+        if message.kind == wire.COMBINED:
+            for flags, slots, payload in wire.unpack_combined(message):
+                for slot in slots:
+                    self._take_answer(message, slot, flags, payload)
+        else:
+            self._take_answer(message, message.slot, message.flags, message.payload)
+
+    def _take_answer(self, message: Message, slot: int, flags: int, payload: Any) -> None:
+        if message.ref in self.entries.entries:
+            self.cells.answered(message, message.ref, slot, flags, payload)
+        else:
+            self.asking.answered(message.ref, slot, flags, payload)
+
+    def send_to_rank(self, proc: int, frame: bytes) -> None:
+        """Send a frame to a rank, here or elsewhere."""
+        if address.host_of(proc) == self.index:
+            self.send_local(proc, frame)
+        else:
+            self.send_far(address.host_of(proc), [frame])
+
+    def send_to_ranks(self, receivers: Sequence[tuple[int, int]], frame: bytes) -> None:
+        """Send a cell to (proc, rank)s: one message to each other host."""
+        far: dict[int, list[tuple[int, int]]] = {}
+        origin = wire.unpack(frame).origin
+        self.begin_cell([proc for proc, _ in receivers if address.host_of(proc) == self.index], origin)
+        for proc, slot in receivers:
+            if address.host_of(proc) == self.index:
+                self.send_local(proc, wire.readdress(frame, slot, proc))
+            else:
+                far.setdefault(address.host_of(proc), []).append((proc, slot))
+        for host, theirs in far.items():
+            self.send_far(host, [wire.pack_fanout(self.me, address.host_proc(host), theirs, frame)])
+
+    # --- journal
+
+    def note(self, client: int, kind: str, **fields: Any) -> None:
+        """Enter a command, or an event, that is over already."""
+        now = time.time()
+        who = self.who(client) if client else "the host process"
+        self.entries.begin(kind, who=who, **{"when": now, "ended": now, "status": "ok", **fields})
+
+    def do_note(self, message: Message, fields: dict[str, Any]) -> object:
+        """Enter what a client has done without the home: calls, pushes."""
+        kind = fields.pop("kind")
+        self.note(message.src, kind, env=self.environment_id, **fields)
+        return None
+
+    def do_history(self, message: Message, fields: dict[str, Any]) -> object:
+        """Return the last entries, oldest first, and how much output was dropped."""
+        entries = sorted(self.entries.entries.values(), key=lambda e: int(e["n"]))
+        return {"entries": entries[-fields["limit"] :], "num_dropped_bytes": self.store.start}
+
+    def do_missed(self, message: Message, fields: dict[str, Any]) -> object:
+        """Return what nobody has seen: cells, and from where in the journal on other output."""
+        cells = [
+            {k: e.get(k) for k in ("n", "source", "when", "ended", "status", "number", "ranks", "who", "group")}
+            for e in self.entries.entries.values()
+            if e["kind"] == "cell" and not e.get("seen") and not self._is_watched(e["n"])
+        ]
+        return {"cells": cells, "position": self._missed_from}
+
+    def _is_watched(self, n: int) -> bool:
+        cell = self.cells.find(n)
+        return cell is not None and any(not w.over for w in cell.watches)
+
+    def do_seen(self, message: Message, fields: dict[str, Any]) -> object:
+        """A client has shown how cells ended, or what else was missed."""
+        for n in fields.get("cells", ()):
+            self.entries.add(n, seen=True)
+        if fields.get("others"):
+            self._missed_from = None
+        return None
+
+    # --- names
+
+    def do_set_name(self, message: Message, fields: dict[str, Any]) -> object:
+        """Enter something under a name; `only_if_new` makes the first one win. Returns what is there now."""
+        if fields.get("only_if_new") and fields["name"] in self.registry.names:
+            return self.registry.names[fields["name"]]
+        self.registry.names[fields["name"]] = fields["value"]
+        return fields["value"]
+
+    def do_get_name(self, message: Message, fields: dict[str, Any]) -> object:
+        """Return what was entered under a name, or None."""
+        return self.registry.names.get(fields["name"])
+
+    def do_drop_name(self, message: Message, fields: dict[str, Any]) -> object:
+        """Forget a name."""
+        return self.registry.names.pop(fields["name"], None)
+
+    def do_status(self, message: Message, fields: dict[str, Any]) -> object:
+        """Return the books."""
+        return {
+            "name": self.name,
+            "pid": os.getpid(),
+            "zygote_pid": self.supervisor.zygote_pid,
+            "warm": self.supervisor.warm,
+            "started": self.registry.started,
+            "idle_timeout_s": self.idle_timeout_s,
+            "num_cells": self.cells.num_running,
+            "journal": self.store.directory,
+            "hosts": self._host_rows(),
+            "clients": [{"pid": c.pid, "what": c.what} for c in self.registry.clients.values()],
+            "procs": [
+                {"proc": p.proc, "group": p.group, "rank": p.rank, "state": p.state, "pid": p.pid, "end": p.end}
+                for p in self.registry.procs.values()
+            ],
+            "names": self.registry.names,
+        }
+
+    def _host_rows(self) -> list[dict[str, Any]]:
+        return [
+            {k: v for k, v in vars(h).items() if k not in ("backlog", "last_beat")}
+            for h in self.registry.hosts.values()
+        ]
+
+    def do_shut_down(self, message: Message, fields: dict[str, Any]) -> object:
+        """Stop everything."""
+        self.reply(message.src, message.ref, None)
+        self.shut_down()
+        return LATER
+
+    # --- other hosts
+
+    def do_tickets(self, message: Message, fields: dict[str, Any]) -> object:
+        """Return what `num` new hosts need to dial home."""
+        endpoint = self._listen_on(fields.get("bind") or "tcp://127.0.0.1:*")
+        assert self._keys is not None and self._gatekeeper is not None
+        tickets = []
+        for i in range(fields["num"]):
+            label = fields["labels"][i] if fields.get("labels") else ""
+            host, keys = self.registry.new_host(label), KeyPair.new()
+            self._gatekeeper.allowed.add(keys.public)
+            tickets.append(
+                {
+                    "host": host.index,
+                    "label": label,
+                    "home": endpoint,
+                    "home_key": self._keys.public,
+                    "public": keys.public,
+                    "secret": keys.secret,
+                }
+            )
+        return tickets
+
+    def _listen_on(self, bind: str) -> str:
+        """Listen for other hosts at `bind`, if we don't yet; return the address to dial."""
+        if self._link is None:
+            self._open_link()
+        assert self._link is not None
+        if bind not in self._endpoints:
+            self._link.bind(bind)
+            self._endpoints[bind] = self._link.getsockopt_string(zmq.LAST_ENDPOINT)
+        return self._endpoints[bind]
+
+    def _open_link(self) -> None:
+        self._keys = KeyPair.new()
+        self._gatekeeper = Gatekeeper(self.context)
+        self.loop.watch_socket(self._gatekeeper.socket, self._gatekeeper.answer)
+        link = self._link = self.context.socket(zmq.ROUTER)
+        link.setsockopt(zmq.SNDHWM, 0)
+        link.setsockopt(zmq.RCVHWM, 0)
+        link.setsockopt(zmq.LINGER, 500)
+        link.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        link.curve_server = True
+        link.curve_secretkey, link.curve_publickey = self._keys.secret.encode(), self._keys.public.encode()
+        self.loop.watch_socket(link, self._take_link)
+        self.loop.call_later(BEAT_S, self._beats)
+
+    def _take_link(self) -> None:
+        assert self._link is not None
+        frames = self._link.recv_multipart(copy=False)
+        identity = bytes(frames[0].buffer)
+        sender = int(identity[1:])
+        if wire.unpack(bytes(frames[1].buffer)).src >> 32 != sender and sender not in self.registry.hosts:
+            return
+        self._identities[sender] = identity
+        self.take_far([f.buffer for f in frames[1:]])
+
+    def send_far(self, host: int, frames: list[Any]) -> None:
+        entry = self.registry.hosts.get(host)
+        if entry is None or entry.state in ("lost", "stopped") or self._link is None:
+            return
+        if entry.state == "expected":
+            entry.backlog.append([bytes(f) for f in frames])
+            return
+        self._link.send_multipart([self._identities[host], *frames], copy=sum(map(len, frames)) < 1 << 16)
+
+    def _join(self, index: int, fields: dict[str, Any]) -> None:
+        host = self.registry.hosts[index]
+        for key in ("hostname", "pid", "num_cores", "num_gpus"):
+            setattr(host, key, fields[key])
+        host.state, host.last_beat = "up", time.monotonic()
+        backlog, host.backlog = host.backlog, []
+        for frames in backlog:
+            self.send_far(index, frames)
+        self._answer(self.registry.host_is_up(index))
+
+    def _far_hosts(self) -> list[Host]:
+        return [h for h in self.registry.hosts.values() if h.index and h.state == "up"]
+
+    def _beat(self, index: int) -> None:
+        self.registry.hosts[index].last_beat = time.monotonic()
+
+    def _beats(self) -> None:
+        now = time.monotonic()
+        for host in self._far_hosts():
+            if now - host.last_beat > LOST_AFTER_S:
+                self._host_lost(host)
+            else:
+                self.event(address.host_proc(host.index), "beat", {})
+        self.loop.call_later(BEAT_S, self._beats)
+
+    def _host_lost(self, host: Host) -> None:
+        host.state = "lost"
+        for entry in [p for p in self.registry.alive() if address.host_of(p.proc) == host.index]:
+            self._book_end(
+                {
+                    "proc": entry.proc, "rank": entry.rank, "group": entry.group, "host": host.hostname,
+                    "pid": entry.pid, "signal": None, "exit_code": None, "stopped": False, "last_lines": "",
+                    "reason": f"host {host.hostname} has not been heard of for {LOST_AFTER_S:g} s",
+                }
+            )  # fmt: skip
+
+    def do_stop_hosts(self, message: Message, fields: dict[str, Any]) -> object:
+        """Have hosts leave."""
+        for index in fields["hosts"]:
+            host = self._host(index)
+            if index and host.state == "up":
+                self.event(address.host_proc(index), "leave", {})
+                for entry in [p for p in self.registry.alive() if address.host_of(p.proc) == index]:
+                    entry.state = "stopping"
+        return None
+
+    def shut_down(self) -> None:
+        if self.config.get("connection_file"):
+            with suppress(OSError):
+                os.unlink(self.config["connection_file"])
+        for host in self._far_hosts():
+            self.event(address.host_proc(host.index), "leave", {})
+        super().shut_down()
+
+    def close_link(self) -> None:
+        self.store.close()
+        self.entries.close()
+        if self._link is not None and self._gatekeeper is not None:
+            self._link.close(500)
+            self._gatekeeper.close()
+
+
+def _own_output(number: int) -> Any:
+    """Return what a client sees without asking: output of its own calls, and what belongs to nobody."""
+    mine = CLIENT_ORIGIN >> CLIENT_BITS | (number & CLIENT_MASK)
+
+    def wanted(record: Record) -> bool:
+        return record.kind != records.RESULT and (not record.origin or record.origin >> CLIENT_BITS == mine)
+
+    return wanted
+
+
+def _without_lines(end: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in end.items() if k != "last_lines"}

@@ -1,0 +1,127 @@
+"""What is done about a cell that shall end, step by step:
+
+1. SIGINT to the ranks at work
+2. after `INTERRUPT_S`: collectives are aborted on all of its ranks together
+3. after `ABORT_S` more: it's given up; the stuck ranks are named, with their stacks
+
+Who asks again takes the next step at once. Afterwards process groups that were aborted are made anew.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb._shape import format_ranks
+
+if TYPE_CHECKING:
+    from monarch_nb._host.asking import Answers
+    from monarch_nb._host.cells import Cell, Cells
+    from monarch_nb._host.home import HomeProcess
+
+INTERRUPT_S = 3.0
+ABORT_S = 10.0
+STACKS_S = 1.0
+_ABORT_ANSWER_S = 1.0
+_REMAKE_S = 20.0
+
+
+class Ladder:
+    """The steps taken about one cell. Owned by the loop thread."""
+
+    def __init__(self, home: HomeProcess, cells: Cells, cell: Cell, reason: str) -> None:
+        self.reason = reason
+        """user, failure or "timeout SECONDS": why it shall end."""
+        self.aborted = False
+        self._home = home
+        self._cells = cells
+        self._cell = cell
+        self._height = 0
+        self._num_aborted = 0
+
+    def step(self) -> None:
+        """Take the next step."""
+        self._height += 1
+        if self._height == 1:
+            self._interrupt()
+        elif self._height == 2:
+            self._abort()
+        elif self._height == 3:
+            self._look()
+
+    def _step_after(self, delay_s: float) -> None:
+        height = self._height
+        self._home.loop.call_later(delay_s, lambda: self._go_on(height))
+
+    def _go_on(self, height: int) -> None:
+        if self._height == height and not self._cell.over:
+            self.step()
+
+    def _interrupt(self) -> None:
+        procs = {r: self._cell.procs[r] for r in self._cell.running}
+        # First the news, for a rank that hasn't begun yet; then the signal, for one that has.
+        self._home.asking.ask(procs, "__cancel__", self._cell.n, lambda _answers: None, INTERRUPT_S)
+        self._home.signal_procs(list(procs.values()), int(signal.SIGINT))
+        self._step_after(INTERRUPT_S)
+
+    def _abort(self) -> None:
+        self.aborted = True
+        self._cells.say(
+            self._cell,
+            f"ranks {format_ranks(self._cell.running)} did not react to the interrupt: their collectives are aborted",
+        )
+        self._home.asking.ask(dict(self._cell.procs), "__abort__", None, self._on_aborted, _ABORT_ANSWER_S)
+        self._step_after(ABORT_S)
+
+    def _on_aborted(self, answers: Answers) -> None:
+        self._num_aborted = sum(1 for found in answers.values() if found)
+
+    def _look(self) -> None:
+        """Ask the stuck ranks where they are, then give up."""
+        ranks = {r: self._cell.procs[r] for r in self._cell.running}
+        self._home.asking.ask(ranks, "__stacks__", None, lambda answers: self._give_up(ranks, answers), STACKS_S)
+
+    def _give_up(self, ranks: dict[int, int], answers: Answers) -> None:
+        if self._cell.over:
+            return
+        stuck: dict[int, dict[str, Any]] = {}
+        for rank, proc in ranks.items():
+            if rank in self._cell.running:
+                stuck[rank] = {"stacks": answers.get(rank), "process": self._home.process_state(proc)}
+        self._cells.give_up(self._cell, stuck)
+
+    # --- process groups
+
+    def remake_groups(self, done: Callable[[str], None]) -> None:
+        """Make the ranks' default process group anew if it was aborted; `done` gets what to tell people."""
+        if not self._num_aborted:
+            done("")
+            return
+        ranks = {p.rank: p.proc for p in self._home.registry.procs.values() if p.group == self._cell.group}
+        advice = (
+            "the process group is broken and was not made anew{}: on all ranks, dist.destroy_process_group() and "
+            "dist.init_process_group(...)"
+        )
+        busy = self._cells.busy(ranks)
+        if busy:
+            done(advice.format(f", since ranks {busy} are busy or lost"))
+            return
+
+        def with_address(answers: Answers) -> None:
+            if not answers:
+                done(advice.format(""))
+                return
+            address, port = next(iter(answers.values()))
+            fields = {"address": address, "port": port, "world_size": len(ranks)}
+            self._home.asking.ask(ranks, "remake_group", fields, finished, _REMAKE_S)
+
+        def finished(answers: Answers) -> None:
+            kinds = {str(k) for k in answers.values()}
+            if len(answers) == len(ranks) and len(kinds) == 1 and "None" not in kinds:
+                done(f"the process group has been made anew ({kinds.pop()}, {len(ranks)} ranks)")
+            else:
+                done(advice.format(""))
+
+        first = min(ranks)
+        self._home.asking.ask({first: ranks[first]}, "free_address", None, with_address, 5.0)

@@ -1,0 +1,32 @@
+"""Where a host process begins."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from monarch_nb._host.far import FarProcess
+from monarch_nb._host.home import HomeProcess
+from monarch_nb._host.process import HostProcess
+
+
+def main() -> None:
+    """Run a host process; its configuration comes as JSON on standard input, readiness is told on fd 1."""
+    config = json.loads(sys.stdin.buffer.read())
+    process: HostProcess = HomeProcess(config) if config["host"] == 0 else FarProcess(config)
+    try:
+        os.write(1, b"ready\n")
+    except OSError:  # who started us is gone already
+        process.loop.call_later(0, process.shut_down)
+    log = os.open(config.get("log") or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    status = 1
+    try:
+        process.run()
+        status = 0
+    finally:
+        # Interpreter shutdown would wait for whatever socket an error has left open.
+        os._exit(status)

@@ -1,0 +1,231 @@
+"""Somebody watches output: a cell's display, a notebook's own calls, `logs --follow`.
+
+The journal on disk is the one source. A watch that keeps up gets each piece as it is written; one that is more than `WINDOW_BYTES` ahead of
+what its client has taken is left to read on from disk later. So a slow or stopped client costs the host process nothing, and
+misses nothing but what the journal itself had to drop, which it's told.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+from monarch_nb._host.loop import Loop
+from monarch_nb._journal import record as records
+from monarch_nb._journal.output import OutputStore
+from monarch_nb._journal.record import Record
+from monarch_nb._wire import address
+from monarch_nb._wire import message as wire
+
+WINDOW_BYTES = 8 << 20
+_BATCH_BYTES = 1 << 18
+SOON_S = 0.01
+"""How long news that nobody is in a hurry for may wait for others."""
+
+Wanted = Callable[[Record], bool]
+
+
+class Watch:
+    """One client's view of some of the output. Owned by the loop thread.
+
+    Args:
+        client: proc id of who watches.
+        ref: under which it waits; 0: its own calls' output.
+        wanted: which records; sees them without their data.
+        position: where in the journal to begin; None: from now on.
+        until: where to end; None: at `tell` with `last`.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        store: OutputStore,
+        send: Callable[[int, bytes], None],
+        client: int,
+        ref: int,
+        wanted: Wanted,
+        position: int | None = None,
+        until: int | None = None,
+    ) -> None:
+        self.client = client
+        self.ref = ref
+        self._loop = loop
+        self._store = store
+        self._send = send
+        self._wanted = wanted
+        self._until = until
+        self._position = store.end if position is None else position
+        self._live = position is None
+        self._batch: list[bytes] = []
+        self._batch_bytes = 0
+        self._ahead_bytes = 0
+        self._scheduled = False
+        self._scheduled_soon = False
+        self._news: list[tuple[Any, ...]] = []
+        self._is_last = False
+        self.over = False
+        if not self._live:
+            self._schedule()
+
+    def offer(self, record: Record, packed: bytes) -> None:
+        """A piece has just been written at the end of the journal."""
+        if not self._live or self.over or not self._wanted(record):
+            return
+        if self._ahead_bytes > WINDOW_BYTES:
+            self._live = False
+            self._position = self._store.end - len(packed)
+            return
+        if record.kind == records.RESULT:
+            self._batch.append(packed)  # ranks mostly end together, and then their results go together
+            self._batch_bytes += len(packed)
+            self._schedule_soon()
+        else:
+            self._add(packed)
+
+    def tell(self, *news: Any, last: bool = False, soon: bool = False) -> None:
+        """Send news about what is watched, after all output so far.
+
+        Args:
+            news: a kind and a value.
+            last: there's no more to come.
+            soon: it may wait a little for other news to go with.
+        """
+        if news:
+            self._news.append(news)
+        self._is_last = self._is_last or last
+        if soon:
+            self._schedule_soon()
+        else:
+            self._schedule()
+
+    def _schedule_soon(self) -> None:
+        if not self._scheduled_soon:
+            self._scheduled_soon = True
+            self._loop.call_later(SOON_S, self._go_on_soon)
+
+    def _go_on_soon(self) -> None:
+        self._scheduled_soon = False
+        if self._batch or self._news:
+            self._schedule()
+
+    def flush(self) -> None:
+        """Send at once what has been offered so far, if the client keeps up."""
+        self._flush()
+
+    def taken(self, num_bytes: int) -> None:
+        """The client has taken that much."""
+        self._ahead_bytes -= num_bytes
+        if not self._live:
+            self._schedule()
+
+    def _add(self, packed: bytes) -> None:
+        self._batch.append(packed)
+        self._batch_bytes += len(packed)
+        if self._batch_bytes >= _BATCH_BYTES:
+            self._flush()
+        else:
+            self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._scheduled = False
+        if self.over:
+            return
+        if not self._live:
+            self._catch_up()
+        if self._live and (self._news or self._is_last):
+            self._send_news()
+        else:
+            self._flush()
+
+    def _catch_up(self) -> None:
+        """Read one stretch from disk; others have their turn before the next."""
+        if self._ahead_bytes > WINDOW_BYTES:
+            return  # `taken` goes on
+        scan = self._store.scan(self._position, self._wanted)
+        self._position = scan.position
+        if scan.num_lost_bytes:
+            self._add(self._note(scan.num_lost_bytes))
+        if scan.data:
+            self._add(scan.data)
+        end = self._store.end if self._until is None else min(self._until, self._store.end)
+        if self._position >= end:
+            self._live = True
+            if self._until is not None:
+                self._is_last = True
+        else:
+            self._schedule()
+
+    def _note(self, num_bytes: int) -> bytes:
+        size = f"{num_bytes / 2**20:.3g} MiB" if num_bytes >= 1 << 20 else f"{num_bytes} bytes"
+        text = f"{size} of older output were dropped: the journal keeps {self._store.max_bytes >> 20} MiB"
+        return records.pack(Record(records.NOTE, "stderr", 0, 0, 0, 0, 0.0, text.encode()))
+
+    def _flush(self) -> None:
+        if self._batch:
+            payload = b"".join(self._batch)
+            self._batch, self._batch_bytes = [], 0
+            self._ahead_bytes += len(payload)
+            self._send(
+                self.client,
+                wire.pack(wire.OUTPUT, src=address.HOME, dst=self.client, ref=self.ref, payload=payload),
+            )
+
+    def _send_news(self) -> None:
+        news: list[Any] = []
+        if self._batch:
+            payload = b"".join(self._batch)
+            self._batch, self._batch_bytes = [], 0
+            self._ahead_bytes += len(payload)
+            news.append(("output", payload))
+        news += self._news
+        self._news.clear()
+        self.over = self._is_last
+        self._send(
+            self.client,
+            wire.pack(
+                wire.REPLY, src=address.HOME, dst=self.client, ref=self.ref, flags=wire.END if self.over else 0,
+                payload=pickle.dumps(news, 5),
+            ),
+        )  # fmt: skip
+
+
+class Watches:
+    """All watches of a home."""
+
+    def __init__(self) -> None:
+        self._all: list[Watch] = []
+
+    def add(self, watch: Watch) -> Watch:
+        """Enter a watch."""
+        self._all = [w for w in self._all if not w.over]
+        self._all.append(watch)
+        return watch
+
+    def offer(self, record: Record, packed: bytes) -> None:
+        """Offer a new record to all."""
+        for watch in self._all:
+            watch.offer(record, packed)
+
+    def find(self, client: int, ref: int) -> Watch | None:
+        """Return a client's watch."""
+        return next((w for w in self._all if w.client == client and w.ref == ref and not w.over), None)
+
+    def drop_client(self, client: int) -> None:
+        """A client is gone."""
+        for watch in self._all:
+            if watch.client == client:
+                watch.over = True
+        self._all = [w for w in self._all if not w.over]
+
+    def drop(self, client: int, ref: int) -> None:
+        """A client doesn't watch this any more."""
+        watch = self.find(client, ref)
+        if watch is not None:
+            watch.over = True
+            self._all.remove(watch)

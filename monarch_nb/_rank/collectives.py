@@ -1,0 +1,116 @@
+"""Collectives that nobody can wait out: aborting them from another thread, and making the process group anew.
+
+NCCL's backend can be aborted. Gloo's can't: a rank that waits in C for a peer that won't come would wait for half an hour. So its connections
+are shut down under it, whereupon it raises. They're found by the one thing that only a gloo device has in this process: an epoll set with
+a listening TCP socket and no Unix socket (asyncio's has one for waking up, ZeroMQ's have nothing else), other than the rendezvous store's.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+_JOIN_S = 15.0
+
+
+def abort() -> int:
+    """Abort what collectives run here; return how many backends were aborted. Doesn't block: any thread may call it."""
+    torch = sys.modules.get("torch")
+    distributed = getattr(torch, "distributed", None)
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return 0
+    return _abort_nccl(distributed) + _shut_gloo(_store_ports(distributed))
+
+
+def _abort_nccl(distributed: Any) -> int:
+    num = 0
+    for group in list(distributed.distributed_c10d._world.pg_map):
+        for device in list(getattr(group, "_device_types", ())):
+            backend = group._get_backend(device)
+            if type(backend).__name__ == "ProcessGroupNCCL":
+                backend.abort()
+                num += 1
+    return num
+
+
+def _store_ports(distributed: Any) -> set[int]:
+    """Return the ports of the rendezvous: its connections must stay."""
+    ports = {int(os.environ["MASTER_PORT"])} if os.environ.get("MASTER_PORT", "").isdigit() else set()
+    store = distributed.distributed_c10d._get_default_store()
+    while store is not None:
+        ports.add(getattr(store, "port", 0))
+        store = getattr(store, "underlying_store", None)
+    return ports
+
+
+def _shut_gloo(store_ports: set[int]) -> int:
+    num = 0
+    for watched in _epoll_sets():
+        sockets = [s for fd in watched if (s := _as_socket(fd)) is not None]
+        listening = [s for s in sockets if s.family != socket.AF_UNIX and _listens(s)]
+        is_gloo = listening and all(s.family != socket.AF_UNIX for s in sockets)
+        if is_gloo and not {s.getsockname()[1] for s in listening} & store_ports:
+            num += 1
+            for connected in [s for s in sockets if s not in listening]:
+                with suppress(OSError):
+                    connected.shutdown(socket.SHUT_RDWR)
+        for found in sockets:
+            found.close()
+    return num
+
+
+def _epoll_sets() -> list[list[int]]:
+    """Return the descriptors that each epoll instance of this process watches."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{name}") == "anon_inode:[eventpoll]":
+                with open(f"/proc/self/fdinfo/{name}") as file:
+                    found.append([int(line.split()[1]) for line in file if line.startswith("tfd:")])
+    return found
+
+
+def _as_socket(fd: int) -> socket.socket | None:
+    """Return a socket object on a copy of the descriptor, if it's a stream socket."""
+    try:
+        copy = os.dup(fd)
+    except OSError:
+        return None
+    try:
+        found = socket.socket(fileno=copy)
+        if found.type == socket.SOCK_STREAM:
+            return found
+        found.close()
+    except OSError:
+        os.close(copy)
+    return None
+
+
+def _listens(found: socket.socket) -> bool:
+    return bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+def remake(address: str, port: int, world_size: int) -> str | None:
+    """Make the default process group anew after an abort, at a new rendezvous; all ranks call this together.
+
+    Returns:
+        Its backend; None if there was none, or it wasn't of all ranks: then it is its maker's business.
+    """
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() != world_size:
+        return None
+    rank, backend = dist.get_rank(), dist.get_backend()
+    with suppress(RuntimeError):
+        dist.destroy_process_group()
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address, str(port)
+    dist.init_process_group(
+        backend, init_method=f"tcp://{address}:{port}", rank=rank, world_size=world_size,
+        timeout=timedelta(seconds=_JOIN_S),
+    )  # fmt: skip
+    dist.distributed_c10d._set_pg_timeout(dist.default_pg_timeout, None)
+    return str(backend)

@@ -1,0 +1,251 @@
+"""What a rank's variables are, in a few words each, and fingerprints by which ranks can be compared without moving the data."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+MAX_TEXT = 60
+MAX_LEAVES = 100_000
+LARGE_BYTES = 256 << 20
+"""Of what is larger, the overview compares the norm only; `diff` compares all."""
+_DIGEST_BYTES = 8
+_GIVEN = frozenset({
+    "rank", "world_size", "local_rank", "point", "mesh", "device", "In", "Out", "get_ipython", "exit", "quit", "open",
+})  # fmt: skip
+"""What every rank's namespace has from the start."""
+
+
+def user_names(namespace: Mapping[str, Any]) -> list[str]:
+    """Return the names of the user's own variables: no modules, nothing hidden, nothing that was there before."""
+    return sorted(
+        name
+        for name, value in namespace.items()
+        if not name.startswith("_") and name not in _GIVEN and not isinstance(value, types.ModuleType)
+    )
+
+
+def describe(name: str, value: Any) -> dict[str, Any]:
+    """Return a row about a variable: type, shape, dtype, device, norm, text, and a digest of its content."""
+    row: dict[str, Any] = {"name": name, "type": type(value).__name__}
+    torch = sys.modules.get("torch")
+    numpy = sys.modules.get("numpy")
+    if torch is not None and _is_dtensor(value):
+        row.update(shape=tuple(value.shape), dtype=_dtype(value), device=str(value.device), sharded=_placements(value))
+    elif torch is not None and isinstance(value, torch.Tensor):
+        row.update(shape=tuple(value.shape), dtype=_dtype(value), device=str(value.device), norm=_tensor_norm(value))
+    elif torch is not None and isinstance(value, torch.nn.Module):
+        parameters = list(value.parameters())
+        row.update(
+            shape=(sum(p.numel() for p in parameters),), dtype=", ".join(sorted({_dtype(p) for p in parameters})),
+            device=", ".join(sorted({str(p.device) for p in parameters})),
+            norm=sum(_tensor_norm(p) ** 2 for p in parameters if not _is_dtensor(p)) ** 0.5,
+        )  # fmt: skip
+    elif numpy is not None and isinstance(value, numpy.ndarray):
+        row.update(shape=value.shape, dtype=str(value.dtype), norm=_array_norm(numpy, value))
+    elif isinstance(value, str | bytes | list | tuple | dict | set | frozenset):
+        row.update(shape=(len(value),), text=_short(value))
+    else:
+        row.update(text=_short(value))
+    row["digest"] = digest(value) if _num_bytes(value) <= LARGE_BYTES else repr(row.get("norm"))
+    return row
+
+
+def _num_bytes(value: Any) -> int:
+    if hasattr(value, "parameters") and hasattr(value, "state_dict"):
+        return sum(p.numel() * p.element_size() for p in value.parameters())
+    return int(getattr(value, "nbytes", 0) or 0)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, type | types.FunctionType):
+        return f"{value.__module__}.{value.__qualname__}".removeprefix("__main__.")
+    try:
+        text = repr(value)
+    except Exception as error:
+        return f"<repr raised {type(error).__name__}>"
+    text = " ".join(text.split())
+    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
+
+
+def _dtype(tensor: Any) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _is_dtensor(value: Any) -> bool:
+    """Say whether a tensor is distributed; without importing what defines DTensor."""
+    return hasattr(value, "placements") and hasattr(value, "to_local")
+
+
+def _placements(value: Any) -> str:
+    return ", ".join(map(str, value.placements))
+
+
+def _tensor_norm(tensor: Any) -> float:
+    if tensor.is_meta or not tensor.numel():
+        return 0.0
+    if _is_dtensor(tensor):
+        tensor = tensor.to_local()
+    detached = tensor.detach()
+    if detached.is_quantized:
+        detached = detached.dequantize()
+    if not detached.is_complex():
+        detached = detached.double() if detached.device.type != "mps" else detached.float()
+    return float(abs(detached.norm()))
+
+
+def _array_norm(numpy: Any, array: Any) -> float | None:
+    if array.dtype.kind not in "biufc":
+        return None
+    return float(numpy.linalg.norm(array.astype(complex if array.dtype.kind == "c" else float).ravel()))
+
+
+# --- comparing
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield what a value is made of, as (path, leaf): tensors, arrays and plain values.
+
+    >>> dict(leaves({"a": [1, 2]}))
+    {"['a'][0]": 1, "['a'][1]": 2}
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.nn.Module | torch.optim.Optimizer):
+        value = value.state_dict()
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from leaves(item, f"{path}[{key!r}]")
+    elif isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        for i, item in enumerate(value):
+            yield from leaves(item, f"{path}[{i}]")
+    else:
+        yield path, value
+
+
+def digest(value: Any) -> str:
+    """Return a digest that is equal for equal content. Of a DTensor only its global form counts: its shards are no disagreement."""
+    found = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for i, (path, leaf) in enumerate(leaves(value)):
+        if i >= MAX_LEAVES:
+            break
+        found.update(path.encode())
+        found.update(_leaf_digest(leaf))
+    return found.hexdigest()
+
+
+def _leaf_digest(leaf: Any) -> bytes:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(leaf, torch.Tensor):
+        return _tensor_digest(torch, leaf)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(leaf, numpy.ndarray) and leaf.dtype.kind != "O":
+        head = f"{leaf.dtype}{leaf.shape}".encode()
+        return hashlib.blake2b(numpy.ascontiguousarray(leaf).data, digest_size=_DIGEST_BYTES, key=head[:64]).digest()
+    return hashlib.blake2b(_plain_bytes(leaf), digest_size=_DIGEST_BYTES).digest()
+
+
+def _plain_bytes(leaf: Any) -> bytes:
+    if isinstance(leaf, type | types.FunctionType | types.MethodType):
+        return f"{leaf.__module__}.{leaf.__qualname__}".encode()
+    try:
+        return pickle.dumps(leaf, 4)
+    except Exception:
+        return type(leaf).__qualname__.encode()
+
+
+def _tensor_digest(torch: Any, tensor: Any) -> bytes:
+    head = f"{tensor.dtype}{tuple(tensor.shape)}".encode()
+    if _is_dtensor(tensor):
+        return hashlib.blake2b(head + _placements(tensor).encode(), digest_size=_DIGEST_BYTES).digest()
+    if tensor.is_meta or not tensor.numel():
+        return hashlib.blake2b(head, digest_size=_DIGEST_BYTES).digest()
+    plain = tensor.detach().to("cpu")
+    if plain.layout != torch.strided or plain.is_quantized:
+        return hashlib.blake2b(pickle.dumps(plain, 4), digest_size=_DIGEST_BYTES, key=head[:64]).digest()
+    data = plain.contiguous().reshape(-1).view(torch.uint8).numpy().data
+    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES, key=head[:64]).digest()
+
+
+def leaf_digests(value: Any) -> dict[str, str]:
+    """Return a digest for each leaf, by path."""
+    return {path: _leaf_digest(leaf).hex() for path, leaf in leaves(value)}
+
+
+def leaf_at(value: Any, path: str) -> Any:
+    """Return a leaf as something that can be sent and compared: a tensor on the CPU, an array, or the value itself."""
+    for found, leaf in leaves(value):
+        if found == path:
+            torch = sys.modules.get("torch")
+            if torch is not None and isinstance(leaf, torch.Tensor):
+                return leaf.to_local().detach().cpu() if _is_dtensor(leaf) else leaf.detach().cpu()
+            return leaf
+    raise KeyError(path)
+
+
+# --- for people who type
+
+
+MAX_MATCHES = 200
+
+
+def complete(namespace: Mapping[str, Any], text: str) -> list[str]:
+    """Return the names that `text` may go on with: variables, or attributes where it has a dot. Runs no code of the user's.
+
+    >>> complete({"model": 1, "mode": 2}, "mod")
+    ['mode', 'model']
+    """
+    owner, dot, start = text.rpartition(".")
+    if not dot:
+        names = [n for n in namespace if n.startswith(start) and (start.startswith("_") or not n.startswith("_"))]
+        return sorted(names)[:MAX_MATCHES]
+    first, *rest = owner.split(".")
+    if first not in namespace:
+        return []
+    value = namespace[first]
+    for attribute in rest:
+        value = _plain_attribute(value, attribute)
+    known = {*dir(type(value)), *getattr(value, "__dict__", {}), *_module_names(value)}
+    fitting = (n for n in known if n.startswith(start) and (start.startswith("_") or not n.startswith("_")))
+    return [f"{owner}.{n}" for n in sorted(fitting)][:MAX_MATCHES]
+
+
+def _plain_attribute(value: Any, name: str) -> Any:
+    """Return an attribute without running properties."""
+    found = getattr(value, "__dict__", {}).get(name)
+    if found is None:
+        found = _module_names(value).get(name)
+    if found is None and isinstance(value, types.ModuleType):
+        found = getattr(value, name, None)
+    return found
+
+
+def _module_names(value: Any) -> dict[str, Any]:
+    """Return the parameters and parts of a torch module, which are no plain attributes."""
+    found: dict[str, Any] = {}
+    for table in ("_modules", "_parameters", "_buffers"):
+        entries = getattr(value, "__dict__", {}).get(table)
+        if isinstance(entries, dict):
+            found.update(entries)
+    return found
+
+
+def look_at(name: str, value: Any) -> dict[str, Any]:
+    """Return what `NAME?` shows: type, text, signature, documentation, source file."""
+    import inspect
+
+    found = {k: v for k, v in describe(name, value).items() if k != "digest"}
+    try:
+        found["signature"] = f"{name}{inspect.signature(value)}"
+    except (TypeError, ValueError):
+        found["signature"] = ""
+    found["doc"] = inspect.getdoc(value) or ""
+    found["repr"] = repr(value)[:1000]
+    try:
+        found["source"] = inspect.getsource(value) if callable(value) else ""
+    except (OSError, TypeError):
+        found["source"] = ""
+    return found

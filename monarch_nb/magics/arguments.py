@@ -1,0 +1,68 @@
+"""What is typed after a verb, checked: each type raises with what was expected."""
+
+from __future__ import annotations
+
+import argparse
+from typing import NoReturn
+
+from monarch_nb.exceptions import MeshUsageError
+from monarch_nb.status import parse_duration
+
+Namespace = argparse.Namespace
+
+
+class Helped(Exception):
+    """--help has been asked for; the text is the help."""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that raises instead of leaving the kernel."""
+
+    def error(self, message: str) -> NoReturn:
+        usage = " ".join(self.format_usage().removeprefix("usage: ").split())
+        raise MeshUsageError(f"{self.prog}: {message}. Usage: {usage}")
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        raise Helped(message or "")
+
+    def print_help(self, file: object = None) -> None:
+        raise Helped(self.format_help().rstrip())
+
+
+def dims(text: str) -> dict[str, int]:
+    """Read `hosts=2,gpus=4`."""
+    found = {}
+    for part in text.split(","):
+        name, equals, size = part.partition("=")
+        if not equals or not name.isidentifier() or not size.isdigit() or int(size) < 1:
+            raise argparse.ArgumentTypeError(f"expected DIM=SIZE,... as in hosts=2,gpus=4; not {text!r}")
+        found[name] = int(size)
+    return found
+
+
+def positive(text: str) -> int:
+    """Read a number of at least 1."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a number of at least 1, not {text!r}")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """Read a duration such as 90s or 8h."""
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def variable(text: str) -> tuple[str, str]:
+    """Read KEY=VALUE."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise argparse.ArgumentTypeError(f"expected KEY=VALUE, not {text!r}")
+    return key, value
+
+
+def cell_number(text: str) -> int:
+    """Read the number of a cell in the journal: 12 or #12."""
+    return positive(text.removeprefix("#"))

@@ -1,0 +1,65 @@
+"""Verbs about what ran: history, rerun, export, logs, result."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from monarch_nb.display import CellView, LiveDisplay, ViewWatcher
+from monarch_nb.exceptions import MeshUsageError
+from monarch_nb.magics.arguments import Namespace
+from monarch_nb.magics.cell import finish_cell, show_cell
+from monarch_nb.magics.state import State
+
+
+def history(state: State, arguments: Namespace) -> Any:
+    """Show the journal: what ran, by whom, on which ranks, how it ended."""
+    return state.mesh(arguments.name).history(arguments.last)
+
+
+def rerun(state: State, arguments: Namespace) -> None:
+    """Run a cell of the journal again, on the same ranks or others."""
+    mesh = state.mesh(arguments.name)
+    entry = mesh.journal.entry(arguments.number)
+    if entry.kind != "cell":
+        raise MeshUsageError(f"#{entry.n} of the journal is no cell but {entry.kind}; only cells can be run again")
+    ranks = mesh.select(arguments.ranks or entry.ranks)
+    show_cell(mesh, entry.source, ranks, number=entry.number, rerun_of=entry.n)
+
+
+def export(state: State, arguments: Namespace) -> None:
+    """Write the journal's cells to FILE.ipynb (with their output) or FILE.py (a script for torchrun)."""
+    num = state.mesh(arguments.name).journal.export(arguments.file)
+    print(f"{num} cells written to {arguments.file}")
+
+
+def logs(state: State, arguments: Namespace) -> None:
+    """Show what ranks have printed, folded; all of it is kept by the host process. --follow goes on until interrupted."""
+    mesh = state.mesh(arguments.name)
+    ranks = mesh.select(arguments.ranks)
+    try:
+        for text in mesh.journal.logs(
+            ranks, grep=arguments.grep, tail_bytes=arguments.bytes, follow=arguments.follow
+        ):
+            sys.stdout.write(text)
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        if not arguments.follow:
+            raise
+
+
+def result(state: State, arguments: Namespace) -> None:
+    """Wait for a cell that was started with --async (by default the last), show it, and fail if it has failed."""
+    mesh = state.mesh(arguments.name)
+    number = arguments.number or state.last_async.get(mesh.name)
+    if number is None:
+        raise MeshUsageError("%mesh result: no cell was started with --async here; name one of %mesh history")
+    entry = mesh.journal.entry(number)
+    if entry.kind != "cell":
+        raise MeshUsageError(f"%mesh result: #{number} of the journal is no cell but {entry.kind}")
+    view = CellView(mesh.select(entry.ranks), len(mesh))
+    with LiveDisplay(view):
+        run = mesh.journal.replay(entry, ViewWatcher(view))
+        ended = run.wait()
+    run.seen()
+    finish_cell(mesh, ended)

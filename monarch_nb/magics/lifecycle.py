@@ -1,0 +1,208 @@
+"""Verbs about a mesh's life: start, list, attach, detach, use, status, lease, interrupt, restart, stacks, stop."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb.exceptions import MeshUsageError
+from monarch_nb.magics.arguments import Namespace
+from monarch_nb.magics.missed import show_missed
+from monarch_nb.magics.state import State
+from monarch_nb.status import duration
+
+if TYPE_CHECKING:
+    from monarch_nb.mesh import Mesh
+
+
+def start(state: State, arguments: Namespace) -> None:
+    """Start a mesh, or attach to the running one of that name. With no size: one rank per GPU, or per core."""
+    from monarch_nb import mesh as meshes
+    from monarch_nb._client.launch import list_connections
+
+    if any(c.name == arguments.name for c in list_connections()):
+        mesh = state.attach(arguments.name)
+        print(f"attached to {describe(mesh)}, which was running")
+        show_missed(mesh)
+        return
+    dims, num_hosts = _sizes(arguments)
+    mesh = meshes.start(
+        arguments.name,
+        dims,
+        num_hosts=num_hosts,
+        env=dict(arguments.env or ()),
+        idle_timeout_s=arguments.idle_timeout,
+        method="spawn" if arguments.spawn else "fork",
+    )
+    state.adopt(mesh)
+    backend = _prepare_distributed(mesh, arguments.init_process_group)
+    ready = f"; torch.distributed is ready ({backend})" if backend else ""
+    print(f"{describe(mesh)} is ready{ready}; it ends after {duration(arguments.idle_timeout)} without a client")
+
+
+def _sizes(arguments: Namespace) -> tuple[dict[str, int] | None, int]:
+    given = [k for k in ("gpus", "procs", "dims") if getattr(arguments, k) is not None]
+    if len(given) > 1:
+        raise MeshUsageError(f"%mesh start: give one of --gpus, --procs, --dims; not {' and '.join('--' + g for g in given)}")
+    dims: dict[str, int] | None = None
+    if arguments.dims is not None:
+        dims = dict(arguments.dims)
+    elif given:
+        dims = {given[0]: getattr(arguments, given[0])}
+    hosts = arguments.hosts or 0
+    if dims and "hosts" in dims:
+        hosts = dims.pop("hosts")
+    job = arguments.job or ("process" if hosts else "local")
+    if job == "local" and hosts > 1:
+        raise MeshUsageError("%mesh start: --job local is a single host; use --job process for several on this machine")
+    return dims, hosts if job == "process" else 0
+
+
+def describe(mesh: Mesh) -> str:
+    """Return a mesh in some words."""
+    return f"mesh {mesh.name!r} ({mesh.extent}: ranks 0-{len(mesh) - 1})"
+
+
+def _prepare_distributed(mesh: Mesh, backend: str | None) -> str:
+    """Set RANK, MASTER_ADDR and the like; make a process group if asked for."""
+    from monarch_nb.spmd import setup_torch_elastic_env
+
+    setup_torch_elastic_env(mesh, master_addr="127.0.0.1")
+    if backend is None:
+        return ""
+    chosen = backend or ("nccl" if "gpus" in mesh.sizes and _has_gpus(mesh) else "gloo")
+    mesh.execute(_init_process_group, chosen).get(120)
+    return chosen
+
+
+def _has_gpus(mesh: Mesh) -> bool:
+    return all(h.num_gpus for h in mesh.status().hosts)
+
+
+def _init_process_group(backend: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    if backend == "nccl":
+        torch.cuda.set_device(0)
+    dist.init_process_group(backend)
+
+
+def list_(state: State, arguments: Namespace) -> None:
+    """List the meshes of this user."""
+    from monarch_nb._client.launch import list_connections
+
+    connections = list_connections()
+    for connection in connections:
+        mark = "*" if connection.name == state.current else " "
+        print(f"{mark} {connection.name:<16} home pid {connection.pid}")
+    if not connections:
+        print("no mesh runs. Start one: %mesh start")
+
+
+def attach(state: State, arguments: Namespace) -> None:
+    """Connect to a running mesh; show what was missed. A cell that still runs goes on streaming here."""
+    mesh = state.attach(arguments.name)
+    print(f"attached to {describe(mesh)}")
+    show_missed(mesh)
+
+
+def detach(state: State, arguments: Namespace) -> None:
+    """Disconnect from a mesh; it goes on."""
+    mesh = state.mesh(arguments.name)
+    state.drop(mesh.name)
+    mesh._session.close()
+    print(f"detached from mesh {mesh.name!r}; it goes on. Come back: %mesh attach {mesh.name}")
+
+
+def use(state: State, arguments: Namespace) -> None:
+    """Make a mesh the one that %%mesh runs on."""
+    state.adopt(state.mesh(arguments.name))
+    print(f"using {describe(state.mesh())}")
+
+
+def status(state: State, arguments: Namespace) -> None:
+    """Show the state of a mesh, or that there's none."""
+    if arguments.name is None and state.current is None:
+        list_(state, arguments)
+        return
+    print(state.mesh(arguments.name).status().text())
+
+
+def lease(state: State, arguments: Namespace) -> None:
+    """Show after how long without client and running cell a mesh ends, or set it: `%mesh lease 24h`."""
+    mesh = state.mesh(arguments.name)
+    if arguments.time is not None:
+        mesh.set_lease(arguments.time)
+    limit = mesh.status().idle_timeout_s
+    print(f"mesh {mesh.name!r} ends after {duration(limit or 0)} without a client and a running cell")
+
+
+def interrupt(state: State, arguments: Namespace) -> None:
+    """Interrupt what runs on ranks: SIGINT, after 3 s aborted collectives, after 10 s more it's given up."""
+    state.mesh(arguments.name).interrupt(arguments.ranks)
+
+
+def restart(state: State, arguments: Namespace) -> None:
+    """Kill ranks and start them anew at their places. What they held is lost; asks, or wants -f."""
+    mesh = state.mesh(arguments.name)
+    ranks = mesh.select(arguments.ranks)
+    from monarch_nb._shape import format_ranks
+
+    what = f"what rank{'s' if len(ranks) > 1 else ''} {format_ranks(ranks)} of mesh {mesh.name!r} hold{'' if len(ranks) > 1 else 's'}"
+    if not arguments.force and not confirm(f"{what} will be lost. Restart?", f"%mesh restart -f --ranks {arguments.ranks}"):
+        print("nothing was restarted")
+        return
+    mesh.restart(ranks)
+    from monarch_nb.spmd import setup_torch_elastic_env
+
+    setup_torch_elastic_env(mesh, master_addr="127.0.0.1")
+    print(f"ranks {format_ranks(ranks)} run again, with nothing in them. A process group must be made anew on all ranks")
+
+
+def confirm(question: str, otherwise: str) -> bool:
+    """Ask; where nobody can answer, say what to type instead.
+
+    Raises:
+        MeshUsageError: if there is no stdin.
+    """
+    try:
+        answer = input(f"{question} [y/N] ")
+    except (EOFError, NotImplementedError, RuntimeError):  # StdinNotImplementedError is either, by version
+        raise MeshUsageError(f"{question} Nobody can answer here; to do it without asking: {otherwise}") from None
+    return answer.strip().lower() in ("y", "yes")
+
+
+def stacks(state: State, arguments: Namespace) -> None:
+    """Show where ranks stand: the Python stacks of their threads, equal ones once."""
+    from monarch_nb.mesh.stacks import stacks_text
+
+    print(stacks_text(state.mesh(arguments.name).stacks(arguments.ranks)))
+
+
+def stop(state: State, arguments: Namespace) -> None:
+    """End a mesh and what its ranks hold. With -f, ranks get no time to clean up."""
+    mesh = state.mesh(arguments.mesh)
+    if arguments.force:
+        mesh._session.request("stop", procs=list(mesh._procs), grace_s=0.0)
+    mesh.stop().get(30)
+    state.drop(mesh.name)
+    print(f"mesh {mesh.name!r} has ended")
+
+
+def say_what_runs(shell: Any) -> None:
+    """Say which meshes run, and what has ended on them unseen. For `%load_ext`."""
+    from monarch_nb._client.launch import list_connections
+    from monarch_nb.exceptions import MeshError
+    from monarch_nb.mesh import attach as attach_mesh
+
+    for connection in list_connections():
+        note = ""
+        try:
+            mesh = attach_mesh(connection.name, listens=False)
+            note = mesh.journal.missed().summary()
+            mesh._session.close()
+        except (MeshError, ValueError) as error:
+            note = str(error)
+        text = f"mesh {connection.name!r} runs{': ' + note if note else ''}. Attach: %mesh attach {connection.name}"
+        print(text, file=sys.stderr)

@@ -1,0 +1,62 @@
+"""Which meshes this kernel is connected to, and which is the current one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb.exceptions import MeshUsageError
+
+if TYPE_CHECKING:
+    from monarch_nb.mesh import Mesh
+
+DEFAULT_NAME = "mesh"
+
+
+class State:
+    """What the magics of one kernel know."""
+
+    def __init__(self, shell: Any) -> None:
+        self.shell = shell
+        self.meshes: dict[str, Mesh] = {}
+        self.current: str | None = None
+        self.last_async: dict[str, int] = {}
+        """Number of the last cell that `--async` has started, by mesh."""
+
+    def mesh(self, name: str | None = None) -> Mesh:
+        """Return a mesh by name, or the current one."""
+        if name is None:
+            name = self.current
+        if name is None:
+            raise MeshUsageError("no mesh is in use. Start one: %mesh start; or see what runs: %mesh list")
+        if name not in self.meshes or self.meshes[name]._office.closed:
+            return self.attach(name)
+        return self.meshes[name]
+
+    def attach(self, name: str | None) -> Mesh:
+        """Connect to a running mesh and make it current."""
+        from monarch_nb import mesh as meshes
+
+        return self.adopt(meshes.attach(name))
+
+    def adopt(self, mesh: Mesh) -> Mesh:
+        """Make a mesh current, and known to the notebook by its name."""
+        from monarch_nb._client import session
+
+        self.meshes[mesh.name] = mesh
+        self.current = mesh.name
+        session.use(mesh._session)
+        self.shell.user_ns[mesh.name.replace("-", "_")] = mesh
+        if mesh.name != DEFAULT_NAME:
+            self.shell.user_ns[DEFAULT_NAME] = mesh
+        return mesh
+
+    def drop(self, name: str) -> None:
+        """Forget a mesh."""
+        mesh = self.meshes.pop(name, None)
+        for variable in [k for k, v in self.shell.user_ns.items() if v is mesh and mesh is not None]:
+            del self.shell.user_ns[variable]
+        self.last_async.pop(name, None)
+        if self.current == name:
+            self.current = None
+            if self.meshes:
+                self.adopt(next(reversed(self.meshes.values())))

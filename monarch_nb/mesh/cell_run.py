@@ -1,0 +1,276 @@
+"""One run of a cell, as a client sees it: the home runs it; here it is waited for, interrupted, and turned into a result or an error."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb._client.feed import Feed, Watcher
+from monarch_nb._post.failure import revive
+from monarch_nb._shape import format_ranks
+from monarch_nb.exceptions import (
+    ActorError,
+    MeshError,
+    MeshUsageError,
+    RankFailure,
+    RankTimeout,
+    describe_end,
+)
+from monarch_nb.mesh.stacks import innermost, rank_set_text
+
+if TYPE_CHECKING:
+    from monarch_nb.mesh.core import Mesh
+
+PATIENCE_S = 60.0
+"""How long the home has to bring an interrupted cell to an end; its steps take less together."""
+
+
+@dataclass
+class CellResult:
+    """How a cell ended.
+
+    Attributes:
+        n: its number in the journal.
+        ranks: the ranks that it ran on.
+        bundles: the last expression's value by rank, as a mimebundle.
+        failures: what was raised, by rank.
+        seconds: run time by rank.
+        unfinished: ranks that were given up, and what is known of each: "stacks" by thread, "process".
+        stopped: ranks that were interrupted.
+        reason: why it was interrupted, if it was: user, failure, or "timeout SECONDS".
+        said: what the host process had to say.
+    """
+
+    ranks: tuple[int, ...]
+    n: int = 0
+    bundles: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    failures: dict[int, RankFailure] = field(default_factory=dict)
+    seconds: dict[int, float] = field(default_factory=dict)
+    unfinished: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    stopped: tuple[int, ...] = ()
+    reason: str = ""
+    said: list[str] = field(default_factory=list)
+
+    def error(self) -> BaseException | None:
+        """Return what to raise for this result, if anything."""
+        if self.reason.startswith("timeout"):
+            return RankTimeout(self._late(float(self.reason.split()[1])))
+        if self.reason == "user":
+            return CellInterrupted("\n".join(self._interrupted()))
+        if self.failures or self.unfinished:
+            return self._failed()
+        return None
+
+    def _late(self, timeout_s: float) -> str:
+        text = f"the cell did not end within {timeout_s:g} s"
+        if self.stopped:
+            text += f": ranks {format_ranks(self.stopped)} were interrupted"
+        return "\n".join([text, *self._stuck()])
+
+    def _interrupted(self) -> list[str]:
+        lines = [f"ranks {format_ranks(self.stopped)} were interrupted"] if self.stopped else []
+        if self.failures:
+            lines += [str(f) for f in fold_failures(self.failures.values())]
+        return [*lines, *self._stuck()] or ["the cell had ended"]
+
+    def _stuck(self) -> list[str]:
+        if not self.unfinished:
+            return []
+        ranks = format_ranks(self.unfinished)
+        lines = [f"{rank_set_text(tuple(self.unfinished))} did not react and {_hang(self.unfinished)} in this cell:"]
+        for rank, found in self.unfinished.items():
+            lines.append(f"  rank {rank} {innermost(found)}")
+        return [*lines, f"next: %mesh stacks --ranks {ranks} shows more; %mesh restart --ranks {ranks} starts them anew"]
+
+    def _failed(self) -> CellError:
+        text = f"the cell failed on {len(self.failures)} of {len(self.ranks)} ranks"
+        if self.stopped:
+            text += f"; ranks {format_ranks(self.stopped)} were interrupted"
+        text = "\n".join([text, *self._stuck()])
+        return CellError(text, fold_failures(self.failures.values()), {}, len(self.unfinished))
+
+
+def _hang(ranks: Mapping[int, Any]) -> str:
+    return "hangs" if len(ranks) == 1 else "hang"
+
+
+class CellError(ActorError):
+    """A cell failed on some ranks. Shown without the frames of this package: they'd tell the reader nothing."""
+
+    def _render_traceback_(self) -> list[str]:
+        return str(self).split("\n")
+
+
+class CellInterrupted(KeyboardInterrupt):
+    """The user has interrupted a cell. Says which ranks have ended it, and which hang, where, and what to do."""
+
+    def _render_traceback_(self) -> list[str]:
+        return f"KeyboardInterrupt: {self}".split("\n")
+
+
+class _Nobody:
+    """Watches nothing."""
+
+    def text(self, rank: int, stream: str, text: str) -> None: ...
+    def display(self, rank: int, content: dict[str, Any]) -> None: ...
+    def ended(self, rank: int, ended: Mapping[str, Any]) -> None: ...
+    def said(self, text: str) -> None: ...
+
+
+class CellRun:
+    """A cell on its way. `wait` may be called from any thread, and again.
+
+    Example:
+        >>> run = mesh.submit("train()")           # doctest: +SKIP
+        >>> run.done                               # doctest: +SKIP
+        False
+        >>> run.wait().seconds[0]                  # doctest: +SKIP
+        3600.2
+    """
+
+    def __init__(self, mesh: Mesh, ranks: tuple[int, ...], watcher: Watcher | None) -> None:
+        self._mesh = mesh
+        self._watcher: Watcher = watcher if watcher is not None else _Nobody()
+        self.result = CellResult(ranks)
+        self._feed = Feed(mesh._office, self)
+
+    def start(self, op: str, **fields: Any) -> CellRun:
+        """Ask the home for it."""
+        self._mesh._session.watch(self._feed, op, **fields)
+        return self
+
+    # --- what comes; in the reading thread
+
+    def text(self, rank: int, stream: str, text: str) -> None:
+        """A rank has written."""
+        self._watcher.text(rank, stream, text)
+
+    def display(self, rank: int, content: dict[str, Any]) -> None:
+        """A rank shows something rich."""
+        self._watcher.display(rank, content)
+
+    def ended(self, rank: int, ended: Mapping[str, Any]) -> None:
+        """The cell has ended on a rank."""
+        result = self.result
+        if "seconds" in ended:
+            result.seconds[rank] = ended["seconds"]
+        if ended["status"] in ("error", "lost"):
+            result.failures[rank] = failure_of(rank, ended)
+        elif ended.get("value") is not None:
+            result.bundles[rank] = ended["value"]
+        self._watcher.ended(rank, ended)
+
+    def said(self, text: str) -> None:
+        """The host process has something to say."""
+        self.result.said.append(text)
+        self._watcher.said(text)
+
+    # --- waiting
+
+    @property
+    def n(self) -> int:
+        """Its number in the journal; 0 as long as the home hasn't taken it."""
+        return self._feed.n
+
+    def wait_for_number(self, timeout_s: float) -> int:
+        """Wait until the home has taken the cell; return its number in the journal.
+
+        Raises:
+            MeshUsageError: if it refused.
+        """
+        self._mesh._office.reader.take_over()
+        if not self._feed.begun.wait(timeout_s):
+            raise MeshError(f"the host process did not take the cell within {timeout_s:g} s; see %mesh status")
+        if self._feed.error:
+            raise MeshUsageError(self._feed.error)
+        return self._feed.n
+
+    @property
+    def done(self) -> bool:
+        """Whether it's over."""
+        return self._feed.ready
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """Call this once it's over, in the thread that hears of it: it must be quick."""
+        self._feed.when_ready(callback)
+
+    def interrupt(self) -> None:
+        """Interrupt it; again, and the next step is taken at once (see `_host.ladder`)."""
+        self._feed.interrupt()
+
+    def wait(self, timeout: float | None = None) -> CellResult:
+        """Wait until it's over. Ctrl-C interrupts the ranks; again, and the next step is taken at once.
+
+        Args:
+            timeout: seconds; then RankTimeout is raised and the cell goes on.
+
+        Raises:
+            MeshUsageError: if the home refused it.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        interrupted = False
+        while not self._feed.ready:
+            try:
+                if not self._mesh._office.reader.wait(self._feed, deadline):
+                    raise self._too_late(interrupted, timeout)
+            except KeyboardInterrupt:
+                interrupted, deadline = True, time.monotonic() + PATIENCE_S
+                self.interrupt()
+        return self._finished()
+
+    def _too_late(self, interrupted: bool, timeout: float | None) -> MeshError:
+        if interrupted:
+            return MeshError(
+                f"the host process did not bring the interrupted cell to an end within {PATIENCE_S:g} s; see %mesh status"
+            )
+        return RankTimeout(f"cell #{self.n} is not over after {timeout:g} s; it goes on")
+
+    def _finished(self) -> CellResult:
+        feed, result = self._feed, self.result
+        if feed.error:
+            raise MeshUsageError(feed.error)
+        if feed.summary is None:
+            raise MeshError("the mesh has ended, and this cell with it")
+        result.n = feed.n
+        result.unfinished = {int(r): found for r, found in feed.summary["unfinished"].items()}
+        result.stopped = tuple(feed.summary["stopped"])
+        result.reason = feed.summary["reason"]
+        return result
+
+    def seen(self) -> None:
+        """Tell the journal that somebody has seen how it ended."""
+        self._mesh._session.tell("seen", cells=[self._feed.n])
+
+
+def failure_of(rank: int, ended: Mapping[str, Any]) -> RankFailure:
+    """Return the failure of a rank from its answer."""
+    if ended["status"] == "lost":
+        end = ended["end"]
+        return RankFailure((rank,), "lost", describe_end(end), when=ended["when"], end=end)
+    data = ended.get("exception")
+    return RankFailure(
+        ranks=(rank,),
+        type=ended["ename"],
+        message=ended["evalue"],
+        traceback=ended["traceback"],
+        exception=revive({"exception": base64.b64decode(data)}) if data else None,
+        when=ended["when"],
+    )
+
+
+def fold_failures(failures: Any) -> list[RankFailure]:
+    """Return equal failures once, with their ranks, first in time first and marked."""
+    found: dict[tuple[str, str, str], list[RankFailure]] = {}
+    for failure in sorted(failures, key=lambda f: f.when):
+        found.setdefault((failure.type, failure.message, failure.traceback), []).append(failure)
+    return [
+        RankFailure(
+            ranks=tuple(sorted(r for f in group for r in f.ranks)),
+            type=group[0].type, message=group[0].message, traceback=group[0].traceback,
+            exception=group[0].exception, when=group[0].when, first=i == 0 and len(found) > 1, end=group[0].end,
+        )
+        for i, group in enumerate(found.values())
+    ]  # fmt: skip

@@ -1,0 +1,241 @@
+"""Mesh: a ProcMesh with a name, cells, variables, a journal, and a life of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb._client.session import Session
+from monarch_nb._shape import Extent, Shape, format_ranks, parse_ranks
+from monarch_nb.actor.future import Future
+from monarch_nb.actor.proc_mesh import ProcMesh
+from monarch_nb.actor.value_mesh import ValueMesh
+from monarch_nb.mesh.actors import Actors
+from monarch_nb.mesh.cell_run import CellResult, CellRun
+from monarch_nb.mesh.history import Entries, History
+from monarch_nb.mesh.variables import Difference, Variables, check_name, find_difference
+from monarch_nb.status import MeshStatus, snapshot
+
+if TYPE_CHECKING:
+    from monarch_nb._client.feed import Watcher
+
+RESTART_S = 60.0
+
+
+class Mesh(ProcMesh):
+    """A named mesh. Everything that a `ProcMesh` can, and cells.
+
+    Attributes:
+        last_error: what the last cell that failed has raised, with all its failures.
+        actors: the actors that run on it, by name.
+        journal: what ran on it.
+
+    Example:
+        >>> mesh = start("dev", {"gpus": 4})          # doctest: +SKIP
+        >>> mesh.push({"lr": 0.1})                     # doctest: +SKIP
+        >>> mesh.run("print(rank, lr)")                # doctest: +SKIP
+        >>> mesh.stop().get()                          # doctest: +SKIP
+    """
+
+    def __init__(self, name: str, session: Session, record: Mapping[str, Any]) -> None:
+        extent = Extent(record["labels"], record["sizes"])
+        super().__init__(
+            record["group"], record["procs"], Shape.full(extent), tuple(record["hosts"]), session.office
+        )
+        self._name = name
+        self.last_error: BaseException | None = None
+        self.actors = Actors(self)
+        self.journal = History(self)
+
+    @property
+    def name(self) -> str:
+        """The name that `%mesh start` gave it."""
+        return self._name
+
+    def select(self, ranks: str | Sequence[int]) -> tuple[int, ...]:
+        """Return ranks from a rank set such as `0-3,7` or `hosts=0,gpus=::2`."""
+        if isinstance(ranks, str):
+            return parse_ranks(ranks, self.extent)
+        return tuple(ranks)
+
+    def part(self, ranks: str | Sequence[int]) -> ProcMesh:
+        """Return some ranks as a mesh of one dimension."""
+        chosen = self.select(ranks)
+        return ProcMesh(
+            self._group, self._all_procs, Shape(Extent(["ranks"], [len(chosen)]), chosen), self._hosts, self._office
+        )
+
+    def living_ranks(self) -> tuple[int, ...]:
+        """Return the ranks that haven't died, as far as this program knows."""
+        ends = self._office.ends
+        return tuple(rank for rank, proc in enumerate(self._procs) if proc not in ends)
+
+    def living(self) -> ProcMesh:
+        """Return the ranks that haven't died as a mesh of one dimension."""
+        return self.part(self.living_ranks())
+
+    # --- cells
+
+    def submit(
+        self,
+        source: str,
+        ranks: str | Sequence[int] = "all",
+        *,
+        watcher: Watcher | None = None,
+        number: int = 0,
+        timeout: float | None = None,
+        rerun_of: int = 0,
+    ) -> CellRun:
+        """Start a cell on ranks and return at once; it goes on if this program ends.
+
+        Args:
+            source: IPython source: `await`, `!command` and magics work.
+            ranks: a rank set.
+            watcher: sees output and results as they come.
+            number: the notebook's number of the cell, for tracebacks.
+            timeout: seconds; then the ranks are interrupted.
+            rerun_of: number in the journal of the cell that this repeats.
+        """
+        self._check_alive("run")
+        chosen = self.select(ranks)
+        return CellRun(self, chosen, watcher).start(
+            "run_cell", source=source, ranks=list(chosen), procs=[self._procs[r] for r in chosen],
+            rank_set=format_ranks(chosen), group=self._group, number=number, context=self._context, timeout_s=timeout,
+            rerun_of=rerun_of,
+        )  # fmt: skip
+
+    def run(
+        self,
+        source: str,
+        ranks: str | Sequence[int] = "all",
+        *,
+        watcher: Watcher | None = None,
+        number: int = 0,
+        timeout: float | None = None,
+    ) -> CellResult:
+        """Run a cell on ranks and wait for it; the arguments are those of `submit`.
+
+        Raises:
+            CellError: if it raised on any rank.
+            RankTimeout: if the time was up; the ranks have been interrupted.
+            CellInterrupted: (a KeyboardInterrupt) if the user has interrupted it, and with it the ranks.
+
+        Example:
+            >>> mesh.run("x = rank ** 2").seconds     # doctest: +SKIP
+        """
+        run = self.submit(source, ranks, watcher=watcher, number=number, timeout=timeout)
+        result = run.wait()
+        error = result.error()
+        if error is not None:
+            self.last_error = error
+            raise error
+        return result
+
+    def interrupt(self, ranks: str | Sequence[int] = "all") -> None:
+        """Interrupt what runs on ranks: cells, step by step as Ctrl-C does, and functions."""
+        chosen = self.select(ranks)
+        procs = [self._procs[r] for r in chosen]
+        self._session.request("interrupt", procs=procs, rank_set=format_ranks(chosen))
+
+    def restart(self, ranks: str | Sequence[int]) -> None:
+        """Kill ranks and start them anew at their places. Their state is lost; handles on them stay good."""
+        chosen = self.select(ranks)
+        procs = [self._procs[r] for r in chosen]
+        self._session.request("restart", _timeout_s=RESTART_S, procs=procs, rank_set=format_ranks(chosen))
+
+    def stacks(self, ranks: str | Sequence[int] = "all") -> dict[int, Mapping[str, Any]]:
+        """Return where ranks stand: by rank, "stacks" by thread name (None: no answer) and "process"."""
+        chosen = [r for r in self.select(ranks) if r in self.living_ranks()]
+        found: dict[int, Mapping[str, Any]] = self._session.request("stacks", procs=[self._procs[r] for r in chosen])
+        return found
+
+    # --- variables
+
+    def push(self, variables: Mapping[str, Any], ranks: str | Sequence[int] = "all") -> None:
+        """Set variables in the cells' namespace of ranks."""
+        for name in variables:
+            check_name(name)
+        self.part(ranks)._work(b"push", dict(variables), f"push of {', '.join(variables)}").get()
+        self._note("push", ", ".join(variables), self.select(ranks))
+
+    def pull(self, *names: str, ranks: str | Sequence[int] = "all") -> ValueMesh[Any]:
+        """Return variables of the cells' namespace: one value per rank, or a dict for several names.
+
+        Raises:
+            ActorError: if a rank has no such variable.
+        """
+        for name in names:
+            check_name(name)
+        part = self.part(ranks) if ranks != "all" else self
+        found: ValueMesh[Any] = part._work(b"pull", list(names), f"pull of {', '.join(names)}").get()
+        self._note("pull", ", ".join(names), self.select(ranks))
+        return found.map(lambda values: values[names[0]]) if len(names) == 1 else found
+
+    def vars(self, ranks: str | Sequence[int] = "all", names: Sequence[str] = ()) -> Variables:
+        """Return what ranks hold in the cells' namespace: type, shape, dtype, device, norm; where they differ.
+
+        Args:
+            names: only these.
+        """
+        chosen = self.select(ranks)
+        found = self.part(chosen)._work(b"vars", list(names), "vars").get()
+        return Variables(dict(zip(chosen, found.values(), strict=True)))
+
+    def diff(self, name: str, ranks: str | Sequence[int] = "all") -> Difference:
+        """Return where ranks disagree on a variable: a tensor, a module, a state dict, or anything else.
+
+        Raises:
+            ActorError: if a rank has no such variable.
+        """
+        check_name(name.partition(".")[0].partition("[")[0])
+        return find_difference(self, name, self.select(ranks))
+
+    def _note(self, kind: str, names: str, ranks: tuple[int, ...]) -> None:
+        self._session.tell("note", kind="variables", source=f"%mesh {kind} {names}", ranks=format_ranks(ranks))
+
+    # --- the journal
+
+    def history(self, limit: int = 1000) -> Entries:
+        """Return the last entries of the journal, oldest first."""
+        return self.journal.entries(limit)
+
+    # --- life
+
+    def status(self) -> MeshStatus:
+        """Return how the mesh is just now."""
+        return snapshot(self._session.request("status"), self._group, self.sizes)
+
+    def set_lease(self, idle_timeout_s: float) -> None:
+        """Say after how long without client and running cell the mesh ends; the time begins anew."""
+        self._session.request("set_lease", idle_timeout_s=idle_timeout_s)
+
+    def stop(self, reason: str = "", *, grace_s: float = 3.0) -> Future[None]:
+        """End the mesh: its ranks, its host processes, its connection file."""
+        session = self._session
+        self._stopped = reason or "it was stopped"
+        reply = session.ask("shut_down")
+        pid = session.connection.pid if session.connection is not None else 0
+
+        def finish(_pending: Any) -> None:
+            session.close()
+            if pid:
+                _wait_for_end(pid, grace_s + 10.0)
+
+        return Future(reply, finish, f"stop of {self._name}")
+
+    def __repr__(self) -> str:
+        return f"<Mesh {self._name!r}: {self.extent}>"
+
+
+def _wait_for_end(pid: int, timeout_s: float) -> None:
+    import os
+    import select
+
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    poller.poll(int(timeout_s * 1000))
+    os.close(fd)

@@ -1,0 +1,279 @@
+"""The journal of a mesh: what ran on it, what was missed, logs, and a notebook or a script made of it."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb._client.feed import Feed, Watcher
+from monarch_nb._shape import format_ranks
+from monarch_nb.display.fold import Fold
+from monarch_nb.exceptions import MeshUsageError
+from monarch_nb.mesh.cell_run import CellRun
+
+if TYPE_CHECKING:
+    from monarch_nb.mesh.core import Mesh
+
+TAIL_BYTES = 1 << 20
+_MAX_SHOWN = 70
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry of the journal.
+
+    Attributes:
+        n: its number.
+        kind: start, cell, calls, variables, command, lost or note.
+        number: the notebook's number of a cell, as in In[3].
+        ended: None while it runs.
+        status: ok, error, interrupted; running; for a cell that was missed by all also "unseen" is true.
+        seconds: run time of a cell by rank.
+        env: id of the environment that the mesh was started with.
+        details: all that is known, as on disk.
+    """
+
+    n: int
+    kind: str
+    who: str
+    when: float
+    source: str = ""
+    ranks: str = ""
+    number: int = 0
+    ended: float | None = None
+    status: str = "running"
+    seconds: Mapping[int, float] = field(default_factory=dict)
+    env: str = ""
+    details: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Entry:
+        """Make an entry of what is on disk."""
+        return cls(
+            n=row["n"], kind=row["kind"], who=row.get("who", ""), when=row.get("when", 0.0),
+            source=row.get("source") or row.get("text") or "", ranks=row.get("ranks", ""), number=row.get("number", 0),
+            ended=row.get("ended"), status=row.get("status", "running"),
+            seconds={int(r): s for r, s in row.get("seconds", {}).items()}, env=row.get("env", ""), details=row,
+        )  # fmt: skip
+
+    def line(self) -> str:
+        """Return it in one line."""
+        took = "" if self.ended is None else f"{max(self.seconds.values(), default=self.ended - self.when):.3g} s"
+        what = f"In[{self.number}]" if self.number else self.kind
+        first = next((x for x in self.source.splitlines() if x.strip()), "")
+        shown = first if len(first) <= _MAX_SHOWN else first[: _MAX_SHOWN - 1] + "…"
+        more = self.source.count("\n", 0, len(self.source.rstrip()))
+        extra = f" (+{more} lines)" if more else ""
+        if self.kind == "calls":
+            calls = ", ".join(f"{c['endpoint']} x{c['num']}" for c in self.details.get("calls", ()))
+            shown = f"{calls}  |  {shown}"
+        clock = time.strftime("%H:%M:%S", time.localtime(self.when))
+        return f"#{self.n:<4} {clock} {what:<9} [{self.ranks}] {self.status:<11} {took:>8}  {shown}{extra}  — {self.who}"
+
+
+class Entries(list[Entry]):
+    """Entries; shows itself as lines."""
+
+    note = ""
+
+    def text(self) -> str:
+        """Return a line for each."""
+        lines = [entry.line() for entry in self]
+        return "\n".join([*([self.note] if self.note else []), *lines]) or "nothing has run"
+
+    __str__ = text
+
+    def __repr__(self) -> str:
+        return self.text()
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(self.text())
+
+
+@dataclass(frozen=True)
+class Missed:
+    """What nobody has seen.
+
+    Attributes:
+        cells: entries of cells that have ended unseen, or run with nobody watching.
+        position: from where in the journal on output of actors is unseen; None: all has been seen.
+    """
+
+    cells: tuple[Entry, ...]
+    position: int | None
+
+    def summary(self) -> str:
+        """Return it in a line: `2 cells ended, 1 runs`; empty if there's nothing."""
+        ended = sum(e.ended is not None for e in self.cells)
+        running = len(self.cells) - ended
+        failed = sum(e.status == "error" for e in self.cells)
+        parts = []
+        if ended:
+            parts.append(f"{ended} cell{'s' * (ended > 1)} ended meanwhile" + (f", {failed} failed" if failed else ""))
+        if running:
+            parts.append(f"{running} {'still run' if running > 1 else 'is still running'}")
+        return "; ".join(parts)
+
+
+class History:
+    """The journal of a mesh, as its clients read it."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+
+    def entries(self, limit: int = 1000) -> Entries:
+        """Return the last entries, oldest first."""
+        found = self._mesh._session.request("history", limit=limit)
+        entries = Entries(Entry.of(row) for row in found["entries"])
+        dropped = found["num_dropped_bytes"]
+        if dropped:
+            entries.note = f"(the oldest {dropped / 2**20:.3g} MiB of output were dropped: the journal is at its limit)"
+        return entries
+
+    def entry(self, n: int) -> Entry:
+        """Return an entry by its number.
+
+        Raises:
+            MeshUsageError: if there's none.
+        """
+        for entry in self.entries(1_000_000):
+            if entry.n == n:
+                return entry
+        raise MeshUsageError(f"the journal of mesh {self._mesh.name!r} has no entry #{n}; see %mesh history")
+
+    def missed(self) -> Missed:
+        """Return what nobody has seen so far."""
+        found = self._mesh._session.request("missed")
+        return Missed(tuple(Entry.of(row) for row in found["cells"] if row["group"] == self._mesh._group), found["position"])
+
+    def replay(self, entry: Entry, watcher: Watcher | None) -> CellRun:
+        """Show a cell from its beginning: what it has printed so far at once, the rest as it comes."""
+        ranks = self._mesh.select(entry.ranks)
+        run = CellRun(self._mesh, ranks, watcher)
+        run.result.reason = str(entry.details.get("reason", ""))
+        return run.start("watch_cell", n=entry.n)
+
+    def output(
+        self,
+        watcher: Watcher,
+        *,
+        ranks: Sequence[int] | None = None,
+        tail_bytes: int = TAIL_BYTES,
+        position: int | None = None,
+        actors: bool = False,
+        follow: bool = False,
+    ) -> Feed:
+        """Have kept output shown to a watcher; the feed is ready when all has come (with `follow`, never)."""
+        feed = Feed(self._mesh._office, watcher)
+        self._mesh._session.watch(
+            feed, "watch_output", group=self._mesh._group, ranks=None if ranks is None else list(ranks),
+            tail_bytes=tail_bytes, position=position, actors=actors, follow=follow,
+        )  # fmt: skip
+        return feed
+
+    def logs(
+        self, ranks: Sequence[int], *, grep: str | None = None, tail_bytes: int = TAIL_BYTES, follow: bool = False
+    ) -> Iterator[str]:
+        """Yield what ranks have printed, folded by rank set; with `follow`, on and on.
+
+        Args:
+            grep: only lines that match this regular expression.
+            tail_bytes: about how much of the journal's end to look at.
+        """
+        lines = LogLines(ranks, grep)
+        feed = self.output(lines, ranks=ranks, tail_bytes=tail_bytes, follow=follow)
+        reader = self._mesh._office.reader
+        try:
+            while not reader.wait(feed, time.monotonic() + 0.1):
+                text = lines.drain()
+                if text:
+                    yield text
+            lines.finish()
+            text = lines.drain()
+            if text:
+                yield text
+        finally:
+            if not feed.ready:
+                self._mesh._session.tell("unwatch", watch=feed.ref)
+                feed.complete()
+
+    def export(self, path: str | Path) -> int:
+        """Write the cells of the journal to a notebook (.ipynb, with their output) or a script (.py, for torchrun).
+
+        Returns:
+            How many cells were written.
+        """
+        from monarch_nb.mesh.export import write_notebook, write_script
+
+        path = Path(path)
+        cells = [e for e in self.entries(1_000_000) if e.kind == "cell" and not e.details.get("rerun_of")]
+        if path.suffix == ".ipynb":
+            write_notebook(path, self._mesh, cells)
+        elif path.suffix == ".py":
+            write_script(path, self._mesh, cells)
+        else:
+            raise MeshUsageError(f"export to FILE.py or FILE.ipynb, not to {str(path)!r}")
+        return len(cells)
+
+
+class LogLines:
+    """Collects lines of ranks that match, folded. Fed in the reading thread, drained in another."""
+
+    def __init__(self, ranks: Sequence[int], grep: str | None) -> None:
+        self._fold = Fold(ranks, max_rows=None, prefix=True)
+        try:
+            self._pattern = re.compile(grep) if grep else None
+        except re.error as error:
+            raise MeshUsageError(f"--grep takes a regular expression; {grep!r} is none: {error}") from None
+        self._lock = threading.Lock()
+        self._partial: dict[tuple[int, str], str] = {}
+
+    def text(self, rank: int, stream: str, text: str) -> None:
+        """A rank has written."""
+        with self._lock:
+            if self._pattern is None:
+                self._fold.feed(rank, stream, text)
+                return
+            whole, newline, rest = (self._partial.pop((rank, stream), "") + text).rpartition("\n")
+            self._partial[rank, stream] = rest
+            for line in whole.split("\n") if newline else ():
+                if self._pattern.search(line):
+                    self._fold.feed(rank, stream, line + "\n")
+
+    def display(self, rank: int, content: dict[str, Any]) -> None:
+        """A rank has shown something rich: its text."""
+        self.text(rank, "stdout", str(content["data"].get("text/plain", "")) + "\n")
+
+    def ended(self, rank: int, ended: Mapping[str, Any]) -> None:
+        """How cells end isn't in the logs."""
+
+    def said(self, text: str) -> None:
+        """The host process says that something is missing."""
+        with self._lock:
+            self._fold.say(text)
+
+    def finish(self) -> None:
+        """Take unfinished lines for lines."""
+        with self._lock:
+            for (rank, stream), text in self._partial.items():
+                if text and self._pattern is not None and self._pattern.search(text):
+                    self._fold.feed(rank, stream, text + "\n")
+            self._fold.finish()
+
+    def drain(self) -> str:
+        """Return what is new."""
+        with self._lock:
+            return self._fold.drain()
+
+
+def rank_list(ranks: Sequence[int]) -> str:
+    """Return ranks as they're typed."""
+    return format_ranks(ranks)
+
+
+ViewFactory = Callable[[Entry], Any]
