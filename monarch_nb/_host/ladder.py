@@ -67,9 +67,10 @@ class Ladder:
 
     def _abort(self) -> None:
         self.aborted = True
+        one = len(self._cell.running) == 1
+        who = f"rank{'' if one else 's'} {format_ranks(self._cell.running)}"
         self._cells.say(
-            self._cell,
-            f"ranks {format_ranks(self._cell.running)} did not react to the interrupt: their collectives are aborted",
+            self._cell, f"{who} did not react to the interrupt: {'its' if one else 'their'} collectives are aborted"
         )
         self._home.asking.ask(dict(self._cell.procs), "__abort__", None, self._on_aborted, _ABORT_ANSWER_S)
         self._step_after(ABORT_S)

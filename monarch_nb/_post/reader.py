@@ -87,6 +87,7 @@ class Reader:
         self._timeout_ms = -1
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_count = 0
+        self._urgent: deque[Callable[[], None]] = deque()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._keeper_asleep = False
         self._closing = False
@@ -294,6 +295,11 @@ class Reader:
             heapq.heappush(self._timers, (when, self._timer_count, function))
         self.ring()
 
+    def call_from_signal(self, function: Callable[[], None]) -> None:
+        """Have the keeper call `function`. Takes no lock: for signal handlers, which may run while their thread holds any."""
+        self._urgent.append(function)
+        self.ring()
+
     def _keep(self) -> None:
         poller = select.poll()
         poller.register(self._bell, select.POLLIN)
@@ -381,6 +387,8 @@ class Reader:
 
     def _run_idle_work(self) -> float | None:
         """Run due timers and idle work; return the seconds until the next is due."""
+        while self._urgent:
+            self._urgent.popleft()()
         while True:
             with self._mutex:
                 if not self._timers or self._timers[0][0] > time.monotonic():

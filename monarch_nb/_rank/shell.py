@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb._post.context import current_origin
 from monarch_nb._post.failure import _pickled
+from monarch_nb._rank.command import run_command
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -155,6 +156,10 @@ def _make_shell(namespace: dict[str, Any], pipe: OutputPipe) -> Any:
 
         def _showtraceback(self, etype: Any, evalue: Any, stb: Any) -> None:
             self.last_traceback = self.InteractiveTB.stb2text(stb)
+
+        def system(self, cmd: str) -> None:
+            """Run `!command`: it writes where the rank does, and an interrupt ends it."""
+            self.user_ns["_exit_code"] = run_command(self.var_expand(cmd, depth=1))
 
         def enable_gui(self, gui: Any = None) -> None:
             """No event loop to hook into."""

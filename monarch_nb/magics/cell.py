@@ -6,6 +6,7 @@ import ast
 import traceback
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._client.interrupts import Interrupts
 from monarch_nb._shape import Extent, Shape
 from monarch_nb.actor.value_mesh import ValueMesh
 from monarch_nb.display import CellView, LiveDisplay, ViewWatcher
@@ -52,11 +53,12 @@ def show_cell(
 ) -> None:
     """Run a cell, show it while it runs, and raise what it raises."""
     view = CellView(ranks, len(mesh), more_hint="%mesh logs", group=group)
-    with LiveDisplay(view):
+    with Interrupts(mesh._office.reader) as interrupts, LiveDisplay(view):
         view.started()
         run = mesh.submit(
             source, ranks, watcher=ViewWatcher(view), number=number, timeout=timeout, rerun_of=rerun_of
         )
+        interrupts.pass_to(run.interrupt)
         result = run.wait()
     finish_cell(mesh, result)
 

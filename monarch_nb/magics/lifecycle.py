@@ -149,15 +149,18 @@ def restart(state: State, arguments: Namespace) -> None:
     ranks = mesh.select(arguments.ranks)
     from monarch_nb._shape import format_ranks
 
-    what = f"what rank{'s' if len(ranks) > 1 else ''} {format_ranks(ranks)} of mesh {mesh.name!r} hold{'' if len(ranks) > 1 else 's'}"
-    if not arguments.force and not confirm(f"{what} will be lost. Restart?", f"%mesh restart -f --ranks {arguments.ranks}"):
+    one = len(ranks) == 1
+    who = f"rank{'' if one else 's'} {format_ranks(ranks)}"
+    question = f"what {who} of mesh {mesh.name!r} hold{'s' if one else ''} will be lost. Restart?"
+    if not arguments.force and not confirm(question, f"%mesh restart -f --ranks {arguments.ranks}"):
         print("nothing was restarted")
         return
     mesh.restart(ranks)
     from monarch_nb.spmd import setup_torch_elastic_env
 
     setup_torch_elastic_env(mesh, master_addr="127.0.0.1")
-    print(f"ranks {format_ranks(ranks)} run again, with nothing in them. A process group must be made anew on all ranks")
+    again = "runs again, with nothing in it" if one else "run again, with nothing in them"
+    print(f"{who} {again}. A process group must be made anew on all ranks")
 
 
 def confirm(question: str, otherwise: str) -> bool:
@@ -169,7 +172,7 @@ def confirm(question: str, otherwise: str) -> bool:
     try:
         answer = input(f"{question} [y/N] ")
     except (EOFError, NotImplementedError, RuntimeError):  # StdinNotImplementedError is either, by version
-        raise MeshUsageError(f"{question} Nobody can answer here; to do it without asking: {otherwise}") from None
+        raise MeshUsageError(f"{question} Nobody can answer here; this does it without asking: {otherwise}") from None
     return answer.strip().lower() in ("y", "yes")
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._client.feed import Feed, Watcher
+from monarch_nb._client.interrupts import Interrupts
 from monarch_nb._post.failure import revive
 from monarch_nb._shape import format_ranks
 from monarch_nb.exceptions import (
@@ -23,10 +24,6 @@ from monarch_nb.mesh.stacks import innermost, rank_set_text
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.core import Mesh
-
-PATIENCE_S = 60.0
-"""How long the home has to bring an interrupted cell to an end; its steps take less together."""
-
 
 @dataclass
 class CellResult:
@@ -67,11 +64,11 @@ class CellResult:
     def _late(self, timeout_s: float) -> str:
         text = f"the cell did not end within {timeout_s:g} s"
         if self.stopped:
-            text += f": ranks {format_ranks(self.stopped)} were interrupted"
+            text += f": {rank_set_text(self.stopped)} {_were(self.stopped)} interrupted"
         return "\n".join([text, *self._stuck()])
 
     def _interrupted(self) -> list[str]:
-        lines = [f"ranks {format_ranks(self.stopped)} were interrupted"] if self.stopped else []
+        lines = [f"{rank_set_text(self.stopped)} {_were(self.stopped)} interrupted"] if self.stopped else []
         if self.failures:
             lines += [str(f) for f in fold_failures(self.failures.values())]
         return [*lines, *self._stuck()] or ["the cell had ended"]
@@ -80,17 +77,22 @@ class CellResult:
         if not self.unfinished:
             return []
         ranks = format_ranks(self.unfinished)
+        them = "it" if len(self.unfinished) == 1 else "them"
         lines = [f"{rank_set_text(tuple(self.unfinished))} did not react and {_hang(self.unfinished)} in this cell:"]
         for rank, found in self.unfinished.items():
             lines.append(f"  rank {rank} {innermost(found)}")
-        return [*lines, f"next: %mesh stacks --ranks {ranks} shows more; %mesh restart --ranks {ranks} starts them anew"]
+        return [*lines, f"next: %mesh stacks --ranks {ranks} shows more; %mesh restart --ranks {ranks} starts {them} anew"]
 
     def _failed(self) -> CellError:
         text = f"the cell failed on {len(self.failures)} of {len(self.ranks)} ranks"
         if self.stopped:
-            text += f"; ranks {format_ranks(self.stopped)} were interrupted"
+            text += f"; {rank_set_text(self.stopped)} {_were(self.stopped)} interrupted"
         text = "\n".join([text, *self._stuck()])
         return CellError(text, fold_failures(self.failures.values()), {}, len(self.unfinished))
+
+
+def _were(ranks: Sequence[int]) -> str:
+    return "was" if len(ranks) == 1 else "were"
 
 
 def _hang(ranks: Mapping[int, Any]) -> str:
@@ -211,22 +213,12 @@ class CellRun:
             MeshUsageError: if the home refused it.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        interrupted = False
-        while not self._feed.ready:
-            try:
-                if not self._mesh._office.reader.wait(self._feed, deadline):
-                    raise self._too_late(interrupted, timeout)
-            except KeyboardInterrupt:
-                interrupted, deadline = True, time.monotonic() + PATIENCE_S
-                self.interrupt()
+        with Interrupts(self._mesh._office.reader, self.interrupt) as interrupts:
+            if not self._mesh._office.reader.wait(self._feed, deadline):
+                raise RankTimeout(f"cell #{self.n} is not over after {timeout:g} s; it goes on")
+        if interrupts.num_presses and not self.result.reason:
+            self.result.reason = "user"
         return self._finished()
-
-    def _too_late(self, interrupted: bool, timeout: float | None) -> MeshError:
-        if interrupted:
-            return MeshError(
-                f"the host process did not bring the interrupted cell to an end within {PATIENCE_S:g} s; see %mesh status"
-            )
-        return RankTimeout(f"cell #{self.n} is not over after {timeout:g} s; it goes on")
 
     def _finished(self) -> CellResult:
         feed, result = self._feed, self.result
@@ -237,7 +229,7 @@ class CellRun:
         result.n = feed.n
         result.unfinished = {int(r): found for r, found in feed.summary["unfinished"].items()}
         result.stopped = tuple(feed.summary["stopped"])
-        result.reason = feed.summary["reason"]
+        result.reason = feed.summary["reason"] or result.reason
         return result
 
     def seen(self) -> None:

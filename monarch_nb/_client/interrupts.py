@@ -1,0 +1,60 @@
+"""Ctrl-C while ranks work: it's meant for them, so it's passed on and raises nothing here.
+
+A KeyboardInterrupt may come between any two bytecodes, in the middle of a send or of a display. So, while a cell runs, SIGINT only
+rings: a background thread tells the home, and the waiting thread goes on until the cell is over. Who presses `MAX_PRESSES` times wants out
+in any case.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any
+
+from monarch_nb._post.reader import Reader
+
+MAX_PRESSES = 5
+
+
+class Interrupts:
+    """Passes SIGINT on while the `with` block runs; does nothing in other threads than the main one.
+
+    Args:
+        press: tells the home; called in a background thread, once for each Ctrl-C. It may be given later (`pass_to`).
+    """
+
+    def __init__(self, reader: Reader, press: Callable[[], None] | None = None) -> None:
+        self.num_presses = 0
+        self._reader = reader
+        self._press = press
+        self._previous: Any = None
+        self._active = False
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            self._previous = signal.signal(signal.SIGINT, self._on_signal)
+            self._active = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._active:
+            self._active = False
+            signal.signal(signal.SIGINT, self._previous if self._previous is not None else signal.default_int_handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.num_presses += 1
+        if self.num_presses >= MAX_PRESSES:
+            raise KeyboardInterrupt("given up waiting; what runs on the ranks goes on")
+        if self._press is not None:
+            self._reader.call_from_signal(self._press)
+
+    def pass_to(self, press: Callable[[], None]) -> None:
+        """Pass Ctrl-C to `press` from now on, and what has come before."""
+        num = self.num_presses
+        self._press = press
+        for _ in range(num):
+            press()
