@@ -144,7 +144,7 @@ def interrupt(arguments: argparse.Namespace) -> None:
 
 def stacks(arguments: argparse.Namespace) -> None:
     """Print where ranks stand."""
-    from monarch_nb.mesh.stacks import stacks_text
+    from monarch_nb.stacks import stacks_text
 
     print(stacks_text(_attach(arguments.name).stacks(arguments.ranks)))
 

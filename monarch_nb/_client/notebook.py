@@ -6,6 +6,7 @@ routes it, also when it comes late. `post_run_cell` waits until what was printed
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import sys
 import time
@@ -32,6 +33,7 @@ class NotebookHooks:
         self._num_settled = 0
         self._source = ""
         self._began = 0.0
+        self._task: asyncio.Task[Any] | None = None
         self.origin = 0
 
     @classmethod
@@ -59,10 +61,18 @@ class NotebookHooks:
         self._num_cells += 1
         self._source = getattr(info, "raw_cell", "") or ""
         self._began = time.time()
+        try:
+            self._task = asyncio.current_task()
+        except RuntimeError:  # no event loop: a plain IPython
+            self._task = None
         self.origin = client_origin(self._session.number, self._num_cells)
         call_context.set(CallContext(self.origin))
         if self._session.output is not None:
             self._session.output.default.remember(self.origin, contextvars.copy_context())
+
+    def is_interrupted(self) -> bool:
+        """Say whether the running (async) cell is being cancelled: that's what ipykernel makes of Ctrl-C."""
+        return self._task is not None and self._task.cancelling() > 0
 
     def after_cell(self, result: Any = None) -> None:
         """Show what the cell's calls have printed before it ends; enter them into the journal."""

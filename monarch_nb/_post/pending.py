@@ -96,6 +96,10 @@ class Pending:
         """Take note that `proc` has died; return who has become ready by it."""
         raise NotImplementedError
 
+    def at_work(self) -> tuple[int, ...]:
+        """Return the procs that still owe an answer."""
+        return () if self.ready else tuple(self.procs)
+
     def expire(self) -> None:
         """Complete with what has come: the grace is over."""
         self.complete()
@@ -180,6 +184,9 @@ class Gather(Pending):
         self.failed: list[int] = []
         """Slots that failed, first in time first."""
         self.num_left = len(procs)
+
+    def at_work(self) -> tuple[int, ...]:
+        return () if self.ready else tuple(p for i, p in enumerate(self.procs) if self.bodies[i] is None)
 
     def deliver(self, slot: int, body: Body) -> Pending | None:
         if self.bodies[slot] is not None:

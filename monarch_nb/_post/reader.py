@@ -19,8 +19,9 @@ do not wake up at all.
 Thread contract: the PULL socket is touched only by the current leader (`_leader`, guarded by `_mutex`, which is also the memory fence that
 ZeroMQ asks for when a socket changes threads). `_mutex` is never held while user code or a blocking call runs.
 
-Interrupts: the main thread may get a KeyboardInterrupt between any two bytecodes. `deque.extend(map(recv, ...))` moves a message from
-ZeroMQ to `_arrived` without one in between; a dispatch that was cut short is repeated, and dispatching is
+Interrupts: a signal that comes just before the main thread blocks in C isn't seen until the call returns; so, while it waits for an
+answer, the main thread never blocks for longer than `SIGNAL_S`. It may get a KeyboardInterrupt between any two bytecodes. `deque.extend(map(recv,
+...))` moves a message from ZeroMQ to `_arrived` without one in between; a dispatch that was cut short is repeated, and dispatching is
 idempotent for all that clients receive.
 """
 
@@ -39,9 +40,11 @@ import zmq
 
 TICK_S = 0.002
 QUIET_TICKS = 20
+SIGNAL_S = 0.2
 _BATCH = 64
 _ONE = (0,)
 _NOW = (zmq.NOBLOCK,)
+_MAIN = threading.main_thread().ident
 
 
 class OfficeClosed(RuntimeError):
@@ -159,7 +162,8 @@ class Reader:
         if park is None:
             return True
         due = waiter.due
-        limit = min((t for t in (deadline, due) if t is not None), default=None)
+        until = self._until(waiter, deadline)
+        limit = min((t for t in (until, due) if t is not None), default=None)
         try:
             woken = park.acquire(timeout=-1 if limit is None else max(0.0, limit - time.monotonic()))
         except BaseException:
@@ -196,7 +200,7 @@ class Reader:
         arrived, receive = self._arrived, self._recv
         while not waiter.ready:
             if not arrived:
-                self._set_timeout(waiter.due, deadline)
+                self._set_timeout(waiter.due, self._until(waiter, deadline))
                 self._reading = True
                 try:
                     arrived.extend(map(receive, _ONE))
@@ -222,6 +226,14 @@ class Reader:
         if target is None or target is waiter:
             return False
         return self._wake(target) and not target.urgent and not waiter.urgent
+
+    @staticmethod
+    def _until(waiter: Waiter, deadline: float | None) -> float | None:
+        """Return until when the calling thread may block."""
+        if not waiter.urgent or threading.get_ident() != _MAIN:
+            return deadline
+        soon = time.monotonic() + SIGNAL_S
+        return soon if deadline is None else min(soon, deadline)
 
     def _set_timeout(self, due: float | None, deadline: float | None) -> None:
         limit = due if deadline is None else deadline if due is None else min(due, deadline)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from monarch_nb._post import here
-from monarch_nb._post.failure import encode_failure
+from monarch_nb._post.failure import describe, encode_failure
 from monarch_nb._post.office import Office
 from monarch_nb._post.pending import Body
 from monarch_nb._rank.actors import ActorRunner
@@ -141,6 +141,22 @@ class ActorHost:
         from monarch_nb._rank import collectives
 
         self._reply(message, collectives.abort())
+
+    def _now_interrupt(self, message: Message) -> None:
+        """Interrupt what the sender has called, if it still runs; what waits is taken out and answered."""
+        ref = Body(self.office, message).value()
+        if here.rank is not None and here.rank.worker.interrupt(message.src, ref):
+            return
+        inboxes = [here.rank.worker.inbox] if here.rank is not None else []
+        for runner in list(self.actors.values()):
+            if runner.interrupt(message.src, ref):
+                return
+            inboxes.append(runner.inbox)
+        for inbox in inboxes:
+            waiting = inbox.remove(message.src, ref)
+            if waiting is not None:
+                failure = describe(KeyboardInterrupt("interrupted before it had begun"), **here.whereabouts())
+                self._reply_error(waiting, failure)
 
     def _now_cancel(self, message: Message) -> None:
         """Don't begin a cell that may not have begun yet."""

@@ -8,6 +8,7 @@ it starts in the background goes on between messages.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import inspect
 import threading
 from collections.abc import Callable, Coroutine
@@ -61,12 +62,19 @@ class ActorRunner:
         self._ended_with: BaseException | None = None
         # A message may be in the reading thread's hands: keep the body, which holds its buffers.
         self._body = Body(host.office, spawn)
+        self.current: Message | None = None
+        """The call that user code is handling just now, on this actor's own thread."""
+        self._ident = 0
+        self._was_interrupted = False
+        self._interrupting = threading.Lock()
+        self._task_of: dict[tuple[int, int], asyncio.Task[Any]] = {}
         self.thread = threading.Thread(target=self._live, name=f"actor-{self.actor_id:x}", daemon=True)
         self.thread.start()
 
     # --- life
 
     def _live(self) -> None:
+        self._ident = threading.get_ident()
         with suppress(OfficeClosed):  # the process ends while this actor is busy
             self._run()
 
@@ -177,16 +185,51 @@ class ActorRunner:
             self._supervise(message)
             return
         try:
-            method = self._method(message.name)
-            args, kwargs = self._arguments(message, method)
-            if method.is_async:
-                raise TypeError(f"async endpoint {message.name.decode()!r} of an actor that has no event loop")
-            result = method.function(*args, **kwargs)
+            try:
+                self.current = message
+                method = self._method(message.name)
+                args, kwargs = self._arguments(message, method)
+                if method.is_async:
+                    raise TypeError(f"async endpoint {message.name.decode()!r} of an actor that has no event loop")
+                result = method.function(*args, **kwargs)
+            finally:
+                self._left()
         except BaseException as error:
+            self._left()  # an interrupt may have come in the `finally`
             self._raised(error, message)
             return
         del args, kwargs  # so that their buffers are released with the answer
         self._finish_call(message, method, result)
+
+    # --- interrupts
+
+    def interrupt(self, src: int, ref: int) -> bool:
+        """Interrupt the call that `src` waits for under `ref`; False if something else runs. Called in the reading thread.
+
+        A sync endpoint gets a KeyboardInterrupt between two bytecodes of its thread (a blocking C call has to return first); an
+        async one is cancelled where it awaits.
+        """
+        task = self._task_of.get((src, ref))
+        if task is not None:
+            _call_soon(task.get_loop(), task.cancel)
+            return True
+        with self._interrupting:
+            self._was_interrupted = True  # before the look at `current`: see `_left`
+            current = self.current
+            if current is None or (current.src, current.ref) != (src, ref):
+                self._was_interrupted = False
+                return False
+            if self._ident:
+                _raise_in_thread(self._ident, KeyboardInterrupt)
+            return True
+
+    def _left(self) -> None:
+        """User code has been left: no interrupt may come any more, and one that was on its way is called back."""
+        self.current = None
+        if self._was_interrupted:
+            with self._interrupting:
+                _raise_in_thread(self._ident, None)
+                self._was_interrupted = False
 
     async def _handle_async(self, message: Message) -> None:
         if self.failure is not None:
@@ -215,12 +258,27 @@ class ActorRunner:
             args, kwargs = self._arguments(message, method)
             result = method.function(*args, **kwargs)
             if inspect.isawaitable(result):
-                result = await result
+                result = await self._interruptible(message, result)
         except BaseException as error:
             self._raised(error, message)
             return
         del args, kwargs
         self._finish_call(message, method, result)
+
+    async def _interruptible(self, message: Message, result: Any) -> Any:
+        """Await the result of an endpoint; being interrupted counts as a KeyboardInterrupt of it, not of its actor."""
+        task = asyncio.current_task()
+        assert task is not None
+        key = (message.src, message.ref)
+        self._task_of[key] = task
+        try:
+            return await result
+        except asyncio.CancelledError:
+            if not task.uncancel():
+                raise KeyboardInterrupt from None
+            raise
+        finally:
+            del self._task_of[key]
 
     def _finish_call(self, message: Message, method: Method, result: object) -> None:
         if message.flags & wire.KEEP:
@@ -283,7 +341,7 @@ class ActorRunner:
         """An endpoint has raised: tell the caller, or, if nobody waits, the owner."""
         endpoint = message.name.decode()
         answers = message.ref and not message.flags & wire.KEEP
-        fatal = not isinstance(error, Exception) or not answers
+        fatal = not isinstance(error, Exception | KeyboardInterrupt) or not answers
         if answers:
             self._reply_failure(message, describe(error, **self._where(endpoint)))
         if fatal:
@@ -320,7 +378,13 @@ def _has_async(cls: type) -> bool:
     return False
 
 
-def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+def _raise_in_thread(ident: int, error: type[BaseException] | None) -> None:
+    """Have a thread raise `error` at its next bytecode; None takes back what it hasn't raised yet."""
+    target = None if error is None else ctypes.py_object(error)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), target)
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
     if not loop.is_closed():
         loop.call_soon_threadsafe(function)
 

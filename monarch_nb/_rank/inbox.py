@@ -57,6 +57,17 @@ class Inbox:
         """Return the next message if there is one."""
         return self._queue.popleft() if self._queue else None
 
+    def remove(self, src: int, ref: int) -> Message | None:
+        """Take out a message that hasn't been taken yet."""
+        for message in list(self._queue):
+            if message.src == src and message.ref == ref:
+                try:
+                    self._queue.remove(message)
+                except ValueError:
+                    return None  # the owner was faster
+                return message
+        return None
+
     def close(self, office: Office) -> None:
         """Let the owner's `take` return None after what is there."""
         self.closed = True

@@ -7,6 +7,7 @@ import os
 import signal
 import struct
 import sys
+import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -57,6 +58,8 @@ class Worker:
         self._shell: CellShell | None = None
         self._last_value: Any = None
         self._interruptible = False
+        self._ident = threading.get_ident()
+        self.current: Message | None = None
         main_module = sys.modules["__main__"]
         self.namespace: dict[str, Any] = main_module.__dict__
         for name in [n for n in self.namespace if not n.startswith("__")]:
@@ -67,6 +70,14 @@ class Worker:
         """An interrupt that comes when nothing runs concerns nobody. (SIG_IGN would be inherited by subprocesses.)"""
         if self._interruptible:
             raise KeyboardInterrupt
+
+    def interrupt(self, src: int, ref: int) -> bool:
+        """Interrupt the work that `src` waits for under `ref`; False if something else runs. Called in the reading thread."""
+        current = self.current
+        if current is None or (current.src, current.ref) != (src, ref):
+            return False
+        signal.pthread_kill(self._ident, signal.SIGINT)
+        return True
 
     def serve(self) -> None:
         """Work until the inbox closes."""
@@ -100,10 +111,12 @@ class Worker:
             raise TypeError(f"a rank knows no work {name!r}")
         self.busy_with = name
         try:
+            self.current = message
             self._interruptible = name not in _UNINTERRUPTIBLE
             return work(message)
         finally:
             self._interruptible = False
+            self.current = None
             sys.stdout.flush()
             sys.stderr.flush()
 

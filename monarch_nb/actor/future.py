@@ -54,7 +54,13 @@ class Future(Generic[T]):
         pending = self._pending
         if not pending.ready:
             deadline = None if timeout is None else time.monotonic() + timeout
-            if not pending.office.reader.wait(pending, deadline):
+            try:
+                in_time = pending.office.reader.wait(pending, deadline)
+            except KeyboardInterrupt:
+                from monarch_nb.actor.interrupt import interrupt_and_raise
+
+                interrupt_and_raise(pending, self._what)
+            if not in_time:
                 raise RankTimeout(
                     f"no answer{self._to_what()} within {timeout:g} s; it goes on: .get() again, or stop the mesh"
                 )
@@ -118,8 +124,21 @@ class Future(Generic[T]):
                     loop.call_soon_threadsafe(wake)
 
             self._pending.when_ready(on_ready)
-            yield from waiter
+            try:
+                yield from waiter
+            except asyncio.CancelledError:
+                self._cancelled()
+                raise
         return self.get()
+
+    def _cancelled(self) -> None:
+        """The wait was cancelled. If it is the notebook's whole cell that is, the user has pressed Ctrl-C."""
+        from monarch_nb._client import session as sessions
+        from monarch_nb.actor.interrupt import send_interrupts
+
+        notebook = sessions.of_office(self._pending.office).notebook
+        if notebook is not None and notebook.is_interrupted():
+            send_interrupts(self._pending)
 
     def then(self, function: Callable[[T], U]) -> Future[U]:
         """Return a future of `function` of the value; it's called when that is asked for."""

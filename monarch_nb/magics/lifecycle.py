@@ -178,7 +178,7 @@ def confirm(question: str, otherwise: str) -> bool:
 
 def stacks(state: State, arguments: Namespace) -> None:
     """Show where ranks stand: the Python stacks of their threads, equal ones once."""
-    from monarch_nb.mesh.stacks import stacks_text
+    from monarch_nb.stacks import stacks_text
 
     print(stacks_text(state.mesh(arguments.name).stacks(arguments.ranks)))
 

@@ -20,7 +20,7 @@ from monarch_nb.exceptions import (
     RankTimeout,
     describe_end,
 )
-from monarch_nb.mesh.stacks import innermost, rank_set_text
+from monarch_nb.stacks import innermost, rank_set_text
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.core import Mesh

@@ -243,3 +243,35 @@ class Tensors(Actor):
         tensor = torch.zeros(num_bytes, dtype=torch.uint8)
         tensor[-1] = current_rank().rank
         return tensor
+
+
+class Busy(Actor):
+    """Works for ever, and says when it has begun."""
+
+    @endpoint
+    def spin(self, ready: Port) -> None:
+        ready.send(os.getpid())
+        while True:
+            pass
+
+    @endpoint
+    def count(self) -> int:
+        return 1
+
+
+class AsyncBusy(Actor):
+    """Waits for ever, and says when it has begun."""
+
+    @endpoint
+    async def nap(self, ready: Port) -> None:
+        ready.send(os.getpid())
+        await asyncio.sleep(600)
+
+    @concurrent_endpoint
+    async def nap_beside(self, ready: Port) -> None:
+        ready.send(os.getpid())
+        await asyncio.sleep(600)
+
+    @endpoint
+    async def count(self) -> int:
+        return 1

@@ -1,0 +1,71 @@
+"""Ctrl-C while a call is waited for: the ranks at work are interrupted, too.
+
+The steps are those of a cell (`_host.ladder`): a KeyboardInterrupt where the endpoint or function runs; after `INTERRUPT_S`, collectives are
+aborted on all ranks of the call; after `ABORT_S` more the wait ends and says which ranks hang, and where. Ctrl-C again takes the next
+step at once.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import NoReturn
+
+from monarch_nb._client import session as sessions
+from monarch_nb._post.pending import Pending
+from monarch_nb._shape import format_ranks
+from monarch_nb._wire import codec
+from monarch_nb._wire import message as wire
+from monarch_nb.exceptions import MeshError
+from monarch_nb.stacks import innermost
+
+INTERRUPT_S = 3.0
+ABORT_S = 10.0
+
+
+def send_interrupts(pending: Pending) -> tuple[int, ...]:
+    """Interrupt the ranks that still owe `pending` an answer; return their procs. Doesn't wait."""
+    procs = pending.at_work()
+    body = codec.encode(pending.ref)
+    for proc in procs:
+        pending.office.post(proc, wire.CALL, body, name=b"__interrupt__")
+    return procs
+
+
+def interrupt_and_raise(pending: Pending, what: str) -> NoReturn:
+    """Interrupt the ranks at work, wait for them, and raise.
+
+    Raises:
+        KeyboardInterrupt: saying which ranks were interrupted, and which hang.
+    """
+    __tracebackhide__ = True
+    procs = send_interrupts(pending)
+    if not procs:
+        raise KeyboardInterrupt
+    if not _wait(pending, INTERRUPT_S):
+        with suppress(MeshError, TimeoutError):
+            sessions.of_office(pending.office).request("abort_call", procs=list(procs))
+        _wait(pending, ABORT_S)
+    raise KeyboardInterrupt(_report(pending, procs, what))
+
+
+def _wait(pending: Pending, seconds: float) -> bool:
+    with suppress(KeyboardInterrupt):  # pressed again: on to the next step
+        pending.office.reader.wait(pending, time.monotonic() + seconds)
+    return pending.ready
+
+
+def _report(pending: Pending, procs: tuple[int, ...], what: str) -> str:
+    left = pending.at_work()
+    slots = [pending.procs.index(p) for p in procs if p not in left]
+    of = f" of {what}" if what else ""
+    lines = [f"ranks {format_ranks(slots)}{of} were interrupted"] if slots else []
+    if left and not pending.ready:
+        found = {}
+        with suppress(MeshError, TimeoutError):
+            found = sessions.of_office(pending.office).request("stacks", procs=list(left))
+        hanging = [pending.procs.index(p) for p in left]
+        lines.append(f"ranks {format_ranks(hanging)}{of} did not react and hang:")
+        lines += [f"  rank {rank} {innermost(each)}" for rank, each in sorted(found.items())]
+        lines.append("next: %mesh stacks shows more; %mesh restart --ranks R starts ranks anew")
+    return "\n".join(lines)

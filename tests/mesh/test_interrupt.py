@@ -1,0 +1,80 @@
+"""Ctrl-C while a call is waited for: KeyboardInterrupt here, and on the ranks at work; the actors live on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sample_actors import AsyncBusy, Busy
+
+from monarch_nb.actor import ActorError, Channel, ProcMesh
+from monarch_nb.actor.interrupt import send_interrupts
+
+
+def press_when_ready(receiver: Any, num: int) -> threading.Thread:
+    """Send ourselves SIGINT once `num` ranks have said that they are at work."""
+
+    def press() -> None:
+        for _ in range(num):
+            receiver.recv().get(60)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=press)
+    thread.start()
+    return thread
+
+
+def interrupted(start: Callable[[Any], Any], num: int = 4) -> str:
+    """Wait for a call that never ends, press Ctrl-C, and return what the KeyboardInterrupt says."""
+    port, receiver = Channel.open()
+    future = start(port)
+    presser = press_when_ready(receiver, num)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        future.get(60)
+    presser.join()
+    return str(caught.value)
+
+
+def test_sync_endpoints(procs: ProcMesh) -> None:
+    actor: Any = procs.spawn("busy", Busy)
+    assert "ranks 0-3 of busy.spin were interrupted" in interrupted(actor.spin.call)
+    assert list(actor.count.call().get(30).values()) == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("name", ["nap", "nap_beside"])
+def test_async_endpoints(procs: ProcMesh, name: str) -> None:
+    actor: Any = procs.spawn("async_busy", AsyncBusy)
+    assert f"ranks 0-3 of async_busy.{name} were interrupted" in interrupted(getattr(actor, name).call)
+    assert list(actor.count.call().get(30).values()) == [1, 1, 1, 1]
+
+
+def sleep_after(ready: Any) -> None:
+    ready.send(os.getpid())
+    time.sleep(600)
+
+
+def test_functions_on_the_main_thread(procs: ProcMesh) -> None:
+    assert "were interrupted" in interrupted(lambda port: procs.execute(sleep_after, port))
+    assert list(procs.execute(int, "7").get(30).values()) == [7, 7, 7, 7]
+
+
+def test_calls_that_wait_are_taken_out(procs: ProcMesh) -> None:
+    actor: Any = procs.spawn("queue", Busy)
+    port, receiver = Channel.open()
+    first = actor.spin.call(port)
+    for _ in range(4):
+        receiver.recv().get(60)
+    second = actor.spin.call(port)
+    send_interrupts(second._pending)
+    with pytest.raises(ActorError, match="interrupted before it had begun"):
+        second.get(30)
+    assert not first.done()
+    send_interrupts(first._pending)
+    with pytest.raises(ActorError, match="KeyboardInterrupt"):
+        first.get(30)
+    assert list(actor.count.call().get(30).values()) == [1, 1, 1, 1]
