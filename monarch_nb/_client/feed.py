@@ -10,7 +10,7 @@ import codecs
 import json
 import pickle
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from monarch_nb._journal import record as records
@@ -54,7 +54,7 @@ class Feed(Pending):
         error: why the home refused, if it did.
     """
 
-    __slots__ = ("_decoders", "_ended", "_num_interrupts", "_num_taken", "_watcher", "begun", "error", "n", "summary")
+    __slots__ = ("_decoders", "_ended", "_num_interrupts", "_num_taken", "_watcher", "begun", "caught_up", "error", "n", "summary", "when_late")
 
     def __init__(self, office: Office, watcher: Watcher) -> None:
         super().__init__(office, (address.HOME,))
@@ -67,6 +67,9 @@ class Feed(Pending):
         self.summary: dict[str, Any] | None = None
         self.error = ""
         self.begun = threading.Event()
+        self.caught_up = threading.Event()
+        self.when_late: Callable[[Feed], None] | None = None
+        """Takes this feed once it's over: output under its ref may still come."""
 
     def output(self, message: Message) -> None:
         """Take records."""
@@ -111,6 +114,8 @@ class Feed(Pending):
             self._take_news(*news)
         if not body.flags & wire.END:
             return None
+        if self.when_late is not None:
+            self.when_late(self)
         self.complete()
         return self
 
@@ -122,6 +127,8 @@ class Feed(Pending):
             self.begun.set()
             for _ in range(self._num_interrupts):
                 self.interrupt()
+        elif kind == "live":
+            self.caught_up.set()
         elif kind == "done":
             self._done(*what)
         elif kind == "said":

@@ -31,6 +31,7 @@ class Connection(NamedTuple):
     pid: int
     directory: str
     path: str = ""
+    wire_version: int = wire.VERSION
 
 
 def start_host_process(config: dict[str, Any]) -> subprocess.Popen[bytes]:
@@ -153,7 +154,11 @@ def find_journal(name: str) -> str:
 
 
 def list_connections() -> list[Connection]:
-    """Return the meshes of this user that run; files of dead ones are removed."""
+    """Return the meshes of this user that run and speak our language; files of dead ones are removed."""
+    return [c for c in _all_connections() if c.wire_version == wire.VERSION]
+
+
+def _all_connections() -> list[Connection]:
     found = []
     directory = runtime_directory()
     for file in sorted(os.listdir(directory)):
@@ -168,7 +173,7 @@ def find_connection(name: str | None) -> Connection:
     """Return the connection of the mesh `name`, or of the only one there is.
 
     Raises:
-        MeshNotFound: if there's none of that name, or several to choose from.
+        MeshNotFound: if there's none of that name, or several to choose from; or if it's of another version.
     """
     connections = list_connections()
     names = ", ".join(c.name for c in connections) or "none"
@@ -179,26 +184,41 @@ def find_connection(name: str | None) -> Connection:
     for connection in connections:
         if connection.name == name:
             return connection
+    refuse_other_version(name)
     raise MeshNotFound(f"mesh {name!r} is not running. Start it: %mesh start {name}; running: {names}")
 
 
+def refuse_other_version(name: str) -> None:
+    """Say so if a mesh of that name runs, but with another version of this package.
+
+    Raises:
+        MeshNotFound: saying what to do.
+    """
+    for connection in _all_connections():
+        if connection.name == name and connection.wire_version != wire.VERSION:
+            raise MeshNotFound(
+                f"mesh {name!r} runs with another version of monarch_nb (protocol {connection.wire_version}; this program "
+                f"speaks {wire.VERSION}). Use the environment that it was started in, or end it: kill {connection.pid}"
+            )
+
+
 def _read(path: str) -> Connection | None:
+    """Return what a connection file says, or None; one whose process is gone is removed."""
     try:
         if os.stat(path).st_uid != os.getuid():
             return None
         with open(path) as file:
             content = json.load(file)
         os.kill(content["pid"], 0)
-        alive = os.path.exists(address.socket_path(content["directory"], address.HOME))
+        if os.path.exists(address.socket_path(content["directory"], address.HOME)):
+            return Connection(
+                content["name"], content["pid"], content["directory"], path, content.get("wire_version", 0)
+            )
     except (OSError, ValueError, KeyError):
-        alive = False
-        content = {}
-    if not alive or content.get("wire_version") != wire.VERSION:
-        if not alive:
-            with suppress(OSError):
-                os.unlink(path)
-        return None
-    return Connection(content["name"], content["pid"], content["directory"], path)
+        pass
+    with suppress(OSError):
+        os.unlink(path)
+    return None
 
 
 def kill_home(connection: Connection) -> None:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from monarch_nb._client.feed import ACK_BYTES
+from monarch_nb._client.feed import ACK_BYTES, Feed
 from monarch_nb._journal import record as records
 from monarch_nb._journal.record import Record
 from monarch_nb._post.office import Office
@@ -27,6 +27,7 @@ from monarch_nb._wire.message import Message
 
 FOLD_S = 0.1
 _MAX_FOLDS = 64
+_MAX_LATE = 50
 
 
 class OutputHub:
@@ -36,6 +37,7 @@ class OutputHub:
         self._office = office
         self._decoders: dict[tuple[int, int, int, str], Any] = {}
         self._num_taken = 0
+        self._late: dict[int, Feed] = {}
         self.groups: dict[int, str] = {}
         self.default = StandardOutput(office)
         office.on_output = self.take
@@ -44,8 +46,19 @@ class OutputHub:
         """Take note of the names of groups of ranks."""
         self.groups.update((index, name) for name, index in groups.items())
 
+    def expect_late(self, feed: Feed) -> None:
+        """Give what comes for a feed that is over to its watcher: output that a cell's threads print when it has ended."""
+        self._late[feed.ref] = feed
+        if len(self._late) > _MAX_LATE:
+            del self._late[next(iter(self._late))]
+
     def take(self, message: Message) -> None:
         """Take records."""
+        if message.ref:
+            feed = self._late.get(message.ref)
+            if feed is not None:
+                feed.output(message)
+            return
         data = message.payload
         for record in records.unpack(data):
             if record.kind == records.TEXT:

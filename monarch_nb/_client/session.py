@@ -73,6 +73,7 @@ class Session:
         session = cls(office, connection)
         session.output = OutputHub(office)
         office.on_event = session._on_event
+        office.watch_home(connection.pid)
         office.start()
         hello = {"pid": os.getpid(), "what": what or _program(), "listens": listens}
         try:
@@ -108,6 +109,8 @@ class Session:
 
     def watch(self, feed: Feed, op: str, **fields: Any) -> None:
         """Have the home feed `feed` with what `op` asks for."""
+        if self.output is not None:
+            feed.when_late = self.output.expect_late
         ref = self.office.expect(feed)
         self.office.post(address.HOME, wire.CONTROL, Encoded(pickle.dumps(fields, 5)), ref=ref, name=op.encode())
 

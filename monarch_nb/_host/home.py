@@ -546,7 +546,7 @@ class HomeProcess(HostProcess):
     def do_missed(self, message: Message, fields: dict[str, Any]) -> object:
         """Return what nobody has seen: cells, and from where in the journal on other output."""
         cells = [
-            {k: e.get(k) for k in ("n", "source", "when", "ended", "status", "number", "ranks", "who", "group")}
+            dict(e)
             for e in self.entries.entries.values()
             if e["kind"] == "cell" and not e.get("seen") and not self._is_watched(e["n"])
         ]

@@ -20,6 +20,8 @@ from monarch_nb._wire import message as wire
 
 WINDOW_BYTES = 8 << 20
 _BATCH_BYTES = 1 << 18
+_MAX_ENDED = 50
+"""How many of a client's cells that are over are still watched for late output."""
 SOON_S = 0.01
 """How long news that nobody is in a hurry for may wait for others."""
 
@@ -65,6 +67,8 @@ class Watch:
         self._news: list[tuple[Any, ...]] = []
         self._is_last = False
         self.over = False
+        self.ended = False
+        """Whether the cell is over; what it prints still later goes on being shown in its place."""
         if not self._live:
             self._schedule()
 
@@ -156,8 +160,8 @@ class Watch:
         end = self._store.end if self._until is None else min(self._until, self._store.end)
         if self._position >= end:
             self._live = True
-            if self._until is not None:
-                self._is_last = True
+            self._is_last = self._is_last or self._until is not None
+            self._news.append(("live", None))
         else:
             self._schedule()
 
@@ -185,11 +189,13 @@ class Watch:
             news.append(("output", payload))
         news += self._news
         self._news.clear()
-        self.over = self._is_last
+        last, self._is_last = self._is_last, False
+        self.ended = self.ended or last
+        self.over = last and self._until is not None
         self._send(
             self.client,
             wire.pack(
-                wire.REPLY, src=address.HOME, dst=self.client, ref=self.ref, flags=wire.END if self.over else 0,
+                wire.REPLY, src=address.HOME, dst=self.client, ref=self.ref, flags=wire.END if last else 0,
                 payload=pickle.dumps(news, 5),
             ),
         )  # fmt: skip
@@ -204,6 +210,9 @@ class Watches:
     def add(self, watch: Watch) -> Watch:
         """Enter a watch."""
         self._all = [w for w in self._all if not w.over]
+        ended = [w for w in self._all if w.ended and w.client == watch.client]
+        for old in ended[:-_MAX_ENDED]:
+            self._all.remove(old)
         self._all.append(watch)
         return watch
 

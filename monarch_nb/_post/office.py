@@ -9,6 +9,7 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import zmq
@@ -94,6 +95,8 @@ class Office:
         self._pull.setsockopt(zmq.RCVHWM, 0)
         self._pull.bind(address.endpoint(directory, me))
         self.closed = False
+        self.lost = False
+        """Whether the home has gone: nothing can be sent or received any more, but the sockets are still there."""
         self.reader = Reader(self._pull, self._dispatch)
         self.reader.idle_work = self._idle_work
 
@@ -109,7 +112,7 @@ class Office:
         if route is None:
             near = dst if address.host_of(dst) == self.host else address.host_proc(self.host)
             with self._route_lock:
-                if self.closed:
+                if self.closed or self.lost:
                     raise OfficeClosed("the connection to the mesh has been closed")
                 route = self._routes.get(near)
                 if route is None:
@@ -331,10 +334,25 @@ class Office:
         except OSError:
             return
 
+    def watch_home(self, pid: int) -> None:
+        """Let nobody wait any more once the home, a process of this machine, is gone. Call it before `start`."""
+        try:
+            fd = os.pidfd_open(pid)
+        except OSError:
+            return  # it's gone already: nobody will answer the greeting
+
+        def gone() -> None:
+            os.close(fd)
+            self._wake_all()
+            self.lost = True
+
+        self.reader.end_with(fd, gone)
+
     def _wake_all(self) -> None:
         """Make every waiting thread look up; the reader's `closing` flag then ends its wait."""
         self.reader.begin_close()
-        self.poke()
+        with suppress(OfficeClosed):
+            self.poke()
         for pending in list(self._pending.values()):
             pending.complete()
             self.reader.notify(pending)

@@ -91,12 +91,17 @@ class Reader:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_count = 0
         self._urgent: deque[Callable[[], None]] = deque()
+        self._watched: dict[int, Callable[[], None]] = {}
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._keeper_asleep = False
         self._closing = False
         self.idle_work: Callable[[], float | None] = lambda: None
         """Called by the keeper between its waits; returns the seconds until it wants to be called again."""
         self._keeper = threading.Thread(target=self._keep, name="monarch_nb-keeper", daemon=True)
+
+    def end_with(self, fd: int, callback: Callable[[], None]) -> None:
+        """When `fd` becomes readable, nobody waits any more, and the keeper calls `callback`. Call it before `start`."""
+        self._watched[fd] = callback
 
     def start(self) -> None:
         """Let the keeper begin: from now on messages are dispatched even if no thread waits."""
@@ -314,7 +319,8 @@ class Reader:
 
     def _keep(self) -> None:
         poller = select.poll()
-        poller.register(self._bell, select.POLLIN)
+        for fd in (self._bell, *self._watched):
+            poller.register(fd, select.POLLIN)
         quiet = 0
         seen = -1
         while not self._closing:
@@ -343,9 +349,17 @@ class Reader:
             if asleep and (self._leader is None or not self._reading):
                 return  # the leader left between our look and now
             self._keeper_asleep = asleep
-        if poller.poll(None if timeout_s is None else max(1, int(timeout_s * 1000))):
-            self._answer_bell()
+        ready = poller.poll(None if timeout_s is None else max(1, int(timeout_s * 1000)))
         self._keeper_asleep = False
+        self._answer({fd for fd, _ in ready})
+
+    def _answer(self, ready: set[Any]) -> None:
+        """Look after descriptors that are readable."""
+        if self._bell in ready:
+            self._answer_bell()
+        for fd in [fd for fd in self._watched if fd in ready]:
+            self._closing = True  # nothing comes any more; let the callback say why
+            self._watched.pop(fd)()
 
     def _answer_bell(self) -> None:
         try:
@@ -355,7 +369,8 @@ class Reader:
 
     def _keep_reading(self) -> None:
         """Lead until somebody wants to, or the office closes."""
-        items: list[tuple[Any, int]] = [(self._pull, zmq.POLLIN), (self._bell, zmq.POLLIN)]
+        fds = [self._bell, *self._watched]
+        items: list[tuple[Any, int]] = [(self._pull, zmq.POLLIN), *((fd, zmq.POLLIN) for fd in fds)]
         while not self._closing:
             due_s = self._run_idle_work()
             if self._bequeath():
@@ -364,9 +379,8 @@ class Reader:
             if self._arrived:
                 wait_ms = 0
             ready = {s for s, _ in zmq.zmq_poll(items, wait_ms)}
-            if self._bell in ready:
-                self._answer_bell()
             self._read_batch()
+            self._answer(ready)
         with self._mutex:
             self._leader = None
 
@@ -421,4 +435,5 @@ class Reader:
         self.ring()
         if self._keeper.is_alive() and threading.current_thread() is not self._keeper:
             self._keeper.join()
+        if threading.current_thread() is not self._keeper:
             os.close(self._bell)

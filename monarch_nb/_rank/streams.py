@@ -6,6 +6,7 @@ the cell that runs. Lines leave at once, so a crash finds them written.
 
 from __future__ import annotations
 
+import contextvars
 import io
 import os
 import sys
@@ -121,7 +122,20 @@ def install(token: str) -> OutputPipe:
     pipe = OutputPipe(token)
     sys.stdout = sys.__stdout__ = RankStream(pipe, "stdout", 1)  # type: ignore[assignment,misc]
     sys.stderr = sys.__stderr__ = RankStream(pipe, "stderr", 2)  # type: ignore[assignment,misc]
+    _let_threads_inherit()
     return pipe
+
+
+def _let_threads_inherit() -> None:
+    """Run each new thread in a copy of its starter's context, as Python 3.14 can: what it prints belongs to the cell that started it."""
+    start = threading.Thread.start
+
+    def start_in_context(thread: threading.Thread) -> None:
+        context, run = contextvars.copy_context(), thread.run
+        thread.run = lambda: context.run(run)  # type: ignore[method-assign]
+        start(thread)
+
+    threading.Thread.start = start_in_context  # type: ignore[assignment,method-assign]
 
 
 def _write_all(fd: int, data: bytes) -> None:

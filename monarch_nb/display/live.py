@@ -138,6 +138,7 @@ class LiveDisplay:
         self._changed = threading.Event()
         self._finished = threading.Event()
         self._ending = threading.Event()
+        self._late = False
         self._thread: threading.Thread | None = None
         if os.environ.get("MONARCH_NB_LIVE", "1") != "0":
             view.listen(self._on_change)
@@ -160,6 +161,28 @@ class LiveDisplay:
             self._view.listen(None)
             self._view.close()
             self._publisher.publish(self._view, final=True)
+        self._view.listen(self._on_late)
+
+    def _on_late(self) -> None:
+        """Something came after the end: publish once more, in a moment, with what else comes until then."""
+        with self._starting:
+            if self._late:
+                return
+            self._late = True
+        timer = threading.Timer(self._interval_s, self._publish_late)
+        timer.daemon = True
+        timer.start()
+
+    def _publish_late(self) -> None:
+        self._late = False
+        with self._publishing:
+            self._publisher.publish(self._view, final=True)
+
+    def update(self) -> None:
+        """Publish what there is now, on the caller's thread."""
+        with self._publishing:
+            if not self._finished.is_set() and self._view.visible():
+                self._publisher.publish(self._view, final=False)
 
     def finish_soon(self) -> None:
         """Have it finished in the background; returns at once."""

@@ -16,10 +16,11 @@ class AutoMode:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.paused = False
 
     def __call__(self, lines: list[str]) -> list[str]:
         """Put `%%mesh` in front of a cell, unless it has a cell magic or only lines that drive the mesh."""
-        if not lines or lines[0].startswith("%%") or all(_OWN_LINES.match(line) for line in lines):
+        if self.paused or not lines or lines[0].startswith("%%") or all(_OWN_LINES.match(line) for line in lines):
             return lines
         return [f"%%mesh --name {self.name}\n", *lines]
 
@@ -33,6 +34,18 @@ def auto(state: State, arguments: Namespace) -> None:
         print(f"plain cells run on mesh {mesh.name!r} from now on; %%local runs one here, %mesh auto off ends it")
     else:
         print("plain cells run here")
+
+
+def run_here(shell: Any, cell: str) -> None:
+    """Run a cell in the kernel, whatever the mode; what it raises is raised."""
+    modes = [t for t in shell.input_transformers_cleanup if isinstance(t, AutoMode)]
+    for mode in modes:
+        mode.paused = True
+    try:
+        shell.run_cell(cell).raise_error()
+    finally:
+        for mode in modes:
+            mode.paused = False
 
 
 def remove(shell: Any) -> None:

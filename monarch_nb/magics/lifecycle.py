@@ -196,7 +196,6 @@ def stop(state: State, arguments: Namespace) -> None:
 def say_what_runs(shell: Any) -> None:
     """Say which meshes run, and what has ended on them unseen. For `%load_ext`."""
     from monarch_nb._client.launch import list_connections
-    from monarch_nb.exceptions import MeshError
     from monarch_nb.mesh import attach as attach_mesh
 
     for connection in list_connections():
@@ -205,7 +204,7 @@ def say_what_runs(shell: Any) -> None:
             mesh = attach_mesh(connection.name, listens=False)
             note = mesh.journal.missed().summary()
             mesh._session.close()
-        except (MeshError, ValueError) as error:
+        except Exception as error:  # whatever is wrong with one mesh, the extension loads
             note = str(error)
         text = f"mesh {connection.name!r} runs{': ' + note if note else ''}. Attach: %mesh attach {connection.name}"
         print(text, file=sys.stderr)

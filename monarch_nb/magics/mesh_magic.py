@@ -9,6 +9,7 @@ from IPython.core.magic import Magics, cell_magic, line_cell_magic, magics_class
 
 from monarch_nb.exceptions import MeshError, MeshUsageError, RankSetError
 from monarch_nb.magics.arguments import Helped
+from monarch_nb.magics.auto import run_here
 from monarch_nb.magics.cell import run_cell
 from monarch_nb.magics.state import State
 from monarch_nb.magics.verbs import VERBS, cell_parser, verb_parsers
@@ -42,13 +43,13 @@ class MeshMagics(Magics):
     @cell_magic
     def local(self, line: str, cell: str) -> None:
         """Run this cell here, in the kernel, also with `%mesh auto on`."""
-        self.shell.run_cell(cell).raise_error()
+        run_here(self.shell, cell)
 
     def _run_cell(self, line: str, cell: str) -> None:
         arguments = self.cell.parse_args(_split(line))
         run_cell(self.state, self.state.mesh(arguments.name), cell, arguments)
         if arguments.local:
-            self.shell.run_cell(cell).raise_error()
+            run_here(self.shell, cell)
 
     def _run_verb(self, line: str) -> Any:
         verb, *rest = _split(line) or ["status"]

@@ -43,6 +43,9 @@ def show_missed(mesh: Mesh) -> None:
     if not running:
         display.finish()
         return
+    for run, _, _ in running:
+        run.wait_caught_up(REPLAY_S)
+    display.update()
     left = [len(running)]
     for run, view, entry in running:
         run.when_done(lambda run=run, view=view, entry=entry: _ended(display, run, view, entry, left))  # type: ignore[misc]

@@ -28,7 +28,8 @@ class State:
             name = self.current
         if name is None:
             raise MeshUsageError("no mesh is in use. Start one: %mesh start; or see what runs: %mesh list")
-        if name not in self.meshes or self.meshes[name]._office.closed:
+        office = self.meshes[name]._office if name in self.meshes else None
+        if office is None or office.closed or office.lost:
             return self.attach(name)
         return self.meshes[name]
 

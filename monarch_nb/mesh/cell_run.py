@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb._client.feed import Feed, Watcher
 from monarch_nb._client.interrupts import Interrupts
 from monarch_nb._post.failure import revive
+from monarch_nb._post.office import OfficeClosed
 from monarch_nb._shape import format_ranks
 from monarch_nb.exceptions import (
     ActorError,
@@ -24,6 +25,9 @@ from monarch_nb.stacks import innermost, rank_set_text
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.core import Mesh
+
+_ENDED = "the mesh has ended, and this cell with it"
+
 
 @dataclass
 class CellResult:
@@ -190,6 +194,11 @@ class CellRun:
             raise MeshUsageError(self._feed.error)
         return self._feed.n
 
+    def wait_caught_up(self, timeout_s: float) -> bool:
+        """Wait until all that was printed before now has come, in a replay; say whether it has."""
+        self._mesh._office.reader.take_over()
+        return self._feed.caught_up.wait(timeout_s)
+
     @property
     def done(self) -> bool:
         """Whether it's over."""
@@ -214,7 +223,11 @@ class CellRun:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         with Interrupts(self._mesh._office.reader, self.interrupt) as interrupts:
-            if not self._mesh._office.reader.wait(self._feed, deadline):
+            try:
+                in_time = self._mesh._office.reader.wait(self._feed, deadline)
+            except OfficeClosed:
+                raise MeshError(_ENDED) from None
+            if not in_time:
                 raise RankTimeout(f"cell #{self.n} is not over after {timeout:g} s; it goes on")
         if interrupts.num_presses and not self.result.reason:
             self.result.reason = "user"
@@ -225,7 +238,7 @@ class CellRun:
         if feed.error:
             raise MeshUsageError(feed.error)
         if feed.summary is None:
-            raise MeshError("the mesh has ended, and this cell with it")
+            raise MeshError(_ENDED)
         result.n = feed.n
         result.unfinished = {int(r): found for r, found in feed.summary["unfinished"].items()}
         result.stopped = tuple(feed.summary["stopped"])

@@ -41,6 +41,7 @@ def start(
     path = launch.connection_path(name)
     if any(c.name == name for c in launch.list_connections()):
         raise MeshUsageError(f"mesh {name!r} runs already. Attach to it: %mesh start {name}, or choose another name")
+    launch.refuse_other_version(name)
     session = Session.connect(spare.take())
     try:
         return _start_on(session, name, path, dims, num_hosts, env or {}, idle_timeout_s, method)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import select
 import threading
+from pathlib import Path
 from typing import Any
 
 import nbformat
@@ -68,6 +71,102 @@ class Notebook:
         self._context.__exit__(None, None, None)
         self._manager.shutdown_kernel(now=True)
         assert not self._manager.is_alive()
+
+
+class RawKernel:
+    """A kernel whose messages are looked at one by one: which cell does an output belong to?"""
+
+    def __init__(self) -> None:
+        self._manager = KernelManager(transport="ipc", kernel_name="python3")
+        self._manager.start_kernel()
+        self.client = self._manager.client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=60)
+        self._texts: dict[str, list[str]] = {}
+        self._displays: dict[str, str] = {}
+
+    def start(self, source: str) -> str:
+        """Send a cell; return its id."""
+        return str(self.client.execute(source))
+
+    def finish(self, cell: str) -> None:
+        """Take messages until a cell is over."""
+        while self._take(60) != (cell, "idle"):
+            pass
+
+    def run(self, source: str) -> str:
+        """Run a cell; return its id."""
+        cell = self.start(source)
+        self.finish(cell)
+        return cell
+
+    def wait_for(self, cell: str, text: str, timeout_s: float = 30) -> None:
+        """Take messages until a cell shows a text."""
+        while text not in self.text(cell):
+            self._take(timeout_s)
+
+    def text(self, cell: str) -> str:
+        """Return what a cell has shown so far, replaced displays included."""
+        return "\n".join(self._texts.get(cell, []))
+
+    def _take(self, timeout_s: float) -> tuple[str, str]:
+        message = self.client.get_iopub_msg(timeout=timeout_s)
+        parent = message["parent_header"].get("msg_id", "")
+        content = message["content"]
+        if message["msg_type"] in ("display_data", "update_display_data", "execute_result"):
+            self._texts.setdefault(self._cell_of(message, parent), []).append(content["data"].get("text/plain", ""))
+        elif message["msg_type"] == "stream":
+            self._texts.setdefault(parent, []).append(content["text"])
+        elif message["msg_type"] == "error":
+            self._texts.setdefault(parent, []).append("\n".join(content["traceback"]))
+        return parent, content.get("execution_state", "")
+
+    def _cell_of(self, message: Any, parent: str) -> str:
+        """Updates belong to the cell that has shown the display first, as in every front end."""
+        display = message["content"].get("transient", {}).get("display_id")
+        if display is None:
+            return parent
+        return str(self._displays.setdefault(display, parent))
+
+    def close(self) -> None:
+        """End the kernel."""
+        self.client.stop_channels()
+        self._manager.shutdown_kernel(now=True)
+
+
+class Signal:
+    """A rank says that it has come to some point; the test waits for it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+        os.mkfifo(path)
+        self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+
+    @property
+    def source(self) -> str:
+        """An expression that gives the signal."""
+        return f"open({self.path!r}, 'w').write('x')"
+
+    def wait(self, timeout_s: float = 60) -> None:
+        """Wait until a rank has given it."""
+        assert select.select([self._fd], [], [], timeout_s)[0], f"nobody has written to {self.path}"
+        os.close(self._fd)
+
+
+class Gate:
+    """Ranks wait until the test lets them go on."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @property
+    def source(self) -> str:
+        """A statement that waits."""
+        return f"import os, time\nwhile not os.path.exists({str(self._path)!r}): time.sleep(0.01)"
+
+    def open(self) -> None:
+        """Let them go on."""
+        self._path.touch()
 
 
 def shown(outputs: list[Any]) -> str:
