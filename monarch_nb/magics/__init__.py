@@ -18,7 +18,7 @@ from typing import Any
 def load(shell: Any) -> None:
     """Register the magics, say what runs, and warm up."""
     from monarch_nb._client import spare
-    from monarch_nb.magics.completion import Completion, RemoteHelp
+    from monarch_nb.magics.completion import Completion, RemoteHelp, explain_verbs
     from monarch_nb.magics.lifecycle import say_what_runs
     from monarch_nb.magics.mesh_magic import MeshMagics
     from monarch_nb.magics.reload import StaleClasses
@@ -29,6 +29,7 @@ def load(shell: Any) -> None:
     completion = Completion(magics)
     shell.Completer.custom_matchers.append(completion.matcher)
     RemoteHelp(completion, shell).install()
+    shell.input_transformers_cleanup.append(explain_verbs)
     shell.events.register("post_run_cell", StaleClasses(magics.state).__call__)
     spare.prepare()
     say_what_runs(shell)
@@ -37,9 +38,11 @@ def load(shell: Any) -> None:
 def unload(shell: Any) -> None:
     """Forget the magics; meshes go on."""
     from monarch_nb.magics import auto
-    from monarch_nb.magics.completion import Completion
+    from monarch_nb.magics.completion import Completion, explain_verbs
     from monarch_nb.magics.reload import StaleClasses
 
+    if explain_verbs in shell.input_transformers_cleanup:
+        shell.input_transformers_cleanup.remove(explain_verbs)
     for kind, names in (("line", ["mesh"]), ("cell", ["mesh", "local"])):
         for name in names:
             shell.magics_manager.magics[kind].pop(name, None)

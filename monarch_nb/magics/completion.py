@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from monarch_nb.mesh import Mesh
 
 ASK_S = 0.2
+_VERB_HELP = re.compile(r"^(\s*%mesh\s+\w+)\s*\?+\s*$")
 _NAME = re.compile(r"[A-Za-z_][\w.]*$")
 _NAMED_BY_VERB = ("push", "pull", "scatter", "vars", "diff", "reload")
 
@@ -162,6 +163,11 @@ class RemoteHelp:
             if found is None:
                 raise
             return {"text/plain": help_text(found)}
+
+
+def explain_verbs(lines: list[str]) -> list[str]:
+    """An input transformer: `%mesh start?` is `%mesh start --help`; IPython would look for an object `start`."""
+    return [_VERB_HELP.sub(r"\1 --help", line) for line in lines]
 
 
 def help_text(found: dict[str, Any]) -> str:

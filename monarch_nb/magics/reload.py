@@ -21,7 +21,8 @@ def reload(state: State, arguments: Namespace) -> None:
     mesh = state.mesh(arguments.name)
     from monarch_nb._shape import format_ranks
 
-    counts = mesh.living()._work(b"reload_class", (cls.__qualname__, cls), f"reload of {cls.__name__}").get().values()
+    found = mesh.living()._work(b"reload_class", (cls.__qualname__, cls), f"reload of {cls.__name__}").get()
+    counts = list(found.values())
     ranks = [rank for rank, num in zip(mesh.living_ranks(), counts, strict=True) if num]
     if not ranks:
         raise MeshUsageError(f"%mesh reload: no actor of a class {cls.__qualname__} lives on mesh {mesh.name!r}")
