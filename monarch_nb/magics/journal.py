@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_nb.display import CellView, LiveDisplay, ViewWatcher
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.magics.arguments import Namespace
 from monarch_nb.magics.cell import finish_cell, show_cell
 from monarch_nb.magics.state import State
+
+if TYPE_CHECKING:
+    from monarch_nb.mesh import Mesh
 
 
 def history(state: State, arguments: Namespace) -> Any:
@@ -48,12 +51,17 @@ def logs(state: State, arguments: Namespace) -> None:
             raise
 
 
+def _running(mesh: Mesh) -> int | None:
+    """Return the number of the youngest cell that runs."""
+    return next((e.n for e in reversed(mesh.history()) if e.kind == "cell" and e.ended is None), None)
+
+
 def result(state: State, arguments: Namespace) -> None:
-    """Wait for a cell that was started with --async (by default the last), show it, and fail if it has failed."""
+    """Wait for a cell, show it, and fail if it has failed. By default: the last one that --async has started, or that runs."""
     mesh = state.mesh(arguments.name)
-    number = arguments.number or state.last_async.get(mesh.name)
+    number = arguments.number or state.last_async.get(mesh.name) or _running(mesh)
     if number is None:
-        raise MeshUsageError("%mesh result: no cell was started with --async here; name one of %mesh history")
+        raise MeshUsageError("%mesh result: no cell was started with --async here, and none runs; name one of %mesh history")
     entry = mesh.journal.entry(number)
     if entry.kind != "cell":
         raise MeshUsageError(f"%mesh result: #{number} of the journal is no cell but {entry.kind}")

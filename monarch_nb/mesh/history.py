@@ -116,7 +116,7 @@ class Missed:
         if ended:
             parts.append(f"{ended} cell{'s' * (ended > 1)} ended meanwhile" + (f", {failed} failed" if failed else ""))
         if running:
-            parts.append(f"{running} {'still run' if running > 1 else 'is still running'}")
+            parts.append(f"{running} cell{'s still run' if running > 1 else ' is still running'}")
         return "; ".join(parts)
 
 

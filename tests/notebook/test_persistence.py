@@ -82,7 +82,7 @@ def test_what_was_missed_is_shown_once(lasting: str, tmp_path: Path, notebook: N
     )
     begun.wait()
     left.close()
-    assert "1 is still running" in notebook.text("%load_ext monarch_nb")
+    assert "1 cell is still running" in notebook.text("%load_ext monarch_nb")
     text = notebook.text("%mesh attach lasting")
     assert "still running" in text
     assert "[0-1] step 1" in text
