@@ -11,7 +11,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._post.context import current_origin
-from monarch_nb._post.failure import _pickled
+from monarch_nb._post.failure import _pickled, strip_machinery
 from monarch_nb._rank.command import run_command
 
 if TYPE_CHECKING:
@@ -48,16 +48,15 @@ class CellShell:
 
 def _run_plain(shell: Any, source: str, number: int) -> BaseException | None:
     """Run a cell that is plain Python as IPython would, without what that does for others: a fifth of the time for a short one."""
-    __tracebackhide__ = "__ipython_bottom__"
     name = shell.compile.cache(source, number, raw_code=source)
     shell.events.trigger("pre_execute")
-    error = None
+    error: BaseException | None = None
     try:
         for code in _compiled(shell, source, name):
             exec(code, shell.user_global_ns, shell.user_ns)
     except BaseException as raised:
-        error = raised
-        shell.showtraceback(running_compiled_code=True)
+        error = raised.with_traceback(strip_machinery(raised.__traceback__))
+        shell.showtraceback((type(error), error, error.__traceback__), tb_offset=0)
     finally:
         shell.events.trigger("post_execute")
     return error

@@ -1,13 +1,11 @@
 """Keep a cell's display up to date while it runs, at most ten times a second.
 
-The thread that receives events only sets a flag. A thread of this cell, started with the first event, waits
-for the flag, publishes, and rests; a cell that ends before the first rest is over publishes once, from
-`finish`. Large displays rest longer, so that no cell takes more than `BYTES_PER_S` (Jupyter's server cuts a
-kernel off at 1 MB/s).
+The thread that receives events only sets a flag. One thread for all cells looks at the flags ten times a second
+and publishes; a cell that ends before that publishes once, from `finish`. Large displays rest longer, so that
+no cell takes more than `BYTES_PER_S` (Jupyter's server cuts a kernel off at 1 MB/s).
 
 Threads and locks: `_publishing` is held to publish, and `finish` sets its flag under it, so after `finish`
-the thread publishes nothing. `_starting` only keeps two events from starting two threads. The view's own lock
-is never held while publishing.
+the thread publishes nothing but what comes late. The view's own lock is never held while publishing.
 
 Routing: ipykernel sends what is displayed or printed to the cell whose context the thread carries, or else to
 the cell that ran last. So a publisher is made in its cell and keeps that context for the first display and
@@ -24,14 +22,17 @@ import os
 import secrets
 import sys
 import threading
+import time
+import traceback
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Protocol, TextIO
 
-from monarch_nb.display.progress import CellState, progress_text
+from monarch_nb.display.progress import PROGRESS_AFTER_S, CellState, progress_text
 
 INTERVAL_S = 0.1
 BYTES_PER_S = 400_000
+LINGER_S = 5.0
 
 
 class View(Protocol):
@@ -135,11 +136,13 @@ class LiveDisplay:
         self._interval_s = interval_s
         self._publishing = threading.Lock()
         self._starting = threading.Lock()
-        self._changed = threading.Event()
         self._finished = threading.Event()
-        self._ending = threading.Event()
+        self._changed = False
+        self._ending = False
         self._late = False
-        self._thread: threading.Thread | None = None
+        self._shown_by_clock = False
+        self._rest_until = 0.0
+        self._next_change_at: float | None = time.monotonic() + PROGRESS_AFTER_S
         if os.environ.get("MONARCH_NB_LIVE", "1") != "0":
             view.listen(self._on_change)
 
@@ -157,7 +160,6 @@ class LiveDisplay:
             if self._finished.is_set():
                 return
             self._finished.set()
-            self._changed.set()
             self._view.listen(None)
             self._view.close()
             self._publisher.publish(self._view, final=True)
@@ -186,35 +188,96 @@ class LiveDisplay:
 
     def finish_soon(self) -> None:
         """Have it finished in the background; returns at once."""
-        self._ending.set()
+        self._ending = True
         self._on_change()
 
     def _on_change(self) -> None:
-        if self._thread is None:
-            self._start()
-        if not self._changed.is_set():
-            self._changed.set()
+        self._changed = True
+        if not self._shown_by_clock:
+            self._shown_by_clock = True
+            _clock.add(self)
 
-    def _start(self) -> None:
-        with self._starting:
-            if self._thread is None:
-                thread = threading.Thread(target=self._run, name="monarch-nb-display", daemon=True)
-                thread.start()
-                self._thread = thread
-
-    def _run(self) -> None:
-        rest_s = self._interval_s
-        while not self._finished.wait(rest_s):
-            self._changed.wait(self._view.next_tick_s())
-            self._changed.clear()
-            if self._ending.is_set():
-                self.finish()
-                return
+    def tick(self) -> bool:
+        """Publish if something has changed; say whether to be asked again. Called by the clock's thread."""
+        if self._ending:
+            self.finish()
+        if self._finished.is_set():
+            return False
+        now = time.monotonic()
+        due = self._changed or (self._next_change_at is not None and now >= self._next_change_at)
+        if due and now >= self._rest_until:
+            self._changed = False
             with self._publishing:
                 if self._finished.is_set():
-                    return
+                    return False
                 size_bytes = self._publisher.publish(self._view, final=False) if self._view.visible() else 0
-            rest_s = max(self._interval_s, size_bytes / BYTES_PER_S)
+            self._rest_until = now + max(self._interval_s, size_bytes / BYTES_PER_S)
+            next_s = self._view.next_tick_s()
+            self._next_change_at = None if next_s is None else time.monotonic() + next_s
+        return True
+
+
+class _Clock:
+    """One thread for all displays: a cell that is over at once shouldn't have to start and wake one.
+
+    It looks every `INTERVAL_S` while there are displays, and for `LINGER_S` afterwards; then it sleeps until one is added.
+    """
+
+    def __init__(self) -> None:
+        self._displays: list[LiveDisplay] = []
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._asleep = False
+
+    def add(self, display: LiveDisplay) -> None:
+        """Tick a display until it has finished."""
+        with self._lock:
+            self._displays.append(display)
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="monarch-nb-display", daemon=True)
+                self._thread.start()
+            asleep = self._asleep
+        if asleep:
+            self._wake.set()
+
+    def _run(self) -> None:
+        idle_since = time.monotonic()
+        while True:
+            time.sleep(INTERVAL_S)
+            with self._lock:
+                displays = list(self._displays)
+            for display in displays:
+                if not _ticks_on(display):
+                    with self._lock:
+                        self._displays.remove(display)
+            if displays:
+                idle_since = time.monotonic()
+            elif time.monotonic() - idle_since > LINGER_S:
+                self._sleep()
+
+    def _sleep(self) -> None:
+        with self._lock:
+            if self._displays:
+                return
+            self._asleep = True
+            self._wake.clear()
+        self._wake.wait()
+        self._asleep = False
+
+
+def _ticks_on(display: LiveDisplay) -> bool:
+    """Tick a display; one that can't be shown any more (a closed stream) is left alone."""
+    try:
+        return display.tick()
+    except Exception:
+        traceback.print_exc()
+        return False
+
+
+_clock = _Clock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: _clock.__init__())  # type: ignore[misc]
 
 
 def choose_publisher() -> Publisher:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import traceback
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._client.interrupts import Interrupts
@@ -59,7 +60,7 @@ def show_cell(
             source, ranks, watcher=ViewWatcher(view), number=number, timeout=timeout, rerun_of=rerun_of
         )
         interrupts.pass_to(run.interrupt)
-        result = run.wait()
+        result = run.wait(interrupts=interrupts)
     finish_cell(mesh, result)
 
 
@@ -109,6 +110,9 @@ def check_source(source: str, number: int) -> None:
     """
     from IPython.core.inputtransformer2 import TransformerManager
 
+    with suppress(SyntaxError, ValueError):
+        compile(source, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        return  # plain Python
     try:
         # Not the shell's own: that one may turn whole cells into %%mesh cells (`%mesh auto on`).
         transformed = TransformerManager().transform_cell(source)

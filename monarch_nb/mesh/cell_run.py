@@ -212,26 +212,33 @@ class CellRun:
         """Interrupt it; again, and the next step is taken at once (see `_host.ladder`)."""
         self._feed.interrupt()
 
-    def wait(self, timeout: float | None = None) -> CellResult:
+    def wait(self, timeout: float | None = None, *, interrupts: Interrupts | None = None) -> CellResult:
         """Wait until it's over. Ctrl-C interrupts the ranks; again, and the next step is taken at once.
 
         Args:
             timeout: seconds; then RankTimeout is raised and the cell goes on.
+            interrupts: what passes Ctrl-C on already, if something does.
 
         Raises:
             MeshUsageError: if the home refused it.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        with Interrupts(self._mesh._office.reader, self.interrupt) as interrupts:
-            try:
-                in_time = self._mesh._office.reader.wait(self._feed, deadline)
-            except OfficeClosed:
-                raise MeshError(_ENDED) from None
-            if not in_time:
-                raise RankTimeout(f"cell #{self.n} is not over after {timeout:g} s; it goes on")
+        if interrupts is None:
+            with Interrupts(self._mesh._office.reader, self.interrupt) as interrupts:
+                in_time = self._wait(deadline)
+        else:
+            in_time = self._wait(deadline)
+        if not in_time:
+            raise RankTimeout(f"cell #{self.n} is not over after {timeout:g} s; it goes on")
         if interrupts.num_presses and not self.result.reason:
             self.result.reason = "user"
         return self._finished()
+
+    def _wait(self, deadline: float | None) -> bool:
+        try:
+            return self._mesh._office.reader.wait(self._feed, deadline)
+        except OfficeClosed:
+            raise MeshError(_ENDED) from None
 
     def _finished(self) -> CellResult:
         feed, result = self._feed, self.result

@@ -6,6 +6,8 @@ ratio and the aim. Nothing here is a test: figures depend on the machine.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import statistics
 import subprocess
@@ -137,8 +139,100 @@ def starts(table: Table) -> None:
         ], "")  # fmt: skip
 
 
+def cells(table: Table) -> None:
+    """A cell of `pass` beside an actor's no-op, through the magic as it's typed; output; attaching to what was missed."""
+    from IPython.core.interactiveshell import InteractiveShell
+
+    shell = InteractiveShell.instance()
+    with contextlib.redirect_stdout(io.StringIO()):
+        shell.run_line_magic("load_ext", "monarch_nb")
+        shell.run_line_magic("mesh", "start bench_cells --gpus 8")
+    mesh = shell.user_ns["mesh"]
+    actor: Any = mesh.spawn("bench", Bench)
+    actor.noop.call().get()
+    floor = raw.RawZmq(8)
+    table.ratio("no-op to 8 ranks and back, beside raw pyzmq", "us", [
+        (raw.median_us(lambda: actor.noop.call().get(), 500), raw.median_us(floor.call_all, 500)) for _ in range(ROUNDS)
+    ], "2.5x")  # fmt: skip
+    floor.close()
+    table.ratio("`%%mesh` of `pass` on 8 ranks, beside the no-op", "us", [
+        (
+            raw.median_us(lambda: shell.run_cell_magic("mesh", "", "pass"), 300),
+            raw.median_us(lambda: actor.noop.call().get(), 500),
+        )
+        for _ in range(ROUNDS)
+    ], "3x")  # fmt: skip
+    with contextlib.redirect_stdout(io.StringIO()):
+        shown = [timed(lambda: shell.run_cell_magic("mesh", "", PRINT)) for _ in range(ROUNDS)]
+    table.value("100,000 lines from 8 ranks, shown and journalled", "s", shown, "1 s")
+    mesh.stop(grace_s=0.0).get()
+    table.value("attach, 10 MB of output missed: connect, replay, show", "s", [attach_missed() for _ in range(ROUNDS)], "1 s")
+    rates = [1e6 / timed(fold_million) for _ in range(ROUNDS)]
+    table.value("folding a million lines of 8 ranks", "/s", rates, "200,000 /s")
+
+
+PRINT = "for i in range(12_500): print('step', i, 'loss', 0.5 if i % 10 else rank)"
+
+
+def timed(function: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def fold_million() -> None:
+    """Feed a million lines as 8 ranks print them: nine of ten equal, in chunks, ranks a little apart."""
+    from monarch_nb.display import Fold
+
+    fold = Fold(range(8))
+    for chunk in range(125):
+        for rank in range(8):
+            text = "".join(f"step {i} loss {rank if i % 10 == 0 else 0.5}\n" for i in range(chunk * 1000, chunk * 1000 + 1000))
+            fold.feed(rank, "stdout", text)
+
+
+LEAVE = """
+import os
+from monarch_nb.mesh import start
+mesh = start('bench_missed', {'gpus': 8})
+run = mesh.submit("for i in range(16_000): print('x' * 60, i, rank if i % 10 == 0 else '')")
+print(run.wait_for_number(10), flush=True)
+os._exit(0)
+"""
+COME_BACK = """
+import io, sys, time, contextlib
+import monarch_nb.magics.missed as missed
+from monarch_nb.mesh import attach
+start = time.perf_counter()
+mesh = attach('bench_missed')
+shown = io.StringIO()
+with contextlib.redirect_stdout(shown):
+    missed.show_missed(mesh)
+seconds = time.perf_counter() - start
+assert len(shown.getvalue()) > 100_000
+print(seconds)
+mesh.stop(grace_s=0.0).get(30)
+"""
+
+
+def attach_missed() -> float:
+    """Return the seconds that it takes to come back to a mesh that has printed 10 MB meanwhile."""
+    run_python(LEAVE)
+    from monarch_nb.mesh import attach
+
+    watcher = attach("bench_missed", listens=False)
+    while any(e.ended is None for e in watcher.history() if e.kind == "cell"):
+        time.sleep(0.05)
+    watcher._session.close()
+    return float(run_python(COME_BACK))
+
+
+def run_python(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
 def main() -> None:
-    parts: dict[str, Callable[[Table], None]] = {"starts": starts, "calls": calls}
+    parts: dict[str, Callable[[Table], None]] = {"starts": starts, "calls": calls, "cells": cells}
     table = Table()
     for name in sys.argv[1:] or parts:
         parts[name](table)
