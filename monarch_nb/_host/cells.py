@@ -35,6 +35,9 @@ LATE_BYTES = 16 << 20
 
 MAX_SOURCE_SHOWN = 100_000
 
+PROGRESS_S = 0.02
+"""How long the news that a rank is done may wait for others."""
+
 SECONDS = struct.Struct("<d")
 """In front of a rank's answer to a cell: its run time; what follows is JSON."""
 
@@ -59,6 +62,7 @@ class Cell:
     running: set[int] = field(default_factory=set)
     ended: dict[int, str] = field(default_factory=dict)
     seconds: dict[int, float] = field(default_factory=dict)
+    fresh: list[tuple[int, float]] = field(default_factory=list)
     failures: list[dict[str, Any]] = field(default_factory=list)
     watches: list[Watch] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
@@ -172,7 +176,6 @@ class Cells:
         if cell is None:
             self._free_late(n, rank, message)
             return
-        self._home.supervisor.drain()  # what it has printed goes before the news of its end
         cell.seconds[rank] = seconds
         body = data[SECONDS.size :]
         if not body:
@@ -187,10 +190,18 @@ class Cells:
         """The cell has ended well on a rank, with no value to show: that goes into the summary, with no record of its own."""
         cell.running.discard(rank)
         cell.ended[rank] = "ok"
-        self._tell(cell, "done", (rank, seconds), soon=True)
+        if not cell.fresh:
+            self._home.loop.call_later(PROGRESS_S, partial(self._tell_done, cell))
+        cell.fresh.append((rank, seconds))
         self._next_on(cell.procs[rank], cell)
         if not cell.running:
             self._check_over(cell)
+
+    def _tell_done(self, cell: Cell) -> None:
+        """Tell who watches which ranks have ended a cell that goes on; of one that's over, the summary tells."""
+        fresh, cell.fresh = cell.fresh, []
+        for each in fresh if not cell.over else ():
+            self._tell(cell, "done", each)
 
     def _note_failure(self, cell: Cell, rank: int, ended: dict[str, Any]) -> str:
         ladder = self._ladders.get(cell.n)
@@ -319,6 +330,7 @@ class Cells:
             self._say(cell, said)
         ladder = self._ladders.pop(cell.n, None)
         self._cells.pop(cell.n, None)
+        self._home.supervisor.drain()  # what its ranks have printed goes before the news of its end
         summary = {
             "status": self._status(cell, ladder),
             "reason": ladder.reason if ladder is not None else "",

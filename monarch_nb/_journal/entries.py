@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 FILE = "journal.jsonl"
@@ -33,6 +33,9 @@ class EntryLog:
         self._path = os.path.join(directory, FILE)
         self._max_entries = max_entries
         self.entries: dict[int, Entry] = {}
+        self.when_dirty: Callable[[], None] | None = None
+        """Called when lines wait to be written; who sets it calls `flush` soon. Without it they're written at once."""
+        self._unwritten: list[str] = []
         self._next = 1
         self._fd = self._open()
 
@@ -57,10 +60,21 @@ class EntryLog:
             self._append({"n": n, **fields})
 
     def _append(self, fields: Entry) -> None:
-        os.write(self._fd, (json.dumps(fields, default=str) + "\n").encode())
+        if not self._unwritten and self.when_dirty is not None:
+            self.when_dirty()
+        self._unwritten.append(json.dumps(fields, default=str) + "\n")
+        if self.when_dirty is None:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits."""
+        lines, self._unwritten = self._unwritten, []
+        if lines and self._fd >= 0:
+            os.write(self._fd, "".join(lines).encode())
 
     def _drop_older_half(self) -> None:
         numbers = sorted(self.entries)
+        self.flush()
         dropped = [n for n in numbers[: len(numbers) // 2] if "ended" in self.entries[n]]
         for n in dropped:
             del self.entries[n]
@@ -78,6 +92,7 @@ class EntryLog:
 
     def close(self) -> None:
         """Close the file."""
+        self.flush()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
