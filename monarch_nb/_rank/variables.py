@@ -164,8 +164,10 @@ def _tensor_digest(torch: Any, tensor: Any) -> bytes:
     if tensor.is_meta or not tensor.numel():
         return hashlib.blake2b(head, digest_size=_DIGEST_BYTES).digest()
     plain = tensor.detach().to("cpu")
-    if plain.layout != torch.strided or plain.is_quantized:
-        return hashlib.blake2b(pickle.dumps(plain, 4), digest_size=_DIGEST_BYTES, key=head[:64]).digest()
+    if plain.layout != torch.strided:
+        plain = plain.to_dense()
+    if plain.is_quantized:
+        plain = plain.int_repr()
     data = plain.contiguous().reshape(-1).view(torch.uint8).numpy().data
     return hashlib.blake2b(data, digest_size=_DIGEST_BYTES, key=head[:64]).digest()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.exceptions import MeshUsageError
@@ -206,5 +205,4 @@ def say_what_runs(shell: Any) -> None:
             mesh._session.close()
         except Exception as error:  # whatever is wrong with one mesh, the extension loads
             note = str(error)
-        text = f"mesh {connection.name!r} runs{': ' + note if note else ''}. Attach: %mesh attach {connection.name}"
-        print(text, file=sys.stderr)
+        print(f"mesh {connection.name!r} runs{': ' + note if note else ''}. Attach: %mesh attach {connection.name}")

@@ -64,6 +64,5 @@ class StaleClasses:
                 names = ", ".join(sorted({m._name for m in old}))
                 print(
                     f"{names} on mesh {mesh.name!r} still ha{'ve' if len(old) > 1 else 's'} the old {name}: "
-                    f"%mesh reload {name} puts the new methods on, and keeps the state",
-                    file=sys.stderr,
+                    f"%mesh reload {name} puts the new methods on, and keeps the state"
                 )

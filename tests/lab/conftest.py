@@ -1,0 +1,39 @@
+"""One JupyterLab and one browser for all tests here; skipped where there's no chromium."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab import CHROMIUM, Lab
+
+pytest.importorskip("jupyterlab", reason="needs JupyterLab: pip install jupyterlab")
+sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    if not CHROMIUM:
+        pytest.skip("needs chromium: apt-get install chromium")
+    opened = Lab(tmp_path_factory.mktemp("lab"))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="session")
+def browser(lab: Lab) -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--disable-dev-shm-usage", "--disable-gpu"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """Where screenshots go: MONARCH_NB_PICTURES, to look at them, or nowhere in particular."""
+    path = Path(os.environ.get("MONARCH_NB_PICTURES", tmp_path))
+    path.mkdir(parents=True, exist_ok=True)
+    return path

@@ -1,0 +1,123 @@
+"""JupyterLab in a real browser: started here, driven through its own application object."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import nbformat
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome") or ""
+PATIENCE_MS = 60_000
+_DIRECTORIES = (
+    "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR",
+    "IPYTHONDIR",
+)  # fmt: skip
+
+_OPEN = """async (path) => {
+  await jupyterapp.started; await jupyterapp.restored;
+  const w = await jupyterapp.commands.execute('docmanager:open', {path, factory: 'Notebook'});
+  await w.context.ready; await w.sessionContext.ready; await w.revealed;
+  await w.sessionContext.session.kernel.info;
+}"""
+_RUN = """async (n) => {
+  const notebook = jupyterapp.shell.currentWidget.content;
+  notebook.activeCellIndex = n; notebook.deselectAll();
+  await jupyterapp.commands.execute('notebook:run-cell');
+}"""
+_OUTPUTS = """(n) => jupyterapp.shell.currentWidget.content.model.cells.get(n).outputs.toJSON()"""
+
+
+class Lab:
+    """A server and the files it shows."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        environment = {**os.environ, **{k: str(root / k.lower()) for k in _DIRECTORIES}}
+        environment.pop("MONARCH_NB_LIVE", None)
+        for key in _DIRECTORIES:
+            os.makedirs(environment[key], exist_ok=True)
+        quiet = Path(environment["JUPYTERLAB_SETTINGS_DIR"]) / "@jupyterlab" / "apputils-extension"
+        quiet.mkdir(parents=True)
+        (quiet / "notification.jupyterlab-settings").write_text('{"fetchNews": "false", "checkForUpdates": false}')
+        with open(root / "server.log", "w") as log:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", "--ServerApp.port=0",
+                    "--IdentityProvider.token=T", f"--ServerApp.root_dir={root}", "--LabApp.expose_app_in_browser=True",
+                    "--LabApp.extension_manager=readonly",
+                ],
+                env=environment, stdout=log, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        self.environment = environment
+        self.url = self._wait_for_url(Path(environment["JUPYTER_RUNTIME_DIR"]) / f"jpserver-{self._process.pid}.json")
+
+    def _wait_for_url(self, file: Path) -> str:
+        deadline = time.monotonic() + 60
+        while not file.exists():
+            assert self._process.poll() is None, (self.root / "server.log").read_text()
+            assert time.monotonic() < deadline, "JupyterLab did not start"
+            time.sleep(0.05)
+        return f"http://127.0.0.1:{json.loads(file.read_text())['port']}/lab?token=T&reset"
+
+    def close(self) -> None:
+        """End the server and its kernels."""
+        self._process.terminate()
+        self._process.wait(60)
+
+
+class Page:
+    """A notebook on the page."""
+
+    def __init__(self, browser: Any, lab: Lab, cells: list[str], name: str) -> None:
+        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
+        notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+        nbformat.write(notebook, lab.root / name)
+        self.page = browser.new_page(viewport={"width": 1000, "height": 1200})
+        self.errors: list[str] = []
+        self.strangers: list[str] = []
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("request", self._on_request)
+        self.page.set_default_timeout(PATIENCE_MS)
+        self.page.goto(lab.url)
+        self.page.wait_for_function("window.jupyterapp && !document.querySelector('#jupyterlab-splash')")
+        self.page.evaluate(_OPEN, name)
+
+    def _on_request(self, request: Any) -> None:
+        if not request.url.startswith(("http://127.0.0.1", "ws://127.0.0.1", "data:", "blob:")):
+            self.strangers.append(request.url)
+
+    def start(self, n: int) -> None:
+        """Run a cell without waiting for its end."""
+        self.page.evaluate(_RUN.replace("await jupyterapp.commands", "jupyterapp.commands"), n)
+
+    def run(self, n: int) -> str:
+        """Run a cell; return its text."""
+        self.page.evaluate(_RUN, n)
+        return self.text(n)
+
+    def text(self, n: int) -> str:
+        """Return what a cell shows as text."""
+        parts = []
+        for output in self.page.evaluate(_OUTPUTS, n):
+            text = output.get("text") or output.get("data", {}).get("text/plain") or output.get("traceback") or ""
+            parts.append(text if isinstance(text, str) else "\n".join(text))
+        return "\n".join(p.rstrip("\n") for p in parts)
+
+    def wait_for(self, n: int, text: str) -> None:
+        """Wait until a cell shows a text, on the page."""
+        self.page.locator(".jp-Notebook .jp-Cell").nth(n).get_by_text(text).first.wait_for()
+
+    def execute(self, command: str) -> None:
+        """Run a command of the application."""
+        self.page.evaluate("(c) => { jupyterapp.commands.execute(c); }", command)
+
+    def picture(self, path: Path) -> None:
+        """Take a screenshot."""
+        self.page.screenshot(path=str(path))
