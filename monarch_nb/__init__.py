@@ -5,6 +5,7 @@ processes that outlives the kernel. The rooms, lower ones first; imports point d
 
     _wire       messages, codec, shared memory, keys       no threads, no policy
     _shape      extents, points, slices, rank sets         pure
+    _journal    what lies on disk: output and entries
     exceptions  every error
     _post       one process' sockets, and who reads them
     _host       host process, supervisor, router, zygote
@@ -12,7 +13,7 @@ processes that outlives the kernel. The rooms, lower ones first; imports point d
     _client     a program's connection
     actor       the programming model, as PyTorch Monarch's
     job, spmd   where hosts come from; what torchrun sets up
-    mesh        named meshes, cells, variables
+    mesh        named meshes, cells, variables, journal
     display     what people see of a cell
     magics, cli what people type
 

@@ -41,6 +41,8 @@ class MeshStatus:
         sizes: the dimensions.
         idle_timeout_s: seconds without a client after which it ends; None: it ends with its program.
         clients: who is connected: "notebook PATH (pid N)".
+        num_cells: cells that run or wait.
+        journal: directory of its journal.
     """
 
     name: str
@@ -51,6 +53,8 @@ class MeshStatus:
     hosts: tuple[HostStatus, ...]
     ranks: tuple[RankStatus, ...]
     clients: tuple[str, ...]
+    num_cells: int = 0
+    journal: str = ""
 
     def ranks_by_state(self) -> dict[str, str]:
         """Return the rank set in each state."""
@@ -71,7 +75,11 @@ class MeshStatus:
         ]
         lines += [f"  rank {r.rank} lost: {r.reason}" for r in self.ranks if r.reason]
         if self.idle_timeout_s:
-            lines.append(f"  lease: ends after {duration(self.idle_timeout_s)} without a client")
+            lines.append(f"  lease: ends after {duration(self.idle_timeout_s)} without a client and a running cell")
+        if self.num_cells:
+            lines.append(f"  {self.num_cells} cell{'s' * (self.num_cells > 1)} running; see %mesh history")
+        if self.journal:
+            lines.append(f"  journal: {self.journal}")
         lines += [f"  client: {c}" for c in self.clients]
         return "\n".join(lines)
 
@@ -136,6 +144,8 @@ def snapshot(books: dict[str, Any], group: str, sizes: dict[str, int]) -> MeshSt
         hosts=tuple(_host(h) for h in books["hosts"]),
         ranks=tuple(_rank(p) for p in sorted(procs, key=lambda p: p["rank"])),
         clients=tuple(f"{c['what']} (pid {c['pid']})" for c in books["clients"]),
+        num_cells=books["num_cells"],
+        journal=books["journal"],
     )
 
 

@@ -15,6 +15,7 @@ from processes import PATIENCE_S, mesh_processes, wait_for_exit
 def nothing_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Fail if a process, socket directory or thread of ours outlives the tests."""
     os.environ["JUPYTER_RUNTIME_DIR"] = str(tmp_path_factory.mktemp("runtime"))
+    os.environ["JUPYTER_DATA_DIR"] = str(tmp_path_factory.mktemp("data"))
     before = set(mesh_processes())
     yield
     from monarch_nb._client import session

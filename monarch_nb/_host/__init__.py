@@ -3,12 +3,19 @@
 Single-threaded: one loop (`loop`) owns every socket, pipe and pidfd, so nothing here needs a lock. It never imports torch; the
 `zygote`, its child, does.
 
-    process      puts the parts together; answers requests
+    main         where it begins
+    process      what home and far host processes share
+    home         registry, journal, lease, requests of clients
+    far          dials home and does what it says
     loop         readiness and timers
     supervisor   ranks: start, watch, interrupt, kill
-    output       what ranks print: cut into pieces, kept on disk, passed on
+    output       what ranks print: cut into pieces
     router       messages between this machine and others
     registry     the home's books: hosts, procs, clients, names
+    cells        which cell runs on which ranks, and how it ends
+    ladder       what is done about a cell that shall end
+    watch        who is shown what of the journal
+    asking       questions to ranks
+    environment  what a mesh runs with, for the journal
     zygote       a warm interpreter that forks ranks; a process of its own
-    launch       how a client starts a host process
 """

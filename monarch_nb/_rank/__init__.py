@@ -7,5 +7,8 @@ Three kinds of thread: the main thread runs cells and functions (`worker`), each
     actors    actors, their threads and mailboxes
     worker    what runs on the main thread: cells, functions, push and pull
     shell     the IPython shell that cells run in
+    command   `!command`
+    variables what variables are, digests to compare them, names for Tab
+    collectives  aborting them, and making the process group anew
     streams   stdout and stderr, marked with the cell they belong to
 """

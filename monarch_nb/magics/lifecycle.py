@@ -36,7 +36,7 @@ def start(state: State, arguments: Namespace) -> None:
     state.adopt(mesh)
     backend = _prepare_distributed(mesh, arguments.init_process_group)
     ready = f"; torch.distributed is ready ({backend})" if backend else ""
-    print(f"{describe(mesh)} is ready{ready}; it ends after {duration(arguments.idle_timeout)} without a client")
+    print(f"{describe(mesh)} is ready{ready}; it ends after {duration(arguments.idle_timeout)} without a client and a running cell")
 
 
 def _sizes(arguments: Namespace) -> tuple[dict[str, int] | None, int]:

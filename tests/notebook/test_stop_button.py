@@ -140,3 +140,25 @@ def test_a_busy_rank_is_named_with_its_line(notebook: Notebook, fifo: str) -> No
     assert "stubborn" in notebook.text("%mesh stacks --ranks 1")
     assert "rank 1 runs again" in notebook.text("%mesh restart -f --ranks 1")
     next_cell_runs(notebook)
+
+
+ACTOR = (
+    "from monarch_nb.actor import Actor, endpoint\n"
+    "class Sleeper(Actor):\n"
+    "    def __init__(self): self.naps = 0\n"
+    "    @endpoint\n"
+    "    def spin(self, fifo):\n"
+    "        self.naps += 1\n        file = open(fifo, 'w') if rank == 1 else None\n"
+    "        print('go', file=file, flush=True)\n        while True: pass\n"
+    "    @endpoint\n"
+    "    def count(self): return self.naps\n"
+    "sleeper = mesh.spawn('sleeper', Sleeper)"
+)
+
+
+@pytest.mark.parametrize("wait", ["{}.get()", "await {}", "(await {}).reduce('sum')"])
+def test_waiting_for_a_call_is_interrupted_with_its_ranks(notebook: Notebook, fifo: str, wait: str) -> None:
+    notebook.run(ACTOR.replace("rank == 1", "__import__('os').environ['RANK'] == '1'"))
+    text = notebook.text_interrupted(wait.format(f"sleeper.spin.call({fifo!r})"), fifo)
+    assert "KeyboardInterrupt" in text or "CancelledError" in text
+    assert notebook.text("sleeper.count.call().get(30)") == "ValueMesh(gpus=3): [0-2] 1"
