@@ -15,6 +15,8 @@ from monarch_nb.exceptions import RankTimeout
 T = TypeVar("T")
 U = TypeVar("U")
 
+HEARTBEAT_S = 0.2
+
 
 class Future(Generic[T]):
     """The answer to a call.
@@ -124,11 +126,14 @@ class Future(Generic[T]):
                     loop.call_soon_threadsafe(wake)
 
             self._pending.when_ready(on_ready)
+            heartbeat = _Heartbeat(loop)
             try:
                 yield from waiter
             except asyncio.CancelledError:
                 self._cancelled()
                 raise
+            finally:
+                heartbeat.stop()
         return self.get()
 
     def _cancelled(self) -> None:
@@ -160,3 +165,20 @@ class Future(Generic[T]):
 
     def __repr__(self) -> str:
         return f"<Future{self._to_what()}: {'done' if self.done() else 'pending'}>"
+
+
+class _Heartbeat:
+    """Wakes an event loop five times a second while somebody waits: ipykernel's Ctrl-C only takes effect when the loop turns."""
+
+    __slots__ = ("_handle", "_loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._handle = loop.call_later(HEARTBEAT_S, self._beat)
+
+    def _beat(self) -> None:
+        self._handle = self._loop.call_later(HEARTBEAT_S, self._beat)
+
+    def stop(self) -> None:
+        """Let the loop sleep again."""
+        self._handle.cancel()

@@ -23,6 +23,13 @@ INTERRUPT_S = 3.0
 ABORT_S = 10.0
 
 
+class CallInterrupted(KeyboardInterrupt):
+    """The user has interrupted a call. Says which ranks have ended it, and which hang, where, and what to do."""
+
+    def _render_traceback_(self) -> list[str]:
+        return f"KeyboardInterrupt: {self}".split("\n")
+
+
 def send_interrupts(pending: Pending) -> tuple[int, ...]:
     """Interrupt the ranks that still owe `pending` an answer; return their procs. Doesn't wait."""
     procs = pending.at_work()
@@ -46,7 +53,7 @@ def interrupt_and_raise(pending: Pending, what: str) -> NoReturn:
         with suppress(MeshError, TimeoutError):
             sessions.of_office(pending.office).request("abort_call", procs=list(procs))
         _wait(pending, ABORT_S)
-    raise KeyboardInterrupt(_report(pending, procs, what))
+    raise CallInterrupted(_report(pending, procs, what)) from None
 
 
 def _wait(pending: Pending, seconds: float) -> bool:

@@ -1,4 +1,7 @@
-"""One JupyterLab and one browser for all tests here; skipped where there's no chromium."""
+"""One JupyterLab and one browser for the tests here; skipped where there is no chromium.
+
+They end with this folder: playwright keeps an event loop running in the thread, in which others could have none.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ pytest.importorskip("jupyterlab", reason="needs JupyterLab: pip install jupyterl
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     if not CHROMIUM:
         pytest.skip("needs chromium: apt-get install chromium")
@@ -23,7 +26,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     opened.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser(lab: Lab) -> Iterator[Any]:
     with sync_api.sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--disable-dev-shm-usage", "--disable-gpu"])
