@@ -161,7 +161,7 @@ class ActorHost:
     def _now_cancel(self, message: Message) -> None:
         """Don't begin a cell that may not have begun yet."""
         if here.rank is not None:
-            here.rank.worker.cancelled.add(Body(self.office, message).value())
+            here.rank.worker.cancel(Body(self.office, message).value())
         self._reply(message, None)
 
     # --- failure

@@ -6,6 +6,7 @@ import ast
 import base64
 import inspect
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -88,21 +89,57 @@ def describe_cell_error(error: BaseException, traceback: str) -> dict[str, Any]:
     }
 
 
+CANCEL_S = 1.0
+"""How long a cancelled coroutine may take to end."""
+
+
+class Diversion:
+    """What is done about an interrupt instead of raising KeyboardInterrupt, while a cell's event loop runs."""
+
+    handler: Callable[[Any], None] | None = None
+
+
 def run_coroutine(coroutine: Any) -> Any:
-    """Run a cell's coroutine to its end. An interrupt ends it: left in the loop, the next cell would go on with it."""
+    """Run a cell's coroutine to its end; an interrupt ends it.
+
+    A KeyboardInterrupt inside of the event loop's own code would tear it: it may come just when a task's next step has been taken from
+    the queue, and the task would wait for ever. So it's raised only while a task runs code of the user's; else the cell's task is cancelled.
+
+    Raises:
+        KeyboardInterrupt: if the cell was interrupted.
+    """
     import asyncio
 
     from IPython.core.async_helpers import get_asyncio_loop
 
     loop = get_asyncio_loop()
     task = loop.create_task(coroutine)
+    was_cancelled = False
+
+    def on_interrupt(frame: Any) -> None:
+        nonlocal was_cancelled
+        module = frame.f_globals.get("__name__", "") if frame is not None else ""
+        if asyncio.current_task(loop) is not None and not module.startswith("asyncio"):
+            raise KeyboardInterrupt
+        was_cancelled = True
+        task.cancel()
+        loop.call_soon_threadsafe(lambda: None)  # the loop may be asleep
+
+    Diversion.handler = on_interrupt
     try:
         return loop.run_until_complete(task)
-    except KeyboardInterrupt:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            loop.run_until_complete(task)
+    except asyncio.CancelledError:
+        if was_cancelled:
+            raise KeyboardInterrupt from None
         raise
+    except KeyboardInterrupt:
+        # If another task was hit, ours still runs. Should the loop have been torn after all, it never ends: hence the limit.
+        task.cancel()
+        with suppress(KeyboardInterrupt):
+            loop.run_until_complete(asyncio.wait([task], timeout=CANCEL_S))
+        raise
+    finally:
+        Diversion.handler = None
 
 
 def _make_shell(namespace: dict[str, Any], pipe: OutputPipe) -> Any:

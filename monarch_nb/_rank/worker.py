@@ -18,7 +18,7 @@ from monarch_nb._post.failure import describe, encode_failure
 from monarch_nb._post.pending import Body
 from monarch_nb._rank import variables
 from monarch_nb._rank.inbox import Inbox
-from monarch_nb._rank.shell import describe_cell_error
+from monarch_nb._rank.shell import Diversion, describe_cell_error
 from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.message import Message
@@ -45,8 +45,8 @@ class Worker:
     """The main thread's work. `inbox` is filled by the reading thread.
 
     SIGINT reaches user code only: the handler raises while a piece of work runs, and does nothing before and after. What an interrupt
-    is meant for is the host process' business: it sends one only to a rank on which the cell in question runs, and says so beforehand
-    (`cancelled`), in case the rank hasn't begun yet.
+    is meant for is the host process' business: it sends one only to a rank on which the cell in question runs, and says so by message, too
+    (`cancel`), in case the rank hasn't begun yet.
     """
 
     def __init__(self, rank: Rank) -> None:
@@ -58,6 +58,8 @@ class Worker:
         self._shell: CellShell | None = None
         self._last_value: Any = None
         self._interruptible = False
+        self._num_hits = 0
+        """Interrupts that have reached the running cell."""
         self._ident = threading.get_ident()
         self.current: Message | None = None
         main_module = sys.modules["__main__"]
@@ -68,8 +70,23 @@ class Worker:
 
     def _on_interrupt(self, number: int, frame: Any) -> None:
         """An interrupt that comes when nothing runs concerns nobody. (SIG_IGN would be inherited by subprocesses.)"""
-        if self._interruptible:
+        if not self._interruptible:
+            return
+        self._num_hits += 1
+        if Diversion.handler is not None:
+            Diversion.handler(frame)
+        else:
             raise KeyboardInterrupt
+
+    def cancel(self, n: int) -> None:
+        """A cell shall end: if it hasn't begun, it won't; if it has, and the signal came too early to be heard, here's another.
+
+        Called in the reading thread.
+        """
+        self.cancelled.add(n)
+        current = self.current
+        if current is not None and current.name == b"run" and current.origin == n and not self._num_hits:
+            signal.pthread_kill(self._ident, signal.SIGINT)
 
     def interrupt(self, src: int, ref: int) -> bool:
         """Interrupt the work that `src` waits for under `ref`; False if something else runs. Called in the reading thread."""
@@ -167,6 +184,7 @@ class Worker:
         assert self._shell is not None
         self.rank.pipe.begin(n)
         self._last_value = None
+        self._num_hits = 0
         try:
             self._interruptible = True
             if n in self.cancelled:

@@ -94,7 +94,9 @@ def test_a_plain_ipython_terminal(tmp_path: Path) -> None:
     )
     result = run("IPython", "--colors=nocolor", "--no-banner", str(script))
     lines = result.stdout.splitlines()
-    assert lines[1:4] == ["[0-1] hi", "[0] 0", "[1] 1"]
+    # A stream can't be rewritten: a line that one rank prints a tenth of a second before the other stands alone.
+    assert sorted(line for line in lines if line.endswith("hi")) in (["[0-1] hi"], ["[0] hi", "[1] hi"])
+    assert lines.index("[0] 0") + 1 == lines.index("[1] 1")
     assert "ranks 0-1: ZeroDivisionError: division by zero" in result.stdout
     assert lines[-1] == "mesh 'terminal' has ended"
 
