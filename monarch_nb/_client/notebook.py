@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import secrets
 import sys
 import time
 from contextlib import suppress
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 _MAX_SOURCE = 20_000
 
+PROGRAM_NUMBER = secrets.randbits(15)
+"""By which homes tell the calls of this program from those of others."""
+
 
 class NotebookHooks:
     """The hooks of one session. They run in the thread that runs cells."""
@@ -29,7 +33,6 @@ class NotebookHooks:
     def __init__(self, session: Session, shell: Any) -> None:
         self._session = session
         self._shell = shell
-        self._num_cells = 0
         self._num_settled = 0
         self._source = ""
         self._began = 0.0
@@ -58,14 +61,14 @@ class NotebookHooks:
 
     def before_cell(self, info: Any = None) -> None:
         """Give the cell that begins its origin."""
-        self._num_cells += 1
         self._source = getattr(info, "raw_cell", "") or ""
         self._began = time.time()
         try:
             self._task = asyncio.current_task()
         except RuntimeError:  # no event loop: a plain IPython
             self._task = None
-        self.origin = client_origin(self._session.number, self._num_cells)
+        # The same for all sessions of this program: a cell may call actors of several meshes.
+        self.origin = client_origin(PROGRAM_NUMBER, self._shell.execution_count)
         call_context.set(CallContext(self.origin))
         if self._session.output is not None:
             self._session.output.default.remember(self.origin, contextvars.copy_context())

@@ -19,7 +19,7 @@ from typing import Any
 from monarch_nb._client import spare
 from monarch_nb._client.feed import Feed
 from monarch_nb._client.launch import Connection
-from monarch_nb._client.notebook import NotebookHooks
+from monarch_nb._client.notebook import PROGRAM_NUMBER, NotebookHooks
 from monarch_nb._client.output import OutputHub
 from monarch_nb._post import here
 from monarch_nb._post.office import Office
@@ -50,8 +50,6 @@ class Session:
         self.connection = connection
         _by_office[id(office)] = self
         self.private = False
-        self.number = 0
-        """The home's number for this client."""
         self.notebook: NotebookHooks | None = None
         self.output: OutputHub | None = None
         self.local_actors: Any = None
@@ -75,7 +73,7 @@ class Session:
         office.on_event = session._on_event
         office.watch_home(connection.pid)
         office.start()
-        hello = {"pid": os.getpid(), "what": what or _program(), "listens": listens}
+        hello = {"pid": os.getpid(), "what": what or _program(), "listens": listens, "number": PROGRAM_NUMBER}
         try:
             answer = session.request("hello", _timeout_s=HELLO_S, **hello)
         except RankTimeout:
@@ -83,10 +81,9 @@ class Session:
             raise MeshStartError(
                 f"mesh {connection.name!r} (pid {connection.pid}) does not answer; end it: kill {connection.pid}"
             ) from None
-        session.number = answer["number"]
         session.output.learn_groups(answer["groups"])
         atexit.register(session.close)
-        session.notebook = NotebookHooks.install(session)
+        session.notebook = NotebookHooks.install(session) if listens else None
         return session
 
     # --- requests

@@ -50,7 +50,6 @@ class HomeProcess(HostProcess):
         self.cells = Cells(self)
         self.asking = Asking(self.loop, self.send_to_rank)
         self.environment_id = ""
-        self._num_clients = 0
         self._missed_from: int | None = None
         self._spawned: dict[str, dict[str, Any]] = {}
         self._restarting: set[int] = set()
@@ -73,8 +72,7 @@ class HomeProcess(HostProcess):
 
     def do_hello(self, message: Message, fields: dict[str, Any]) -> object:
         """A client comes."""
-        self._num_clients += 1
-        client = Client(message.src, fields["pid"], fields["what"], self._num_clients, fields.get("listens", True))
+        client = Client(message.src, fields["pid"], fields["what"], fields["number"], fields["listens"])
         with suppress(OSError):
             client.pidfd = os.pidfd_open(client.pid)
             self.loop.watch_file(client.pidfd, lambda: self._client_gone(client))
@@ -84,7 +82,6 @@ class HomeProcess(HostProcess):
         return {
             "pid": os.getpid(),
             "name": self.name,
-            "number": client.number,
             "groups": self.store.groups,
             "python": sys.version_info[:3],
         }

@@ -31,9 +31,9 @@ RESULT: Final = 5  #: how a cell ended on a rank, as JSON
 STREAMS: Final = ("stdout", "stderr")
 CLIENT_ORIGIN: Final = 1 << 31
 """Origins from here on are calls of a client's notebook cell; those below are cells of the mesh; 0 is neither."""
-CLIENT_BITS: Final = 20
-"""Of a client's origin: the lower bits count its cells, those above say which client."""
-CLIENT_MASK: Final = 0x7FF
+CLIENT_BITS: Final = 16
+"""Of a client's origin: the lower bits are the number of its cell, those above say which client."""
+CLIENT_MASK: Final = 0x7FFF
 
 
 class Record(NamedTuple):

@@ -193,6 +193,8 @@ class Worker:
         finally:
             self._interruptible = False
             self.cancelled.discard(n)
+        if self._num_hits and ended.get("ename") == "CancelledError":
+            ended["ename"] = "KeyboardInterrupt"  # that's how an event loop is interrupted
         return ended
 
     def work_cell_value(self, message: Message) -> Any:

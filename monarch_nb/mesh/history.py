@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._client.feed import Feed, Watcher
-from monarch_nb._shape import format_ranks
 from monarch_nb.display.fold import Fold
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.mesh.cell_run import CellRun
@@ -269,11 +268,3 @@ class LogLines:
         """Return what is new."""
         with self._lock:
             return self._fold.drain()
-
-
-def rank_list(ranks: Sequence[int]) -> str:
-    """Return ranks as they're typed."""
-    return format_ranks(ranks)
-
-
-ViewFactory = Callable[[Entry], Any]

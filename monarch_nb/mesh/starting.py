@@ -122,14 +122,15 @@ def attach(name: str | None = None, *, listens: bool = True) -> Mesh:
     if record is None:
         session.close()
         raise ValueError(f"{connection.name!r} has not finished starting")
-    return _made(connection.name, session, record)
+    return _made(connection.name, session, record, make_current=listens)
 
 
-def _made(name: str, session: Session, record: Mapping[str, Any]) -> Mesh:
+def _made(name: str, session: Session, record: Mapping[str, Any], *, make_current: bool = True) -> Mesh:
     from monarch_nb._client import session as sessions
 
     mesh = Mesh(name, session, record)
     assert session.output is not None
     session.output.default.sizes[record["group"]] = len(mesh)
-    sessions.use(session)
+    if make_current:
+        sessions.use(session)
     return mesh

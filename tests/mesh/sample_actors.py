@@ -47,6 +47,23 @@ class Counter(Actor):
         return x + self.value
 
 
+class Holder(Actor):
+    """Holds calls until a file is there."""
+
+    def __init__(self) -> None:
+        self.num = 0
+
+    @endpoint
+    def hold(self, path: str) -> None:
+        self.num += 1
+        while not os.path.exists(path):
+            time.sleep(0.001)
+
+    @endpoint
+    def count(self) -> int:
+        return self.num
+
+
 class Where(Actor):
     @endpoint
     def pid(self) -> int:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
-from sample_actors import Caller, Counter, Mixed, Where
+from sample_actors import Caller, Counter, Holder, Mixed, Where
 from two_by_two import spawn_two_by_two
 
 from monarch_nb.actor import (
@@ -69,12 +70,14 @@ def test_call_one_wants_one(procs: ProcMesh) -> None:
         counter.get.call_one()
 
 
-def test_choose_takes_the_least_loaded(procs: ProcMesh) -> None:
-    counter = procs.spawn("counter", Counter)
-    futures = [counter.increment.choose() for _ in range(8)]
+def test_choose_takes_the_least_loaded(procs: ProcMesh, tmp_path: Path) -> None:
+    holder = procs.spawn("holder", Holder)
+    gate = tmp_path / "gate"
+    futures = [holder.hold.choose(str(gate)) for _ in range(8)]  # none is answered before the last has been sent
+    gate.touch()
     for future in futures:
         future.get(T)
-    assert list(counter.get.call().get(T).values()) == [2, 2, 2, 2]
+    assert list(holder.count.call().get(T).values()) == [2, 2, 2, 2]
 
 
 def test_stream_yields_each_answer_as_it_comes(procs: ProcMesh) -> None:

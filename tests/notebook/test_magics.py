@@ -3,63 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from typing import Any
 
-import nbformat
 import pytest
-from jupyter_client.manager import KernelManager
-from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError
-from processes import mesh_processes, wait_for_exit
-
-ANSI = re.compile(r"\x1b\[[0-9;]*m")
-
-
-class Notebook:
-    """A kernel that runs cells one by one."""
-
-    def __init__(self) -> None:
-        self._notebook = nbformat.v4.new_notebook()
-        manager = self._manager = KernelManager(transport="ipc", kernel_name="python3")
-        self._client = NotebookClient(self._notebook, km=manager, timeout=90)
-        self._context = self._client.setup_kernel()
-        self._context.__enter__()
-
-    def run(self, source: str) -> list[Any]:
-        """Run a cell; return its outputs. An error is an output, too."""
-        cell = nbformat.v4.new_code_cell(source)
-        self._notebook.cells.append(cell)
-        try:
-            self._client.execute_cell(cell, len(self._notebook.cells) - 1)
-        except CellExecutionError:
-            assert cell.outputs[-1].output_type == "error"
-        return list(cell.outputs)
-
-    def text(self, source: str) -> str:
-        """Run a cell; return what it shows as text."""
-        parts = []
-        for output in self.run(source):
-            if output.output_type == "stream":
-                parts.append(output.text)
-            elif output.output_type == "error":
-                parts.append("ERROR " + ANSI.sub("", "\n".join(output.traceback)))
-            else:
-                parts.append(output.data.get("text/plain", ""))
-        return "\n".join(p.rstrip("\n") for p in parts)
-
-    def interrupt(self) -> None:
-        """Press the stop button."""
-        self._manager.interrupt_kernel()
-
-    def close(self) -> None:
-        """End the kernel."""
-        self._context.__exit__(None, None, None)
-        self._manager.shutdown_kernel(now=True)
-        assert not self._manager.is_alive()
+from kernels import Notebook
 
 
 @pytest.fixture(scope="module")
@@ -201,35 +148,6 @@ def test_classes_of_cells_work_in_actors(notebook: Notebook, show: Callable[[str
     assert "def fail(self): return 1 // 0" in text or "return 1 // 0" in text
     assert "mine.fail.call().get()" in text
     assert show("(await mine.slice(gpus=0).get.call_one(Item(0))).v") == "42"
-
-
-def command(*arguments: str) -> str:
-    result = subprocess.run(
-        [sys.executable, "-m", "monarch_nb.cli", *arguments], capture_output=True, text=True, timeout=60, check=False
-    )
-    return result.stdout + result.stderr
-
-
-def test_the_mesh_outlives_the_kernel_and_the_command_line_finds_it() -> None:
-    first = Notebook()
-    first.run("%load_ext monarch_nb\n%mesh start keep --procs 2")
-    first.run("%%mesh\nstate = 40 + rank")
-    home = int(first.text("mesh.status().pid"))
-    first.close()
-    assert home in mesh_processes()
-    assert f"keep             home pid {home}" in command("list")
-    assert "running   ranks 0-1" in command("status", "keep")
-    assert command("exec", "keep", "print('there')\nstate").splitlines() == ["[0-1] there", "[0] 40", "[1] 41"]
-    assert "[0] there" in command("logs", "keep", "--ranks", "0")
-    second = Notebook()
-    assert "mesh 'keep' runs" in second.text("%load_ext monarch_nb")
-    assert "attached to mesh 'keep' (procs=2: ranks 0-1)" in second.text("%mesh attach keep")
-    assert second.text("%%mesh\nstate + 1") == "[0] 41\n[1] 42"
-    second.close()
-    assert "mesh 'keep' has ended" in command("stop", "keep")
-    assert wait_for_exit(home)
-    assert "keep" not in command("list")
-    assert "mesh 'keep' is not running" in command("status", "keep")
 
 
 def test_the_connection_file_is_private(show: Callable[[str], str]) -> None:

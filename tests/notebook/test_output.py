@@ -90,6 +90,25 @@ def test_late_output_lands_in_its_own_cell(tmp_path: Path) -> None:
     kernel.close()
 
 
+def test_several_meshes_at_once() -> None:
+    kernel = RawKernel()
+    kernel.run("%load_ext monarch_nb\n%mesh start left --procs 1\n%mesh start right --procs 2")
+    assert kernel.text(kernel.run("%%mesh --name left\nworld_size")).strip() == "1"
+    assert kernel.text(kernel.run("%%mesh\nworld_size")).strip() == "[0-1] 2"
+    kernel.run(
+        "from monarch_nb.actor import Actor, endpoint\n"
+        "class Speaker(Actor):\n    @endpoint\n    def say(self, text): print(text)\n"
+        "speakers = [m.spawn('speaker', Speaker) for m in (left, right)]"
+    )
+    cell = kernel.run("for s, text in zip(speakers, ('from the left', 'from the right')): s.say.call(text).get()")
+    assert "from the left" in kernel.text(cell)
+    assert "[0-1] from the right" in kernel.text(cell)
+    kernel.run("%mesh use left")
+    assert kernel.text(kernel.run("%%mesh\nworld_size")).strip() == "1"
+    kernel.run("%mesh stop left\n%mesh stop right")
+    kernel.close()
+
+
 def test_a_hundred_thousand_lines(notebook: Notebook, show: Callable[[str], str]) -> None:
     outputs = notebook.run("%%mesh\nfor i in range(25_000): print('line', i, rank)\nprint('the end')")
     text = outputs[-1].data["text/plain"]

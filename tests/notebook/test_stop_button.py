@@ -161,4 +161,5 @@ def test_waiting_for_a_call_is_interrupted_with_its_ranks(notebook: Notebook, fi
     notebook.run(ACTOR.replace("rank == 1", "__import__('os').environ['RANK'] == '1'"))
     text = notebook.text_interrupted(wait.format(f"sleeper.spin.call({fifo!r})"), fifo)
     assert "KeyboardInterrupt" in text or "CancelledError" in text
-    assert notebook.text("sleeper.count.call().get(30)") == "ValueMesh(gpus=3): [0-2] 1"
+    # Some may have been interrupted before they had begun; all are free again.
+    assert set(notebook.text("list(sleeper.count.call().get(30).values())")) <= set("[0, 1]")
