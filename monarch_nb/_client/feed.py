@@ -40,6 +40,10 @@ class Watcher(Protocol):
         """A cell has ended on a rank: status, value, error, seconds."""
         ...
 
+    def ended_well(self, seconds: Mapping[int, float]) -> None:
+        """A cell has ended well on ranks, with no value to show; its run time by rank."""
+        ...
+
     def said(self, text: str) -> None:
         """The host process has something to say."""
         ...
@@ -135,14 +139,16 @@ class Feed(Pending):
             self._watcher.said(what)
         elif kind == "over":
             self.summary = what
-            for rank, seconds in what["seconds"].items():
-                self._done(int(rank), seconds)
+            new = {rank: seconds for rank, seconds in what["seconds"].items() if rank not in self._ended}
+            if new:
+                self._ended.update(new)
+                self._watcher.ended_well(new)
 
     def _done(self, rank: int, seconds: float) -> None:
         """A rank has ended the cell; those that have nothing to show are told of here only."""
         if rank not in self._ended:
             self._ended.add(rank)
-            self._watcher.ended(rank, {"status": "ok", "value": None, "seconds": seconds})
+            self._watcher.ended_well({rank: seconds})
 
     def interrupt(self) -> None:
         """Have the home interrupt the cell, as soon as it has it."""

@@ -7,7 +7,7 @@ in any case.
 
 from __future__ import annotations
 
-import signal
+import _signal  # what `signal` wraps: turning numbers into enums and back would take longer than all else here
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
@@ -34,7 +34,7 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
-            self._previous = signal.signal(signal.SIGINT, self._on_signal)
+            self._previous = _signal.signal(_signal.SIGINT, self._on_signal)
             self._active = True
         return self
 
@@ -43,7 +43,7 @@ class Interrupts:
     ) -> None:
         if self._active:
             self._active = False
-            signal.signal(signal.SIGINT, self._previous if self._previous is not None else signal.default_int_handler)
+            _signal.signal(_signal.SIGINT, self._previous if self._previous is not None else _signal.default_int_handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.num_presses += 1

@@ -91,9 +91,13 @@ class NotebookHooks:
     def _note_calls(self, result: Any) -> None:
         calls, self._session.office.calls = self._session.office.calls, {}
         if calls:
-            rows = [{**endpoint.describe(), "num": num} for endpoint, num in calls.items()]
+            rows = [endpoint.describe(times) for endpoint, times in calls.items()]
+            seconds: dict[int, float] = {}
+            for row in rows:
+                for rank, each in row["seconds"].items():
+                    seconds[rank] = seconds.get(rank, 0.0) + each
             error = getattr(result, "error_in_exec", None) or getattr(result, "error_before_exec", None)
             self._session.tell(
                 "note", kind="calls", source=self._source[:_MAX_SOURCE], calls=rows, when=self._began, origin=self.origin,
-                ranks=", ".join(sorted({row["ranks"] for row in rows})), status="error" if error else "ok",
+                ranks=", ".join(sorted({row["ranks"] for row in rows})), status="error" if error else "ok", seconds=seconds,
             )  # fmt: skip

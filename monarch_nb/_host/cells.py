@@ -164,7 +164,7 @@ class Cells:
             wire.CALL, src=address.HOME, dst=0, ref=cell.n, name=b"run", origin=cell.n, context=cell.context,
             payload=cell.payload,
         )  # fmt: skip
-        self._home.send_to_ranks([(cell.procs[r], r) for r in ranks], frame)
+        self._home.send_cell([(cell.procs[r], r) for r in ranks], cell.n, frame)
 
     # --- ending on a rank
 

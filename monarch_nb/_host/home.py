@@ -509,10 +509,9 @@ class HomeProcess(HostProcess):
         else:
             self.send_far(address.host_of(proc), [frame])
 
-    def send_to_ranks(self, receivers: Sequence[tuple[int, int]], frame: bytes) -> None:
+    def send_cell(self, receivers: Sequence[tuple[int, int]], origin: int, frame: bytes) -> None:
         """Send a cell to (proc, rank)s: one message to each other host."""
         far: dict[int, list[tuple[int, int]]] = {}
-        origin = wire.unpack(frame).origin
         self.begin_cell([proc for proc, _ in receivers if address.host_of(proc) == self.index], origin)
         for proc, slot in receivers:
             if address.host_of(proc) == self.index:

@@ -38,7 +38,9 @@ class Ladder:
         self._cells = cells
         self._cell = cell
         self._height = 0
-        self._num_aborted = 0
+        self._num_aborted: int | None = None
+        """On how many ranks something was aborted; None as long as they haven't all said so."""
+        self._after_abort: Callable[[], None] = lambda: None
 
     def step(self) -> None:
         """Take the next step."""
@@ -72,11 +74,19 @@ class Ladder:
         self._cells.say(
             self._cell, f"{who} did not react to the interrupt: {'its' if one else 'their'} collectives are aborted"
         )
-        self._home.asking.ask(dict(self._cell.procs), "__abort__", None, self._on_aborted, _ABORT_ANSWER_S)
+        # Ranks that run another cell are left alone; idle ones are at the other end of the connections.
+        ranks = {r: p for r, p in self._group().items() if r in self._cell.procs or not self._cells.is_busy(p)}
+        self._home.asking.ask(ranks, "__abort__", None, self._on_aborted, _ABORT_ANSWER_S)
         self._step_after(ABORT_S)
+
+    def _group(self) -> dict[int, int]:
+        """Return all ranks of the mesh: a collective may wait for one that doesn't run this cell."""
+        procs = self._home.registry.procs.values()
+        return {p.rank: p.proc for p in procs if p.group == self._cell.group and p.end is None}
 
     def _on_aborted(self, answers: Answers) -> None:
         self._num_aborted = sum(1 for found in answers.values() if found)
+        self._after_abort()
 
     def _look(self) -> None:
         """Ask the stuck ranks where they are, then give up."""
@@ -96,10 +106,13 @@ class Ladder:
 
     def remake_groups(self, done: Callable[[str], None]) -> None:
         """Make the ranks' default process group anew if it was aborted; `done` gets what to tell people."""
+        if self._num_aborted is None:  # the cell was faster than the news of the abort
+            self._after_abort = lambda: self.remake_groups(done)
+            return
         if not self._num_aborted:
             done("")
             return
-        ranks = {p.rank: p.proc for p in self._home.registry.procs.values() if p.group == self._cell.group}
+        ranks = self._group()
         advice = (
             "the process group is broken and was not made anew{}: on all ranks, dist.destroy_process_group() and "
             "dist.init_process_group(...)"

@@ -35,7 +35,7 @@ class EntryLog:
         self.entries: dict[int, Entry] = {}
         self.when_dirty: Callable[[], None] | None = None
         """Called when lines wait to be written; who sets it calls `flush` soon. Without it they're written at once."""
-        self._unwritten: list[str] = []
+        self._unwritten: list[Entry] = []
         self._next = 1
         self._fd = self._open()
 
@@ -62,15 +62,15 @@ class EntryLog:
     def _append(self, fields: Entry) -> None:
         if not self._unwritten and self.when_dirty is not None:
             self.when_dirty()
-        self._unwritten.append(json.dumps(fields, default=str) + "\n")
+        self._unwritten.append(dict(fields))
         if self.when_dirty is None:
             self.flush()
 
     def flush(self) -> None:
         """Write what waits."""
-        lines, self._unwritten = self._unwritten, []
-        if lines and self._fd >= 0:
-            os.write(self._fd, "".join(lines).encode())
+        entries, self._unwritten = self._unwritten, []
+        if entries and self._fd >= 0:
+            os.write(self._fd, "".join(json.dumps(e, default=str) + "\n" for e in entries).encode())
 
     def _drop_older_half(self) -> None:
         numbers = sorted(self.entries)

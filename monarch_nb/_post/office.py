@@ -15,7 +15,7 @@ from typing import Any
 import zmq
 
 from monarch_nb._post.context import call_context
-from monarch_nb._post.pending import Body, Exit, OneReply, Pending
+from monarch_nb._post.pending import Body, CallTimes, Exit, OneReply, Pending
 from monarch_nb._post.reader import OfficeClosed, Reader
 from monarch_nb._wire import address, segment
 from monarch_nb._wire import message as wire
@@ -80,8 +80,8 @@ class Office:
         self.on_output: Callable[[Message], None] = lambda _message: None
         self.num_sent = 0
         """Calls and requests sent so far that await an answer."""
-        self.calls: dict[Any, int] | None = None
-        """In a notebook: how often each endpoint has been called since somebody looked, for the journal."""
+        self.calls: dict[Any, CallTimes] | None = None
+        """In a notebook: the calls of each endpoint since somebody looked, for the journal."""
         self.callback_lock = threading.Lock()
         self.pool = segment.SegmentPool()
         self._pending: dict[int, Pending] = {}

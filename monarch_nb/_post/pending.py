@@ -70,10 +70,29 @@ class Body:
         return codec.decode(self.payload, self._buffers)
 
 
+class CallTimes:
+    """How often an endpoint was called from here, how often it failed, and how long its ranks took in all: for the journal.
+
+    A rank's time is from the call to its answer, as the caller sees it.
+    """
+
+    __slots__ = ("num", "num_failed", "seconds")
+
+    def __init__(self) -> None:
+        self.num = 0
+        self.num_failed = 0
+        self.seconds: dict[int, float] = {}
+
+    def note(self, slot: int, seconds: float, *, failed: bool) -> None:
+        """Take note of an answer."""
+        self.seconds[slot] = self.seconds.get(slot, 0.0) + seconds
+        self.num_failed += failed
+
+
 class Pending:
     """Base of all that waits. State is changed by the reading thread only, or under the office's care."""
 
-    __slots__ = ("_callbacks", "due", "office", "park", "procs", "ready", "ref", "urgent")
+    __slots__ = ("_callbacks", "due", "office", "park", "procs", "ready", "ref", "started", "times", "urgent")
 
     def __init__(self, office: Office, procs: Sequence[int]) -> None:
         self.office = office
@@ -83,6 +102,9 @@ class Pending:
         self.park: threading.Lock | None = None
         self.urgent = True
         self.due: float | None = None
+        self.times: CallTimes | None = None
+        """Takes note of each answer, in a notebook."""
+        self.started = 0.0
         self._callbacks: list[Callable[[], None]] | None = None
 
     def deliver(self, slot: int, body: Body) -> Pending | None:
@@ -159,6 +181,8 @@ class OneReply(Pending):
         self.slot = 0
 
     def deliver(self, slot: int, body: Body) -> Pending | None:
+        if self.times is not None:
+            self.times.note(slot, time.perf_counter() - self.started, failed=bool(body.flags & ERROR))
         self.slot = slot
         self.body = body
         self.complete()
@@ -191,6 +215,8 @@ class Gather(Pending):
     def deliver(self, slot: int, body: Body) -> Pending | None:
         if self.bodies[slot] is not None:
             return None
+        if self.times is not None:
+            self.times.note(slot, time.perf_counter() - self.started, failed=bool(body.flags & ERROR))
         self.bodies[slot] = body
         if self.ends.pop(slot, None) is not None:
             self.failed.remove(slot)  # its last answer overtook the news of its end

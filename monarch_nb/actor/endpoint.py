@@ -12,12 +12,13 @@ rref       all; the results stay where they are, and can be arguments of further
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from monarch_nb._post.context import call_context
 from monarch_nb._post.office import Office
-from monarch_nb._post.pending import Arrivals, Gather, OneReply
+from monarch_nb._post.pending import Arrivals, CallTimes, Gather, OneReply, Pending
 from monarch_nb._shape import Point, format_ranks
 from monarch_nb._wire import codec
 from monarch_nb._wire import message as wire
@@ -154,6 +155,7 @@ class Endpoint(Generic[P, R]):
         office = self._ready_office()
         gather = Gather(office, self._mesh._procs)
         body, flags = self._encode(args, kwargs)
+        self._time(gather)
         office.expect(gather)
         self._post_all(body, flags, gather.ref)
         if office.ends:
@@ -189,6 +191,7 @@ class Endpoint(Generic[P, R]):
         office = self._ready_office()
         body, flags = self._encode(args, kwargs)
         reply = OneReply(office, (proc,))
+        self._time(reply)
         ref = office.expect(reply)
         context = call_context.get()
         if body.buffers or len(body.payload) >= MIN_BYTES:
@@ -211,6 +214,8 @@ class Endpoint(Generic[P, R]):
         """Call all actors; iterate over futures in the order in which the answers come."""
         office = self._ready_office()
         arrivals = Arrivals(office, self._mesh._procs)
+        for reply in arrivals.replies:
+            self._time(reply)
         body, flags = self._encode(args, kwargs)
         office.expect(arrivals)
         self._post_all(body, flags, arrivals.ref)
@@ -245,6 +250,7 @@ class Endpoint(Generic[P, R]):
         office = self._ready_office()
         bodies = [self._encode(e if isinstance(e, tuple) else (e,), kwargs) for e in entries]
         gather = Gather(office, self._mesh._procs)
+        self._time(gather)
         office.expect(gather)
         for (proc, slot), (body, flags) in zip(self._receivers, bodies, strict=True):
             office.post(
@@ -282,9 +288,16 @@ class Endpoint(Generic[P, R]):
         ref = 0 if port is None else port._ref
         self._post_all(body, flags, ref, receivers)
 
-    def describe(self) -> dict[str, Any]:
-        """Return what the journal says of calls to this endpoint: actor and method, and the ranks."""
-        return {"endpoint": self._what, "ranks": format_ranks(self._mesh._own_shape.ranks)}
+    def describe(self, times: CallTimes) -> dict[str, Any]:
+        """Return what the journal says of calls to this endpoint: actor and method, how often, the ranks and their times."""
+        ranks = self._mesh._own_shape.ranks
+        return {
+            "endpoint": self._what,
+            "ranks": format_ranks(ranks),
+            "num": times.num,
+            "num_failed": times.num_failed,
+            "seconds": {ranks[slot]: round(seconds, 6) for slot, seconds in sorted(times.seconds.items())},
+        }
 
     # --- sending
 
@@ -293,8 +306,14 @@ class Endpoint(Generic[P, R]):
             self._mesh._raise_broken(self._what)
         calls = self._office.calls
         if calls is not None:
-            calls[self] = calls.get(self, 0) + 1
+            calls.setdefault(self, CallTimes()).num += 1
         return self._office
+
+    def _time(self, pending: Pending) -> None:
+        """Have the answers timed, in a notebook."""
+        calls = self._office.calls
+        if calls is not None:
+            pending.times, pending.started = calls.get(self), time.perf_counter()
 
     def _post_all(self, body: Encoded, flags: int, ref: int, receivers: Any = None) -> None:
         self._office.post_all(

@@ -171,6 +171,14 @@ class CellView:
             self._end_if_over()
         self._tell()
 
+    def done_all(self, seconds: Mapping[int, float]) -> None:
+        """Note that ranks are over, and how long each took."""
+        with self._lock:
+            self._done.update(seconds)
+            self._touch()
+            self._end_if_over()
+        self._tell()
+
     def note(self, text: str) -> None:
         """Take a line that no rank has printed."""
         with self._lock:

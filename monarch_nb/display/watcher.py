@@ -38,6 +38,10 @@ class ViewWatcher:
             self._view.error(rank, _error_info(rank, ended))
         self._view.done(rank, ended.get("seconds", 0.0))
 
+    def ended_well(self, seconds: Mapping[int, float]) -> None:
+        """The cell has ended well on ranks, with no value to show."""
+        self._view.done_all(seconds)
+
     def said(self, text: str) -> None:
         """The host process has something to say."""
         self._view.note(text)

@@ -8,7 +8,7 @@ from typing import Any
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, magics_class
 
 from monarch_nb.exceptions import MeshError, MeshUsageError, RankSetError
-from monarch_nb.magics.arguments import Helped
+from monarch_nb.magics.arguments import Helped, Namespace
 from monarch_nb.magics.auto import run_here
 from monarch_nb.magics.cell import run_cell
 from monarch_nb.magics.state import State
@@ -24,6 +24,8 @@ class MeshMagics(Magics):
         self.verbs = verb_parsers()
         self.cell = cell_parser()
         self.state = State(shell)
+        self._parsed: dict[str, Namespace] = {}
+        """Arguments of `%%mesh` that have been typed before: most cells have the same."""
         MeshMagics.mesh.__doc__ = _documentation()
 
     @line_cell_magic
@@ -46,7 +48,9 @@ class MeshMagics(Magics):
         run_here(self.shell, cell)
 
     def _run_cell(self, line: str, cell: str) -> None:
-        arguments = self.cell.parse_args(_split(line))
+        arguments = self._parsed.get(line)
+        if arguments is None:
+            arguments = self._parsed[line] = self.cell.parse_args(_split(line))
         run_cell(self.state, self.state.mesh(arguments.name), cell, arguments)
         if arguments.local:
             run_here(self.shell, cell)

@@ -123,6 +123,7 @@ class _Nobody:
     def text(self, rank: int, stream: str, text: str) -> None: ...
     def display(self, rank: int, content: dict[str, Any]) -> None: ...
     def ended(self, rank: int, ended: Mapping[str, Any]) -> None: ...
+    def ended_well(self, seconds: Mapping[int, float]) -> None: ...
     def said(self, text: str) -> None: ...
 
 
@@ -168,6 +169,11 @@ class CellRun:
         elif ended.get("value") is not None:
             result.bundles[rank] = ended["value"]
         self._watcher.ended(rank, ended)
+
+    def ended_well(self, seconds: Mapping[int, float]) -> None:
+        """The cell has ended well on ranks, with no value to show."""
+        self.result.seconds.update(seconds)
+        self._watcher.ended_well(seconds)
 
     def said(self, text: str) -> None:
         """The host process has something to say."""

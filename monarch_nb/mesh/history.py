@@ -251,6 +251,9 @@ class LogLines:
     def ended(self, rank: int, ended: Mapping[str, Any]) -> None:
         """How cells end isn't in the logs."""
 
+    def ended_well(self, seconds: Mapping[int, float]) -> None:
+        """How cells end isn't in the logs."""
+
     def said(self, text: str) -> None:
         """The host process says that something is missing."""
         with self._lock:
