@@ -16,12 +16,16 @@ from monarch_nb.actor import ActorError, Channel, ProcMesh
 from monarch_nb.actor.interrupt import send_interrupts
 
 
-def press_when_ready(receiver: Any, num: int) -> threading.Thread:
-    """Send ourselves SIGINT once `num` ranks have said that they are at work."""
+def press_when_ready(receiver: Any, num: int, future: Any) -> threading.Thread:
+    """Send ourselves SIGINT once `num` ranks have said that they are at work, and the main thread waits for them."""
+    pending = future._pending
+    reader = pending.office.reader
 
     def press() -> None:
         for _ in range(num):
             receiver.recv().get(60)
+        while reader._leader is not pending and pending not in reader._followers:
+            time.sleep(0.001)
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=press)
@@ -33,7 +37,7 @@ def interrupted(start: Callable[[Any], Any], num: int = 4) -> str:
     """Wait for a call that never ends, press Ctrl-C, and return what the KeyboardInterrupt says."""
     port, receiver = Channel.open()
     future = start(port)
-    presser = press_when_ready(receiver, num)
+    presser = press_when_ready(receiver, num, future)
     with pytest.raises(KeyboardInterrupt) as caught:
         future.get(60)
     presser.join()
