@@ -71,6 +71,8 @@ class NotebookPublisher:
         version = view.version
         if final and version == self._version:
             return 0
+        if not self._shown and not view.visible():
+            return 0  # a cell without output: nothing to render
         bundle: dict[str, Any] = view.mimebundle()
         if self._shown or bundle["text/html"]:
             self._send(bundle)
@@ -98,6 +100,8 @@ class TerminalPublisher:
 
     def publish(self, view: View, *, final: bool) -> int:
         """Print what is new."""
+        if not self._progress and not view.visible():
+            return 0
         text = view.drain() + (view.closing_text() if final else "")
         progress = "" if final or not self._terminal else progress_text(view.state())
         written = (

@@ -134,7 +134,7 @@ def test_history_rerun_and_export(lasting: str, notebook: Notebook, tmp_path: Pa
     assert re.search(r"\[0-1\] error .*raise KeyError", text)
     assert "counter.add x1" in text
     calls = notebook.text("[e.details['calls'][0] for e in mesh.history() if e.kind == 'calls'][-1]")
-    assert "'num': 1, 'num_failed': 0, 'seconds': {0: 0." in calls
+    assert "'num': 1, 'num_failed': 0, 'seconds': {0: 0." in " ".join(calls.split())
     number = re.findall(r"#(\d+) .*value = state", text)[-1]
     assert notebook.text(f"%mesh rerun {number}") == "[1] value 41\n[1] 41"
     assert notebook.text(f"%mesh rerun #{number} --ranks 0") == "[0] value 40\n[0] 40"
