@@ -35,9 +35,6 @@ LATE_BYTES = 16 << 20
 
 MAX_SOURCE_SHOWN = 100_000
 
-PROGRESS_S = 0.02
-"""How long the news that a rank is done may wait for others."""
-
 SECONDS = struct.Struct("<d")
 """In front of a rank's answer to a cell: its run time; what follows is JSON."""
 
@@ -191,7 +188,7 @@ class Cells:
         cell.running.discard(rank)
         cell.ended[rank] = "ok"
         if not cell.fresh:
-            self._home.loop.call_later(PROGRESS_S, partial(self._tell_done, cell))
+            self._home.loop.call_shortly(partial(self._tell_done, cell))
         cell.fresh.append((rank, seconds))
         self._next_on(cell.procs[rank], cell)
         if not cell.running:

@@ -396,7 +396,8 @@ class HomeProcess(HostProcess):
         def wanted(record: Record) -> bool:
             return record.origin == n
 
-        return self.watches.add(Watch(self.loop, self.store, self.send_local, client, ref, wanted, position, until))
+        watch = Watch(self.loop, self.store, self.send_local, client, ref, wanted, position, until)
+        return self.watches.add(watch, n)
 
     def do_watch_output(self, message: Message, fields: dict[str, Any]) -> object:
         """Send a client what ranks of a group print: from a position, or the last bytes; then on, or not."""

@@ -20,6 +20,7 @@ import zmq.backend
 
 Callback = Callable[[], None]
 _MESSAGES_PER_ROUND = 200
+SHORTLY_S = 0.01
 # Plain ints and the bare call: zmq's own enums would take a tenth of this process' time.
 _EVENTS, _IN = int(zmq.EVENTS), int(zmq.POLLIN)
 _events_of: Any = zmq.backend.Socket.get
@@ -35,6 +36,7 @@ class Loop:
         self._timers: list[tuple[float, int, Callback]] = []
         self._count = 0
         self._running = False
+        self._shortly: list[Callback] = []
         self._soon: deque[Callback] = deque()
         self._later_this_round: list[Callback] = []
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -77,6 +79,17 @@ class Loop:
     def call_later(self, delay_s: float, callback: Callback) -> None:
         """Call `callback` in `delay_s` seconds."""
         self.call_at(time.monotonic() + delay_s, callback)
+
+    def call_shortly(self, callback: Callback) -> None:
+        """Call `callback` within `SHORTLY_S`, together with others: one timer for all, however many there are."""
+        if not self._shortly:
+            self.call_later(SHORTLY_S, self._run_shortly)
+        self._shortly.append(callback)
+
+    def _run_shortly(self) -> None:
+        callbacks, self._shortly = self._shortly, []
+        for callback in callbacks:
+            _guarded(callback)
 
     def stop(self) -> None:
         """Leave `run` after this round."""

@@ -20,10 +20,8 @@ from monarch_nb._wire import message as wire
 
 WINDOW_BYTES = 8 << 20
 _BATCH_BYTES = 1 << 18
-_MAX_ENDED = 50
-"""How many of a client's cells that are over are still watched for late output."""
-SOON_S = 0.01
-"""How long news that nobody is in a hurry for may wait for others."""
+_MAX_CELLS = 100
+"""How many cells are watched; of more, the oldest that is over isn't looked at for late output any more."""
 
 Wanted = Callable[[Record], bool]
 
@@ -106,7 +104,7 @@ class Watch:
     def _schedule_soon(self) -> None:
         if not self._scheduled_soon:
             self._scheduled_soon = True
-            self._loop.call_later(SOON_S, self._go_on_soon)
+            self._loop.call_shortly(self._go_on_soon)
 
     def _go_on_soon(self) -> None:
         self._scheduled_soon = False
@@ -202,39 +200,50 @@ class Watch:
 
 
 class Watches:
-    """All watches of a home."""
+    """All watches of a home: those of cells by number, for each record is offered to few of them; and the others."""
 
     def __init__(self) -> None:
-        self._all: list[Watch] = []
+        self._of_cells: dict[int, list[Watch]] = {}
+        self._others: list[Watch] = []
 
-    def add(self, watch: Watch) -> Watch:
-        """Enter a watch."""
-        self._all = [w for w in self._all if not w.over]
-        ended = [w for w in self._all if w.ended and w.client == watch.client]
-        for old in ended[:-_MAX_ENDED]:
-            self._all.remove(old)
-        self._all.append(watch)
+    def add(self, watch: Watch, cell: int | None = None) -> Watch:
+        """Enter a watch; `cell`: it is of this cell only."""
+        if cell is None:
+            self._others = [w for w in self._others if not w.over]
+            self._others.append(watch)
+            return watch
+        self._of_cells.setdefault(cell, []).append(watch)
+        if len(self._of_cells) > _MAX_CELLS:
+            oldest = next(iter(self._of_cells))
+            if all(w.over or w.ended for w in self._of_cells[oldest]):
+                del self._of_cells[oldest]
         return watch
 
     def offer(self, record: Record, packed: bytes) -> None:
-        """Offer a new record to all."""
-        for watch in self._all:
+        """Offer a new record to those that it may concern."""
+        for watch in self._of_cells.get(record.origin, ()):
             watch.offer(record, packed)
+        for watch in self._others:
+            watch.offer(record, packed)
+
+    def _all(self) -> list[Watch]:
+        return [*self._others, *(w for watches in self._of_cells.values() for w in watches)]
 
     def find(self, client: int, ref: int) -> Watch | None:
         """Return a client's watch."""
-        return next((w for w in self._all if w.client == client and w.ref == ref and not w.over), None)
+        return next((w for w in self._all() if w.client == client and w.ref == ref and not w.over), None)
 
     def drop_client(self, client: int) -> None:
         """A client is gone."""
-        for watch in self._all:
+        for watch in self._all():
             if watch.client == client:
                 watch.over = True
-        self._all = [w for w in self._all if not w.over]
+        self._others = [w for w in self._others if not w.over]
+        kept = {n: [w for w in watches if not w.over] for n, watches in self._of_cells.items()}
+        self._of_cells = {n: watches for n, watches in kept.items() if watches}
 
     def drop(self, client: int, ref: int) -> None:
         """A client doesn't watch this any more."""
         watch = self.find(client, ref)
         if watch is not None:
             watch.over = True
-            self._all.remove(watch)

@@ -82,7 +82,7 @@ class RawKernel:
         self.client = self._manager.client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=60)
-        self._texts: dict[str, list[str]] = {}
+        self._texts: dict[str, list[tuple[str, str]]] = {}
         self._displays: dict[str, str] = {}
 
     def start(self, source: str) -> str:
@@ -106,27 +106,31 @@ class RawKernel:
             self._take(timeout_s)
 
     def text(self, cell: str) -> str:
-        """Return what a cell has shown so far, replaced displays included."""
-        return "\n".join(self._texts.get(cell, []))
+        """Return what a cell shows by now."""
+        return "\n".join(text for _, text in self._texts.get(cell, []))
 
     def _take(self, timeout_s: float) -> tuple[str, str]:
         message = self.client.get_iopub_msg(timeout=timeout_s)
         parent = message["parent_header"].get("msg_id", "")
         content = message["content"]
         if message["msg_type"] in ("display_data", "update_display_data", "execute_result"):
-            self._texts.setdefault(self._cell_of(message, parent), []).append(content["data"].get("text/plain", ""))
+            self._show(content, parent)
         elif message["msg_type"] == "stream":
-            self._texts.setdefault(parent, []).append(content["text"])
+            self._texts.setdefault(parent, []).append(("", content["text"]))
         elif message["msg_type"] == "error":
-            self._texts.setdefault(parent, []).append("\n".join(content["traceback"]))
+            self._texts.setdefault(parent, []).append(("", "\n".join(content["traceback"])))
         return parent, content.get("execution_state", "")
 
-    def _cell_of(self, message: Any, parent: str) -> str:
-        """Updates belong to the cell that has shown the display first, as in every front end."""
-        display = message["content"].get("transient", {}).get("display_id")
-        if display is None:
-            return parent
-        return str(self._displays.setdefault(display, parent))
+    def _show(self, content: Any, parent: str) -> None:
+        """Put a display into its cell, in place of the one that it updates: updates belong where the first one was shown."""
+        display = content.get("transient", {}).get("display_id") or ""
+        shown = self._texts.setdefault(self._displays.setdefault(display, parent) if display else parent, [])
+        text = content["data"].get("text/plain", "")
+        places = [i for i, (known, _) in enumerate(shown) if display and known == display]
+        if places:
+            shown[places[0]] = (display, text)
+        else:
+            shown.append((display, text))
 
     def close(self) -> None:
         """End the kernel."""
