@@ -10,6 +10,8 @@ from monarch_nb._shape import format_ranks
 
 MAIN = "MainThread"
 _FRAME = re.compile(r'  File "([^"]+)", line (\d+), in (.+)')
+_START = re.compile(r'\A\s*File "<string>", line 1, in <module>\n')
+"""How the program that became a rank was started; below it, `<string>` is code that the user has exec'ed."""
 _OURS = ("/monarch_nb/_", "/IPython/", "<frozen ", "/lib/python3", "monarch_nb-keeper")
 
 
@@ -25,10 +27,11 @@ def innermost(found: Mapping[str, Any]) -> str:
     stacks = found.get("stacks")
     if not stacks:
         return "does not answer: its threads can't run Python just now"
-    frames = _FRAME.findall(stacks.get(MAIN, ""))
-    own = [f for f in frames if not any(part in f[0] for part in _OURS)] or frames[-1:]
-    if not own:
-        return "is idle"
+    frames = _FRAME.findall(_START.sub("", stacks.get(MAIN, "")))
+    own = [f for f in frames if not any(part in f[0] for part in _OURS)]
+    if not own and (not frames or any(function == "take" for _, _, function in frames)):
+        return "is idle"  # it waits for mail
+    own = own or frames[-1:]
     file, line, function = own[-1]
     text = _line_after(stacks[MAIN], file, line)
     return f"is at {_place(file)}, line {line}, in {function}{': ' + text if text else ''}"
@@ -49,7 +52,7 @@ def _place(file: str) -> str:
 
 def user_part(stack: str) -> str:
     """Return a thread's stack from the user's first frame on; all of it if there's none."""
-    blocks = re.split(r"(?m)^(?=  File )", stack)
+    blocks = re.split(r"(?m)^(?=  File )", _START.sub("", stack))
     blocks = [b for b in blocks if b.strip()]
     for i, block in enumerate(blocks):
         match = _FRAME.match(block)

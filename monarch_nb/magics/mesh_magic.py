@@ -14,6 +14,9 @@ from monarch_nb.magics.cell import run_cell
 from monarch_nb.magics.state import State
 from monarch_nb.magics.verbs import VERBS, cell_parser, verb_parsers
 
+_STATE = "_monarch_nb_state"
+"""Where the shell keeps our state, so that `%reload_ext` doesn't forget which mesh is in use."""
+
 
 @magics_class
 class MeshMagics(Magics):
@@ -23,7 +26,8 @@ class MeshMagics(Magics):
         super().__init__(shell)
         self.verbs = verb_parsers()
         self.cell = cell_parser()
-        self.state = State(shell)
+        self.state: State = getattr(shell, _STATE, None) or State(shell)
+        setattr(shell, _STATE, self.state)
         self._parsed: dict[str, Namespace] = {}
         """Arguments of `%%mesh` that have been typed before: most cells have the same."""
         MeshMagics.mesh.__doc__ = _documentation()

@@ -150,6 +150,12 @@ def test_classes_of_cells_work_in_actors(notebook: Notebook, show: Callable[[str
     assert show("(await mine.slice(gpus=0).get.call_one(Item(0))).v") == "42"
 
 
+def test_the_extension_can_be_loaded_anew(show: Callable[[str], str]) -> None:
+    assert "mesh 'test' runs" in show("%reload_ext monarch_nb")
+    assert show("%%mesh\n'in use'") == "[0-3] 'in use'"
+    assert show("%mesh stacks") == "ranks 0-3: idle"
+
+
 def test_the_connection_file_is_private(show: Callable[[str], str]) -> None:
     path = os.path.join(os.environ["JUPYTER_RUNTIME_DIR"], "monarch_nb-test.json")
     assert os.stat(path).st_mode & 0o777 == 0o600

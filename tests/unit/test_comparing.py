@@ -111,6 +111,19 @@ STACK = '''  File "/x/monarch_nb/_rank/main.py", line 1, in run_rank
 '''
 
 
+IDLE = '''  File "<string>", line 1, in <module>
+  File "/x/monarch_nb/_host/zygote.py", line 62, in main
+    _Zygote(link).serve()
+  File "/x/monarch_nb/_rank/inbox.py", line 3, in take
+    wait()
+'''
+
+
+def test_an_idle_rank_is_idle() -> None:
+    assert innermost({"stacks": {"MainThread": IDLE}}) == "is idle"
+    assert stacks_text({0: {"stacks": {"MainThread": IDLE}}}) == "rank 0: idle"
+
+
 def test_stacks_say_where_the_user_stands() -> None:
     assert innermost({"stacks": {"MainThread": STACK}}) == "is at /home/me/lib.py, line 3, in step: wait()"
     assert innermost({"stacks": None}) == "does not answer: its threads can't run Python just now"
