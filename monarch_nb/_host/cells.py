@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import struct
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -22,7 +21,6 @@ from monarch_nb._journal import record as records
 from monarch_nb._shape import format_ranks
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
-from monarch_nb._wire.message import Message
 
 if TYPE_CHECKING:
     from monarch_nb._host.home import HomeProcess
@@ -34,9 +32,6 @@ LATE_BYTES = 16 << 20
 """How much of the journal after a cell's end is searched for its late output."""
 
 MAX_SOURCE_SHOWN = 100_000
-
-SECONDS = struct.Struct("<d")
-"""In front of a rank's answer to a cell: its run time; what follows is JSON."""
 
 
 @dataclass
@@ -149,7 +144,7 @@ class Cells:
                 begin.append(rank)
             queue.append(cell)
         if behind:
-            self._say(cell, f"waits for cell {', '.join(f'#{n}' for n in sorted(behind))}")
+            self.say(cell, f"waits for cell {', '.join(f'#{n}' for n in sorted(behind))}")
         if begin:
             self._begin(cell, begin)
         self._check_over(cell)
@@ -165,16 +160,16 @@ class Cells:
 
     # --- ending on a rank
 
-    def answered(self, message: Message, n: int, rank: int, flags: int, payload: Any) -> None:
+    def answered(self, n: int, rank: int, flags: int, payload: Any) -> None:
         """Take a rank's answer to a cell."""
         data = bytes(payload)
-        (seconds,) = SECONDS.unpack_from(data)
+        (seconds,) = wire.CELL_SECONDS.unpack_from(data)
         cell = self._cells.get(n)
         if cell is None:
-            self._free_late(n, rank, message)
+            self._free_late(n, rank)
             return
         cell.seconds[rank] = seconds
-        body = data[SECONDS.size :]
+        body = data[wire.CELL_SECONDS.size :]
         if not body:
             self._done(cell, rank, seconds)
             return
@@ -231,7 +226,7 @@ class Cells:
                 rank = next(r for r, p in queue[0].procs.items() if p == proc)
                 self._begin(queue[0], [rank])
 
-    def _free_late(self, n: int, rank: int, message: Message) -> None:
+    def _free_late(self, n: int, rank: int) -> None:
         """A rank has come out of a cell that was given up."""
         for proc, number in list(self._stuck.items()):
             if number == n and self._home.registry.procs[proc].rank == rank:
@@ -306,7 +301,7 @@ class Cells:
             if queue and cell in queue:
                 queue.remove(cell)
             for waiting in list(queue or ()):
-                self._say(waiting, f"cancelled: rank {rank} hangs in cell #{cell.n}")
+                self.say(waiting, f"cancelled: rank {rank} hangs in cell #{cell.n}")
                 self._climb(waiting, "user")
         self._check_over(cell)
 
@@ -324,7 +319,7 @@ class Cells:
 
     def _finish(self, cell: Cell, said: str) -> None:
         if said:
-            self._say(cell, said)
+            self.say(cell, said)
         ladder = self._ladders.pop(cell.n, None)
         self._cells.pop(cell.n, None)
         self._home.supervisor.drain()  # what its ranks have printed goes before the news of its end
@@ -382,7 +377,8 @@ class Cells:
             r for r, p in ranks.items() if self._queues.get(p) or p in self._stuck or procs[p].end is not None
         )
 
-    def _say(self, cell: Cell, text: str) -> None:
+    def say(self, cell: Cell, text: str) -> None:
+        """Tell those who watch a cell what is being done about it."""
         cell.said.append(text)
         self._tell(cell, "said", text)
 
@@ -390,7 +386,3 @@ class Cells:
     def _tell(cell: Cell, *news: Any, soon: bool = False) -> None:
         for watch in cell.watches:
             watch.tell(*news, soon=soon)
-
-    def say(self, cell: Cell, text: str) -> None:
-        """Tell those who watch a cell what is being done about it."""
-        self._say(cell, text)

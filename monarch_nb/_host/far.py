@@ -50,13 +50,10 @@ class FarProcess(HostProcess):
         self.loop.call_later(BEAT_S, self._beats)
 
     def _take_link(self) -> None:
-        frames = [f.buffer for f in self._link.recv_multipart(copy=False)]
-        self._watch_for_cell(bytes(frames[0]))
-        self.take_far(frames)
+        self.take_far([f.buffer for f in self._link.recv_multipart(copy=False)])
 
-    def _watch_for_cell(self, frame: bytes) -> None:
+    def before_accept(self, message: Message) -> None:
         """What ranks write before a cell begins belongs to the one before: read it first."""
-        message = wire.unpack(frame)
         if message.kind == wire.FANOUT and message.src == address.HOME:
             receivers, inner_frame = wire.unpack_fanout(message)
             inner = wire.unpack(inner_frame)

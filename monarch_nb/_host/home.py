@@ -499,7 +499,7 @@ class HomeProcess(HostProcess):
 
     def _take_answer(self, message: Message, slot: int, flags: int, payload: Any) -> None:
         if message.ref in self.entries.entries:
-            self.cells.answered(message, message.ref, slot, flags, payload)
+            self.cells.answered(message.ref, slot, flags, payload)
         else:
             self.asking.answered(message.ref, slot, flags, payload)
 
@@ -540,6 +540,10 @@ class HomeProcess(HostProcess):
         """Return the last entries, oldest first, and how much output was dropped."""
         entries = sorted(self.entries.entries.values(), key=lambda e: int(e["n"]))
         return {"entries": entries[-fields["limit"] :], "num_dropped_bytes": self.store.start}
+
+    def do_entry(self, message: Message, fields: dict[str, Any]) -> object:
+        """Return one entry, or None."""
+        return self.entries.entries.get(fields["n"])
 
     def do_missed(self, message: Message, fields: dict[str, Any]) -> object:
         """Return what nobody has seen: cells, and from where in the journal on other output."""

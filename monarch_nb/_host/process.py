@@ -130,6 +130,9 @@ class HostProcess:
     def before_export(self, message: Message) -> None:
         """A message of a rank here is about to leave for another host."""
 
+    def before_accept(self, message: Message) -> None:
+        """A message of another host is about to be delivered to ranks here."""
+
     def begin_cell(self, procs: Sequence[int], origin: int) -> None:
         """Ranks here are about to run a cell: what they write without a mark from now on belongs to that."""
         self.supervisor.drain()
@@ -148,6 +151,7 @@ class HostProcess:
         elif message.dst == self.me and message.kind != wire.FANOUT:
             self.handle(message)
         else:
+            self.before_accept(message)
             self.router.accept(frame, frames[1:])
 
     def handle(self, message: Message) -> None:

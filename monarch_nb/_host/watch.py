@@ -111,10 +111,6 @@ class Watch:
         if self._batch or self._news:
             self._schedule()
 
-    def flush(self) -> None:
-        """Send at once what has been offered so far, if the client keeps up."""
-        self._flush()
-
     def taken(self, num_bytes: int) -> None:
         """The client has taken that much."""
         self._ahead_bytes -= num_bytes
@@ -125,7 +121,7 @@ class Watch:
         self._batch.append(packed)
         self._batch_bytes += len(packed)
         if self._batch_bytes >= _BATCH_BYTES:
-            self._flush()
+            self.flush()
         else:
             self._schedule()
 
@@ -143,7 +139,7 @@ class Watch:
         if self._live and (self._news or self._is_last):
             self._send_news()
         else:
-            self._flush()
+            self.flush()
 
     def _catch_up(self) -> None:
         """Read one stretch from disk; others have their turn before the next."""
@@ -168,7 +164,8 @@ class Watch:
         text = f"{size} of older output were dropped: the journal keeps {self._store.max_bytes >> 20} MiB"
         return records.pack(Record(records.NOTE, "stderr", 0, 0, 0, 0, 0.0, text.encode()))
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Send at once what has been offered so far."""
         if self._batch:
             payload = b"".join(self._batch)
             self._batch, self._batch_bytes = [], 0

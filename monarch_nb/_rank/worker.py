@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import struct
 import sys
 import threading
 import time
@@ -27,9 +26,6 @@ if TYPE_CHECKING:
     from monarch_nb._rank.main import Rank
     from monarch_nb._rank.shell import CellShell
 
-
-SECONDS = struct.Struct("<d")
-"""In front of the answer to a cell: its run time; what follows is JSON, or nothing if there's nothing more to say (see `_host.cells`)."""
 
 _UNINTERRUPTIBLE = ("run", "remake_group", "free_address", "set_environment")
 
@@ -178,7 +174,7 @@ class Worker:
         failed = ended["status"] != "ok"
         plain = not failed and ended["value"] is None
         body = b"" if plain else json.dumps(ended, default=str).encode()
-        return CellAnswer(SECONDS.pack(seconds) + body, failed)
+        return CellAnswer(wire.CELL_SECONDS.pack(seconds) + body, failed)
 
     def _run_cell(self, n: int, fields: dict[str, Any]) -> dict[str, Any]:
         assert self._shell is not None

@@ -140,10 +140,10 @@ class History:
         Raises:
             MeshUsageError: if there's none.
         """
-        for entry in self.entries(1_000_000):
-            if entry.n == n:
-                return entry
-        raise MeshUsageError(f"the journal of mesh {self._mesh.name!r} has no entry #{n}; see %mesh history")
+        row = self._mesh._session.request("entry", n=n)
+        if row is None:
+            raise MeshUsageError(f"the journal of mesh {self._mesh.name!r} has no entry #{n}; see %mesh history")
+        return Entry.of(row)
 
     def missed(self) -> Missed:
         """Return what nobody has seen so far."""
