@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from monarch_nb._shape.rank_set import RankSetError, format_ranks
+from monarch_nb._shape.rank_set import RankSetError, name_ranks
 from monarch_nb._wire.codec import CannotPickle
 
 __all__ = [
@@ -94,8 +94,7 @@ class RankFailure:
     def headline(self) -> str:
         """Return one line: ranks, type, message."""
         mark = " (first)" if self.first else ""
-        ranks = "rank" if len(self.ranks) == 1 else "ranks"
-        return f"{ranks} {format_ranks(self.ranks)}{mark}: {self.type}: {self.message}"
+        return f"{name_ranks(self.ranks)}{mark}: {self.type}: {self.message}"
 
     def __str__(self) -> str:
         return "\n".join(part for part in (self.headline(), self.traceback.rstrip()) if part)

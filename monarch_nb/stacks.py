@@ -6,18 +6,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from monarch_nb._shape import format_ranks
+from monarch_nb._shape import name_ranks
 
 MAIN = "MainThread"
 _FRAME = re.compile(r'  File "([^"]+)", line (\d+), in (.+)')
 _START = re.compile(r'\A\s*File "<string>", line 1, in <module>\n')
 """How the program that became a rank was started; below it, `<string>` is code that the user has exec'ed."""
 _OURS = ("/monarch_nb/_", "/IPython/", "<frozen ", "/lib/python3", "monarch_nb-keeper")
-
-
-def rank_set_text(ranks: tuple[int, ...]) -> str:
-    """Return `rank 3` or `ranks 1-3`."""
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {format_ranks(ranks)}"
 
 
 def innermost(found: Mapping[str, Any]) -> str:
@@ -70,7 +65,7 @@ def stacks_text(found: Mapping[int, Mapping[str, Any]]) -> str:
     folded: dict[str, list[int]] = {}
     for rank, each in sorted(found.items()):
         folded.setdefault(_rank_text(each), []).append(rank)
-    blocks = [f"{rank_set_text(tuple(ranks))}: {text}" for text, ranks in folded.items()]
+    blocks = [f"{name_ranks(ranks)}: {text}" for text, ranks in folded.items()]
     return "\n".join(blocks)
 
 

@@ -58,7 +58,7 @@ class Feed(Pending):
         error: why the home refused, if it did.
     """
 
-    __slots__ = ("_decoders", "_ended", "_num_interrupts", "_num_taken", "_watcher", "begun", "caught_up", "error", "n", "summary", "when_late")
+    __slots__ = ("_decoders", "_ended", "_events", "_num_interrupts", "_num_taken", "_reached", "_watcher", "error", "n", "summary", "when_late")
 
     def __init__(self, office: Office, watcher: Watcher) -> None:
         super().__init__(office, (address.HOME,))
@@ -70,10 +70,25 @@ class Feed(Pending):
         self.n = 0
         self.summary: dict[str, Any] | None = None
         self.error = ""
-        self.begun = threading.Event()
-        self.caught_up = threading.Event()
+        self._reached: set[str] = set()
+        self._events: dict[str, threading.Event] = {}
         self.when_late: Callable[[Feed], None] | None = None
         """Takes this feed once it's over: output under its ref may still come."""
+
+    def wait_for(self, what: str, timeout_s: float) -> bool:
+        """Wait until it has begun ("began"), or has caught up with the journal ("live"); say whether it has."""
+        with self.office.callback_lock:
+            if what in self._reached:
+                return True
+            event = self._events.setdefault(what, threading.Event())  # most are never waited for
+        return event.wait(timeout_s)
+
+    def _reach(self, what: str) -> None:
+        with self.office.callback_lock:
+            self._reached.add(what)
+            event = self._events.get(what)
+        if event is not None:
+            event.set()
 
     def output(self, message: Message) -> None:
         """Take records."""
@@ -111,7 +126,7 @@ class Feed(Pending):
     def deliver(self, slot: int, body: Body) -> Pending | None:
         if body.flags & wire.ERROR:
             self.error = str(body.value())
-            self.begun.set()
+            self._reach("began")
             self.complete()
             return self
         for news in body.value():
@@ -128,11 +143,11 @@ class Feed(Pending):
             self._take_records(what)
         elif kind == "began":
             self.n = what
-            self.begun.set()
+            self._reach(kind)
             for _ in range(self._num_interrupts):
                 self.interrupt()
         elif kind == "live":
-            self.caught_up.set()
+            self._reach(kind)
         elif kind == "done":
             self._done(*what)
         elif kind == "said":

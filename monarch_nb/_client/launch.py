@@ -6,7 +6,6 @@ import json
 import os
 import secrets
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -219,9 +218,3 @@ def _read(path: str) -> Connection | None:
     with suppress(OSError):
         os.unlink(path)
     return None
-
-
-def kill_home(connection: Connection) -> None:
-    """End a home host process that doesn't answer."""
-    with suppress(OSError):
-        os.kill(connection.pid, signal.SIGTERM)

@@ -80,24 +80,11 @@ class NotebookHooks:
     def after_cell(self, result: Any = None) -> None:
         """Show what the cell's calls have printed before it ends; enter them into the journal."""
         office = self._session.office
-        if office.closed:
+        if office.closed or office.lost:
             self.remove()
         elif office.num_sent != self._num_settled:
             with suppress(MeshError):
                 self._session.settle_output()
-            self._note_calls(result)
-            self._num_settled = office.num_sent
-
-    def _note_calls(self, result: Any) -> None:
-        calls, self._session.office.calls = self._session.office.calls, {}
-        if calls:
-            rows = [endpoint.describe(times) for endpoint, times in calls.items()]
-            seconds: dict[int, float] = {}
-            for row in rows:
-                for rank, each in row["seconds"].items():
-                    seconds[rank] = seconds.get(rank, 0.0) + each
             error = getattr(result, "error_in_exec", None) or getattr(result, "error_before_exec", None)
-            self._session.tell(
-                "note", kind="calls", source=self._source[:_MAX_SOURCE], calls=rows, when=self._began, origin=self.origin,
-                ranks=", ".join(sorted({row["ranks"] for row in rows})), status="error" if error else "ok", seconds=seconds,
-            )  # fmt: skip
+            self._session.note_calls(self._source[:_MAX_SOURCE], self._began, origin=self.origin, status="error" if error else "ok")
+            self._num_settled = office.num_sent

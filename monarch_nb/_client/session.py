@@ -50,6 +50,7 @@ class Session:
         self.connection = connection
         _by_office[id(office)] = self
         self.private = False
+        self._began = time.time()
         self.notebook: NotebookHooks | None = None
         self.output: OutputHub | None = None
         self.local_actors: Any = None
@@ -84,6 +85,8 @@ class Session:
         session.output.learn_groups(answer["groups"])
         atexit.register(session.close)
         session.notebook = NotebookHooks.install(session) if listens else None
+        if session.notebook is None and connection.name:
+            office.calls = {}  # a script's calls are journalled when it leaves
         return session
 
     # --- requests
@@ -116,6 +119,19 @@ class Session:
         body = Encoded(pickle.dumps(fields, 5))
         self.office.post(address.HOME, wire.CONTROL, body, name=op.encode())
 
+    def note_calls(self, source: str, began: float, **fields: Any) -> None:
+        """Have the calls since the last time entered into the journal."""
+        calls, self.office.calls = self.office.calls, {}
+        if not calls:
+            return
+        rows = [endpoint.describe(times) for endpoint, times in calls.items()]
+        seconds: dict[int, float] = {}
+        for row in rows:
+            for rank, each in row["seconds"].items():
+                seconds[rank] = seconds.get(rank, 0.0) + each
+        ranks = ", ".join(sorted({row["ranks"] for row in rows}))
+        self.tell("note", kind="calls", source=source, calls=rows, when=began, ranks=ranks, seconds=seconds, **fields)
+
     @staticmethod
     def read(reply: OneReply) -> Any:
         """Return the answer of the home."""
@@ -144,6 +160,8 @@ class Session:
             self.notebook.remove()
         with suppress(Exception):
             self.settle_output()
+            if self.notebook is None:
+                self.note_calls(_program(), self._began)
             self.office.post(address.HOME, wire.CONTROL, name=b"shut_down" if self.private else b"goodbye")
         self.office.close(500)
         _by_office.pop(id(self.office), None)

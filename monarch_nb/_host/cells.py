@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb._host.ladder import Ladder
 from monarch_nb._host.watch import Watch
 from monarch_nb._journal import record as records
-from monarch_nb._shape import format_ranks
+from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 
@@ -125,7 +125,7 @@ class Cells:
             free = format_ranks(r for r in procs if r not in stuck)
             leave = f" leave {'it' if len(stuck) == 1 else 'them'} out: --ranks {free};" if free else ""
             raise ValueError(
-                f"rank{'s' if len(stuck) > 1 else ''} {ranks} still {'hang' if len(stuck) > 1 else 'hangs'} in cell "
+                f"{name_ranks(stuck)} still {'hang' if len(stuck) > 1 else 'hangs'} in cell "
                 f"#{', #'.join(map(str, sorted(set(stuck.values()))))}, which was given up.{leave} see where: %mesh stacks --ranks {ranks};"
                 f" or restart: %mesh restart --ranks {ranks}"
             )

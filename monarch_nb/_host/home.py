@@ -45,7 +45,7 @@ class HomeProcess(HostProcess):
         journal = os.path.join(self.directory, "journal")
         self.store = OutputStore(journal, **config.get("journal_limits", {}))
         self.entries = EntryLog(journal)
-        self.entries.when_dirty = lambda: self.loop.call_soon(self.entries.flush)
+        self.entries.when_dirty = lambda: self.loop.call_shortly(self.entries.flush)
         self.watches = Watches()
         self.cells = Cells(self)
         self.asking = Asking(self.loop, self.send_to_rank)

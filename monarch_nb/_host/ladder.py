@@ -13,7 +13,7 @@ import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from monarch_nb._shape import format_ranks
+from monarch_nb._shape import name_ranks
 
 if TYPE_CHECKING:
     from monarch_nb._host.asking import Answers
@@ -70,7 +70,7 @@ class Ladder:
     def _abort(self) -> None:
         self.aborted = True
         one = len(self._cell.running) == 1
-        who = f"rank{'' if one else 's'} {format_ranks(self._cell.running)}"
+        who = name_ranks(self._cell.running)
         self._cells.say(
             self._cell, f"{who} did not react to the interrupt: {'its' if one else 'their'} collectives are aborted"
         )

@@ -18,6 +18,7 @@ MAX_ENTRIES = 10_000
 """Beyond this, the older half is dropped, with an entry that says so."""
 
 Entry = dict[str, Any]
+_encode = json.JSONEncoder(default=str).encode
 
 
 class EntryLog:
@@ -70,7 +71,7 @@ class EntryLog:
         """Write what waits."""
         entries, self._unwritten = self._unwritten, []
         if entries and self._fd >= 0:
-            os.write(self._fd, "".join(json.dumps(e, default=str) + "\n" for e in entries).encode())
+            os.write(self._fd, "".join(_encode(e) + "\n" for e in entries).encode())
 
     def _drop_older_half(self) -> None:
         numbers = sorted(self.entries)
@@ -80,7 +81,7 @@ class EntryLog:
             del self.entries[n]
         temporary = self._path + ".new"
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            file.writelines(json.dumps(entry, default=str) + "\n" for entry in self.entries.values())
+            file.writelines(_encode(entry) + "\n" for entry in self.entries.values())
         os.close(self._fd)
         os.replace(temporary, self._path)
         self._fd = self._open()

@@ -70,16 +70,18 @@ class Body:
         return codec.decode(self.payload, self._buffers)
 
 
-class CallTimes:
-    """How often an endpoint was called from here, how often it failed, and how long its ranks took in all: for the journal.
+MAX_CALLS_EACH = 100
+"""How many calls of an endpoint in one cell are journalled each by itself; of all, the sums are."""
 
-    A rank's time is from the call to its answer, as the caller sees it.
-    """
 
-    __slots__ = ("num", "num_failed", "seconds")
+class CallTime:
+    """When a call was made, and how long each rank took, from the call to its answer, as the caller sees it."""
 
-    def __init__(self) -> None:
-        self.num = 0
+    __slots__ = ("num_failed", "seconds", "totals", "when")
+
+    def __init__(self, totals: CallTimes | None) -> None:
+        self.totals = totals
+        self.when = time.time()
         self.num_failed = 0
         self.seconds: dict[int, float] = {}
 
@@ -87,6 +89,28 @@ class CallTimes:
         """Take note of an answer."""
         self.seconds[slot] = self.seconds.get(slot, 0.0) + seconds
         self.num_failed += failed
+        if self.totals is not None:
+            self.totals.note(slot, seconds, failed=failed)
+
+
+class CallTimes(CallTime):
+    """How often an endpoint was called from here, how often it failed, and how long its ranks took in all; the first calls also each
+    by itself.
+    """
+
+    __slots__ = ("each", "num")
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.num = 0
+        self.each: list[CallTime] = []
+
+    def begin(self) -> CallTime:
+        """Return what takes note of one call."""
+        if len(self.each) >= MAX_CALLS_EACH:
+            return self
+        self.each.append(CallTime(self))
+        return self.each[-1]
 
 
 class Pending:
@@ -102,7 +126,7 @@ class Pending:
         self.park: threading.Lock | None = None
         self.urgent = True
         self.due: float | None = None
-        self.times: CallTimes | None = None
+        self.times: CallTime | None = None
         """Takes note of each answer, in a notebook."""
         self.started = 0.0
         self._callbacks: list[Callable[[], None]] | None = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import base64
-import inspect
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -35,25 +34,24 @@ class CellShell:
         shell.execution_count = number
         shell.last_bundle = None
         shell.last_traceback = ""
-        flags = plain_python_flags(shell, source)
-        if flags is None or flags & inspect.CO_COROUTINE:
+        codes = None if _is_automagic(shell, source) else _plain_python(shell, source, number)
+        if codes is None:
             result = shell.run_cell(source, store_history=False)
             error = result.error_before_exec or result.error_in_exec
         else:
-            error = _run_plain(shell, source, number)
+            error = _run_plain(shell, codes)
         value, shell.last_value = shell.last_value, None
         if error is None:
             return {"status": "ok", "value": shell.last_bundle}, value
         return {"value": shell.last_bundle, **describe_cell_error(error, shell.last_traceback)}, value
 
 
-def _run_plain(shell: Any, source: str, number: int) -> BaseException | None:
+def _run_plain(shell: Any, codes: list[CodeType]) -> BaseException | None:
     """Run a cell that is plain Python as IPython would, without what that does for others: a fifth of the time for a short one."""
-    name = shell.compile.cache(source, number, raw_code=source)
     shell.events.trigger("pre_execute")
     error: BaseException | None = None
     try:
-        for code in _compiled(shell, source, name):
+        for code in codes:
             exec(code, shell.user_global_ns, shell.user_ns)
     except BaseException as raised:
         error = raised.with_traceback(strip_machinery(raised.__traceback__))
@@ -63,8 +61,19 @@ def _run_plain(shell: Any, source: str, number: int) -> BaseException | None:
     return error
 
 
+def _plain_python(shell: Any, source: str, number: int) -> list[CodeType] | None:
+    """Compile a cell; its last statement by itself, if it's an expression whose value is shown.
+
+    None if only IPython can run it: `!ls`, `%time f()`, a top-level await.
+    """
+    name = shell.compile.cache(source, number, raw_code=source)
+    try:
+        return _compiled(shell, source, name)
+    except (SyntaxError, ValueError):
+        return None
+
+
 def _compiled(shell: Any, source: str, name: str) -> list[CodeType]:
-    """Compile a cell; its last statement by itself, if it's an expression whose value is shown."""
     nodes = shell.transform_ast(shell.compile.ast_parse(source, name)).body
     shown = [nodes.pop()] if nodes and isinstance(nodes[-1], ast.Expr) else []
     codes = [shell.compile(ast.Module(nodes, []), name, "exec")] if nodes else []
@@ -212,16 +221,10 @@ def _make_shell(namespace: dict[str, Any], pipe: OutputPipe) -> Any:
     return shell
 
 
-def plain_python_flags(shell: Any, source: str) -> int | None:
-    """Return the code flags of a cell that is plain Python; None if only IPython understands it, as `!ls`, `%time f()` or `ls`."""
+def _is_automagic(shell: Any, source: str) -> bool:
+    """Say whether a cell begins with a magic's name without its `%`, as `ls` or `cd ..`."""
     first = source.split(maxsplit=1)[0] if source.strip() else ""
-    if shell.find_line_magic(first) is not None and first not in shell.user_ns:
-        return None  # automagic: a magic's name by itself
-    try:
-        code: CodeType = compile(source, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
-        return code.co_flags
-    except (SyntaxError, ValueError):
-        return None
+    return first not in shell.user_ns and shell.find_line_magic(first) is not None
 
 
 def _print_page(shell: Any, data: Any, start: int = 0, screen_lines: int = 0) -> None:

@@ -133,3 +133,13 @@ def format_ranks(ranks: Iterable[int]) -> str:
             parts.append(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]))
         run = [] if rank is None else [rank]
     return ",".join(parts)
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """Return what a sentence calls ranks.
+
+    >>> name_ranks([3]), name_ranks([1, 2, 3])
+    ('rank 3', 'ranks 1-3')
+    """
+    found = set(ranks)
+    return f"{'rank' if len(found) == 1 else 'ranks'} {format_ranks(found)}"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar,
 
 from monarch_nb._post.context import call_context
 from monarch_nb._post.office import Office
-from monarch_nb._post.pending import Arrivals, CallTimes, Gather, OneReply, Pending
+from monarch_nb._post.pending import Arrivals, CallTime, CallTimes, Gather, OneReply, Pending
 from monarch_nb._shape import Point, format_ranks
 from monarch_nb._wire import codec
 from monarch_nb._wire import message as wire
@@ -291,12 +291,17 @@ class Endpoint(Generic[P, R]):
     def describe(self, times: CallTimes) -> dict[str, Any]:
         """Return what the journal says of calls to this endpoint: actor and method, how often, the ranks and their times."""
         ranks = self._mesh._own_shape.ranks
+
+        def by_rank(each: CallTime) -> dict[str, Any]:
+            seconds = {ranks[slot]: round(seconds, 6) for slot, seconds in sorted(each.seconds.items())}
+            return {"when": round(each.when, 6), "num_failed": each.num_failed, "seconds": seconds}
+
         return {
             "endpoint": self._what,
             "ranks": format_ranks(ranks),
             "num": times.num,
-            "num_failed": times.num_failed,
-            "seconds": {ranks[slot]: round(seconds, 6) for slot, seconds in sorted(times.seconds.items())},
+            **by_rank(times),
+            "each": [by_rank(each) for each in times.each],
         }
 
     # --- sending
@@ -313,7 +318,8 @@ class Endpoint(Generic[P, R]):
         """Have the answers timed, in a notebook."""
         calls = self._office.calls
         if calls is not None:
-            pending.times, pending.started = calls.get(self), time.perf_counter()
+            times = calls.get(self)
+            pending.times, pending.started = times and times.begin(), time.perf_counter()
 
     def _post_all(self, body: Encoded, flags: int, ref: int, receivers: Any = None) -> None:
         self._office.post_all(

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from monarch_nb._client import session as sessions
 from monarch_nb._post.pending import Pending
-from monarch_nb._shape import format_ranks
+from monarch_nb._shape import name_ranks
 from monarch_nb._wire import codec
 from monarch_nb._wire import message as wire
 from monarch_nb.exceptions import MeshError
@@ -66,13 +66,13 @@ def _report(pending: Pending, procs: tuple[int, ...], what: str) -> str:
     left = pending.at_work()
     slots = [pending.procs.index(p) for p in procs if p not in left]
     of = f" of {what}" if what else ""
-    lines = [f"ranks {format_ranks(slots)}{of} were interrupted"] if slots else []
+    lines = [f"{name_ranks(slots)}{of} {'was' if len(slots) == 1 else 'were'} interrupted"] if slots else []
     if left and not pending.ready:
         found = {}
         with suppress(MeshError, TimeoutError):
             found = sessions.of_office(pending.office).request("stacks", procs=list(left))
         hanging = [pending.procs.index(p) for p in left]
-        lines.append(f"ranks {format_ranks(hanging)}{of} did not react and hang:")
+        lines.append(f"{name_ranks(hanging)}{of} did not react and {'hangs' if len(hanging) == 1 else 'hang'}:")
         lines += [f"  rank {rank} {innermost(each)}" for rank, each in sorted(found.items())]
         lines.append("next: %mesh stacks shows more; %mesh restart --ranks R starts ranks anew")
     return "\n".join(lines)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from monarch_nb._shape.rank_set import format_ranks
+from monarch_nb._shape.rank_set import name_ranks
 from monarch_nb.display import ansi
 from monarch_nb.display.bundle import Bundle
 from monarch_nb.display.cell_text import cut_line, timing
@@ -89,7 +89,7 @@ def _tabs(name: str, panels: list[tuple[tuple[int, ...], Markup]], prefix: bool)
         return _EMPTY
     if len(panels) == 1:
         ranks, content = panels[0]
-        label = fill("caption.html", label=_label(ranks)) if prefix else _EMPTY
+        label = fill("caption.html", label=name_ranks(ranks)) if prefix else _EMPTY
         return fill("panel.html", label=label, content=content)
     tabs = [
         fill(
@@ -97,16 +97,12 @@ def _tabs(name: str, panels: list[tuple[tuple[int, ...], Markup]], prefix: bool)
             id=f"mnb-{name}-{position}",
             name=f"mnb-{name}",
             checked=Markup(" checked") if position == 0 else _EMPTY,
-            label=_label(ranks),
+            label=name_ranks(ranks),
             content=content,
         )
         for position, (ranks, content) in enumerate(panels)
     ]
     return fill("tabs.html", tabs=joined(tabs))
-
-
-def _label(ranks: tuple[int, ...]) -> str:
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {format_ranks(ranks)}"
 
 
 def _error(group: ErrorGroup, num_groups: int) -> Markup:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from monarch_nb._shape.rank_set import format_ranks
+from monarch_nb._shape.rank_set import name_ranks
 from monarch_nb.display import ansi
 
 
@@ -42,9 +42,8 @@ class ErrorGroup:
 
     def headline(self) -> str:
         """Return one line such as `ranks 0-2,5: ValueError: bad`."""
-        noun = "rank" if len(self.ranks) == 1 else "ranks"
         message = ansi.strip(self.evalue).strip().partition("\n")[0]
-        return f"{noun} {format_ranks(self.ranks)}: {self.ename}" + (f": {message}" if message else "")
+        return f"{name_ranks(self.ranks)}: {self.ename}" + (f": {message}" if message else "")
 
 
 def fold_errors(errors: Iterable[ErrorInfo]) -> list[ErrorGroup]:

@@ -113,12 +113,13 @@ class Fold:
         prefix: bool | None = None,
     ) -> None:
         self._head = self._last = _Line(0, "", "", 0)
-        self._places = {rank: _Place(1 << rank, self._head) for rank in ranks}
-        self._owners = {place.bit: place for place in self._places.values()}
+        self._ranks = set(ranks)
+        self._places: dict[int, _Place] = {}
+        self._owners: dict[int, _Place] = {}
         self._index: dict[str, dict[str, list[_Line]]] = {}
         self._max_rows = max_rows
         self._more_hint = more_hint
-        self._prefix = len(self._places) > 1 if prefix is None else prefix
+        self._prefix = len(self._ranks) > 1 if prefix is None else prefix
         self._num_rows = 0
         self._num_forgotten = 0
         self._num_undrained = 0
@@ -131,16 +132,23 @@ class Fold:
 
     def knows(self, rank: int) -> bool:
         """Say whether this rank's lines are folded here."""
-        return rank in self._places
+        return rank in self._ranks
 
     def add_rank(self, rank: int) -> None:
         """Fold the lines of one more rank."""
-        place = self._places[rank] = _Place(1 << rank, self._last)
+        self._ranks.add(rank)
+        self._new_place(rank, self._last)
+
+    def _new_place(self, rank: int, anchor: _Line) -> _Place:
+        if rank not in self._ranks:
+            raise KeyError(rank)
+        place = self._places[rank] = _Place(1 << rank, anchor)
         self._owners[place.bit] = place
+        return place
 
     def feed(self, rank: int, stream: str, text: str) -> None:
         """Take a piece of what a rank printed; it may end anywhere, also between `\\r` and `\\n`."""
-        place = self._places[rank]
+        place = self._places.get(rank) or self._new_place(rank, self._head)
         pieces = place.partial.get(stream)
         if pieces is None:
             pieces = place.partial[stream] = []
@@ -227,7 +235,7 @@ class Fold:
 
     def _find(self, place: _Place, stream: str, text: str) -> _Line | None:
         equal = self._index.get(stream, {}).get(text)
-        if equal is None or len(self._places) == 1 or equal[-1].label <= place.anchor.label:
+        if equal is None or len(self._ranks) == 1 or equal[-1].label <= place.anchor.label:
             return None
         near = place.anchor.label
         recent = self._last.label - LOOKAHEAD_ROWS * _GAP

@@ -140,7 +140,7 @@ class LiveDisplay:
         self._interval_s = interval_s
         self._publishing = threading.Lock()
         self._starting = threading.Lock()
-        self._finished = threading.Event()
+        self._finished = False
         self._changed = False
         self._ending = False
         self._late = False
@@ -161,9 +161,9 @@ class LiveDisplay:
     def finish(self) -> None:
         """Close the view and publish it a last time, on the caller's thread. Further calls do nothing."""
         with self._publishing:
-            if self._finished.is_set():
+            if self._finished:
                 return
-            self._finished.set()
+            self._finished = True
             self._view.listen(None)
             self._view.close()
             self._publisher.publish(self._view, final=True)
@@ -187,7 +187,7 @@ class LiveDisplay:
     def update(self) -> None:
         """Publish what there is now, on the caller's thread."""
         with self._publishing:
-            if not self._finished.is_set() and self._view.visible():
+            if not self._finished and self._view.visible():
                 self._publisher.publish(self._view, final=False)
 
     def finish_soon(self) -> None:
@@ -205,14 +205,14 @@ class LiveDisplay:
         """Publish if something has changed; say whether to be asked again. Called by the clock's thread."""
         if self._ending:
             self.finish()
-        if self._finished.is_set():
+        if self._finished:
             return False
         now = time.monotonic()
         due = self._changed or (self._next_change_at is not None and now >= self._next_change_at)
         if due and now >= self._rest_until:
             self._changed = False
             with self._publishing:
-                if self._finished.is_set():
+                if self._finished:
                     return False
                 size_bytes = self._publisher.publish(self._view, final=False) if self._view.visible() else 0
             self._rest_until = now + max(self._interval_s, size_bytes / BYTES_PER_S)

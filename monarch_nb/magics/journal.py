@@ -16,8 +16,12 @@ if TYPE_CHECKING:
 
 
 def history(state: State, arguments: Namespace) -> Any:
-    """Show the journal: what ran, by whom, on which ranks, how it ended."""
-    return state.mesh(arguments.name).history(arguments.last)
+    """Show the journal: what ran, by whom, on which ranks, how it ended. With a number: all about that."""
+    mesh = state.mesh(arguments.name)
+    if arguments.number is not None:
+        print(mesh.journal.entry(arguments.number).text())
+        return None
+    return mesh.history(arguments.last)
 
 
 def rerun(state: State, arguments: Namespace) -> None:

@@ -111,6 +111,11 @@ def _logs(add: Any) -> None:
     add("--follow", "-f", action="store_true", help="go on until interrupted")
 
 
+def _history(add: Any) -> None:
+    add("number", type=cell_number, nargs="?", help="all about one entry")
+    add("--last", type=positive, default=50, help="how many entries")
+
+
 _OWN: dict[str, Callable[[Any], None]] = {
     "start": _start,
     "stop": _stop,
@@ -122,7 +127,7 @@ _OWN: dict[str, Callable[[Any], None]] = {
     "diff": lambda add: add("variable", help="a variable, or an attribute: model.fc"),
     "lease": lambda add: add("time", nargs="?", type=seconds, help="such as 30m or 24h"),
     "restart": lambda add: add("--force", "-f", action="store_true", help="don't ask"),
-    "history": lambda add: add("--last", type=positive, default=50, help="how many entries"),
+    "history": _history,
     "rerun": lambda add: add("number", type=cell_number, help="number in %%mesh history"),
     "result": lambda add: add("number", type=cell_number, nargs="?", help="number in %%mesh history"),
     "export": lambda add: add("file", metavar="FILE", help="FILE.ipynb or FILE.py"),

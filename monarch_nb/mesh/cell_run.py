@@ -12,7 +12,7 @@ from monarch_nb._client.feed import Feed, Watcher
 from monarch_nb._client.interrupts import Interrupts
 from monarch_nb._post.failure import revive
 from monarch_nb._post.office import OfficeClosed
-from monarch_nb._shape import format_ranks
+from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb.exceptions import (
     ActorError,
     MeshError,
@@ -21,7 +21,7 @@ from monarch_nb.exceptions import (
     RankTimeout,
     describe_end,
 )
-from monarch_nb.stacks import innermost, rank_set_text
+from monarch_nb.stacks import innermost
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.core import Mesh
@@ -68,11 +68,11 @@ class CellResult:
     def _late(self, timeout_s: float) -> str:
         text = f"the cell did not end within {timeout_s:g} s"
         if self.stopped:
-            text += f": {rank_set_text(self.stopped)} {_were(self.stopped)} interrupted"
+            text += f": {name_ranks(self.stopped)} {_were(self.stopped)} interrupted"
         return "\n".join([text, *self._stuck()])
 
     def _interrupted(self) -> list[str]:
-        lines = [f"{rank_set_text(self.stopped)} {_were(self.stopped)} interrupted"] if self.stopped else []
+        lines = [f"{name_ranks(self.stopped)} {_were(self.stopped)} interrupted"] if self.stopped else []
         if self.failures:
             lines += [str(f) for f in fold_failures(self.failures.values())]
         return [*lines, *self._stuck()] or ["the cell had ended"]
@@ -82,7 +82,7 @@ class CellResult:
             return []
         ranks = format_ranks(self.unfinished)
         them = "it" if len(self.unfinished) == 1 else "them"
-        lines = [f"{rank_set_text(tuple(self.unfinished))} did not react and {_hang(self.unfinished)} in this cell:"]
+        lines = [f"{name_ranks(self.unfinished)} did not react and {_hang(self.unfinished)} in this cell:"]
         for rank, found in self.unfinished.items():
             lines.append(f"  rank {rank} {innermost(found)}")
         return [*lines, f"next: %mesh stacks --ranks {ranks} shows more; %mesh restart --ranks {ranks} starts {them} anew"]
@@ -90,7 +90,7 @@ class CellResult:
     def _failed(self) -> CellError:
         text = f"the cell failed on {len(self.failures)} of {len(self.ranks)} ranks"
         if self.stopped:
-            text += f"; {rank_set_text(self.stopped)} {_were(self.stopped)} interrupted"
+            text += f"; {name_ranks(self.stopped)} {_were(self.stopped)} interrupted"
         text = "\n".join([text, *self._stuck()])
         return CellError(text, fold_failures(self.failures.values()), {}, len(self.unfinished))
 
@@ -194,7 +194,7 @@ class CellRun:
             MeshUsageError: if it refused.
         """
         self._mesh._office.reader.take_over()
-        if not self._feed.begun.wait(timeout_s):
+        if not self._feed.wait_for("began", timeout_s):
             raise MeshError(f"the host process did not take the cell within {timeout_s:g} s; see %mesh status")
         if self._feed.error:
             raise MeshUsageError(self._feed.error)
@@ -203,7 +203,7 @@ class CellRun:
     def wait_caught_up(self, timeout_s: float) -> bool:
         """Wait until all that was printed before now has come, in a replay; say whether it has."""
         self._mesh._office.reader.take_over()
-        return self._feed.caught_up.wait(timeout_s)
+        return self._feed.wait_for("live", timeout_s)
 
     @property
     def done(self) -> bool:

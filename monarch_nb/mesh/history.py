@@ -75,6 +75,28 @@ class Entry:
         return f"#{self.n:<4} {clock} {what:<9} [{self.ranks}] {self.status:<11} {took:>8}  {shown}{extra}  — {self.who}"
 
 
+    def text(self) -> str:
+        """Return all about it: the line, the source, how long each rank took; of calls, each by itself."""
+        parts = [self.line(), *(f"    {line}" for line in self.source.splitlines())]
+        if self.seconds and self.kind != "calls":
+            parts.append(f"seconds: {_by_rank(self.seconds)}")
+        for call in self.details.get("calls", ()):
+            parts.append(f"{call['endpoint']} x{call['num']} on ranks {call['ranks']}")
+            parts += [f"    {_call_line(each)}" for each in call.get("each", ())]
+        parts += [f"rank {f['rank']}: {f['type']}: {f['message']}" for f in self.details.get("failures") or ()]
+        return "\n".join(parts)
+
+
+def _by_rank(seconds: Mapping[Any, float]) -> str:
+    return ", ".join(f"[{rank}] {each:.3g}" for rank, each in seconds.items()) or "unanswered"
+
+
+def _call_line(each: Mapping[str, Any]) -> str:
+    clock = time.strftime("%H:%M:%S", time.localtime(each["when"])) + f"{each['when'] % 1:.3f}"[1:]
+    failed = f", {each['num_failed']} failed" if each["num_failed"] else ""
+    return f"{clock} seconds: {_by_rank(each['seconds'])}{failed}"
+
+
 class Entries(list[Entry]):
     """Entries; shows itself as lines."""
 

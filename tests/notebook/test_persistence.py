@@ -123,6 +123,25 @@ def test_two_notebooks_at_once(lasting: str, notebook: Notebook) -> None:
     assert notebook.text("%%mesh\n'still here'") == "[0-1] 'still here'"
 
 
+def test_each_call_of_a_script_is_in_the_journal(lasting: str) -> None:
+    script = (
+        "import monarch_nb\nadd = monarch_nb.attach('lasting').actors['counter'].add\n"
+        "for _ in range(102): add.call(0).get()\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    script = (
+        "import json, monarch_nb\nhistory = monarch_nb.attach('lasting').history()\n"
+        "print(json.dumps([dict(e.details) for e in history if e.kind == 'calls'][-1]))"
+    )
+    entry = json.loads(subprocess.check_output([sys.executable, "-c", script], timeout=60))
+    (row,) = entry["calls"]
+    assert (row["endpoint"], row["ranks"], row["num"], row["num_failed"]) == ("counter.add", "0-1", 102, 0)
+    assert len(row["each"]) == 100
+    for each in row["each"]:
+        assert set(each["seconds"]) == {"0", "1"} and each["when"] >= row["when"]
+    assert entry["who"].startswith("-c (pid")
+
+
 def test_history_rerun_and_export(lasting: str, notebook: Notebook, tmp_path: Path) -> None:
     notebook.run("%load_ext monarch_nb\n%mesh attach lasting")
     notebook.run("%%mesh --ranks 1\nvalue = state\nprint('value', value)\nvalue")
@@ -133,8 +152,11 @@ def test_history_rerun_and_export(lasting: str, notebook: Notebook, tmp_path: Pa
     assert re.search(r"\[1\] ok +[\d.e-]+ s  value = state \(\+2 lines\)  — notebook \(pid \d+\)", text)
     assert re.search(r"\[0-1\] error .*raise KeyError", text)
     assert "counter.add x1" in text
-    calls = notebook.text("[e.details['calls'][0] for e in mesh.history() if e.kind == 'calls'][-1]")
-    assert "'num': 1, 'num_failed': 0, 'seconds': {0: 0." in " ".join(calls.split())
+    calls = re.findall(r"#(\d+) .*counter.add x1", text)[-1]
+    assert re.search(
+        r"counter.add x1 on ranks 0-1\n    \d\d:\d\d:\d\d\.\d{3} seconds: \[0\] [\de.-]+, \[1\] [\de.-]+$",
+        notebook.text(f"%mesh history {calls}"),
+    )
     number = re.findall(r"#(\d+) .*value = state", text)[-1]
     assert notebook.text(f"%mesh rerun {number}") == "[1] value 41\n[1] 41"
     assert notebook.text(f"%mesh rerun #{number} --ranks 0") == "[0] value 40\n[0] 40"
