@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from monarch_nb.actor.active import get_active_mesh as get_active_mesh
+    from monarch_nb.actor.heal import heal_mesh as heal_mesh
     from monarch_nb.mesh import Mesh as Mesh
     from monarch_nb.mesh import attach as attach
     from monarch_nb.mesh import start as start
@@ -36,10 +37,11 @@ _WHERE = {
     "Mesh": "monarch_nb.mesh",
     "attach": "monarch_nb.mesh",
     "get_active_mesh": "monarch_nb.actor.active",
+    "heal_mesh": "monarch_nb.actor.heal",
     "start": "monarch_nb.mesh",
 }
 
-__all__ = ["Mesh", "__version__", "attach", "get_active_mesh", "start"]
+__all__ = ["Mesh", "__version__", "attach", "get_active_mesh", "heal_mesh", "start"]
 
 
 def __getattr__(name: str) -> Any:

@@ -5,6 +5,7 @@
      ├── SupervisionError       something used is dead: a rank, an actor, a mesh
      │    └── MeshFailure       what happened to it, as a value and as an exception
      ├── RankTimeout            (TimeoutError) an answer didn't come in time; the mesh is unharmed
+     ├── HealError              not all that was lost could be put back
      ├── MeshStartError         a host process or rank didn't start
      ├── MeshNotFound           (LookupError) no mesh of that name
      ├── MeshUsageError         (ValueError) a magic that was typed wrongly, or a cell that isn't Python
@@ -27,6 +28,7 @@ __all__ = [
     "ActorError",
     "CannotPickle",
     "DeviceMeshError",
+    "HealError",
     "MeshError",
     "MeshNotFound",
     "MeshStartError",
@@ -52,6 +54,18 @@ class MeshError(Exception):
 
 class MeshStartError(MeshError, RuntimeError):
     """A host process or a rank didn't start."""
+
+
+class HealError(MeshError):
+    """Not all that was lost could be put back.
+
+    Attributes:
+        report: what was put back, and the problems.
+    """
+
+    def __init__(self, report: Any) -> None:
+        super().__init__("\n".join(["healing was not complete:", *report.problems]))
+        self.report = report
 
 
 class MeshNotFound(MeshError, LookupError):

@@ -173,5 +173,8 @@ class Feed(Pending):
         body = Encoded(pickle.dumps({"n": self.n}, 5))
         self.office.post(address.HOME, wire.CONTROL, body, name=b"interrupt_cell")
 
+    def hears_of(self, end: Exit) -> bool:
+        return not self.ready and self.n in end.get("cells", ())
+
     def lost(self, proc: int, end: Exit) -> Pending | None:
         return None  # ranks are the home's business; if the home goes, the office is closed

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -148,6 +149,18 @@ class Session:
             self.output.learn_groups(fields["groups"])
         elif name == "actor_failed":
             _on_actor_failure(self, fields["actor_id"], fields["failure"])
+        elif name == "exit":
+            for end in fields["ends"]:
+                _on_end(end)
+        elif name == "healed":
+            self.healed(fields["actor_ids"])
+
+    def healed(self, actor_ids: Sequence[int]) -> None:
+        """Actors have been made again: handles on them are good."""
+        for actor_id in actor_ids:
+            mesh = self.meshes.get(actor_id)
+            if mesh is not None:
+                mesh._state.failure = None
 
     # --- the end
 
@@ -227,6 +240,14 @@ def _on_actor_failure(session: Session, actor_id: int, failure: dict[str, Any]) 
     if mesh is not None:
         mesh._break(found)
     call_fault_hook(found)
+
+
+def _on_end(end: Mapping[str, Any]) -> None:
+    """Tell the program's hook of a rank that has died, unless somebody waited for it and is told by an exception."""
+    from monarch_nb.actor.supervision import MeshFailure, call_fault_hook
+
+    if not (end["stopped"] or end.get("restarted") or end["heard"]):
+        call_fault_hook(MeshFailure.from_end(end))
 
 
 def shutdown() -> None:

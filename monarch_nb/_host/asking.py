@@ -18,11 +18,17 @@ _FIRST_REF = 1 << 40
 """Refs below are numbers of cells."""
 
 
-class _Question:
-    __slots__ = ("answers", "done", "left")
+class Refusal(dict[str, Any]):
+    """What an answer is that says what went wrong: type, message, traceback."""
 
-    def __init__(self, ranks: Mapping[int, int], done: Callable[[Answers], None]) -> None:
+
+class _Question:
+    __slots__ = ("answers", "done", "keeps_refusals", "left", "procs")
+
+    def __init__(self, ranks: Mapping[int, int], done: Callable[[Answers], None], keeps_refusals: bool) -> None:
         self.left = set(ranks)
+        self.procs = dict(ranks)
+        self.keeps_refusals = keeps_refusals
         self.answers: Answers = {}
         self.done = done
 
@@ -47,14 +53,22 @@ class Asking:
         fields: object,
         done: Callable[[Answers], None],
         timeout_s: float,
+        *,
+        keeps_refusals: bool = False,
+        **header: Any,
     ) -> None:
-        """Ask ranks (rank to proc); `done` gets the answers once all are in or the time is up."""
+        """Ask ranks (rank to proc); `done` gets the answers once all are in or the time is up.
+
+        Args:
+            keeps_refusals: whether failures are among the answers, as `Refusal`s.
+            header: more fields of the message; `payload` goes as it is, instead of `fields`.
+        """
         ref = next(self._refs)
-        self._questions[ref] = _Question(ranks, done)
-        payload = pickle.dumps(fields, 5)
+        self._questions[ref] = _Question(ranks, done, keeps_refusals)
+        payload = header.pop("payload", None) or pickle.dumps(fields, 5)
         for rank, proc in ranks.items():
             frame = wire.pack(
-                wire.CALL, src=address.HOME, dst=proc, slot=rank, ref=ref, name=name.encode(), payload=payload
+                wire.CALL, src=address.HOME, dst=proc, slot=rank, ref=ref, name=name.encode(), payload=payload, **header
             )
             self._send(proc, frame)
         if not ranks:
@@ -69,8 +83,17 @@ class Asking:
         question.left.discard(rank)
         if not flags & wire.ERROR:
             question.answers[rank] = pickle.loads(payload) if len(payload) else None
+        elif question.keeps_refusals:
+            question.answers[rank] = Refusal(pickle.loads(payload))
         if not question.left:
             self._finish(ref)
+
+    def forget(self, proc: int) -> None:
+        """A rank has died: its answers won't come."""
+        for ref, question in list(self._questions.items()):
+            question.left -= {r for r in question.left if question.procs[r] == proc}
+            if not question.left:
+                self._finish(ref)
 
     def _finish(self, ref: int) -> None:
         question = self._questions.pop(ref, None)

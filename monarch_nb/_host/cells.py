@@ -87,6 +87,10 @@ class Cells:
         """Return a cell that isn't over."""
         return self._cells.get(n)
 
+    def on(self, proc: int) -> list[int]:
+        """Return the numbers of the cells that run or wait on a rank."""
+        return [cell.n for cell in self._queues.get(proc, ())]
+
     def is_busy(self, proc: int) -> bool:
         """Say whether a cell runs or waits on a rank."""
         return bool(self._queues.get(proc))

@@ -17,7 +17,9 @@ import zmq
 from monarch_nb._host.asking import Asking
 from monarch_nb._host.cells import Cells
 from monarch_nb._host.environment import describe_environment
+from monarch_nb._host.healing import Healing
 from monarch_nb._host.process import BEAT_S, LATER, LOST_AFTER_S, HostProcess, RequestError, count_gpus
+from monarch_nb._host.recipes import Recipes
 from monarch_nb._host.registry import Client, Host, Registry, Waiting
 from monarch_nb._host.supervisor import Rank
 from monarch_nb._host.watch import Watch, Watches
@@ -25,6 +27,7 @@ from monarch_nb._journal import record as records
 from monarch_nb._journal.entries import EntryLog
 from monarch_nb._journal.output import OutputStore
 from monarch_nb._journal.record import CLIENT_BITS, CLIENT_MASK, CLIENT_ORIGIN, Record, is_cell
+from monarch_nb._shape import Extent
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.keys import Gatekeeper, KeyPair
@@ -51,6 +54,7 @@ class HomeProcess(HostProcess):
         self.asking = Asking(self.loop, self.send_to_rank)
         self.environment_id = ""
         self._missed_from: int | None = None
+        self.healing = Healing(self, Recipes(os.path.join(self.directory, "recipes")))
         self._spawned: dict[str, dict[str, Any]] = {}
         self._restarting: set[int] = set()
         self._link: zmq.Socket[bytes] | None = None
@@ -268,23 +272,25 @@ class HomeProcess(HostProcess):
             self._restarting.update(procs)
             self._to_host(host, "signal_ranks", {"procs": procs, "number": int(signal.SIGKILL)})
             for proc in dead:
-                self._start_again(proc)
+                self.start_again(proc)
         self.note(message.src, "command", source=f"%mesh restart --ranks {fields.get('rank_set', '')}")
         return self._answer_when(message, set(fields["procs"]), restarted=True)
 
-    def _start_again(self, proc: int) -> None:
+    def start_again(self, proc: int) -> None:
+        """Start a rank that has ended anew at its place, under the same proc id."""
         self._restarting.discard(proc)
         entry = self.registry.procs[proc]
         spawned = self._spawned[entry.group]
         entry.state, entry.end = "starting", None
-        for to in self._everybody():
+        for to in self.everybody():
             self.event(to, "revived", {"procs": [proc]})
         local_rank = entry.rank % spawned["per_host"]
         own = self._own_spec(entry, local_rank, spawned["world_size"], spawned)
+        own["own_env"] = spawned.get("own_env", {}).get(entry.rank, {})
         request = {"ranks": [own], "spec": spawned["spec"], "method": spawned["method"]}
         self._to_host(self._host(address.host_of(proc)), "start_ranks", request)
 
-    def _everybody(self) -> list[int]:
+    def everybody(self) -> list[int]:
         """Return all who have been told of an end: clients, ranks, other hosts."""
         ranks = [p.proc for p in self.registry.alive() if p.state == "running"]
         return [*self.registry.clients, *ranks, *(address.host_proc(h.index) for h in self._far_hosts())]
@@ -310,7 +316,10 @@ class HomeProcess(HostProcess):
 
     def _answer(self, done: list[Waiting]) -> None:
         for waiting in done:
-            self.reply(waiting.src, waiting.ref, self._settled_answer())
+            if waiting.done is not None:
+                waiting.done()
+            else:
+                self.reply(waiting.src, waiting.ref, self._settled_answer())
 
     def on_event(self, src: int, name: str, fields: dict[str, Any]) -> None:
         if name == "up":
@@ -331,9 +340,11 @@ class HomeProcess(HostProcess):
 
     def _book_end(self, end: dict[str, Any]) -> None:
         self.router.forget(end["proc"])
+        self.asking.forget(end["proc"])
         again = end["proc"] in self._restarting
+        end = {**end, "point": self._point(end), "cells": self.cells.on(end["proc"]), "restarted": again}
         if again:
-            end = {**end, "reason": "was restarted"}
+            end["reason"] = "was restarted"
         done = self.registry.proc_has_ended(end, settle=not again)
         self.spread_ends([end])
         for client in self.registry.clients:
@@ -344,9 +355,55 @@ class HomeProcess(HostProcess):
         self._answer(done)
         if not end["stopped"] and not again:
             self.note(0, "lost", text=f"rank {end['rank']} of {end['group']} is lost", end=_without_lines(end))
+            self.healing.lost(end)
+        if end["stopped"]:
+            self.healing.recipes.procs_stopped([end["proc"]])
         self.cells.proc_has_ended(end)
         if again:
-            self._start_again(end["proc"])
+            self.start_again(end["proc"])
+
+    def _point(self, end: dict[str, Any]) -> dict[str, int]:
+        """Return the coordinates of a rank."""
+        spawned = self._spawned.get(end["group"])
+        if spawned is None:
+            return {}
+        sizes = [pair.split("=") for pair in spawned["spec"]["extent"].decode().split(",") if pair]
+        return dict(Extent([n for n, _ in sizes], [int(s) for _, s in sizes]).point(end["rank"]))
+
+    def group_size(self, group: str) -> int:
+        """Return how many ranks a group has, dead ones included."""
+        return int(self._spawned[group]["world_size"]) if group in self._spawned else 1
+
+    # --- healing
+
+    def do_actor_spawned(self, message: Message, fields: dict[str, Any]) -> object:
+        """Keep what makes some actors again."""
+        self.healing.recipes.add(fields)
+        return None
+
+    def do_actor_stopped(self, message: Message, fields: dict[str, Any]) -> object:
+        """Forget what made some actors."""
+        self.healing.recipes.stopped(fields["actor_id"], fields["procs"])
+        return None
+
+    def do_environment(self, message: Message, fields: dict[str, Any]) -> object:
+        """Remember what environment variables ranks were given, for those that take their places."""
+        for proc, variables in fields["variables"].items():
+            entry = self.registry.procs.get(proc)
+            if entry is not None and entry.group in self._spawned:
+                per_rank = self._spawned[entry.group].setdefault("own_env", {})
+                per_rank.setdefault(entry.rank, {}).update(variables)
+        return None
+
+    def do_heal(self, message: Message, fields: dict[str, Any]) -> object:
+        """Put back what a group has lost; answers with a report."""
+        src, ref = message.src, message.ref
+        self.healing.heal(fields, lambda report: self.reply(src, ref, report))
+        return LATER
+
+    def replace_host(self, host: Host) -> str:
+        """Get a new host process for a lost host; return why there's none, or an empty text."""
+        return f"host {host.label or host.index} is {host.state}"
 
     # --- output
 

@@ -13,6 +13,8 @@ import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._host.groups import remake_groups
+from monarch_nb._host.script import run_script
 from monarch_nb._shape import name_ranks
 
 if TYPE_CHECKING:
@@ -24,7 +26,6 @@ INTERRUPT_S = 3.0
 ABORT_S = 10.0
 STACKS_S = 1.0
 _ABORT_ANSWER_S = 1.0
-_REMAKE_S = 20.0
 
 
 class Ladder:
@@ -112,30 +113,4 @@ class Ladder:
         if not self._num_aborted:
             done("")
             return
-        ranks = self._group()
-        advice = (
-            "the process group is broken and was not made anew{}: on all ranks, dist.destroy_process_group() and "
-            "dist.init_process_group(...)"
-        )
-        busy = self._cells.busy(ranks)
-        if busy:
-            done(advice.format(f", since ranks {busy} are busy or lost"))
-            return
-
-        def with_address(answers: Answers) -> None:
-            if not answers:
-                done(advice.format(""))
-                return
-            address, port = next(iter(answers.values()))
-            fields = {"address": address, "port": port, "world_size": len(ranks)}
-            self._home.asking.ask(ranks, "remake_group", fields, finished, _REMAKE_S)
-
-        def finished(answers: Answers) -> None:
-            kinds = {str(k) for k in answers.values()}
-            if len(answers) == len(ranks) and len(kinds) == 1 and "None" not in kinds:
-                done(f"the process group has been made anew ({kinds.pop()}, {len(ranks)} ranks)")
-            else:
-                done(advice.format(""))
-
-        first = min(ranks)
-        self._home.asking.ask({first: ranks[first]}, "free_address", None, with_address, 5.0)
+        run_script(remake_groups(self._home, self._group()), lambda said: done(str(said)))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,11 +57,12 @@ class Client:
 
 @dataclass
 class Waiting:
-    """A request that is answered once its procs (or hosts) are up."""
+    """A request that is answered once its procs (or hosts) are up; or something of our own, then `done` is called."""
 
     src: int
     ref: int
     left: set[int]
+    done: Callable[[], None] | None = None
 
 
 class Registry:

@@ -252,6 +252,7 @@ class Office:
         fields = pickle.loads(message.payload)
         if name == "exit":
             for end in fields["ends"]:
+                end["heard"] = any(p.hears_of(end) for p in list(self._pending.values()))
                 self._take_end(end)
         elif name == "revived":
             for proc in fields["procs"]:

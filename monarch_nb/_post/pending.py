@@ -142,6 +142,10 @@ class Pending:
         """Take note that `proc` has died; return who has become ready by it."""
         raise NotImplementedError
 
+    def hears_of(self, end: Exit) -> bool:
+        """Say whether whoever waits here will be told of a process' end by it."""
+        return not self.ready and end["proc"] in self.procs
+
     def at_work(self) -> tuple[int, ...]:
         """Return the procs that still owe an answer."""
         return () if self.ready else tuple(self.procs)

@@ -41,6 +41,9 @@ class ActorHost:
         if message.name == b"__spawn__":
             self._spawn(message)
             return None
+        if message.name == b"__respawn__":
+            self._respawn(message)
+            return None
         if message.target == 0:
             return self._on_system_call(message)
         runner = self.actors.get(message.target)
@@ -72,6 +75,14 @@ class ActorHost:
         runner = self.actors[message.target] = ActorRunner(self, message)
         for early in self._early.pop(message.target, ()):
             runner.inbox.put(early)
+
+    def _respawn(self, message: Message) -> None:
+        """Make an actor again that has failed, or whose process is new."""
+        failed = self.actors.pop(message.target, None)
+        if failed is not None:
+            failed.stop()
+        self._gone.discard(message.target)
+        self._spawn(message)
 
     def _give_up(self, actor_id: int) -> None:
         for message in self._early.pop(actor_id, ()):
@@ -137,10 +148,20 @@ class ActorHost:
         self._reply(message, thread_stacks())
 
     def _now_abort(self, message: Message) -> None:
-        """Abort the collectives that run here."""
+        """Abort the collectives that run here: all, or those of a world of a given size."""
         from monarch_nb._rank import collectives
 
-        self._reply(message, collectives.abort())
+        self._reply(message, collectives.abort(**(Body(self.office, message).value() or {})))
+
+    def _now_group(self, message: Message) -> None:
+        """Describe the default process group."""
+        from monarch_nb._rank import collectives
+
+        self._reply(message, collectives.describe_group())
+
+    def _now_living_actors(self, message: Message) -> None:
+        """Return the ids of the actors here that haven't failed."""
+        self._reply(message, [i for i, r in list(self.actors.items()) if r.failure is None])
 
     def _now_interrupt(self, message: Message) -> None:
         """Interrupt what the sender has called, if it still runs; what waits is taken out and answered."""

@@ -84,7 +84,7 @@ class ActorRunner:
         context = CallContext(spawn.origin, spawn.slot, spawn.context, self, spawn.src)
         call_context.set(context)
         try:
-            recipe = self._body.value()
+            recipe = self._body.value() if spawn.name == b"__spawn__" else codec.from_bytes(self._body.payload)
         except BaseException as error:
             self._fail(error, spawn, "__init__")
             self._serve()

@@ -17,13 +17,39 @@ from typing import Any
 _JOIN_S = 15.0
 
 
-def abort() -> int:
-    """Abort what collectives run here; return how many backends were aborted. Doesn't block: any thread may call it."""
+def abort(world_size: int | None = None) -> int:
+    """Abort what collectives run here; return how many backends were aborted. Doesn't block: any thread may call it.
+
+    Args:
+        world_size: only if the default process group has that many ranks.
+    """
     torch = sys.modules.get("torch")
     distributed = getattr(torch, "distributed", None)
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return 0
+    if world_size is not None and distributed.get_world_size() != world_size:
+        return 0
     return _abort_nccl(distributed) + _shut_gloo(_store_ports(distributed))
+
+
+def describe_group() -> dict[str, Any] | None:
+    """Return backend, world size, own rank and time-out (seconds) of the default process group, if there is one. Doesn't block."""
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return {
+        "backend": str(distributed.get_backend()),
+        "world_size": distributed.get_world_size(),
+        "rank": distributed.get_rank(),
+        "timeout_s": _timeout_s(distributed),
+    }
+
+
+def _timeout_s(distributed: Any) -> float:
+    group = distributed.group.WORLD
+    with suppress(Exception):  # each backend keeps it elsewhere
+        return float(group._get_backend(group._device_types[0]).options._timeout.total_seconds())
+    return float(distributed.default_pg_timeout.total_seconds())
 
 
 def _abort_nccl(distributed: Any) -> int:
@@ -94,23 +120,20 @@ def _listens(found: socket.socket) -> bool:
     return bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
-def remake(address: str, port: int, world_size: int) -> str | None:
-    """Make the default process group anew after an abort, at a new rendezvous; all ranks call this together.
-
-    Returns:
-        Its backend; None if there was none, or it wasn't of all ranks: then it is its maker's business.
-    """
+def remake(address: str, port: int, rank: int, world_size: int, backend: str, timeout_s: float) -> None:
+    """Make the default process group anew at a new rendezvous; all ranks call this together, also those that had none."""
     import torch.distributed as dist
 
-    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() != world_size:
-        return None
-    rank, backend = dist.get_rank(), dist.get_backend()
-    with suppress(RuntimeError):
-        dist.destroy_process_group()
+    if dist.is_initialized():
+        with suppress(RuntimeError):
+            dist.destroy_process_group()
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address, str(port)
+    if backend == "nccl":
+        import torch
+
+        torch.cuda.set_device(torch.cuda.current_device())
     dist.init_process_group(
         backend, init_method=f"tcp://{address}:{port}", rank=rank, world_size=world_size,
         timeout=timedelta(seconds=_JOIN_S),
     )  # fmt: skip
-    dist.distributed_c10d._set_pg_timeout(dist.default_pg_timeout, None)
-    return str(backend)
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), None)

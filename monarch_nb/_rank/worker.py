@@ -197,12 +197,13 @@ class Worker:
         """Return the object that the last cell's last expression gave."""
         return self._last_value
 
-    def work_remake_group(self, message: Message) -> str | None:
-        """Make the default process group anew after an abort."""
+    def work_remake_group(self, message: Message) -> None:
+        """Make the default process group anew after an abort, or with others than before."""
         from monarch_nb._rank import collectives
 
         fields = self._fields(message)
-        return collectives.remake(fields["address"], fields["port"], fields["world_size"])
+        place = fields.pop("places")[self.rank.rank]
+        collectives.remake(rank=place, **fields)
 
     def _make_shell(self) -> None:
         from monarch_nb._rank.shell import CellShell

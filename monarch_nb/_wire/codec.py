@@ -103,6 +103,16 @@ def decode(payload: bytes | memoryview, buffers: Sequence[Any] = ()) -> Any:
     return pickle.loads(payload, buffers=buffers)
 
 
+def to_bytes(encoded: Encoded) -> bytes:
+    """Return an encoded value in one piece, buffers included: for keeping it."""
+    return pickle.dumps((encoded.payload, [bytearray(b) for b in encoded.buffers]), 5)
+
+
+def from_bytes(data: bytes | memoryview) -> Any:
+    """Return the value that `to_bytes` was given the encoding of."""
+    return decode(*pickle.loads(data))
+
+
 # --- sources of notebook cells
 
 

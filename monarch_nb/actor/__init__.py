@@ -10,6 +10,7 @@
     channel      Channel, Port, PortReceiver
     context      context(), current_rank(): where the running code stands
     supervision  MeshFailure, unhandled_fault_hook
+    heal         HealReport, heal_mesh
     workers      attach_to_workers, run_worker_loop_forever: hosts started by hand
     controller   get_or_spawn_controller: named singletons
 
@@ -32,6 +33,7 @@ from monarch_nb.actor.context import (
 from monarch_nb.actor.controller import get_or_spawn_controller
 from monarch_nb.actor.endpoint import Endpoint, concurrent_endpoint, endpoint
 from monarch_nb.actor.future import Future
+from monarch_nb.actor.heal import HealReport, heal_mesh
 from monarch_nb.actor.host_mesh import HostMesh, local_proc_mesh, proc_mesh, this_host, this_proc
 from monarch_nb.actor.proc_mesh import ProcMesh
 from monarch_nb.actor.supervision import MeshFailure, unhandled_fault_hook
@@ -49,6 +51,7 @@ __all__ = [
     "Endpoint",
     "Extent",
     "Future",
+    "HealReport",
     "HostMesh",
     "MeshFailure",
     "Point",
@@ -69,6 +72,7 @@ __all__ = [
     "current_size",
     "endpoint",
     "get_or_spawn_controller",
+    "heal_mesh",
     "local_proc_mesh",
     "proc_mesh",
     "run_worker_loop_forever",

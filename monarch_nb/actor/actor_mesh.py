@@ -13,7 +13,7 @@ from monarch_nb._post.context import call_context
 from monarch_nb._post.office import Office
 from monarch_nb._post.pending import Gather
 from monarch_nb._shape import Extent, MeshTrait, Shape
-from monarch_nb._wire import codec
+from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.codec import Encoded
 from monarch_nb.actor.endpoint import Endpoint, EndpointProperty, signature_of
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from monarch_nb.actor.proc_mesh import ProcMesh
 
 T = TypeVar("T")
+
+MAX_RECIPE_BYTES = 64 << 20
+"""Actors that were spawned with larger arguments can't be made again by `heal`: their arguments are not kept."""
 
 
 class Actor:
@@ -189,6 +192,16 @@ class ActorMesh(MeshTrait, Generic[T]):
             office.check_ends(gather)
         self._proc_mesh = proc_mesh
         sessions.of_office(office).meshes[self._actor_id] = self
+        if not address.is_client(self._procs[0]):
+            self._tell_recipe(body, recipe["creator"])
+
+    def _tell_recipe(self, body: Encoded, creator: tuple[int, int]) -> None:
+        """Let the home keep what it takes to make these actors again."""
+        size_bytes = len(body.payload) + sum(b.nbytes for b in body.buffers)
+        sessions.of_office(self._office).tell(
+            "actor_spawned", actor_id=self._actor_id, name=self._name, procs=self._procs, context=self._context, creator=creator,
+            size_bytes=size_bytes, recipe=codec.to_bytes(body) if size_bytes <= MAX_RECIPE_BYTES else None,
+        )  # fmt: skip
 
     def _encode_recipe(self, recipe: dict[str, Any]) -> Encoded:
         try:
@@ -228,6 +241,8 @@ class ActorMesh(MeshTrait, Generic[T]):
         receivers = [(proc, slot) for slot, proc in enumerate(self._procs)]
         body = codec.encode((self._actor_id, reason))
         office.post_all(receivers, wire.CALL, body, ref=gather.ref, name=b"stop_actor")
+        if not address.is_client(self._procs[0]):
+            sessions.of_office(office).tell("actor_stopped", actor_id=self._actor_id, procs=list(self._procs))
         if office.ends:
             office.check_ends(gather)
         failure = MeshFailure(mesh=self._name, message=f"it was stopped{': ' + reason if reason else ''}", stopped=True)

@@ -17,8 +17,9 @@ from monarch_nb._wire import codec
 from monarch_nb._wire import message as wire
 from monarch_nb.actor.actor_mesh import encode_extent, spawn_actors
 from monarch_nb.actor.future import Future
+from monarch_nb.actor.heal import HealReport
 from monarch_nb.actor.outcome import value_mesh
-from monarch_nb.exceptions import MeshStartError, SupervisionError, describe_end
+from monarch_nb.exceptions import HealError, MeshStartError, SupervisionError, describe_end
 
 if TYPE_CHECKING:
     from monarch_nb.actor.host_mesh import HostMesh
@@ -28,6 +29,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 STOP_S = 3.0
+HEAL_S = 120.0
 
 
 class ProcMesh(MeshTrait):
@@ -127,6 +129,8 @@ class ProcMesh(MeshTrait):
     def set_environment(self, variables: Mapping[str, str] | Sequence[Mapping[str, str]]) -> Future[Any]:
         """Set environment variables on all processes: the same, or one mapping for each in rank order."""
         fields = dict(variables) if isinstance(variables, Mapping) else [dict(v) for v in variables]
+        each = [fields] * len(self._procs) if isinstance(fields, dict) else fields
+        self._session.tell("environment", variables=dict(zip(self._procs, each, strict=True)))
         return self._work(b"set_environment", fields, "set_environment")
 
     # --- life
@@ -161,6 +165,41 @@ class ProcMesh(MeshTrait):
             session.read(pending)
 
         return Future(reply, finish, f"stop of {self._group}")
+
+    # --- faults
+
+    def healthy(self) -> bool:
+        """Say whether all these processes run.
+
+        Example:
+            >>> if not procs.healthy():                  # doctest: +SKIP
+            ...     procs.heal()
+        """
+        rows = {row["proc"]: row for row in self._session.request("status")["procs"]}
+        return not self._stopped and all(rows[p]["state"] in ("starting", "running") for p in self._procs)
+
+    def heal(self, *, timeout_s: float = HEAL_S) -> HealReport:
+        """Put back what these processes have lost; returns once all is in its place again.
+
+        Dead processes start anew at their points (on a new host, if theirs is lost), their actors are made again with the arguments they were
+        spawned with, as are actors that have failed; the default process group is formed anew. Old handles work again.
+
+        Raises:
+            HealError: if something couldn't be put back. What could, is.
+            RankTimeout: if it takes longer than `timeout_s` seconds; it goes on.
+
+        Example:
+            >>> try:                                     # doctest: +SKIP
+            ...     trainer.step.call(batch).get()
+            ... except MeshError:
+            ...     procs.heal()
+        """
+        found = self._session.request("heal", _timeout_s=timeout_s, group=self._group, procs=list(self._procs))
+        self._session.healed(found["actor_ids"])
+        report = HealReport.of(found)
+        if report.problems:
+            raise HealError(report)
+        return report
 
     def activate(self) -> Any:
         """Use this mesh as the current one within a `with` block."""

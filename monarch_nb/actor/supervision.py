@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from monarch_nb._post.failure import revive
-from monarch_nb.exceptions import RankFailure, SupervisionError
+from monarch_nb.exceptions import RankFailure, SupervisionError, describe_end
 
 
 class MeshFailure(SupervisionError):
-    """Something of a mesh has failed.
+    """Something of a mesh has failed: an actor, or a whole process.
 
     Attributes:
         mesh: name of the actor or proc mesh.
@@ -42,15 +42,74 @@ class MeshFailure(SupervisionError):
             exception=revive(dict(failure)),
             when=failure.get("when", 0.0),
             first=True,
+            end=failure.get("end"),
             details={k: failure[k] for k in ("host", "pid", "actor", "endpoint") if k in failure},
         )
         actor = str(failure.get("actor", ""))
-        where = f"{actor}.{failure.get('endpoint', '')}"
-        return cls(actor, f"{where} raised {found.type}: {found.message}", [found])
+        if found.end is not None:
+            return cls(actor, f"actor {actor!r} is lost on rank {rank}", [found])
+        return cls(actor, f"{actor}.{failure.get('endpoint', '')} raised {found.type}: {found.message}", [found])
+
+    @classmethod
+    def from_end(cls, end: Mapping[str, Any]) -> MeshFailure:
+        """Return the failure that a process' end is."""
+        found = RankFailure(
+            ranks=(end["rank"],), type="lost", message=describe_end(end), when=end.get("when", 0.0), first=True, end=end,
+            details={k: end[k] for k in ("host", "pid") if k in end},
+        )  # fmt: skip
+        return cls(end["group"].rpartition("-")[0] or end["group"], f"rank {end['rank']} is lost", [found])
+
+    def _known(self, key: str) -> Any:
+        for failure in self.failures:
+            for source in (failure.end, failure.details):
+                if source is not None and source.get(key) is not None:
+                    return source[key]
+        return None
+
+    @property
+    def points(self) -> tuple[Mapping[str, int], ...]:
+        """Coordinates of the ranks that died, where known."""
+        return tuple(f.end["point"] for f in self.failures if f.end is not None and f.end.get("point"))
+
+    @property
+    def host(self) -> str:
+        """Host name of the first failure."""
+        return str(self._known("host") or "")
+
+    @property
+    def pid(self) -> int:
+        """Process id of the first failure."""
+        return int(self._known("pid") or 0)
+
+    @property
+    def signal(self) -> int | None:
+        """Number of the signal that killed the process, if one did."""
+        found = self._known("signal")
+        return None if found is None else int(found)
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code of the process, if it has exited by itself."""
+        found = self._known("exit_code")
+        return None if found is None else int(found)
+
+    @property
+    def cause(self) -> BaseException | None:
+        """The exception that was raised, if it could travel."""
+        return self.exception
+
+    @property
+    def last_lines(self) -> str:
+        """What the process has printed last."""
+        return str(self._known("last_lines") or "")
 
     def report(self) -> str:
-        """Return all that is known, as text."""
-        return str(self)
+        """Return all that is known, as text: what, where, how, the last output, and what to do."""
+        lines = [str(self)]
+        lines += [f"at {', '.join(f'{k}={v}' for k, v in point.items())}" for point in self.points]
+        if any(f.type == "lost" for f in self.failures) and not self.stopped:
+            lines.append("the other ranks go on; %mesh heal (or mesh.heal()) puts the lost ones back")
+        return "\n".join(lines)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return MeshFailure, (self.mesh, self.message, self.failures, self.stopped)

@@ -1,0 +1,55 @@
+"""Making the ranks' default process group anew, after an abort or with ranks that have been replaced."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb._host.script import Script
+
+if TYPE_CHECKING:
+    from monarch_nb._host.home import HomeProcess
+
+_DESCRIBE_S = 2.0
+_ADDRESS_S = 5.0
+_REMAKE_S = 20.0
+_ADVICE = (
+    "the process group is broken and was not made anew{}: on all ranks, dist.destroy_process_group() and dist.init_process_group(...)"
+)
+
+
+def remake_groups(home: HomeProcess, ranks: dict[int, int], *, size_before: int = 0) -> Script[str]:
+    """Make the default process group anew on ranks (rank to proc), if they have one of all of them.
+
+    Args:
+        ranks: who shall be in it, whether they were before or not.
+        size_before: how many ranks it had; by default as many as it shall have.
+
+    Returns:
+        What to tell people; empty if there was no group.
+    """
+    found = yield partial(home.asking.ask, ranks, "__group__", None, timeout_s=_DESCRIBE_S)
+    known: dict[int, dict[str, Any]] = {r: g for r, g in found.items() if g}
+    if not known:
+        return ""
+    kinds = {(g["backend"], g["world_size"]) for g in known.values()}
+    if len(kinds) > 1 or next(iter(kinds))[1] != (size_before or len(ranks)):
+        return _ADVICE.format(", for it isn't of all ranks of the mesh")
+    busy = home.cells.busy(ranks)
+    if busy:
+        return _ADVICE.format(f", since ranks {busy} are busy or lost")
+    first = min(ranks)
+    answers = yield partial(home.asking.ask, {first: ranks[first]}, "free_address", None, timeout_s=_ADDRESS_S)
+    if not answers:
+        return _ADVICE.format("")
+    address, port = next(iter(answers.values()))
+    ((backend, _),) = kinds
+    timeout_s = max(g["timeout_s"] for g in known.values())
+    fields = {
+        "address": address, "port": port, "world_size": len(ranks), "backend": backend, "timeout_s": timeout_s,
+        "places": {rank: place for place, rank in enumerate(sorted(ranks))},
+    }  # fmt: skip
+    made = yield partial(home.asking.ask, ranks, "remake_group", fields, timeout_s=_REMAKE_S)
+    if len(made) == len(ranks):
+        return f"the process group has been made anew ({backend}, {len(ranks)} ranks)"
+    return _ADVICE.format("")

@@ -1,0 +1,227 @@
+"""What the home does when ranks are lost: release their peers, tell the owners, and put everything back in its place.
+
+A rank that is made again keeps its proc id, so every handle on it works again; what it held is made again from the recipes of its actors
+and what they have saved. One heal of a group runs at a time.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb._host.asking import Refusal
+from monarch_nb._host.groups import remake_groups
+from monarch_nb._host.recipes import Recipe, Recipes
+from monarch_nb._host.registry import Proc, Waiting
+from monarch_nb._host.script import Script, run_script
+from monarch_nb._shape import format_ranks, name_ranks
+from monarch_nb._wire import address
+from monarch_nb._wire import message as wire
+from monarch_nb.exceptions import describe_end
+
+if TYPE_CHECKING:
+    from monarch_nb._host.home import HomeProcess
+
+START_S = 60.0
+CONSTRUCT_S = 120.0
+_ABORT_S = 2.0
+_ASK_S = 5.0
+
+Report = dict[str, Any]
+"""ranks, hosts, actors (ranks by name), said, problems, seconds."""
+
+
+class Healing:
+    """Losses and heals of a mesh. Owned by the loop thread."""
+
+    def __init__(self, home: HomeProcess, recipes: Recipes) -> None:
+        self._home = home
+        self.recipes = recipes
+        self._waiting: dict[str, list[tuple[dict[str, Any], Callable[[Report], None]]]] = {}
+
+    # --- a loss
+
+    def lost(self, end: Mapping[str, Any]) -> None:
+        """A rank has died: collectives that wait for it end, and the owners of its actors are asked."""
+        self._release_peers(end)
+        for recipe in self.recipes.on({end["proc"]}):
+            self._tell_owner(recipe, end)
+
+    def _release_peers(self, end: Mapping[str, Any]) -> None:
+        """Abort the collectives of groups that the dead rank was in: those of the whole mesh; of others, nobody knows."""
+        peers = {p.rank: p.proc for p in self._home.registry.alive() if p.group == end["group"]}
+        size = self._home.group_size(end["group"])
+        self._home.asking.ask(peers, "__abort__", {"world_size": size}, lambda _answers: None, _ABORT_S)
+
+    def _tell_owner(self, recipe: Recipe, end: Mapping[str, Any]) -> None:
+        """Ask the actor that has spawned a lost one; clients hear of each end anyway."""
+        proc, actor = self._living_owner(recipe)
+        if not actor:
+            return
+        failure = {
+            "type": "lost", "message": describe_end(end), "traceback": "", "exception": None, "when": time.time(), "dead": True,
+            "rank": end["rank"], "host": end["host"], "pid": end["pid"], "actor": recipe.name, "endpoint": "", "end": dict(end),
+        }  # fmt: skip
+        payload = pickle.dumps({"actor_id": recipe.actor_id, "failure": failure}, 5)
+        frame = wire.pack(
+            wire.CALL, src=address.HOME, dst=proc, target=actor, name=b"__supervise__", payload=payload
+        )
+        self._home.send_to_rank(proc, frame)
+
+    def _living_owner(self, recipe: Recipe) -> tuple[int, int]:
+        """Return the nearest owner that lives; (0, 0) if it's no actor."""
+        owner = recipe.creator
+        while owner[1]:
+            entry = self._home.registry.procs.get(owner[0])
+            if entry is not None and entry.end is None:
+                return owner
+            above = self.recipes.find(owner[1])
+            owner = above.creator if above is not None else (0, 0)
+        return 0, 0
+
+    # --- healing
+
+    def heal(self, fields: dict[str, Any], done: Callable[[Report], None]) -> None:
+        """Put back what a group has lost; `done` gets the report. Heals of one group run one after the other."""
+        group = fields["group"]
+        queue = self._waiting.setdefault(group, [])
+        queue.append((fields, done))
+        if len(queue) == 1:
+            self._next(group)
+
+    def is_healing(self, group: str) -> bool:
+        """Say whether a heal is under way."""
+        return bool(self._waiting.get(group))
+
+    def _next(self, group: str) -> None:
+        fields, done = self._waiting[group][0]
+
+        def finished(outcome: Report | Exception) -> None:
+            if isinstance(outcome, Exception):
+                outcome = {**_empty(), "problems": [f"healing failed: {type(outcome).__name__}: {outcome}"]}
+            self._waiting[group].pop(0)
+            self._note(group, outcome)
+            done(outcome)
+            if self._waiting[group]:
+                self._next(group)
+
+        run_script(self._heal(fields), finished)
+
+    def _note(self, group: str, report: Report) -> None:
+        if report["ranks"] or report["actors"] or report["problems"]:
+            text = f"healed {name_ranks(report['ranks'])}" if report["ranks"] else "healed"
+            self._home.note(
+                0, "heal", text=text, group=group, ranks=format_ranks(report["ranks"]),
+                status="error" if report["problems"] else "ok", report=report,
+            )  # fmt: skip
+
+    def _heal(self, fields: dict[str, Any]) -> Script[Report]:
+        home, group, report = self._home, fields["group"], _empty()
+        began = time.monotonic()
+        members = {p.proc: p for p in home.registry.procs.values() if p.group == group and p.state != "stopped"}
+        wanted = set(fields["procs"]) if fields.get("procs") is not None else set(members)
+        lost = [p for p in members.values() if p.end is not None and p.proc in wanted]
+        yield from self._start_ranks(lost, report)
+        ranks = {p.rank: p.proc for p in members.values() if p.end is None}
+        report["ranks"] = sorted(p.rank for p in lost if p.end is None)
+        if report["ranks"]:
+            said = yield from remake_groups(home, ranks)
+            report["said"] += [said] if said else []
+        yield from self._make_actors(set(ranks.values()) & wanted, report)
+        self._tell_all(group, report)
+        report["seconds"] = time.monotonic() - began
+        return report
+
+    def _start_ranks(self, lost: list[Proc], report: Report) -> Script[None]:
+        home = self._home
+        yield from self._replace_hosts(lost, report)
+        startable = [p for p in lost if home.registry.hosts[address.host_of(p.proc)].state == "up"]
+        for entry in startable:
+            home.start_again(entry.proc)
+        yield partial(self._when_settled, {p.proc for p in startable})
+        for entry in startable:
+            if entry.end is not None:
+                report["problems"].append(f"rank {entry.rank} did not start: {describe_end(entry.end)}")
+            elif entry.state == "starting":
+                report["problems"].append(f"rank {entry.rank} did not start within {START_S:g} s")
+
+    def _replace_hosts(self, lost: list[Proc], report: Report) -> Script[None]:
+        indices = {address.host_of(p.proc) for p in lost}
+        hosts = [h for i in sorted(indices) if (h := self._home.registry.hosts[i]).state != "up"]
+        for host in hosts:
+            problem = self._home.replace_host(host)
+            if problem:
+                report["problems"].append(problem)
+        replaced = {address.host_proc(h.index) for h in hosts if h.state == "expected"}
+        yield partial(self._when_settled, replaced)
+        for host in hosts:
+            if host.state == "up":
+                report["hosts"].append(host.label or host.hostname)
+            elif host.state == "expected":
+                report["problems"].append(f"host {host.label or host.index} did not come back within {START_S:g} s")
+
+    def _when_settled(self, who: set[int], go_on: Callable[[Any], None]) -> None:
+        """Go on once ranks (or hosts) are up or have ended, or the time is up."""
+        home = self._home
+        if not who:
+            go_on(None)
+            return
+        waiting = Waiting(0, 0, set(who), lambda: go_on(None))
+        home.registry.waiting.append(waiting)
+
+        def give_up() -> None:
+            if waiting in home.registry.waiting:
+                home.registry.waiting.remove(waiting)
+                go_on(None)
+
+        home.loop.call_later(START_S, give_up)
+
+    # --- actors
+
+    def _make_actors(self, procs: set[int], report: Report) -> Script[None]:
+        """Make the actors again that belong on some procs and aren't there, or have failed."""
+        recipes = self.recipes.on(procs)
+        if not recipes:
+            return
+        asked = {i: proc for i, proc in enumerate(sorted(procs))}
+        answers = yield partial(self._home.asking.ask, asked, "__living_actors__", None, timeout_s=_ASK_S)
+        living = {asked[i]: set(found) for i, found in answers.items()}
+        for recipe in recipes:
+            slots = self.recipes.living_slots(recipe, procs)
+            missing = {s: p for s, p in slots.items() if p in living and recipe.actor_id not in living[p]}
+            if missing:
+                yield from self._make_actor(recipe, missing, report)
+
+    def _make_actor(self, recipe: Recipe, slots: dict[int, int], report: Report) -> Script[None]:
+        ranks = [self._home.registry.procs[p].rank for p in slots.values()]
+        if not recipe.kept:
+            report["problems"].append(
+                f"actor {recipe.name!r} was not made again on {name_ranks(ranks)}: its {recipe.size_bytes >> 20} MiB of arguments "
+                "are not kept; spawn it anew"
+            )
+            return
+        answers = yield partial(
+            self._home.asking.ask, slots, "__respawn__", None, timeout_s=CONSTRUCT_S, keeps_refusals=True,
+            target=recipe.actor_id, context=recipe.context, payload=self.recipes.read(recipe),
+        )  # fmt: skip
+        made = [s for s in slots if not isinstance(answers.get(s, Refusal()), Refusal)]
+        report["actors"][recipe.name] = sorted(self._home.registry.procs[slots[s]].rank for s in made)
+        report["actor_ids"].append(recipe.actor_id)
+        for slot in [s for s in slots if s not in made]:
+            refusal = answers.get(slot, {"type": "RankTimeout", "message": f"no answer within {CONSTRUCT_S:g} s"})
+            rank = self._home.registry.procs[slots[slot]].rank
+            report["problems"].append(
+                f"actor {recipe.name!r} was not made again on rank {rank}: {refusal['type']}: {refusal['message']}"
+            )
+
+    def _tell_all(self, group: str, report: Report) -> None:
+        """Have handles on healed actors work again, everywhere."""
+        for to in self._home.everybody():
+            self._home.event(to, "healed", {"group": group, "actor_ids": report["actor_ids"]})
+
+
+def _empty() -> Report:
+    return {"ranks": [], "hosts": [], "actors": {}, "actor_ids": [], "said": [], "problems": [], "seconds": 0.0}

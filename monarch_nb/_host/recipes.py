@@ -1,0 +1,100 @@
+"""How actors are made again: what each spawn was called with, kept by the home on disk until the actors are stopped."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass
+class Recipe:
+    """One spawn.
+
+    Attributes:
+        actor_id: its actors' id.
+        name: the name it was spawned under.
+        procs: all its procs, by slot.
+        context: the extent it was spawned on, encoded.
+        creator: proc and actor (0: none) that own it.
+        size_bytes: of the arguments and the class.
+        kept: whether they are kept; too large ones aren't.
+    """
+
+    actor_id: int
+    name: str
+    procs: tuple[int, ...]
+    context: bytes
+    creator: tuple[int, int]
+    size_bytes: int
+    kept: bool
+
+    def slots_on(self, procs: set[int]) -> dict[int, int]:
+        """Return the slots that are on some procs, with their procs."""
+        return {slot: proc for slot, proc in enumerate(self.procs) if proc in procs}
+
+
+class Recipes:
+    """The recipes of a mesh, in the order of their spawns: later actors may use earlier ones. Owned by the loop thread."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        self._recipes: dict[int, Recipe] = {}
+        self._stopped: dict[int, set[int]] = {}
+
+    def add(self, fields: dict[str, Any]) -> None:
+        """Enter a spawn."""
+        data: bytes | None = fields["recipe"]
+        actor_id = fields["actor_id"]
+        self._recipes[actor_id] = Recipe(
+            actor_id, fields["name"], tuple(fields["procs"]), fields["context"], tuple(fields["creator"]),
+            fields["size_bytes"], data is not None,
+        )  # fmt: skip
+        if data is not None:
+            with open(os.open(self._path(actor_id), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                file.write(data)
+
+    def _path(self, actor_id: int) -> str:
+        return os.path.join(self._directory, f"{actor_id:x}")
+
+    def read(self, recipe: Recipe) -> bytes:
+        """Return the class and arguments, encoded."""
+        with open(self._path(recipe.actor_id), "rb") as file:
+            return file.read()
+
+    def find(self, actor_id: int) -> Recipe | None:
+        """Return a recipe."""
+        return self._recipes.get(actor_id)
+
+    def on(self, procs: set[int]) -> list[Recipe]:
+        """Return the recipes of actors that belong on any of some procs, oldest first."""
+        return [r for r in self._recipes.values() if procs & self._living(r)]
+
+    def living_slots(self, recipe: Recipe, procs: set[int]) -> dict[int, int]:
+        """Return the slots on some procs whose actors weren't stopped."""
+        return {slot: proc for slot, proc in recipe.slots_on(procs).items() if proc in self._living(recipe)}
+
+    def _living(self, recipe: Recipe) -> set[int]:
+        return set(recipe.procs) - self._stopped.get(recipe.actor_id, set())
+
+    def stopped(self, actor_id: int, procs: list[int]) -> None:
+        """Actors were stopped on purpose; they aren't made again."""
+        recipe = self._recipes.get(actor_id)
+        if recipe is None:
+            return
+        self._stopped.setdefault(actor_id, set()).update(procs)
+        if not self._living(recipe):
+            self._drop(actor_id)
+
+    def procs_stopped(self, procs: list[int]) -> None:
+        """Processes were stopped on purpose, with their actors."""
+        for recipe in self.on(set(procs)):
+            self.stopped(recipe.actor_id, procs)
+
+    def _drop(self, actor_id: int) -> None:
+        self._recipes.pop(actor_id, None)
+        self._stopped.pop(actor_id, None)
+        with suppress(OSError):
+            os.unlink(self._path(actor_id))

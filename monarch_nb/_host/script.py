@@ -1,0 +1,38 @@
+"""Steps that wait for answers, written one below the other: a generator yields what to wait for and is sent what came."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+GoOn = Callable[[Any], None]
+Step = Callable[[GoOn], None]
+"""Begins something; calls what it's given with the outcome, now or later, in the loop's thread."""
+
+Script = Generator[Step, Any, T]
+
+
+def run_script(script: Script[T], done: Callable[[T | Exception], None]) -> None:
+    """Run a script; `done` gets what it returns, or the exception that ended it.
+
+    Example:
+        >>> def double(n):
+        ...     found = yield lambda go_on: go_on(n)
+        ...     return 2 * found
+        >>> run_script(double(21), print)
+        42
+    """
+
+    def go_on(value: Any = None) -> None:
+        try:
+            step = script.send(value)
+        except StopIteration as end:
+            done(end.value)
+        except Exception as error:
+            done(error)
+        else:
+            step(go_on)
+
+    go_on()
