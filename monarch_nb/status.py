@@ -24,7 +24,7 @@ class HostStatus:
 
 @dataclass(frozen=True)
 class RankStatus:
-    """One rank: its state is starting, running, stopped or lost."""
+    """One rank: its state is starting, running, unresponsive (it lives, but doesn't react), stopped or lost."""
 
     rank: int
     host: int
@@ -73,7 +73,7 @@ class MeshStatus:
             f"ranks {format_ranks(r.rank for r in self.ranks if r.host == h.index) or 'none'}"
             for h in self.hosts
         ]
-        lines += [f"  rank {r.rank} lost: {r.reason}" for r in self.ranks if r.reason]
+        lines += [f"  rank {r.rank} {r.state}: {r.reason}" for r in self.ranks if r.reason]
         if self.idle_timeout_s:
             lines.append(f"  lease: ends after {duration(self.idle_timeout_s)} without a client and a running cell")
         if self.num_cells:
@@ -158,5 +158,6 @@ def _host(row: dict[str, Any]) -> HostStatus:
 def _rank(row: dict[str, Any]) -> RankStatus:
     from monarch_nb.exceptions import describe_end
 
-    reason = describe_end(row["end"]) if row["end"] is not None and row["state"] == "lost" else ""
-    return RankStatus(row["rank"], row["proc"] >> 32, row["pid"], row["state"], reason)
+    reason = describe_end(row["end"]) if row["end"] is not None and row["state"] == "lost" else row["trouble"]
+    state = "unresponsive" if row["trouble"] and row["state"] == "running" else row["state"]
+    return RankStatus(row["rank"], row["proc"] >> 32, row["pid"], state, reason)

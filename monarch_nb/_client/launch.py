@@ -12,12 +12,10 @@ import time
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from monarch_nb._host.starting import host_command
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb.exceptions import MeshNotFound, MeshStartError
-
-_CODE = "import sys; sys.path[:0] = sys.argv[1:]; from monarch_nb._host.main import main; main()"
-
 
 JOURNAL_AGE_S = 30 * 86400.0
 """How long the journal of a mesh that has ended is kept."""
@@ -39,9 +37,8 @@ def start_host_process(config: dict[str, Any]) -> subprocess.Popen[bytes]:
     Raises:
         MeshStartError: with what it wrote, if it ended instead.
     """
-    package_root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     process = subprocess.Popen(
-        [sys.executable, "-c", _CODE, package_root],
+        host_command(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=None if config.get("debug") else subprocess.PIPE,

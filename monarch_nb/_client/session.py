@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -25,6 +25,7 @@ from monarch_nb._client.output import OutputHub
 from monarch_nb._post import here
 from monarch_nb._post.office import Office
 from monarch_nb._post.pending import OneReply
+from monarch_nb._shape import Extent, Shape
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.codec import Encoded
@@ -57,6 +58,10 @@ class Session:
         self.local_actors: Any = None
         self.meshes: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         """Actor meshes of this program, by actor id: where news of a failure goes."""
+        self.fault_handlers: dict[str, Callable[[Any], None]] = {}
+        """What this program does about a death, by group."""
+        self.proc_meshes: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Handles on processes that take on new sizes."""
 
     @classmethod
     def connect(cls, connection: Connection, what: str = "", *, listens: bool = True) -> Session:
@@ -72,7 +77,7 @@ class Session:
         office = Office(address.new_client_id(), connection.directory)
         session = cls(office, connection)
         session.output = OutputHub(office)
-        office.on_event = session._on_event
+        office.event_hooks.append(session._on_event)
         office.watch_home(connection.pid)
         office.start()
         hello = {"pid": os.getpid(), "what": what or _program(), "listens": listens, "number": PROGRAM_NUMBER}
@@ -144,16 +149,49 @@ class Session:
 
     # --- unasked
 
+    def _on_news(self, name: str, fields: dict[str, Any]) -> None:
+        """Take news that concern handles."""
+        if name == "healed":
+            self.healed(fields["actor_ids"])
+        elif name == "reshaped":
+            self.reshaped(fields)
+
     def _on_event(self, name: str, fields: dict[str, Any]) -> None:
+        self._on_news(name, fields)
         if name == "groups" and self.output is not None:
             self.output.learn_groups(fields["groups"])
         elif name == "actor_failed":
             _on_actor_failure(self, fields["actor_id"], fields["failure"])
         elif name == "exit":
             for end in fields["ends"]:
-                _on_end(end)
-        elif name == "healed":
-            self.healed(fields["actor_ids"])
+                self._on_end(end)
+        elif name == "notice":
+            _show_notice(fields["what"])
+
+    def _on_end(self, end: Mapping[str, Any]) -> None:
+        """Tell the program's hook of a rank that has died, unless somebody waited for it and is told by an exception."""
+        from monarch_nb.actor.supervision import MeshFailure, call_fault_hook
+
+        if end["stopped"] or end.get("restarted"):
+            return
+        failure = MeshFailure.from_end(end)
+        handler = self.fault_handlers.get(end["group"])
+        if handler is not None:  # it may wait for answers, and this is the thread that reads them
+            threading.Thread(target=handler, args=(failure,), name="monarch-nb-fault", daemon=True).start()
+        elif not end["heard"]:
+            call_fault_hook(failure)
+
+    def reshaped(self, record: Mapping[str, Any]) -> None:
+        """A group of ranks has other sizes: handles on all of it, and on actors that are on all of it, take them on."""
+        shape = Shape.full(Extent(record["labels"], record["sizes"]))
+        if self.output is not None:
+            self.output.default.sizes[record["group"]] = shape.extent.nelements
+        for mesh in [m for m in list(self.proc_meshes) if m._group == record["group"] and m._is_whole]:
+            mesh._reshape(record["procs"], shape, record["hosts"])
+        for actor_id, procs in record["actors"].items():
+            actors = self.meshes.get(actor_id)
+            if actors is not None:
+                actors._reshape(procs, shape)
 
     def healed(self, actor_ids: Sequence[int]) -> None:
         """Actors have been made again: handles on them are good."""
@@ -218,7 +256,9 @@ def use(session: Session) -> None:
 
 
 def _of_rank() -> Session:
-    return Session(here.office(), None)
+    session = Session(here.office(), None)
+    session.office.event_hooks.append(session._on_news)
+    return session
 
 
 def _private() -> Session:
@@ -242,12 +282,12 @@ def _on_actor_failure(session: Session, actor_id: int, failure: dict[str, Any]) 
     call_fault_hook(found)
 
 
-def _on_end(end: Mapping[str, Any]) -> None:
-    """Tell the program's hook of a rank that has died, unless somebody waited for it and is told by an exception."""
-    from monarch_nb.actor.supervision import MeshFailure, call_fault_hook
+def _show_notice(what: Any) -> None:
+    """Show what was done about a loss without being asked."""
+    from monarch_nb.actor.heal import HealReport
 
-    if not (end["stopped"] or end.get("restarted") or end["heard"]):
-        call_fault_hook(MeshFailure.from_end(end))
+    text = what if isinstance(what, str) else f"healed by itself: {HealReport.of(what)}"
+    print(text, file=sys.stderr, flush=True)
 
 
 def shutdown() -> None:
@@ -263,9 +303,16 @@ def shutdown() -> None:
 here.on_demand(lambda: current().office)
 
 
+def known(office: Office) -> Session | None:
+    """Return the session that uses `office`, if there is one."""
+    return _by_office.get(id(office))
+
+
 def of_office(office: Office) -> Session:
     """Return the session that uses `office`."""
     session = _by_office.get(id(office))
+    if session is None and here.rank is not None and here.rank.office is office:
+        session = current()  # a rank makes its session when it's first asked for
     if session is None or session.office is not office:
         raise MeshError("this handle belongs to a mesh that this program is no longer connected to")
     return session

@@ -381,6 +381,11 @@ class Cells:
             r for r, p in ranks.items() if self._queues.get(p) or p in self._stuck or procs[p].end is not None
         )
 
+    def say_on(self, proc: int, text: str) -> None:
+        """Tell those who watch the cell that runs on a rank."""
+        for cell in list(self._queues.get(proc, ()))[:1]:
+            self.say(cell, text)
+
     def say(self, cell: Cell, text: str) -> None:
         """Tell those who watch a cell what is being done about it."""
         cell.said.append(text)

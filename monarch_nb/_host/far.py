@@ -31,7 +31,7 @@ class FarProcess(HostProcess):
         link.setsockopt(zmq.SNDHWM, 0)
         link.setsockopt(zmq.RCVHWM, 0)
         link.setsockopt(zmq.LINGER, 500)
-        link.setsockopt(zmq.IDENTITY, b"h%d" % self.index)
+        link.setsockopt(zmq.IDENTITY, b"h%d.%d" % (self.index, config.get("generation", 0)))
         link.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
         link.curve_serverkey = config["home_key"].encode()
         link.curve_publickey, link.curve_secretkey = config["public"].encode(), config["secret"].encode()
@@ -90,6 +90,13 @@ class FarProcess(HostProcess):
             self._last_beat = time.monotonic()
         elif name == "leave":
             self.shut_down()
+        elif name == "take_place":
+            self.successor = {**self.config, **fields, "directory": f"{self.directory}.{fields['host']}"}
+            self.shut_down()
+
+    def shut_down(self) -> None:
+        self.event(address.HOME, "leaving", {})
+        super().shut_down()
 
     def _beats(self) -> None:
         if time.monotonic() - self._last_beat > LOST_AFTER_S:
@@ -101,6 +108,9 @@ class FarProcess(HostProcess):
     def rank_ended(self, end: dict[str, Any]) -> None:
         super().rank_ended(end)
         self.event(address.HOME, "rank_ended", {"end": end})
+
+    def rank_pulse(self, proc: int, trouble: str) -> None:
+        self.event(address.HOME, "pulse", {"proc": proc, "trouble": trouble})
 
     def rank_printed(self, rank: Rank, piece: Piece) -> None:
         fields = {"rank": rank.rank, "piece": tuple(piece)}

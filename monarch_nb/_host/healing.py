@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb._host.asking import Refusal
 from monarch_nb._host.groups import remake_groups
 from monarch_nb._host.recipes import Recipe, Recipes
-from monarch_nb._host.registry import Proc, Waiting
+from monarch_nb._host.registry import Group, Proc, Waiting
+from monarch_nb._host.report import Report, empty_report
+from monarch_nb._host.reshaping import Reshaping
 from monarch_nb._host.script import Script, run_script
 from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb._wire import address
@@ -25,13 +28,17 @@ from monarch_nb.exceptions import describe_end
 if TYPE_CHECKING:
     from monarch_nb._host.home import HomeProcess
 
+Done = Callable[[dict[str, Any]], None]
+
 START_S = 60.0
+TOGETHER_S = 0.05
+"""Ranks that die within this time are healed together."""
+FIRST_DELAY_S = 0.5
+MAX_DELAY_S = 30.0
+"""The second heal within the policy's window waits for the first delay, each further one twice as long, up to the maximum."""
 CONSTRUCT_S = 120.0
 _ABORT_S = 2.0
 _ASK_S = 5.0
-
-Report = dict[str, Any]
-"""ranks, hosts, actors (ranks by name), said, problems, seconds."""
 
 
 class Healing:
@@ -40,20 +47,23 @@ class Healing:
     def __init__(self, home: HomeProcess, recipes: Recipes) -> None:
         self._home = home
         self.recipes = recipes
-        self._waiting: dict[str, list[tuple[dict[str, Any], Callable[[Report], None]]]] = {}
+        self._waiting: dict[str, deque[tuple[Callable[[], Script[Report]], Done]]] = {}
+        self._is_due: dict[str, bool] = {}
+        """Groups whose policy is about to be followed."""
 
     # --- a loss
 
     def lost(self, end: Mapping[str, Any]) -> None:
-        """A rank has died: collectives that wait for it end, and the owners of its actors are asked."""
+        """A rank has died: collectives that wait for it end, the owners of its actors are asked, the policy is followed."""
         self._release_peers(end)
         for recipe in self.recipes.on({end["proc"]}):
             self._tell_owner(recipe, end)
+        self.follow_policy(end)
 
     def _release_peers(self, end: Mapping[str, Any]) -> None:
         """Abort the collectives of groups that the dead rank was in: those of the whole mesh; of others, nobody knows."""
         peers = {p.rank: p.proc for p in self._home.registry.alive() if p.group == end["group"]}
-        size = self._home.group_size(end["group"])
+        size = len(self._home.registry.groups[end["group"]].procs)
         self._home.asking.ask(peers, "__abort__", {"world_size": size}, lambda _answers: None, _ABORT_S)
 
     def _tell_owner(self, recipe: Recipe, end: Mapping[str, Any]) -> None:
@@ -82,33 +92,44 @@ class Healing:
             owner = above.creator if above is not None else (0, 0)
         return 0, 0
 
-    # --- healing
+    # --- one thing after the other
 
-    def heal(self, fields: dict[str, Any], done: Callable[[Report], None]) -> None:
-        """Put back what a group has lost; `done` gets the report. Heals of one group run one after the other."""
-        group = fields["group"]
-        queue = self._waiting.setdefault(group, [])
-        queue.append((fields, done))
+    def heal(self, fields: dict[str, Any], done: Done) -> None:
+        """Put back what a group has lost; `done` gets the report."""
+        self._enqueue(fields["group"], lambda: self._heal(fields), done)
+
+    def resize(self, fields: dict[str, Any], done: Done) -> None:
+        """Give a group other sizes; without sizes: leave out what is lost."""
+        group, shapes = self._home.registry.groups[fields["group"]], Reshaping(self._home)
+        sizes = fields.get("sizes")
+        self._enqueue(group.name, lambda: shapes.shrink(group) if sizes is None else shapes.resize(group, sizes), done)
+
+    def _enqueue(self, group: str, begin: Callable[[], Script[Report]], done: Done) -> None:
+        """Run a script once those of its group before it are over."""
+        queue = self._waiting.setdefault(group, deque())
+        queue.append((begin, done))
         if len(queue) == 1:
             self._next(group)
 
-    def is_healing(self, group: str) -> bool:
-        """Say whether a heal is under way."""
+    def is_busy(self, group: str) -> bool:
+        """Say whether a group is being healed or resized."""
         return bool(self._waiting.get(group))
 
     def _next(self, group: str) -> None:
-        fields, done = self._waiting[group][0]
+        begin, done = self._waiting[group][0]
 
         def finished(outcome: Report | Exception) -> None:
             if isinstance(outcome, Exception):
-                outcome = {**_empty(), "problems": [f"healing failed: {type(outcome).__name__}: {outcome}"]}
-            self._waiting[group].pop(0)
+                known = isinstance(outcome, ValueError | RuntimeError)
+                text = str(outcome) if known else f"{type(outcome).__name__}: {outcome}"
+                outcome = {**empty_report(), "problems": [text]}
+            self._waiting[group].popleft()
             self._note(group, outcome)
             done(outcome)
             if self._waiting[group]:
                 self._next(group)
 
-        run_script(self._heal(fields), finished)
+        run_script(begin(), finished)
 
     def _note(self, group: str, report: Report) -> None:
         if report["ranks"] or report["actors"] or report["problems"]:
@@ -118,8 +139,42 @@ class Healing:
                 status="error" if report["problems"] else "ok", report=report,
             )  # fmt: skip
 
+    # --- by itself
+
+    def follow_policy(self, end: Mapping[str, Any]) -> None:
+        """Do what is to be done when a rank of this group dies; ranks that die together are healed together."""
+        group = self._home.registry.groups.get(end["group"])
+        if group is None or group.policy.on_failure not in ("heal", "shrink") or self._is_due.get(group.name):
+            return
+        policy, now = group.policy, time.monotonic()
+        policy.heals = [t for t in policy.heals if now - t < policy.window_s]
+        if len(policy.heals) >= policy.max_restarts:
+            self._tell(group.name, f"not healed: {len(policy.heals)} heals in {policy.window_s:g} s are the limit (max_restarts)")
+            return
+        delay_s = TOGETHER_S if not policy.heals else min(MAX_DELAY_S, FIRST_DELAY_S * 2 ** (len(policy.heals) - 1))
+        policy.heals.append(now)
+        self._is_due[group.name] = True
+        self._home.loop.call_later(delay_s, lambda: self._act(group))
+
+    def _act(self, group: Group) -> None:
+        cells = self._home.cells
+        if group.policy.on_failure == "shrink" and any(cells.on(p) for p in group.procs):
+            self._home.loop.call_later(TOGETHER_S, lambda: self._act(group))  # the survivors' cells are being ended
+            return
+        self._is_due.pop(group.name, None)
+        fields = {"group": group.name}
+        (self.heal if group.policy.on_failure == "heal" else self.resize)(fields, lambda report: self._tell(group.name, report))
+
+    def _tell(self, group: str, what: Report | str) -> None:
+        """Have programs show what was done about a loss."""
+        for client in self._home.registry.clients.values():
+            if client.listens:
+                self._home.event(client.proc, "notice", {"group": group, "what": what})
+
+    # --- healing
+
     def _heal(self, fields: dict[str, Any]) -> Script[Report]:
-        home, group, report = self._home, fields["group"], _empty()
+        home, group, report = self._home, fields["group"], empty_report()
         began = time.monotonic()
         members = {p.proc: p for p in home.registry.procs.values() if p.group == group and p.state != "stopped"}
         wanted = set(fields["procs"]) if fields.get("procs") is not None else set(members)
@@ -130,7 +185,7 @@ class Healing:
         if report["ranks"]:
             said = yield from remake_groups(home, ranks)
             report["said"] += [said] if said else []
-        yield from self._make_actors(set(ranks.values()) & wanted, report)
+        yield from self.make_actors(set(ranks.values()) & wanted, report)
         self._tell_all(group, report)
         report["seconds"] = time.monotonic() - began
         return report
@@ -141,7 +196,7 @@ class Healing:
         startable = [p for p in lost if home.registry.hosts[address.host_of(p.proc)].state == "up"]
         for entry in startable:
             home.start_again(entry.proc)
-        yield partial(self._when_settled, {p.proc for p in startable})
+        yield partial(self.when_settled, {p.proc for p in startable})
         for entry in startable:
             if entry.end is not None:
                 report["problems"].append(f"rank {entry.rank} did not start: {describe_end(entry.end)}")
@@ -152,18 +207,18 @@ class Healing:
         indices = {address.host_of(p.proc) for p in lost}
         hosts = [h for i in sorted(indices) if (h := self._home.registry.hosts[i]).state != "up"]
         for host in hosts:
-            problem = self._home.replace_host(host)
+            problem = self._home.link.replace(host)
             if problem:
                 report["problems"].append(problem)
         replaced = {address.host_proc(h.index) for h in hosts if h.state == "expected"}
-        yield partial(self._when_settled, replaced)
+        yield partial(self.when_settled, replaced)
         for host in hosts:
             if host.state == "up":
                 report["hosts"].append(host.label or host.hostname)
             elif host.state == "expected":
                 report["problems"].append(f"host {host.label or host.index} did not come back within {START_S:g} s")
 
-    def _when_settled(self, who: set[int], go_on: Callable[[Any], None]) -> None:
+    def when_settled(self, who: set[int], go_on: Callable[[Any], None]) -> None:
         """Go on once ranks (or hosts) are up or have ended, or the time is up."""
         home = self._home
         if not who:
@@ -181,12 +236,12 @@ class Healing:
 
     # --- actors
 
-    def _make_actors(self, procs: set[int], report: Report) -> Script[None]:
+    def make_actors(self, procs: set[int], report: Report) -> Script[None]:
         """Make the actors again that belong on some procs and aren't there, or have failed."""
         recipes = self.recipes.on(procs)
         if not recipes:
             return
-        asked = {i: proc for i, proc in enumerate(sorted(procs))}
+        asked = dict(enumerate(sorted(procs)))
         answers = yield partial(self._home.asking.ask, asked, "__living_actors__", None, timeout_s=_ASK_S)
         living = {asked[i]: set(found) for i, found in answers.items()}
         for recipe in recipes:
@@ -221,7 +276,3 @@ class Healing:
         """Have handles on healed actors work again, everywhere."""
         for to in self._home.everybody():
             self._home.event(to, "healed", {"group": group, "actor_ids": report["actor_ids"]})
-
-
-def _empty() -> Report:
-    return {"ranks": [], "hosts": [], "actors": {}, "actor_ids": [], "said": [], "problems": [], "seconds": 0.0}

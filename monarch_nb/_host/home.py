@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-import zmq
-
 from monarch_nb._host.asking import Asking
 from monarch_nb._host.cells import Cells
 from monarch_nb._host.environment import describe_environment
 from monarch_nb._host.healing import Healing
-from monarch_nb._host.process import BEAT_S, LATER, LOST_AFTER_S, HostProcess, RequestError, count_gpus
+from monarch_nb._host.link import HostLink
+from monarch_nb._host.process import LATER, LOST_AFTER_S, HostProcess, RequestError, count_gpus
+from monarch_nb._host.pulse import process_trouble
 from monarch_nb._host.recipes import Recipes
-from monarch_nb._host.registry import Client, Host, Registry, Waiting
+from monarch_nb._host.registry import Client, Group, Host, Policy, Proc, Registry, Waiting
 from monarch_nb._host.supervisor import Rank
 from monarch_nb._host.watch import Watch, Watches
 from monarch_nb._journal import record as records
@@ -30,7 +30,6 @@ from monarch_nb._journal.record import CLIENT_BITS, CLIENT_MASK, CLIENT_ORIGIN, 
 from monarch_nb._shape import Extent
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
-from monarch_nb._wire.keys import Gatekeeper, KeyPair
 from monarch_nb._wire.marks import TEXT, Piece
 from monarch_nb._wire.message import Message
 
@@ -55,13 +54,8 @@ class HomeProcess(HostProcess):
         self.environment_id = ""
         self._missed_from: int | None = None
         self.healing = Healing(self, Recipes(os.path.join(self.directory, "recipes")))
-        self._spawned: dict[str, dict[str, Any]] = {}
         self._restarting: set[int] = set()
-        self._link: zmq.Socket[bytes] | None = None
-        self._gatekeeper: Gatekeeper | None = None
-        self._keys: KeyPair | None = None
-        self._endpoints: dict[str, str] = {}
-        self._identities: dict[int, bytes] = {}
+        self.link = HostLink(self, self._host_lost)
         self.owner: int | None = config.get("owner_pid")
         self.idle_timeout_s: float | None = config.get("idle_timeout_s")
         self._idle_since = time.monotonic()
@@ -197,21 +191,33 @@ class HomeProcess(HostProcess):
             for i, host in enumerate(hosts)
         ]
         procs = [entry.proc for row in entries for entry in row]
-        spec = {**fields["spec"], "procs": procs, "hosts": fields["hosts"]}
-        self._spawned[fields["group"]] = {**fields, "spec": spec, "world_size": len(procs)}
-        for host, row in zip(hosts, entries, strict=True):
-            own = [self._own_spec(entry, i, len(procs), fields) for i, entry in enumerate(row)]
-            self._to_host(host, "start_ranks", {"ranks": own, "spec": spec, "method": fields["method"]})
+        for row in entries:
+            for local_rank, entry in enumerate(row):
+                entry.local_rank = local_rank
+        sizes = [pair.split(b"=") for pair in fields["spec"]["extent"].split(b",") if pair]
+        extent = Extent([name.decode() for name, _ in sizes], [int(size) for _, size in sizes])
+        group = self.registry.groups[fields["group"]] = Group(fields["group"], extent, procs, fields["spec"], fields["method"])
+        self.start_ranks(group, procs)
         return {"procs": procs}
 
-    @staticmethod
-    def _own_spec(entry: Any, local_rank: int, world_size: int, fields: dict[str, Any]) -> dict[str, Any]:
+    def start_ranks(self, group: Group, procs: Sequence[int]) -> None:
+        """Start ranks of a group, each on its host."""
+        spec = {**group.spec, "extent": group.context, "procs": list(group.procs), "hosts": list(group.hosts)}
+        for index, theirs in self._by_host(procs).items():
+            own = []
+            for proc in theirs:
+                entry = self.registry.procs[proc]
+                own.append({"proc": proc, **self.place(group, entry), "own_env": entry.own_env})
+            self._to_host(self._host(index), "start_ranks", {"ranks": own, "spec": spec, "method": group.method})
+
+    def place(self, group: Group, entry: Proc) -> dict[str, int]:
+        """Return what a rank is to know of its place."""
+        host = address.host_of(entry.proc)
         return {
-            "proc": entry.proc,
             "rank": entry.rank,
-            "local_rank": local_rank,
-            "local_world_size": fields["per_host"],
-            "world_size": world_size,
+            "local_rank": entry.local_rank,
+            "local_world_size": sum(address.host_of(p) == host for p in group.procs),
+            "world_size": len(group.procs),
         }
 
     def do_controller_proc(self, message: Message, fields: dict[str, Any]) -> object:
@@ -226,7 +232,7 @@ class HomeProcess(HostProcess):
 
     def _host(self, index: int) -> Host:
         host = self.registry.hosts.get(index)
-        if host is None or host.state in ("lost", "stopped"):
+        if host is None or host.state in ("leaving", "lost", "stopped"):
             state = host.state if host is not None else "unknown"
             raise RequestError(f"host {index} is {state}; hosts: {[h.index for h in self.registry.hosts.values()]}")
         return host
@@ -280,20 +286,15 @@ class HomeProcess(HostProcess):
         """Start a rank that has ended anew at its place, under the same proc id."""
         self._restarting.discard(proc)
         entry = self.registry.procs[proc]
-        spawned = self._spawned[entry.group]
         entry.state, entry.end = "starting", None
         for to in self.everybody():
             self.event(to, "revived", {"procs": [proc]})
-        local_rank = entry.rank % spawned["per_host"]
-        own = self._own_spec(entry, local_rank, spawned["world_size"], spawned)
-        own["own_env"] = spawned.get("own_env", {}).get(entry.rank, {})
-        request = {"ranks": [own], "spec": spawned["spec"], "method": spawned["method"]}
-        self._to_host(self._host(address.host_of(proc)), "start_ranks", request)
+        self.start_ranks(self.registry.groups[entry.group], [proc])
 
     def everybody(self) -> list[int]:
         """Return all who have been told of an end: clients, ranks, other hosts."""
         ranks = [p.proc for p in self.registry.alive() if p.state == "running"]
-        return [*self.registry.clients, *ranks, *(address.host_proc(h.index) for h in self._far_hosts())]
+        return [*self.registry.clients, *ranks, *(address.host_proc(h.index) for h in self.link.far_hosts())]
 
     def do_wait_procs(self, message: Message, fields: dict[str, Any]) -> object:
         """Answer once ranks are up or have ended: with the ends."""
@@ -329,19 +330,34 @@ class HomeProcess(HostProcess):
             self._book_end(fields["end"])
         elif name == "output":
             self._pass_output(fields["rank"], src, Piece(*fields["piece"]))
+        elif name == "pulse":
+            self.rank_pulse(fields["proc"], fields["trouble"])
         elif name == "join":
-            self._join(address.host_of(src), fields)
+            self.link.has_joined(address.host_of(src), fields)
+            self._answer(self.registry.host_is_up(address.host_of(src)))
+        elif name == "leaving":
+            self.link.leaves(address.host_of(src))
         elif name == "beat":
-            self._beat(address.host_of(src))
+            self.registry.hosts[address.host_of(src)].last_beat = time.monotonic()
 
     def rank_ended(self, end: dict[str, Any]) -> None:
         super().rank_ended(end)
         self._book_end(end)
 
+    def rank_pulse(self, proc: int, trouble: str) -> None:
+        entry = self.registry.procs.get(proc)
+        if entry is None or entry.end is not None:
+            return
+        entry.trouble = trouble
+        self.cells.say_on(proc, f"rank {entry.rank} {trouble or 'reacts again'}")
+
     def _book_end(self, end: dict[str, Any]) -> None:
         self.router.forget(end["proc"])
         self.asking.forget(end["proc"])
         again = end["proc"] in self._restarting
+        entry = self.registry.procs.get(end["proc"])
+        if entry is not None:
+            end = {**end, "rank": entry.rank}  # it may have got another number since it started
         end = {**end, "point": self._point(end), "cells": self.cells.on(end["proc"]), "restarted": again}
         if again:
             end["reason"] = "was restarted"
@@ -350,7 +366,7 @@ class HomeProcess(HostProcess):
         for client in self.registry.clients:
             if client not in self._routes:
                 self.event(client, "exit", {"ends": [end]})
-        for host in self._far_hosts():
+        for host in self.link.far_hosts():
             self.event(address.host_proc(host.index), "exit", {"ends": [end]})
         self._answer(done)
         if not end["stopped"] and not again:
@@ -364,15 +380,10 @@ class HomeProcess(HostProcess):
 
     def _point(self, end: dict[str, Any]) -> dict[str, int]:
         """Return the coordinates of a rank."""
-        spawned = self._spawned.get(end["group"])
-        if spawned is None:
+        group = self.registry.groups.get(end["group"])
+        if group is None or end["proc"] not in group.procs:  # the mesh may do without it by now
             return {}
-        sizes = [pair.split("=") for pair in spawned["spec"]["extent"].decode().split(",") if pair]
-        return dict(Extent([n for n, _ in sizes], [int(s) for _, s in sizes]).point(end["rank"]))
-
-    def group_size(self, group: str) -> int:
-        """Return how many ranks a group has, dead ones included."""
-        return int(self._spawned[group]["world_size"]) if group in self._spawned else 1
+        return dict(group.extent.point(end["rank"]))
 
     # --- healing
 
@@ -389,21 +400,36 @@ class HomeProcess(HostProcess):
     def do_environment(self, message: Message, fields: dict[str, Any]) -> object:
         """Remember what environment variables ranks were given, for those that take their places."""
         for proc, variables in fields["variables"].items():
-            entry = self.registry.procs.get(proc)
-            if entry is not None and entry.group in self._spawned:
-                per_rank = self._spawned[entry.group].setdefault("own_env", {})
-                per_rank.setdefault(entry.rank, {}).update(variables)
+            if proc in self.registry.procs:
+                self.registry.procs[proc].own_env.update(variables)
         return None
+
+    def do_resize(self, message: Message, fields: dict[str, Any]) -> object:
+        """Give a group other sizes; answers with a report."""
+        src, ref = message.src, message.ref
+        self.healing.resize(fields, lambda report: self.reply(src, ref, report))
+        return LATER
+
+    def do_policy(self, message: Message, fields: dict[str, Any]) -> object:
+        """Say what is done when a rank of a group dies."""
+        group = self.registry.groups[fields.pop("group")]
+        group.policy = Policy(**fields)
+        return None
+
+    def stop_ranks_of(self, procs: Sequence[int]) -> None:
+        """Stop ranks that a mesh does without from now on; dead ones count as stopped."""
+        for proc in procs:
+            if self.registry.procs[proc].end is not None:
+                self.registry.procs[proc].state = "stopped"
+        for index, theirs in self._by_host([p for p in procs if self.registry.procs[p].end is None]).items():
+            self._to_host(self.registry.hosts[index], "stop_ranks", {"procs": theirs, "grace_s": 3.0})
+        self.healing.recipes.procs_stopped(list(procs))
 
     def do_heal(self, message: Message, fields: dict[str, Any]) -> object:
         """Put back what a group has lost; answers with a report."""
         src, ref = message.src, message.ref
         self.healing.heal(fields, lambda report: self.reply(src, ref, report))
         return LATER
-
-    def replace_host(self, host: Host) -> str:
-        """Get a new host process for a lost host; return why there's none, or an empty text."""
-        return f"host {host.label or host.index} is {host.state}"
 
     # --- output
 
@@ -414,7 +440,8 @@ class HomeProcess(HostProcess):
         entry = self.registry.procs.get(proc)
         kind = records.TEXT if piece.kind == TEXT else records.DISPLAY
         self.write_record(
-            kind, piece.stream, entry.group if entry is not None else "unknown", rank, piece.origin, piece.data
+            kind, piece.stream, entry.group if entry is not None else "unknown", entry.rank if entry is not None else rank,
+            piece.origin, piece.data,
         )
 
     def write_record(self, kind: int, stream: str, group: str, rank: int, origin: int, data: bytes) -> None:
@@ -535,16 +562,7 @@ class HomeProcess(HostProcess):
     def process_state(self, proc: int) -> str:
         """Return what the kernel says of a rank of this machine, in words; empty if nothing is special."""
         rank = self.supervisor.ranks.get(proc)
-        if rank is None or not rank.pid:
-            return ""
-        with suppress(OSError, IndexError):
-            with open(f"/proc/{rank.pid}/stat") as file:
-                letter = file.read().rpartition(")")[2].split()[0]
-            if letter in "Tt":
-                return f"is stopped by a signal; wake it: kill -CONT {rank.pid}"
-            if letter == "D":
-                return "waits in the kernel for a device or a file system"
-        return ""
+        return process_trouble(rank.pid) if rank is not None and rank.pid else ""
 
     def on_answer(self, message: Message) -> None:
         if message.kind == wire.COMBINED:
@@ -650,11 +668,14 @@ class HomeProcess(HostProcess):
             "started": self.registry.started,
             "idle_timeout_s": self.idle_timeout_s,
             "num_cells": self.cells.num_running,
+            "healing": [g for g in self.registry.groups if self.healing.is_busy(g)],
+            "policies": {g.name: g.policy.on_failure for g in self.registry.groups.values()},
             "journal": self.store.directory,
             "hosts": self._host_rows(),
             "clients": [{"pid": c.pid, "what": c.what} for c in self.registry.clients.values()],
             "procs": [
-                {"proc": p.proc, "group": p.group, "rank": p.rank, "state": p.state, "pid": p.pid, "end": p.end}
+                {"proc": p.proc, "group": p.group, "rank": p.rank, "state": p.state, "pid": p.pid, "end": p.end,
+                 "trouble": p.trouble}
                 for p in self.registry.procs.values()
             ],
             "names": self.registry.names,
@@ -662,7 +683,7 @@ class HomeProcess(HostProcess):
 
     def _host_rows(self) -> list[dict[str, Any]]:
         return [
-            {k: v for k, v in vars(h).items() if k not in ("backlog", "last_beat")}
+            {k: v for k, v in vars(h).items() if k not in ("backlog", "last_beat", "public_key")}
             for h in self.registry.hosts.values()
         ]
 
@@ -676,100 +697,20 @@ class HomeProcess(HostProcess):
 
     def do_tickets(self, message: Message, fields: dict[str, Any]) -> object:
         """Return what `num` new hosts need to dial home."""
-        endpoint = self._listen_on(fields.get("bind") or "tcp://127.0.0.1:*")
-        assert self._keys is not None and self._gatekeeper is not None
-        tickets = []
-        for i in range(fields["num"]):
-            label = fields["labels"][i] if fields.get("labels") else ""
-            host, keys = self.registry.new_host(label), KeyPair.new()
-            self._gatekeeper.allowed.add(keys.public)
-            tickets.append(
-                {
-                    "host": host.index,
-                    "label": label,
-                    "home": endpoint,
-                    "home_key": self._keys.public,
-                    "public": keys.public,
-                    "secret": keys.secret,
-                }
-            )
-        return tickets
-
-    def _listen_on(self, bind: str) -> str:
-        """Listen for other hosts at `bind`, if we don't yet; return the address to dial."""
-        if self._link is None:
-            self._open_link()
-        assert self._link is not None
-        if bind not in self._endpoints:
-            self._link.bind(bind)
-            self._endpoints[bind] = self._link.getsockopt_string(zmq.LAST_ENDPOINT)
-        return self._endpoints[bind]
-
-    def _open_link(self) -> None:
-        self._keys = KeyPair.new()
-        self._gatekeeper = Gatekeeper(self.context)
-        self.loop.watch_socket(self._gatekeeper.socket, self._gatekeeper.answer)
-        link = self._link = self.context.socket(zmq.ROUTER)
-        link.setsockopt(zmq.SNDHWM, 0)
-        link.setsockopt(zmq.RCVHWM, 0)
-        link.setsockopt(zmq.LINGER, 500)
-        link.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        link.curve_server = True
-        link.curve_secretkey, link.curve_publickey = self._keys.secret.encode(), self._keys.public.encode()
-        self.loop.watch_socket(link, self._take_link)
-        self.loop.call_later(BEAT_S, self._beats)
-
-    def _take_link(self) -> None:
-        assert self._link is not None
-        frames = self._link.recv_multipart(copy=False)
-        identity = bytes(frames[0].buffer)
-        sender = int(identity[1:])
-        if wire.unpack(bytes(frames[1].buffer)).src >> 32 != sender and sender not in self.registry.hosts:
-            return
-        self._identities[sender] = identity
-        self.take_far([f.buffer for f in frames[1:]])
+        bind = fields.get("bind") or "tcp://127.0.0.1:*"
+        labels = fields.get("labels") or [""] * fields["num"]
+        hosts = [self.registry.new_host(labels[i], fields.get("kind", "")) for i in range(fields["num"])]
+        return [self.link.ticket(host, bind) for host in hosts]
 
     def send_far(self, host: int, frames: list[Any]) -> None:
-        entry = self.registry.hosts.get(host)
-        if entry is None or entry.state in ("lost", "stopped") or self._link is None:
-            return
-        if entry.state == "expected":
-            entry.backlog.append([bytes(f) for f in frames])
-            return
-        self._link.send_multipart([self._identities[host], *frames], copy=sum(map(len, frames)) < 1 << 16)
-
-    def _join(self, index: int, fields: dict[str, Any]) -> None:
-        host = self.registry.hosts[index]
-        for key in ("hostname", "pid", "num_cores", "num_gpus"):
-            setattr(host, key, fields[key])
-        host.state, host.last_beat = "up", time.monotonic()
-        backlog, host.backlog = host.backlog, []
-        for frames in backlog:
-            self.send_far(index, frames)
-        self._answer(self.registry.host_is_up(index))
-
-    def _far_hosts(self) -> list[Host]:
-        return [h for h in self.registry.hosts.values() if h.index and h.state == "up"]
-
-    def _beat(self, index: int) -> None:
-        self.registry.hosts[index].last_beat = time.monotonic()
-
-    def _beats(self) -> None:
-        now = time.monotonic()
-        for host in self._far_hosts():
-            if now - host.last_beat > LOST_AFTER_S:
-                self._host_lost(host)
-            else:
-                self.event(address.host_proc(host.index), "beat", {})
-        self.loop.call_later(BEAT_S, self._beats)
+        self.link.send(host, frames)
 
     def _host_lost(self, host: Host) -> None:
-        host.state = "lost"
         for entry in [p for p in self.registry.alive() if address.host_of(p.proc) == host.index]:
             self._book_end(
                 {
                     "proc": entry.proc, "rank": entry.rank, "group": entry.group, "host": host.hostname,
-                    "pid": entry.pid, "signal": None, "exit_code": None, "stopped": False, "last_lines": "",
+                    "pid": entry.pid, "signal": None, "exit_code": None, "stopped": host.state == "stopped", "last_lines": "",
                     "reason": f"host {host.hostname} has not been heard of for {LOST_AFTER_S:g} s",
                 }
             )  # fmt: skip
@@ -780,6 +721,7 @@ class HomeProcess(HostProcess):
             host = self._host(index)
             if index and host.state == "up":
                 self.event(address.host_proc(index), "leave", {})
+                self.link.leaves(index)
                 for entry in [p for p in self.registry.alive() if address.host_of(p.proc) == index]:
                     entry.state = "stopping"
         return None
@@ -788,16 +730,14 @@ class HomeProcess(HostProcess):
         if self.config.get("connection_file"):
             with suppress(OSError):
                 os.unlink(self.config["connection_file"])
-        for host in self._far_hosts():
+        for host in self.link.far_hosts():
             self.event(address.host_proc(host.index), "leave", {})
         super().shut_down()
 
     def close_link(self) -> None:
         self.store.close()
         self.entries.close()
-        if self._link is not None and self._gatekeeper is not None:
-            self._link.close(500)
-            self._gatekeeper.close()
+        self.link.close()
 
 
 def _own_output(number: int) -> Any:

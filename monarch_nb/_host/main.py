@@ -26,6 +26,9 @@ def main() -> None:
     status = 1
     try:
         process.run()
+        while process.successor is not None:
+            process = FarProcess(process.successor)
+            process.run()
         status = 0
     finally:
         # Interpreter shutdown would wait for whatever socket an error has left open.

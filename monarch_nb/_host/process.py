@@ -18,6 +18,7 @@ from typing import Any
 import zmq
 
 from monarch_nb._host.loop import Loop
+from monarch_nb._host.pulse import FIRST_REF, Pulse
 from monarch_nb._host.router import Router
 from monarch_nb._host.supervisor import STARTING, Rank, Supervisor
 from monarch_nb._wire import address
@@ -26,7 +27,7 @@ from monarch_nb._wire.marks import Piece
 from monarch_nb._wire.message import Message
 
 BEAT_S = 1.0
-LOST_AFTER_S = 5.0
+LOST_AFTER_S = 4.0
 
 
 class RequestError(Exception):
@@ -42,6 +43,8 @@ class HostProcess:
         self.me = address.host_proc(self.index)
         self.directory: str = config["directory"]
         self.hostname = config.get("label") or sockets.gethostname()
+        self.successor: dict[str, Any] | None = None
+        """The configuration to begin again with, for a spare that takes another host's place."""
         address.private_directory(self.directory)
         self.loop = Loop()
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -53,6 +56,7 @@ class HostProcess:
         self.supervisor = Supervisor(
             self.loop, self.index, self.hostname, self.rank_ended, self.rank_printed, config["sys_path"]
         )
+        self.pulse = Pulse(self.me, self.loop, self.supervisor, self.send_local, self.rank_pulse)
         if config.get("warm", True):
             self.supervisor.warm_up()
         self._pull.bind(address.endpoint(self.directory, self.me))
@@ -157,7 +161,10 @@ class HostProcess:
     def handle(self, message: Message) -> None:
         """Do what a message to this host process says."""
         if message.kind in (wire.REPLY, wire.COMBINED):
-            self.on_answer(message)
+            if message.ref >= FIRST_REF:
+                self.pulse.answered(message.src)
+            else:
+                self.on_answer(message)
             return
         name = message.name.decode()
         fields = pickle.loads(message.payload) if message.at < len(message.frame) else {}
@@ -210,9 +217,14 @@ class HostProcess:
     def rank_ended(self, end: dict[str, Any]) -> None:
         """A rank here has ended."""
         self.drop_route(end["proc"])
+        self.pulse.forget(end["proc"])
         self.router.forget(end["proc"])
         with suppress(OSError):
             os.unlink(address.socket_path(self.directory, end["proc"]))
+
+    def rank_pulse(self, proc: int, trouble: str) -> None:
+        """A rank here doesn't react, or does again (no trouble)."""
+        raise NotImplementedError
 
     def rank_printed(self, rank: Rank, piece: Piece) -> None:
         """A rank here has printed something."""

@@ -79,6 +79,16 @@ class Recipes:
     def _living(self, recipe: Recipe) -> set[int]:
         return set(recipe.procs) - self._stopped.get(recipe.actor_id, set())
 
+    def widen(self, before: list[int], now: list[int], context: bytes) -> dict[int, tuple[int, ...]]:
+        """A mesh has other procs: actors that were on all of it belong on all of it; return their procs by actor id."""
+        found = {}
+        for recipe in self._recipes.values():
+            if recipe.procs == tuple(before):
+                recipe.procs, recipe.context = tuple(now), context
+                self._stopped.pop(recipe.actor_id, None)
+                found[recipe.actor_id] = recipe.procs
+        return found
+
     def stopped(self, actor_id: int, procs: list[int]) -> None:
         """Actors were stopped on purpose; they aren't made again."""
         recipe = self._recipes.get(actor_id)

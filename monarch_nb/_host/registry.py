@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from monarch_nb._shape import Extent
 from monarch_nb._wire import address
 
 
@@ -20,7 +21,7 @@ class Host:
 
     index: int
     label: str = ""
-    state: str = "expected"  # expected, up, lost, stopped
+    state: str = "expected"  # expected, up, leaving, lost, stopped
     hostname: str = ""
     pid: int = 0
     num_cores: int = 0
@@ -28,6 +29,12 @@ class Host:
     last_beat: float = 0.0
     backlog: list[list[Any]] = field(default_factory=list)
     """Messages for a host that hasn't joined yet."""
+    kind: str = ""
+    """What sort of job it came from, if the home can start another by itself."""
+    generation: int = 0
+    """How often another process has taken this place."""
+    public_key: str = ""
+    endpoint: str = ""
 
 
 @dataclass
@@ -40,6 +47,53 @@ class Proc:
     state: str = "starting"
     pid: int = 0
     end: dict[str, Any] | None = None
+    trouble: str = ""
+    """Why it doesn't react, if it doesn't."""
+    local_rank: int = 0
+    own_env: dict[str, str] = field(default_factory=dict)
+    """Environment variables that it was given since it started: whoever takes its place gets them, too."""
+
+
+@dataclass
+class Policy:
+    """What is done when a rank of a group dies.
+
+    Attributes:
+        on_failure: stop (nothing: calls raise until somebody heals it), heal, shrink, or call: a program decides.
+        max_restarts: heals within `window_s`; beyond that it's "stop".
+        heals: when it was healed.
+    """
+
+    on_failure: str = "stop"
+    max_restarts: int = 5
+    window_s: float = 600.0
+    heals: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Group:
+    """The ranks of one spawn, in the order of its extent.
+
+    Attributes:
+        spec: what all its ranks are started with.
+    """
+
+    name: str
+    extent: Extent
+    procs: list[int]
+    spec: dict[str, Any]
+    method: str
+    policy: Policy = field(default_factory=Policy)
+
+    @property
+    def context(self) -> bytes:
+        """The extent, encoded as messages carry it."""
+        return ",".join(f"{k}={v}" for k, v in self.extent.items()).encode()
+
+    @property
+    def hosts(self) -> tuple[int, ...]:
+        """Indices of its hosts, in the order of its ranks."""
+        return tuple(dict.fromkeys(address.host_of(p) for p in self.procs))
 
 
 @dataclass
@@ -71,6 +125,7 @@ class Registry:
     def __init__(self) -> None:
         self.hosts: dict[int, Host] = {}
         self.procs: dict[int, Proc] = {}
+        self.groups: dict[str, Group] = {}
         self.clients: dict[int, Client] = {}
         self.names: dict[str, dict[str, Any]] = {}
         self.waiting: list[Waiting] = []
@@ -78,9 +133,9 @@ class Registry:
         self._locals: dict[int, itertools.count[int]] = {}
         self.started = time.time()
 
-    def new_host(self, label: str) -> Host:
+    def new_host(self, label: str, kind: str = "") -> Host:
         """Enter a host that's expected to join."""
-        host = Host(next(self._hosts), label)
+        host = Host(next(self._hosts), label, kind=kind)
         self.hosts[host.index] = host
         self._locals[host.index] = itertools.count(1)
         return host
@@ -103,7 +158,7 @@ class Registry:
         entry = self.procs.get(end["proc"])
         if entry is not None:
             entry.state = "stopped" if end["stopped"] else "lost"
-            entry.pid, entry.end = end["pid"], end
+            entry.pid, entry.end, entry.trouble = end["pid"], end, ""
         return self._settle(end["proc"]) if settle else []
 
     def host_is_up(self, index: int) -> list[Waiting]:

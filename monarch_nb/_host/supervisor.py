@@ -69,6 +69,7 @@ class Supervisor:
         self._on_end = on_end
         self._on_piece = on_piece
         self._sys_path = sys_path
+        self._num_oom_kills = count_oom_kills()
         self._pipes = select.epoll()
         self._readers: dict[int, OutputReader] = {}
         self._zygote: subprocess.Popen[bytes] | None = None
@@ -237,6 +238,9 @@ class Supervisor:
         stopped = rank.state == STOPPING
         rank.state = STOPPED if stopped else LOST
         signaled = status is not None and status.si_code != os.CLD_EXITED
+        if signaled and status.si_status == signal.SIGKILL and not stopped and count_oom_kills() > self._num_oom_kills:
+            self._num_oom_kills += 1
+            reason = "was killed by the kernel (SIGKILL): out of memory"
         self._on_end(
             {
                 "proc": rank.proc,
@@ -294,6 +298,15 @@ class Supervisor:
             self._zygote.kill()
             self._zygote.wait()
         _kill_children()
+
+
+def count_oom_kills() -> int:
+    """Return how many processes the kernel has killed on this machine for lack of memory, in all or in a cgroup."""
+    with suppress(OSError, ValueError), open("/proc/vmstat") as file:
+        for line in file:
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
 
 
 def _become_subreaper() -> None:

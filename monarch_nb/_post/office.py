@@ -76,7 +76,8 @@ class Office:
         """Processes known to have ended, and how."""
         self.on_call: Callable[[Message], Any] = _refuse
         """Takes CALL messages, in the reading thread; returns a waiter to wake, or None."""
-        self.on_event: Callable[[str, dict[str, Any]], None] = lambda _name, _fields: None
+        self.event_hooks: list[Callable[[str, dict[str, Any]], None]] = []
+        """Told of news, in the reading thread."""
         self.on_output: Callable[[Message], None] = lambda _message: None
         self.num_sent = 0
         """Calls and requests sent so far that await an answer."""
@@ -257,7 +258,8 @@ class Office:
         elif name == "revived":
             for proc in fields["procs"]:
                 self.ends.pop(proc, None)
-        self.on_event(name, fields)
+        for hook in self.event_hooks:
+            hook(name, fields)
 
     def _take_end(self, end: Exit) -> None:
         proc = end["proc"]

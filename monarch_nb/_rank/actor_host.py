@@ -16,6 +16,7 @@ from monarch_nb._post.failure import describe, encode_failure
 from monarch_nb._post.office import Office
 from monarch_nb._post.pending import Body
 from monarch_nb._rank.actors import ActorRunner
+from monarch_nb._shape import Extent, Shape
 from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.message import Message
@@ -35,6 +36,7 @@ class ActorHost:
         self._early: dict[int, list[Message]] = {}
         self._gone: set[int] = set()
         office.on_call = self.on_call
+        office.event_hooks.append(self.on_event)
 
     def on_call(self, message: Message) -> Any:
         """Take a CALL message; return the waiter to wake."""
@@ -56,6 +58,20 @@ class ActorHost:
         self._early.setdefault(message.target, []).append(message)
         self.office.reader.call_at(time.monotonic() + ORPHAN_S, lambda: self._give_up(message.target))
         return None
+
+    def on_event(self, name: str, fields: dict[str, Any]) -> None:
+        """Take news of the mesh, in the reading thread."""
+        if name == "renumbered" and here.rank is not None:
+            here.rank.renumber(fields)
+        elif name == "reshaped":
+            self._reshaped(fields)
+
+    def _reshaped(self, record: dict[str, Any]) -> None:
+        shape = Shape.full(Extent(record["labels"], record["sizes"]))
+        for actor_id, procs in record["actors"].items():
+            runner = self.actors.get(actor_id)
+            if runner is not None and runner.mesh is not None:
+                runner.mesh._reshape(procs, shape)
 
     def _on_system_call(self, message: Message) -> Any:
         answer = getattr(self, "_now_" + message.name.decode().strip("_"), None)

@@ -19,6 +19,7 @@ from monarch_nb._post.office import Office
 from monarch_nb._rank import streams
 from monarch_nb._rank.actor_host import ActorHost
 from monarch_nb._rank.worker import Worker
+from monarch_nb._shape import elastic_numbers
 from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
 
@@ -38,6 +39,18 @@ class Rank:
         self.office = Office(spec["proc"], spec["directory"])
         self.worker = Worker(self)
         self.actors = ActorHost(self.office, self.worker.inbox.put)
+
+
+    def renumber(self, place: dict[str, Any]) -> None:
+        """Be another rank from now on: the mesh has been given other sizes."""
+        self.spec = {**self.spec, **place}
+        self.rank, self.world_size = place["rank"], place["world_size"]
+        here.set_whereabouts(rank=self.rank)
+        _set_name(f"mnb-rank{self.rank}")
+        if "RANK" in os.environ:
+            os.environ.update(elastic_numbers(place))
+        _prepare_namespace(self)
+        self.worker.renumbered()
 
 
 def run_rank(spec: dict[str, Any], host_pid: int) -> None:

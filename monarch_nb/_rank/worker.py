@@ -211,6 +211,11 @@ class Worker:
         self.namespace.update(self._place())
         self._shell = CellShell(self.namespace, self.rank.pipe)
 
+    def renumbered(self) -> None:
+        """The rank has another number: cells find it."""
+        if self._shell is not None:
+            self.namespace.update(self._place())
+
     def _place(self) -> dict[str, Any]:
         """Return what cells know of where they run: `point`, `mesh` and, with torch, `device`."""
         from monarch_nb._shape import Shape

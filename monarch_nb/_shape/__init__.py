@@ -1,7 +1,8 @@
 """The algebra of grids: extents, points, slices, and sets of ranks as people write them. Pure."""
 
+from monarch_nb._shape.elastic import elastic_numbers
 from monarch_nb._shape.extent import Extent, Point
 from monarch_nb._shape.rank_set import RankSetError, format_ranks, name_ranks, parse_ranks
 from monarch_nb._shape.shape import MeshTrait, Shape
 
-__all__ = ["Extent", "MeshTrait", "Point", "RankSetError", "Shape", "format_ranks", "name_ranks", "parse_ranks"]
+__all__ = ["Extent", "MeshTrait", "Point", "RankSetError", "Shape", "elastic_numbers", "format_ranks", "name_ranks", "parse_ranks"]

@@ -162,6 +162,16 @@ class ActorMesh(MeshTrait, Generic[T]):
             delattr(self, name)
         self._class = cls
 
+    def _reshape(self, procs: tuple[int, ...], shape: Shape) -> None:
+        """Take on the sizes that the processes' mesh has now."""
+        self._all_procs = tuple(procs)
+        self._own_shape = shape
+        self._procs = self._all_procs
+        self._context = encode_extent(shape)
+        self._load_state = None
+        for name in [k for k, v in vars(self).items() if isinstance(v, Endpoint)]:
+            delattr(self, name)
+
     def _as_endpoint(self, name: str) -> Endpoint[..., Any]:
         return Endpoint(self, name, signature_of(self._class, name))
 
@@ -171,12 +181,13 @@ class ActorMesh(MeshTrait, Generic[T]):
         """Send the class and its arguments to all procs; doesn't wait."""
         office = self._office
         context = call_context.get()
+        creator = (office.me, context.actor.actor_id if context.actor is not None else 0)
         recipe = {
             "class": self._class,
             "args": args,
             "kwargs": kwargs,
             "name": self._name,
-            "creator": (office.me, context.actor.actor_id if context.actor is not None else 0),
+            "creator": creator,
             "mesh": self,
             "proc_mesh": proc_mesh,
         }
@@ -193,7 +204,7 @@ class ActorMesh(MeshTrait, Generic[T]):
         self._proc_mesh = proc_mesh
         sessions.of_office(office).meshes[self._actor_id] = self
         if not address.is_client(self._procs[0]):
-            self._tell_recipe(body, recipe["creator"])
+            self._tell_recipe(body, creator)
 
     def _tell_recipe(self, body: Encoded, creator: tuple[int, int]) -> None:
         """Let the home keep what it takes to make these actors again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
@@ -19,6 +20,7 @@ from monarch_nb.actor.actor_mesh import encode_extent, spawn_actors
 from monarch_nb.actor.future import Future
 from monarch_nb.actor.heal import HealReport
 from monarch_nb.actor.outcome import value_mesh
+from monarch_nb.actor.supervision import MeshFailure
 from monarch_nb.exceptions import HealError, MeshStartError, SupervisionError, describe_end
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ R = TypeVar("R")
 
 STOP_S = 3.0
 HEAL_S = 120.0
+POLICIES = ("stop", "heal", "shrink")
 
 
 class ProcMesh(MeshTrait):
@@ -57,6 +60,10 @@ class ProcMesh(MeshTrait):
         self._hosts = hosts
         self._context = encode_extent(shape)
         self._stopped = ""
+        self._is_whole = len(self._procs) == len(self._all_procs) and shape.extent.nelements == len(self._all_procs)
+        session = sessions.known(self._office)
+        if self._is_whole and session is not None:
+            session.proc_meshes.add(self)
 
     # --- algebra
 
@@ -169,14 +176,17 @@ class ProcMesh(MeshTrait):
     # --- faults
 
     def healthy(self) -> bool:
-        """Say whether all these processes run.
+        """Say whether all these processes run, and nothing is being healed.
 
         Example:
             >>> if not procs.healthy():                  # doctest: +SKIP
             ...     procs.heal()
         """
-        rows = {row["proc"]: row for row in self._session.request("status")["procs"]}
-        return not self._stopped and all(rows[p]["state"] in ("starting", "running") for p in self._procs)
+        books = self._session.request("status")
+        rows = {row["proc"]: row for row in books["procs"]}
+        if self._stopped or self._group in books["healing"]:
+            return False
+        return all(rows[p]["state"] in ("starting", "running") for p in self._procs)
 
     def heal(self, *, timeout_s: float = HEAL_S) -> HealReport:
         """Put back what these processes have lost; returns once all is in its place again.
@@ -194,12 +204,79 @@ class ProcMesh(MeshTrait):
             ... except MeshError:
             ...     procs.heal()
         """
-        found = self._session.request("heal", _timeout_s=timeout_s, group=self._group, procs=list(self._procs))
+        return self._settle(
+            self._session.request("heal", _timeout_s=timeout_s, group=self._group, procs=list(self._procs))
+        )
+
+    def resize(self, *, timeout_s: float = HEAL_S, **sizes: int) -> HealReport:
+        """Give this mesh other sizes: ranks are added or leave. Those that stay keep their memory; their numbers may change.
+
+        Actors on all of the mesh are spawned on new ranks, too, and the default process group is formed anew. This handle, and those on such
+        actors, have the new sizes afterwards; slices that were made before keep theirs.
+
+        Raises:
+            HealError: if it can't be done: an unknown dimension, a size below 1, a cell that runs.
+
+        Example:
+            >>> procs.resize(gpus=4).said                # doctest: +SKIP
+        """
+        return self._settle(self._session.request("resize", _timeout_s=timeout_s, group=self._group, sizes=sizes))
+
+    def shrink(self, *, timeout_s: float = HEAL_S) -> HealReport:
+        """Go on without what is lost: the dimension that costs the fewest living ranks gets smaller."""
+        return self._settle(self._session.request("resize", _timeout_s=timeout_s, group=self._group))
+
+    def _settle(self, found: Mapping[str, Any]) -> HealReport:
         self._session.healed(found["actor_ids"])
         report = HealReport.of(found)
         if report.problems:
             raise HealError(report)
         return report
+
+    def on_failure(
+        self, do: str | Callable[[MeshFailure], Any], *, max_restarts: int = 5, window_s: float = 600.0
+    ) -> None:
+        """Say what is done when a rank dies.
+
+        Args:
+            do: "stop": nothing, uses of the rank raise until somebody heals it (the default); "heal": it's put back by itself, also when
+                no program is connected; "shrink": the mesh goes on without it; or a function of this program that is called with the
+                failure, in a thread of its own, and may return one of these words.
+            max_restarts: after so many heals within `window_s` seconds it's "stop". The second one waits half a second, each further
+                one twice as long as the one before.
+
+        Raises:
+            ValueError: for another word.
+
+        Example:
+            >>> procs.on_failure("heal", max_restarts=3)  # doctest: +SKIP
+        """
+        if not callable(do) and do not in POLICIES:
+            raise ValueError(f"on_failure takes {', '.join(map(repr, POLICIES))} or a function, not {do!r}")
+        session = self._session
+        session.fault_handlers.pop(self._group, None)
+        if callable(do):
+            session.fault_handlers[self._group] = lambda failure: self._handle(do, failure)
+        session.request(
+            "policy", group=self._group, on_failure="call" if callable(do) else do, max_restarts=max_restarts, window_s=window_s
+        )
+
+    def _handle(self, function: Callable[[MeshFailure], Any], failure: MeshFailure) -> None:
+        try:
+            answer = function(failure)
+            if answer == "heal":
+                self.heal()
+            elif answer == "shrink":
+                self.shrink()
+        except Exception as error:  # nobody else would hear of it
+            print(f"on_failure of {self._group}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+
+    def _reshape(self, procs: Sequence[int], shape: Shape, hosts: Sequence[int]) -> None:
+        """Take on other sizes."""
+        self._all_procs = self._procs = tuple(procs)
+        self._own_shape = shape
+        self._hosts = tuple(hosts)
+        self._context = encode_extent(shape)
 
     def activate(self) -> Any:
         """Use this mesh as the current one within a `with` block."""

@@ -13,6 +13,7 @@ from typing import Any
 from monarch_nb._client import launch
 from monarch_nb._client import session as sessions
 from monarch_nb._client.session import Session
+from monarch_nb._host.starting import PROCESS_JOB
 from monarch_nb._shape import Extent, Shape
 from monarch_nb.actor.host_mesh import HostMesh
 from monarch_nb.job.base import JobState, JobTrait, check_meshes
@@ -59,7 +60,7 @@ def start_hosts(
     session: Session, labels: Sequence[str]
 ) -> tuple[list[dict[str, Any]], list[subprocess.Popen[bytes]]]:
     """Start a host process on this machine for each label; return their tickets and processes."""
-    tickets = session.request("tickets", num=len(labels), labels=list(labels))
+    tickets = session.request("tickets", num=len(labels), labels=list(labels), kind=PROCESS_JOB)
     root = os.path.dirname(session.office.directory)
     processes = [launch.start_host_process(far_config(t, f"{root}/h{t['host']}")) for t in tickets]
     return tickets, processes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from monarch_nb._shape import elastic_numbers
 from monarch_nb.actor.actor_mesh import Actor
 from monarch_nb.actor.endpoint import endpoint
 from monarch_nb.actor.proc_mesh import ProcMesh
@@ -21,14 +22,11 @@ def elastic_environment(proc_mesh: ProcMesh, master_addr: str, master_port: int)
     per_host = world_size // num_hosts
     return [
         {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(world_size),
-            "LOCAL_RANK": str(rank % per_host),
-            "LOCAL_WORLD_SIZE": str(per_host),
+            **elastic_numbers(
+                {"rank": rank, "world_size": world_size, "local_rank": rank % per_host, "local_world_size": per_host}
+            ),
             "GROUP_RANK": str(rank // per_host),
             "GROUP_WORLD_SIZE": str(num_hosts),
-            "ROLE_RANK": str(rank),
-            "ROLE_WORLD_SIZE": str(world_size),
             "ROLE_NAME": "rank",
             "MASTER_ADDR": master_addr,
             "MASTER_PORT": str(master_port),

@@ -1,0 +1,213 @@
+"""The home's link to other hosts: who may dial in, what goes there, and who hasn't been heard of.
+
+A host that is given up isn't let in again: its ranks count as dead, and another may have its place. A place has a generation, which is part of
+the identity that a host process dials in with.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import zmq
+
+from monarch_nb._host.process import BEAT_S, LOST_AFTER_S
+from monarch_nb._host.registry import Host
+from monarch_nb._host.starting import PROCESS_JOB, host_command
+from monarch_nb._wire import address
+from monarch_nb._wire import message as wire
+from monarch_nb._wire.keys import Gatekeeper, KeyPair
+
+if TYPE_CHECKING:
+    from monarch_nb._host.home import HomeProcess
+
+_BIG_BYTES = 1 << 16
+
+
+class HostLink:
+    """ROUTER to the DEALERs of other hosts, over tcp with CURVE. Owned by the loop thread.
+
+    Args:
+        on_lost: told of a host that is given up.
+    """
+
+    def __init__(self, home: HomeProcess, on_lost: Callable[[Host], None]) -> None:
+        self._home = home
+        self._on_lost = on_lost
+        self._socket: zmq.Socket[bytes] | None = None
+        self._gatekeeper: Gatekeeper | None = None
+        self._keys: KeyPair | None = None
+        self._endpoints: dict[str, str] = {}
+        self._identities: dict[int, bytes] = {}
+
+    # --- letting hosts in
+
+    def ticket(self, host: Host, bind: str) -> dict[str, Any]:
+        """Return what a host process needs to dial in and take a place; what was given out for it before is void."""
+        endpoint = self._listen_on(bind)
+        assert self._keys is not None and self._gatekeeper is not None
+        keys = KeyPair.new()
+        self._gatekeeper.allowed.discard(host.public_key)
+        self._gatekeeper.allowed.add(keys.public)
+        host.public_key, host.endpoint = keys.public, endpoint
+        return {
+            "host": host.index,
+            "generation": host.generation,
+            "label": host.label,
+            "home": endpoint,
+            "home_key": self._keys.public,
+            "public": keys.public,
+            "secret": keys.secret,
+        }
+
+    def _listen_on(self, bind: str) -> str:
+        """Listen for other hosts at `bind`, if we don't yet; return the address to dial."""
+        if self._socket is None:
+            self._open()
+        assert self._socket is not None
+        if bind in self._endpoints.values():
+            return bind
+        if bind not in self._endpoints:
+            self._socket.bind(bind)
+            self._endpoints[bind] = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        return self._endpoints[bind]
+
+    def _open(self) -> None:
+        home = self._home
+        self._keys = KeyPair.new()
+        self._gatekeeper = Gatekeeper(home.context)
+        home.loop.watch_socket(self._gatekeeper.socket, self._gatekeeper.answer)
+        link = self._socket = home.context.socket(zmq.ROUTER)
+        link.setsockopt(zmq.SNDHWM, 0)
+        link.setsockopt(zmq.RCVHWM, 0)
+        link.setsockopt(zmq.LINGER, 500)
+        link.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        link.curve_server = True
+        link.curve_secretkey, link.curve_publickey = self._keys.secret.encode(), self._keys.public.encode()
+        home.loop.watch_socket(link, self._take)
+        home.loop.call_later(BEAT_S, self._beats)
+
+    # --- messages
+
+    def _take(self) -> None:
+        assert self._socket is not None
+        frames = self._socket.recv_multipart(copy=False)
+        identity = bytes(frames[0].buffer)
+        index, generation = (int(n) for n in identity[1:].split(b"."))
+        host = self._home.registry.hosts.get(index)
+        if host is None or (wire.unpack(bytes(frames[1].buffer)).src >> 32 != index and index == 0):
+            return
+        if generation != host.generation or host.state in ("lost", "stopped"):
+            self._send_away(identity, index)
+            return
+        self._identities[index] = identity
+        self._home.take_far([f.buffer for f in frames[1:]])
+
+    def _send_away(self, identity: bytes, index: int) -> None:
+        """Tell a host process whose place is no longer its own to end: its ranks count as dead."""
+        assert self._socket is not None
+        to = address.host_proc(index)
+        self._socket.send_multipart([identity, wire.pack(wire.EVENT, src=self._home.me, dst=to, name=b"leave")])
+
+    def send(self, index: int, frames: list[Any]) -> None:
+        """Send frames to a host; to one that's gone, drop; for one that is expected, keep."""
+        host = self._home.registry.hosts.get(index)
+        if host is None or host.state in ("lost", "stopped") or self._socket is None:
+            return
+        if host.state == "expected":
+            host.backlog.append([bytes(f) for f in frames])
+            return
+        self._socket.send_multipart([self._identities[index], *frames], copy=sum(map(len, frames)) < _BIG_BYTES)
+
+    def has_joined(self, index: int, fields: dict[str, Any]) -> None:
+        """A host process has dialled in."""
+        host = self._home.registry.hosts[index]
+        for key in ("hostname", "pid", "num_cores", "num_gpus"):
+            setattr(host, key, fields[key])
+        host.state, host.last_beat = "up", time.monotonic()
+        backlog, host.backlog = host.backlog, []
+        for frames in backlog:
+            self.send(index, frames)
+
+    def leaves(self, index: int) -> None:
+        """A host process is about to end, on purpose."""
+        host = self._home.registry.hosts.get(index)
+        if host is not None and host.state == "up":
+            host.state, host.last_beat = "leaving", time.monotonic()
+
+    # --- beats
+
+    def far_hosts(self) -> list[Host]:
+        """Return the other hosts that are up."""
+        return [h for h in self._home.registry.hosts.values() if h.index and h.state == "up"]
+
+    def _beats(self) -> None:
+        self._home.loop.call_later(BEAT_S, self._beats)  # first: whatever goes wrong below, the beat goes on
+        now = time.monotonic()
+        for host in self._home.registry.hosts.values():
+            if host.state == "leaving" and now - host.last_beat > LOST_AFTER_S:
+                host.state = "stopped"
+                self._on_lost(host)  # ranks of it whose end wasn't heard
+        for host in self.far_hosts():
+            if now - host.last_beat > LOST_AFTER_S:
+                host.state = "lost"
+                self._on_lost(host)
+            else:
+                self._home.event(address.host_proc(host.index), "beat", {})
+
+    # --- another in its place
+
+    def replace(self, host: Host) -> str:
+        """Get another host process for a lost host's place: a spare, or a new one; return why there's none, or nothing."""
+        spare = self._spare()
+        host.generation += 1
+        ticket = self.ticket(host, host.endpoint)
+        if spare is not None:
+            spare.state = "stopped"
+            host.state, host.backlog = "expected", []
+            frame = wire.pack(
+                wire.EVENT, src=self._home.me, dst=address.host_proc(spare.index), name=b"take_place", payload=pickle.dumps(ticket, 5)
+            )
+            assert self._socket is not None
+            self._socket.send_multipart([self._identities[spare.index], frame])
+            return ""
+        if host.kind != PROCESS_JOB:
+            return f"host {host.label or host.index} is lost and there is no spare; start the mesh with --spares, or anew"
+        host.state, host.backlog = "expected", []
+        self.start(ticket)
+        return ""
+
+    def _spare(self) -> Host | None:
+        used = {address.host_of(p.proc) for p in self._home.registry.procs.values() if p.state != "stopped"}
+        return next((h for h in self.far_hosts() if h.index not in used), None)
+
+    def start(self, ticket: dict[str, Any]) -> None:
+        """Start a host process on this machine; that it has come up is heard when it joins."""
+        home = self._home
+        root = os.path.dirname(home.directory)
+        config = {
+            **ticket,
+            "directory": f"{root}/h{ticket['host']}.{ticket['generation']}",
+            "sys_path": home.config["sys_path"],
+            "log": home.config.get("log"),
+        }
+        process = subprocess.Popen(
+            host_command(), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(config).encode())
+        process.stdin.close()
+        process.returncode = 0  # our child; it's reaped with the orphans of ranks
+
+    # --- the end
+
+    def close(self) -> None:
+        """Close the sockets."""
+        if self._socket is not None and self._gatekeeper is not None:
+            self._socket.close(500)
+            self._gatekeeper.close()

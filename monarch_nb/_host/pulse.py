@@ -1,0 +1,89 @@
+"""Whether the ranks of this machine react: one that is stopped, or whose control thread says nothing, is unresponsive, not dead."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from monarch_nb._host.loop import Loop
+from monarch_nb._host.supervisor import RUNNING, Supervisor
+from monarch_nb._wire import message as wire
+
+LOOK_S = 2.0
+PING_S = 6.0
+"""How long after a rank's last answer it's asked again."""
+SILENT_S = 10.0
+"""How long it may take to answer. Any thread that holds the interpreter's lock delays the answer."""
+
+FIRST_REF = 1 << 50
+"""Refs below are numbers of cells, and questions of the home."""
+
+
+class Pulse:
+    """Owned by the loop thread.
+
+    Args:
+        me: proc id of this host process.
+        send: sends a frame to a rank of this machine.
+        on_change: told of a rank and what is wrong with it; an empty text if it reacts again.
+    """
+
+    def __init__(
+        self, me: int, loop: Loop, supervisor: Supervisor, send: Callable[[int, bytes], None], on_change: Callable[[int, str], None]
+    ) -> None:
+        self._me = me
+        self._loop = loop
+        self._supervisor = supervisor
+        self._send = send
+        self._on_change = on_change
+        self._refs = itertools.count(FIRST_REF)
+        self._asked: dict[int, tuple[int, float]] = {}
+        """By proc: the ref and time of the question that hasn't been answered."""
+        self._answered: dict[int, float] = {}
+        self._trouble: dict[int, str] = {}
+        loop.call_later(LOOK_S, self._look)
+
+    def answered(self, src: int) -> None:
+        """A rank has answered."""
+        self._asked.pop(src, None)
+        self._answered[src] = time.monotonic()
+
+    def forget(self, proc: int) -> None:
+        """A rank has ended."""
+        for table in (self._asked, self._answered, self._trouble):
+            table.pop(proc, None)
+
+    def _look(self) -> None:
+        self._loop.call_later(LOOK_S, self._look)
+        now = time.monotonic()
+        for proc, rank in list(self._supervisor.ranks.items()):
+            if rank.state == RUNNING:
+                self._look_at(proc, rank.pid, now)
+
+    def _look_at(self, proc: int, pid: int, now: float) -> None:
+        trouble = process_trouble(pid, stopped_only=True)
+        asked = self._asked.get(proc)
+        if asked is None:
+            if now - self._answered.setdefault(proc, now) >= PING_S:
+                ref = next(self._refs)
+                self._asked[proc] = ref, now
+                self._send(proc, wire.pack(wire.CALL, src=self._me, dst=proc, ref=ref, name=b"__ping__"))
+        elif not trouble and now - asked[1] >= SILENT_S:
+            trouble = f"has not answered for {SILENT_S:g} s: something holds the interpreter's lock, or the machine is overloaded"
+        if trouble != self._trouble.get(proc, ""):
+            self._trouble[proc] = trouble
+            self._on_change(proc, trouble)
+
+
+def process_trouble(pid: int, *, stopped_only: bool = False) -> str:
+    """Return what the kernel says of a process that can't run, in words; empty if nothing is special."""
+    with suppress(OSError, IndexError):
+        with open(f"/proc/{pid}/stat") as file:
+            letter = file.read().rpartition(")")[2].split()[0]
+        if letter in "Tt":
+            return f"is stopped by a signal; wake it: kill -CONT {pid}"
+        if letter == "D" and not stopped_only:
+            return "waits in the kernel for a device or a file system"
+    return ""

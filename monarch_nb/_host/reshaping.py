@@ -1,0 +1,169 @@
+"""Meshes that grow and shrink: ranks come and go, those that stay get new numbers, handles learn of it.
+
+A rank keeps its process, its memory and its proc id; only its number changes, which is its place in the extent, row by row.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb._host.groups import remake_groups
+from monarch_nb._host.registry import Group, Host
+from monarch_nb._host.report import Report, empty_report
+from monarch_nb._host.script import Script
+from monarch_nb._host.starting import PROCESS_JOB
+from monarch_nb._shape import Extent, elastic_numbers, format_ranks
+from monarch_nb._wire import address
+
+if TYPE_CHECKING:
+    from monarch_nb._host.home import HomeProcess
+
+HOSTS = "hosts"
+_STOP_S = 5.0
+
+
+class Reshaping:
+    """Owned by the loop thread; its scripts run one at a time, like heals (see `Healing`)."""
+
+    def __init__(self, home: HomeProcess) -> None:
+        self._home = home
+
+    def resize(self, group: Group, sizes: Mapping[str, int]) -> Script[Report]:
+        """Give a group other sizes.
+
+        Raises:
+            ValueError: for a dimension that it doesn't have, a size below 1, or cells that run on it.
+        """
+        unknown = [n for n in sizes if n not in group.extent.labels]
+        if unknown:
+            raise ValueError(f"there is no dimension {unknown[0]!r}; the mesh has {', '.join(group.extent.labels)}")
+        wrong = [f"{n}={s}" for n, s in sizes.items() if s < 1]
+        if wrong:
+            raise ValueError(f"a dimension has a size of at least 1, not {wrong[0]}; end a mesh with %mesh stop")
+        new = Extent(group.extent.labels, [sizes.get(n, group.extent[n]) for n in group.extent.labels])
+        kept = [dict(p) for p in group.extent.points()]
+        places = {tuple(point.values()): proc for point, proc in zip(kept, group.procs, strict=True)}
+        return (yield from self._rearrange(group, new, [places.get(tuple(dict(p).values())) for p in new.points()]))
+
+    def shrink(self, group: Group) -> Script[Report]:
+        """Leave out what is lost: of the dimensions, the one that costs the fewest living ranks gets smaller."""
+        registry = self._home.registry
+        lost = [dict(p) for p, proc in zip(group.extent.points(), group.procs, strict=True) if registry.procs[proc].end is not None]
+        if not lost:
+            return empty_report()
+        label = min(group.extent.labels, key=lambda n: len({p[n] for p in lost}) * (len(group.procs) // group.extent[n]))
+        gone = {p[label] for p in lost}
+        size = group.extent[label] - len(gone)
+        if not size:
+            raise ValueError("no rank would be left; heal the mesh instead: %mesh heal")
+        new = Extent(group.extent.labels, [size if n == label else group.extent[n] for n in group.extent.labels])
+        kept = [proc for p, proc in zip(group.extent.points(), group.procs, strict=True) if p[label] not in gone]
+        return (yield from self._rearrange(group, new, kept))
+
+    def _rearrange(self, group: Group, new: Extent, procs: Sequence[int | None]) -> Script[Report]:
+        """Make `procs` the group's, in the order of the extent `new`; None is a rank to be started."""
+        home, report, began = self._home, empty_report(), time.monotonic()
+        self._refuse_running(group)
+        old_procs, size_before = list(group.procs), len(group.procs)
+        hosts = yield from self._hosts_for(group, new, procs, report)
+        gone = [p for p in old_procs if p not in procs]
+        home.stop_ranks_of(gone)
+        fresh = []
+        for place, proc in enumerate(procs):
+            if proc is None:
+                fresh.append(home.registry.new_procs(hosts[place], group.name, [place])[0].proc)
+        waiting = iter(fresh)
+        group.procs = [next(waiting) if p is None else p for p in procs]
+        group.extent = new
+        actors = home.healing.recipes.widen(old_procs, group.procs, group.context)
+        self._renumber(group)
+        home.start_ranks(group, fresh)
+        self._tell_all(group, actors)
+        yield partial(home.healing.when_settled, set(fresh))
+        yield partial(self._when_ended, set(gone))
+        living = {home.registry.procs[p].rank: p for p in group.procs if home.registry.procs[p].end is None}
+        said = yield from remake_groups(home, living, size_before=size_before)
+        yield from home.healing.make_actors(set(living.values()), report)
+        report["ranks"] = sorted(home.registry.procs[p].rank for p in fresh)
+        report["said"] += [f"{len(gone)} ranks left" if len(gone) > 1 else "1 rank left"] if gone else []
+        report["said"] += [f"the mesh is now {new}", *([said] if said else [])]
+        report["seconds"] = time.monotonic() - began
+        return report
+
+    def _refuse_running(self, group: Group) -> None:
+        running = sorted({n for p in group.procs for n in self._home.cells.on(p)})
+        if running:
+            raise ValueError(f"cell #{running[0]} runs on this mesh: wait for it, or %mesh interrupt")
+
+    def _hosts_for(self, group: Group, new: Extent, procs: Sequence[int | None], report: Report) -> Script[dict[int, int]]:
+        """Return the host of each place where a rank is to be started."""
+        row = group.extent.nelements // group.extent[HOSTS] if HOSTS in group.extent.labels else 0
+        by_row = [address.host_of(group.procs[i]) for i in range(0, len(group.procs), row)] if row else []
+        own_hosts = len(set(by_row)) > 1 or (by_row and by_row[0] != 0)
+        missing = new[HOSTS] - len(by_row) if own_hosts else 0
+        if missing > 0:
+            added = yield from self._add_hosts(missing, by_row)
+            by_row += [h.index for h in added]
+            report["hosts"] += [h.label for h in added]
+        found = {}
+        for place, point in enumerate(new.points()):
+            if procs[place] is None:
+                found[place] = by_row[point[HOSTS]] if own_hosts else address.host_of(group.procs[0])
+        return found
+
+    def _add_hosts(self, num: int, like: Sequence[int]) -> Script[list[Host]]:
+        home = self._home
+        model = home.registry.hosts[like[0]]
+        if model.kind != PROCESS_JOB:
+            raise ValueError(f"hosts of this mesh can't be added from here; start a mesh with {HOSTS}={len(like) + num}")
+        added = [home.registry.new_host(f"host{len(like) + i}", PROCESS_JOB) for i in range(num)]
+        for host in added:
+            home.link.start(home.link.ticket(host, model.endpoint))
+        yield partial(home.healing.when_settled, {address.host_proc(h.index) for h in added})
+        late = [h.label for h in added if h.state != "up"]
+        if late:
+            raise ValueError(f"{', '.join(late)} did not start")
+        return added
+
+    def _when_ended(self, procs: set[int], go_on: Callable[[Any], None]) -> None:
+        home, limit = self._home, time.monotonic() + _STOP_S
+
+        def look() -> None:
+            if time.monotonic() > limit or all(home.registry.procs[p].end is not None for p in procs):
+                go_on(None)
+            else:
+                home.loop.call_later(0.01, look)
+
+        look()
+
+    def _renumber(self, group: Group) -> None:
+        """Tell each rank its number, and enter it into the books."""
+        home = self._home
+        local: dict[int, int] = {}
+        for rank, proc in enumerate(group.procs):
+            entry, host = home.registry.procs[proc], address.host_of(proc)
+            entry.rank, entry.local_rank = rank, local.get(host, 0)
+            local[host] = entry.local_rank + 1
+        model = next((e for p in group.procs if (e := home.registry.procs[p].own_env)), {})
+        for proc in group.procs:
+            entry = home.registry.procs[proc]
+            place = home.place(group, entry)
+            if "RANK" in model or "RANK" in entry.own_env:
+                entry.own_env = {**model, **entry.own_env, **elastic_numbers(place)}
+            if entry.state == "running":
+                home.event(proc, "renumbered", {**place, "extent": group.context, "procs": tuple(group.procs)})
+
+    def _tell_all(self, group: Group, actors: Mapping[int, tuple[int, ...]]) -> None:
+        record = {
+            "group": group.name, "procs": tuple(group.procs), "labels": group.extent.labels, "sizes": group.extent.sizes,
+            "hosts": group.hosts, "actors": dict(actors),
+        }  # fmt: skip
+        known = self._home.registry.names.get("mesh")
+        if known is not None and known["group"] == group.name:
+            known.update({k: v for k, v in record.items() if k != "actors"})
+        self._home.note(0, "resize", text=f"the mesh is now {group.extent}", group=group.name, ranks=format_ranks(range(len(group.procs))))
+        for to in self._home.everybody():
+            self._home.event(to, "reshaped", record)

@@ -1,0 +1,17 @@
+"""How a host process is started."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+PROCESS_JOB = "process"
+"""Hosts of this kind are processes of the home's own machine: it can start one anew by itself."""
+
+_CODE = "import sys; sys.path[:0] = sys.argv[1:]; from monarch_nb._host.main import main; main()"
+
+
+def host_command() -> list[str]:
+    """Return the command line of a host process; it takes its configuration from standard input."""
+    package_root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    return [sys.executable, "-c", _CODE, package_root]

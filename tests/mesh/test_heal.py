@@ -1,0 +1,227 @@
+"""What was lost is put back, on one host and on two: processes, actors, process groups, whole hosts."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+from sample_actors import Counter, Faulty
+from two_by_two import spawn_two_by_two
+
+import monarch_nb
+import monarch_nb.actor
+from monarch_nb._client import session as sessions
+from monarch_nb.actor import Actor, MeshFailure, ProcMesh, endpoint
+from monarch_nb.exceptions import ActorError, HealError, MeshError, SupervisionError
+from monarch_nb.job import ProcessJob
+from monarch_nb.spmd import setup_torch_elastic_env
+
+T = 60
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> list[MeshFailure]:
+    """Collect unhandled failures instead of printing them."""
+    heard: list[MeshFailure] = []
+    monkeypatch.setattr(monarch_nb.actor, "unhandled_fault_hook", heard.append)
+    return heard
+
+
+def kill(procs: ProcMesh, *ranks: int, number: int = signal.SIGKILL) -> None:
+    """Kill ranks, and wait until the home knows."""
+    pids = list(procs.execute(os.getpid).get(T).values())
+    waiting = [procs.flatten("rank").slice(rank=r).execute(signal.pause) for r in ranks]
+    for rank in ranks:
+        os.kill(pids[rank], number)
+    for each in waiting:
+        with pytest.raises(SupervisionError, match="killed by"):
+            each.get(T)
+
+
+def init_gloo() -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+
+
+def all_reduced() -> float:
+    import torch
+    import torch.distributed as dist
+
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    return float(tensor)
+
+
+class Waits(Actor):
+    """Waits in a collective for the others."""
+
+    @endpoint
+    def reduce(self, without: int) -> float:
+        return 0.0 if int(os.environ["RANK"]) == without else all_reduced()
+
+
+def test_old_handles_work_again(doomed: ProcMesh) -> None:
+    counter = doomed.spawn("counter", Counter, 5)
+    corner = counter.slice(hosts=1, gpus=1)
+    counter.increment.call().get(T)
+    kill(doomed, 3)
+    assert not doomed.healthy()
+    report = doomed.heal()
+    assert report.ranks == (3,)
+    assert report.actors == {"counter": (3,)}
+    assert doomed.healthy()
+    assert list(counter.increment.call().get(T).values()) == [7, 7, 7, 6]
+    assert corner.increment.call_one().get(T) == 7
+    assert str(doomed.heal()) == "nothing was lost"
+
+
+def test_all_ranks_at_once(doomed: ProcMesh) -> None:
+    counter = doomed.spawn("counter", Counter, 0)
+    kill(doomed, 0, 1, 2, 3)
+    assert monarch_nb.heal_mesh(doomed) is doomed
+    assert list(counter.increment.call().get(T).values()) == [1] * 4
+
+
+def test_actors_on_slices_keep_their_points(doomed: ProcMesh) -> None:
+    column = doomed.slice(gpus=1).spawn("column", Faulty)
+    kill(doomed, 3)
+    assert doomed.heal().actors == {"column": (3,)}
+    with pytest.raises(ActorError) as caught:
+        column.raise_on.call([1], "second of the column").get(T)
+    assert caught.value.ranks == (1,)
+
+
+def test_stopped_actors_stay_away(doomed: ProcMesh) -> None:
+    counter = doomed.spawn("counter", Counter, 0)
+    other = doomed.spawn("other", Counter, 0)
+    counter.stop().get(T)
+    kill(doomed, 2)
+    assert doomed.heal().actors == {"other": (2,)}
+    assert list(other.increment.call().get(T).values()) == [1] * 4
+
+
+def test_an_actor_that_failed_is_made_again(doomed: ProcMesh, quiet: list[MeshFailure]) -> None:
+    faulty = doomed.spawn("unlucky", Faulty)
+    faulty.raise_alone.broadcast()
+    for _ in range(10_000):
+        try:
+            faulty.ok.call().get(T)
+        except MeshError:
+            break
+    report = doomed.heal()
+    assert report.ranks == ()
+    assert report.actors == {"unlucky": (0, 1, 2, 3)}
+    assert faulty.ok.call().get(T).reduce("equal") == "ok"
+    assert any("unlucky.raise_alone raised ValueError" in str(f) for f in quiet)
+
+
+def test_the_process_group_is_made_anew_and_peers_are_released(doomed: ProcMesh) -> None:
+    setup_torch_elastic_env(doomed)
+    doomed.execute(init_gloo).get(T)
+    waits = doomed.spawn("waits", Waits)
+    pending = waits.reduce.call(without=3)
+    kill(doomed, 3)
+    with pytest.raises(MeshError):
+        pending.get(T)
+    report = doomed.heal()
+    assert "the process group has been made anew (gloo, 4 ranks)" in report.said
+    assert list(doomed.execute(all_reduced).get(T).values()) == [4.0] * 4
+    assert list(waits.reduce.call(without=-1).get(T).values()) == [4.0] * 4
+    variables = doomed.flatten("rank").slice(rank=3).execute(lambda: os.environ["RANK"] + os.environ["WORLD_SIZE"])
+    assert variables.get(T).item() == "34"
+
+
+def test_what_cannot_be_made_again_is_told_and_the_rest_is_there(doomed: ProcMesh, tmp_path: Any) -> None:
+    flag = tmp_path / "flag"
+    flag.write_text("")
+
+    class Picky(Actor):
+        def __init__(self) -> None:
+            flag.read_text()
+
+        @endpoint
+        def ok(self) -> str:
+            return "ok"
+
+    picky = doomed.spawn("picky", Picky)
+    counter = doomed.spawn("counter", Counter, 0)
+    picky.ok.call().get(T)
+    flag.unlink()
+    kill(doomed, 1)
+    with pytest.raises(HealError, match="actor 'picky' was not made again on rank 1: FileNotFoundError") as caught:
+        doomed.heal()
+    assert caught.value.report.ranks == (1,)
+    assert list(counter.increment.call().get(T).values()) == [1] * 4
+    flag.write_text("")
+    assert doomed.heal().actors == {"picky": (1,)}
+    assert picky.ok.call().get(T).reduce("equal") == "ok"
+
+
+def test_nobody_waiting_the_hook_hears_once_with_all_that_is_known(doomed: ProcMesh, quiet: list[MeshFailure]) -> None:
+    doomed.execute(print, "last words").get(T)
+    pid = list(doomed.execute(os.getpid).get(T).values())[2]
+    os.kill(pid, signal.SIGSEGV)
+    while doomed.healthy():
+        pass
+    doomed.execute(int).exception(T)  # news come in order: the hook has been called by now
+    (failure,) = [f for f in quiet if f.pid == pid]
+    assert (failure.ranks, failure.signal, failure.exit_code) == ((2,), signal.SIGSEGV, None)
+    assert failure.points == ({"hosts": 1, "gpus": 0},)
+    assert "last words" in failure.last_lines
+    assert "killed by SIGSEGV" in failure.report() and "mesh.heal()" in failure.report()
+
+
+class Nanny(Actor):
+    """Owns actors on a mesh and hears of their ends."""
+
+    def __init__(self, procs: ProcMesh) -> None:
+        self.child = procs.spawn("child", Counter, 0)
+        self.heard: list[str] = []
+
+    async def __supervise__(self, failure: MeshFailure) -> bool:
+        self.heard.append(failure.report())
+        return True
+
+    @endpoint
+    def news(self) -> list[str]:
+        return self.heard
+
+    @endpoint
+    async def count(self) -> list[int]:
+        return list((await self.child.increment.call()).values())
+
+
+def test_an_owner_is_asked_when_what_it_owns_is_lost(doomed: ProcMesh) -> None:
+    nanny = doomed.slice(hosts=0, gpus=0).spawn("nanny", Nanny, doomed.slice(hosts=1))
+    assert nanny.count.call_one().get(T) == [1, 1]
+    kill(doomed, 3)
+    news: list[str] = []
+    while not news:
+        news = nanny.news.call_one().get(T)
+    assert len(news) == 1
+    assert "actor 'child' is lost on rank 3" in news[0] and "killed by SIGKILL" in news[0]
+    doomed.heal()
+    assert nanny.count.call_one().get(T) == [2, 1]
+
+
+def test_a_lost_host_is_replaced() -> None:
+    job = ProcessJob({"hosts": 2})
+    hosts = job.state().hosts
+    procs = spawn_two_by_two(hosts)
+    counter = procs.spawn("counter", Counter, 0)
+    counter.increment.call().get(T)
+    rows = sessions.current().request("status")["hosts"]
+    victim = next(h for h in rows if h["index"] == hosts._hosts[1])
+    os.kill(victim["pid"], signal.SIGKILL)
+    while procs.healthy():
+        pass
+    assert counter.slice(hosts=0).increment.call().get(T).reduce("equal") == 2
+    report = procs.heal()
+    assert (report.ranks, report.hosts) == ((2, 3), (victim["label"],))
+    assert list(counter.increment.call().get(T).values()) == [3, 3, 1, 1]
+    procs.stop().get(T)
+    job.kill()
+    hosts.shutdown().get(T)
