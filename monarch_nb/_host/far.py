@@ -12,7 +12,7 @@ from typing import Any
 
 import zmq
 
-from monarch_nb._host.process import BEAT_S, LOST_AFTER_S, HostProcess, count_gpus
+from monarch_nb._host.process import BEAT_S, LOST_AFTER_S, PREEMPT_S, HostProcess, count_gpus
 from monarch_nb._host.supervisor import Rank
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
@@ -93,6 +93,10 @@ class FarProcess(HostProcess):
         elif name == "take_place":
             self.successor = {**self.config, **fields, "directory": f"{self.directory}.{fields['host']}"}
             self.shut_down()
+
+    def preempted(self) -> None:
+        self.event(address.HOME, "preempted", {})
+        self.loop.call_later(self.config.get("preempt_s", PREEMPT_S), self.shut_down)
 
     def shut_down(self) -> None:
         self.event(address.HOME, "leaving", {})

@@ -236,8 +236,16 @@ class Healing:
 
     # --- actors
 
-    def make_actors(self, procs: set[int], report: Report) -> Script[None]:
-        """Make the actors again that belong on some procs and aren't there, or have failed."""
+    def save(self, recipes: list[Recipe], timeout_s: float) -> Script[None]:
+        """Have the actors of some spawns save what they hold now."""
+        for recipe in recipes:
+            slots = self.recipes.living_slots(recipe, {p.proc for p in self._home.registry.alive()})
+            yield partial(
+                self._home.asking.ask, slots, "__save__", None, timeout_s=timeout_s, target=recipe.actor_id, context=recipe.context
+            )
+
+    def make_actors(self, procs: set[int], report: Report, anew: frozenset[int] = frozenset()) -> Script[None]:
+        """Make the actors again that belong on some procs and aren't there, or have failed; `anew`: these in any case."""
         recipes = self.recipes.on(procs)
         if not recipes:
             return
@@ -247,10 +255,38 @@ class Healing:
         for recipe in recipes:
             slots = self.recipes.living_slots(recipe, procs)
             missing = {s: p for s, p in slots.items() if p in living and recipe.actor_id not in living[p]}
-            if missing:
-                yield from self._make_actor(recipe, missing, report)
+            if not missing and recipe.actor_id not in anew:
+                continue
+            wish = None
+            if recipe.checkpointed and (recipe.checkpointed != "own" or not anew):
+                wish = yield from self._choose_checkpoint(recipe, slots, missing, report)
+            made = slots if wish is not None else missing
+            if made:
+                yield from self._make_actor(recipe, made, wish, report)
 
-    def _make_actor(self, recipe: Recipe, slots: dict[int, int], report: Report) -> Script[None]:
+    def _choose_checkpoint(
+        self, recipe: Recipe, slots: dict[int, int], missing: dict[int, int], report: Report
+    ) -> Script[dict[str, Any] | None]:
+        """Return what all actors of a spawn can go on from; None if nothing was saved."""
+        desk, survivors = self._home.checkpoints, {s: p for s, p in slots.items() if s not in missing}
+        saved = desk.newest(recipe.actor_id)
+        wish: dict[str, Any] | None = None if saved is None else {"version": saved.version, "path": saved.path}
+        where = "disk"
+        if recipe.checkpointed == "replicated" and survivors:
+            answers = yield partial(self._home.asking.ask, survivors, "__versions__", None, timeout_s=_ASK_S)
+            versions = [set(found.get(recipe.actor_id, ())) for found in answers.values()]
+            common = set.intersection(*versions) if len(versions) == len(survivors) else set()
+            if common and (saved is None or max(common) >= saved.version):
+                wish = {"version": max(common), "peer": next(iter(survivors.values()))}
+                where = "the others' memory"
+        if wish is None:
+            report["said"].append(f"actor {recipe.name!r} begins anew on what was lost: it had no checkpoint")
+            return None
+        desk.begin_anew(recipe.actor_id, wish["version"])
+        report["said"].append(f"actor {recipe.name!r} goes on from its state after {wish['version']} calls (from {where})")
+        return wish
+
+    def _make_actor(self, recipe: Recipe, slots: dict[int, int], wish: dict[str, Any] | None, report: Report) -> Script[None]:
         ranks = [self._home.registry.procs[p].rank for p in slots.values()]
         if not recipe.kept:
             report["problems"].append(
@@ -260,7 +296,7 @@ class Healing:
             return
         answers = yield partial(
             self._home.asking.ask, slots, "__respawn__", None, timeout_s=CONSTRUCT_S, keeps_refusals=True,
-            target=recipe.actor_id, context=recipe.context, payload=self.recipes.read(recipe),
+            target=recipe.actor_id, context=recipe.context, payload=pickle.dumps((self.recipes.read(recipe), wish), 5),
         )  # fmt: skip
         made = [s for s in slots if not isinstance(answers.get(s, Refusal()), Refusal)]
         report["actors"][recipe.name] = sorted(self._home.registry.procs[slots[s]].rank for s in made)

@@ -8,26 +8,28 @@ import pickle
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from monarch_nb._host.asking import Asking
 from monarch_nb._host.cells import Cells
+from monarch_nb._host.checkpoints import CheckpointDesk
 from monarch_nb._host.environment import describe_environment
 from monarch_nb._host.healing import Healing
 from monarch_nb._host.link import HostLink
-from monarch_nb._host.process import LATER, LOST_AFTER_S, HostProcess, RequestError, count_gpus
+from monarch_nb._host.process import LATER, LOST_AFTER_S, PREEMPT_S, HostProcess, RequestError, count_gpus
 from monarch_nb._host.pulse import process_trouble
 from monarch_nb._host.recipes import Recipes
 from monarch_nb._host.registry import Client, Group, Host, Policy, Proc, Registry, Waiting
+from monarch_nb._host.script import run_script
 from monarch_nb._host.supervisor import Rank
 from monarch_nb._host.watch import Watch, Watches
 from monarch_nb._journal import record as records
 from monarch_nb._journal.entries import EntryLog
 from monarch_nb._journal.output import OutputStore
 from monarch_nb._journal.record import CLIENT_BITS, CLIENT_MASK, CLIENT_ORIGIN, Record, is_cell
-from monarch_nb._shape import Extent
+from monarch_nb._shape import decode_extent
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.marks import TEXT, Piece
@@ -53,6 +55,7 @@ class HomeProcess(HostProcess):
         self.asking = Asking(self.loop, self.send_to_rank)
         self.environment_id = ""
         self._missed_from: int | None = None
+        self.checkpoints = CheckpointDesk(self)
         self.healing = Healing(self, Recipes(os.path.join(self.directory, "recipes")))
         self._restarting: set[int] = set()
         self.link = HostLink(self, self._host_lost)
@@ -194,8 +197,7 @@ class HomeProcess(HostProcess):
         for row in entries:
             for local_rank, entry in enumerate(row):
                 entry.local_rank = local_rank
-        sizes = [pair.split(b"=") for pair in fields["spec"]["extent"].split(b",") if pair]
-        extent = Extent([name.decode() for name, _ in sizes], [int(size) for _, size in sizes])
+        extent = decode_extent(fields["spec"]["extent"])
         group = self.registry.groups[fields["group"]] = Group(fields["group"], extent, procs, fields["spec"], fields["method"])
         self.start_ranks(group, procs)
         return {"procs": procs}
@@ -335,6 +337,10 @@ class HomeProcess(HostProcess):
         elif name == "join":
             self.link.has_joined(address.host_of(src), fields)
             self._answer(self.registry.host_is_up(address.host_of(src)))
+        elif name == "preempted":
+            index = address.host_of(src)
+            theirs = {p.proc for p in self.registry.alive() if address.host_of(p.proc) == index}
+            self._save_then(theirs, lambda: self.event(address.host_proc(index), "leave", {}))
         elif name == "leaving":
             self.link.leaves(address.host_of(src))
         elif name == "beat":
@@ -372,6 +378,8 @@ class HomeProcess(HostProcess):
         if not end["stopped"] and not again:
             self.note(0, "lost", text=f"rank {end['rank']} of {end['group']} is lost", end=_without_lines(end))
             self.healing.lost(end)
+        if entry is not None:
+            self.checkpoints.lost(entry)
         if end["stopped"]:
             self.healing.recipes.procs_stopped([end["proc"]])
         self.cells.proc_has_ended(end)
@@ -397,12 +405,36 @@ class HomeProcess(HostProcess):
         self.healing.recipes.stopped(fields["actor_id"], fields["procs"])
         return None
 
+    def do_checkpoint_gather(self, message: Message, fields: dict[str, Any]) -> object:
+        """A rank that saves has got to a phase; answers once all have."""
+        self.checkpoints.join(message.src, message.ref, fields)
+        return LATER
+
     def do_environment(self, message: Message, fields: dict[str, Any]) -> object:
         """Remember what environment variables ranks were given, for those that take their places."""
         for proc, variables in fields["variables"].items():
             if proc in self.registry.procs:
                 self.registry.procs[proc].own_env.update(variables)
         return None
+
+    def preempted(self) -> None:
+        self._save_then({p.proc for p in self.registry.alive()}, self.shut_down)
+
+    def _save_then(self, procs: set[int], go_on: Callable[[], None]) -> None:
+        """Have the actors that some ranks belong to save what they hold, as far as they can in the time there is."""
+        deadline_s = self.config.get("preempt_s", PREEMPT_S)
+        recipes = [r for r in self.healing.recipes.on(procs) if r.checkpointed]
+        left = [True]
+
+        def once(_outcome: object = None) -> None:
+            if left:
+                left.clear()
+                go_on()
+
+        if recipes:
+            self.note(0, "note", text="this host is about to be taken away: states are saved")
+            self.loop.call_later(deadline_s, once)
+        run_script(self.healing.save(recipes, deadline_s), once)
 
     def do_resize(self, message: Message, fields: dict[str, Any]) -> object:
         """Give a group other sizes; answers with a report."""

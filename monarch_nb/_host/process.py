@@ -28,6 +28,8 @@ from monarch_nb._wire.message import Message
 
 BEAT_S = 1.0
 LOST_AFTER_S = 4.0
+PREEMPT_S = 30.0
+"""How long a host that is about to be taken away waits for its ranks to save their states."""
 
 
 class RequestError(Exception):
@@ -62,7 +64,7 @@ class HostProcess:
         self._pull.bind(address.endpoint(self.directory, self.me))
         self.loop.watch_socket(self._pull, self._take_local)
         for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, lambda _number, _frame: self.loop.call_soon_threadsafe(self.shut_down))
+            signal.signal(number, lambda _number, _frame: self.loop.call_soon_threadsafe(self.preempted))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     # --- sending
@@ -258,6 +260,10 @@ class HostProcess:
 
     def close_link(self) -> None:
         """Close the sockets to other hosts."""
+
+    def preempted(self) -> None:
+        """This machine is about to be taken away (SIGTERM): leave, when what can be saved has been."""
+        self.shut_down()
 
     def shut_down(self) -> None:
         """Stop all ranks here, then leave."""

@@ -20,6 +20,7 @@ class Recipe:
         creator: proc and actor (0: none) that own it.
         size_bytes: of the arguments and the class.
         kept: whether they are kept; too large ones aren't.
+        checkpointed: "own", "replicated" or "sharded" if its state is saved, else empty.
     """
 
     actor_id: int
@@ -29,6 +30,7 @@ class Recipe:
     creator: tuple[int, int]
     size_bytes: int
     kept: bool
+    checkpointed: str = ""
 
     def slots_on(self, procs: set[int]) -> dict[int, int]:
         """Return the slots that are on some procs, with their procs."""
@@ -50,7 +52,7 @@ class Recipes:
         actor_id = fields["actor_id"]
         self._recipes[actor_id] = Recipe(
             actor_id, fields["name"], tuple(fields["procs"]), fields["context"], tuple(fields["creator"]),
-            fields["size_bytes"], data is not None,
+            fields["size_bytes"], data is not None, fields["checkpointed"],
         )  # fmt: skip
         if data is not None:
             with open(os.open(self._path(actor_id), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from monarch_nb._shape import Extent
+from monarch_nb._shape import Extent, encode_extent
 from monarch_nb._wire import address
 
 
@@ -88,7 +88,7 @@ class Group:
     @property
     def context(self) -> bytes:
         """The extent, encoded as messages carry it."""
-        return ",".join(f"{k}={v}" for k, v in self.extent.items()).encode()
+        return encode_extent(self.extent)
 
     @property
     def hosts(self) -> tuple[int, ...]:

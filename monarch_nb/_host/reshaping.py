@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 HOSTS = "hosts"
 _STOP_S = 5.0
+_SAVE_S = 120.0
 
 
 class Reshaping:
@@ -69,6 +70,8 @@ class Reshaping:
         self._refuse_running(group)
         old_procs, size_before = list(group.procs), len(group.procs)
         hosts = yield from self._hosts_for(group, new, procs, report)
+        one_state = [r for r in home.healing.recipes.on(set(old_procs)) if r.checkpointed in ("replicated", "sharded")]
+        yield from home.healing.save(one_state, _SAVE_S)
         gone = [p for p in old_procs if p not in procs]
         home.stop_ranks_of(gone)
         fresh = []
@@ -86,7 +89,8 @@ class Reshaping:
         yield partial(self._when_ended, set(gone))
         living = {home.registry.procs[p].rank: p for p in group.procs if home.registry.procs[p].end is None}
         said = yield from remake_groups(home, living, size_before=size_before)
-        yield from home.healing.make_actors(set(living.values()), report)
+        anew = frozenset(r.actor_id for r in one_state if r.actor_id in actors)
+        yield from home.healing.make_actors(set(living.values()), report, anew)
         report["ranks"] = sorted(home.registry.procs[p].rank for p in fresh)
         report["said"] += [f"{len(gone)} ranks left" if len(gone) > 1 else "1 rank left"] if gone else []
         report["said"] += [f"the mesh is now {new}", *([said] if said else [])]

@@ -16,6 +16,7 @@ from monarch_nb._post.failure import describe, encode_failure
 from monarch_nb._post.office import Office
 from monarch_nb._post.pending import Body
 from monarch_nb._rank.actors import ActorRunner
+from monarch_nb._rank.checkpoints import Checkpoints
 from monarch_nb._shape import Extent, Shape
 from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
@@ -31,6 +32,8 @@ class ActorHost:
     def __init__(self, office: Office, on_work: Callable[[Message], Any] | None = None) -> None:
         self.office = office
         self.actors: dict[int, ActorRunner] = {}
+        self.checkpoints: dict[int, Checkpoints] = {}
+        """By actor; they survive it."""
         self.singletons: dict[str, int] = {}
         self._on_work = on_work
         self._early: dict[int, list[Message]] = {}
@@ -72,6 +75,8 @@ class ActorHost:
             runner = self.actors.get(actor_id)
             if runner is not None and runner.mesh is not None:
                 runner.mesh._reshape(procs, shape)
+            if actor_id in self.checkpoints and self.office.me in procs:
+                self.checkpoints[actor_id].move(procs.index(self.office.me), len(procs))
 
     def _on_system_call(self, message: Message) -> Any:
         answer = getattr(self, "_now_" + message.name.decode().strip("_"), None)
@@ -85,20 +90,20 @@ class ActorHost:
 
     # --- spawning and stopping
 
-    def _spawn(self, message: Message) -> None:
+    def _spawn(self, message: Message, before: ActorRunner | None = None) -> None:
         if message.target in self.actors:
             return
-        runner = self.actors[message.target] = ActorRunner(self, message)
+        runner = self.actors[message.target] = ActorRunner(self, message, before)
         for early in self._early.pop(message.target, ()):
             runner.inbox.put(early)
 
     def _respawn(self, message: Message) -> None:
         """Make an actor again that has failed, or whose process is new."""
-        failed = self.actors.pop(message.target, None)
-        if failed is not None:
-            failed.stop()
+        before = self.actors.pop(message.target, None)
+        if before is not None:
+            before.stop()
         self._gone.discard(message.target)
-        self._spawn(message)
+        self._spawn(message, before)
 
     def _give_up(self, actor_id: int) -> None:
         for message in self._early.pop(actor_id, ()):
@@ -174,6 +179,16 @@ class ActorHost:
         from monarch_nb._rank import collectives
 
         self._reply(message, collectives.describe_group())
+
+    def _now_versions(self, message: Message) -> None:
+        """Return the versions that are in memory here, by actor."""
+        self._reply(message, {i: c.versions() for i, c in list(self.checkpoints.items())})
+
+    def _now_snapshot(self, message: Message) -> None:
+        """Return a copy of an actor's state from memory, or None."""
+        actor_id, version = Body(self.office, message).value()
+        found = self.checkpoints.get(actor_id)
+        self._reply(message, None if found is None else found.find(version))
 
     def _now_living_actors(self, message: Message) -> None:
         """Return the ids of the actors here that haven't failed."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import inspect
+import pickle
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -22,12 +23,18 @@ from monarch_nb._post.office import OfficeClosed
 from monarch_nb._post.pending import Body
 from monarch_nb._post.port import Port
 from monarch_nb._rank.inbox import Inbox
+from monarch_nb._shape import decode_extent
 from monarch_nb._wire import codec
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.message import Message
 
 if TYPE_CHECKING:
     from monarch_nb._rank.actor_host import ActorHost
+    from monarch_nb._rank.checkpoints import Checkpoints
+
+
+PREDECESSOR_S = 10.0
+"""How long an actor that is made anew waits for the one before it to leave."""
 
 
 class Method:
@@ -46,7 +53,7 @@ class Method:
 class ActorRunner:
     """One actor: instance, inbox and thread. Only that thread touches the instance."""
 
-    def __init__(self, host: ActorHost, spawn: Message) -> None:
+    def __init__(self, host: ActorHost, spawn: Message, before: ActorRunner | None = None) -> None:
         self.host = host
         self.actor_id = spawn.target
         self.creator: tuple[int, int] = (spawn.src, 0)
@@ -56,6 +63,11 @@ class ActorRunner:
         self.failure: dict[str, Any] | None = None
         self.mesh: Any = None
         self.busy_with = ""
+        self.checkpoints: Checkpoints | None = None
+        self._wish: dict[str, Any] | None = None
+        """The checkpoint that it shall go on from."""
+        self._before = before
+        """Who had this place: gone before we begin."""
         self._spawn: Message | None = spawn
         self._methods: dict[bytes, Method] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -84,7 +96,7 @@ class ActorRunner:
         context = CallContext(spawn.origin, spawn.slot, spawn.context, self, spawn.src)
         call_context.set(context)
         try:
-            recipe = self._body.value() if spawn.name == b"__spawn__" else codec.from_bytes(self._body.payload)
+            recipe = self._recipe(spawn)
         except BaseException as error:
             self._fail(error, spawn, "__init__")
             self._serve()
@@ -101,10 +113,44 @@ class ActorRunner:
             self._serve()
         self._clean_up()
 
+    def _recipe(self, spawn: Message) -> dict[str, Any]:
+        before, self._before = self._before, None
+        if before is not None:
+            before.thread.join(PREDECESSOR_S)
+            before.instance = None
+        if spawn.name == b"__spawn__":
+            found: dict[str, Any] = self._body.value()
+            return found
+        data, self._wish = pickle.loads(self._body.payload)
+        found = codec.from_bytes(data)
+        return found
+
+    def _set_up_checkpoints(self, size: int, slot: int) -> None:
+        """Have the new instance saved; let it go on from what was saved before."""
+        instance = self.instance
+        if not hasattr(type(instance), "checkpoint_state"):
+            return
+        from monarch_nb._rank.checkpoints import KINDS, Checkpoints
+
+        if instance.checkpoint_state not in KINDS:
+            raise ValueError(f"checkpoint_state is one of {', '.join(map(repr, KINDS))}, not {instance.checkpoint_state!r}")
+        known = self.host.checkpoints
+        found = known.get(self.actor_id)
+        if found is None or not found.is_at(slot, size):
+            found = known[self.actor_id] = Checkpoints(self.host.office, self.actor_id, self.name, slot, size)
+        self.checkpoints = found
+        found.kind, found.every = instance.checkpoint_state, instance.checkpoint_every
+        found.keep, found.directory = instance.checkpoint_keep, instance.checkpoint_dir
+        if self._wish is not None:
+            found.restore(instance, self._wish)
+        elif found.every:
+            found.begin(instance)
+
     def _construct(self, recipe: dict[str, Any], spawn: Message) -> None:
         try:
             self.instance = recipe["class"].__new__(recipe["class"])
             self.instance.__init__(*recipe["args"], **recipe["kwargs"])
+            self._set_up_checkpoints(decode_extent(spawn.context).nelements, spawn.slot)
         except BaseException as error:
             self._fail(error, spawn, "__init__")
             return
@@ -181,8 +227,8 @@ class ActorRunner:
         if self.failure is not None:
             self._refuse(message)
             return
-        if message.name == b"__supervise__":
-            self._supervise(message)
+        if message.name in _OWN_MESSAGES:
+            _OWN_MESSAGES[message.name](self, message)
             return
         try:
             try:
@@ -235,8 +281,8 @@ class ActorRunner:
         if self.failure is not None:
             self._refuse(message)
             return
-        if message.name == b"__supervise__":
-            self._supervise(message)
+        if message.name in _OWN_MESSAGES:
+            _OWN_MESSAGES[message.name](self, message)
             return
         try:
             method = self._method(message.name)
@@ -287,6 +333,7 @@ class ActorRunner:
             keep(message.ref, result)
         elif message.ref and not method.wants_port:
             self._answer(message, result)
+        self._count(message)
         self.host.office.settle()
 
     def _arguments(self, message: Message, method: Method) -> tuple[Any, dict[str, Any]]:
@@ -314,6 +361,26 @@ class ActorRunner:
             return
         released = office.releases_for(message.src)
         office.post(message.src, wire.REPLY, body, slot=message.slot, ref=message.ref, name=released)
+
+    # --- checkpoints
+
+    def _count(self, message: Message) -> None:
+        """A call is over: save the state, if it's time."""
+        if self.checkpoints is None or message.name in _UNCOUNTED:
+            return
+        try:
+            self.checkpoints.after_call(self.instance)
+        except Exception as error:  # its state can't be had: that's the actor's failure, not the call's
+            self._fail(error, None, "state_dict")
+
+    def _save(self, message: Message) -> None:
+        """The host is about to be taken away: save the state now; answers with its directory."""
+        try:
+            path = self.checkpoints.save_now(self.instance) if self.checkpoints is not None else ""
+        except Exception as error:
+            self._reply_failure(message, describe(error, **self._where("state_dict")))
+        else:
+            self._answer(message, path)
 
     # --- failure
 
@@ -344,7 +411,9 @@ class ActorRunner:
         fatal = not isinstance(error, Exception | KeyboardInterrupt) or not answers
         if answers:
             self._reply_failure(message, describe(error, **self._where(endpoint)))
-        if fatal:
+        if not fatal:
+            self._count(message)
+        else:
             self._fail(error, None, endpoint)
         self.host.office.settle()
 
@@ -366,6 +435,13 @@ class ActorRunner:
         assert self.failure is not None
         if message.ref and not message.flags & wire.KEEP:
             self._reply_failure(message, {**self.failure, "dead": True})
+
+
+_UNCOUNTED = (b"checkpoint", b"num_calls")
+_OWN_MESSAGES: dict[bytes, Callable[[ActorRunner, Message], None]] = {
+    b"__supervise__": ActorRunner._supervise,
+    b"__save__": ActorRunner._save,
+}
 
 
 def _has_async(cls: type) -> bool:

@@ -218,8 +218,7 @@ class Worker:
 
     def _place(self) -> dict[str, Any]:
         """Return what cells know of where they run: `point`, `mesh` and, with torch, `device`."""
-        from monarch_nb._shape import Shape
-        from monarch_nb.actor.context import decode_extent
+        from monarch_nb._shape import Shape, decode_extent
         from monarch_nb.actor.proc_mesh import ProcMesh
 
         spec = self.rank.spec

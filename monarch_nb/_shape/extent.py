@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 
 
 class Extent(Mapping[str, int]):
@@ -141,3 +142,19 @@ class Point(Mapping[str, int]):
 
     def __repr__(self) -> str:
         return "{" + ", ".join(f"{k!r}: {v}/{self.extent[k]}" for k, v in self.items()) + "}"
+
+
+def encode_extent(extent: Extent) -> bytes:
+    """Return an extent as messages carry it.
+
+    >>> encode_extent(Extent(["hosts", "gpus"], [2, 4]))
+    b'hosts=2,gpus=4'
+    """
+    return ",".join(f"{k}={v}" for k, v in extent.items()).encode()
+
+
+@lru_cache(256)
+def decode_extent(data: bytes) -> Extent:
+    """Return the extent that a message carried."""
+    pairs = [part.split("=") for part in data.decode().split(",") if part]
+    return Extent([k for k, _ in pairs], [int(v) for _, v in pairs])

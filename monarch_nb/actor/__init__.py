@@ -10,6 +10,7 @@
     channel      Channel, Port, PortReceiver
     context      context(), current_rank(): where the running code stands
     supervision  MeshFailure, unhandled_fault_hook
+    checkpoint   Checkpointed: actors whose state survives them
     heal         HealReport, heal_mesh
     workers      attach_to_workers, run_worker_loop_forever: hosts started by hand
     controller   get_or_spawn_controller: named singletons
@@ -22,6 +23,7 @@ from monarch_nb._shape import Extent, Point, Shape
 from monarch_nb.actor.accumulator import Accumulator
 from monarch_nb.actor.actor_mesh import Actor, ActorMesh, as_endpoint, send
 from monarch_nb.actor.channel import Channel, PortReceiver, RankedPortReceiver
+from monarch_nb.actor.checkpoint import Checkpointed
 from monarch_nb.actor.context import (
     Context,
     context,
@@ -47,6 +49,7 @@ __all__ = [
     "ActorError",
     "ActorMesh",
     "Channel",
+    "Checkpointed",
     "Context",
     "Endpoint",
     "Extent",

@@ -12,7 +12,7 @@ from monarch_nb._post import here
 from monarch_nb._post.context import call_context
 from monarch_nb._post.office import Office
 from monarch_nb._post.pending import Gather
-from monarch_nb._shape import Extent, MeshTrait, Shape
+from monarch_nb._shape import Extent, MeshTrait, Shape, encode_extent
 from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.codec import Encoded
@@ -79,11 +79,6 @@ class Load:
         self.num[slot] -= 1
 
 
-def encode_extent(shape: Shape) -> bytes:
-    """Return the extent as it travels in messages."""
-    return ",".join(f"{k}={v}" for k, v in shape.extent.items()).encode()
-
-
 class ActorMesh(MeshTrait, Generic[T]):
     """The actors of one spawn (or a part of them), with the endpoints of their class as attributes.
 
@@ -106,7 +101,7 @@ class ActorMesh(MeshTrait, Generic[T]):
         self._all_procs = procs
         self._own_shape = shape
         self._procs = tuple(procs[i] for i in shape.ranks)
-        self._context = encode_extent(shape)
+        self._context = encode_extent(shape.extent)
         self._spawned: Gather | None = None
         self._state = MeshState()
         self._load_state: Load | None = None
@@ -167,7 +162,7 @@ class ActorMesh(MeshTrait, Generic[T]):
         self._all_procs = tuple(procs)
         self._own_shape = shape
         self._procs = self._all_procs
-        self._context = encode_extent(shape)
+        self._context = encode_extent(shape.extent)
         self._load_state = None
         for name in [k for k, v in vars(self).items() if isinstance(v, Endpoint)]:
             delattr(self, name)
@@ -211,7 +206,8 @@ class ActorMesh(MeshTrait, Generic[T]):
         size_bytes = len(body.payload) + sum(b.nbytes for b in body.buffers)
         sessions.of_office(self._office).tell(
             "actor_spawned", actor_id=self._actor_id, name=self._name, procs=self._procs, context=self._context, creator=creator,
-            size_bytes=size_bytes, recipe=codec.to_bytes(body) if size_bytes <= MAX_RECIPE_BYTES else None,
+            checkpointed=getattr(self._class, "checkpoint_state", ""), size_bytes=size_bytes,
+            recipe=codec.to_bytes(body) if size_bytes <= MAX_RECIPE_BYTES else None,
         )  # fmt: skip
 
     def _encode_recipe(self, recipe: dict[str, Any]) -> Encoded:

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._client import session as sessions
 from monarch_nb._post import here
 from monarch_nb._post.context import CallContext, call_context
-from monarch_nb._shape import Extent, Point, Shape
+from monarch_nb._shape import Extent, Point, Shape, decode_extent
 
 if TYPE_CHECKING:
     from monarch_nb.actor.proc_mesh import ProcMesh
-
-
-@lru_cache(256)
-def decode_extent(data: bytes) -> Extent:
-    """Return the extent that a message carried."""
-    pairs = [part.split("=") for part in data.decode().split(",") if part]
-    return Extent([k for k, _ in pairs], [int(v) for _, v in pairs])
 
 
 class Instance:

@@ -12,9 +12,8 @@ from monarch_nb._client import launch
 from monarch_nb._client import session as sessions
 from monarch_nb._client.session import Session
 from monarch_nb._post import here
-from monarch_nb._shape import Extent, MeshTrait, Shape
+from monarch_nb._shape import Extent, MeshTrait, Shape, encode_extent
 from monarch_nb._wire import codec
-from monarch_nb.actor.actor_mesh import encode_extent
 from monarch_nb.actor.future import Future
 from monarch_nb.actor.proc_mesh import ProcMesh, grid, new_group
 
@@ -104,7 +103,7 @@ class HostMesh(MeshTrait):
                 raise TypeError(f"env maps str to str; got {key!r}: {value!r}")
         return {
             "group": group,
-            "extent": encode_extent(Shape.full(extent)),
+            "extent": encode_extent(extent),
             "env": dict(env),
             "sys_path": launch.importable_path(),
             "cwd": os.getcwd(),

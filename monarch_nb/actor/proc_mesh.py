@@ -13,10 +13,10 @@ from monarch_nb._post import here
 from monarch_nb._post.context import call_context
 from monarch_nb._post.office import Office
 from monarch_nb._post.pending import Gather
-from monarch_nb._shape import Extent, MeshTrait, Shape
+from monarch_nb._shape import Extent, MeshTrait, Shape, encode_extent
 from monarch_nb._wire import codec
 from monarch_nb._wire import message as wire
-from monarch_nb.actor.actor_mesh import encode_extent, spawn_actors
+from monarch_nb.actor.actor_mesh import spawn_actors
 from monarch_nb.actor.future import Future
 from monarch_nb.actor.heal import HealReport
 from monarch_nb.actor.outcome import value_mesh
@@ -58,7 +58,7 @@ class ProcMesh(MeshTrait):
         self._own_shape = shape
         self._procs = tuple(self._all_procs[i] for i in shape.ranks)
         self._hosts = hosts
-        self._context = encode_extent(shape)
+        self._context = encode_extent(shape.extent)
         self._stopped = ""
         self._is_whole = len(self._procs) == len(self._all_procs) and shape.extent.nelements == len(self._all_procs)
         session = sessions.known(self._office)
@@ -276,7 +276,7 @@ class ProcMesh(MeshTrait):
         self._all_procs = self._procs = tuple(procs)
         self._own_shape = shape
         self._hosts = tuple(hosts)
-        self._context = encode_extent(shape)
+        self._context = encode_extent(shape.extent)
 
     def activate(self) -> Any:
         """Use this mesh as the current one within a `with` block."""

@@ -1,0 +1,127 @@
+"""Where ranks meet that save together, and which checkpoints count.
+
+Members give a value for each phase and get all of them back; when one of them dies, the others hear at once. A checkpoint is written beside its
+place and gets its name when all have written: what has a name is whole.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb._host.registry import Proc
+from monarch_nb._shape import name_ranks
+
+if TYPE_CHECKING:
+    from monarch_nb._host.home import HomeProcess
+
+GATHER_S = 180.0
+
+Key = tuple[int, int, str]
+"""Actor, version, phase."""
+
+
+@dataclass
+class _Gathering:
+    fields: dict[int, dict[str, Any]] = field(default_factory=dict)
+    asking: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass
+class Saved:
+    """A checkpoint on disk: after how many calls, and where."""
+
+    version: int
+    path: str
+
+
+class CheckpointDesk:
+    """Owned by the loop thread."""
+
+    def __init__(self, home: HomeProcess) -> None:
+        self._home = home
+        self._gatherings: dict[Key, _Gathering] = {}
+        self._saved: dict[int, list[Saved]] = {}
+
+    def newest(self, actor_id: int) -> Saved | None:
+        """Return an actor's newest checkpoint that is whole."""
+        found = self._saved.get(actor_id)
+        return found[-1] if found else None
+
+    def join(self, src: int, ref: int, fields: dict[str, Any]) -> None:
+        """A member has got to a phase.
+
+        Raises:
+            ValueError: if not all members live.
+        """
+        home = self._home
+        recipe = home.healing.recipes.find(fields["actor_id"])
+        dead = [] if recipe is None else [p for p in recipe.procs if home.registry.procs[p].end is not None]
+        if recipe is None or dead:
+            raise ValueError(f"{_ranks(home, dead)} lost" if dead else "the actor was stopped")
+        key = (fields["actor_id"], fields["version"], fields["phase"])
+        gathering = self._gatherings.get(key)
+        if gathering is None:
+            gathering = self._gatherings[key] = _Gathering()
+            home.loop.call_later(GATHER_S, lambda: self._give_up(key, gathering))
+        gathering.fields[fields["slot"]] = fields
+        gathering.asking.append((src, ref))
+        if len(gathering.fields) == fields["size"]:
+            self._complete(key, self._gatherings.pop(key), recipe.name)
+
+    def _complete(self, key: Key, gathering: _Gathering, name: str) -> None:
+        actor_id, version, phase = key
+        first = gathering.fields[min(gathering.fields)]
+        base = os.path.join(first["directory"] or os.path.join(self._home.store.directory, "checkpoints"), f"{name}-{actor_id & 0xFFFF:04x}")
+        writing, final = os.path.join(base, f".step-{version}.writing"), os.path.join(base, f"step-{version}")
+        path = writing
+        if phase == "begin":
+            os.makedirs(base, mode=0o700, exist_ok=True)
+            shutil.rmtree(writing, ignore_errors=True)
+        elif phase == "done":
+            shutil.rmtree(final, ignore_errors=True)
+            os.rename(writing, final)
+            self._enter(actor_id, Saved(version, final), first["keep"])
+            path = final
+        values = [] if phase in ("begin", "done") else [gathering.fields[s]["value"] for s in sorted(gathering.fields)]
+        for src, ref in gathering.asking:
+            self._home.reply(src, ref, {"path": path, "values": values})
+
+    def _enter(self, actor_id: int, saved: Saved, keep: int) -> None:
+        kept = [s for s in self._saved.get(actor_id, ()) if s.version < saved.version]  # later ones were taken back
+        kept.append(saved)
+        for old in kept[: -max(1, keep)]:
+            shutil.rmtree(old.path, ignore_errors=True)
+        self._saved[actor_id] = kept[-max(1, keep) :]
+
+    def _give_up(self, key: Key, gathering: _Gathering) -> None:
+        if self._gatherings.get(key) is gathering:
+            missing = gathering.fields[min(gathering.fields)]["size"] - len(gathering.fields)
+            self._refuse(key, f"{missing} ranks did not save after {key[1]} calls within {GATHER_S:g} s")
+
+    def _refuse(self, key: Key, text: str) -> None:
+        for src, ref in self._gatherings.pop(key).asking:
+            self._home.reply(src, ref, text, error=True)
+
+    def lost(self, entry: Proc) -> None:
+        """A rank has died: what was being saved with it isn't completed."""
+        for key in list(self._gatherings):
+            recipe = self._home.healing.recipes.find(key[0])
+            if recipe is None or entry.proc in recipe.procs:
+                self._refuse(key, f"rank {entry.rank} was lost")
+
+    def begin_anew(self, actor_id: int, version: int) -> None:
+        """An actor goes back to a version: what is under way is dropped, and later versions don't count."""
+        for key in [k for k in self._gatherings if k[0] == actor_id]:
+            self._refuse(key, "the actor has gone back to an earlier checkpoint")
+        for later in [s for s in self._saved.get(actor_id, ()) if s.version > version]:
+            self._saved[actor_id].remove(later)
+            with suppress(OSError):
+                shutil.rmtree(later.path)
+
+
+def _ranks(home: HomeProcess, procs: list[int]) -> str:
+    return name_ranks(home.registry.procs[p].rank for p in procs)

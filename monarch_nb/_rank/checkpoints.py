@@ -1,0 +1,186 @@
+"""What an actor has saved: copies in this process' memory, and files written behind its back.
+
+The actor's thread takes copies between two calls; a thread of its own writes them. The last two copies stay in memory: an actor that is made anew
+here, or on a rank that has taken another's place, goes on from the newest one that all have.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb._post.office import Office
+from monarch_nb._post.pending import OneReply
+from monarch_nb._rank.snapshot import Snapshot, load, rebuild, save, take_snapshot
+from monarch_nb._wire import address, codec
+from monarch_nb._wire import message as wire
+
+if TYPE_CHECKING:
+    import torch
+
+KINDS = ("own", "replicated", "sharded")
+_MEMBER_S = 180.0
+"""How long the others may take to get to the same point of a save."""
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that could not be completed; the last good one is still there."""
+
+
+class Checkpoints:
+    """The checkpoints of one actor in this process; survives the actor.
+
+    Args:
+        kind: own, replicated or sharded: see `Checkpointed.checkpoint_state`.
+    """
+
+    def __init__(self, office: Office, actor_id: int, name: str, slot: int, size: int) -> None:
+        self.kind = "own"
+        self.every = 0
+        self.keep = 2
+        self.directory = ""
+        self.num_calls = 0
+        self.last_path = ""
+        self._office = office
+        self._actor_id = actor_id
+        self._name = name
+        self._slot = slot
+        self._size = size
+        self._buffers: list[dict[str, torch.Tensor]] = [{}, {}]
+        self._snapshots: list[Snapshot] = []
+        self._saving: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def move(self, slot: int, size: int) -> None:
+        """The mesh has other sizes."""
+        self._slot, self._size = slot, size
+
+    def is_at(self, slot: int, size: int) -> bool:
+        """Say whether it is of this place: the mesh may have other sizes by now."""
+        return (self._slot, self._size) == (slot, size)
+
+    # --- the actor's thread
+
+    def after_call(self, instance: Any) -> None:
+        """Count a call; save, if it's time."""
+        self.num_calls += 1
+        if self.every and self.num_calls % self.every == 0:
+            self.take(instance)
+
+    def begin(self, instance: Any) -> None:
+        """Keep what a new actor begins with, and make the memory for copies ready: its first use is slow."""
+        for buffers in self._buffers:
+            take_snapshot(instance.state_dict(), self.num_calls, buffers)
+        self.take(instance)
+
+    def take(self, instance: Any) -> None:
+        """Copy the state, and have the copy written; waits only for the save before the last one."""
+        self.wait()
+        snapshot = take_snapshot(instance.state_dict(), self.num_calls, self._buffers[0])
+        self._buffers.reverse()
+        self._snapshots = [*[s for s in self._snapshots if s.version != snapshot.version][-1:], snapshot]
+        self._error = None
+        self._saving = threading.Thread(target=self._save, args=(snapshot,), name=f"checkpoint-{self._name}", daemon=True)
+        self._saving.start()
+
+    def wait(self) -> None:
+        """Wait until what is being written is on disk, or has failed."""
+        if self._saving is not None:
+            self._saving.join()
+            self._saving = None
+
+    def save_now(self, instance: Any) -> str:
+        """Save the state of now and wait until it's on disk; return the directory.
+
+        Raises:
+            CheckpointError: if another rank didn't save the same, or nothing could be written.
+        """
+        if not self._snapshots or self._snapshots[-1].version != self.num_calls:
+            self.take(instance)
+        self.wait()
+        if self._error is not None:
+            raise CheckpointError(f"checkpoint of actor {self._name!r} after {self.num_calls} calls: {self._error}")
+        return self.last_path
+
+    # --- writing, in a thread of its own
+
+    def _save(self, snapshot: Snapshot) -> None:
+        try:
+            path = self._exchange(snapshot.version, "begin", None)[0]
+            save(snapshot, self._prefix, path, self._slot, lambda phase, value: self._exchange(snapshot.version, phase, value))
+            self.last_path = self._exchange(snapshot.version, "done", None)[0]
+        except Exception as error:  # kept for who asks; training goes on
+            self._error = error
+
+    @property
+    def _prefix(self) -> str:
+        return f"rank{self._slot}" if self.kind == "own" else "all"
+
+    def _exchange(self, version: int, phase: str, value: Any) -> list[Any]:
+        """Give a value to all members by way of the home; return theirs."""
+        fields = {
+            "actor_id": self._actor_id, "version": version, "phase": phase, "slot": self._slot, "size": self._size,
+            "value": codec.to_bytes(codec.encode(value)), "directory": self.directory, "keep": self.keep,
+        }  # fmt: skip
+        reply = self._office.request(address.HOME, "checkpoint_gather", fields)
+        self._office.reader.wait(reply, None)
+        if reply.body is None:
+            raise CheckpointError("the mesh has ended")
+        found = reply.body.value()
+        if reply.body.flags & wire.ERROR:
+            raise CheckpointError(str(found))
+        return [found["path"]] if phase in ("begin", "done") else [codec.from_bytes(v) for v in found["values"]]
+
+    # --- going back
+
+    def versions(self) -> list[int]:
+        """Return what is kept in memory."""
+        return [s.version for s in self._snapshots]
+
+    def find(self, version: int) -> Snapshot | None:
+        """Return a copy from memory."""
+        return next((s for s in self._snapshots if s.version == version), None)
+
+    def restore(self, instance: Any, wish: dict[str, Any]) -> None:
+        """Have a new instance go on from a version: from memory here, from a peer's, or from disk.
+
+        Raises:
+            CheckpointError: if it can't be had.
+        """
+        self.wait()
+        version, state = self._state(instance, wish)
+        if state is not None:
+            instance.load_state_dict(state)
+        self.num_calls = version
+        self._snapshots = [s for s in self._snapshots if s.version <= version]
+
+    def _state(self, instance: Any, wish: dict[str, Any]) -> tuple[int, Any]:
+        snapshot = self.find(wish["version"])
+        if snapshot is not None and self.kind != "sharded":  # shards in memory belong to a process group that is gone
+            return snapshot.version, _fresh(snapshot)
+        if wish.get("peer"):
+            return wish["version"], _fresh(self._ask_peer(wish["peer"], wish["version"]))
+        if wish.get("path"):
+            found = load(wish["path"], self._prefix, instance.state_dict())
+            return found if found is not None else (wish["version"], None)
+        raise CheckpointError(f"version {wish['version']} of actor {self._name!r} is neither in memory nor on disk")
+
+    def _ask_peer(self, proc: int, version: int) -> Snapshot:
+        reply = OneReply(self._office, (proc,))
+        ref = self._office.expect(reply)
+        body = codec.encode((self._actor_id, version))
+        self._office.post(proc, wire.CALL, body, ref=ref, name=b"__snapshot__")
+        self._office.check_ends(reply)
+        self._office.reader.wait(reply, None)
+        found: Snapshot | None = None
+        with suppress(Exception):
+            found = reply.body.value() if reply.body is not None and not reply.body.flags & wire.ERROR else None
+        if found is None:
+            raise CheckpointError(f"version {version} of actor {self._name!r} could not be had from its peer")
+        return found
+
+
+def _fresh(snapshot: Snapshot) -> Any:
+    """Return the state with tensors of its own: the copy stays as it is, whatever is done to them."""
+    return rebuild(snapshot.skeleton, {path: tensor.clone() for path, tensor in snapshot.tensors.items()})
