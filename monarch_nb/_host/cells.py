@@ -109,7 +109,7 @@ class Cells:
         entry = home.entries.begin(
             "cell", who=home.who(client), when=time.time(), source=fields["source"][:MAX_SOURCE_SHOWN],
             ranks=fields["rank_set"], group=fields["group"], number=fields["number"], env=home.environment_id,
-            position=home.store.end, **({"rerun_of": fields["rerun_of"]} if fields.get("rerun_of") else {}),
+            position=home.store.end, **{k: fields[k] for k in ("rerun_of", "replay_of") if fields.get(k)},
         )  # fmt: skip
         n = entry["n"]
         payload = pickle.dumps({"source": fields["source"], "number": fields["number"] or n}, 5)

@@ -18,19 +18,20 @@ _ADVICE = (
 )
 
 
-def remake_groups(home: HomeProcess, ranks: dict[int, int], *, size_before: int = 0) -> Script[str]:
+def remake_groups(home: HomeProcess, ranks: dict[int, int], *, size_before: int = 0, if_torn: bool = False) -> Script[str]:
     """Make the default process group anew on ranks (rank to proc), if they have one of all of them.
 
     Args:
         ranks: who shall be in it, whether they were before or not.
         size_before: how many ranks it had; by default as many as it shall have.
+        if_torn: only if some of them have one and others don't.
 
     Returns:
         What to tell people; empty if there was no group.
     """
     found = yield partial(home.asking.ask, ranks, "__group__", None, timeout_s=_DESCRIBE_S)
     known: dict[int, dict[str, Any]] = {r: g for r, g in found.items() if g}
-    if not known:
+    if not known or (if_torn and len(known) == len(ranks)):
         return ""
     kinds = {(g["backend"], g["world_size"]) for g in known.values()}
     if len(kinds) > 1 or next(iter(kinds))[1] != (size_before or len(ranks)):

@@ -182,9 +182,8 @@ class Healing:
         yield from self._start_ranks(lost, report)
         ranks = {p.rank: p.proc for p in members.values() if p.end is None}
         report["ranks"] = sorted(p.rank for p in lost if p.end is None)
-        if report["ranks"]:
-            said = yield from remake_groups(home, ranks)
-            report["said"] += [said] if said else []
+        said = yield from remake_groups(home, ranks, if_torn=not report["ranks"])
+        report["said"] += [said] if said else []
         yield from self.make_actors(set(ranks.values()) & wanted, report)
         self._tell_all(group, report)
         report["seconds"] = time.monotonic() - began

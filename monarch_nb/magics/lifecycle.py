@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._shape import name_ranks
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.magics.arguments import Namespace
 from monarch_nb.magics.missed import show_missed
@@ -32,9 +33,11 @@ def start(state: State, arguments: Namespace) -> None:
         env=dict(arguments.env or ()),
         idle_timeout_s=arguments.idle_timeout,
         method="spawn" if arguments.spawn else "fork",
+        on_failure=arguments.on_failure,
+        num_spares=arguments.spares or 0,
     )
     state.adopt(mesh)
-    backend = _prepare_distributed(mesh, arguments.init_process_group)
+    backend = _prepare_distributed(mesh, arguments.init_process_group, arguments.group_timeout)
     ready = f"; torch.distributed is ready ({backend})" if backend else ""
     print(f"{describe(mesh)} is ready{ready}; it ends after {duration(arguments.idle_timeout)} without a client and a running cell")
 
@@ -62,7 +65,7 @@ def describe(mesh: Mesh) -> str:
     return f"mesh {mesh.name!r} ({mesh.extent}: ranks 0-{len(mesh) - 1})"
 
 
-def _prepare_distributed(mesh: Mesh, backend: str | None) -> str:
+def _prepare_distributed(mesh: Mesh, backend: str | None, timeout_s: float) -> str:
     """Set RANK, MASTER_ADDR and the like; make a process group if asked for."""
     from monarch_nb.spmd import setup_torch_elastic_env
 
@@ -70,7 +73,7 @@ def _prepare_distributed(mesh: Mesh, backend: str | None) -> str:
     if backend is None:
         return ""
     chosen = backend or ("nccl" if "gpus" in mesh.sizes and _has_gpus(mesh) else "gloo")
-    mesh.execute(_init_process_group, chosen).get(120)
+    mesh.execute(_init_process_group, chosen, timeout_s).get(120)
     return chosen
 
 
@@ -78,13 +81,15 @@ def _has_gpus(mesh: Mesh) -> bool:
     return all(h.num_gpus for h in mesh.status().hosts)
 
 
-def _init_process_group(backend: str) -> None:
+def _init_process_group(backend: str, timeout_s: float) -> None:
+    from datetime import timedelta
+
     import torch
     import torch.distributed as dist
 
     if backend == "nccl":
         torch.cuda.set_device(0)
-    dist.init_process_group(backend)
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
 
 
 def list_(state: State, arguments: Namespace) -> None:
@@ -146,20 +151,46 @@ def restart(state: State, arguments: Namespace) -> None:
     """Kill ranks and start them anew at their places. What they held is lost; asks, or wants -f."""
     mesh = state.mesh(arguments.name)
     ranks = mesh.select(arguments.ranks)
-    from monarch_nb._shape import format_ranks
-
-    one = len(ranks) == 1
-    who = f"rank{'' if one else 's'} {format_ranks(ranks)}"
+    one, who = len(ranks) == 1, name_ranks(ranks)
     question = f"what {who} of mesh {mesh.name!r} hold{'s' if one else ''} will be lost. Restart?"
     if not arguments.force and not confirm(question, f"%mesh restart -f --ranks {arguments.ranks}"):
         print("nothing was restarted")
         return
     mesh.restart(ranks)
-    from monarch_nb.spmd import setup_torch_elastic_env
-
-    setup_torch_elastic_env(mesh, master_addr="127.0.0.1")
     again = "runs again, with nothing in it" if one else "run again, with nothing in them"
-    print(f"{who} {again}. A process group must be made anew on all ranks")
+    print(f"{who} {again}. %mesh heal makes actors and the process group anew")
+
+
+def heal(state: State, arguments: Namespace) -> None:
+    """Put back what is lost: processes at their places, actors, process groups. --replay: also what cells had defined there."""
+    print(state.mesh(arguments.name).heal(replay=arguments.replay))
+
+
+def resize(state: State, arguments: Namespace) -> None:
+    """Give a mesh other sizes: ranks are added, or leave with what they hold; asks then, or wants -f."""
+    mesh = state.mesh(arguments.name)
+    sizes = arguments.sizes
+    fewer = {name: size for name, size in sizes.items() if size < mesh.sizes.get(name, 0)}
+    if fewer and not arguments.force:
+        given = ",".join(f"{n}={s}" for n, s in sizes.items())
+        question = f"ranks of mesh {mesh.name!r} leave, and what they hold is lost. Resize to {given}?"
+        if not confirm(question, f"%mesh resize -f {given}"):
+            print("nothing was changed")
+            return
+    print(mesh.resize(**sizes))
+
+
+def shrink(state: State, arguments: Namespace) -> None:
+    """Go on without what is lost: the dimension that costs the fewest living ranks gets smaller."""
+    print(state.mesh(arguments.name).shrink())
+
+
+def on_failure(state: State, arguments: Namespace) -> None:
+    """Say what is done when a rank dies: stop (calls raise until you heal it), heal, or shrink."""
+    mesh = state.mesh(arguments.name)
+    mesh.on_failure(arguments.do, max_restarts=arguments.max_restarts)
+    what = {"stop": "nothing by itself: %mesh heal", "heal": "it is healed by itself", "shrink": "the mesh goes on without it"}
+    print(f"when a rank of mesh {mesh.name!r} dies: {what[arguments.do]}")
 
 
 def confirm(question: str, otherwise: str) -> bool:

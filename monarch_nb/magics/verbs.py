@@ -22,6 +22,10 @@ VERBS: dict[str, Verb] = {
     "lease": lifecycle.lease,
     "interrupt": lifecycle.interrupt,
     "restart": lifecycle.restart,
+    "heal": lifecycle.heal,
+    "resize": lifecycle.resize,
+    "shrink": lifecycle.shrink,
+    "on-failure": lifecycle.on_failure,
     "stacks": lifecycle.stacks,
     "stop": lifecycle.stop,
     "push": data.push,
@@ -92,6 +96,9 @@ def _start(add: Any) -> None:
     add("--idle-timeout", type=seconds, default=8 * 3600.0, metavar="T", help="lease, as in 30m or 8h")
     add("--env", "-e", type=variable, action="append", metavar="K=V", help="environment of the ranks")
     add("--init-process-group", nargs="?", const="", choices=("", "nccl", "gloo"), help="set up torch.distributed")
+    add("--group-timeout", type=seconds, default=600.0, metavar="T", help="how long a collective may take: 10m")
+    add("--on-failure", choices=("stop", "heal", "shrink"), default="stop", help="what is done when a rank dies")
+    add("--spares", type=positive, help="hosts that wait to take a lost one's place")
     add("--spawn", action="store_true", help="fresh interpreters instead of forks of a warm one")
 
 
@@ -111,6 +118,16 @@ def _logs(add: Any) -> None:
     add("--follow", "-f", action="store_true", help="go on until interrupted")
 
 
+def _resize(add: Any) -> None:
+    add("sizes", type=dims, metavar="D=N,...", help="new sizes, as in gpus=4 or hosts=2,gpus=4")
+    add("--force", "-f", action="store_true", help="don't ask")
+
+
+def _on_failure(add: Any) -> None:
+    add("do", choices=("stop", "heal", "shrink"))
+    add("--max-restarts", type=positive, default=5, help="how often within ten minutes")
+
+
 def _history(add: Any) -> None:
     add("number", type=cell_number, nargs="?", help="all about one entry")
     add("--last", type=positive, default=50, help="how many entries")
@@ -126,6 +143,9 @@ _OWN: dict[str, Callable[[Any], None]] = {
     "vars": lambda add: add("names", nargs="*", metavar="VARIABLE", help="only these"),
     "diff": lambda add: add("variable", help="a variable, or an attribute: model.fc"),
     "lease": lambda add: add("time", nargs="?", type=seconds, help="such as 30m or 24h"),
+    "heal": lambda add: add("--replay", action="store_true", help="run the cells again, on the new ranks, that defined their state"),
+    "resize": _resize,
+    "on-failure": _on_failure,
     "restart": lambda add: add("--force", "-f", action="store_true", help="don't ask"),
     "history": _history,
     "rerun": lambda add: add("number", type=cell_number, help="number in %%mesh history"),

@@ -65,6 +65,12 @@ class CellResult:
             return self._failed()
         return None
 
+    def raise_error(self) -> None:
+        """Raise what `error` returns, if anything."""
+        error = self.error()
+        if error is not None:
+            raise error
+
     def _late(self, timeout_s: float) -> str:
         text = f"the cell did not end within {timeout_s:g} s"
         if self.stopped:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._client.session import Session
 from monarch_nb._shape import Extent, Shape, format_ranks, parse_ranks
 from monarch_nb.actor.future import Future
-from monarch_nb.actor.proc_mesh import ProcMesh
+from monarch_nb.actor.heal import HealReport
+from monarch_nb.actor.proc_mesh import HEAL_S, ProcMesh
 from monarch_nb.actor.value_mesh import ValueMesh
 from monarch_nb.mesh.actors import Actors
 from monarch_nb.mesh.cell_run import CellResult, CellRun
 from monarch_nb.mesh.history import Entries, History
+from monarch_nb.mesh.replay import replay as run_again
 from monarch_nb.mesh.variables import Difference, Variables, check_name, find_difference
 from monarch_nb.status import MeshStatus, snapshot
 
@@ -85,6 +88,7 @@ class Mesh(ProcMesh):
         number: int = 0,
         timeout: float | None = None,
         rerun_of: int = 0,
+        replay_of: int = 0,
     ) -> CellRun:
         """Start a cell on ranks and return at once; it goes on if this program ends.
 
@@ -95,13 +99,14 @@ class Mesh(ProcMesh):
             number: the notebook's number of the cell, for tracebacks.
             timeout: seconds; then the ranks are interrupted.
             rerun_of: number in the journal of the cell that this repeats.
+            replay_of: the same, for a rank that is to become what it was.
         """
         self._check_alive("run")
         chosen = self.select(ranks)
         return CellRun(self, chosen, watcher).start(
             "run_cell", source=source, ranks=list(chosen), procs=[self._procs[r] for r in chosen],
             rank_set=format_ranks(chosen), group=self._group, number=number, context=self._context, timeout_s=timeout,
-            rerun_of=rerun_of,
+            rerun_of=rerun_of, replay_of=replay_of,
         )  # fmt: skip
 
     def run(
@@ -125,10 +130,8 @@ class Mesh(ProcMesh):
         """
         run = self.submit(source, ranks, watcher=watcher, number=number, timeout=timeout)
         result = run.wait()
-        error = result.error()
-        if error is not None:
-            self.last_error = error
-            raise error
+        self.last_error = result.error() or self.last_error
+        result.raise_error()
         return result
 
     def interrupt(self, ranks: str | Sequence[int] = "all") -> None:
@@ -142,6 +145,24 @@ class Mesh(ProcMesh):
         chosen = self.select(ranks)
         procs = [self._procs[r] for r in chosen]
         self._session.request("restart", _timeout_s=RESTART_S, procs=procs, rank_set=format_ranks(chosen))
+
+    def heal(self, *, replay: bool = False, timeout_s: float = HEAL_S) -> HealReport:
+        """Put back what this mesh has lost; see `ProcMesh.heal`.
+
+        Args:
+            replay: run the cells of the journal again, on the new ranks only, that have defined their state.
+            timeout_s: how long it may take, without the replay.
+
+        Raises:
+            HealError: if something couldn't be put back. What could, is.
+
+        Example:
+            >>> mesh.heal(replay=True).said               # doctest: +SKIP
+        """
+        report = super().heal(timeout_s=timeout_s)
+        if replay and report.ranks:
+            report = dataclasses.replace(report, said=(*report.said, *run_again(self, report.ranks)))
+        return report
 
     def stacks(self, ranks: str | Sequence[int] = "all") -> dict[int, Mapping[str, Any]]:
         """Return where ranks stand: by rank, "stacks" by thread name (None: no answer) and "process"."""

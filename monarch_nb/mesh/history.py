@@ -232,7 +232,7 @@ class History:
         from monarch_nb.mesh.export import write_notebook, write_script
 
         path = Path(path)
-        cells = [e for e in self.entries(1_000_000) if e.kind == "cell" and not e.details.get("rerun_of")]
+        cells = [e for e in self.entries(1_000_000) if e.kind == "cell" and not (e.details.get("rerun_of") or e.details.get("replay_of"))]
         if path.suffix == ".ipynb":
             write_notebook(path, self._mesh, cells)
         elif path.suffix == ".py":

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from monarch_nb._client import launch, spare
 from monarch_nb._client.session import RequestFailed, Session
 from monarch_nb._shape import Extent, Shape, format_ranks
 from monarch_nb.actor.host_mesh import HostMesh
+from monarch_nb.actor.supervision import MeshFailure
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.mesh.core import Mesh
 
@@ -25,6 +26,9 @@ def start(
     env: Mapping[str, str] | None = None,
     idle_timeout_s: float = IDLE_TIMEOUT_S,
     method: str = "fork",
+    on_failure: str | Callable[[MeshFailure], Any] = "stop",
+    max_restarts: int = 5,
+    num_spares: int = 0,
 ) -> Mesh:
     """Start a mesh that outlives this program, and wait until its ranks are up.
 
@@ -34,6 +38,9 @@ def start(
         num_hosts: number of host processes on this machine that stand for hosts; 0: the machine itself.
         env: environment variables for the ranks.
         idle_timeout_s: seconds without a client after which it ends.
+        on_failure: what is done when a rank dies; see `ProcMesh.on_failure`.
+        max_restarts: how often it's healed by itself within ten minutes.
+        num_spares: further host processes that wait to take a lost host's place.
 
     Raises:
         MeshUsageError: if a mesh of that name runs already.
@@ -44,7 +51,10 @@ def start(
     launch.refuse_other_version(name)
     session = Session.connect(spare.take())
     try:
-        return _start_on(session, name, path, dims, num_hosts, env or {}, idle_timeout_s, method)
+        mesh = _start_on(session, name, path, dims, (num_hosts, num_spares), env or {}, idle_timeout_s, method)
+        if on_failure != "stop":
+            mesh.on_failure(on_failure, max_restarts=max_restarts)
+        return mesh
     except BaseException:
         _abandon(session)
         raise
@@ -55,12 +65,12 @@ def _start_on(
     name: str,
     path: str,
     dims: Mapping[str, int] | None,
-    num_hosts: int,
+    num_hosts: tuple[int, int],
     env: Mapping[str, str],
     idle_timeout_s: float,
     method: str,
 ) -> Mesh:
-    hosts = _hosts(session, num_hosts)
+    hosts = _hosts(session, *num_hosts)
     if dims is None:
         dims = default_dims(session)
     procs = hosts.spawn_procs(dims, name=name, env=env, method=method)
@@ -80,12 +90,15 @@ def _start_on(
     return _made(name, session, record)
 
 
-def _hosts(session: Session, num_hosts: int) -> HostMesh:
+def _hosts(session: Session, num_hosts: int, num_spares: int) -> HostMesh:
+    if num_spares and not num_hosts:
+        raise MeshUsageError("spares take the place of lost hosts, and this mesh is on the home's own: give a number of hosts, too")
     if not num_hosts:
         return HostMesh((0,), session=session)
     from monarch_nb.job.process import start_hosts
 
-    tickets = start_hosts(session, [f"host{i}" for i in range(num_hosts)])[0]
+    labels = [f"host{i}" for i in range(num_hosts)] + [f"spare{i}" for i in range(num_spares)]
+    tickets = start_hosts(session, labels)[0][:num_hosts]
     shape = Shape.full(Extent(["hosts"], [num_hosts]))
     hosts = HostMesh([t["host"] for t in tickets], shape, session)
     hosts.initialized.get(60)

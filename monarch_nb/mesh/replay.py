@@ -1,0 +1,69 @@
+"""Giving ranks that were started anew what cells had given them: the cells of the journal are run there again."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from monarch_nb._shape import name_ranks
+from monarch_nb.exceptions import MeshError
+
+if TYPE_CHECKING:
+    from monarch_nb.mesh.core import Mesh
+    from monarch_nb.mesh.history import Entry
+
+CELL_S = 60.0
+"""How long a cell may take in a replay: one that waits for ranks that don't take part would wait for ever."""
+
+_GROUP = "init_process_group"
+
+
+def replay(mesh: Mesh, ranks: Sequence[int]) -> list[str]:
+    """Run the cells of the journal again that have defined some ranks' state, in their order; return what was done, each in a sentence.
+
+    Those that failed are left out, as are those that only show something, and those that make a process group: healing has made it.
+    """
+    said, done = [], []
+    for entry in mesh.history(1_000_000):
+        chosen = sorted(set(ranks) & set(mesh.select(entry.ranks))) if defines_state(entry) else []
+        if not chosen:
+            continue
+        if _GROUP in entry.source:
+            said.append(f"cell #{entry.n} was not replayed: it makes the process group, which is there already")
+            continue
+        try:
+            mesh.submit(entry.source, chosen, number=entry.number, timeout=CELL_S, replay_of=entry.n).wait().raise_error()
+        except MeshError as error:
+            said.append(f"the replay stopped at cell #{entry.n}: {str(error).splitlines()[0]}")
+            break
+        done.append(entry.n)
+    if done:
+        said.insert(0, f"replayed on {name_ranks(ranks)}: cell{'s' * (len(done) > 1)} #{', #'.join(map(str, done))}")
+    pushed = [e.source for e in mesh.history(1_000_000) if e.kind == "variables" and "push" in e.source]
+    if pushed:
+        said.append(f"pushed values are not in the journal; push them again: {'; '.join(dict.fromkeys(pushed))}")
+    return said
+
+
+def defines_state(entry: Entry) -> bool:
+    """Say whether an entry is a cell that ended well and did more than show something."""
+    if entry.kind != "cell" or entry.status != "ok" or entry.details.get("replay_of"):
+        return False
+    try:
+        body = ast.parse(entry.source).body
+    except SyntaxError:
+        return True  # IPython's own: %load_ext, !pip
+    return not all(_only_shows(statement) for statement in body)
+
+
+def _only_shows(statement: ast.stmt) -> bool:
+    """Say whether a statement is a bare name, a literal or a `print(...)`."""
+    if isinstance(statement, ast.Pass):
+        return True
+    if not isinstance(statement, ast.Expr):
+        return False
+    value = statement.value
+    if isinstance(value, ast.Call):
+        return isinstance(value.func, ast.Name) and value.func.id == "print"
+    return isinstance(value, ast.Name | ast.Attribute | ast.Constant | ast.JoinedStr)
