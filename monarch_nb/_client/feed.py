@@ -174,7 +174,7 @@ class Feed(Pending):
         self.office.post(address.HOME, wire.CONTROL, body, name=b"interrupt_cell")
 
     def hears_of(self, end: Exit) -> bool:
-        return not self.ready and self.n in end.get("cells", ())
+        return not self.ready and (self.office.me, self.ref) in end.get("told", ())
 
     def lost(self, proc: int, end: Exit) -> Pending | None:
         return None  # ranks are the home's business; if the home goes, the office is closed

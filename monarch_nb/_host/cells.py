@@ -91,6 +91,10 @@ class Cells:
         """Return the numbers of the cells that run or wait on a rank."""
         return [cell.n for cell in self._queues.get(proc, ())]
 
+    def told_of(self, proc: int) -> list[tuple[int, int]]:
+        """Return who watches the cells that run or wait on a rank, and so hears of its end: clients and their refs."""
+        return [(w.client, w.ref) for cell in self._queues.get(proc, ()) for w in cell.watches if not w.over]
+
     def is_busy(self, proc: int) -> bool:
         """Say whether a cell runs or waits on a rank."""
         return bool(self._queues.get(proc))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from contextlib import suppress
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -45,11 +46,22 @@ class CheckpointDesk:
         self._home = home
         self._gatherings: dict[Key, _Gathering] = {}
         self._saved: dict[int, list[Saved]] = {}
+        self._epochs: dict[int, int] = {}
+        """How often members of an actor were lost, or it went back: what began to be saved before that isn't completed."""
 
     def newest(self, actor_id: int) -> Saved | None:
         """Return an actor's newest checkpoint that is whole."""
         found = self._saved.get(actor_id)
         return found[-1] if found else None
+
+    def epoch(self, actor_id: int) -> int:
+        """Return what members must know to save together."""
+        return self._epochs.get(actor_id, 0)
+
+    def tell_epoch(self, actor_id: int, procs: Iterable[int]) -> None:
+        """Let all members save together again."""
+        for proc in procs:
+            self._home.event(proc, "checkpoint_epoch", {"actor_id": actor_id, "epoch": self.epoch(actor_id)})
 
     def join(self, src: int, ref: int, fields: dict[str, Any]) -> None:
         """A member has got to a phase.
@@ -62,6 +74,8 @@ class CheckpointDesk:
         dead = [] if recipe is None else [p for p in recipe.procs if home.registry.procs[p].end is not None]
         if recipe is None or dead:
             raise ValueError(f"{_ranks(home, dead)} lost" if dead else "the actor was stopped")
+        if fields["epoch"] != self.epoch(fields["actor_id"]):
+            raise ValueError("a member was lost since this was begun")
         key = (fields["actor_id"], fields["version"], fields["phase"])
         gathering = self._gatherings.get(key)
         if gathering is None:
@@ -108,15 +122,18 @@ class CheckpointDesk:
 
     def lost(self, entry: Proc) -> None:
         """A rank has died: what was being saved with it isn't completed."""
+        for recipe in self._home.healing.recipes.on({entry.proc}):
+            self._epochs[recipe.actor_id] = self.epoch(recipe.actor_id) + 1
         for key in list(self._gatherings):
-            recipe = self._home.healing.recipes.find(key[0])
-            if recipe is None or entry.proc in recipe.procs:
+            found = self._home.healing.recipes.find(key[0])
+            if found is None or entry.proc in found.procs:
                 self._refuse(key, f"rank {entry.rank} was lost")
 
     def begin_anew(self, actor_id: int, version: int) -> None:
         """An actor goes back to a version: what is under way is dropped, and later versions don't count."""
         for key in [k for k in self._gatherings if k[0] == actor_id]:
             self._refuse(key, "the actor has gone back to an earlier checkpoint")
+        self._epochs[actor_id] = self.epoch(actor_id) + 1
         for later in [s for s in self._saved.get(actor_id, ()) if s.version > version]:
             self._saved[actor_id].remove(later)
             with suppress(OSError):

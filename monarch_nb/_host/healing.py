@@ -262,6 +262,8 @@ class Healing:
             made = slots if wish is not None else missing
             if made:
                 yield from self._make_actor(recipe, made, wish, report)
+            if recipe.checkpointed:
+                self._home.checkpoints.tell_epoch(recipe.actor_id, slots.values())
 
     def _choose_checkpoint(
         self, recipe: Recipe, slots: dict[int, int], missing: dict[int, int], report: Report
@@ -282,6 +284,7 @@ class Healing:
             report["said"].append(f"actor {recipe.name!r} begins anew on what was lost: it had no checkpoint")
             return None
         desk.begin_anew(recipe.actor_id, wish["version"])
+        wish["epoch"] = desk.epoch(recipe.actor_id)
         report["said"].append(f"actor {recipe.name!r} goes on from its state after {wish['version']} calls (from {where})")
         return wish
 
@@ -293,6 +296,8 @@ class Healing:
                 "are not kept; spawn it anew"
             )
             return
+        if wish is None and recipe.checkpointed:
+            wish = {"epoch": self._home.checkpoints.epoch(recipe.actor_id)}
         answers = yield partial(
             self._home.asking.ask, slots, "__respawn__", None, timeout_s=CONSTRUCT_S, keeps_refusals=True,
             target=recipe.actor_id, context=recipe.context, payload=pickle.dumps((self.recipes.read(recipe), wish), 5),

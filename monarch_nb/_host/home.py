@@ -364,7 +364,7 @@ class HomeProcess(HostProcess):
         entry = self.registry.procs.get(end["proc"])
         if entry is not None:
             end = {**end, "rank": entry.rank}  # it may have got another number since it started
-        end = {**end, "point": self._point(end), "cells": self.cells.on(end["proc"]), "restarted": again}
+        end = {**end, "point": self._point(end), "told": self.cells.told_of(end["proc"]), "restarted": again}
         if again:
             end["reason"] = "was restarted"
         done = self.registry.proc_has_ended(end, settle=not again)

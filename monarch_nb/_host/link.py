@@ -166,7 +166,7 @@ class HostLink:
         """Get another host process for a lost host's place: a spare, or a new one; return why there's none, or nothing."""
         spare = self._spare()
         host.generation += 1
-        ticket = self.ticket(host, host.endpoint)
+        ticket = self.ticket(host, (spare or host).endpoint)  # the way by which it can reach us
         if spare is not None:
             spare.state = "stopped"
             host.state, host.backlog = "expected", []

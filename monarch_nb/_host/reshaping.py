@@ -71,7 +71,8 @@ class Reshaping:
         old_procs, size_before = list(group.procs), len(group.procs)
         hosts = yield from self._hosts_for(group, new, procs, report)
         one_state = [r for r in home.healing.recipes.on(set(old_procs)) if r.checkpointed in ("replicated", "sharded")]
-        yield from home.healing.save(one_state, _SAVE_S)
+        if all(home.registry.procs[p].end is None for p in old_procs):  # else what the others hold may be half a step
+            yield from home.healing.save(one_state, _SAVE_S)
         gone = [p for p in old_procs if p not in procs]
         home.stop_ranks_of(gone)
         fresh = []

@@ -68,6 +68,8 @@ class ActorHost:
             here.rank.renumber(fields)
         elif name == "reshaped":
             self._reshaped(fields)
+        elif name == "checkpoint_epoch" and fields["actor_id"] in self.checkpoints:
+            self.checkpoints[fields["actor_id"]].epoch = fields["epoch"]
 
     def _reshaped(self, record: dict[str, Any]) -> None:
         shape = Shape.full(Extent(record["labels"], record["sizes"]))

@@ -142,6 +142,8 @@ class ActorRunner:
         found.kind, found.every = instance.checkpoint_state, instance.checkpoint_every
         found.keep, found.directory = instance.checkpoint_keep, instance.checkpoint_dir
         if self._wish is not None:
+            found.epoch = self._wish["epoch"]
+        if self._wish is not None and "version" in self._wish:
             found.restore(instance, self._wish)
         elif found.every:
             found.begin(instance)
@@ -364,12 +366,12 @@ class ActorRunner:
 
     # --- checkpoints
 
-    def _count(self, message: Message) -> None:
+    def _count(self, message: Message, *, failed: bool = False) -> None:
         """A call is over: save the state, if it's time."""
         if self.checkpoints is None or message.name in _UNCOUNTED:
             return
         try:
-            self.checkpoints.after_call(self.instance)
+            self.checkpoints.after_call(self.instance, failed=failed)
         except Exception as error:  # its state can't be had: that's the actor's failure, not the call's
             self._fail(error, None, "state_dict")
 
@@ -412,7 +414,7 @@ class ActorRunner:
         if answers:
             self._reply_failure(message, describe(error, **self._where(endpoint)))
         if not fatal:
-            self._count(message)
+            self._count(message, failed=True)
         else:
             self._fail(error, None, endpoint)
         self.host.office.settle()

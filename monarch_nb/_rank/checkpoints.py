@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._post.office import Office
@@ -41,6 +42,8 @@ class Checkpoints:
         self.keep = 2
         self.directory = ""
         self.num_calls = 0
+        self.epoch = 0
+        """Members that save together know the same one; the home counts."""
         self.last_path = ""
         self._office = office
         self._actor_id = actor_id
@@ -62,10 +65,10 @@ class Checkpoints:
 
     # --- the actor's thread
 
-    def after_call(self, instance: Any) -> None:
-        """Count a call; save, if it's time."""
+    def after_call(self, instance: Any, *, failed: bool) -> None:
+        """Count a call; save, if it's time. One that failed may have left some ranks a step behind others: that's no state to go on from."""
         self.num_calls += 1
-        if self.every and self.num_calls % self.every == 0:
+        if self.every and self.num_calls % self.every == 0 and not failed:
             self.take(instance)
 
     def begin(self, instance: Any) -> None:
@@ -107,9 +110,10 @@ class Checkpoints:
 
     def _save(self, snapshot: Snapshot) -> None:
         try:
-            path = self._exchange(snapshot.version, "begin", None)[0]
-            save(snapshot, self._prefix, path, self._slot, lambda phase, value: self._exchange(snapshot.version, phase, value))
-            self.last_path = self._exchange(snapshot.version, "done", None)[0]
+            exchange = partial(self._exchange, self.epoch, snapshot.version)
+            path = exchange("begin", None)[0]
+            save(snapshot, self._prefix, path, self._slot, exchange)
+            self.last_path = exchange("done", None)[0]
         except Exception as error:  # kept for who asks; training goes on
             self._error = error
 
@@ -117,10 +121,10 @@ class Checkpoints:
     def _prefix(self) -> str:
         return f"rank{self._slot}" if self.kind == "own" else "all"
 
-    def _exchange(self, version: int, phase: str, value: Any) -> list[Any]:
+    def _exchange(self, epoch: int, version: int, phase: str, value: Any) -> list[Any]:
         """Give a value to all members by way of the home; return theirs."""
         fields = {
-            "actor_id": self._actor_id, "version": version, "phase": phase, "slot": self._slot, "size": self._size,
+            "actor_id": self._actor_id, "version": version, "phase": phase, "slot": self._slot, "size": self._size, "epoch": epoch,
             "value": codec.to_bytes(codec.encode(value)), "directory": self.directory, "keep": self.keep,
         }  # fmt: skip
         reply = self._office.request(address.HOME, "checkpoint_gather", fields)

@@ -1,0 +1,1 @@
+"""For tests of programs that run on meshes: `chaos` breaks things on purpose."""
