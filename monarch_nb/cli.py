@@ -68,6 +68,10 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("name", nargs="?")
         command.add_argument("--ranks", default="all")
         command.set_defaults(run=function)
+    command = commands.add_parser("heal", help="put back what a mesh has lost")
+    command.add_argument("name", nargs="?")
+    command.add_argument("--replay", action="store_true", help="run the cells again, on the new ranks, that defined their state")
+    command.set_defaults(run=heal)
     command = commands.add_parser("install-kernel", help='install the kernelspec "Python 3 (mesh)"')
     command.add_argument("--prefix", default=sys.prefix, help="where to; by default this environment")
     command.set_defaults(run=install_kernel)
@@ -140,6 +144,11 @@ def export(arguments: argparse.Namespace) -> None:
 def interrupt(arguments: argparse.Namespace) -> None:
     """Interrupt what runs on ranks."""
     _attach(arguments.name).interrupt(arguments.ranks)
+
+
+def heal(arguments: argparse.Namespace) -> None:
+    """Put back what a mesh has lost."""
+    print(_attach(arguments.name).heal(replay=arguments.replay))
 
 
 def stacks(arguments: argparse.Namespace) -> None:

@@ -78,6 +78,7 @@ class Session:
         session = cls(office, connection)
         session.output = OutputHub(office)
         office.event_hooks.append(session._on_event)
+        office.on_unheard = lambda end: session._on_end({**end, "heard": False})
         office.watch_home(connection.pid)
         office.start()
         hello = {"pid": os.getpid(), "what": what or _program(), "listens": listens, "number": PROGRAM_NUMBER}

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from contextlib import suppress
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 

@@ -365,6 +365,9 @@ class HomeProcess(HostProcess):
         if entry is not None:
             end = {**end, "rank": entry.rank}  # it may have got another number since it started
         end = {**end, "point": self._point(end), "told": self.cells.told_of(end["proc"]), "restarted": again}
+        group = self.registry.groups.get(end["group"])
+        if group is not None:
+            end["policy"] = group.policy.on_failure
         if again:
             end["reason"] = "was restarted"
         done = self.registry.proc_has_ended(end, settle=not again)

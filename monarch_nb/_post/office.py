@@ -79,6 +79,8 @@ class Office:
         self.event_hooks: list[Callable[[str, dict[str, Any]], None]] = []
         """Told of news, in the reading thread."""
         self.on_output: Callable[[Message], None] = lambda _message: None
+        self.on_unheard: Callable[[Exit], None] = lambda _end: None
+        """Takes the end of a process that somebody was to be told of, whose answer then came after all."""
         self.num_sent = 0
         """Calls and requests sent so far that await an answer."""
         self.calls: dict[Any, CallTimes] | None = None

@@ -213,6 +213,9 @@ class OneReply(Pending):
             self.times.note(slot, time.perf_counter() - self.started, failed=bool(body.flags & ERROR))
         self.slot = slot
         self.body = body
+        if self.end is not None:  # its last answer overtook the news of its end: that has nobody to tell now
+            self.office.on_unheard(self.end)
+            self.end = None
         self.complete()
         return self
 
@@ -240,14 +243,19 @@ class Gather(Pending):
     def at_work(self) -> tuple[int, ...]:
         return () if self.ready else tuple(p for i, p in enumerate(self.procs) if self.bodies[i] is None)
 
+    def hears_of(self, end: Exit) -> bool:
+        return end["proc"] in self.at_work()
+
     def deliver(self, slot: int, body: Body) -> Pending | None:
         if self.bodies[slot] is not None:
             return None
         if self.times is not None:
             self.times.note(slot, time.perf_counter() - self.started, failed=bool(body.flags & ERROR))
         self.bodies[slot] = body
-        if self.ends.pop(slot, None) is not None:
-            self.failed.remove(slot)  # its last answer overtook the news of its end
+        end = self.ends.pop(slot, None)
+        if end is not None:
+            self.failed.remove(slot)  # its last answer overtook the news of its end: that has nobody to tell now
+            self.office.on_unheard(end)
         self.num_left -= 1
         if body.flags & ERROR:
             self.failed.append(slot)
@@ -292,6 +300,12 @@ class Arrivals(Pending):
         reply = self._take()
         reply.slot = slot
         return reply.lost(proc, end)
+
+    def hears_of(self, end: Exit) -> bool:
+        if self.ready or end["proc"] not in self.procs:
+            return False
+        answered = {r.slot for r in self.replies[: self._next] if r.body is not None}
+        return self.procs.index(end["proc"]) not in answered
 
     def _take(self) -> OneReply:
         reply = self.replies[self._next]

@@ -53,6 +53,7 @@ class Checkpoints:
         self._buffers: list[dict[str, torch.Tensor]] = [{}, {}]
         self._snapshots: list[Snapshot] = []
         self._saving: threading.Thread | None = None
+        self._saving_before: threading.Thread | None = None
         self._error: BaseException | None = None
 
     def move(self, slot: int, size: int) -> None:
@@ -78,20 +79,29 @@ class Checkpoints:
         self.take(instance)
 
     def take(self, instance: Any) -> None:
-        """Copy the state, and have the copy written; waits only for the save before the last one."""
-        self.wait()
+        """Copy the state, and have the copy written; waits only if the save before the last one isn't through: its memory is needed."""
+        before, self._saving = self._saving, None
+        if self._saving_before is not None:
+            self._saving_before.join()
         snapshot = take_snapshot(instance.state_dict(), self.num_calls, self._buffers[0])
-        self._buffers.reverse()
-        self._snapshots = [*[s for s in self._snapshots if s.version != snapshot.version][-1:], snapshot]
+        self._keep(snapshot)
         self._error = None
-        self._saving = threading.Thread(target=self._save, args=(snapshot,), name=f"checkpoint-{self._name}", daemon=True)
+        self._saving_before = before
+        self._saving = threading.Thread(
+            target=self._save, args=(snapshot, before), name=f"checkpoint-{self._name}", daemon=True
+        )
         self._saving.start()
+
+    def _keep(self, snapshot: Snapshot) -> None:
+        """Keep a copy in memory, and the one before it; later ones were taken back."""
+        self._buffers.reverse()
+        self._snapshots = [*[s for s in self._snapshots if s.version < snapshot.version][-1:], snapshot]
 
     def wait(self) -> None:
         """Wait until what is being written is on disk, or has failed."""
         if self._saving is not None:
             self._saving.join()
-            self._saving = None
+        self._saving = self._saving_before = None
 
     def save_now(self, instance: Any) -> str:
         """Save the state of now and wait until it's on disk; return the directory.
@@ -99,8 +109,7 @@ class Checkpoints:
         Raises:
             CheckpointError: if another rank didn't save the same, or nothing could be written.
         """
-        if not self._snapshots or self._snapshots[-1].version != self.num_calls:
-            self.take(instance)
+        self.take(instance)  # even if this version is there: on ranks that are new it may not be, and all save together
         self.wait()
         if self._error is not None:
             raise CheckpointError(f"checkpoint of actor {self._name!r} after {self.num_calls} calls: {self._error}")
@@ -108,7 +117,9 @@ class Checkpoints:
 
     # --- writing, in a thread of its own
 
-    def _save(self, snapshot: Snapshot) -> None:
+    def _save(self, snapshot: Snapshot, before: threading.Thread | None) -> None:
+        if before is not None:
+            before.join()  # one after the other, on all ranks alike
         try:
             exchange = partial(self._exchange, self.epoch, snapshot.version)
             path = exchange("begin", None)[0]
@@ -157,7 +168,7 @@ class Checkpoints:
         if state is not None:
             instance.load_state_dict(state)
         self.num_calls = version
-        self._snapshots = [s for s in self._snapshots if s.version <= version]
+        self._keep(take_snapshot(instance.state_dict(), version, self._buffers[0]))
 
     def _state(self, instance: Any, wish: dict[str, Any]) -> tuple[int, Any]:
         snapshot = self.find(wish["version"])

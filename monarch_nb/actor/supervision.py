@@ -54,7 +54,7 @@ class MeshFailure(SupervisionError):
     def from_end(cls, end: Mapping[str, Any]) -> MeshFailure:
         """Return the failure that a process' end is."""
         found = RankFailure(
-            ranks=(end["rank"],), type="lost", message=describe_end(end), when=end.get("when", 0.0), first=True, end=end,
+            ranks=(end["rank"],), type="lost", message=describe_end(end), when=end.get("when", 0.0), end=end,
             details={k: end[k] for k in ("host", "pid") if k in end},
         )  # fmt: skip
         return cls(end["group"].rpartition("-")[0] or end["group"], f"rank {end['rank']} is lost", [found])
@@ -108,7 +108,8 @@ class MeshFailure(SupervisionError):
         lines = [str(self)]
         lines += [f"at {', '.join(f'{k}={v}' for k, v in point.items())}" for point in self.points]
         if any(f.type == "lost" for f in self.failures) and not self.stopped:
-            lines.append("the other ranks go on; %mesh heal (or mesh.heal()) puts the lost ones back")
+            by_itself = {"heal": "healing begins by itself", "shrink": "the mesh will go on without it"}
+            lines.append(by_itself.get(str(self._known("policy")), "the other ranks go on; %mesh heal (or mesh.heal()) puts it back"))
         return "\n".join(lines)
 
     def __reduce__(self) -> tuple[Any, ...]:

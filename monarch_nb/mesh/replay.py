@@ -17,20 +17,25 @@ CELL_S = 60.0
 """How long a cell may take in a replay: one that waits for ranks that don't take part would wait for ever."""
 
 _GROUP = "init_process_group"
+_COLLECTIVES = frozenset(
+    ["all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all", "all_to_all_single", "barrier", "broadcast", "broadcast_object_list", "gather", "gather_object", "isend", "irecv", "monitored_barrier", "new_group", "recv", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter", "scatter_object_list", "send"]
+)
 
 
 def replay(mesh: Mesh, ranks: Sequence[int]) -> list[str]:
     """Run the cells of the journal again that have defined some ranks' state, in their order; return what was done, each in a sentence.
 
-    Those that failed are left out, as are those that only show something, and those that make a process group: healing has made it.
+    Those that failed are left out, as are those that only show something, those that make a process group, for healing has made it, and those in
+    which the others would have to take part.
     """
     said, done = [], []
     for entry in mesh.history(1_000_000):
         chosen = sorted(set(ranks) & set(mesh.select(entry.ranks))) if defines_state(entry) else []
         if not chosen:
             continue
-        if _GROUP in entry.source:
-            said.append(f"cell #{entry.n} was not replayed: it makes the process group, which is there already")
+        reason = _cannot(entry.source)
+        if reason:
+            said.append(f"cell #{entry.n} was not replayed: {reason}")
             continue
         try:
             mesh.submit(entry.source, chosen, number=entry.number, timeout=CELL_S, replay_of=entry.n).wait().raise_error()
@@ -44,6 +49,20 @@ def replay(mesh: Mesh, ranks: Sequence[int]) -> list[str]:
     if pushed:
         said.append(f"pushed values are not in the journal; push them again: {'; '.join(dict.fromkeys(pushed))}")
     return said
+
+
+def _cannot(source: str) -> str:
+    """Return why a cell can't be run on new ranks alone; empty if it can, as far as one can see."""
+    if _GROUP in source:
+        return "it makes the process group, which is there already"
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except SyntaxError:
+        return ""
+    called = {n.func.attr for n in nodes if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)}
+    if "dist" in source and called & _COLLECTIVES:
+        return f"in {sorted(called & _COLLECTIVES)[0]} the other ranks would have to take part"
+    return ""
 
 
 def defines_state(entry: Entry) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -171,6 +172,73 @@ def cells(table: Table) -> None:
     table.value("folding a million lines of 8 ranks", "/s", rates, "200,000 /s")
 
 
+def faults(table: Table) -> None:
+    """A killed rank, a lost host, and what a checkpoint costs the step that it's taken after."""
+    import monarch_nb.actor
+
+    monarch_nb.actor.unhandled_fault_hook = lambda failure: None
+    procs = this_host().spawn_procs({"gpus": 8})
+    actor: Any = procs.spawn("bench", Bench)
+    actor.noop.call().get()
+    healed = [kill_and_heal(procs, actor, rank) for rank in (1, 4, 7)]
+    table.value("heal of 1 of 8 ranks, torch imported, its actor made", "s", healed, "1 s")
+    procs.stop(grace_s=0.0).get(30)
+    table.value("heal of a lost host with 4 of 8 ranks, once it's noticed", "s", [heal_host() for _ in range(ROUNDS)], "3 s")
+    own, floor = zip(*[checkpoint_stall() for _ in range(ROUNDS)], strict=True)
+    table.value("256 MB checkpoint: the next step waits", "ms", list(own), "50 ms", statistics.median(floor))
+
+
+def kill_and_heal(procs: Any, actor: Any, rank: int) -> float:
+    """Return the seconds that a heal takes, once the exception has been raised."""
+    pid = list(procs.execute(os.getpid).get().values())[rank]
+    pending = procs.slice(gpus=rank).execute(signal.pause)
+    os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(SupervisionError):
+        pending.get(30)
+    seconds = timed(procs.heal)
+    actor.noop.call().get()
+    return seconds
+
+
+def heal_host() -> float:
+    """Return the seconds that it takes to put back a host process with four ranks."""
+    from monarch_nb.job import ProcessJob
+
+    job = ProcessJob({"hosts": 2})
+    procs = job.state().hosts.spawn_procs({"gpus": 4})
+    actor: Any = procs.spawn("bench", Bench)
+    actor.noop.call().get(60)
+    job._processes[1].kill()
+    while procs.healthy():
+        time.sleep(0.01)
+    seconds = timed(procs.heal)
+    actor.noop.call().get(60)
+    procs.stop(grace_s=0.0).get(30)
+    job.state().hosts.shutdown().get(30)
+    job.kill()
+    return seconds
+
+
+def checkpoint_stall() -> tuple[float, float]:
+    """Return how much longer a step takes after which 256 MB are saved, and one copy of them, in milliseconds."""
+    from bench_checkpoint import EVERY, Big
+
+    procs = this_host().spawn_procs({"gpus": 1})
+    big: Any = procs.spawn("big", Big, 256 << 20)
+    stalls, plain = [], []
+    for _ in range(5):
+        big.checkpoint.call_one().get(120)  # what was being written is on disk
+        for _ in range(EVERY - 1):
+            plain.append(timed(lambda: big.step.call_one().get(60)))
+        big.step.call_one().get(60)
+        stalls.append(timed(lambda: big.step.call_one().get(60)))  # waits for the copy; the writing goes on beside it
+        for _ in range(EVERY - 1):
+            big.step.call_one().get(60)
+    copy_ms = big.copy_ms.call_one().get(60)
+    procs.stop(grace_s=0.0).get(30)
+    return (statistics.median(stalls) - statistics.median(plain)) * 1e3, copy_ms
+
+
 PRINT = "for i in range(12_500): print('step', i, 'loss', 0.5 if i % 10 else rank)"
 
 
@@ -232,7 +300,7 @@ def run_python(code: str) -> str:
 
 
 def main() -> None:
-    parts: dict[str, Callable[[Table], None]] = {"starts": starts, "calls": calls, "cells": cells}
+    parts: dict[str, Callable[[Table], None]] = {"starts": starts, "calls": calls, "cells": cells, "faults": faults}
     table = Table()
     for name in sys.argv[1:] or parts:
         parts[name](table)

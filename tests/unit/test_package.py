@@ -13,10 +13,10 @@ import pytest
 import monarch_nb.actor
 
 ACTOR_NAMES = [
-    "Accumulator", "Actor", "ActorError", "ActorMesh", "Channel", "Context", "Endpoint", "Extent", "Future", "HostMesh",
+    "Accumulator", "Actor", "ActorError", "ActorMesh", "Channel", "Checkpointed", "Context", "Endpoint", "Extent", "Future", "HealReport", "HostMesh",
     "MeshFailure", "Point", "Port", "PortReceiver", "ProcMesh", "RankTimeout", "RankedPortReceiver", "Shape",
     "SupervisionError", "ValueMesh", "as_endpoint", "attach_to_workers", "concurrent_endpoint", "context",
-    "current_actor_name", "current_rank", "current_size", "endpoint", "get_or_spawn_controller", "local_proc_mesh",
+    "current_actor_name", "current_rank", "current_size", "endpoint", "get_or_spawn_controller", "heal_mesh", "local_proc_mesh",
     "proc_mesh", "run_worker_loop_forever", "send", "shutdown_context", "this_host", "this_proc", "unhandled_fault_hook",
 ]  # fmt: skip
 
@@ -46,7 +46,7 @@ def test_the_host_process_imports_no_torch() -> None:
 
 
 EXAMPLES = [
-    "_shape.extent", "_shape.rank_set", "_shape.shape", "_wire.codec", "_wire.message", "actor.value_mesh",
+    "_host.script", "_shape.elastic", "_shape.extent", "_shape.rank_set", "_shape.shape", "_wire.codec", "_wire.message", "actor.value_mesh",
     "_journal.entries", "_journal.record", "_rank.variables", "mesh.variables",
     "display.ansi", "display.bundle", "display.cell_view", "display.errors", "display.fold", "display.lines", "display.live",
     "display.progress", "display.stack_view", "display.template", "magics.data", "status",
