@@ -26,7 +26,7 @@ def procs() -> Iterator[ProcMesh]:
 
 
 def train(trap: str, end_file: str) -> tuple[int, int, list[float]]:
-    """Train until ten steps after group 1 has come back; it dies at its fifth step, once.
+    """Train until ten steps after group 1 has come back; it dies at its fifth step or after, once.
 
     Returns:
         Pid, the number of the first step, and the parameters at the end.
@@ -59,7 +59,7 @@ def train(trap: str, end_file: str) -> tuple[int, int, list[float]]:
             x = torch.randn(16, 4, generator=generator)
             ft_optimizer.zero_grad()
             loss = torch.nn.functional.mse_loss(model(x), x.sum(1, keepdim=True))
-            if manager.current_step() == 5 and os.environ["REPLICA_GROUP_ID"] == "1" and os.path.exists(trap):
+            if manager.current_step() >= 5 and manager.num_participants() == 3 and os.environ["REPLICA_GROUP_ID"] == "1" and os.path.exists(trap):
                 os.unlink(trap)
                 os.kill(os.getpid(), signal.SIGKILL)
             loss.backward()
