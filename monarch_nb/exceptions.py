@@ -1,9 +1,10 @@
 """Every error of this package.
 
     MeshError
-     ├── ActorError             an endpoint, function or cell raised, on some ranks (DeviceMeshError)
-     ├── SupervisionError       something used is dead: a rank, an actor, a mesh
-     │    └── MeshFailure       what happened to it, as a value and as an exception
+     ├── DeviceMeshError        what was done on a mesh has failed: what a recovery loop catches
+     │    ├── ActorError        an endpoint, function or cell raised, on some ranks
+     │    └── SupervisionError  something used is dead: a rank, an actor, a mesh
+     │         └── MeshFailure  what happened to it, as a value and as an exception
      ├── RankTimeout            (TimeoutError) an answer didn't come in time; the mesh is unharmed
      ├── HealError              not all that was lost could be put back
      ├── MeshStartError         a host process or rank didn't start
@@ -114,8 +115,20 @@ class RankFailure:
         return "\n".join(part for part in (self.headline(), self.traceback.rstrip()) if part)
 
 
-class _Failed(MeshError):
-    """Failures of several ranks, folded, with the good results."""
+class DeviceMeshError(MeshError):
+    """What was done on a mesh has failed on some ranks: they have raised, or are dead. What a recovery loop catches.
+
+    Attributes:
+        failures: each distinct failure with its ranks, first in time first.
+        results: the values of the ranks that succeeded, by rank.
+        num_unfinished: how many ranks had not finished.
+
+    Example:
+        >>> try:                                         # doctest: +SKIP
+        ...     trainer.step.call(batch).get()
+        ... except DeviceMeshError:
+        ...     mesh = monarch_nb.heal_mesh(mesh)
+    """
 
     def __init__(
         self,
@@ -158,7 +171,7 @@ class _Failed(MeshError):
         return type(self), (self.message, self.failures, self.results, self.num_unfinished)
 
 
-class ActorError(_Failed):
+class ActorError(DeviceMeshError):
     """An endpoint, a function or a cell raised.
 
     Attributes:
@@ -175,12 +188,8 @@ class ActorError(_Failed):
     """
 
 
-class SupervisionError(_Failed):
+class SupervisionError(DeviceMeshError):
     """Something that was used is dead: a rank, an actor or a mesh. Says which, on which host, and how it ended."""
-
-
-DeviceMeshError = ActorError
-"""The name by which recovery loops of tensor programs know it."""
 
 
 def describe_end(end: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 import monarch_nb
 import monarch_nb.actor
 from monarch_nb.actor import Checkpointed, ProcMesh, endpoint, this_host
-from monarch_nb.exceptions import DeviceMeshError, MeshError
+from monarch_nb.exceptions import DeviceMeshError
 from monarch_nb.spmd import setup_torch_elastic_env
 
 T = 120
@@ -121,7 +121,7 @@ def train(procs: ProcMesh, trainer: Any, recover: Any) -> dict[int, list[float]]
     while (step := trainer.num_steps.call().get(T).reduce("equal")) < NUM_STEPS:
         try:
             losses[step] = list(trainer.step.call().get(T).values())
-        except (DeviceMeshError, MeshError):
+        except DeviceMeshError:
             num_failures += 1
             assert num_failures == 1
             recover(procs)

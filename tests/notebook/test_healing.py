@@ -130,3 +130,30 @@ def test_a_kill_for_lack_of_memory_is_named(notebook: Notebook) -> None:
         while (group / "cgroup.procs").read_text().strip():
             pass
         group.rmdir()
+
+
+def test_a_rank_that_holds_the_interpreter_is_unresponsive(notebook: Notebook) -> None:
+    """PyDLL doesn't release the interpreter's lock: no thread of that rank can answer. The limit is ten seconds, hence the length."""
+    notebook.run("%%mesh --ranks 0 --async\nimport ctypes\nctypes.PyDLL(None).sleep(24)")
+    text = ""
+    while "unresponsive" not in text:
+        text = notebook.text("%mesh status")
+    assert "rank 0 unresponsive: has not answered for 10 s" in text
+    assert notebook.text("%%mesh --ranks 1\n'the others work'") == "[1] 'the others work'"
+    assert "rank 0 has not answered for 10 s" in notebook.text("%mesh result")
+    while "unresponsive" in notebook.text("%mesh status"):
+        pass
+
+
+def test_a_spare_takes_a_lost_hosts_place(notebook: Notebook) -> None:
+    notebook.run("%mesh start wide --dims hosts=2,gpus=1 --job process --spares 1")
+    notebook.run("%%mesh\nx = rank")
+    hosts = notebook.text("[(h.hostname, h.pid) for h in mesh.status().hosts]")
+    pid = dict(re.findall(r"\('(host1|spare0)', (\d+)\)", hosts))
+    os.kill(int(pid["host1"]), signal.SIGKILL)
+    while "True" in notebook.text("mesh.healthy()"):
+        pass
+    text = notebook.text("%mesh heal --replay")
+    assert "host host1 replaced" in text and "rank 1 started anew" in text and "replayed on rank 1" in text
+    assert notebook.text("%%mesh\nimport os\nx == rank, os.getppid() == " + pid["spare0"]) == "[0] (True, False)\n[1] (True, True)"
+    notebook.run("%mesh stop wide\n%mesh use frail")
