@@ -119,10 +119,14 @@ class Cells:
         payload = pickle.dumps({"source": fields["source"], "number": fields["number"] or n}, 5)
         cell = Cell(n, fields["group"], procs, payload, fields["context"], set(procs))
         self._cells[n] = cell
+        free = all(not self._queues.get(p) and home.registry.procs[p].end is None for p in procs.values())
+        if free:
+            self._enqueue(cell)  # the ranks begin while the rest is done
         if ref:
             cell.watches.append(home.watch_cell(client, ref, n, None, None))
         self._tell(cell, "began", n, soon=True)
-        self._enqueue(cell)
+        if not free:  # there's something to tell: that it waits, or that ranks are lost
+            self._enqueue(cell)
         if fields.get("timeout_s") is not None:
             home.loop.call_later(fields["timeout_s"], lambda: self.time_is_up(n, fields["timeout_s"]))
 
