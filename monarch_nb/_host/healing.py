@@ -48,7 +48,7 @@ class Healing:
         self._home = home
         self.recipes = recipes
         self._waiting: dict[str, deque[tuple[Callable[[], Script[Report]], Done]]] = {}
-        self._is_due: dict[str, bool] = {}
+        self._due: set[str] = set()
         """Groups whose policy is about to be followed."""
 
     # --- a loss
@@ -58,7 +58,7 @@ class Healing:
         self._release_peers(end)
         for recipe in self.recipes.on({end["proc"]}):
             self._tell_owner(recipe, end)
-        self.follow_policy(end)
+        self._follow_policy(end)
 
     def _release_peers(self, end: Mapping[str, Any]) -> None:
         """Abort the collectives of groups that the dead rank was in: those of the whole mesh; of others, nobody knows."""
@@ -141,10 +141,10 @@ class Healing:
 
     # --- by itself
 
-    def follow_policy(self, end: Mapping[str, Any]) -> None:
+    def _follow_policy(self, end: Mapping[str, Any]) -> None:
         """Do what is to be done when a rank of this group dies; ranks that die together are healed together."""
         group = self._home.registry.groups.get(end["group"])
-        if group is None or group.policy.on_failure not in ("heal", "shrink") or self._is_due.get(group.name):
+        if group is None or group.policy.on_failure not in ("heal", "shrink") or group.name in self._due:
             return
         policy, now = group.policy, time.monotonic()
         policy.heals = [t for t in policy.heals if now - t < policy.window_s]
@@ -153,7 +153,7 @@ class Healing:
             return
         delay_s = TOGETHER_S if not policy.heals else min(MAX_DELAY_S, FIRST_DELAY_S * 2 ** (len(policy.heals) - 1))
         policy.heals.append(now)
-        self._is_due[group.name] = True
+        self._due.add(group.name)
         self._home.loop.call_later(delay_s, lambda: self._act(group))
 
     def _act(self, group: Group) -> None:
@@ -161,7 +161,7 @@ class Healing:
         if group.policy.on_failure == "shrink" and any(cells.on(p) for p in group.procs):
             self._home.loop.call_later(TOGETHER_S, lambda: self._act(group))  # the survivors' cells are being ended
             return
-        self._is_due.pop(group.name, None)
+        self._due.discard(group.name)
         fields = {"group": group.name}
         (self.heal if group.policy.on_failure == "heal" else self.resize)(fields, lambda report: self._tell(group.name, report))
 

@@ -100,7 +100,7 @@ class HostLink:
         identity = bytes(frames[0].buffer)
         index, generation = (int(n) for n in identity[1:].split(b"."))
         host = self._home.registry.hosts.get(index)
-        if host is None or (wire.unpack(bytes(frames[1].buffer)).src >> 32 != index and index == 0):
+        if host is None or index == 0:  # the home's own place is nobody's
             return
         if generation != host.generation or host.state in ("lost", "stopped"):
             self._send_away(identity, index)
@@ -165,21 +165,20 @@ class HostLink:
     def replace(self, host: Host) -> str:
         """Get another host process for a lost host's place: a spare, or a new one; return why there's none, or nothing."""
         spare = self._spare()
+        if spare is None and host.kind != PROCESS_JOB:
+            return f"host {host.label or host.index} is lost and there is no spare; start the mesh with --spares, or anew"
         host.generation += 1
+        host.state, host.backlog = "expected", []
         ticket = self.ticket(host, (spare or host).endpoint)  # the way by which it can reach us
-        if spare is not None:
+        if spare is None:
+            self.start(ticket)
+        else:
             spare.state = "stopped"
-            host.state, host.backlog = "expected", []
             frame = wire.pack(
                 wire.EVENT, src=self._home.me, dst=address.host_proc(spare.index), name=b"take_place", payload=pickle.dumps(ticket, 5)
             )
             assert self._socket is not None
             self._socket.send_multipart([self._identities[spare.index], frame])
-            return ""
-        if host.kind != PROCESS_JOB:
-            return f"host {host.label or host.index} is lost and there is no spare; start the mesh with --spares, or anew"
-        host.state, host.backlog = "expected", []
-        self.start(ticket)
         return ""
 
     def _spare(self) -> Host | None:

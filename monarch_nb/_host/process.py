@@ -18,7 +18,7 @@ from typing import Any
 import zmq
 
 from monarch_nb._host.loop import Loop
-from monarch_nb._host.pulse import FIRST_REF, Pulse
+from monarch_nb._host.pulse import PING_REF, Pulse
 from monarch_nb._host.router import Router
 from monarch_nb._host.supervisor import STARTING, Rank, Supervisor
 from monarch_nb._wire import address
@@ -163,7 +163,7 @@ class HostProcess:
     def handle(self, message: Message) -> None:
         """Do what a message to this host process says."""
         if message.kind in (wire.REPLY, wire.COMBINED):
-            if message.ref >= FIRST_REF:
+            if message.ref == PING_REF:
                 self.pulse.answered(message.src)
             else:
                 self.on_answer(message)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,8 +16,8 @@ PING_S = 6.0
 SILENT_S = 10.0
 """How long it may take to answer. Any thread that holds the interpreter's lock delays the answer."""
 
-FIRST_REF = 1 << 50
-"""Refs below are numbers of cells, and questions of the home."""
+PING_REF = 1 << 50
+"""The ref of all our questions; those below are numbers of cells, and questions of the home."""
 
 
 class Pulse:
@@ -38,9 +37,8 @@ class Pulse:
         self._supervisor = supervisor
         self._send = send
         self._on_change = on_change
-        self._refs = itertools.count(FIRST_REF)
-        self._asked: dict[int, tuple[int, float]] = {}
-        """By proc: the ref and time of the question that hasn't been answered."""
+        self._asked: dict[int, float] = {}
+        """By proc: the time of the question that hasn't been answered."""
         self._answered: dict[int, float] = {}
         self._trouble: dict[int, str] = {}
         loop.call_later(LOOK_S, self._look)
@@ -67,10 +65,9 @@ class Pulse:
         asked = self._asked.get(proc)
         if asked is None:
             if now - self._answered.setdefault(proc, now) >= PING_S:
-                ref = next(self._refs)
-                self._asked[proc] = ref, now
-                self._send(proc, wire.pack(wire.CALL, src=self._me, dst=proc, ref=ref, name=b"__ping__"))
-        elif not trouble and now - asked[1] >= SILENT_S:
+                self._asked[proc] = now
+                self._send(proc, wire.pack(wire.CALL, src=self._me, dst=proc, ref=PING_REF, name=b"__ping__"))
+        elif not trouble and now - asked >= SILENT_S:
             trouble = f"has not answered for {SILENT_S:g} s: something holds the interpreter's lock, or the machine is overloaded"
         if trouble != self._trouble.get(proc, ""):
             self._trouble[proc] = trouble

@@ -144,7 +144,7 @@ class Pending:
 
     def hears_of(self, end: Exit) -> bool:
         """Say whether whoever waits here will be told of a process' end by it."""
-        return not self.ready and end["proc"] in self.procs
+        return end["proc"] in self.at_work()
 
     def at_work(self) -> tuple[int, ...]:
         """Return the procs that still owe an answer."""
@@ -242,9 +242,6 @@ class Gather(Pending):
 
     def at_work(self) -> tuple[int, ...]:
         return () if self.ready else tuple(p for i, p in enumerate(self.procs) if self.bodies[i] is None)
-
-    def hears_of(self, end: Exit) -> bool:
-        return end["proc"] in self.at_work()
 
     def deliver(self, slot: int, body: Body) -> Pending | None:
         if self.bodies[slot] is not None:

@@ -29,7 +29,8 @@ def replay(mesh: Mesh, ranks: Sequence[int]) -> list[str]:
     which the others would have to take part.
     """
     said, done = [], []
-    for entry in mesh.history(1_000_000):
+    entries = mesh.history(1_000_000)
+    for entry in entries:
         chosen = sorted(set(ranks) & set(mesh.select(entry.ranks))) if defines_state(entry) else []
         if not chosen:
             continue
@@ -45,7 +46,7 @@ def replay(mesh: Mesh, ranks: Sequence[int]) -> list[str]:
         done.append(entry.n)
     if done:
         said.insert(0, f"replayed on {name_ranks(ranks)}: cell{'s' * (len(done) > 1)} #{', #'.join(map(str, done))}")
-    pushed = [e.source for e in mesh.history(1_000_000) if e.kind == "variables" and "push" in e.source]
+    pushed = [e.source for e in entries if e.kind == "variables" and "push" in e.source]
     if pushed:
         said.append(f"pushed values are not in the journal; push them again: {'; '.join(dict.fromkeys(pushed))}")
     return said

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 from two_by_two import spawn_two_by_two
 
-from monarch_nb.actor import HostMesh, ProcMesh, this_host
+import monarch_nb.actor
+from monarch_nb.actor import HostMesh, MeshFailure, ProcMesh, this_host
 from monarch_nb.job import ProcessJob
 
 
@@ -39,3 +40,11 @@ def doomed(hosts: HostMesh) -> Iterator[ProcMesh]:
     yield mesh
     if not mesh._stopped:
         mesh.stop(grace_s=0.0).get(30)
+
+
+@pytest.fixture
+def unhandled(monkeypatch: pytest.MonkeyPatch) -> list[MeshFailure]:
+    """Collect what the hook is told, instead of printing it."""
+    heard: list[MeshFailure] = []
+    monkeypatch.setattr(monarch_nb.actor, "unhandled_fault_hook", heard.append)
+    return heard

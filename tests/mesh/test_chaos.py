@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-import monarch_nb.actor
 from monarch_nb import start
 from monarch_nb._client import session as sessions
 from monarch_nb.actor import Checkpointed, MeshFailure, attach_to_workers, endpoint
@@ -50,14 +49,6 @@ class Ledger(Checkpointed):
     @endpoint
     def get(self) -> int:
         return int(self.total)
-
-
-@pytest.fixture
-def heard(monkeypatch: pytest.MonkeyPatch) -> list[MeshFailure]:
-    """What the hook was told."""
-    found: list[MeshFailure] = []
-    monkeypatch.setattr(monarch_nb.actor, "unhandled_fault_hook", found.append)
-    return found
 
 
 @pytest.fixture
@@ -124,12 +115,12 @@ def wait_for_news(mesh: Mesh, fault: Fault) -> None:
         pass
 
 
-def test_two_hundred_faults(mesh: Mesh, heard: list[MeshFailure]) -> None:
+def test_two_hundred_faults(mesh: Mesh, unhandled: list[MeshFailure]) -> None:
     work, chaos = Work(mesh), Chaos(mesh, seed=2026)
     for number in range(NUM_FAULTS):
         do = chaos.random.choice((work.call, work.cell, work.reduce))
         told: list[Any] = []
-        heard.clear()
+        unhandled.clear()
         with chaos.strike() as fault:
             if fault.kind == "stop":  # it would wait for the end of the block
                 work_later = do
@@ -146,7 +137,7 @@ def test_two_hundred_faults(mesh: Mesh, heard: list[MeshFailure]) -> None:
             with pytest.raises(ActorError, match="MemoryError"):
                 fault.outcome.get(T)
         if not fault.is_lethal:
-            assert not told and not heard, f"fault {number}: {fault} was told as a death"
+            assert not told and not unhandled, f"fault {number}: {fault} was told as a death"
             continue
         wait_for_news(mesh, fault)
         of_exit = []
@@ -156,7 +147,7 @@ def test_two_hundred_faults(mesh: Mesh, heard: list[MeshFailure]) -> None:
             of_exit = [f for f in caught.value.failures if f.end is not None]  # type: ignore[attr-defined]
             for failure in of_exit:
                 assert failure.end is not None and failure.end["pid"] == fault.pid
-        by_hook = [f for failure in heard for f in failure.failures]
+        by_hook = [f for failure in unhandled for f in failure.failures]
         assert len(by_hook) <= 1 and (told or of_exit or by_hook), f"fault {number}: {fault} told {len(told)} times, by the hook {len(by_hook)}"
         # Told by both, if it was dead before it was used: at once, and at the next use.
         for failure in (*told, *by_hook):
@@ -212,7 +203,7 @@ def remove_networks() -> None:
         subprocess.run(["ip", "netns", "del", f"mnbtest{i}"], check=False, capture_output=True)
 
 
-def test_a_host_that_is_cut_off_is_replaced_by_a_spare(far_network: str, heard: list[MeshFailure]) -> None:
+def test_a_host_that_is_cut_off_is_replaced_by_a_spare(far_network: str, unhandled: list[MeshFailure]) -> None:
     key = new_key_file()
     addresses = [f"tcp://{far_network}.{i}.2:7000" for i in (1, 2)]
     code = "import sys; from monarch_nb.actor import run_worker_loop_forever; run_worker_loop_forever(address=sys.argv[1], ca=sys.argv[2])"

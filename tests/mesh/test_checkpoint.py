@@ -11,18 +11,16 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from faults import kill
 
-import monarch_nb.actor
 from monarch_nb.actor import Checkpointed, ProcMesh, endpoint, this_host
-from monarch_nb.exceptions import ActorError, MeshError, SupervisionError
+from monarch_nb.exceptions import ActorError, MeshError
 from monarch_nb.spmd import setup_torch_elastic_env
 
 T = 60
 
 
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(monarch_nb.actor, "unhandled_fault_hook", lambda failure: None)
+pytestmark = pytest.mark.usefixtures("unhandled")
 
 
 @pytest.fixture
@@ -31,14 +29,6 @@ def procs() -> Iterator[ProcMesh]:
     mesh.initialized.get(T)
     yield mesh
     mesh.stop(grace_s=0.0).get(T)
-
-
-def kill(mesh: ProcMesh, rank: int) -> None:
-    pid = list(mesh.execute(os.getpid).get(T).values())[rank]
-    waiting = mesh.flatten("rank").slice(rank=rank).execute(signal.pause)
-    os.kill(pid, signal.SIGKILL)
-    with pytest.raises(SupervisionError):
-        waiting.get(T)
 
 
 class Tally(Checkpointed):

@@ -7,6 +7,7 @@ import signal
 from typing import Any
 
 import pytest
+from faults import kill
 from sample_actors import Counter, Faulty
 from two_by_two import spawn_two_by_two
 
@@ -14,30 +15,14 @@ import monarch_nb
 import monarch_nb.actor
 from monarch_nb._client import session as sessions
 from monarch_nb.actor import Actor, MeshFailure, ProcMesh, endpoint
-from monarch_nb.exceptions import ActorError, HealError, MeshError, SupervisionError
+from monarch_nb.exceptions import ActorError, HealError, MeshError
 from monarch_nb.job import ProcessJob
 from monarch_nb.spmd import setup_torch_elastic_env
 
 T = 60
 
 
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> list[MeshFailure]:
-    """Collect unhandled failures instead of printing them."""
-    heard: list[MeshFailure] = []
-    monkeypatch.setattr(monarch_nb.actor, "unhandled_fault_hook", heard.append)
-    return heard
-
-
-def kill(procs: ProcMesh, *ranks: int, number: int = signal.SIGKILL) -> None:
-    """Kill ranks, and wait until the home knows."""
-    pids = list(procs.execute(os.getpid).get(T).values())
-    waiting = [procs.flatten("rank").slice(rank=r).execute(signal.pause) for r in ranks]
-    for rank in ranks:
-        os.kill(pids[rank], number)
-    for each in waiting:
-        with pytest.raises(SupervisionError, match="killed by"):
-            each.get(T)
+pytestmark = pytest.mark.usefixtures("unhandled")
 
 
 def init_gloo() -> None:
@@ -103,7 +88,7 @@ def test_stopped_actors_stay_away(doomed: ProcMesh) -> None:
     assert list(other.increment.call().get(T).values()) == [1] * 4
 
 
-def test_an_actor_that_failed_is_made_again(doomed: ProcMesh, quiet: list[MeshFailure]) -> None:
+def test_an_actor_that_failed_is_made_again(doomed: ProcMesh, unhandled: list[MeshFailure]) -> None:
     faulty = doomed.spawn("unlucky", Faulty)
     faulty.raise_alone.broadcast()
     for _ in range(10_000):
@@ -115,7 +100,7 @@ def test_an_actor_that_failed_is_made_again(doomed: ProcMesh, quiet: list[MeshFa
     assert report.ranks == ()
     assert report.actors == {"unlucky": (0, 1, 2, 3)}
     assert faulty.ok.call().get(T).reduce("equal") == "ok"
-    assert any("unlucky.raise_alone raised ValueError" in str(f) for f in quiet)
+    assert any("unlucky.raise_alone raised ValueError" in str(f) for f in unhandled)
 
 
 def test_the_process_group_is_made_anew_and_peers_are_released(doomed: ProcMesh) -> None:
@@ -160,14 +145,14 @@ def test_what_cannot_be_made_again_is_told_and_the_rest_is_there(doomed: ProcMes
     assert picky.ok.call().get(T).reduce("equal") == "ok"
 
 
-def test_nobody_waiting_the_hook_hears_once_with_all_that_is_known(doomed: ProcMesh, quiet: list[MeshFailure]) -> None:
+def test_nobody_waiting_the_hook_hears_once_with_all_that_is_known(doomed: ProcMesh, unhandled: list[MeshFailure]) -> None:
     doomed.execute(print, "last words").get(T)
     pid = list(doomed.execute(os.getpid).get(T).values())[2]
     os.kill(pid, signal.SIGSEGV)
     while doomed.healthy():
         pass
     doomed.execute(int).exception(T)  # news come in order: the hook has been called by now
-    (failure,) = [f for f in quiet if f.pid == pid]
+    (failure,) = [f for f in unhandled if f.pid == pid]
     assert (failure.ranks, failure.signal, failure.exit_code) == ((2,), signal.SIGSEGV, None)
     assert failure.points == ({"hosts": 1, "gpus": 0},)
     assert "last words" in failure.last_lines

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from faults import kill
 from sample_actors import Counter
 
-import monarch_nb.actor
 from monarch_nb._client import session as sessions
 from monarch_nb.actor import HostMesh, MeshFailure, ProcMesh, this_host
 from monarch_nb.exceptions import HealError, SupervisionError
@@ -30,23 +29,11 @@ def line() -> Iterator[ProcMesh]:
     mesh.stop(grace_s=0.0).get(T)
 
 
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(monarch_nb.actor, "unhandled_fault_hook", lambda failure: None)
+pytestmark = pytest.mark.usefixtures("unhandled")
 
 
 def numbers() -> tuple[str, str, str]:
     return os.environ["RANK"], os.environ["LOCAL_RANK"], os.environ["WORLD_SIZE"]
-
-
-def kill(mesh: ProcMesh, rank: int) -> int:
-    """Kill a rank and wait until that has been heard."""
-    pid = list(mesh.execute(os.getpid).get(T).values())[rank]
-    waiting = mesh.flatten("rank").slice(rank=rank).execute(signal.pause)
-    os.kill(pid, signal.SIGKILL)
-    with pytest.raises(SupervisionError):
-        waiting.get(T)
-    return pid
 
 
 def wait_for(notices: list[Any]) -> Any:
@@ -154,7 +141,7 @@ def test_a_function_decides(line: ProcMesh) -> None:
         return "heal"
 
     line.on_failure(decide)
-    pid = kill(line, 1)
+    (pid,) = kill(line, 1)
     assert done.wait(T)
     while not line.healthy():
         pass

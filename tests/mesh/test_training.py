@@ -24,9 +24,7 @@ TOLERANCE = 1e-6
 """Of the loss, absolute: the sums of a step are taken in the same order, so they should be equal."""
 
 
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(monarch_nb.actor, "unhandled_fault_hook", lambda failure: None)
+pytestmark = pytest.mark.usefixtures("unhandled")
 
 
 @pytest.fixture
