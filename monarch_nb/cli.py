@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from monarch_nb import __version__
 from monarch_nb.exceptions import MeshError, MeshNotFound
+from monarch_nb.magics.arguments import add_start_arguments
 
 if TYPE_CHECKING:
     from monarch_nb.mesh import Mesh
@@ -30,6 +31,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="monarch-nb", description="Meshes that notebooks have started.")
     parser.add_argument("--version", action="version", version=f"monarch-nb {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    command = commands.add_parser("start", help="start a mesh that goes on by itself")
+    add_start_arguments(command.add_argument)
+    command.set_defaults(run=start)
     command = commands.add_parser("list", help="the meshes of this user")
     command.set_defaults(run=list_meshes)
     command = commands.add_parser("status", help="hosts and ranks of a mesh")
@@ -76,6 +80,14 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--prefix", default=sys.prefix, help="where to; by default this environment")
     command.set_defaults(run=install_kernel)
     return parser
+
+
+def start(arguments: argparse.Namespace) -> None:
+    """Start a mesh and leave it running."""
+    from monarch_nb.magics.starting import set_up, start_mesh
+
+    mesh = start_mesh(arguments)
+    print(set_up(mesh, arguments))
 
 
 def list_meshes(arguments: argparse.Namespace) -> None:

@@ -1,18 +1,51 @@
-"""The one snapshot of a mesh: everything that shows its state renders this."""
+"""The one snapshot of a mesh: everything that shows its state renders this.
+
+Pure data. The home makes it (`_host/board`), `Mesh.status()` returns it, and the text here, the widget, the server extension, the sidebar and the command
+line show it. Times are seconds since the epoch; what isn't known is None.
+"""
 
 from __future__ import annotations
 
 import html
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from monarch_nb._shape import format_ranks
 
+STATES = ("starting", "idle", "busy", "debugging", "unresponsive", "stopping", "stopped", "lost")
+"""Of ranks; unresponsive: it lives, but doesn't react; debugging: it stands at a breakpoint."""
+TROUBLED = ("lost", "unresponsive", "stopped")
+
+
+@dataclass(frozen=True)
+class GpuStatus:
+    """A GPU, as NVIDIA's driver sees it: shares in per cent, memory in bytes; `processes` are those of others, too."""
+
+    index: int
+    name: str
+    uuid: str
+    utilization_percent: float | None
+    memory_used_bytes: int | None
+    memory_total_bytes: int | None
+    temperature_c: float | None
+    processes: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class History:
+    """The last minutes of a machine, oldest first, in per cent; the GPUs' average."""
+
+    interval_s: float
+    cpu_percent: tuple[float | None, ...]
+    memory_percent: tuple[float | None, ...]
+    gpu_percent: tuple[float | None, ...]
+
 
 @dataclass(frozen=True)
 class HostStatus:
-    """A machine of a mesh."""
+    """A machine of a mesh; its state is expected, up, leaving, lost or stopped."""
 
     index: int
     hostname: str
@@ -20,17 +53,61 @@ class HostStatus:
     pid: int
     num_cores: int
     num_gpus: int
+    cpu_percent: float | None
+    memory_used_bytes: int | None
+    memory_total_bytes: int | None
+    gpus: tuple[GpuStatus, ...]
+    history: History
+
+
+@dataclass(frozen=True)
+class Collective:
+    """The operation of a process group that a rank is in.
+
+    Attributes:
+        sequence: how many of the group's operations the rank has entered, this one included; 0 if the backend doesn't count.
+        shape: of its (first) tensor.
+    """
+
+    name: str
+    sequence: int
+    since: float
+    shape: tuple[int, ...] | None = None
+    dtype: str = ""
 
 
 @dataclass(frozen=True)
 class RankStatus:
-    """One rank: its state is starting, running, unresponsive (it lives, but doesn't react), stopped or lost."""
+    """One rank.
+
+    Attributes:
+        state: one of `STATES`.
+        reason: why it's lost or unresponsive.
+        doing: what it's busy with: "cell #17", "Trainer.step".
+        since: since when.
+        cell: number of the running cell in the journal.
+        line: where it stands: "In [3], line 4: loss.backward()".
+        memory_bytes: proportional set size: what it shares is divided by how many share it.
+        gpus: indices of its host's GPUs that are its own.
+        num_queued: messages and cells that wait for it.
+    """
 
     rank: int
     host: int
     pid: int
     state: str
     reason: str = ""
+    doing: str = ""
+    since: float = 0.0
+    cell: int | None = None
+    line: str = ""
+    collective: Collective | None = None
+    cpu_percent: float | None = None
+    memory_bytes: int | None = None
+    gpus: tuple[int, ...] = ()
+    gpu_memory_bytes: int | None = None
+    last_line: str = ""
+    num_queued: int = 0
 
 
 @dataclass(frozen=True)
@@ -38,11 +115,16 @@ class MeshStatus:
     """A mesh at one moment.
 
     Attributes:
-        sizes: the dimensions.
+        sizes: the dimensions, outermost first.
         idle_timeout_s: seconds without a client after which it ends; None: it ends with its program.
+        lease_left_s: seconds until then; None while a client or a cell holds it.
         clients: who is connected: "notebook PATH (pid N)".
         num_cells: cells that run or wait.
+        is_healing: whether lost ranks are being put back just now.
+        on_failure: what is done when a rank dies: stop, heal, shrink or call.
         journal: directory of its journal.
+        versions: of Python and packages.
+        environment: short hash of versions and variables; equal for equal environments.
     """
 
     name: str
@@ -55,33 +137,85 @@ class MeshStatus:
     clients: tuple[str, ...]
     num_cells: int = 0
     journal: str = ""
+    lease_left_s: float | None = None
+    is_healing: bool = False
+    on_failure: str = "stop"
+    versions: Mapping[str, str] = field(default_factory=dict)
+    environment: str = ""
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> MeshStatus:
+        """Return the snapshot that `as_dict` has described."""
+        return cls(
+            **{
+                **data,
+                "sizes": tuple((label, size) for label, size in data["sizes"]),
+                "clients": tuple(data["clients"]),
+                "hosts": tuple(_host(row) for row in data["hosts"]),
+                "ranks": tuple(_rank(row) for row in data["ranks"]),
+            }
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return this as plain data, for JSON."""
+        return asdict(self)
 
     def ranks_by_state(self) -> dict[str, str]:
         """Return the rank set in each state."""
         found: dict[str, list[int]] = {}
         for rank in self.ranks:
             found.setdefault(rank.state, []).append(rank.rank)
-        return {state: format_ranks(ranks) for state, ranks in found.items()}
+        return {state: format_ranks(found[state]) for state in STATES if state in found}
+
+    @property
+    def health(self) -> str:
+        """ok, busy, or trouble: ranks or hosts are lost, or don't react."""
+        if any(r.state in TROUBLED for r in self.ranks) or any(h.state == "lost" for h in self.hosts):
+            return "trouble"
+        return "busy" if any(r.state in ("busy", "debugging") for r in self.ranks) else "ok"
 
     def text(self) -> str:
-        """Return this as plain text."""
+        """Return this as plain text, one line for what is equal."""
         dims = ", ".join(f"{k}={v}" for k, v in self.sizes)
         lines = [f"mesh {self.name!r}: {len(self.ranks)} ranks ({dims}), home pid {self.pid}, up {self._age()}"]
         lines += [f"  {state:<9} ranks {ranks}" for state, ranks in self.ranks_by_state().items()]
-        lines += [
-            f"  host {h.index}: {h.hostname} {h.state}, {h.num_cores} cores, {h.num_gpus} GPUs, "
-            f"ranks {format_ranks(r.rank for r in self.ranks if r.host == h.index) or 'none'}"
-            for h in self.hosts
-        ]
+        lines += [f"  host {h.index}: {self._host_text(h)}" for h in self.hosts]
+        lines += self._doing_lines()
         lines += [f"  rank {r.rank} {r.state}: {r.reason}" for r in self.ranks if r.reason]
+        if self.is_healing:
+            lines.append("  is being healed")
         if self.idle_timeout_s:
-            lines.append(f"  lease: ends after {duration(self.idle_timeout_s)} without a client and a running cell")
+            left = "" if self.lease_left_s is None else f"; {duration(self.lease_left_s)} left"
+            lines.append(f"  lease: ends after {duration(self.idle_timeout_s)} without a client and a running cell{left}")
         if self.num_cells:
             lines.append(f"  {self.num_cells} cell{'s' * (self.num_cells > 1)} running; see %mesh history")
+        if self.versions:
+            lines.append(f"  {', '.join(f'{k} {v}' for k, v in self.versions.items())}; environment {self.environment}")
         if self.journal:
             lines.append(f"  journal: {self.journal}")
         lines += [f"  client: {c}" for c in self.clients]
         return "\n".join(lines)
+
+    def _host_text(self, host: HostStatus) -> str:
+        ranks = format_ranks(r.rank for r in self.ranks if r.host == host.index) or "none"
+        parts = [f"{host.hostname} {host.state}", f"{host.num_cores} cores" + percent_text(host.cpu_percent, " {} busy")]
+        if host.memory_used_bytes is not None and host.memory_total_bytes:
+            parts.append(f"memory {bytes_text(host.memory_used_bytes)} of {bytes_text(host.memory_total_bytes)}")
+        parts.append(f"{host.num_gpus} GPUs")
+        parts += [f"GPU {g.index} {percent_text(g.utilization_percent)} {bytes_text(g.memory_used_bytes)}" for g in host.gpus]
+        return ", ".join([*parts, f"ranks {ranks}"])
+
+    def _doing_lines(self) -> list[str]:
+        """Return what busy ranks do, equal things once."""
+        found: dict[str, list[RankStatus]] = {}
+        for rank in self.ranks:
+            if rank.state in ("busy", "debugging", "unresponsive") and rank.doing:
+                found.setdefault(rank_text(rank), []).append(rank)
+        now = time.time()
+        return [
+            f"  ranks {format_ranks(r.rank for r in ranks)}: {text}, for {duration(max(0.0, now - min(r.since for r in ranks)))}"
+            for text, ranks in found.items()
+        ]
 
     def _age(self) -> str:
         return duration(max(0.0, time.time() - self.started))
@@ -92,11 +226,120 @@ class MeshStatus:
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(self.text())}</pre>"
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return this as plain data, for JSON."""
-        from dataclasses import asdict
 
-        return asdict(self)
+class Versioned:
+    """A mesh's state in rows, each with the number of its last change: what is new since a given change is found without comparing states.
+
+    Args:
+        order: the keys of the ranks' rows, in order.
+        reset_at: number of the change before which all is to be sent anew.
+
+    Example:
+        >>> board = Versioned((7,))
+        >>> board.put_rank(7, {"state": "idle"})
+        >>> seen = board.version
+        >>> board.put_rank(7, {"state": "busy"})
+        >>> board.changed_since(seen)["ranks"]
+        [{'state': 'busy'}]
+    """
+
+    def __init__(self, order: tuple[int, ...], reset_at: int = 0) -> None:
+        self.order = order
+        self.reset_at = self.version = reset_at
+        self._head: dict[str, Any] = {}
+        self._head_versions: dict[str, int] = {}
+        self._hosts: dict[int, dict[str, Any]] = {}
+        self._ranks: dict[int, dict[str, Any]] = {}
+        self._host_versions: dict[int, int] = {}
+        self._rank_versions: dict[int, int] = {}
+
+    def put_head(self, head: Mapping[str, Any]) -> None:
+        """Take what concerns the mesh as a whole."""
+        for name, value in head.items():
+            if name not in self._head or self._head[name] != value:
+                self.version += 1
+                self._head[name], self._head_versions[name] = value, self.version
+
+    def put_host(self, index: int, row: dict[str, Any]) -> None:
+        """Take a host's row; an empty one: there's no such host."""
+        self._put(self._hosts, self._host_versions, index, row)
+
+    def put_rank(self, key: int, row: dict[str, Any]) -> None:
+        """Take a rank's row."""
+        self._put(self._ranks, self._rank_versions, key, row)
+
+    def _put(self, rows: dict[int, Any], versions: dict[int, int], key: int, row: dict[str, Any]) -> None:
+        if rows.get(key) != row:
+            self.version += 1
+            rows[key], versions[key] = row, self.version
+
+    def full(self) -> dict[str, Any]:
+        """Return {"full": all of it}."""
+        hosts = [row for row in self._hosts.values() if row]
+        return {"full": {**self._head, "hosts": hosts, "ranks": [self._ranks[key] for key in self.order]}}
+
+    def changed_since(self, seen: int) -> dict[str, Any]:
+        """Return what has changed since change number `seen`: "mesh" fields, "hosts" and "ranks" rows."""
+        return {
+            "mesh": {name: self._head[name] for name, version in self._head_versions.items() if version > seen},
+            "hosts": [self._hosts[i] for i, version in self._host_versions.items() if version > seen and self._hosts[i]],
+            "ranks": [self._ranks[key] for key, version in self._rank_versions.items() if version > seen],
+        }
+
+
+def apply(status: dict[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a snapshot (as plain data) with a change of `Versioned` applied; `status` is left as it is."""
+    if "full" in change:
+        return dict(change["full"])
+    hosts = {h["index"]: h for h in (*status["hosts"], *change["hosts"])}
+    ranks = {r["rank"]: r for r in (*status["ranks"], *change["ranks"])}
+    return {**status, **change["mesh"], "hosts": [hosts[i] for i in sorted(hosts)], "ranks": [ranks[i] for i in sorted(ranks)]}
+
+
+def summary(status: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row that stands for a mesh in a list: name, pid, sizes, number of ranks in each state."""
+    states: dict[str, int] = {}
+    for rank in status["ranks"]:
+        states[rank["state"]] = states.get(rank["state"], 0) + 1
+    return {"name": status["name"], "pid": status["pid"], "sizes": status["sizes"], "states": states, "trouble": ""}
+
+
+def rank_text(rank: RankStatus) -> str:
+    """Return what a rank does, in words."""
+    parts = [f"{rank.state} with {rank.doing}" if rank.state == "busy" else f"{rank.state} in {rank.doing}"]
+    if rank.collective is not None:
+        parts.append(f"in {collective_text(rank.collective)}")
+    if rank.line:
+        parts.append(f"at {rank.line}")
+    return ", ".join(parts)
+
+
+def collective_text(collective: Collective) -> str:
+    """Return an operation in words: "all_reduce #41 float32[1024]"."""
+    number = f" #{collective.sequence}" if collective.sequence else ""
+    shape = "" if collective.shape is None else f" {collective.dtype}[{', '.join(map(str, collective.shape))}]"
+    return f"{collective.name}{number}{shape}"
+
+
+def bytes_text(num: int | None) -> str:
+    """Return a size as people write it; "n/a" if it isn't known.
+
+    >>> bytes_text(1_310_000_000)
+    '1.31 GB'
+    """
+    if num is None:
+        return "n/a"
+    size = float(num)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"
+
+
+def percent_text(share: float | None, form: str = "{}") -> str:
+    """Return a share as text; nothing if it isn't known."""
+    return "" if share is None else form.format(f"{share:.0f}%")
 
 
 def duration(seconds: float) -> str:
@@ -132,32 +375,19 @@ def parse_duration(text: str) -> float:
     return seconds
 
 
-def snapshot(books: dict[str, Any], group: str, sizes: dict[str, int]) -> MeshStatus:
-    """Return the snapshot of one mesh from the home's books."""
-    procs = [p for p in books["procs"] if p["group"] == group]
-    return MeshStatus(
-        name=books["name"],
-        pid=books["pid"],
-        started=books["started"],
-        sizes=tuple(sizes.items()),
-        idle_timeout_s=books["idle_timeout_s"],
-        hosts=tuple(_host(h) for h in books["hosts"]),
-        ranks=tuple(_rank(p) for p in sorted(procs, key=lambda p: p["rank"])),
-        clients=tuple(f"{c['what']} (pid {c['pid']})" for c in books["clients"]),
-        num_cells=books["num_cells"],
-        journal=books["journal"],
-    )
+def _host(row: Mapping[str, Any]) -> HostStatus:
+    gpus = tuple(GpuStatus(**{**gpu, "processes": tuple(gpu["processes"])}) for gpu in row["gpus"])
+    history = History(row["history"]["interval_s"], *(tuple(row["history"][k]) for k in _SERIES))
+    return HostStatus(**{**row, "gpus": gpus, "history": history})
 
 
-def _host(row: dict[str, Any]) -> HostStatus:
-    return HostStatus(
-        row["index"], row["hostname"] or row["label"], row["state"], row["pid"], row["num_cores"], row["num_gpus"]
-    )
+_SERIES = ("cpu_percent", "memory_percent", "gpu_percent")
 
 
-def _rank(row: dict[str, Any]) -> RankStatus:
-    from monarch_nb.exceptions import describe_end
-
-    reason = describe_end(row["end"]) if row["end"] is not None and row["state"] == "lost" else row["trouble"]
-    state = "unresponsive" if row["trouble"] and row["state"] == "running" else row["state"]
-    return RankStatus(row["rank"], row["proc"] >> 32, row["pid"], state, reason)
+def _rank(row: Mapping[str, Any]) -> RankStatus:
+    found = row["collective"]
+    collective = None
+    if found is not None:
+        shape = found.get("shape")
+        collective = Collective(**{**found, "shape": None if shape is None else tuple(shape)})
+    return RankStatus(**{**row, "gpus": tuple(row["gpus"]), "collective": collective})

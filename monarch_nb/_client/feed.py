@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import codecs
 import json
-import pickle
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -18,7 +17,6 @@ from monarch_nb._post.office import Office
 from monarch_nb._post.pending import Body, Exit, Pending
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
-from monarch_nb._wire.codec import Encoded
 from monarch_nb._wire.message import Message
 
 ACK_BYTES = 1 << 20
@@ -118,10 +116,8 @@ class Feed(Pending):
     def _acknowledge(self, num_bytes: int) -> None:
         self._num_taken += num_bytes
         if self._num_taken >= ACK_BYTES:
-            fields = {"watch": self.ref, "bytes": self._num_taken}
-            self._num_taken = 0
-            body = Encoded(pickle.dumps(fields, 5))
-            self.office.post(address.HOME, wire.CONTROL, body, name=b"taken")
+            num, self._num_taken = self._num_taken, 0
+            self.office.tell(address.HOME, "taken", watch=self.ref, bytes=num)
 
     def deliver(self, slot: int, body: Body) -> Pending | None:
         if body.flags & wire.ERROR:
@@ -170,8 +166,7 @@ class Feed(Pending):
         if not self.n:
             self._num_interrupts += 1
             return
-        body = Encoded(pickle.dumps({"n": self.n}, 5))
-        self.office.post(address.HOME, wire.CONTROL, body, name=b"interrupt_cell")
+        self.office.tell(address.HOME, "interrupt_cell", n=self.n)
 
     def hears_of(self, end: Exit) -> bool:
         return not self.ready and (self.office.me, self.ref) in end.get("told", ())

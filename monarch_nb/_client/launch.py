@@ -43,7 +43,7 @@ def start_host_process(config: dict[str, Any]) -> subprocess.Popen[bytes]:
         stdout=subprocess.PIPE,
         stderr=None if config.get("debug") else subprocess.PIPE,
         start_new_session=True,
-        env=_clean_environment(),
+        env=clean_environment(),
     )
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(json.dumps(config).encode())
@@ -58,7 +58,7 @@ def start_host_process(config: dict[str, Any]) -> subprocess.Popen[bytes]:
     return process
 
 
-def _clean_environment() -> dict[str, str]:
+def clean_environment() -> dict[str, str]:
     """Return our environment without what only makes sense in a notebook kernel."""
     drop = ("JPY_PARENT_PID", "JPY_SESSION_NAME", "MPLBACKEND", "CLICOLOR", "FORCE_COLOR", "PAGER", "GIT_PAGER")
     return {k: v for k, v in os.environ.items() if k not in drop}
@@ -151,10 +151,11 @@ def find_journal(name: str) -> str:
 
 def list_connections() -> list[Connection]:
     """Return the meshes of this user that run and speak our language; files of dead ones are removed."""
-    return [c for c in _all_connections() if c.wire_version == wire.VERSION]
+    return [c for c in list_all_connections() if c.wire_version == wire.VERSION]
 
 
-def _all_connections() -> list[Connection]:
+def list_all_connections() -> list[Connection]:
+    """Return the meshes of this user that run, whatever language they speak; files of dead ones are removed."""
     found = []
     directory = runtime_directory()
     for file in sorted(os.listdir(directory)):
@@ -190,7 +191,7 @@ def refuse_other_version(name: str) -> None:
     Raises:
         MeshNotFound: saying what to do.
     """
-    for connection in _all_connections():
+    for connection in list_all_connections():
         if connection.name == name and connection.wire_version != wire.VERSION:
             raise MeshNotFound(
                 f"mesh {name!r} runs with another version of monarch_nb (protocol {connection.wire_version}; this program "

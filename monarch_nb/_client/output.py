@@ -9,7 +9,6 @@ from __future__ import annotations
 import codecs
 import contextvars
 import json
-import pickle
 import sys
 import threading
 import time
@@ -21,8 +20,6 @@ from monarch_nb._journal import record as records
 from monarch_nb._journal.record import Record
 from monarch_nb._post.office import Office
 from monarch_nb._wire import address
-from monarch_nb._wire import message as wire
-from monarch_nb._wire.codec import Encoded
 from monarch_nb._wire.message import Message
 
 FOLD_S = 0.1
@@ -68,9 +65,8 @@ class OutputHub:
                 self.default.display(record.origin, json.loads(record.data))
         self._num_taken += len(data)
         if self._num_taken >= ACK_BYTES:
-            body = Encoded(pickle.dumps({"watch": 0, "bytes": self._num_taken}, 5))
-            self._num_taken = 0
-            self._office.post(address.HOME, wire.CONTROL, body, name=b"taken")
+            num, self._num_taken = self._num_taken, 0
+            self._office.tell(address.HOME, "taken", watch=0, bytes=num)
 
     def _decode(self, record: Record) -> str:
         """Decode UTF-8 that may be cut anywhere."""

@@ -22,6 +22,7 @@ from monarch_nb._client.feed import Feed
 from monarch_nb._client.launch import Connection
 from monarch_nb._client.notebook import PROGRAM_NUMBER, NotebookHooks
 from monarch_nb._client.output import OutputHub
+from monarch_nb._client.state import StatusFeed
 from monarch_nb._post import here
 from monarch_nb._post.office import Office
 from monarch_nb._post.pending import OneReply
@@ -64,12 +65,13 @@ class Session:
         """Handles on processes that take on new sizes."""
 
     @classmethod
-    def connect(cls, connection: Connection, what: str = "", *, listens: bool = True) -> Session:
+    def connect(cls, connection: Connection, what: str = "", *, listens: bool = True, observes: bool = False) -> Session:
         """Connect to a running home.
 
         Args:
             what: what people know this program by.
             listens: whether it shows what actors print.
+            observes: whether it only looks on: it doesn't keep the mesh alive, nor is it among its clients.
 
         Raises:
             MeshStartError: if it doesn't answer.
@@ -81,7 +83,13 @@ class Session:
         office.on_unheard = lambda end: session._on_end({**end, "heard": False})
         office.watch_home(connection.pid)
         office.start()
-        hello = {"pid": os.getpid(), "what": what or _program(), "listens": listens, "number": PROGRAM_NUMBER}
+        hello = {
+            "pid": os.getpid(),
+            "what": what or _program(),
+            "listens": listens,
+            "observes": observes,
+            "number": PROGRAM_NUMBER,
+        }
         try:
             answer = session.request("hello", _timeout_s=HELLO_S, **hello)
         except RankTimeout:
@@ -114,17 +122,16 @@ class Session:
         """Ask the home; the answer is read by `read` once ready."""
         return self.office.request(address.HOME, op, fields)
 
-    def watch(self, feed: Feed, op: str, **fields: Any) -> None:
+    def watch(self, feed: Feed | StatusFeed, op: str, **fields: Any) -> None:
         """Have the home feed `feed` with what `op` asks for."""
-        if self.output is not None:
+        if self.output is not None and isinstance(feed, Feed):
             feed.when_late = self.output.expect_late
         ref = self.office.expect(feed)
         self.office.post(address.HOME, wire.CONTROL, Encoded(pickle.dumps(fields, 5)), ref=ref, name=op.encode())
 
     def tell(self, op: str, **fields: Any) -> None:
         """Tell the home something that needs no answer."""
-        body = Encoded(pickle.dumps(fields, 5))
-        self.office.post(address.HOME, wire.CONTROL, body, name=op.encode())
+        self.office.tell(address.HOME, op, **fields)
 
     def note_calls(self, source: str, began: float, **fields: Any) -> None:
         """Have the calls since the last time entered into the journal."""

@@ -42,6 +42,7 @@ class Cell:
         procs: proc by rank.
         waiting: ranks on which it hasn't begun.
         running: ranks on which it runs.
+        began: since when, by rank.
         ended: status by rank: ok, error, lost, interrupted.
     """
 
@@ -52,6 +53,7 @@ class Cell:
     context: bytes
     waiting: set[int]
     running: set[int] = field(default_factory=set)
+    began: dict[int, float] = field(default_factory=dict)
     ended: dict[int, str] = field(default_factory=dict)
     seconds: dict[int, float] = field(default_factory=dict)
     fresh: list[tuple[int, float]] = field(default_factory=list)
@@ -91,9 +93,22 @@ class Cells:
         """Return the numbers of the cells that run or wait on a rank."""
         return [cell.n for cell in self._queues.get(proc, ())]
 
+    def at(self, proc: int) -> tuple[int, float] | None:
+        """Return the number of the cell that runs on a rank, and since when."""
+        queue = self._queues.get(proc)
+        if not queue:
+            return None
+        cell = queue[0]
+        rank = self._home.registry.procs[proc].rank
+        return (cell.n, cell.began.get(rank, 0.0)) if rank in cell.running else None
+
     def told_of(self, proc: int) -> list[tuple[int, int]]:
         """Return who watches the cells that run or wait on a rank, and so hears of its end: clients and their refs."""
         return [(w.client, w.ref) for cell in self._queues.get(proc, ()) for w in cell.watches if not w.over]
+
+    def is_stuck(self, proc: int) -> bool:
+        """Say whether a rank is still busy with a cell that was given up."""
+        return proc in self._stuck
 
     def is_busy(self, proc: int) -> bool:
         """Say whether a cell runs or waits on a rank."""
@@ -164,6 +179,8 @@ class Cells:
     def _begin(self, cell: Cell, ranks: list[int]) -> None:
         cell.waiting.difference_update(ranks)
         cell.running.update(ranks)
+        cell.began.update(dict.fromkeys(ranks, time.time()))
+        self._home.board.touch(cell.procs[r] for r in ranks)
         frame = wire.pack(
             wire.CALL, src=address.HOME, dst=0, ref=cell.n, name=b"run", origin=cell.n, context=cell.context,
             payload=cell.payload,
@@ -230,6 +247,7 @@ class Cells:
         self._check_over(cell)
 
     def _next_on(self, proc: int, cell: Cell) -> None:
+        self._home.board.touch((proc,))
         queue = self._queues.get(proc)
         if queue and cell in queue:
             was_first = queue[0] is cell

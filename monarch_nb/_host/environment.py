@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
+from monarch_nb import __version__
+
 _PACKAGES = ("monarch_nb", "torch", "numpy", "ipython", "pyzmq", "cloudpickle")
 
 
@@ -25,6 +27,8 @@ def describe_environment(hostname: str, variables: Mapping[str, str]) -> dict[st
 
 
 def _version(package: str) -> str:
+    if package == "monarch_nb":
+        return __version__  # it may run from a checkout that isn't installed
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -14,6 +14,7 @@ import zmq
 
 from monarch_nb._host.process import BEAT_S, LOST_AFTER_S, PREEMPT_S, HostProcess, count_gpus
 from monarch_nb._host.supervisor import Rank
+from monarch_nb._host.vitals import Rows
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.marks import Piece
@@ -88,6 +89,10 @@ class FarProcess(HostProcess):
                 self.event(proc, "revived", fields)
         elif name == "beat":
             self._last_beat = time.monotonic()
+        elif name == "watch_vitals":
+            self.vitals.watch(fields["on"])
+        elif name == "look":
+            self.vitals.look(lambda: self.event(address.HOME, "looked", {"ref": fields["ref"]}))
         elif name == "leave":
             self.shut_down()
         elif name == "take_place":
@@ -115,6 +120,9 @@ class FarProcess(HostProcess):
 
     def rank_pulse(self, proc: int, trouble: str) -> None:
         self.event(address.HOME, "pulse", {"proc": proc, "trouble": trouble})
+
+    def vitals_changed(self, rows: Rows, host: dict[str, Any] | None) -> None:
+        self.event(address.HOME, "vitals", {"rows": rows, "host": host})
 
     def rank_printed(self, rank: Rank, piece: Piece) -> None:
         fields = {"rank": rank.rank, "piece": tuple(piece)}

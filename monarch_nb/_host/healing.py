@@ -117,6 +117,7 @@ class Healing:
 
     def _next(self, group: str) -> None:
         begin, done = self._waiting[group][0]
+        self._home.board.touch()
 
         def finished(outcome: Report | Exception) -> None:
             if isinstance(outcome, Exception):
@@ -124,6 +125,7 @@ class Healing:
                 text = str(outcome) if known else f"{type(outcome).__name__}: {outcome}"
                 outcome = {**empty_report(), "problems": [text]}
             self._waiting[group].popleft()
+            self._home.board.touch()
             self._note(group, outcome)
             done(outcome)
             if self._waiting[group]:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from monarch_nb._host.asking import Asking
+from monarch_nb._host.board import Board
 from monarch_nb._host.cells import Cells
 from monarch_nb._host.checkpoints import CheckpointDesk
 from monarch_nb._host.environment import describe_environment
@@ -24,6 +25,7 @@ from monarch_nb._host.recipes import Recipes
 from monarch_nb._host.registry import Client, Group, Host, Policy, Proc, Registry, Waiting
 from monarch_nb._host.script import run_script
 from monarch_nb._host.supervisor import Rank
+from monarch_nb._host.vitals import Rows
 from monarch_nb._host.watch import Watch, Watches
 from monarch_nb._journal import record as records
 from monarch_nb._journal.entries import EntryLog
@@ -51,9 +53,11 @@ class HomeProcess(HostProcess):
         self.entries = EntryLog(journal)
         self.entries.when_dirty = lambda: self.loop.call_shortly(self.entries.flush)
         self.watches = Watches()
+        self.board = Board(self)
         self.cells = Cells(self)
         self.asking = Asking(self.loop, self.send_to_rank)
         self.environment_id = ""
+        self.versions: dict[str, str] = {}
         self._missed_from: int | None = None
         self.checkpoints = CheckpointDesk(self)
         self.healing = Healing(self, Recipes(os.path.join(self.directory, "recipes")))
@@ -73,11 +77,12 @@ class HomeProcess(HostProcess):
 
     def do_hello(self, message: Message, fields: dict[str, Any]) -> object:
         """A client comes."""
-        client = Client(message.src, fields["pid"], fields["what"], fields["number"], fields["listens"])
+        client = Client(message.src, fields["pid"], fields["what"], fields["number"], fields["listens"], fields.get("observes", False))
         with suppress(OSError):
             client.pidfd = os.pidfd_open(client.pid)
             self.loop.watch_file(client.pidfd, lambda: self._client_gone(client))
         self.registry.clients[message.src] = client
+        self.board.touch()
         if client.listens:
             self.watches.add(Watch(self.loop, self.store, self.send_local, client.proc, 0, _own_output(client.number)))
         return {
@@ -103,9 +108,12 @@ class HomeProcess(HostProcess):
         if client.listens and self._missed_from is None and not any(c.listens for c in self.registry.clients.values()):
             self._missed_from = self.store.end
         self.watches.drop_client(client.proc)
+        self.board.drop(client.proc)
+        self.board.touch()
         self.drop_route(client.proc)
         self.router.forget(client.proc)
-        self._idle_since = time.monotonic()
+        if not client.observes:
+            self._idle_since = time.monotonic()
         with suppress(OSError):
             os.unlink(address.socket_path(self.directory, client.proc))
 
@@ -139,6 +147,7 @@ class HomeProcess(HostProcess):
             self.entries.move(fields["journal"])
         environment = describe_environment(self.hostname, fields.get("env") or {})
         self.environment_id = environment["id"]
+        self.versions = {"python": environment["python"], **environment["packages"]}
         self.entries.begin(
             "start", who=self.who(message.src), when=self.registry.started, ended=time.time(), status="ok",
             ranks=fields.get("rank_set", ""), dims=fields.get("dims"), environment=environment,
@@ -151,12 +160,22 @@ class HomeProcess(HostProcess):
     def _check_lease(self) -> None:
         if self.idle_timeout_s is None:
             return
-        if self.registry.clients or self.cells.num_running:
+        if self._is_held():
             self._idle_since = time.monotonic()
         if time.monotonic() - self._idle_since >= self.idle_timeout_s:
             self.shut_down()
         else:
             self.loop.call_later(min(self.idle_timeout_s, 5.0), self._check_lease)
+
+    def _is_held(self) -> bool:
+        """Say whether a client or a cell keeps the mesh alive; who only looks on doesn't."""
+        return self.cells.num_running > 0 or any(not c.observes for c in self.registry.clients.values())
+
+    def lease_left_s(self) -> float | None:
+        """Return the seconds until the mesh ends if nobody comes; None while somebody is there, or if it has no lease."""
+        if self.idle_timeout_s is None or self._is_held():
+            return None
+        return round(max(0.0, self.idle_timeout_s - (time.monotonic() - self._idle_since)), 1)
 
     def do_set_lease(self, message: Message, fields: dict[str, Any]) -> object:
         """Say after how long without client and running cell the mesh ends; the time begins anew."""
@@ -289,6 +308,7 @@ class HomeProcess(HostProcess):
         self._restarting.discard(proc)
         entry = self.registry.procs[proc]
         entry.state, entry.end = "starting", None
+        self.board.touch((proc,))
         for to in self.everybody():
             self.event(to, "revived", {"procs": [proc]})
         self.start_ranks(self.registry.groups[entry.group], [proc])
@@ -328,15 +348,23 @@ class HomeProcess(HostProcess):
         if name == "up":
             self.rank_is_up(src)
             self._answer(self.registry.proc_is_up(src, fields["pid"]))
+            self.board.touch((src,))
         elif name == "rank_ended":
             self._book_end(fields["end"])
         elif name == "output":
             self._pass_output(fields["rank"], src, Piece(*fields["piece"]))
+        elif name == "vitals":
+            self.board.take(address.host_of(src), fields["rows"], fields["host"])
+        elif name == "looked":
+            self.board.looked(address.host_of(src), fields["ref"])
         elif name == "pulse":
             self.rank_pulse(fields["proc"], fields["trouble"])
         elif name == "join":
             self.link.has_joined(address.host_of(src), fields)
             self._answer(self.registry.host_is_up(address.host_of(src)))
+            if self.board.watched:
+                self.event(src, "watch_vitals", {"on": True})
+            self.board.touch()
         elif name == "preempted":
             index = address.host_of(src)
             theirs = {p.proc for p in self.registry.alive() if address.host_of(p.proc) == index}
@@ -355,6 +383,7 @@ class HomeProcess(HostProcess):
         if entry is None or entry.end is not None:
             return
         entry.trouble = trouble
+        self.board.touch((proc,))
         self.cells.say_on(proc, f"rank {entry.rank} {trouble or 'reacts again'}")
 
     def _book_end(self, end: dict[str, Any]) -> None:
@@ -386,6 +415,7 @@ class HomeProcess(HostProcess):
         if end["stopped"]:
             self.healing.recipes.procs_stopped([end["proc"]])
         self.cells.proc_has_ended(end)
+        self.board.ended(end["proc"])
         if again:
             self.start_again(end["proc"])
 
@@ -449,6 +479,7 @@ class HomeProcess(HostProcess):
         """Say what is done when a rank of a group dies."""
         group = self.registry.groups[fields.pop("group")]
         group.policy = Policy(**fields)
+        self.board.touch()
         return None
 
     def stop_ranks_of(self, procs: Sequence[int]) -> None:
@@ -474,6 +505,8 @@ class HomeProcess(HostProcess):
     def _pass_output(self, rank: int, proc: int, piece: Piece) -> None:
         entry = self.registry.procs.get(proc)
         kind = records.TEXT if piece.kind == TEXT else records.DISPLAY
+        if piece.kind == TEXT:
+            self.board.printed(proc, piece.data)
         self.write_record(
             kind, piece.stream, entry.group if entry is not None else "unknown", entry.rank if entry is not None else rank,
             piece.origin, piece.data,
@@ -546,6 +579,27 @@ class HomeProcess(HostProcess):
             Watch(self.loop, self.store, self.send_local, message.src, message.ref, wanted, position, until)
         )
         return LATER
+
+    def do_read_output(self, message: Message, fields: dict[str, Any]) -> object:
+        """Return a stretch of what ranks of a group have printed: the one before a position, or after one.
+
+        "data" (records), "begin" and "end" (positions), "start" and "now" (of all that there is).
+        """
+        group, chosen = self.store.groups.get(fields["group"]), set(fields["ranks"])
+
+        def wanted(record: Record) -> bool:
+            return record.kind in (records.TEXT, records.NOTE) and record.group == group and record.rank in chosen
+
+        after = fields.get("after")
+        if after is None:
+            before = fields.get("before")
+            end = self.store.end if before is None else min(before, self.store.end)
+            scan, begin = self.store.scan_back(end, wanted)
+        else:
+            begin = after
+            scan = self.store.scan(after, wanted)
+            end = scan.position
+        return {"data": scan.data, "begin": begin, "end": end, "start": self.store.start, "now": self.store.end}
 
     # --- cells
 
@@ -693,6 +747,44 @@ class HomeProcess(HostProcess):
         """Forget a name."""
         return self.registry.names.pop(fields["name"], None)
 
+    def do_snapshot(self, message: Message, fields: dict[str, Any]) -> object:
+        """Look at everything, and return a group's state: the fields of `MeshStatus`."""
+        self._group(fields["group"])
+        src, ref = message.src, message.ref
+        self.board.look(lambda: self.reply(src, ref, self.board.snapshot(fields["group"])))
+        return LATER
+
+    def do_watch_status(self, message: Message, fields: dict[str, Any]) -> object:
+        """Send a client a group's state, and then what changes, as fast as it takes it."""
+        self._group(fields["group"])
+        self.board.watch(message.src, message.ref, fields["group"])
+        return LATER
+
+    def _group(self, name: str) -> Group:
+        group = self.registry.groups.get(name)
+        if group is None:
+            raise RequestError(f"this mesh has no ranks {name!r}; it has {', '.join(self.registry.groups)}")
+        return group
+
+    def do_status_taken(self, message: Message, fields: dict[str, Any]) -> object:
+        """A client has taken the state that it was sent."""
+        self.board.taken(message.src, fields["watch"])
+        return None
+
+    def do_unwatch_status(self, message: Message, fields: dict[str, Any]) -> object:
+        """A client doesn't watch the state any more."""
+        self.board.drop(message.src, fields["watch"])
+        return None
+
+    def watch_vitals(self, on: bool) -> None:
+        """Have all hosts look often at what ranks do, or hardly ever."""
+        self.vitals.watch(on)
+        for host in self.link.far_hosts():
+            self.event(address.host_proc(host.index), "watch_vitals", {"on": on})
+
+    def vitals_changed(self, rows: Rows, host: dict[str, Any] | None) -> None:
+        self.board.take(0, rows, host)
+
     def do_status(self, message: Message, fields: dict[str, Any]) -> object:
         """Return the books."""
         return {
@@ -741,6 +833,7 @@ class HomeProcess(HostProcess):
         self.link.send(host, frames)
 
     def _host_lost(self, host: Host) -> None:
+        self.board.touch()
         for entry in [p for p in self.registry.alive() if address.host_of(p.proc) == host.index]:
             self._book_end(
                 {
@@ -755,6 +848,7 @@ class HomeProcess(HostProcess):
         for index in fields["hosts"]:
             host = self._host(index)
             if index and host.state == "up":
+                self.board.touch()
                 self.event(address.host_proc(index), "leave", {})
                 self.link.leaves(index)
                 for entry in [p for p in self.registry.alive() if address.host_of(p.proc) == index]:

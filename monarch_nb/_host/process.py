@@ -21,6 +21,7 @@ from monarch_nb._host.loop import Loop
 from monarch_nb._host.pulse import PING_REF, Pulse
 from monarch_nb._host.router import Router
 from monarch_nb._host.supervisor import STARTING, Rank, Supervisor
+from monarch_nb._host.vitals import WHERE_REF, Rows, Vitals
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.marks import Piece
@@ -59,6 +60,9 @@ class HostProcess:
             self.loop, self.index, self.hostname, self.rank_ended, self.rank_printed, config["sys_path"]
         )
         self.pulse = Pulse(self.me, self.loop, self.supervisor, self.send_local, self.rank_pulse)
+        self.vitals = Vitals(
+            self.me, self.directory, self.loop, self.supervisor, self.send_local, lambda rows, host: self.vitals_changed(rows, host)
+        )
         if config.get("warm", True):
             self.supervisor.warm_up()
         self._pull.bind(address.endpoint(self.directory, self.me))
@@ -165,6 +169,8 @@ class HostProcess:
         if message.kind in (wire.REPLY, wire.COMBINED):
             if message.ref == PING_REF:
                 self.pulse.answered(message.src)
+            elif message.ref == WHERE_REF:
+                self.vitals.answered(message.src, message.payload)
             else:
                 self.on_answer(message)
             return
@@ -220,12 +226,17 @@ class HostProcess:
         """A rank here has ended."""
         self.drop_route(end["proc"])
         self.pulse.forget(end["proc"])
+        self.vitals.forget(end["proc"])
         self.router.forget(end["proc"])
         with suppress(OSError):
             os.unlink(address.socket_path(self.directory, end["proc"]))
 
     def rank_pulse(self, proc: int, trouble: str) -> None:
         """A rank here doesn't react, or does again (no trouble)."""
+        raise NotImplementedError
+
+    def vitals_changed(self, rows: Rows, host: dict[str, Any] | None) -> None:
+        """There's something new about ranks here, or about this machine."""
         raise NotImplementedError
 
     def rank_printed(self, rank: Rank, piece: Piece) -> None:

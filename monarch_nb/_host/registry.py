@@ -106,6 +106,8 @@ class Client:
     number: int
     listens: bool = True
     """Whether it shows what actors print."""
+    observes: bool = False
+    """Whether it only looks on: then it doesn't keep the mesh alive."""
     pidfd: int = -1
 
 

@@ -43,6 +43,8 @@ class Rank:
     state: str = STARTING
     outputs: list[OutputReader] = field(default_factory=list)
     tail: list[bytes] = field(default_factory=list)
+    gpu: str = ""
+    """What CUDA_VISIBLE_DEVICES gives it, if we do that."""
 
     def remember(self, text: bytes) -> None:
         """Keep the last lines for the obituary."""
@@ -137,7 +139,8 @@ class Supervisor:
         """Start ranks; `ranks` has what is each one's own, `spec` what they share."""
         for own in ranks:
             own["token"] = secrets.token_hex(4)
-            self.ranks[own["proc"]] = Rank(own["proc"], own["rank"], spec["group"], own["token"])
+            rank = self.ranks[own["proc"]] = Rank(own["proc"], own["rank"], spec["group"], own["token"])
+            rank.gpu = _gpu_of(own, spec)
         if method == "spawn":
             for own in ranks:
                 self._spawn(own, spec)
@@ -327,6 +330,13 @@ def reap_strangers(known: set[int]) -> None:
             return
         with suppress(ChildProcessError):
             os.waitid(os.P_PID, found.si_pid, os.WEXITED | os.WNOHANG)
+
+
+def _gpu_of(own: dict[str, Any], spec: dict[str, Any]) -> str:
+    gpus = spec.get("gpus")
+    if not gpus or not spec.get("gpu_dimension"):
+        return ""
+    return str(gpus[own["local_rank"] % len(gpus)])
 
 
 def _kill_children() -> None:

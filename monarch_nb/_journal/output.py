@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
@@ -19,6 +20,8 @@ MAX_BYTES = 1 << 30
 SEGMENT_BYTES = 32 << 20
 MAX_AGE_S = 30 * 86400.0
 _SCAN_BYTES = 1 << 20
+MARK_BYTES = 1 << 18
+"""How far apart positions are from which one can read, when going backwards."""
 
 
 class Scan(NamedTuple):
@@ -51,6 +54,8 @@ class OutputStore:
         self._segment_bytes = segment_bytes
         self._max_age_s = max_age_s
         self._starts: list[int] = []
+        self._marks: list[int] = []
+        """Beginnings of records, `MARK_BYTES` apart or so; each file's beginning is one."""
         self._fd = -1
         self.end = 0
         """Position after the last record."""
@@ -82,6 +87,8 @@ class OutputStore:
 
     def _write(self, record: Record) -> bytes:
         packed = records.pack(record)
+        if self.end - self._marks[-1] >= MARK_BYTES:
+            self._marks.append(self.end)
         view = memoryview(packed)
         while view:
             view = view[os.write(self._fd, view) :]
@@ -91,6 +98,7 @@ class OutputStore:
     def _new_segment(self) -> None:
         self.close()
         self._starts.append(self.end)
+        self._marks.append(self.end)
         self._written_groups.clear()
         self._fd = os.open(self._path(self.end), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         self._drop_old()
@@ -104,6 +112,7 @@ class OutputStore:
         ):
             with suppress(OSError):
                 os.unlink(self._path(self._starts.pop(0)))
+            del self._marks[: bisect_left(self._marks, self._starts[0])]
 
     def _is_old(self, start: int) -> bool:
         try:
@@ -132,6 +141,15 @@ class OutputStore:
                     data += file.read(size + HEADER.size - len(data))
         kept, used = _pick(data, wanted)
         return Scan(kept, position + used, num_lost)
+
+    def scan_back(self, before: int, wanted: Callable[[Record], bool] | None) -> tuple[Scan, int]:
+        """Read the stretch that ends at `before`, where a record ends; return it, and where it begins (`start`: there's nothing before it)."""
+        before = min(before, self.end)
+        at = bisect_left(self._marks, before) - 1
+        if at < 0 or before <= self.start:
+            return Scan(b"", self.start, 0), self.start
+        begin = self._marks[at]
+        return self.scan(begin, wanted, before - begin), begin
 
     def tail_start(self, num_bytes: int) -> int:
         """Return a position at the beginning of a file, at least `num_bytes` before the end if there is as much."""

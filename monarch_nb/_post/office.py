@@ -209,6 +209,10 @@ class Office:
         self.check_ends(reply)
         return reply
 
+    def tell(self, host_process: int, op: str, **fields: Any) -> None:
+        """Tell a host process something that needs no answer."""
+        self.post(host_process, wire.CONTROL, Encoded(pickle.dumps(fields, 5)), name=op.encode())
+
     # --- receiving; runs in the reading thread
 
     def _dispatch(self, frame: bytes) -> Any:

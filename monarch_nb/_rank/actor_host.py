@@ -21,6 +21,7 @@ from monarch_nb._shape import Extent, Shape
 from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.message import Message
+from monarch_nb._wire.page import Page
 
 ORPHAN_S = 10.0
 """How long a call may be ahead of the message that spawns its actor."""
@@ -29,8 +30,11 @@ ORPHAN_S = 10.0
 class ActorHost:
     """The actors of one process. `on_call` and what it calls run in the reading thread and never block."""
 
-    def __init__(self, office: Office, on_work: Callable[[Message], Any] | None = None) -> None:
+    def __init__(
+        self, office: Office, on_work: Callable[[Message], Any] | None = None, page: Page | None = None
+    ) -> None:
         self.office = office
+        self.page = page if page is not None else Page()
         self.actors: dict[int, ActorRunner] = {}
         self.checkpoints: dict[int, Checkpoints] = {}
         """By actor; they survive it."""
@@ -169,6 +173,12 @@ class ActorHost:
 
     def _now_stacks(self, message: Message) -> None:
         self._reply(message, thread_stacks())
+
+    def _now_where(self, message: Message) -> None:
+        """Say where the threads stand that run user code, and how much waits."""
+        from monarch_nb._rank.where import where
+
+        self._reply(message, where(self))
 
     def _now_abort(self, message: Message) -> None:
         """Abort the collectives that run here: all, or those of a world of a given size."""

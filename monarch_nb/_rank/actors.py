@@ -11,9 +11,11 @@ import asyncio
 import ctypes
 import inspect
 import pickle
+import sys
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._post import here
@@ -40,9 +42,10 @@ PREDECESSOR_S = 10.0
 class Method:
     """One endpoint of an actor instance, looked up once."""
 
-    __slots__ = ("function", "is_async", "is_concurrent", "wants_port")
+    __slots__ = ("function", "is_async", "is_concurrent", "label", "wants_port")
 
     def __init__(self, instance: Any, name: str) -> None:
+        self.label = f"{type(instance).__name__}.{name}".encode()
         options = getattr(inspect.getattr_static(type(instance), name, None), "options", None)
         self.function: Callable[..., Any] = getattr(instance, name)
         self.is_async = inspect.iscoroutinefunction(self.function)
@@ -62,7 +65,8 @@ class ActorRunner:
         self.instance: Any = None
         self.failure: dict[str, Any] | None = None
         self.mesh: Any = None
-        self.busy_with = ""
+        self.slot = host.page.take_slot()
+        self._num_running = 0
         self.checkpoints: Checkpoints | None = None
         self._wish: dict[str, Any] | None = None
         """The checkpoint that it shall go on from."""
@@ -149,6 +153,7 @@ class ActorRunner:
             found.begin(instance)
 
     def _construct(self, recipe: dict[str, Any], spawn: Message) -> None:
+        self.slot.begin(f"{recipe['class'].__name__}.__init__".encode(), spawn.origin)
         try:
             self.instance = recipe["class"].__new__(recipe["class"])
             self.instance.__init__(*recipe["args"], **recipe["kwargs"])
@@ -156,6 +161,8 @@ class ActorRunner:
         except BaseException as error:
             self._fail(error, spawn, "__init__")
             return
+        finally:
+            self.slot.end()
         if spawn.ref:
             self._answer(spawn, None)
 
@@ -183,6 +190,7 @@ class ActorRunner:
             task.cancel()
 
     def _clean_up(self) -> None:
+        self.host.page.give_back(self.slot)
         hook = getattr(self.instance, "__cleanup__", None)
         if hook is None:
             return
@@ -199,6 +207,14 @@ class ActorRunner:
         """Let the actor end after the message that it's handling."""
         self._ended_with = reason
         self.inbox.close(self.host.office)
+
+    def frames(self) -> list[FrameType]:
+        """Return where user code stands here: its thread's innermost frame, or that of each call that awaits."""
+        tasks = list(self._task_of.values())
+        if tasks:
+            return [frame for task in tasks for frame in task.get_stack(limit=1)]
+        frame = sys._current_frames().get(self._ident) if self.current is not None else None
+        return [frame] if frame is not None else []
 
     def reload(self, cls: type) -> None:
         """Give the living instance a new class: new methods, the same state. Called in another thread.
@@ -236,6 +252,7 @@ class ActorRunner:
             try:
                 self.current = message
                 method = self._method(message.name)
+                self.slot.begin(method.label, message.origin)
                 args, kwargs = self._arguments(message, method)
                 if method.is_async:
                     raise TypeError(f"async endpoint {message.name.decode()!r} of an actor that has no event loop")
@@ -274,6 +291,7 @@ class ActorRunner:
     def _left(self) -> None:
         """User code has been left: no interrupt may come any more, and one that was on its way is called back."""
         self.current = None
+        self.slot.end()
         if self._was_interrupted:
             with self._interrupting:
                 _raise_in_thread(self._ident, None)
@@ -302,6 +320,8 @@ class ActorRunner:
 
     async def _await(self, message: Message, method: Method) -> None:
         call_context.set(CallContext(message.origin, message.slot, message.context, self, message.src))
+        self._num_running += 1
+        self.slot.begin(method.label, message.origin)
         try:
             args, kwargs = self._arguments(message, method)
             result = method.function(*args, **kwargs)
@@ -310,6 +330,10 @@ class ActorRunner:
         except BaseException as error:
             self._raised(error, message)
             return
+        finally:
+            self._num_running -= 1
+            if not self._num_running:
+                self.slot.end()
         del args, kwargs
         self._finish_call(message, method, result)
 

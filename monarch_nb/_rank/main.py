@@ -22,6 +22,7 @@ from monarch_nb._rank.worker import Worker
 from monarch_nb._shape import elastic_numbers
 from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
+from monarch_nb._wire.page import Page
 
 _PR_SET_NAME = 15
 _PR_SET_PDEATHSIG = 1
@@ -37,9 +38,9 @@ class Rank:
         self.world_size: int = spec["world_size"]
         self.pipe = pipe
         self.office = Office(spec["proc"], spec["directory"])
+        self.page = Page(address.page_path(spec["directory"], spec["proc"]))
         self.worker = Worker(self)
-        self.actors = ActorHost(self.office, self.worker.inbox.put)
-
+        self.actors = ActorHost(self.office, self.worker.inbox.put, self.page)
 
     def renumber(self, place: dict[str, Any]) -> None:
         """Be another rank from now on: the mesh has been given other sizes."""

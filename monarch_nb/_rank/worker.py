@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monarch_nb._post import here
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 _UNINTERRUPTIBLE = ("run", "remake_group", "free_address", "set_environment")
 
 
+_LABELS = {"run": b"cell", "execute": b"function"}
+
+
 class CellAnswer(NamedTuple):
     """How a cell ended, as it goes to the home."""
 
@@ -48,7 +52,7 @@ class Worker:
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
         self.inbox = Inbox()
-        self.busy_with = ""
+        self.slot = rank.page.main
         self.cancelled: set[int] = set()
         """Numbers of cells that shall not begin. Written by the reading thread."""
         self._shell: CellShell | None = None
@@ -84,6 +88,10 @@ class Worker:
         if current is not None and current.name == b"run" and current.origin == n and not self._num_hits:
             signal.pthread_kill(self._ident, signal.SIGINT)
 
+    def frame(self) -> FrameType | None:
+        """Return where the main thread stands, if it's at work."""
+        return sys._current_frames().get(self._ident) if self.current is not None else None
+
     def interrupt(self, src: int, ref: int) -> bool:
         """Interrupt the work that `src` waits for under `ref`; False if something else runs. Called in the reading thread."""
         current = self.current
@@ -114,7 +122,7 @@ class Worker:
         else:
             self._reply(message, body, 0)
         finally:
-            self.busy_with = ""
+            self.slot.end()
             call_context.set(NO_CALL)
             self.rank.office.settle()
 
@@ -122,7 +130,7 @@ class Worker:
         work = getattr(self, "work_" + name, None)
         if work is None:
             raise TypeError(f"a rank knows no work {name!r}")
-        self.busy_with = name
+        self.slot.begin(_LABELS.get(name) or name.encode(), message.origin)
         try:
             self.current = message
             self._interruptible = name not in _UNINTERRUPTIBLE

@@ -58,6 +58,11 @@ def socket_path(directory: str, proc: int) -> str:
     return f"{directory}/p{local_of(proc):x}"
 
 
+def page_path(directory: str, proc: int) -> str:
+    """Return the path of the page on which the rank `proc` says what it does."""
+    return f"{directory}/v{local_of(proc):x}"
+
+
 def endpoint(directory: str, proc: int) -> str:
     """Return the ZeroMQ endpoint that `proc` binds on its machine."""
     return "ipc://" + socket_path(directory, proc)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from typing import NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.status import parse_duration
 
 Namespace = argparse.Namespace
+DEFAULT_NAME = "mesh"
+"""Of a mesh that is given no other."""
 
 
 class Helped(Exception):
@@ -66,3 +69,20 @@ def variable(text: str) -> tuple[str, str]:
 def cell_number(text: str) -> int:
     """Read the number of a cell in the journal: 12 or #12."""
     return positive(text.removeprefix("#"))
+
+
+def add_start_arguments(add: Callable[..., Any]) -> None:
+    """Add what `start` takes, in a notebook and in a terminal."""
+    add("name", nargs="?", default=DEFAULT_NAME, help="name of the mesh, and of the notebook's variable for it")
+    add("--gpus", type=positive, help="ranks per host, one GPU each where there are any")
+    add("--procs", type=positive, help="ranks per host")
+    add("--hosts", type=positive, help="number of hosts")
+    add("--dims", type=dims, metavar="D=N,...", help="dimensions, as in hosts=2,gpus=4 or dp=2,tp=4")
+    add("--job", choices=("local", "process"), help="where hosts come from")
+    add("--idle-timeout", type=seconds, default=8 * 3600.0, metavar="T", help="lease, as in 30m or 8h")
+    add("--env", "-e", type=variable, action="append", metavar="K=V", help="environment of the ranks")
+    add("--init-process-group", nargs="?", const="", choices=("", "nccl", "gloo"), help="set up torch.distributed")
+    add("--group-timeout", type=seconds, default=600.0, metavar="T", help="how long a collective may take: 10m")
+    add("--on-failure", choices=("stop", "heal", "shrink"), default="stop", help="what is done when a rank dies")
+    add("--spares", type=positive, help="hosts that wait to take a lost one's place")
+    add("--spawn", action="store_true", help="fresh interpreters instead of forks of a warm one")

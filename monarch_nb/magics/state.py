@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.exceptions import MeshUsageError
+from monarch_nb.magics.arguments import DEFAULT_NAME
 
 if TYPE_CHECKING:
     from monarch_nb.mesh import Mesh
-
-DEFAULT_NAME = "mesh"
 
 
 class State:

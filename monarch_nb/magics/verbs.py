@@ -6,8 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 from monarch_nb.magics import auto, data, journal, lifecycle, reload
-from monarch_nb.magics.arguments import Namespace, Parser, cell_number, dims, positive, seconds, variable
-from monarch_nb.magics.state import DEFAULT_NAME, State
+from monarch_nb.magics.arguments import (
+    Namespace,
+    Parser,
+    add_start_arguments,
+    cell_number,
+    dims,
+    positive,
+    seconds,
+)
+from monarch_nb.magics.state import State
 from monarch_nb.mesh.history import TAIL_BYTES
 
 Verb = Callable[[State, Namespace], Any]
@@ -86,22 +94,6 @@ def _add_arguments(verb: str, parser: Parser) -> None:
 _PER_RANK = ("push", "pull", "scatter", "vars", "diff", "logs", "interrupt", "restart", "stacks", "rerun")
 
 
-def _start(add: Any) -> None:
-    add("name", nargs="?", default=DEFAULT_NAME, help="name of the mesh, and of the notebook's variable for it")
-    add("--gpus", type=positive, help="ranks per host, one GPU each where there are any")
-    add("--procs", type=positive, help="ranks per host")
-    add("--hosts", type=positive, help="number of hosts")
-    add("--dims", type=dims, metavar="D=N,...", help="dimensions, as in hosts=2,gpus=4 or dp=2,tp=4")
-    add("--job", choices=("local", "process"), help="where hosts come from")
-    add("--idle-timeout", type=seconds, default=8 * 3600.0, metavar="T", help="lease, as in 30m or 8h")
-    add("--env", "-e", type=variable, action="append", metavar="K=V", help="environment of the ranks")
-    add("--init-process-group", nargs="?", const="", choices=("", "nccl", "gloo"), help="set up torch.distributed")
-    add("--group-timeout", type=seconds, default=600.0, metavar="T", help="how long a collective may take: 10m")
-    add("--on-failure", choices=("stop", "heal", "shrink"), default="stop", help="what is done when a rank dies")
-    add("--spares", type=positive, help="hosts that wait to take a lost one's place")
-    add("--spawn", action="store_true", help="fresh interpreters instead of forks of a warm one")
-
-
 def _stop(add: Any) -> None:
     add("mesh", nargs="?", help="name of the mesh, if not the current one")
     add("--force", "-f", action="store_true", help="give the ranks no time to clean up")
@@ -134,7 +126,7 @@ def _history(add: Any) -> None:
 
 
 _OWN: dict[str, Callable[[Any], None]] = {
-    "start": _start,
+    "start": add_start_arguments,
     "stop": _stop,
     "scatter": _scatter,
     "logs": _logs,

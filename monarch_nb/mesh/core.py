@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._client.session import Session
+from monarch_nb._client.state import StatusFeed
 from monarch_nb._shape import Extent, Shape, format_ranks, parse_ranks
 from monarch_nb.actor.future import Future
 from monarch_nb.actor.heal import HealReport
@@ -17,7 +18,7 @@ from monarch_nb.mesh.cell_run import CellResult, CellRun
 from monarch_nb.mesh.history import Entries, History
 from monarch_nb.mesh.replay import replay as run_again
 from monarch_nb.mesh.variables import Difference, Variables, check_name, find_difference
-from monarch_nb.status import MeshStatus, snapshot
+from monarch_nb.status import MeshStatus
 
 if TYPE_CHECKING:
     from monarch_nb._client.feed import Watcher
@@ -224,7 +225,22 @@ class Mesh(ProcMesh):
 
     def status(self) -> MeshStatus:
         """Return how the mesh is just now."""
-        return snapshot(self._session.request("status"), self._group, self.sizes)
+        return MeshStatus.of(self._session.request("snapshot", group=self._group))
+
+    def watch_status(self, on_change: Callable[[dict[str, Any]], None], on_end: Callable[[], None] | None = None) -> StatusFeed:
+        """Watch how the mesh is: all of it first, then what changes, up to twenty times a second.
+
+        Args:
+            on_change: called in the reading thread with {"full": snapshot} or a change (see `status.apply`), and must be quick. What comes next waits until the
+                feed's `taken` is called; changes until then come as one.
+            on_end: called when the mesh has ended.
+
+        Returns:
+            the feed; `close` ends it.
+        """
+        feed = StatusFeed(self._office, on_change, on_end)
+        self._session.watch(feed, "watch_status", group=self._group)
+        return feed
 
     def set_lease(self, idle_timeout_s: float) -> None:
         """Say after how long without client and running cell the mesh ends; the time begins anew."""

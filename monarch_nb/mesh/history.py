@@ -141,6 +141,9 @@ class Missed:
         return "; ".join(parts)
 
 
+_SHOWN = ("n", "kind", "who", "when", "ended", "status", "ranks", "source", "text")
+
+
 class History:
     """The journal of a mesh, as its clients read it."""
 
@@ -155,6 +158,11 @@ class History:
         if dropped:
             entries.note = f"(the oldest {dropped / 2**20:.3g} MiB of output were dropped: the journal is at its limit)"
         return entries
+
+    def rows(self, limit: int = 1000) -> list[dict[str, Any]]:
+        """Return the last entries as plain data, oldest first: number, kind, who, when, status, ranks, source."""
+        found = self._mesh._session.request("history", limit=limit)
+        return [{name: row[name] for name in _SHOWN if name in row} for row in found["entries"]]
 
     def entry(self, n: int) -> Entry:
         """Return an entry by its number.

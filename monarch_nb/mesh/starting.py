@@ -119,18 +119,19 @@ def _abandon(session: Session) -> None:
     session.close()
 
 
-def attach(name: str | None = None, *, listens: bool = True) -> Mesh:
+def attach(name: str | None = None, *, listens: bool = True, observes: bool = False) -> Mesh:
     """Return a running mesh of this user.
 
     Args:
         name: its name; may be left out if there's only one.
         listens: whether this program shows what the mesh's actors print.
+        observes: whether it only looks on, and so doesn't keep the mesh from ending when nobody uses it.
 
     Raises:
         MeshNotFound: naming those that run.
     """
     connection = launch.find_connection(name)
-    session = Session.connect(connection, listens=listens)
+    session = Session.connect(connection, listens=listens, observes=observes)
     record = session.request("get_name", name=_RECORD)
     if record is None:
         session.close()

@@ -46,7 +46,7 @@ def test_the_host_process_imports_no_torch() -> None:
 
 
 EXAMPLES = [
-    "_host.script", "_shape.elastic", "_shape.extent", "_shape.rank_set", "_shape.shape", "_wire.codec", "_wire.message", "actor.value_mesh",
+    "_host.script", "_shape.elastic", "_shape.extent", "_shape.rank_set", "_shape.shape", "_wire.codec", "_wire.message", "_wire.page", "actor.value_mesh",
     "_journal.entries", "_journal.record", "_rank.variables", "mesh.variables",
     "display.ansi", "display.bundle", "display.cell_view", "display.errors", "display.fold", "display.lines", "display.live",
     "display.progress", "display.stack_view", "display.template", "magics.data", "status",

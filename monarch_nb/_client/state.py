@@ -1,0 +1,56 @@
+"""What the home tells of a mesh's state as it changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from monarch_nb._post.office import Office
+from monarch_nb._post.pending import Body, Exit, Pending
+from monarch_nb._wire import address
+from monarch_nb._wire import message as wire
+
+Change = dict[str, Any]
+
+
+class StatusFeed(Pending):
+    """Receives a mesh's state: {"full": all of it} first, then changes (see `status.Versioned`).
+
+    After each one the home waits for `taken`, and puts together what happens until then. Callbacks run in the reading thread.
+    """
+
+    __slots__ = ("_on_change", "error")
+
+    def __init__(self, office: Office, on_change: Callable[[Change], None], on_end: Callable[[], None] | None = None) -> None:
+        super().__init__(office, (address.HOME,))
+        self._on_change = on_change
+        self.error = ""
+        if on_end is not None:
+            self.when_ready(on_end)
+
+    def deliver(self, slot: int, body: Body) -> Pending | None:
+        if body.flags & wire.ERROR:
+            self.error = str(body.value())
+            self.complete()
+            return self
+        self._on_change(body.value())
+        return None
+
+    def taken(self) -> None:
+        """Let the home send what comes next. May be called from any thread."""
+        if not self.ready:
+            self.office.tell(address.HOME, "status_taken", watch=self.ref)
+
+    def close(self) -> None:
+        """Watch no longer."""
+        if not self.ready:
+            self.office.tell(address.HOME, "unwatch_status", watch=self.ref)
+            self._on_change = lambda _change: None
+            self._callbacks = None
+            self.complete()
+
+    def hears_of(self, end: Exit) -> bool:
+        return False
+
+    def lost(self, proc: int, end: Exit) -> Pending | None:
+        return None  # ranks are the home's business; if the home goes, the office is closed

@@ -1,0 +1,302 @@
+"""The board: the state of a mesh as everybody sees it, row by row, and who watches it.
+
+Rows are rebuilt when something touches them, and only while somebody watches. Each has the number of the change that it had last; a watch is sent the rows that
+have changed since it was last sent any, twenty times a second at most, and only after it has taken what it was sent before: a slow one gets fewer
+messages, not late ones.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb._host.registry import Group, Host, Proc
+from monarch_nb._host.vitals import Rows
+from monarch_nb._wire import address
+from monarch_nb._wire import message as wire
+from monarch_nb.exceptions import describe_end
+from monarch_nb.status import Versioned
+
+if TYPE_CHECKING:
+    from monarch_nb._host.home import HomeProcess
+
+PUBLISH_S = 0.05
+LOOK_S = 0.6
+_LEASE_S = 30.0
+_TAIL_BYTES = 400
+_NO_HISTORY: dict[str, Any] = {"interval_s": 5.0, "cpu_percent": [], "memory_percent": [], "gpu_percent": []}
+_UNMEASURED: dict[str, Any] = {"cpu_percent": None, "memory_used_bytes": None, "memory_total_bytes": None, "gpus": [], "history": _NO_HISTORY}
+
+
+@dataclass
+class StatusWatch:
+    """Somebody who watches a group's state.
+
+    Attributes:
+        seen: number of the last change that it was sent; -1: nothing yet.
+        ready: whether it has taken what it was sent.
+    """
+
+    client: int
+    ref: int
+    group: str
+    seen: int = -1
+    ready: bool = True
+
+
+class Board:
+    """Owned by the loop thread."""
+
+    def __init__(self, home: HomeProcess) -> None:
+        self._home = home
+        self._vitals: Rows = {}
+        self._machines: dict[int, dict[str, Any]] = {}
+        self._printed: dict[int, bytes] = {}
+        self._since: dict[int, tuple[str, float]] = {}
+        self._watches: list[StatusWatch] = []
+        self._boards: dict[str, Versioned] = {}
+        self._touched: set[int] = set()
+        self._is_due = False
+        self._looks: dict[int, tuple[set[int], Callable[[], None]]] = {}
+        self._num_looks = 0
+
+    # --- what comes in
+
+    @property
+    def watched(self) -> bool:
+        """Whether somebody watches."""
+        return bool(self._watches)
+
+    def take(self, host: int, rows: Rows, machine: dict[str, Any] | None) -> None:
+        """Take what a host process has seen."""
+        self._vitals.update(rows)
+        if machine is not None:
+            self._machines[host] = machine
+        self.touch(rows)
+
+    def printed(self, proc: int, data: bytes) -> None:
+        """A rank has written something."""
+        tail = data[-_TAIL_BYTES:]
+        if not tail.isspace():
+            self._printed[proc] = tail
+            if self._watches:
+                self.touch((proc,))
+
+    def touch(self, procs: Iterable[int] = ()) -> None:
+        """Something about ranks, or about the mesh itself, may be different."""
+        if not self._watches:
+            return
+        self._touched.update(procs)
+        if not self._is_due:
+            self._is_due = True
+            self._home.loop.call_later(PUBLISH_S, self._publish)
+
+    def ended(self, proc: int) -> None:
+        """A rank has ended."""
+        self._vitals.pop(proc, None)
+        self.touch((proc,))
+
+    # --- who watches
+
+    def watch(self, client: int, ref: int, group: str) -> None:
+        """Send a client a group's state, and from then on what changes.
+
+        Raises:
+            KeyError: if there's no such group.
+        """
+        self._home.registry.groups[group]
+        was_watched = self.watched
+        self._watches.append(StatusWatch(client, ref, group))
+        if not was_watched:
+            self._boards.clear()  # nobody has kept them up to date
+            self._home.watch_vitals(True)
+            self._home.loop.call_later(_LEASE_S, self._touch_lease)
+        self.touch()
+
+    def _touch_lease(self) -> None:
+        if self._watches:
+            self.touch()
+            self._home.loop.call_later(_LEASE_S, self._touch_lease)
+
+    def taken(self, client: int, ref: int) -> None:
+        """A watch has taken what it was sent."""
+        for watch in self._watches:
+            if (watch.client, watch.ref) == (client, ref):
+                watch.ready = True
+                board = self._boards.get(watch.group)
+                if board is not None and board.version > watch.seen:
+                    self.touch()
+
+    def drop(self, client: int, ref: int | None = None) -> None:
+        """A client doesn't watch any more, or is gone."""
+        was_watched = self.watched
+        self._watches = [w for w in self._watches if w.client != client or (ref is not None and w.ref != ref)]
+        if was_watched and not self.watched:
+            self._home.watch_vitals(False)
+
+    # --- what goes out
+
+    def _publish(self) -> None:
+        self._is_due = False
+        touched, self._touched = self._touched, set()
+        for name in {w.group for w in self._watches}:
+            self._refresh(name, touched)
+        for watch in self._watches:
+            board = self._boards[watch.group]
+            if watch.ready and board.version > watch.seen:
+                change = board.full() if watch.seen < board.reset_at else board.changed_since(watch.seen)
+                watch.seen, watch.ready = board.version, False
+                self._send(watch, change)
+
+    def _send(self, watch: StatusWatch, change: dict[str, Any]) -> None:
+        frame = wire.pack(
+            wire.REPLY, src=address.HOME, dst=watch.client, ref=watch.ref, payload=pickle.dumps(change, 5)
+        )
+        self._home.send_local(watch.client, frame)
+
+    def _refresh(self, name: str, touched: set[int]) -> Versioned:
+        home = self._home
+        group = home.registry.groups[name]
+        board = self._boards.get(name)
+        if board is None or board.order != tuple(group.procs):
+            board = self._boards[name] = Versioned(tuple(group.procs), board.version + 1 if board is not None else 0)
+            touched = set(group.procs)
+        board.put_head(self._head(group))
+        for host in home.registry.hosts.values():
+            board.put_host(host.index, self._host_row(host, group))
+        for proc in touched.intersection(group.procs):
+            board.put_rank(proc, self._rank_row(home.registry.procs[proc]))
+        return board
+
+    def snapshot(self, name: str) -> dict[str, Any]:
+        """Return the state of a group.
+
+        Raises:
+            KeyError: if there's no such group.
+        """
+        group = self._home.registry.groups[name]
+        board = Versioned(tuple(group.procs))
+        board.put_head(self._head(group))
+        for host in self._home.registry.hosts.values():
+            board.put_host(host.index, self._host_row(host, group))
+        for proc in group.procs:
+            board.put_rank(proc, self._rank_row(self._home.registry.procs[proc]))
+        return board.full()["full"]  # type: ignore[no-any-return]
+
+    # --- a fresh look
+
+    def look(self, done: Callable[[], None]) -> None:
+        """Have all hosts look at everything; `done` is called when they have, or after `LOOK_S`."""
+        self._num_looks += 1
+        ref = self._num_looks
+        home = self._home
+        hosts = {0, *(h.index for h in home.link.far_hosts() if h.state == "up")}
+        self._looks[ref] = (hosts, done)
+        for index in hosts - {0}:
+            home.event(address.host_proc(index), "look", {"ref": ref})
+        home.vitals.look(lambda: self.looked(0, ref))
+        home.loop.call_later(LOOK_S, lambda: self._end_look(ref))
+
+    def looked(self, host: int, ref: int) -> None:
+        """A host has looked."""
+        if ref in self._looks:
+            self._looks[ref][0].discard(host)
+            if not self._looks[ref][0]:
+                self._end_look(ref)
+
+    def _end_look(self, ref: int) -> None:
+        look = self._looks.pop(ref, None)
+        if look is not None:
+            look[1]()
+
+    # --- rows: the fields of the dataclasses in `monarch_nb.status`
+
+    def _head(self, group: Group) -> dict[str, Any]:
+        home = self._home
+        return {
+            "name": home.name or group.name,
+            "pid": os.getpid(),
+            "started": home.registry.started,
+            "sizes": [list(item) for item in zip(group.extent.labels, group.extent.sizes, strict=True)],
+            "idle_timeout_s": home.idle_timeout_s,
+            "lease_left_s": home.lease_left_s(),
+            "num_cells": home.cells.num_running,
+            "is_healing": home.healing.is_busy(group.name),
+            "on_failure": group.policy.on_failure,
+            "journal": home.store.directory,
+            "clients": [f"{c.what} (pid {c.pid})" for c in home.registry.clients.values() if not c.observes],
+            "versions": home.versions,
+            "environment": home.environment_id,
+        }
+
+    def _host_row(self, host: Host, group: Group) -> dict[str, Any]:
+        if host.index not in group.hosts and host.state != "up":
+            return {}
+        measured = self._machines.get(host.index, _UNMEASURED) if host.state == "up" else _UNMEASURED
+        return {
+            "index": host.index,
+            "hostname": host.hostname or host.label,
+            "state": host.state,
+            "pid": host.pid,
+            "num_cores": host.num_cores,
+            "num_gpus": host.num_gpus,
+            **measured,
+        }
+
+    def _rank_row(self, entry: Proc) -> dict[str, Any]:
+        vitals = self._vitals.get(entry.proc, {})
+        state, doing, since, cell = self._state(entry, vitals)
+        known, known_since = self._since.get(entry.proc, ("", 0.0))
+        if known != state:
+            known_since = since or time.time()
+            self._since[entry.proc] = (state, known_since)
+        is_busy = state in ("busy", "debugging")
+        return {
+            "rank": entry.rank,
+            "host": address.host_of(entry.proc),
+            "pid": entry.pid,
+            "state": state,
+            "reason": self._reason(entry),
+            "doing": doing,
+            "since": since or known_since,
+            "cell": cell,
+            "line": vitals.get("line", "") if is_busy else "",
+            "collective": vitals.get("collective") if is_busy else None,
+            "cpu_percent": vitals.get("cpu_percent"),
+            "memory_bytes": vitals.get("memory_bytes"),
+            "gpus": vitals.get("gpus", []),
+            "gpu_memory_bytes": vitals.get("gpu_memory_bytes"),
+            "last_line": _last_line(self._printed.get(entry.proc, b"")),
+            "num_queued": vitals.get("num_queued", 0) + max(0, len(self._home.cells.on(entry.proc)) - (cell is not None)),
+        }
+
+    def _state(self, entry: Proc, vitals: dict[str, Any]) -> tuple[str, str, float, int | None]:
+        """Return state, what it's busy with, since when (0: since it's so), and the number of its cell."""
+        if entry.state != "running":
+            return entry.state, "", 0.0, None
+        at = self._home.cells.at(entry.proc)
+        n, began = at if at is not None else (None, 0.0)
+        if at is None and vitals.get("is_cell") and not self._home.cells.is_stuck(entry.proc):
+            vitals = {}  # the cell has ended since that was seen
+        doing = f"cell #{n}" if at is not None else vitals.get("doing", "")
+        if vitals.get("debugging"):
+            return "debugging", doing, vitals["since"], n
+        if at is not None or vitals.get("busy"):
+            state = "unresponsive" if entry.trouble else "busy"
+            return state, doing, began or vitals["since"], n
+        return ("unresponsive" if entry.trouble else "idle"), "", 0.0, None
+
+    @staticmethod
+    def _reason(entry: Proc) -> str:
+        if entry.end is not None and entry.state == "lost":
+            return describe_end({**entry.end, "last_lines": ""})
+        return entry.trouble
+
+
+def _last_line(data: bytes) -> str:
+    lines = data.decode("utf-8", "replace").split("\n")
+    return next((line.rpartition("\r")[2].strip() for line in reversed(lines) if line.strip()), "")[:200]

@@ -1,0 +1,289 @@
+"""What the ranks of this machine are doing, and what they take: looked at often while somebody watches, else hardly at all.
+
+Three sources: pages that ranks write (`_wire/page`), ten times a second; the sampler, once a second; and where busy ranks stand, which they are asked
+once a second. Unwatched, the machine is sampled every five seconds, for the history of the last minutes.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from monarch_nb._host.loop import Loop
+from monarch_nb._host.sampler import Sample, Sampler
+from monarch_nb._host.supervisor import RUNNING, Rank, Supervisor
+from monarch_nb._wire import address
+from monarch_nb._wire import message as wire
+from monarch_nb._wire.page import BUSY, DEBUGGING, PAGE_BYTES, Activity, read_page
+
+POLL_S = 0.1
+SAMPLE_S = 1.0
+HISTORY_S = 5.0
+HISTORY_POINTS = 60
+"""Five minutes."""
+PSS_PER_SAMPLE = 2
+"""How many ranks' memory is read at a time: the kernel walks all their pages for it."""
+WHERE_REF = (1 << 50) + 1
+CELL = "cell"
+"""What a rank calls it on its page when it runs one."""
+FRESH_S = 0.4
+"""How long a fresh look at everything may wait for ranks."""
+
+Rows = dict[int, dict[str, Any]]
+OnChange = Callable[[Rows, dict[str, Any] | None], None]
+
+
+class Vitals:
+    """Owned by the loop thread.
+
+    Args:
+        me: proc id of this host process.
+        send: sends a frame to a rank of this machine.
+        on_change: told what is new: rows by proc, and the machine's, or None.
+    """
+
+    def __init__(
+        self, me: int, directory: str, loop: Loop, supervisor: Supervisor, send: Callable[[int, bytes], None], on_change: OnChange
+    ) -> None:
+        self._me = me
+        self._directory = directory
+        self._loop = loop
+        self._supervisor = supervisor
+        self._send = send
+        self._on_change = on_change
+        self._sampler = Sampler(loop)
+        self._pages: dict[int, int] = {}
+        """File descriptors by proc."""
+        self._last: dict[int, bytes] = {}
+        self._counts: dict[int, tuple[int, ...]] = {}
+        self._rows: Rows = {}
+        self._fresh: set[int] = set()
+        """Procs whose rows have changed and haven't been told."""
+        self._asked: set[int] = set()
+        self._next_pss = 0
+        self._history: deque[tuple[float | None, float | None, float | None]] = deque(maxlen=HISTORY_POINTS)
+        self._watched = False
+        self._next_history = 0.0
+        self._waiting: list[Callable[[], None]] = []
+        """Who waits for ranks to say where they stand."""
+        loop.call_later(HISTORY_S, self._sample_unwatched)
+
+    # --- when
+
+    def watch(self, on: bool) -> None:
+        """Somebody watches, or nobody does any more."""
+        if on and not self._watched:
+            self._watched = True
+            self._poll_again()
+            self._sample_again()
+        self._watched = on
+
+    def _poll_again(self) -> None:
+        if self._watched:
+            self._poll()
+            self._tell(None)
+            self._loop.call_later(POLL_S, self._poll_again)
+
+    def _sample_again(self) -> None:
+        if self._watched:
+            self._sample(PSS_PER_SAMPLE)
+            self._ask_where()
+            self._loop.call_later(SAMPLE_S, self._sample_again)
+
+    def _sample_unwatched(self) -> None:
+        self._loop.call_later(HISTORY_S, self._sample_unwatched)
+        if not self._watched:
+            self._sampler.ask((), (), self._take_sample)
+
+    def look(self, done: Callable[[], None]) -> None:
+        """Look at everything now; `done` is called once it has been told, or after `FRESH_S`."""
+        self._poll()
+        left = {"sample", "where"}
+        is_done = False
+
+        def finish() -> None:
+            nonlocal is_done
+            if not is_done:
+                is_done = True
+                self._tell(None)
+                done()
+
+        def have(what: str) -> None:
+            left.discard(what)
+            if not left:
+                finish()
+
+        self._sample(len(self._supervisor.ranks), lambda: have("sample"))
+        self._waiting.append(lambda: have("where"))
+        self._ask_where()
+        self._loop.call_later(FRESH_S, finish)
+
+    # --- pages
+
+    def forget(self, proc: int) -> None:
+        """A rank has ended."""
+        fd = self._pages.pop(proc, -1)
+        if fd >= 0:
+            os.close(fd)
+        self._last.pop(proc, None)
+        self._counts.pop(proc, None)
+        self._rows.pop(proc, None)
+        self._asked.discard(proc)
+        self._fresh.discard(proc)
+        with suppress(OSError):
+            os.unlink(address.page_path(self._directory, proc))
+
+    def _poll(self) -> None:
+        for proc, rank in list(self._supervisor.ranks.items()):
+            if rank.state == RUNNING:
+                self._read_page(proc)
+
+    def _read_page(self, proc: int) -> None:
+        fd = self._pages.get(proc)
+        if fd is None:
+            try:
+                fd = self._pages[proc] = os.open(address.page_path(self._directory, proc), os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                return
+        data = os.pread(fd, PAGE_BYTES, 0)
+        if data != self._last.get(proc):
+            slots = read_page(data)
+            if slots is not None:
+                self._last[proc] = data
+                self._put(proc, **self._describe(proc, slots))
+        elif self._rows.get(proc, {}).get("was_brief"):
+            self._put(proc, **self._describe(proc, read_page(data) or []))
+
+    def _describe(self, proc: int, slots: list[Activity]) -> dict[str, Any]:
+        """Return what a rank does; one that was busy since the last look counts as busy, however short its calls are."""
+        counts = tuple(slot.num_changes for slot in slots)
+        before = self._counts.get(proc, counts)
+        self._counts[proc] = counts
+        stopped = next((s for s in slots if s.state == DEBUGGING), None)
+        busy = [s for s in slots if s.state == BUSY]
+        brief = [s for i, s in enumerate(slots) if i < len(before) and s.num_changes != before[i] and s.state != BUSY and s.name]
+        now = next(iter([*([stopped] if stopped else []), *busy, *brief]), None)
+        others = len(busy) - 1
+        return {
+            "busy": now is not None,
+            "debugging": stopped is not None,
+            "doing": "" if now is None else _name(now) + (f" and {others} more" if others > 0 else ""),
+            "is_cell": now is not None and now.name == CELL,
+            "since": 0.0 if now is None else now.since,
+            "was_brief": not busy and bool(brief),
+        }
+
+    # --- samples
+
+    def _sample(self, num_pss: int, then: Callable[[], None] | None = None) -> None:
+        ranks = [r for r in self._supervisor.ranks.values() if r.state == RUNNING and r.pid]
+        pids = [r.pid for r in ranks]
+        first, self._next_pss = self._next_pss, self._next_pss + num_pss
+        with_memory = {pids[i % len(pids)] for i in range(first, first + num_pss)} if pids else set()
+
+        def done(sample: Sample) -> None:
+            self._take_processes(sample, ranks)
+            self._take_sample(sample)
+            if then is not None:
+                then()
+
+        self._sampler.ask(pids, list(with_memory), done)
+
+    def _take_processes(self, sample: Sample, ranks: list[Rank]) -> None:
+        gpus = sample.host["gpus"]
+        by_pid = {r.pid: r for r in ranks}
+        used: dict[int, int] = {}
+        for gpu in gpus:
+            for process in gpu["processes"]:
+                owner = by_pid.get(process["pid"])
+                if owner is not None:
+                    process["rank"] = owner.rank
+                    used[owner.proc] = used.get(owner.proc, 0) + (process["memory_bytes"] or 0)
+        for rank in ranks:
+            row = sample.processes.get(rank.pid, {})
+            if gpus:
+                row["gpus"] = _gpus_of(rank, gpus)
+                row["gpu_memory_bytes"] = used.get(rank.proc)
+            if self._supervisor.ranks.get(rank.proc) is rank and rank.state == RUNNING:
+                self._put(rank.proc, **row)
+
+    def _take_sample(self, sample: Sample) -> None:
+        host = sample.host
+        now = time.monotonic()
+        if now >= self._next_history:
+            self._next_history = now + HISTORY_S - SAMPLE_S / 2
+            rates = [g["utilization_percent"] for g in host["gpus"] if g["utilization_percent"] is not None]
+            memory = 100.0 * host["memory_used_bytes"] / host["memory_total_bytes"]
+            self._history.append((host["cpu_percent"], round(memory, 1), sum(rates) / len(rates) if rates else None))
+        cpu, memories, gpu = zip(*self._history, strict=True) if self._history else ((), (), ())
+        history = {
+            "interval_s": HISTORY_S,
+            "cpu_percent": list(cpu),
+            "memory_percent": list(memories),
+            "gpu_percent": list(gpu),
+        }
+        self._tell({**host, "history": history})
+
+    # --- where busy ranks stand
+
+    def _ask_where(self) -> None:
+        for proc, row in self._rows.items():
+            if row.get("busy") and proc not in self._asked:
+                self._asked.add(proc)
+                self._send(proc, wire.pack(wire.CALL, src=self._me, dst=proc, ref=WHERE_REF, name=b"__where__"))
+            elif not row.get("busy") and row.get("line"):
+                self._put(proc, line="", collective=None, num_queued=0)
+        self._check_answered()
+
+    def answered(self, proc: int, payload: Any) -> None:
+        """A rank has said where it stands."""
+        self._asked.discard(proc)
+        if self._supervisor.ranks.get(proc) is not None and len(payload):
+            found = pickle.loads(payload)
+            row = self._rows.get(proc, {})
+            before = row.get("collective")
+            now = found["collective"]
+            if now is not None:
+                same = before is not None and (before["name"], before["sequence"]) == (now["name"], now["sequence"])
+                now["since"] = before["since"] if same and before is not None else time.time()
+            if not row.get("busy"):
+                found.update(line="", collective=None)
+            self._put(proc, **found)
+        self._check_answered()
+
+    def _check_answered(self) -> None:
+        if not self._asked:
+            waiting, self._waiting = self._waiting, []
+            for done in waiting:
+                done()
+
+    # --- telling
+
+    def _put(self, proc: int, **fields: Any) -> None:
+        row = self._rows.setdefault(proc, {})
+        if any(row.get(name) != value for name, value in fields.items()):
+            row.update(fields)
+            self._fresh.add(proc)
+            if not row.get("busy"):
+                row.update(line="", collective=None)
+
+    def _tell(self, host: dict[str, Any] | None) -> None:
+        rows = {proc: self._rows[proc] for proc in self._fresh if proc in self._rows}
+        self._fresh.clear()
+        if rows or host is not None:
+            self._on_change(rows, host)
+
+
+def _name(activity: Activity) -> str:
+    return f"cell #{activity.origin}" if activity.name == CELL else activity.name
+
+
+def _gpus_of(rank: Rank, gpus: list[dict[str, Any]]) -> list[int]:
+    """Return the indices of the GPUs that a rank was given, or else of those that it uses."""
+    given = [g["index"] for g in gpus if rank.gpu and rank.gpu in (str(g["index"]), g["uuid"])]
+    return given or [g["index"] for g in gpus if any(p["rank"] == rank.rank and p["pid"] == rank.pid for p in g["processes"])]

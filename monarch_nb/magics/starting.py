@@ -1,0 +1,90 @@
+"""Starting a mesh from what was typed, in a notebook or a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from monarch_nb.exceptions import MeshUsageError
+from monarch_nb.magics.arguments import Namespace
+from monarch_nb.status import duration
+
+if TYPE_CHECKING:
+    from monarch_nb.mesh import Mesh
+
+
+def start_mesh(arguments: Namespace) -> Mesh:
+    """Start a mesh and wait until its ranks are up.
+
+    Raises:
+        MeshUsageError: if the arguments contradict each other.
+    """
+    from monarch_nb import mesh as meshes
+
+    dims, num_hosts = _sizes(arguments)
+    return meshes.start(
+        arguments.name,
+        dims,
+        num_hosts=num_hosts,
+        env=dict(arguments.env or ()),
+        idle_timeout_s=arguments.idle_timeout,
+        method="spawn" if arguments.spawn else "fork",
+        on_failure=arguments.on_failure,
+        num_spares=arguments.spares or 0,
+    )
+
+
+def set_up(mesh: Mesh, arguments: Namespace) -> str:
+    """Prepare a new mesh for torch.distributed; return what there is to say about it."""
+    backend = _prepare_distributed(mesh, arguments.init_process_group, arguments.group_timeout)
+    ready = f"; torch.distributed is ready ({backend})" if backend else ""
+    return f"{describe(mesh)} is ready{ready}; it ends after {duration(arguments.idle_timeout)} without a client and a running cell"
+
+
+def _sizes(arguments: Namespace) -> tuple[dict[str, int] | None, int]:
+    given = [k for k in ("gpus", "procs", "dims") if getattr(arguments, k) is not None]
+    if len(given) > 1:
+        raise MeshUsageError(f"start: give one of --gpus, --procs, --dims; not {' and '.join('--' + g for g in given)}")
+    dims: dict[str, int] | None = None
+    if arguments.dims is not None:
+        dims = dict(arguments.dims)
+    elif given:
+        dims = {given[0]: getattr(arguments, given[0])}
+    hosts = arguments.hosts or 0
+    if dims and "hosts" in dims:
+        hosts = dims.pop("hosts")
+    job = arguments.job or ("process" if hosts else "local")
+    if job == "local" and hosts > 1:
+        raise MeshUsageError("start: --job local is a single host; use --job process for several on this machine")
+    return dims, hosts if job == "process" else 0
+
+
+def describe(mesh: Mesh) -> str:
+    """Return a mesh in some words."""
+    return f"mesh {mesh.name!r} ({mesh.extent}: ranks 0-{len(mesh) - 1})"
+
+
+def _prepare_distributed(mesh: Mesh, backend: str | None, timeout_s: float) -> str:
+    """Set RANK, MASTER_ADDR and the like; make a process group if asked for."""
+    from monarch_nb.spmd import setup_torch_elastic_env
+
+    setup_torch_elastic_env(mesh, master_addr="127.0.0.1")
+    if backend is None:
+        return ""
+    chosen = backend or ("nccl" if "gpus" in mesh.sizes and _has_gpus(mesh) else "gloo")
+    mesh.execute(_init_process_group, chosen, timeout_s).get(120)
+    return chosen
+
+
+def _has_gpus(mesh: Mesh) -> bool:
+    return all(h["num_gpus"] for h in mesh._session.request("status")["hosts"])
+
+
+def _init_process_group(backend: str, timeout_s: float) -> None:
+    from datetime import timedelta
+
+    import torch
+    import torch.distributed as dist
+
+    if backend == "nccl":
+        torch.cuda.set_device(0)
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))

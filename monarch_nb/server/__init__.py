@@ -1,0 +1,28 @@
+"""The Jupyter server extension: meshes of this user over REST and one WebSocket, on Jupyter's own port.
+
+    browser -- handlers, stream -- meshes -- links -- home host processes
+
+`handlers` and `stream` only translate; `meshes` knows which meshes there are; a `link` is the connection to one home, with a `mirror` of its state.
+No kernel takes part: it all works while kernels are busy, or gone. With no page open there is no connection and no timer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from monarch_nb.server.extension import MeshExtension
+
+PROTOCOL = 1
+"""Of what is said over REST and WebSocket; `labextension/src/protocol.ts` has the same number."""
+
+
+def extension_class() -> type[MeshExtension]:
+    """Return the class of the extension."""
+    from monarch_nb.server.extension import MeshExtension
+
+    return MeshExtension
+
+
+def _jupyter_server_extension_points() -> list[dict[str, Any]]:
+    return [{"module": "monarch_nb.server", "app": extension_class()}]

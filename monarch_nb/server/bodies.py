@@ -1,0 +1,101 @@
+"""What comes in requests, checked: each reader says in a sentence what was expected."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from monarch_nb._client.launch import connection_path
+from monarch_nb.status import parse_duration
+
+JOBS = ("local", "process")
+MAX_SIZE = 4096
+
+
+class BadBody(ValueError):
+    """A request that can't be understood; the text goes to whoever asked."""
+
+
+class StartRequest(NamedTuple):
+    """A mesh to start."""
+
+    name: str
+    dims: dict[str, int]
+    num_hosts: int
+    job: str
+    idle_timeout: str
+
+
+def read_start(body: Mapping[str, Any]) -> StartRequest:
+    """Return what a mesh is to be started with.
+
+    Raises:
+        BadBody: naming the field, what was expected and what came.
+
+    Example:
+        >>> read_start({"name": "demo", "dims": [["gpus", 4]]}).dims
+        {'gpus': 4}
+    """
+    unknown = set(body) - set(StartRequest._fields)
+    if unknown:
+        raise BadBody(f"unknown field {', '.join(sorted(map(repr, unknown)))}; known: {', '.join(StartRequest._fields)}")
+    name = read_text(body, "name", "mesh")
+    try:
+        connection_path(name)
+    except ValueError as error:
+        raise BadBody(str(error)) from None
+    num_hosts = body.get("num_hosts", 0)
+    if not _is_count(num_hosts, least=0):
+        raise BadBody(f"num_hosts must be a number from 0 to {MAX_SIZE}, not {num_hosts!r}")
+    job = read_text(body, "job", "process" if num_hosts else "local")
+    if job not in JOBS:
+        raise BadBody(f"job must be one of {', '.join(JOBS)}, not {job!r}")
+    idle_timeout = read_text(body, "idle_timeout", "8h")
+    try:
+        parse_duration(idle_timeout)
+    except ValueError as error:
+        raise BadBody(f"idle_timeout: {error}") from None
+    return StartRequest(name, read_sizes(body.get("dims", []), "dims"), num_hosts, job, idle_timeout)
+
+
+def read_resize(body: Mapping[str, Any]) -> dict[str, int]:
+    """Return new sizes by dimension.
+
+    Raises:
+        BadBody: if there are none.
+    """
+    sizes = read_sizes(body.get("sizes"), "sizes")
+    if not sizes:
+        raise BadBody('sizes must name at least one dimension, as in [["gpus", 4]]')
+    return sizes
+
+
+def read_sizes(value: Any, field: str) -> dict[str, int]:
+    """Return dimensions and their sizes, outermost first.
+
+    Raises:
+        BadBody: if it isn't a list of [name, size].
+    """
+    found: dict[str, int] = {}
+    pairs = value if isinstance(value, list) else [None]
+    for pair in pairs:
+        if not (isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) and pair[0].isidentifier() and _is_count(pair[1])):
+            raise BadBody(f'{field} must be a list of names and sizes (1 to {MAX_SIZE}), as in [["hosts", 2], ["gpus", 4]]; not {value!r}')
+        found[pair[0]] = pair[1]
+    return found
+
+
+def read_text(body: Mapping[str, Any], field: str, default: str) -> str:
+    """Return a field that is text.
+
+    Raises:
+        BadBody: if it isn't.
+    """
+    value = body.get(field, default)
+    if not isinstance(value, str) or not value:
+        raise BadBody(f"{field} must be text, not {value!r}")
+    return value
+
+
+def _is_count(value: Any, least: int = 1) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= MAX_SIZE

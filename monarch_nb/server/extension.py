@@ -1,0 +1,45 @@
+"""What `jupyter server` loads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jupyter_server.extension.application import ExtensionApp
+
+from monarch_nb import __version__
+from monarch_nb.server.handlers import routes
+from monarch_nb.server.meshes import Meshes
+from monarch_nb.server.metrics import MeshCollector, register, unregister
+
+
+class MeshExtension(ExtensionApp):
+    """Meshes over REST and a WebSocket."""
+
+    name = "monarch_nb"
+    version = __version__
+    extension_url = "/monarch_nb/api/version"
+    load_other_extensions = True
+    _collector: MeshCollector | None = None
+    _meshes: Meshes
+
+    def initialize_settings(self) -> None:
+        """Make what the handlers share."""
+        self._meshes = Meshes()
+        self.settings["monarch_nb_meshes"] = self._meshes
+        self._collector = register(self._meshes.pool)
+
+    def initialize_handlers(self) -> None:
+        """Say who answers where."""
+        self.handlers.extend(routes())
+
+    async def stop_extension(self) -> None:
+        """Leave nothing open."""
+        if self._collector is not None:
+            unregister(self._collector)
+            self._collector = None
+        self._meshes.close()
+
+
+def main(argv: Any = None) -> None:
+    """Run a server with this extension alone."""
+    MeshExtension.launch_instance(argv)

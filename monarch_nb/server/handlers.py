@@ -1,0 +1,262 @@
+"""REST: each handler reads what it's given, calls one function, and answers. See `labextension/src/protocol.ts` for what goes to and fro."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from jupyter_server.auth.decorator import authorized
+from jupyter_server.base.handlers import APIHandler
+from tornado.web import HTTPError, authenticated
+
+from monarch_nb import __version__
+from monarch_nb.exceptions import MeshError, MeshNotFound, MeshUsageError, RankTimeout
+from monarch_nb.server import PROTOCOL
+from monarch_nb.server.bodies import BadBody, read_resize, read_start, read_text
+from monarch_nb.server.starting import start_mesh
+
+if TYPE_CHECKING:
+    from monarch_nb.mesh import Mesh
+    from monarch_nb.server.meshes import Meshes
+
+T = TypeVar("T")
+RESOURCE = "monarch_nb"
+"""What an authoriser is asked about: "read" for GET and the stream, "write" for what changes something."""
+MAX_LINES = 5000
+
+
+class MeshHandler(APIHandler):
+    """What all have in common."""
+
+    auth_resource = RESOURCE
+
+    @property
+    def meshes(self) -> Meshes:
+        """The meshes of this user."""
+        found: Meshes = self.settings["monarch_nb_meshes"]
+        return found
+
+    async def on_mesh(self, name: str, function: Callable[[Mesh], T]) -> T:
+        """Call a function with a mesh, where it may block."""
+        return await self.meshes.link(name).call(function)
+
+    def body(self) -> dict[str, Any]:
+        """Return the request's JSON object; {} if it has none.
+
+        Raises:
+            BadBody: if it's something else.
+        """
+        if not self.request.body:
+            return {}
+        try:
+            found = json.loads(self.request.body)
+        except ValueError:
+            raise BadBody("the body is not JSON") from None
+        if not isinstance(found, dict):
+            raise BadBody(f"the body must be a JSON object, not {type(found).__name__}")
+        return found
+
+    def answer(self, value: object, status: int = 200) -> None:
+        """Answer with JSON."""
+        self.set_status(status)
+        self.finish(json.dumps(value))
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        """Say in a sentence what is wrong."""
+        error = kwargs.get("exc_info", (None, None, None))[1]
+        status, text = _explain(error, status_code)
+        self.set_status(status)
+        self.set_header("Content-Type", "application/json")
+        self.finish(json.dumps({"message": text}))
+
+    def log_exception(self, typ: Any, value: Any, tb: Any) -> None:
+        """What is the asker's fault isn't the server's business."""
+        if not isinstance(value, MeshError | BadBody | HTTPError):
+            super().log_exception(typ, value, tb)
+
+
+def _explain(error: BaseException | None, status: int) -> tuple[int, str]:
+    """Return status and sentence for an error."""
+    if isinstance(error, BadBody | MeshUsageError):
+        return 400, str(error)
+    if isinstance(error, MeshNotFound):
+        return 404, str(error)
+    if isinstance(error, RankTimeout):
+        return 504, str(error)
+    if isinstance(error, MeshError | ValueError):
+        return 409, str(error)
+    if isinstance(error, HTTPError):
+        return error.status_code, error.log_message or error.reason or f"HTTP {error.status_code}"
+    return status, f"{type(error).__name__}: {error}" if error is not None else f"HTTP {status}"
+
+
+class VersionHandler(MeshHandler):
+    """Who answers here."""
+
+    @authenticated
+    @authorized
+    async def get(self) -> None:
+        """Return version and protocol."""
+        self.answer({"version": __version__, "protocol": PROTOCOL})
+
+
+class MeshesHandler(MeshHandler):
+    """All meshes."""
+
+    @authenticated
+    @authorized
+    async def get(self) -> None:
+        """Return a row per mesh."""
+        self.answer(await self.meshes.summaries())
+
+    @authenticated
+    @authorized
+    async def post(self) -> None:
+        """Start a mesh."""
+        request = read_start(self.body())
+        await start_mesh(request, os.path.expanduser(self.settings.get("server_root_dir", ".")))  # noqa: ASYNC240 - it only looks up HOME
+        status = await self.on_mesh(request.name, lambda mesh: mesh.status().as_dict())
+        from monarch_nb.status import summary
+
+        self.answer(summary(status), 201)
+
+
+class OneMeshHandler(MeshHandler):
+    """One mesh."""
+
+    @authenticated
+    @authorized
+    async def get(self, name: str) -> None:
+        """Return its state."""
+        self.answer(await self.on_mesh(name, lambda mesh: mesh.status().as_dict()))
+
+    @authenticated
+    @authorized
+    async def delete(self, name: str) -> None:
+        """Stop it."""
+        await self.on_mesh(name, lambda mesh: mesh.stop().get(30))
+        self.set_status(204)
+        self.finish()
+
+
+class InterruptHandler(MeshHandler):
+    """Interrupting what runs."""
+
+    @authenticated
+    @authorized
+    async def post(self, name: str) -> None:
+        """Interrupt ranks: {"ranks": "0-3"}; all, if left out."""
+        ranks = read_text(self.body(), "ranks", "all")
+        await self.on_mesh(name, lambda mesh: mesh.interrupt(ranks))
+        self.answer({})
+
+
+class HealHandler(MeshHandler):
+    """Putting back what is lost."""
+
+    @authenticated
+    @authorized
+    async def post(self, name: str) -> None:
+        """Heal: {"replay": true} runs the cells again that defined what was lost."""
+        replay = bool(self.body().get("replay"))
+        self.answer({"report": await self.on_mesh(name, lambda mesh: str(mesh.heal(replay=replay)))})
+
+
+class ResizeHandler(MeshHandler):
+    """Other sizes."""
+
+    @authenticated
+    @authorized
+    async def post(self, name: str) -> None:
+        """Resize: {"sizes": [["gpus", 4]]}."""
+        sizes = read_resize(self.body())
+        self.answer({"report": await self.on_mesh(name, lambda mesh: str(mesh.resize(**sizes)))})
+
+
+class AttachHandler(MeshHandler):
+    """The way into a notebook."""
+
+    @authenticated
+    @authorized
+    async def get(self, name: str) -> None:
+        """Return the code of a cell that attaches to the mesh."""
+        self.meshes.link(name)
+        self.answer({"code": f"%load_ext monarch_nb\n%mesh attach {name}"})
+
+
+class LogsHandler(MeshHandler):
+    """What ranks have printed."""
+
+    @authenticated
+    @authorized
+    async def get(self, name: str) -> None:
+        """Return a page: ?ranks=0-3&grep=loss&before=POSITION&limit=500."""
+        from monarch_nb.mesh.log_page import read_page
+
+        ranks = self.get_query_argument("ranks", "") or "all"
+        grep = self.get_query_argument("grep", "")
+        before = self._number("before")
+        limit = self._number("limit")
+        chosen = 500 if limit is None else max(1, min(limit, MAX_LINES))
+        page = await self.on_mesh(
+            name, lambda mesh: read_page(mesh, mesh.select(ranks), grep=grep, before=before, limit=chosen)
+        )
+        self.answer(page.as_dict())
+
+    def _number(self, name: str) -> int | None:
+        text = self.get_query_argument(name, "")
+        if text and not text.isdigit():
+            raise BadBody(f"{name} must be a number, not {text!r}")
+        return int(text) if text else None
+
+
+class StacksHandler(MeshHandler):
+    """Where ranks stand."""
+
+    @authenticated
+    @authorized
+    async def get(self, name: str) -> None:
+        """Return Python stacks: ?ranks=0-3."""
+        from monarch_nb.stacks import stacks_text
+
+        ranks = self.get_query_argument("ranks", "") or "all"
+        self.answer({"text": await self.on_mesh(name, lambda mesh: stacks_text(mesh.stacks(ranks)))})
+
+
+class JournalHandler(MeshHandler):
+    """What ran on a mesh."""
+
+    @authenticated
+    @authorized
+    async def get(self, name: str) -> None:
+        """Return the last entries, oldest first: ?limit=100."""
+        limit = self.get_query_argument("limit", "100")
+        if not limit.isdigit():
+            raise BadBody(f"limit must be a number, not {limit!r}")
+        rows = await self.on_mesh(name, lambda mesh: mesh.journal.rows(int(limit)))
+        self.answer(rows)
+
+
+NAME = r"([A-Za-z_][A-Za-z0-9_-]*)"
+
+
+def routes() -> list[tuple[str, type[Any]]]:
+    """Return addresses and who answers there, below the server's base URL."""
+    from monarch_nb.server.stream import StreamHandler
+
+    one = rf"/monarch_nb/api/meshes/{NAME}"
+    return [
+        (r"/monarch_nb/api/version", VersionHandler),
+        (r"/monarch_nb/api/meshes", MeshesHandler),
+        (one, OneMeshHandler),
+        (one + "/interrupt", InterruptHandler),
+        (one + "/heal", HealHandler),
+        (one + "/resize", ResizeHandler),
+        (one + "/attach", AttachHandler),
+        (one + "/logs", LogsHandler),
+        (one + "/stacks", StacksHandler),
+        (one + "/journal", JournalHandler),
+        (r"/monarch_nb/stream", StreamHandler),
+    ]

@@ -1,0 +1,141 @@
+"""The connection to one mesh's home, as somebody who only looks on: it doesn't keep the mesh alive."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from monarch_nb._client.launch import Connection
+from monarch_nb.server.mirror import Mirror
+
+if TYPE_CHECKING:
+    from monarch_nb._client.state import StatusFeed
+    from monarch_nb.mesh import Mesh
+
+T = TypeVar("T")
+LINGER_S = 5.0
+"""How long a connection is kept that nobody uses: a page that is loaded again comes back sooner."""
+
+
+class Link:
+    """Owned by the event loop's thread; what may block runs in the pool.
+
+    Args:
+        connection: what the mesh's connection file says.
+        on_close: called once the connection is closed.
+    """
+
+    def __init__(self, connection: Connection, pool: ThreadPoolExecutor, on_close: Callable[[Link], None]) -> None:
+        self.connection = connection
+        self.mirror = Mirror()
+        self._pool = pool
+        self._on_close = on_close
+        self._loop = asyncio.get_running_loop()
+        self._num_users = 0
+        self._num_watchers = 0
+        self._feed: StatusFeed | None = None
+        self._closing: asyncio.TimerHandle | None = None
+        self._opened: asyncio.Future[Mesh] = asyncio.ensure_future(self._open())
+        self.closed = False
+
+    async def _open(self) -> Mesh:
+        from monarch_nb.mesh import attach
+
+        name = self.connection.name
+        return await self._loop.run_in_executor(self._pool, lambda: attach(name, listens=False, observes=True))
+
+    # --- use
+
+    def acquire(self) -> None:
+        """Somebody uses this."""
+        self._num_users += 1
+        if self._closing is not None:
+            self._closing.cancel()
+            self._closing = None
+
+    def release(self) -> None:
+        """Somebody doesn't need this any more."""
+        self._num_users -= 1
+        if not self._num_users and not self.closed:
+            self._closing = self._loop.call_later(LINGER_S, self.close)
+
+    async def call(self, function: Callable[[Mesh], T]) -> T:
+        """Call a function with the mesh where it may block.
+
+        Raises:
+            MeshError: if the home can't be reached.
+        """
+        self.acquire()
+        try:
+            mesh = await asyncio.shield(self._opened)
+            return await self._loop.run_in_executor(self._pool, function, mesh)
+        finally:
+            self.release()
+
+    # --- watching
+
+    async def watch(self) -> None:
+        """Keep the mirror up to date until `unwatch`.
+
+        Raises:
+            MeshError: if the home can't be reached.
+        """
+        self.acquire()
+        self._num_watchers += 1
+        try:
+            mesh = await asyncio.shield(self._opened)
+        except BaseException:
+            self.unwatch()
+            raise
+        if self._feed is None and self._num_watchers:
+            self._feed = mesh.watch_status(self._heard, self._home_gone)
+
+    def unwatch(self) -> None:
+        """Somebody watches no longer."""
+        self._num_watchers -= 1
+        if not self._num_watchers and self._feed is not None:
+            self._feed.close()
+            self._feed = None
+        self.release()
+
+    def _heard(self, change: dict[str, Any]) -> None:
+        """Take a change, in the reading thread."""
+        self._call_soon(lambda: self._take(change))
+
+    def _take(self, change: dict[str, Any]) -> None:
+        if self._feed is not None:
+            self.mirror.take(change)
+            self._feed.taken()
+
+    def _home_gone(self) -> None:
+        self._call_soon(lambda: self.ended(f"mesh {self.connection.name!r} has ended"))
+
+    def _call_soon(self, callback: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # the server is closing
+            self._loop.call_soon_threadsafe(callback)
+
+    # --- the end
+
+    def ended(self, reason: str) -> None:
+        """The mesh is no more."""
+        if not self.closed:
+            self.mirror.end(reason)
+            self.close()
+
+    def close(self) -> None:
+        """Disconnect."""
+        if self.closed:
+            return
+        self.closed = True
+        if self._opened.done() and not self._opened.cancelled() and self._opened.exception() is None:
+            self._pool.submit(self._opened.result()._session.close)
+        elif not self._opened.done():
+            self._opened.add_done_callback(self._close_late)
+        self._on_close(self)
+
+    def _close_late(self, opened: asyncio.Future[Mesh]) -> None:
+        if not opened.cancelled() and opened.exception() is None:
+            self._pool.submit(opened.result()._session.close)

@@ -1,0 +1,320 @@
+"""The one WebSocket: what is watched, as it changes.
+
+For each watch at most one message is under way: the next one is sent when the browser has said `taken`. Until then changes are put together (state, list) or
+stay where they are, in the journal (logs). So a slow browser costs nothing here, and is never behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from jupyter_server.auth.decorator import ws_authenticated
+from jupyter_server.base.handlers import JupyterHandler
+from jupyter_server.base.websocket import WebSocketMixin
+from tornado.web import HTTPError
+from tornado.websocket import WebSocketClosedError, WebSocketHandler
+
+from monarch_nb import __version__
+from monarch_nb.exceptions import MeshError
+from monarch_nb.server import PROTOCOL
+from monarch_nb.server.meshes import Meshes, MeshList
+
+if TYPE_CHECKING:
+    from monarch_nb.server.link import Link
+
+FOLLOW_S = 0.25
+"""How often the journal is looked at for a log that is followed."""
+LIST_S = 0.1
+"""How often the list of meshes is sent at most."""
+MAX_WATCHES = 200
+Send = Callable[[dict[str, Any]], None]
+
+
+class Watch(ABC):
+    """Something that one browser watches. Owned by the event loop's thread."""
+
+    def __init__(self, meshes: Meshes, send: Send) -> None:
+        self._meshes = meshes
+        self._send = send
+        self._is_ready = True
+        self.over = False
+
+    def taken(self) -> None:
+        """The browser has taken the last message."""
+        self._is_ready = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Send what is new, if the browser can take it."""
+        if self._is_ready and not self.over:
+            message = self.news()
+            if message is not None:
+                self._is_ready = False
+                self._send(message)
+
+    def end(self, kind: str, **fields: Any) -> None:
+        """Send the last message."""
+        if not self.over:
+            self.over = True
+            self._send({"type": kind, **fields})
+            self.close()
+
+    @abstractmethod
+    async def begin(self) -> None:
+        """Begin to watch."""
+
+    @abstractmethod
+    def news(self) -> dict[str, Any] | None:
+        """Return a message with all that is new, or None."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Watch no longer."""
+
+
+class ListWatch(Watch):
+    """The list of meshes."""
+
+    _list: MeshList | None = None
+    _sent: list[dict[str, Any]] | None = None
+    _timer: asyncio.TimerHandle | None = None
+
+    async def begin(self) -> None:
+        self._list = MeshList(self._meshes, self._changed)
+
+    def _changed(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(LIST_S, self._wake_up)
+
+    def _wake_up(self) -> None:
+        self._timer = None
+        self.wake()
+
+    def news(self) -> dict[str, Any] | None:
+        rows = self._list.rows if self._list is not None else None
+        if rows is None or rows == self._sent:
+            return None
+        self._sent = rows
+        return {"type": "meshes", "meshes": rows}
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._list is not None:
+            self._list.close()
+            self._list = None
+
+
+class StatusWatch(Watch):
+    """A mesh's state."""
+
+    def __init__(self, meshes: Meshes, send: Send, mesh: str) -> None:
+        super().__init__(meshes, send)
+        self._name = mesh
+        self._link: Link | None = None
+        self._stop: Callable[[], None] | None = None
+        self._seen = -1
+
+    async def begin(self) -> None:
+        link = self._meshes.link(self._name)
+        await link.watch()
+        if self.over:
+            link.unwatch()
+            return
+        self._link, self._stop = link, link.mirror.listen(self.wake)
+        self.wake()
+
+    def wake(self) -> None:
+        super().wake()
+        if self._link is not None and self._link.mirror.gone and not self.over:
+            self.end("gone", reason=self._link.mirror.gone)
+
+    def news(self) -> dict[str, Any] | None:
+        mirror = self._link.mirror if self._link is not None else None
+        change = mirror.news(self._seen) if mirror is not None else None
+        if mirror is None or change is None:
+            return None
+        self._seen = mirror.rows.version
+        if "full" in change:
+            return {"type": "status", "status": change["full"]}
+        return {"type": "delta", **change}
+
+    def close(self) -> None:
+        self.over = True
+        if self._stop is not None:
+            self._stop()
+            self._stop = None
+        if self._link is not None:
+            self._link.unwatch()
+            self._link = None
+
+
+class LogsWatch(Watch):
+    """What ranks print from now on, or from a position."""
+
+    def __init__(self, meshes: Meshes, send: Send, mesh: str, ranks: str, grep: str, after: int | None) -> None:
+        super().__init__(meshes, send)
+        self._name, self._ranks, self._grep = mesh, ranks or "all", grep
+        self._after = after
+        self._lines: list[dict[str, Any]] = []
+        self._task: asyncio.Task[None] | None = None
+        self._link: Link | None = None
+
+    async def begin(self) -> None:
+        from monarch_nb.mesh.log_page import compile_pattern
+
+        compile_pattern(self._grep)
+        link = self._meshes.link(self._name)
+        await link.call(lambda mesh: mesh.select(self._ranks))
+        if self.over:
+            return
+        link.acquire()
+        self._link = link
+        self._task = asyncio.ensure_future(self._follow(link))
+
+    async def _follow(self, link: Link) -> None:
+        while not self.over:
+            try:
+                if self._is_ready and not self._lines:
+                    await self._read(link)
+                    self.wake()
+            except MeshError as error:
+                self.end("gone", reason=link.mirror.gone or str(error))
+                return
+            await asyncio.sleep(FOLLOW_S if not self._lines else 0.02)
+
+    async def _read(self, link: Link) -> None:
+        from monarch_nb.mesh.log_page import read_on, read_page
+
+        if self._after is None:
+            page = await link.call(lambda mesh: read_page(mesh, mesh.select(self._ranks), limit=1))
+            self._after = page.after
+            return
+        after = self._after
+        page = await link.call(lambda mesh: read_on(mesh, mesh.select(self._ranks), after, grep=self._grep))
+        self._after = page.after
+        self._lines = [vars(line) for line in page.lines]
+
+    def news(self) -> dict[str, Any] | None:
+        if not self._lines:
+            return None
+        lines, self._lines = self._lines, []
+        return {"type": "log", "lines": lines, "after": self._after}
+
+    def close(self) -> None:
+        self.over = True
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._task.cancel()
+        if self._link is not None:
+            self._link.release()
+            self._link = None
+
+
+class StreamHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
+    """A browser's connection."""
+
+    auth_resource = "monarch_nb"
+
+    def initialize(self, **kwargs: Any) -> None:
+        super().initialize(**kwargs)
+        self._watches: dict[int, Watch] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @ws_authenticated
+    async def get(self, *args: Any, **kwargs: Any) -> None:
+        """Open the connection for who may read."""
+        allowed = self.authorizer.is_authorized(self, self.current_user, "read", self.auth_resource)
+        if asyncio.isfuture(allowed) or asyncio.iscoroutine(allowed):
+            allowed = await allowed
+        if not allowed:
+            raise HTTPError(403)
+        await super().get(*args, **kwargs)
+
+    async def open(self, *args: Any, **kwargs: Any) -> None:
+        """Say who we are."""
+        super().open(*args, **kwargs)
+        self._write({"type": "hello", "version": __version__, "protocol": PROTOCOL})
+
+    def on_message(self, data: str | bytes) -> None:
+        """Take a message; one that can't be understood is answered, and the connection stays."""
+        try:
+            message = json.loads(data)
+            op, number = message["op"], message["id"]
+            if not isinstance(number, int):
+                raise TypeError("id")
+        except (ValueError, TypeError, KeyError):
+            self._write({"type": "error", "id": 0, "message": 'expected {"op": "watch", "id": 1, "what": ...}'})
+            return
+        if op == "watch":
+            self._begin(number, message)
+        elif op == "taken" and number in self._watches:
+            self._watches[number].taken()
+        elif op == "unwatch":
+            self._drop(number)
+
+    def _begin(self, number: int, message: dict[str, Any]) -> None:
+        self._drop(number)
+        meshes: Meshes = self.settings["monarch_nb_meshes"]
+
+        def send(news: dict[str, Any]) -> None:
+            self._write({**news, "id": number})
+
+        try:
+            watch = _make(meshes, send, message)
+            if len(self._watches) >= MAX_WATCHES:
+                raise ValueError(f"one page may watch {MAX_WATCHES} things")
+        except ValueError as error:
+            send({"type": "error", "message": str(error)})
+            return
+        self._watches[number] = watch
+        task = asyncio.ensure_future(self._start(number, watch))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _start(self, number: int, watch: Watch) -> None:
+        try:
+            await watch.begin()
+        except (MeshError, ValueError, LookupError) as error:
+            watch.end("error", message=str(error))
+            self._watches.pop(number, None)
+
+    def _drop(self, number: int) -> None:
+        watch = self._watches.pop(number, None)
+        if watch is not None:
+            watch.over = True
+            watch.close()
+
+    def _write(self, message: dict[str, Any]) -> None:
+        with suppress(WebSocketClosedError):
+            self.write_message(json.dumps(message))
+
+    def on_close(self) -> None:
+        """The browser has gone."""
+        super().on_close()
+        for number in list(self._watches):
+            self._drop(number)
+
+
+def _make(meshes: Meshes, send: Send, message: dict[str, Any]) -> Watch:
+    """Return what a message asks for.
+
+    Raises:
+        ValueError: saying what was expected.
+    """
+    what = message.get("what")
+    if what == "meshes":
+        return ListWatch(meshes, send)
+    mesh = message.get("mesh")
+    if what not in ("status", "logs") or not isinstance(mesh, str):
+        raise ValueError(f"what must be meshes, status or logs, the last two with a mesh; not {what!r} with {mesh!r}")
+    if what == "status":
+        return StatusWatch(meshes, send, mesh)
+    after, ranks, grep = message.get("after"), message.get("ranks", "all"), message.get("grep", "")
+    if not (after is None or isinstance(after, int)) or not isinstance(ranks, str) or not isinstance(grep, str):
+        raise ValueError("logs are watched with ranks and grep, both text, and after, a position or null")
+    return LogsWatch(meshes, send, mesh, ranks, grep, after)
