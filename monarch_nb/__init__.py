@@ -68,3 +68,10 @@ def unload_ipython_extension(shell: Any) -> None:
     from monarch_nb.magics import unload
 
     unload(shell)
+
+
+def _jupyter_server_extension_points() -> list[dict[str, Any]]:
+    """Say where Jupyter finds the server extension."""
+    from monarch_nb.server import extension_class
+
+    return [{"module": "monarch_nb.server", "app": extension_class()}]

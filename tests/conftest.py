@@ -10,6 +10,8 @@ from collections.abc import Iterator
 import pytest
 from processes import PATIENCE_S, mesh_processes, wait_for_exit
 
+pytest_plugins = ["pytest_jupyter.jupyter_server"]
+
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:

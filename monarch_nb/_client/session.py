@@ -53,6 +53,7 @@ class Session:
         self.connection = connection
         _by_office[id(office)] = self
         self.private = False
+        self.observes = False
         self._began = time.time()
         self.notebook: NotebookHooks | None = None
         self.output: OutputHub | None = None
@@ -78,6 +79,7 @@ class Session:
         """
         office = Office(address.new_client_id(), connection.directory)
         session = cls(office, connection)
+        session.observes = observes
         session.output = OutputHub(office)
         office.event_hooks.append(session._on_event)
         office.on_unheard = lambda end: session._on_end({**end, "heard": False})
@@ -180,7 +182,7 @@ class Session:
         """Tell the program's hook of a rank that has died, unless somebody waited for it and is told by an exception."""
         from monarch_nb.actor.supervision import MeshFailure, call_fault_hook
 
-        if end["stopped"] or end.get("restarted"):
+        if end["stopped"] or end.get("restarted") or self.observes:
             return
         failure = MeshFailure.from_end(end)
         handler = self.fault_handlers.get(end["group"])

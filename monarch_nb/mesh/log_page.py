@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 SEARCH_BYTES = 32 << 20
 """How much of the journal one page looks through for lines that match."""
 MAX_LINE = 10_000
+LONGEST_BYTES = 4 << 20
+"""How far around a page the ends of lines are looked for that are cut by its bounds."""
+
+Key = tuple[int, str]
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class LogPage:
 
     Attributes:
         before: where the page before this one ends, for `read_page`; None: there is none.
-        after: where this page ends, for `read_on`.
+        after: where this page ends, for a `LogTail`.
     """
 
     lines: tuple[LogLine, ...]
@@ -64,27 +68,66 @@ def read_page(
         MeshUsageError: if `grep` is no regular expression.
     """
     pattern = compile_pattern(grep)
+    parts: list[dict[str, Any]] = []
     found: list[LogLine] = []
-    after: int | None = None
-    searched = 0
     while True:
-        part = _read(mesh, ranks, before=before)
-        after = part["end"] if after is None else after
-        searched += part["end"] - part["begin"]
-        found = [*_lines(part["data"], pattern), *found]
-        before = part["begin"] if part["begin"] > part["start"] else None
-        if before is None or len(found) >= limit or searched >= SEARCH_BYTES:
-            return LogPage(tuple(found), before, after)
+        parts.insert(0, _read(mesh, ranks, before=before))
+        begin, end, start = parts[0]["begin"], parts[-1]["end"], parts[0]["start"]
+        before = begin if begin > start else None
+        found = [*_whole_lines(mesh, ranks, parts[:1], pattern), *found]
+        if before is None or len(found) >= limit or end - begin >= SEARCH_BYTES:
+            return LogPage(tuple(found), before, end)
 
 
-def read_on(mesh: Mesh, ranks: Sequence[int], after: int, *, grep: str = "") -> LogPage:
-    """Return the next lines after a position; none if nothing has been printed since.
+def _whole_lines(
+    mesh: Mesh, ranks: Sequence[int], parts: Sequence[Mapping[str, Any]], pattern: re.Pattern[str] | None
+) -> list[LogLine]:
+    """Return the lines that begin in a stretch of the journal: what one of the stretch before goes on with is left out, and the last ones are completed."""
+    lines = Lines(pattern)
+    data = [part["data"] for part in parts]
+    keys = {(r.rank, r.stream) for each in data for r in records.unpack(each)}
+    lines.skip = _unfinished_before(mesh, parts[0], keys)
+    found = [line for each in data for line in lines.feed(each)]
+    after, now = parts[-1]["end"], parts[-1]["now"]
+    lines.only = {key for key, rest in lines.rests.items() if rest}
+    limit = after + LONGEST_BYTES
+    while lines.only and after < min(now, limit):
+        part = _read(mesh, sorted({rank for rank, _ in lines.only}), after=after)
+        found += lines.feed(part["data"])
+        after = part["end"]
+    return found + lines.finish()
+
+
+def _unfinished_before(mesh: Mesh, part: Mapping[str, Any], keys: set[Key]) -> set[Key]:
+    """Return who was in the middle of a line when a stretch of the journal begins."""
+    begin, start, found, left = part["begin"], part["start"], set(), set(keys)
+    limit = begin - LONGEST_BYTES
+    while left and begin > max(start, limit):
+        earlier = _read(mesh, sorted({rank for rank, _ in left}), before=begin)
+        begin = earlier["begin"]
+        last = {(r.rank, r.stream): r.data for r in records.unpack(earlier["data"])}
+        found |= {key for key in left & last.keys() if not last[key].endswith(b"\n")}
+        left -= last.keys()
+    return found
+
+
+class LogTail:
+    """Follows what ranks print, from a position on: whole lines only.
 
     Raises:
         MeshUsageError: if `grep` is no regular expression.
     """
-    part = _read(mesh, ranks, after=after)
-    return LogPage(tuple(_lines(part["data"], compile_pattern(grep))), None, part["end"])
+
+    def __init__(self, ranks: Sequence[int], after: int, grep: str = "") -> None:
+        self.after = after
+        self._ranks = tuple(ranks)
+        self._lines = Lines(compile_pattern(grep))
+
+    def read(self, mesh: Mesh) -> list[LogLine]:
+        """Return the next lines; none if nothing has been completed since."""
+        part = _read(mesh, self._ranks, after=self.after)
+        self.after = part["end"]
+        return self._lines.feed(part["data"])
 
 
 def compile_pattern(grep: str) -> re.Pattern[str] | None:
@@ -104,24 +147,50 @@ def _read(mesh: Mesh, ranks: Sequence[int], **where: Any) -> dict[str, Any]:
     return found
 
 
-def _lines(data: bytes, pattern: re.Pattern[str] | None) -> Iterable[LogLine]:
-    """Yield the lines in packed records; of a line that was overwritten (by a carriage return), what was there last."""
-    rests: dict[tuple[int, str], str] = {}
-    decoders: dict[tuple[int, str], Any] = {}
-    last = 0.0
-    for record in records.unpack(data):
-        key = (record.rank, record.stream)
-        decoder = decoders.get(key) or decoders.setdefault(key, codecs.getincrementaldecoder("utf-8")("replace"))
-        *whole, rests[key] = (rests.get(key, "") + decoder.decode(record.data)).split("\n")
-        last = record.when
-        for text in whole:
-            yield from _line(key, last, text, pattern)
-    for key, text in rests.items():
-        if text:
-            yield from _line(key, last, text, pattern)
+class Lines:
+    """Puts lines together that come in pieces; of one that was overwritten (by a carriage return), what was there last.
 
+    Attributes:
+        rests: what has begun and isn't complete, by rank and stream.
+        skip: whose first line is left out: it began earlier.
+        only: whose first line is wanted, and nothing else.
+    """
 
-def _line(key: tuple[int, str], when: float, text: str, pattern: re.Pattern[str] | None) -> Iterable[LogLine]:
-    shown = text.rstrip("\r").rpartition("\r")[2]
-    if pattern is None or pattern.search(shown):
-        yield LogLine(key[0], key[1], when, shown[:MAX_LINE])
+    def __init__(self, pattern: re.Pattern[str] | None) -> None:
+        self.rests: dict[Key, str] = {}
+        self.skip: set[Key] = set()
+        self.only: set[Key] | None = None
+        self._pattern = pattern
+        self._decoders: dict[Key, Any] = {}
+        self._when = 0.0
+
+    def feed(self, data: bytes) -> list[LogLine]:
+        """Return the lines that are complete with these records."""
+        found: list[LogLine] = []
+        for record in records.unpack(data):
+            key = (record.rank, record.stream)
+            decoder = self._decoders.get(key)
+            if decoder is None:
+                decoder = self._decoders[key] = codecs.getincrementaldecoder("utf-8")("replace")
+            *whole, self.rests[key] = (self.rests.get(key, "") + decoder.decode(record.data)).split("\n")
+            self._when = record.when
+            for text in whole:
+                found += self._line(key, text)
+        return found
+
+    def finish(self) -> list[LogLine]:
+        """Return what has begun, as lines: nothing more comes."""
+        return [line for key, text in self.rests.items() if text for line in self._line(key, text)]
+
+    def _line(self, key: Key, text: str) -> list[LogLine]:
+        if key in self.skip:
+            self.skip.discard(key)
+            return []
+        if self.only is not None:
+            if key not in self.only:
+                return []
+            self.only.discard(key)
+        shown = text.rstrip("\r").rpartition("\r")[2]
+        if self._pattern is not None and not self._pattern.search(shown):
+            return []
+        return [LogLine(key[0], key[1], self._when, shown[:MAX_LINE])]

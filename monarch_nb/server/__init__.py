@@ -8,7 +8,7 @@ No kernel takes part: it all works while kernels are busy, or gone. With no page
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from monarch_nb.server.extension import MeshExtension
@@ -22,7 +22,3 @@ def extension_class() -> type[MeshExtension]:
     from monarch_nb.server.extension import MeshExtension
 
     return MeshExtension
-
-
-def _jupyter_server_extension_points() -> list[dict[str, Any]]:
-    return [{"module": "monarch_nb.server", "app": extension_class()}]

@@ -12,6 +12,7 @@ from jupyter_server.base.handlers import APIHandler
 from tornado.web import HTTPError, authenticated
 
 from monarch_nb import __version__
+from monarch_nb._shape.rank_set import RankSetError
 from monarch_nb.exceptions import MeshError, MeshNotFound, MeshUsageError, RankTimeout
 from monarch_nb.server import PROTOCOL
 from monarch_nb.server.bodies import BadBody, read_resize, read_start, read_text
@@ -73,13 +74,13 @@ class MeshHandler(APIHandler):
 
     def log_exception(self, typ: Any, value: Any, tb: Any) -> None:
         """What is the asker's fault isn't the server's business."""
-        if not isinstance(value, MeshError | BadBody | HTTPError):
+        if not isinstance(value, MeshError | ValueError | HTTPError):
             super().log_exception(typ, value, tb)
 
 
 def _explain(error: BaseException | None, status: int) -> tuple[int, str]:
     """Return status and sentence for an error."""
-    if isinstance(error, BadBody | MeshUsageError):
+    if isinstance(error, BadBody | MeshUsageError | RankSetError):
         return 400, str(error)
     if isinstance(error, MeshNotFound):
         return 404, str(error)

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from monarch_nb._client.launch import Connection
+from monarch_nb.exceptions import MeshError
 from monarch_nb.server.mirror import Mirror
 
 if TYPE_CHECKING:
@@ -131,11 +132,16 @@ class Link:
             return
         self.closed = True
         if self._opened.done() and not self._opened.cancelled() and self._opened.exception() is None:
-            self._pool.submit(self._opened.result()._session.close)
+            self._pool.submit(_disconnect, self._opened.result())
         elif not self._opened.done():
             self._opened.add_done_callback(self._close_late)
         self._on_close(self)
 
     def _close_late(self, opened: asyncio.Future[Mesh]) -> None:
         if not opened.cancelled() and opened.exception() is None:
-            self._pool.submit(opened.result()._session.close)
+            self._pool.submit(_disconnect, opened.result())
+
+
+def _disconnect(mesh: Mesh) -> None:
+    with suppress(MeshError):  # it may have been stopped through this very connection
+        mesh._session.close()

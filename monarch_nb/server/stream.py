@@ -25,6 +25,8 @@ from monarch_nb.server import PROTOCOL
 from monarch_nb.server.meshes import Meshes, MeshList
 
 if TYPE_CHECKING:
+    from monarch_nb.mesh import Mesh
+    from monarch_nb.mesh.log_page import LogTail
     from monarch_nb.server.link import Link
 
 FOLLOW_S = 0.25
@@ -161,6 +163,7 @@ class LogsWatch(Watch):
         super().__init__(meshes, send)
         self._name, self._ranks, self._grep = mesh, ranks or "all", grep
         self._after = after
+        self._tail: LogTail | None = None
         self._lines: list[dict[str, Any]] = []
         self._task: asyncio.Task[None] | None = None
         self._link: Link | None = None
@@ -189,22 +192,24 @@ class LogsWatch(Watch):
             await asyncio.sleep(FOLLOW_S if not self._lines else 0.02)
 
     async def _read(self, link: Link) -> None:
-        from monarch_nb.mesh.log_page import read_on, read_page
+        tail = self._tail
+        if tail is None:
+            self._tail = await link.call(self._first)
+        else:
+            self._lines = [vars(line) for line in await link.call(tail.read)]
 
-        if self._after is None:
-            page = await link.call(lambda mesh: read_page(mesh, mesh.select(self._ranks), limit=1))
-            self._after = page.after
-            return
-        after = self._after
-        page = await link.call(lambda mesh: read_on(mesh, mesh.select(self._ranks), after, grep=self._grep))
-        self._after = page.after
-        self._lines = [vars(line) for line in page.lines]
+    def _first(self, mesh: Mesh) -> LogTail:
+        from monarch_nb.mesh.log_page import LogTail, read_page
+
+        ranks = mesh.select(self._ranks)
+        after = read_page(mesh, ranks, limit=1).after if self._after is None else self._after
+        return LogTail(ranks, after, self._grep)
 
     def news(self) -> dict[str, Any] | None:
         if not self._lines:
             return None
         lines, self._lines = self._lines, []
-        return {"type": "log", "lines": lines, "after": self._after}
+        return {"type": "log", "lines": lines, "after": self._tail.after if self._tail is not None else 0}
 
     def close(self) -> None:
         self.over = True
