@@ -38,8 +38,12 @@ def _parser() -> argparse.ArgumentParser:
     command.set_defaults(run=list_meshes)
     command = commands.add_parser("status", help="hosts and ranks of a mesh")
     command.add_argument("name", nargs="?")
-    command.add_argument("--json", action="store_true", help="for programs")
+    command.add_argument("--json", action="store_true", help="for programs; with --watch, one object a line")
+    command.add_argument("--watch", "-w", action="store_true", help="go on until interrupted")
     command.set_defaults(run=show_status)
+    command = commands.add_parser("top", help="the same as status --watch")
+    command.add_argument("name", nargs="?")
+    command.set_defaults(run=show_status, json=False, watch=True)
     command = commands.add_parser("stop", help="end a mesh")
     command.add_argument("name", nargs="?")
     command.set_defaults(run=stop)
@@ -102,15 +106,44 @@ def list_meshes(arguments: argparse.Namespace) -> None:
 
 
 def show_status(arguments: argparse.Namespace) -> None:
-    """Print the snapshot of a mesh."""
-    status = _attach(arguments.name).status()
-    print(json.dumps(status.as_dict()) if arguments.json else status.text())
+    """Print the snapshot of a mesh; with --watch, again and again."""
+    mesh = _attach(arguments.name, observes=arguments.watch)
+    if arguments.json:
+        _print_json(mesh, watch=arguments.watch)
+    elif arguments.watch and sys.stdout.isatty():
+        _watch_in_terminal(mesh)
+    elif arguments.watch:
+        from monarch_nb.display import top
+
+        with suppress(KeyboardInterrupt):
+            top.follow(mesh, lambda status: print(top.text(status), flush=True))
+    else:
+        print(mesh.status().text())
 
 
-def _attach(name: str | None) -> Mesh:
+def _print_json(mesh: Mesh, *, watch: bool) -> None:
+    from monarch_nb.display.top import follow
+
+    if not watch:
+        print(json.dumps(mesh.status().as_dict()))
+        return
+    with suppress(KeyboardInterrupt):
+        follow(mesh, lambda status: print(json.dumps(status.as_dict()), flush=True))
+
+
+def _watch_in_terminal(mesh: Mesh) -> None:
+    from rich.live import Live
+
+    from monarch_nb.display.top import follow, table
+
+    with suppress(KeyboardInterrupt), Live(screen=True, auto_refresh=False) as live:
+        follow(mesh, lambda status: live.update(table(status), refresh=True))
+
+
+def _attach(name: str | None, *, observes: bool = False) -> Mesh:
     from monarch_nb.mesh import attach
 
-    return attach(name, listens=False)
+    return attach(name, listens=False, observes=observes)
 
 
 def stop(arguments: argparse.Namespace) -> None:

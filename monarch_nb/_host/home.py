@@ -751,6 +751,9 @@ class HomeProcess(HostProcess):
         """Look at everything, and return a group's state: the fields of `MeshStatus`."""
         self._group(fields["group"])
         src, ref = message.src, message.ref
+        if not fields.get("fresh", True):
+            self.vitals.glance()
+            return self.board.snapshot(fields["group"])
         self.board.look(lambda: self.reply(src, ref, self.board.snapshot(fields["group"])))
         return LATER
 

@@ -100,6 +100,11 @@ class Vitals:
         if not self._watched:
             self._sampler.ask((), (), self._take_sample)
 
+    def glance(self) -> None:
+        """Look at the pages now."""
+        self._poll()
+        self._tell(None)
+
     def look(self, done: Callable[[], None]) -> None:
         """Look at everything now; `done` is called once it has been told, or after `FRESH_S`."""
         self._poll()

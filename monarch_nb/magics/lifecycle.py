@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._shape import name_ranks
@@ -10,7 +12,7 @@ from monarch_nb.magics.arguments import Namespace
 from monarch_nb.magics.missed import show_missed
 from monarch_nb.magics.starting import describe, set_up, start_mesh
 from monarch_nb.magics.state import State
-from monarch_nb.status import duration
+from monarch_nb.status import MeshStatus, duration
 
 if TYPE_CHECKING:
     pass
@@ -69,6 +71,27 @@ def status(state: State, arguments: Namespace) -> None:
         list_(state, arguments)
         return
     print(state.mesh(arguments.name).status().text())
+
+
+def top(state: State, arguments: Namespace) -> None:
+    """Show what each rank does and takes, live, until you interrupt it; --count N: N times."""
+    from IPython.display import display
+
+    from monarch_nb.display import top as tables
+
+    handle: Any = None
+
+    def show(status: MeshStatus) -> None:
+        nonlocal handle
+        text = tables.text(status)
+        bundle = {"text/plain": text, "text/html": f"<pre>{html.escape(text)}</pre>"}
+        if handle is None:
+            handle = display(bundle, raw=True, display_id=True)
+        else:
+            handle.update(bundle, raw=True)
+
+    with suppress(KeyboardInterrupt):
+        tables.follow(state.mesh(arguments.name), show, every_s=arguments.every, count=arguments.count)
 
 
 def lease(state: State, arguments: Namespace) -> None:

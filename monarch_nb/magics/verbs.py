@@ -27,6 +27,7 @@ VERBS: dict[str, Verb] = {
     "detach": lifecycle.detach,
     "use": lifecycle.use,
     "status": lifecycle.status,
+    "top": lifecycle.top,
     "lease": lifecycle.lease,
     "interrupt": lifecycle.interrupt,
     "restart": lifecycle.restart,
@@ -50,7 +51,7 @@ VERBS: dict[str, Verb] = {
     "reload": reload.reload,
 }
 
-NAMES_A_MESH = ("attach", "detach", "use", "status")
+NAMES_A_MESH = ("attach", "detach", "use", "status", "top")
 
 
 def verb_parsers() -> dict[str, Parser]:
@@ -83,7 +84,7 @@ def _add_arguments(verb: str, parser: Parser) -> None:
     add = parser.add_argument
     if verb in NAMES_A_MESH:
         add("name", nargs=None if verb == "use" else "?", help="name of the mesh")
-    elif verb in _OWN:
+    if verb in _OWN:
         _OWN[verb](add)
     if verb in _PER_RANK:
         add("--ranks", "-r", default=None if verb == "rerun" else "all", help="a rank set: all; 3; 0-3,7; ::2; hosts=0,gpus=2:8")
@@ -92,6 +93,11 @@ def _add_arguments(verb: str, parser: Parser) -> None:
 
 
 _PER_RANK = ("push", "pull", "scatter", "vars", "diff", "logs", "interrupt", "restart", "stacks", "rerun")
+
+
+def _top(add: Any) -> None:
+    add("--count", "-c", type=positive, help="how many times; without it, until interrupted")
+    add("--every", type=seconds, default=1.0, metavar="T", help="how often at most")
 
 
 def _stop(add: Any) -> None:
@@ -128,6 +134,7 @@ def _history(add: Any) -> None:
 _OWN: dict[str, Callable[[Any], None]] = {
     "start": add_start_arguments,
     "stop": _stop,
+    "top": _top,
     "scatter": _scatter,
     "logs": _logs,
     "push": lambda add: add("names", nargs="+", metavar="VARIABLE"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -223,9 +224,19 @@ class Mesh(ProcMesh):
 
     # --- life
 
-    def status(self) -> MeshStatus:
-        """Return how the mesh is just now."""
-        return MeshStatus.of(self._session.request("snapshot", group=self._group))
+    def status(self, *, fresh: bool = True) -> MeshStatus:
+        """Return how the mesh is just now.
+
+        Args:
+            fresh: whether hosts look at everything first, which takes them some 20 ms; else memory, CPU and lines are those that were seen last.
+        """
+        return MeshStatus.of(self._session.request("snapshot", group=self._group, fresh=fresh))
+
+    def _ipython_display_(self) -> None:
+        """Show the card: this mesh was the last line of a cell."""
+        from monarch_nb.display.card import show_card
+
+        show_card(self)
 
     def watch_status(self, on_change: Callable[[dict[str, Any]], None], on_end: Callable[[], None] | None = None) -> StatusFeed:
         """Watch how the mesh is: all of it first, then what changes, up to twenty times a second.
@@ -249,6 +260,7 @@ class Mesh(ProcMesh):
     def stop(self, reason: str = "", *, grace_s: float = 3.0) -> Future[None]:
         """End the mesh: its ranks, its host processes, its connection file."""
         session = self._session
+        self._end_card("it was stopped")
         self._stopped = reason or "it was stopped"
         reply = session.ask("shut_down")
         pid = session.connection.pid if session.connection is not None else 0
@@ -259,6 +271,12 @@ class Mesh(ProcMesh):
                 _wait_for_end(pid, grace_s + 10.0)
 
         return Future(reply, finish, f"stop of {self._name}")
+
+    def _end_card(self, reason: str) -> None:
+        """Leave a picture where this mesh is shown."""
+        card = sys.modules.get("monarch_nb.display.card")
+        if card is not None:
+            card.end_cards(reason, self)
 
     def __repr__(self) -> str:
         return f"<Mesh {self._name!r}: {self.extent}>"

@@ -1,0 +1,137 @@
+"""The card as a widget, for front ends that don't have our extension: one anywidget for all ranks; after the first state only changes are sent.
+
+Its buttons ask this kernel, in a thread of their own: they work while a cell runs. While nobody looks, nothing is sent.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anywidget
+import traitlets
+
+from monarch_nb.exceptions import MeshError
+from monarch_nb.status import MeshStatus
+
+if TYPE_CHECKING:
+    from monarch_nb._client.state import StatusFeed
+    from monarch_nb.mesh import Mesh
+
+SCRIPT = Path(__file__).parent / "static" / "card.js"
+
+
+class MeshWidget(anywidget.AnyWidget):
+    """A mesh's card.
+
+    Attributes:
+        snapshot: the state, as `MeshStatus.as_dict` gives it.
+        delta: what has changed last (see `status.Versioned`), with a count so that equal changes differ.
+        ended: why there's nothing more to come.
+    """
+
+    _esm = SCRIPT.read_text(encoding="utf-8")
+    snapshot = traitlets.Dict().tag(sync=True)
+    delta = traitlets.Dict().tag(sync=True)
+    ended = traitlets.Unicode().tag(sync=True)
+
+    def __init__(self, mesh: Mesh, status: MeshStatus) -> None:
+        super().__init__(snapshot=status.as_dict())
+        self._mesh = mesh
+        self._feed: StatusFeed | None = None
+        self._num_views = 0
+        self._tick = 0
+        self._lock = threading.Lock()
+        self.on_msg(self._take_message)
+        _answer_beside_cells(self)
+
+    # --- state; `_take_change` runs in the reading thread
+
+    def _take_change(self, change: dict[str, Any]) -> None:
+        with self._lock:
+            self._tick += 1
+            if "full" in change:
+                self.snapshot = _plain(change["full"])
+            else:
+                self.delta = {**_plain(change), "tick": self._tick}
+            feed = self._feed
+        if feed is not None:
+            feed.taken()
+
+    def _watch(self) -> None:
+        """Send changes while somebody looks."""
+        with self._lock:
+            wanted = self._num_views > 0 and not self.ended
+            feed, self._feed = self._feed, self._feed if wanted else None
+        if wanted and feed is None:
+            with suppress(MeshError):
+                self._feed = self._mesh.watch_status(self._take_change, self._mesh_ended)
+        elif feed is not None and not wanted:
+            feed.close()
+
+    def _mesh_ended(self) -> None:
+        self.ended = f"mesh {self._mesh.name!r} has ended"
+
+    def end(self, reason: str) -> None:
+        """Nothing more comes."""
+        self.ended = reason
+        self._watch()
+        self.close()
+
+    # --- buttons
+
+    def _take_message(self, _widget: object, content: dict[str, Any], _buffers: object) -> None:
+        if content.get("kind") == "view":
+            self._num_views = max(0, self._num_views + (1 if content.get("visible") else -1))
+            threading.Thread(target=self._watch, name="monarch-nb-card", daemon=True).start()
+        elif content.get("kind") == "action":
+            threading.Thread(target=self._act, args=(content,), name="monarch-nb-card", daemon=True).start()
+
+    def _act(self, content: dict[str, Any]) -> None:
+        try:
+            text, ok = self._do(str(content.get("action")), str(content.get("ranks") or "all")), True
+        except (MeshError, ValueError) as error:
+            text, ok = str(error), False
+        self.send({"kind": "answer", "id": content.get("id"), "ok": ok, "text": text})
+
+    def _do(self, action: str, ranks: str) -> str:
+        mesh = self._mesh
+        if action == "interrupt":
+            mesh.interrupt(ranks)
+            return "interrupted"
+        if action == "heal":
+            return str(mesh.heal())
+        if action == "stop":
+            mesh.stop().get(30)
+            return "stopped"
+        if action == "stacks":
+            from monarch_nb.stacks import stacks_text
+
+            return stacks_text(mesh.stacks(ranks))
+        if action == "lines":
+            from monarch_nb.mesh.log_page import read_page
+
+            return "\n".join(line.text for line in read_page(mesh, mesh.select(ranks), limit=50).lines[-50:])
+        raise ValueError(f"there's no button {action!r}")
+
+
+def _plain(value: Any) -> Any:
+    """Return data as JSON has it: lists for tuples."""
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return value
+
+
+def _answer_beside_cells(widget: MeshWidget) -> None:
+    """Have messages taken while a cell runs.
+
+    JupyterLab sends them to a subshell, but ipykernel hands them to the shell that has last sent on the comm, which is busy. Where the kernel doesn't know this, they
+    are taken after the cell.
+    """
+    comm: Any = widget.comm
+    if hasattr(comm, "_reply_subshell_for"):
+        comm._reply_subshell_for = lambda _data, default: default
