@@ -1,0 +1,161 @@
+"""What a mesh says of itself while things run on it, on one host and on two."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sample_actors import Holder
+
+from monarch_nb import mesh as meshes
+from monarch_nb._client import session as sessions
+from monarch_nb.mesh import Mesh
+from monarch_nb.status import MeshStatus, RankStatus, apply
+
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(scope="module", params=[0, 2], ids=["one_host", "two_hosts"])
+def mesh(request: pytest.FixtureRequest) -> Iterator[Mesh]:
+    before = sessions._current
+    found = meshes.start(f"live{request.param}", {"gpus": 4 if not request.param else 2}, num_hosts=request.param)
+    yield found
+    found.stop().get(30)
+    sessions._current = before
+
+
+class Watcher:
+    """Keeps the state up to date by changes, as every display does."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._changes: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._data: dict[str, Any] = {}
+        self._feed = mesh.watch_status(self._changes.put)
+
+    def until(self, wanted: Callable[[MeshStatus], bool]) -> MeshStatus:
+        """Return the first state that is wanted."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            if self._data and wanted(MeshStatus.of(self._data)):
+                return MeshStatus.of(self._data)
+            self._data = apply(self._data, self._changes.get(timeout=max(0.1, deadline - time.monotonic())))
+            self._feed.taken()
+
+    def close(self) -> None:
+        self._feed.close()
+
+
+@pytest.fixture
+def watcher(mesh: Mesh) -> Iterator[Watcher]:
+    found = Watcher(mesh)
+    yield found
+    found.close()
+
+
+def all_are(state: str) -> Callable[[MeshStatus], bool]:
+    return lambda status: all(r.state == state for r in status.ranks)
+
+
+def test_a_cell_is_seen_with_its_line_and_its_end(mesh: Mesh, watcher: Watcher) -> None:
+    watcher.until(all_are("idle"))
+    run = mesh.submit("import time\nprint('hello')\ntime.sleep(600)", number=5)
+    status = watcher.until(lambda s: all(r.line and r.last_line for r in s.ranks))
+    for rank in status.ranks:
+        assert (rank.state, rank.cell, rank.doing) == ("busy", run.n, f"cell #{run.n}")
+        assert rank.line == "In [5], line 3: time.sleep(600)"
+        assert rank.last_line == "hello"
+        assert abs(rank.since - time.time()) < PATIENCE_S
+    assert status.num_cells == 1
+    mesh.interrupt()
+    run.wait()
+    status = watcher.until(all_are("idle"))
+    assert {(r.doing, r.line, r.cell) for r in status.ranks} == {("", "", None)}
+
+
+def test_an_actors_call_is_seen_and_what_waits_behind_it(mesh: Mesh, watcher: Watcher, tmp_path: Path) -> None:
+    holder = mesh.spawn("holder", Holder)
+    file = tmp_path / "go"
+    pending = [holder.hold.call(str(file)) for _ in range(3)]
+    status = watcher.until(lambda s: all(r.line and r.num_queued == 2 for r in s.ranks))
+    for rank in status.ranks:
+        assert (rank.state, rank.doing, rank.cell) == ("busy", "Holder.hold", None)
+        assert "sample_actors.py, in hold, line" in rank.line
+    assert "busy with Holder.hold" in status.text()
+    file.touch()
+    for each in pending:
+        each.get(PATIENCE_S)
+    watcher.until(all_are("idle"))
+    holder.stop().get(PATIENCE_S)
+
+
+def test_a_collective_that_waits_is_named(mesh: Mesh, watcher: Watcher, tmp_path: Path) -> None:
+    mesh.run(
+        f"import torch, torch.distributed as dist\n"
+        f"dist.init_process_group('gloo', init_method='file://{tmp_path}/store', rank=rank, world_size=world_size)\n"
+        f"dist.all_reduce(torch.ones(1))"
+    )
+    run = mesh.submit("if rank != 3: dist.all_reduce(torch.ones(2, 3))\nelse:\n    import time\n    time.sleep(600)")
+    status = watcher.until(lambda s: all(r.collective for r in s.ranks if r.rank != 3) and bool(s.ranks[3].line))
+    waiting = status.ranks[0].collective
+    assert waiting is not None
+    assert (waiting.name, waiting.shape, waiting.dtype) == ("all_reduce", (2, 3), "float32")
+    assert len({r.collective.sequence for r in status.ranks if r.collective}) == 1
+    assert status.ranks[3].collective is None and "time.sleep(600)" in status.ranks[3].line
+    assert "in all_reduce" in status.text()
+    mesh.interrupt()
+    run.wait()
+
+
+def test_memory_and_cpu_are_measured(mesh: Mesh, watcher: Watcher) -> None:
+    mesh.run("import torch\nkept = torch.ones(64 << 20, dtype=torch.uint8)", "1")
+    status = mesh.status()
+    sizes = [r.memory_bytes for r in status.ranks]
+    assert all(size is not None for size in sizes)
+    assert (sizes[1] or 0) - (sizes[0] or 0) > 50 << 20
+    run = mesh.submit("while True: pass", "0")
+    watcher.until(lambda s: (s.ranks[0].cpu_percent or 0) > 20 and s.hosts[0].cpu_percent is not None)
+    mesh.interrupt()
+    run.wait()
+    mesh.run("del kept", "1")
+    host = mesh.status().hosts[0]
+    assert host.memory_used_bytes and host.memory_total_bytes and host.memory_used_bytes < host.memory_total_bytes
+
+
+def test_a_dead_rank_says_why_and_lives_again(mesh: Mesh, watcher: Watcher, unhandled: list[Any]) -> None:
+    pid = watcher.until(all_are("idle")).ranks[2].pid
+    os.kill(pid, signal.SIGKILL)
+    lost = watcher.until(lambda s: s.ranks[2].state == "lost")
+    assert "killed by SIGKILL" in lost.ranks[2].reason
+    assert lost.ranks_by_state() == {"idle": "0-1,3", "lost": "2"}
+    assert (lost.health, lost.ranks[2].memory_bytes) == ("trouble", None)
+    mesh.heal()
+    healed = watcher.until(all_are("idle"))
+    assert healed.ranks[2].pid != pid and healed.ranks[2].reason == ""
+
+
+def test_a_resize_is_told_as_a_whole(mesh: Mesh, watcher: Watcher) -> None:
+    watcher.until(all_are("idle"))
+    size = mesh.sizes["gpus"]
+    mesh.resize(gpus=size + 1)
+    watcher.until(lambda s: dict(s.sizes)["gpus"] == size + 1 and all(r.state == "idle" for r in s.ranks))
+    mesh.resize(gpus=size)
+    watcher.until(lambda s: dict(s.sizes)["gpus"] == size and len(s.ranks) == 4)
+
+
+def test_one_who_looks_on_is_no_client_and_holds_no_lease(mesh: Mesh) -> None:
+    other = meshes.attach(mesh.name, listens=False, observes=True)
+    status = other.status()
+    assert len(status.clients) == 1
+    assert mesh._session.request("get_name", name="mesh")  # the mesh answers both
+    other._session.close()
+
+
+def test_rows_are_what_the_dataclasses_say(mesh: Mesh) -> None:
+    rows = mesh._session.request("snapshot", group=mesh._group)["ranks"]
+    assert all(set(row) == set(RankStatus.__dataclass_fields__) for row in rows)
