@@ -85,13 +85,15 @@ def read_sizes(value: Any, field: str) -> dict[str, int]:
     return found
 
 
-def read_text(body: Mapping[str, Any], field: str, default: str) -> str:
+def read_text(body: Mapping[str, Any], field: str, default: str, *, empty_is_default: bool = False) -> str:
     """Return a field that is text.
 
     Raises:
         BadBody: if it isn't.
     """
     value = body.get(field, default)
+    if value == "" and empty_is_default:
+        return default
     if not isinstance(value, str) or not value:
         raise BadBody(f"{field} must be text, not {value!r}")
     return value

@@ -149,7 +149,7 @@ class InterruptHandler(MeshHandler):
     @authorized
     async def post(self, name: str) -> None:
         """Interrupt ranks: {"ranks": "0-3"}; all, if left out."""
-        ranks = read_text(self.body(), "ranks", "all")
+        ranks = read_text(self.body(), "ranks", "all", empty_is_default=True)
         await self.on_mesh(name, lambda mesh: mesh.interrupt(ranks))
         self.answer({})
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +69,12 @@ class Lab:
         return f"http://127.0.0.1:{json.loads(file.read_text())['port']}/lab?token=T&reset"
 
     def close(self) -> None:
-        """End the server and its kernels."""
+        """End the server, its kernels, and meshes that a test that failed has left."""
         self._process.terminate()
         self._process.wait(60)
+        for file in Path(self.environment["JUPYTER_RUNTIME_DIR"]).glob("monarch_nb-*.json"):
+            with suppress(OSError):
+                os.kill(json.loads(file.read_text())["pid"], signal.SIGTERM)
 
 
 class Page:

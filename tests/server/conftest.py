@@ -8,6 +8,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
+from pytest_jupyter.jupyter_core import *  # noqa: F403 - the fixtures, for this folder only: one of them is automatic
+from pytest_jupyter.jupyter_server import *  # noqa: F403
+from pytest_jupyter.pytest_tornasync import *  # noqa: F403
 
 from monarch_nb import mesh as meshes
 from monarch_nb._client import session as sessions

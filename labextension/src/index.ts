@@ -1,0 +1,220 @@
+import {
+  ILabShell,
+  ILayoutRestorer,
+  type JupyterFrontEnd,
+  type JupyterFrontEndPlugin
+} from '@jupyterlab/application';
+import { ICommandPalette, WidgetTracker, type MainAreaWidget } from '@jupyterlab/apputils';
+import { INotebookTracker } from '@jupyterlab/notebook';
+import { IRenderMimeRegistry } from '@jupyterlab/rendermime';
+import { ISettingRegistry } from '@jupyterlab/settingregistry';
+import { IStatusBar } from '@jupyterlab/statusbar';
+import { ITranslator, nullTranslator } from '@jupyterlab/translation';
+import { UUID } from '@lumino/coreutils';
+import type { Widget } from '@lumino/widgets';
+import { Api, openSocket } from './api';
+import { addCommands } from './commands';
+import { createLogTab, type LogPane } from './logs';
+import { createMimeRenderer } from './mime';
+import { MeshesModel } from './model';
+import { MeshPanel } from './panel';
+import { IMeshService } from './service';
+import { DEFAULT_SETTINGS, type IMeshSettings } from './settings';
+import { MeshStatusItem } from './statusbar';
+import { Stream } from './stream';
+import { openTab } from './tabs';
+import { VERSION } from './version';
+import type { Translate } from './words';
+
+export { IMeshService } from './service';
+
+const PANEL_RANK = 900;
+const RENDERER_RANK = -20;
+
+/** The one connection of the page; it opens nothing before something is watched. */
+const service: JupyterFrontEndPlugin<IMeshService> = {
+  id: 'monarch-nb:service',
+  description: 'The connection to the meshes of this user.',
+  autoStart: true,
+  provides: IMeshService,
+  activate: (app: JupyterFrontEnd) => {
+    const { serverSettings } = app.serviceManager;
+    return { api: new Api(serverSettings), stream: new Stream(() => openSocket(serverSettings)) };
+  }
+};
+
+/** Meshes in outputs of notebooks. */
+const renderer: JupyterFrontEndPlugin<void> = {
+  id: 'monarch-nb:renderer',
+  description: 'Shows meshes in outputs.',
+  autoStart: true,
+  requires: [IRenderMimeRegistry, IMeshService],
+  optional: [INotebookTracker],
+  activate: (
+    _app: JupyterFrontEnd,
+    registry: IRenderMimeRegistry,
+    { stream, api }: IMeshService,
+    notebooks: INotebookTracker | null
+  ) => {
+    const findRenderMime = (node: HTMLElement) =>
+      notebooks?.find(panel => panel.node.contains(node))?.content.rendermime ?? null;
+    registry.addFactory(createMimeRenderer(stream, api, { findRenderMime }), RENDERER_RANK);
+  }
+};
+
+/** The panel, the commands, the logs and the status bar. */
+const plugin: JupyterFrontEndPlugin<void> = {
+  id: 'monarch-nb:plugin',
+  description: 'Meshes of ranks: a panel, logs, a line in the status bar, and commands.',
+  autoStart: true,
+  requires: [IMeshService],
+  optional: [
+    ILabShell,
+    ICommandPalette,
+    IStatusBar,
+    ILayoutRestorer,
+    INotebookTracker,
+    ISettingRegistry,
+    ITranslator
+  ],
+  activate: (
+    app: JupyterFrontEnd,
+    service: IMeshService,
+    labShell: ILabShell | null,
+    palette: ICommandPalette | null,
+    statusBar: IStatusBar | null,
+    restorer: ILayoutRestorer | null,
+    notebooks: INotebookTracker | null,
+    registry: ISettingRegistry | null,
+    translator: ITranslator | null
+  ) => {
+    const trans = (translator ?? nullTranslator).load('monarch_nb');
+    const translate: Translate = (text, ...args) => trans.__(text, ...args);
+    const model = new MeshesModel(service.stream);
+    let settings = DEFAULT_SETTINGS;
+
+    const open = (tab: Widget) => openTab(app, tab, labShell !== null);
+    const logs = addLogs(app, restorer, open, (key, mesh, ranks) =>
+      createLogTab({ key, mesh, ranks, service, translate, pageSize: () => settings.logLines })
+    );
+
+    const panel = new MeshPanel({
+      model,
+      api: service.api,
+      version: VERSION,
+      translate,
+      run: (command, args) => app.commands.execute(command, args as never)
+    });
+    app.shell.add(panel, settings.panelArea, { rank: PANEL_RANK, type: 'Mesh' });
+    restorer?.add(panel, panel.id);
+    const openPanel = () => app.shell.activateById(panel.id);
+
+    addCommands({
+      app,
+      api: service.api,
+      model,
+      translate,
+      palette,
+      notebooks,
+      openPanel,
+      openLogs: logs,
+      openTab: open
+    });
+    const item = addStatusItem(statusBar, model, translate, openPanel);
+
+    const apply = (next: IMeshSettings) => {
+      if (next.panelArea !== settings.panelArea) {
+        app.shell.add(panel, next.panelArea, { rank: PANEL_RANK, type: 'Mesh' });
+      }
+      settings = next;
+      model.openByDefault = next.openMeshesByDefault;
+      if (item) {
+        item.isEnabled = next.showStatusBar;
+      }
+    };
+    followSettings(registry, apply);
+  }
+};
+
+/** Read the settings, now and whenever they change; without them the defaults hold. */
+function followSettings(registry: ISettingRegistry | null, apply: (settings: IMeshSettings) => void): void {
+  if (!registry) {
+    apply(DEFAULT_SETTINGS);
+    return;
+  }
+  registry.load(plugin.id).then(
+    loaded => {
+      const read = () => apply({ ...DEFAULT_SETTINGS, ...(loaded.composite as Partial<IMeshSettings>) });
+      loaded.changed.connect(read);
+      read();
+    },
+    () => apply(DEFAULT_SETTINGS)
+  );
+}
+
+function addStatusItem(
+  statusBar: IStatusBar | null,
+  model: MeshesModel,
+  translate: Translate,
+  open: () => void
+): MeshStatusItem | null {
+  if (!statusBar) {
+    return null;
+  }
+  const item = new MeshStatusItem(model, translate, open);
+  statusBar.registerStatusItem('monarch-nb:status', {
+    item,
+    align: 'left',
+    rank: PANEL_RANK,
+    isActive: () => item.isActive,
+    activeStateChanged: item.activeStateChanged
+  });
+  return item;
+}
+
+type LogTab = MainAreaWidget<LogPane>;
+
+/** Keep track of the tabs with logs, so that a reload of the page brings them back; returns how to open one. */
+function addLogs(
+  app: JupyterFrontEnd,
+  restorer: ILayoutRestorer | null,
+  openTab: (tab: Widget) => void,
+  create: (key: string, mesh: string, ranks: string) => LogTab
+): (mesh: string, ranks: string) => void {
+  const tracker = new WidgetTracker<LogTab>({ namespace: 'monarch-nb-logs' });
+  const open = (key: string, mesh: string, ranks: string) => {
+    const tab = create(key, mesh, ranks);
+    void tracker.add(tab);
+    // Its title says which ranks it shows.
+    tab.title.changed.connect(() => void tracker.save(tab));
+    openTab(tab);
+  };
+  // The mesh may be gone by the next reload; the tab then says so, where the command would refuse.
+  app.commands.addCommand('monarch-nb:restore-logs', {
+    label: 'Restore Logs of a Mesh',
+    describedBy: { args: RESTORE_ARGUMENTS },
+    execute: args => open(String(args.key), String(args.mesh), String(args.ranks))
+  });
+  void restorer?.restore(tracker, {
+    command: 'monarch-nb:restore-logs',
+    args: ({ content }) => ({ key: content.key, mesh: content.mesh, ranks: content.model.ranks }),
+    // The layout isn't saved when a name changes, so the name must not tell the ranks.
+    name: ({ content }) => content.key
+  });
+  return (mesh, ranks) => {
+    const same = tracker.find(({ content }) => content.mesh === mesh && content.model.ranks === ranks);
+    if (same) {
+      app.shell.activateById(same.id);
+    } else {
+      open(UUID.uuid4(), mesh, ranks);
+    }
+  };
+}
+
+const RESTORE_ARGUMENTS = {
+  type: 'object',
+  required: ['key', 'mesh', 'ranks'],
+  properties: { key: { type: 'string' }, mesh: { type: 'string' }, ranks: { type: 'string' } }
+};
+
+export default [service, renderer, plugin];

@@ -1,0 +1,36 @@
+import * as React from 'react';
+
+/** Something that says when it has changed. */
+export abstract class Notifier {
+  private readonly _listeners = new Set<() => void>();
+  private _version = 0;
+
+  /** How often it has changed. */
+  get version(): number {
+    return this._version;
+  }
+
+  /** Call `listener` after each change; returns how to stop. */
+  readonly on = (listener: () => void): (() => void) => {
+    this._listeners.add(listener);
+    return () => {
+      this._listeners.delete(listener);
+    };
+  };
+
+  protected changed(): void {
+    this._version += 1;
+    [...this._listeners].forEach(listener => listener());
+  }
+}
+
+/** Render again whenever `notifier` changes. */
+export function useNotifier(notifier: Notifier): void {
+  React.useSyncExternalStore(notifier.on, () => notifier.version);
+}
+
+/** Render again whenever something calls back; for sources that have no version of their own. */
+export function useChanges(on: (listener: () => void) => () => void): void {
+  const [, setCount] = React.useState(0);
+  React.useEffect(() => on(() => setCount(count => count + 1)), [on]);
+}

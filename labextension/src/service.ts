@@ -1,0 +1,14 @@
+import { Token } from '@lumino/coreutils';
+import type { Api } from './api';
+import type { Stream } from './stream';
+
+/** The one connection of a page to the server extension; nothing is opened before something is watched. */
+export interface IMeshService {
+  readonly api: Api;
+  readonly stream: Stream;
+}
+
+export const IMeshService = new Token<IMeshService>(
+  'monarch-nb:IMeshService',
+  'The connection to the meshes of this user, shared by all that shows them.'
+);

@@ -1,0 +1,149 @@
+import type { IMeshStatus, IMeshSummary, IRank, RankState } from './protocol';
+
+/** Translates a sentence; %1, %2 ... stand for the arguments, as in JupyterLab's `trans.__`. */
+export type Translate = (text: string, ...args: (string | number)[]) => string;
+
+/** Translates nothing; only puts the arguments in. */
+export const untranslated: Translate = (text, ...args) =>
+  text.replace(/%(\d)/g, (whole, digit: string) => String(args[Number(digit) - 1] ?? whole));
+
+/** Shown where a number isn't known. */
+export const UNKNOWN = 'n/a';
+
+/** Every state, from the usual to the worst: the order in which they are counted up. */
+export const STATES: readonly RankState[] = [
+  'idle',
+  'busy',
+  'debugging',
+  'starting',
+  'stopping',
+  'stopped',
+  'unresponsive',
+  'lost'
+];
+
+const TROUBLE: ReadonlySet<string> = new Set(['lost', 'unresponsive', 'stopped']);
+const BUSY: ReadonlySet<string> = new Set(['busy', 'debugging']);
+
+/** Return a size as people write it: "1.31 GB". */
+export function bytes(n: number | null): string {
+  if (n === null) {
+    return UNKNOWN;
+  }
+  const units = ['B', 'kB', 'MB', 'GB', 'TB'];
+  let size = n;
+  let unit = 0;
+  // 999.6 would be written as 1000, so it's already one of the next unit.
+  while (size >= 999.5 && unit < units.length - 1) {
+    size /= 1000;
+    unit += 1;
+  }
+  return `${threeDigits(size)} ${units[unit]}`;
+}
+
+/** Return a duration as people write it: "12 s", "5 min", "3 h". */
+export function duration(seconds: number): string {
+  const rest = Math.max(0, seconds);
+  for (const [size, unit] of [
+    [86400, 'd'],
+    [3600, 'h'],
+    [60, 'min']
+  ] as const) {
+    if (rest >= 2 * size || (rest >= size && rest % size === 0)) {
+      return `${Math.floor(rest / size)} ${unit}`;
+    }
+  }
+  return `${Math.floor(rest)} s`;
+}
+
+/** Return a share per cent: "63%". */
+export function percent(share: number | null): string {
+  return share === null ? UNKNOWN : `${Math.round(share)}%`;
+}
+
+/** Return the time of day, of a time in seconds since the epoch; with the day if that isn't today. */
+export function clock(when: number, now: number = Date.now() / 1000): string {
+  const date = new Date(when * 1000);
+  const time = date.toLocaleTimeString([], { hour: '2-digit', minute: '2-digit', second: '2-digit' });
+  const isToday = date.toDateString() === new Date(now * 1000).toDateString();
+  return isToday
+    ? time
+    : `${date.toLocaleDateString([], { day: 'numeric', month: 'short', year: 'numeric' })} ${time}`;
+}
+
+/** Return ranks as a set: "0-3,7". */
+export function rankSet(ranks: number[]): string {
+  const sorted = [...new Set(ranks)].sort((a, b) => a - b);
+  const parts: string[] = [];
+  for (let i = 0; i < sorted.length; i++) {
+    const first = sorted[i];
+    while (sorted[i + 1] === sorted[i] + 1) {
+      i += 1;
+    }
+    parts.push(first === sorted[i] ? `${first}` : `${first}-${sorted[i]}`);
+  }
+  return parts.join(',');
+}
+
+/** Return how many are in each state: "6 idle, 1 busy, 1 lost". */
+export function tally(states: IMeshSummary['states'], t: Translate = untranslated): string {
+  const known = STATES.filter(state => states[state]);
+  const others = Object.keys(states).filter(state => states[state] && !known.includes(state as RankState));
+  return [...known, ...others].map(state => `${states[state]} ${stateWord(state, t)}`).join(', ');
+}
+
+/** Return how many ranks are in each state. */
+export function countStates(ranks: readonly IRank[]): IMeshSummary['states'] {
+  const states: IMeshSummary['states'] = {};
+  for (const { state } of ranks) {
+    states[state] = (states[state] ?? 0) + 1;
+  }
+  return states;
+}
+
+/** Return the dimensions: "hosts=2, gpus=4". */
+export function shapeText(sizes: [string, number][]): string {
+  return sizes.map(([name, size]) => `${name}=${size}`).join(', ');
+}
+
+/** Return how a mesh does, in one word. */
+export function health(status: IMeshStatus): 'ok' | 'busy' | 'trouble' {
+  if (
+    status.ranks.some(rank => TROUBLE.has(rank.state)) ||
+    status.hosts.some(host => host.state === 'lost')
+  ) {
+    return 'trouble';
+  }
+  return status.ranks.some(rank => BUSY.has(rank.state)) ? 'busy' : 'ok';
+}
+
+/** Return a state of a rank or host in the reader's language. */
+export function stateWord(state: string, t: Translate = untranslated): string {
+  return WORDS[state]?.(t) ?? state;
+}
+
+/** Return a rank with its state, and why: "rank 3, lost: killed by SIGKILL"; what it does: "rank 3, busy: cell #17". */
+export function rankText(rank: IRank, t: Translate = untranslated): string {
+  const text = t('rank %1, %2', rank.rank, stateWord(rank.state, t));
+  const more = rank.reason || rank.doing;
+  return more ? `${text}: ${more}` : text;
+}
+
+/** Each literal stands in a call, so that translators' tools find it. */
+const WORDS: { [state: string]: ((t: Translate) => string) | undefined } = {
+  starting: t => t('starting'),
+  idle: t => t('idle'),
+  busy: t => t('busy'),
+  debugging: t => t('debugging'),
+  unresponsive: t => t('unresponsive'),
+  stopping: t => t('stopping'),
+  stopped: t => t('stopped'),
+  lost: t => t('lost'),
+  expected: t => t('expected'),
+  up: t => t('up'),
+  leaving: t => t('leaving')
+};
+
+function threeDigits(size: number): string {
+  return String(Number(size.toPrecision(3)));
+}

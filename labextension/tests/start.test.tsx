@@ -1,0 +1,110 @@
+import * as React from 'react';
+import { act } from 'react';
+import { expect, test, vi } from 'vitest';
+import { ApiError } from '../src/errors';
+import type { IMeshSummary } from '../src/protocol';
+import { parseSizes } from '../src/sizes';
+import { EMPTY_DRAFT, findProblems, requestOf } from '../src/start';
+import { StartForm } from '../src/startform';
+import { summary } from './meshes';
+import { show, submit, type } from './react';
+
+const draft = (changes: object) => ({ ...EMPTY_DRAFT, ...changes });
+
+test('the empty form is good as it is', () => {
+  expect(findProblems(EMPTY_DRAFT)).toEqual({});
+  expect(requestOf(EMPTY_DRAFT)).toEqual({
+    name: 'mesh',
+    dims: [],
+    num_hosts: 0,
+    job: 'local',
+    idle_timeout: '8h'
+  });
+});
+
+test('what was typed becomes a request', () => {
+  const typed = draft({
+    name: ' demo ',
+    dimension: 'gpus',
+    size: '4',
+    job: 'process',
+    hosts: '2',
+    idleTimeout: '30m'
+  });
+  expect(findProblems(typed)).toEqual({});
+  expect(requestOf(typed)).toEqual({
+    name: 'demo',
+    dims: [['gpus', 4]],
+    num_hosts: 2,
+    job: 'process',
+    idle_timeout: '30m'
+  });
+});
+
+test.each([
+  [{ name: '' }, 'name'],
+  [{ name: '2nd' }, 'name'],
+  [{ name: 'über' }, 'name'],
+  [{ name: 'taken' }, 'name'],
+  [{ size: '4' }, 'dimension'],
+  [{ dimension: 'hosts', size: '2' }, 'dimension'],
+  [{ dimension: 'gpus' }, 'size'],
+  [{ dimension: 'gpus', size: '0' }, 'size'],
+  [{ dimension: 'gpus', size: '2.5' }, 'size'],
+  [{ job: 'process' }, 'hosts'],
+  [{ idleTimeout: 'soon' }, 'idleTimeout'],
+  [{ idleTimeout: '0h' }, 'idleTimeout']
+])('%j has a problem with %s', (changes, field) => {
+  expect(Object.keys(findProblems(draft(changes), ['taken']))).toEqual([field]);
+});
+
+test('hosts of a local job are of no matter', () => {
+  expect(findProblems(draft({ hosts: 'many' }))).toEqual({});
+});
+
+test('a form with problems is not sent, and says them at the fields', async () => {
+  const start = vi.fn();
+  const node = await show(<StartForm taken={[]} start={start} onStarted={vi.fn()} />);
+  await type(node, 'input[name=size]', '4');
+  await submit(node);
+  expect(start).not.toHaveBeenCalled();
+  const input = node.querySelector('input[name=dimension]');
+  expect(input?.getAttribute('aria-invalid')).toBe('true');
+  expect(document.getElementById(input?.getAttribute('aria-describedby') ?? '')?.textContent).toContain(
+    'gpus'
+  );
+});
+
+test('it is busy while the mesh starts, and then says which has started', async () => {
+  let finish: (mesh: IMeshSummary) => void = () => undefined;
+  const start = vi.fn(() => new Promise<IMeshSummary>(resolve => (finish = resolve)));
+  const onStarted = vi.fn();
+  const node = await show(<StartForm taken={['mesh']} start={start} onStarted={onStarted} />);
+  expect(node.querySelector<HTMLInputElement>('input[name=name]')?.value).toBe('mesh2');
+  await submit(node);
+  await submit(node);
+  expect(start).toHaveBeenCalledTimes(1);
+  expect(node.querySelector('form')?.getAttribute('aria-busy')).toBe('true');
+  expect(node.querySelector('fieldset')?.disabled).toBe(true);
+  await act(async () => finish(summary({ idle: 4 }, { name: 'mesh2' })));
+  expect(onStarted).toHaveBeenCalledWith('mesh2');
+  expect(node.querySelector('fieldset')?.disabled).toBe(false);
+});
+
+test('what the server says stands below the form', async () => {
+  const start = () => Promise.reject(new ApiError(400, 'there are only 4 GPUs'));
+  const node = await show(<StartForm taken={[]} start={start} onStarted={vi.fn()} />);
+  await submit(node);
+  expect(node.querySelector('[role=alert]')?.textContent).toBe('there are only 4 GPUs');
+  expect(node.querySelector('fieldset')?.disabled).toBe(false);
+});
+
+test('dimensions are read as people write them', () => {
+  expect(parseSizes('hosts=2, gpus=4')).toEqual([
+    ['hosts', 2],
+    ['gpus', 4]
+  ]);
+  expect(parseSizes('gpus')).toBeNull();
+  expect(parseSizes('gpus=0')).toBeNull();
+  expect(parseSizes('')).toBeNull();
+});

@@ -1,0 +1,52 @@
+import { describe, expect, it } from 'vitest';
+import { bytes, duration, health, rankSet, rankText, shapeText, tally, untranslated } from '../src/words';
+import { host, rank, status } from './fakes';
+
+describe('words', () => {
+  it.each([
+    [null, 'n/a'],
+    [0, '0 B'],
+    [999.7, '1 kB'],
+    [1_310_000_000, '1.31 GB'],
+    [88e9, '88 GB'],
+    [2.5e15, '2500 TB']
+  ])('writes %s bytes as %s', (n, text) => expect(bytes(n)).toBe(text));
+
+  it.each([
+    [-3, '0 s'],
+    [12.9, '12 s'],
+    [90, '90 s'],
+    [60, '1 min'],
+    [300, '5 min'],
+    [28800, '8 h'],
+    [3 * 86400, '3 d']
+  ])('writes %s seconds as %s', (seconds, text) => expect(duration(seconds)).toBe(text));
+
+  it.each([
+    [[], ''],
+    [[3], '3'],
+    [[7, 0, 1, 2, 3, 3], '0-3,7']
+  ])('writes ranks %j as %j', (ranks, text) => expect(rankSet(ranks)).toBe(text));
+
+  it('counts up from the usual to the worst', () => {
+    expect(tally({ lost: 1, idle: 6, busy: 1, stopped: 0, odd: 2 })).toBe('6 idle, 1 busy, 1 lost, 2 odd');
+  });
+
+  it('names dimensions, ranks and reasons', () => {
+    expect(shapeText([['hosts', 2], ['gpus', 4]])).toBe('hosts=2, gpus=4'); // prettier-ignore
+    expect(rankText(rank(3, { state: 'lost', reason: 'killed by SIGKILL' }))).toBe(
+      'rank 3, lost: killed by SIGKILL'
+    );
+    expect(untranslated('%2 of %1, %3', 'a', 5)).toBe('5 of a, %3');
+  });
+
+  it('says how a mesh does', () => {
+    const busy = rank(0, { state: 'busy' });
+    expect(health(status())).toBe('ok');
+    expect(health(status([['gpus', 1]], { ranks: [busy] }))).toBe('busy');
+    expect(health(status([['gpus', 2]], { ranks: [busy, rank(1, { state: 'unresponsive' })] }))).toBe(
+      'trouble'
+    );
+    expect(health(status(undefined, { hosts: [host(0, { state: 'lost' })] }))).toBe('trouble');
+  });
+});
