@@ -1,7 +1,7 @@
 import { element, setAttribute, setText } from './dom';
-import type { ICollective, IRank } from './protocol';
+import type { IRank } from './protocol';
 import type { MeshStore } from './store';
-import { bytes, clock, duration, percent, stateWord } from './words';
+import { bytes, clock, collectiveText, duration, percent, stateWord } from './words';
 import type { Translate } from './words';
 
 const TICK_MS = 1000;
@@ -92,7 +92,10 @@ export class CardDetails {
     this._put('state', rank.reason ? `${this._stateText(rank)}: ${rank.reason}` : this._stateText(rank));
     this._put('doing', rank.doing);
     this._put('line', rank.line);
-    this._put('collective', rank.collective ? this._collectiveText(rank.collective) : '');
+    this._put(
+      'collective',
+      rank.collective ? this._since(collectiveText(rank.collective), rank.collective.since) : ''
+    );
     const hostname = this._store.host(rank.host)?.hostname ?? t('host %1', rank.host);
     this._put('where', t('%1, pid %2', hostname, rank.pid));
     this._put('load', t('CPU %1, memory %2', percent(rank.cpu_percent), bytes(rank.memory_bytes)));
@@ -111,10 +114,6 @@ export class CardDetails {
 
   private _stateText(rank: IRank): string {
     return this._since(stateWord(rank.state, this._t), rank.since);
-  }
-
-  private _collectiveText({ name, sequence, since }: ICollective): string {
-    return this._since(sequence ? `${name} #${sequence}` : name, since);
   }
 
   private _since(what: string, when: number): string {

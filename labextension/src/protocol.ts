@@ -14,9 +14,12 @@ export type HostState = 'expected' | 'up' | 'leaving' | 'lost' | 'stopped';
 /** The operation that a rank's process group is in. */
 export interface ICollective {
   name: string;
-  /** How many of the group's operations have been entered, this one included. */
+  /** How many of the group's operations have been entered, this one included; 0: the backend doesn't count. */
   sequence: number;
   since: number;
+  /** Of its (first) tensor. */
+  shape: number[] | null;
+  dtype: string;
 }
 
 export interface IRank {
@@ -128,9 +131,12 @@ export interface ILogLine {
 /** A page of a rank's output, oldest line first. */
 export interface ILogPage {
   lines: ILogLine[];
-  /** Where the page before this one ends; null if there is none. */
+  /**
+   * Where the page before this one ends; null if there is none. A search looks through so much at a time: a page may be empty and still have
+   * a page before it.
+   */
   before: number | null;
-  /** Where this page ends. To follow from here, watch logs from this position. */
+  /** Where this page ends, a position of the same kind. To follow from here, watch logs from this position. */
   after: number;
 }
 
@@ -162,7 +168,7 @@ export type ServerMessage =
 //   POST   meshes                    IStartRequest   IMeshSummary; 201 once the ranks are up
 //   GET    meshes/NAME                               IMeshStatus
 //   DELETE meshes/NAME                               204
-//   POST   meshes/NAME/interrupt     {ranks?}        {}
+//   POST   meshes/NAME/interrupt     {ranks?}        {}; ranks are a rank set as in 0-3,7; empty: all, as everywhere
 //   POST   meshes/NAME/heal          {replay?}       {report: string}
 //   POST   meshes/NAME/resize        {sizes}         {report: string}
 //   GET    meshes/NAME/attach                        {code: string}: what to put into a cell

@@ -2,7 +2,7 @@ import * as React from 'react';
 import { Action, type Run } from './controls';
 import type { IMeshStatus, IRank } from './protocol';
 import { useTranslate } from './translate';
-import { bytes, duration, percent, stateWord, type Translate } from './words';
+import { bytes, collectiveText, duration, percent, stateWord, type Translate } from './words';
 
 export interface IRankDetailsProps {
   status: IMeshStatus;
@@ -49,7 +49,7 @@ function facts(status: IMeshStatus, rank: IRank, now: number, t: Translate): [st
     [t('Why'), rank.reason],
     [t('Doing'), rank.doing],
     [t('At'), rank.line],
-    [t('Collective'), collectiveText(rank, now, t)],
+    [t('Collective'), waitingText(rank, now, t)],
     [t('Waiting'), rank.num_queued ? String(rank.num_queued) : ''],
     [t('CPU'), rank.cpu_percent === null ? '' : percent(rank.cpu_percent)],
     [t('Memory'), [bytes(rank.memory_bytes), gpuMemory].filter(Boolean).join(', ')],
@@ -59,12 +59,10 @@ function facts(status: IMeshStatus, rank: IRank, now: number, t: Translate): [st
   return rows.filter(([, value]) => value);
 }
 
-function collectiveText({ collective }: IRank, now: number, t: Translate): string {
-  if (!collective) {
-    return '';
-  }
-  const seconds = duration(Math.max(0, now - collective.since));
-  return t('%1, number %2, for %3', collective.name, collective.sequence, seconds);
+function waitingText({ collective }: IRank, now: number, t: Translate): string {
+  return collective
+    ? t('%1, for %2', collectiveText(collective), duration(Math.max(0, now - collective.since)))
+    : '';
 }
 
 /** Return the time in seconds since the epoch, renewed every `interval` milliseconds. */

@@ -1,4 +1,4 @@
-import type { IMeshStatus, IMeshSummary, IRank, RankState } from './protocol';
+import type { ICollective, IMeshStatus, IMeshSummary, IRank, RankState } from './protocol';
 
 /** Translates a sentence; %1, %2 ... stand for the arguments, as in JupyterLab's `trans.__`. */
 export type Translate = (text: string, ...args: (string | number)[]) => string;
@@ -146,4 +146,11 @@ const WORDS: { [state: string]: ((t: Translate) => string) | undefined } = {
 
 function threeDigits(size: number): string {
   return String(Number(size.toPrecision(3)));
+}
+
+/** Return an operation in words: "all_reduce #41 float32[2, 3]". */
+export function collectiveText({ name, sequence, shape, dtype }: ICollective): string {
+  const number = sequence > 0 ? ` #${sequence}` : '';
+  const tensor = shape ? ` ${dtype}[${shape.join(', ')}]` : '';
+  return `${name}${number}${tensor}`;
 }

@@ -119,7 +119,7 @@ test('GPUs have their own bars, with memory and temperature', async () => {
 test('a selected rank shows its details, and its buttons act on it', async () => {
   const { node, say, tell, run } = await panel();
   await say(summary({ idle: 1, busy: 1 }));
-  const collective = { name: 'all_reduce', sequence: 12, since: 0 };
+  const collective = { name: 'all_reduce', sequence: 12, since: 0, shape: [2, 3], dtype: 'float32' };
   const busy = rank(1, {
     state: 'busy',
     doing: 'cell #17',
@@ -131,7 +131,7 @@ test('a selected rank shows its details, and its buttons act on it', async () =>
   await act(async () => node.querySelectorAll<HTMLElement>('[role=gridcell]')[1].click());
   const details = node.querySelector<HTMLElement>('.mnb-rank');
   expect(details?.textContent).toContain('In [3], line 4: loss.backward()');
-  expect(details?.textContent).toContain('all_reduce, number 12');
+  expect(details?.textContent).toContain('all_reduce #12 float32[2, 3]');
   await click(details as HTMLElement, 'Interrupt rank');
   expect(run).toHaveBeenCalledWith('monarch-nb:interrupt', { mesh: 'demo', ranks: '1' });
   await click(details as HTMLElement, 'Stack');

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 _UNINTERRUPTIBLE = ("run", "remake_group", "free_address", "set_environment")
 
 
+UNHEARD_S = 0.1
+"""After that long a signal that has reached no user code came too early."""
+
 _LABELS = {"run": b"cell", "execute": b"function"}
 
 
@@ -84,6 +87,10 @@ class Worker:
         Called in the reading thread.
         """
         self.cancelled.add(n)
+        # The signal may be on its way: a second one would hit what takes note of the first.
+        self.rank.office.reader.call_at(time.monotonic() + UNHEARD_S, lambda: self._repeat_interrupt(n))
+
+    def _repeat_interrupt(self, n: int) -> None:
         current = self.current
         if current is not None and current.name == b"run" and current.origin == n and not self._num_hits:
             signal.pthread_kill(self._ident, signal.SIGINT)

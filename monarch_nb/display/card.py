@@ -8,6 +8,7 @@ has changed and when it ends, so a saved notebook shows what was last.
 from __future__ import annotations
 
 import sys
+import time
 import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -54,7 +55,7 @@ class Card:
         bundle: dict[str, Any] = {
             "text/plain": status.text(),
             "text/html": card_html.render(status, self._ended),
-            MIME: {"snapshot": status.as_dict(), "ended": self._ended},
+            MIME: {"snapshot": status.as_dict(), "ended": self._ended, "when": round(time.time(), 3)},
         }
         if self._widget is not None:
             bundle[WIDGET_MIME] = {"version_major": 2, "version_minor": 0, "model_id": self._widget.model_id}

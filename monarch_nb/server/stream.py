@@ -268,6 +268,8 @@ class StreamHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
 
         def send(news: dict[str, Any]) -> None:
             self._write({**news, "id": number})
+            if news["type"] in ("gone", "error"):
+                self._watches.pop(number, None)
 
         try:
             watch = _make(meshes, send, message)
@@ -286,7 +288,6 @@ class StreamHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
             await watch.begin()
         except (MeshError, ValueError, LookupError) as error:
             watch.end("error", message=str(error))
-            self._watches.pop(number, None)
 
     def _drop(self, number: int) -> None:
         watch = self._watches.pop(number, None)

@@ -104,7 +104,7 @@ def test_status_bar_attach_and_resize(page: Page) -> None:
     panel.get_by_role("button", name="Attach", exact=True).click()
     page.page.locator(".jp-Notebook .cm-content", has_text="%mesh attach panelled").nth(2).wait_for()
     panel.get_by_role("button", name="Resize", exact=True).click()
-    panel.get_by_label("gpus").fill("3")
+    panel.get_by_role("textbox", name="gpus").fill("3")
     panel.locator("form").get_by_role("button", name="Resize").click()
     ranks_in(panel, "idle", 3)
 
@@ -112,7 +112,7 @@ def test_status_bar_attach_and_resize(page: Page) -> None:
 @pytest.mark.parametrize("theme", ["JupyterLab Dark", "JupyterLab Light"])
 def test_both_themes_and_a_narrow_panel(page: Page, pictures: Path, theme: str) -> None:
     page.page.evaluate("(theme) => jupyterapp.commands.execute('apputils:change-theme', {theme})", theme)
-    page.page.wait_for_function(f"document.body.dataset.jpThemeName === '{theme}'")
+    page.page.wait_for_function(f"document.body.dataset.jpThemeName === '{theme}' && !document.querySelector('#jupyterlab-splash')")
     page.page.set_viewport_size({"width": 620, "height": 900})
     panel = page.page.locator("#monarch-nb-panel")
     ranks_in(panel, "idle", 3)

@@ -20,7 +20,7 @@ PATIENCE_S = 60.0
 
 
 @pytest.fixture
-def jp_server_config(jp_server_config: Any) -> Any:
+def jp_server_config() -> Any:
     return {"ServerApp": {"jpserver_extensions": {"monarch_nb": True}}}
 
 
