@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,20 @@ _DIRECTORIES = (
     "IPYTHONDIR",
 )  # fmt: skip
 
+_OPTIONS = {
+    "lab": ["--LabApp.expose_app_in_browser=True", "--LabApp.extension_manager=readonly"],
+    "notebooks": ["--JupyterNotebookApp.expose_app_in_browser=True", "--LabServerApp.extension_manager=readonly"],
+}
 _OPEN = """async (path) => {
   await jupyterapp.started; await jupyterapp.restored;
   const w = await jupyterapp.commands.execute('docmanager:open', {path, factory: 'Notebook'});
+  await w.context.ready; await w.sessionContext.ready; await w.revealed;
+  await w.sessionContext.session.kernel.info;
+}"""
+_READY = """async (path) => {
+  await jupyterapp.started; await jupyterapp.restored;
+  while (!jupyterapp.shell.currentWidget?.context) await new Promise(f => setTimeout(f, 50));
+  const w = jupyterapp.shell.currentWidget;
   await w.context.ready; await w.sessionContext.ready; await w.revealed;
   await w.sessionContext.session.kernel.info;
 }"""
@@ -39,21 +51,25 @@ _OUTPUTS = """(n) => jupyterapp.shell.currentWidget.content.model.cells.get(n).o
 class Lab:
     """A server and the files it shows."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(
+        self, root: Path, python: str = sys.executable, *, app: str = "lab", path: str | None = None, without: Sequence[str] = ()
+    ) -> None:
+        """Start a server; `without` names what of ours is switched off: "server", "labextension"."""
         self.root = root
-        environment = {**os.environ, **{k: str(root / k.lower()) for k in _DIRECTORIES}}
+        self.app = app
+        environment = {**os.environ, "PATH": path or os.environ["PATH"], **{k: str(root / k.lower()) for k in _DIRECTORIES}}
         environment.pop("MONARCH_NB_LIVE", None)
         for key in _DIRECTORIES:
             os.makedirs(environment[key], exist_ok=True)
         quiet = Path(environment["JUPYTERLAB_SETTINGS_DIR"]) / "@jupyterlab" / "apputils-extension"
         quiet.mkdir(parents=True)
         (quiet / "notification.jupyterlab-settings").write_text('{"fetchNews": "false", "checkForUpdates": false}')
+        _switch_off(Path(environment["JUPYTER_CONFIG_DIR"]), without)
         with open(root / "server.log", "w") as log:
             self._process = subprocess.Popen(
                 [
-                    sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", "--ServerApp.port=0",
-                    "--IdentityProvider.token=T", f"--ServerApp.root_dir={root}", "--LabApp.expose_app_in_browser=True",
-                    "--LabApp.extension_manager=readonly",
+                    python, "-m", "jupyterlab" if app == "lab" else "notebook", "--no-browser", "--allow-root", "--ip=127.0.0.1", "--ServerApp.port=0",
+                    "--IdentityProvider.token=T", f"--ServerApp.root_dir={root}", *_OPTIONS[app],
                 ],
                 env=environment, stdout=log, stderr=subprocess.STDOUT,
             )  # fmt: skip
@@ -66,7 +82,7 @@ class Lab:
             assert self._process.poll() is None, (self.root / "server.log").read_text()
             assert time.monotonic() < deadline, "JupyterLab did not start"
             time.sleep(0.05)
-        return f"http://127.0.0.1:{json.loads(file.read_text())['port']}/lab?token=T&reset"
+        return f"http://127.0.0.1:{json.loads(file.read_text())['port']}/{self.app}?token=T&reset"
 
     def close(self) -> None:
         """End the server, its kernels, and meshes that a test that failed has left."""
@@ -75,6 +91,15 @@ class Lab:
         for file in Path(self.environment["JUPYTER_RUNTIME_DIR"]).glob("monarch_nb-*.json"):
             with suppress(OSError):
                 os.kill(json.loads(file.read_text())["pid"], signal.SIGTERM)
+
+
+def _switch_off(config: Path, without: Sequence[str]) -> None:
+    """Write what `jupyter server extension disable` and `jupyter labextension disable` write."""
+    if "server" in without:
+        (config / "jupyter_server_config.json").write_text('{"ServerApp": {"jpserver_extensions": {"monarch_nb": false}}}')
+    if "labextension" in without:
+        (config / "labconfig").mkdir()
+        (config / "labconfig" / "page_config.json").write_text('{"disabledExtensions": {"monarch-nb": true}}')
 
 
 class Page:
@@ -90,9 +115,9 @@ class Page:
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.on("request", self._on_request)
         self.page.set_default_timeout(PATIENCE_MS)
-        self.page.goto(lab.url)
+        self.page.goto(lab.url.replace("/notebooks?", f"/notebooks/{name}?"))
         self.page.wait_for_function("window.jupyterapp && !document.querySelector('#jupyterlab-splash')")
-        self.page.evaluate(_OPEN, name)
+        self.page.evaluate(_OPEN if lab.app == "lab" else _READY, name)
 
     def _on_request(self, request: Any) -> None:
         if not request.url.startswith(("http://127.0.0.1", "ws://127.0.0.1", "data:", "blob:")):
