@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 from processes import PATIENCE_S, mesh_processes, wait_for_exit
 
+
 @pytest.fixture(scope="session", autouse=True)
 def nothing_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Fail if a process, socket directory or thread of ours outlives the tests."""
