@@ -45,8 +45,9 @@ $(VENV)/.node: $(VENV)/.ready
 	$(PY) -m pip install --quiet --disable-pip-version-check 'jupyter-builder>=1.2'
 	touch $@
 
+# Not `npm ci`: it refuses a lock file without the bundler's builds for other platforms, and not all registries have those.
 labextension/node_modules: labextension/package-lock.json $(VENV)/.node
-	cd labextension && npm ci --no-audit --no-fund
+	cd labextension && npm install --no-save --no-audit --no-fund
 	touch $@
 
 labextension: labextension/node_modules
