@@ -71,15 +71,28 @@ def _parser() -> argparse.ArgumentParser:
     for name, function, text in (
         ("interrupt", interrupt, "interrupt what runs on ranks"),
         ("stacks", stacks, "where ranks stand: their Python stacks, equal ones once"),
+        ("why", why, "why nothing moves: which ranks wait for what, and which one is the odd one"),
     ):
         command = commands.add_parser(name, help=text)
         command.add_argument("name", nargs="?")
         command.add_argument("--ranks", default="all")
+        if function is stacks:
+            command.add_argument("--native", action="store_true", help="frames of C code, too: needs py-spy, takes seconds")
         command.set_defaults(run=function)
+    command = commands.add_parser("diff-env", help="where ranks run with different versions, variables, code, settings")
+    command.add_argument("name", nargs="?")
+    command.add_argument("--ranks", default="all")
+    command.add_argument("--all", action="store_true", help="what is equal, too, and what is each rank's own")
+    command.set_defaults(run=diff_env)
     command = commands.add_parser("heal", help="put back what a mesh has lost")
     command.add_argument("name", nargs="?")
     command.add_argument("--replay", action="store_true", help="run the cells again, on the new ranks, that defined their state")
     command.set_defaults(run=heal)
+    command = commands.add_parser("debug", help="talk to ranks that stand at a breakpoint")
+    command.add_argument("name", nargs="?")
+    command.add_argument("--post-mortem", action="store_true", help="where ranks have failed; no breakpoint is needed")
+    command.add_argument("--ranks", default="all")
+    command.set_defaults(run=debug)
     command = commands.add_parser("install-kernel", help='install the kernelspec "Python 3 (mesh)"')
     command.add_argument("--prefix", default=sys.prefix, help="where to; by default this environment")
     command.set_defaults(run=install_kernel)
@@ -200,7 +213,36 @@ def stacks(arguments: argparse.Namespace) -> None:
     """Print where ranks stand."""
     from monarch_nb.stacks import stacks_text
 
-    print(stacks_text(_attach(arguments.name).stacks(arguments.ranks)))
+    print(stacks_text(_attach(arguments.name).stacks(arguments.ranks, native=arguments.native)))
+
+
+def why(arguments: argparse.Namespace) -> None:
+    """Print why nothing moves."""
+    print(_attach(arguments.name, observes=True).why(arguments.ranks).text())
+
+
+def diff_env(arguments: argparse.Namespace) -> int:
+    """Print where ranks run with different things; the status is 1 if they do."""
+    found = _attach(arguments.name).diff_env(arguments.ranks, shows_all=arguments.all)
+    print(found.text())
+    return 1 if found else 0
+
+
+def debug(arguments: argparse.Namespace) -> None:
+    """Show the debugger's prompt in this terminal; Ctrl-D leaves it, and the ranks where they are."""
+    from monarch_nb.debug import Prompt
+
+    mesh = _attach(arguments.name)
+    debugger = mesh.debugger()
+    feed = debugger.watch(lambda _stops: None)
+    if arguments.post_mortem:
+        debugger.post_mortem(arguments.ranks)
+    if not debugger.stops():
+        print(f"no rank of mesh {mesh.name!r} stands at a breakpoint")
+        return
+    with suppress(KeyboardInterrupt):
+        Prompt(mesh, input, lambda text: print(text, flush=True)).run()
+    feed.close()
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from monarch_nb._shape import name_ranks
+from monarch_nb._shape import format_ranks, name_ranks
 
 MAIN = "MainThread"
-_FRAME = re.compile(r'  File "([^"]+)", line (\d+), in (.+)')
+_FRAME = re.compile(r'  File "([^"]+)", (?:line (\d+), )?in (.+)')
 _START = re.compile(r'\A\s*File "<string>", line 1, in <module>\n')
 """How the program that became a rank was started; below it, `<string>` is code that the user has exec'ed."""
 _OURS = ("/monarch_nb/_", "/IPython/", "<frozen ", "/lib/python3", "monarch_nb-keeper")
+_ALWAYS_OURS = re.compile(r'  File "[^"]*/monarch_nb/(_|actor/|mesh/)')
+"""Left out below the user's frames, too: how a call's answer is waited for tells nothing."""
 
 
 def innermost(found: Mapping[str, Any]) -> str:
@@ -21,15 +23,22 @@ def innermost(found: Mapping[str, Any]) -> str:
         return str(found["process"])
     stacks = found.get("stacks")
     if not stacks:
-        return "does not answer: its threads can't run Python just now"
+        return _no_answer(found)
     frames = _FRAME.findall(_START.sub("", stacks.get(MAIN, "")))
     own = [f for f in frames if not any(part in f[0] for part in _OURS)]
     if not own and (not frames or any(function == "take" for _, _, function in frames)):
         return "is idle"  # it waits for mail
     own = own or frames[-1:]
     file, line, function = own[-1]
+    if not line:
+        return f"is in {function} ({_place(file)})"  # C code
     text = _line_after(stacks[MAIN], file, line)
     return f"is at {_place(file)}, line {line}, in {function}{': ' + text if text else ''}"
+
+
+def _no_answer(found: Mapping[str, Any]) -> str:
+    why = f" ({found['missing']})" if found.get("missing") else ""
+    return f"does not answer: its threads can't run Python just now{why}"
 
 
 def _line_after(stack: str, file: str, line: str) -> str:
@@ -47,33 +56,58 @@ def _place(file: str) -> str:
 
 def user_part(stack: str) -> str:
     """Return a thread's stack from the user's first frame on; all of it if there's none."""
-    blocks = re.split(r"(?m)^(?=  File )", _START.sub("", stack))
+    blocks = re.split(r"(?m)^(?=  File )", stack)
     blocks = [b for b in blocks if b.strip()]
     for i, block in enumerate(blocks):
         match = _FRAME.match(block)
-        if match and not any(part in match[1] for part in _OURS):
-            return "".join(re.sub(r'File "[^"]*ipython-input-(\d+)-[^"]*"', r"In[\1]", b) for b in blocks[i:])
+        is_python = match is not None and match[2] is not None and match[1].endswith((".py", ">"))
+        if match and is_python and not _is_start(block) and not any(part in match[1] for part in _OURS):
+            shown = [b for n, b in enumerate(blocks[i:]) if not n or not _ALWAYS_OURS.match(b)]
+            return "".join(re.sub(r'File "[^"]*ipython-input-(\d+)-[^"]*"', r"In[\1]", b) for b in shown)
     return ""
 
 
+def _is_start(block: str) -> bool:
+    return _START.match(block) is not None
+
+
 def stacks_text(found: Mapping[int, Mapping[str, Any]]) -> str:
-    """Return the stacks of ranks, equal ones once, those with user code first.
+    """Return the stacks of ranks, equal ones once, and how they were found.
 
     Args:
-        found: by rank: "stacks" by thread name, or None if the rank didn't answer; "process": what the kernel says.
+        found: what `Mesh.stacks` returns.
+
+    Example:
+        >>> stack = '  File "<ipython-input-5-ab>", line 7, in <module>\\n    train()\\n'
+        >>> print(stacks_text({rank: {"stacks": {"MainThread": stack}, "how": "asked"} for rank in (0, 1)}))
+        ranks 0-1 (asked): cell or function
+          In[5], line 7, in <module>
+            train()
     """
     folded: dict[str, list[int]] = {}
     for rank, each in sorted(found.items()):
         folded.setdefault(_rank_text(each), []).append(rank)
-    blocks = [f"{name_ranks(ranks)}: {text}" for text, ranks in folded.items()]
-    return "\n".join(blocks)
+    return "\n".join(f"{name_ranks(ranks)}{_how(ranks, found)}: {text}" for text, ranks in folded.items())
+
+
+def _how(ranks: Sequence[int], found: Mapping[int, Mapping[str, Any]]) -> str:
+    """Return how stacks were found, with the ranks if that differs: " (0-2: asked, 3: faulthandler)"."""
+    ways: dict[str, list[int]] = {}
+    for rank in ranks:
+        if found[rank].get("how"):
+            ways.setdefault(found[rank]["how"], []).append(rank)
+    if len(ways) < 2:
+        return "".join(f" ({how})" for how in ways)
+    return f" ({', '.join(f'{format_ranks(those)}: {how}' for how, those in ways.items())})"
 
 
 def _rank_text(found: Mapping[str, Any]) -> str:
     stacks = found.get("stacks")
     lines = [str(found["process"])] if found.get("process") else []
     if stacks is None:
-        return "\n".join(lines or ["does not answer: its threads can't run Python just now"])
+        return "\n".join([*lines, _no_answer(found)] if found.get("missing") or not lines else lines)
+    if found.get("missing"):
+        lines.append(str(found["missing"]))
     for name, stack in sorted(stacks.items(), key=lambda item: item[0] != MAIN):
         part = user_part(stack)
         if part:

@@ -1,7 +1,7 @@
 import { URLExt } from '@jupyterlab/coreutils';
 import { ServerConnection } from '@jupyterlab/services';
 import { ApiError, messageOf } from './errors';
-import type { IEntry, ILogPage, IMeshSummary, IStartRequest } from './protocol';
+import type { IDebugAnswers, IEntry, ILogPage, IMeshSummary, IStartRequest } from './protocol';
 
 export { ApiError } from './errors';
 
@@ -64,6 +64,11 @@ export class Api {
 
   journal(mesh: string, limit: number): Promise<IEntry[]> {
     return this._get(address(mesh, 'journal'), { limit });
+  }
+
+  /** Have stops do what a line says; null: all of them. */
+  debug(mesh: string, ids: number[] | null, line: string): Promise<IDebugAnswers> {
+    return this._post(address(mesh, 'debug'), { ids, line });
   }
 
   private async _get<T>(path: string, query: Query = {}): Promise<T> {

@@ -24,6 +24,7 @@ export interface ICommandContext {
   notebooks: INotebookTracker | null;
   openPanel: () => void;
   openLogs: (mesh: string, ranks: string) => void;
+  openDebugger: (mesh: string) => void;
   openTab: (tab: Widget) => void;
 }
 
@@ -73,7 +74,7 @@ export function addCommands(context: ICommandContext): void {
 }
 
 function views(context: ICommandContext): ICommand[] {
-  const { api, model, translate: t, openPanel, openLogs, openTab } = context;
+  const { api, model, translate: t, openPanel, openLogs, openDebugger, openTab } = context;
   return [
     {
       id: 'open-panel',
@@ -107,6 +108,12 @@ function views(context: ICommandContext): ICommand[] {
           const show = (text: string) => React.createElement(Stacks, { text });
           openTab(createDocument(label, () => api.stacks(name, ranks), show, t));
         })
+    },
+    {
+      id: 'debug',
+      label: t('Debug a Mesh'),
+      caption: t('Where its ranks have stopped, with one prompt for all of them'),
+      execute: args => withMesh(context, args, async mesh => openDebugger(mesh.name))
     },
     {
       id: 'journal',
@@ -169,8 +176,8 @@ function cells(context: ICommandContext): ICommand[] {
         })
     },
     {
-      id: 'debug',
-      label: t('Debug the Mesh of the Notebook'),
+      id: 'debug-in-cell',
+      label: t('Debug the Mesh of the Notebook in a Cell'),
       caption: t('Run %mesh debug in a new cell of the current notebook'),
       execute: () => {
         if (!insertCell(notebooks, '%mesh debug', true)) {

@@ -14,6 +14,7 @@ import { UUID } from '@lumino/coreutils';
 import type { Widget } from '@lumino/widgets';
 import { Api, openSocket } from './api';
 import { addCommands } from './commands';
+import { createDebugTab, type DebugPane } from './debug';
 import { createLogTab, type LogPane } from './logs';
 import { createMimeRenderer } from './mime';
 import { MeshesModel } from './model';
@@ -98,6 +99,8 @@ const plugin: JupyterFrontEndPlugin<void> = {
       createLogTab({ key, mesh, ranks, service, translate, pageSize: () => settings.logLines })
     );
 
+    const openDebugger = addDebuggers(app, restorer, open, mesh => createDebugTab(mesh, service, translate));
+
     const panel = new MeshPanel({
       model,
       api: service.api,
@@ -118,6 +121,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
       notebooks,
       openPanel,
       openLogs: logs,
+      openDebugger,
       openTab: open
     });
     const item = addStatusItem(statusBar, model, translate, openPanel);
@@ -209,6 +213,40 @@ function addLogs(
       open(UUID.uuid4(), mesh, ranks);
     }
   };
+}
+
+type DebugTab = MainAreaWidget<DebugPane>;
+
+/** Keep track of the debuggers, one per mesh, so that a reload of the page brings them back; returns how to open one. */
+function addDebuggers(
+  app: JupyterFrontEnd,
+  restorer: ILayoutRestorer | null,
+  openTab: (tab: Widget) => void,
+  create: (mesh: string) => DebugTab
+): (mesh: string) => void {
+  const tracker = new WidgetTracker<DebugTab>({ namespace: 'monarch-nb-debug' });
+  const open = (mesh: string) => {
+    const same = tracker.find(({ content }) => content.mesh === mesh);
+    if (same) {
+      app.shell.activateById(same.id);
+      return;
+    }
+    const tab = create(mesh);
+    void tracker.add(tab);
+    openTab(tab);
+  };
+  // Where the command asks which mesh, and refuses one that is gone, a restored tab says that it has ended.
+  app.commands.addCommand('monarch-nb:restore-debug', {
+    label: 'Restore the Debugger of a Mesh',
+    describedBy: { args: { type: 'object', required: ['mesh'], properties: { mesh: { type: 'string' } } } },
+    execute: args => open(String(args.mesh))
+  });
+  void restorer?.restore(tracker, {
+    command: 'monarch-nb:restore-debug',
+    args: ({ content }) => ({ mesh: content.mesh }),
+    name: ({ content }) => content.mesh
+  });
+  return open;
 }
 
 const RESTORE_ARGUMENTS = {

@@ -95,7 +95,7 @@ function DebugBadge({ mesh, run }: { mesh: IMeshSummary; run: Run }): JSX.Elemen
     <button
       type="button"
       className="mnb-badge"
-      title={t('%1 ranks wait in the debugger: open it in the current notebook', count)}
+      title={t('%1 ranks wait in the debugger: open it', count)}
       onClick={() => void run('monarch-nb:debug', { mesh: mesh.name })}
     >
       {t('debugging')}

@@ -140,12 +140,47 @@ export interface ILogPage {
   after: number;
 }
 
+/** A thread of a rank that stands in the debugger. */
+export interface IStop {
+  id: number;
+  rank: number;
+  /** "main", or the actor's name. */
+  thread: string;
+  /** "cell #3", "Trainer.step". */
+  what: string;
+  /** "In [3]", or a path. */
+  file: string;
+  line: number;
+  function: string;
+  /** The source line. */
+  text: string;
+  /** running: a step hasn't come back yet. */
+  state: 'stopped' | 'running';
+  /** breakpoint, step, exception, post-mortem. */
+  reason: string;
+  /** What was raised, after an error. */
+  error?: string;
+  /** Lines around it, with their numbers. */
+  source?: [number, string][];
+  /** interact: lines are Python. */
+  mode?: 'pdb' | 'interact';
+}
+
+/** What stops have answered to a line: equal answers once. */
+export interface IDebugAnswers {
+  answers: { ids: number[]; ranks: string; text: string }[];
+  /** Stops that haven't come back in time: they run on. */
+  left?: number[];
+  stops: IStop[];
+}
+
 // --- WebSocket `monarch_nb/stream`. Every message with an `id` is to be answered with {op: 'taken', id}: until then the server holds
 // further changes back and puts them together, so a slow reader gets fewer messages, never late ones.
 
 export type ClientMessage =
   | { op: 'watch'; id: number; what: 'meshes' }
   | { op: 'watch'; id: number; what: 'status'; mesh: string }
+  | { op: 'watch'; id: number; what: 'debug'; mesh: string }
   | { op: 'watch'; id: number; what: 'logs'; mesh: string; ranks: string; grep: string; after: number | null }
   | { op: 'unwatch'; id: number }
   | { op: 'taken'; id: number };
@@ -155,6 +190,8 @@ export type ServerMessage =
   | { type: 'meshes'; id: number; meshes: IMeshSummary[] }
   | { type: 'status'; id: number; status: IMeshStatus }
   | { type: 'delta'; id: number; mesh: Partial<IMeshHead>; hosts: IHost[]; ranks: IRank[] }
+  /** All who stand in the debugger, whenever that changes. */
+  | { type: 'debug'; id: number; stops: IStop[] }
   | { type: 'log'; id: number; lines: ILogLine[]; after: number }
   /** What was watched is no more: the mesh has ended. The watch is over. */
   | { type: 'gone'; id: number; reason: string }
@@ -175,6 +212,8 @@ export type ServerMessage =
 //   GET    meshes/NAME/logs?ranks=&grep=&before=&limit=   ILogPage: the last page, or the one before a position
 //   GET    meshes/NAME/stacks?ranks=                 {text: string}: Python stacks, equal ones once
 //   GET    meshes/NAME/journal?limit=                IEntry[]
+//   GET    meshes/NAME/debug                         {stops: IStop[]}
+//   POST   meshes/NAME/debug         {ids, line}     IDebugAnswers; ids null: all. `!!vars` is answered with IVariables as JSON
 
 export interface IStartRequest {
   name: string;

@@ -2,8 +2,8 @@ import { PROTOCOL } from './protocol';
 import type { ClientMessage, ServerMessage } from './protocol';
 import { Rollcall } from './rollcall';
 import type { MeshStore } from './store';
-import { LogsWatch, MeshesWatch, StatusWatch } from './watches';
-import type { IWatch, OnLines, OnMeshes } from './watches';
+import { DebugWatch, LogsWatch, MeshesWatch, StatusWatch } from './watches';
+import type { IWatch, OnLines, OnMeshes, OnStops } from './watches';
 
 /**
  * missing: the server answered, but has no such address; mismatch: it speaks another protocol; closed: nobody
@@ -101,6 +101,12 @@ export class Stream {
     onEnd: (reason: string) => void
   ): () => void {
     const id = this._begin(new LogsWatch({ what: 'logs', mesh, ranks, grep, after }, onLines, onEnd));
+    return () => this._end(id);
+  }
+
+  /** Watch who stands in the debugger; `onEnd` is called at most once, and not for what is stopped here. */
+  watchDebug(mesh: string, onStops: OnStops, onEnd: (reason: string) => void): () => void {
+    const id = this._begin(new DebugWatch(mesh, onStops, onEnd));
     return () => this._end(id);
   }
 

@@ -1,9 +1,10 @@
-import type { ClientMessage, ILogLine, IMeshSummary, ServerMessage } from './protocol';
+import type { ClientMessage, ILogLine, IMeshSummary, IStop, ServerMessage } from './protocol';
 import { Rollcall } from './rollcall';
 import type { MeshStore } from './store';
 
 export type OnMeshes = (meshes: IMeshSummary[]) => void;
 export type OnLines = (lines: ILogLine[], after: number) => void;
+export type OnStops = (stops: IStop[]) => void;
 /** What is asked for, without the number that the stream gives it. */
 export type Request<T = Extract<ClientMessage, { op: 'watch' }>> = T extends unknown
   ? Omit<T, 'op' | 'id'>
@@ -103,6 +104,29 @@ export class LogsWatch implements IWatch {
     if (message.type === 'log') {
       this._request = { ...this._request, after: message.after };
       this._onLines(message.lines, message.after);
+    }
+  }
+
+  over(reason: string): void {
+    this._onEnd(reason);
+  }
+}
+
+/** Who stands in the debugger. */
+export class DebugWatch implements IWatch {
+  constructor(
+    private readonly _mesh: string,
+    private readonly _onStops: OnStops,
+    private readonly _onEnd: (reason: string) => void
+  ) {}
+
+  request(): Request {
+    return { what: 'debug', mesh: this._mesh };
+  }
+
+  hear(message: ServerMessage): void {
+    if (message.type === 'debug') {
+      this._onStops(message.stops);
     }
   }
 

@@ -76,6 +76,12 @@ test('actions send what the protocol says', async () => {
   answer(null, { status: 204 });
   await api.stop('demo');
   expect(makeRequest.mock.calls[2][1]).toEqual({ method: 'DELETE' });
+  answer({ answers: [], stops: [] });
+  await api.debug('demo', null, 'p x');
+  expect(makeRequest.mock.calls[3].slice(0, 2)).toEqual([
+    'http://server/base/monarch_nb/api/meshes/demo/debug',
+    { method: 'POST', body: '{"ids":null,"line":"p x"}' }
+  ]);
 });
 
 test('the socket carries the token only if it has to', () => {

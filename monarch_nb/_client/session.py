@@ -23,6 +23,7 @@ from monarch_nb._client.launch import Connection
 from monarch_nb._client.notebook import PROGRAM_NUMBER, NotebookHooks
 from monarch_nb._client.output import OutputHub
 from monarch_nb._client.state import StatusFeed
+from monarch_nb._client.waiting import Bell
 from monarch_nb._post import here
 from monarch_nb._post.office import Office
 from monarch_nb._post.pending import OneReply
@@ -54,6 +55,8 @@ class Session:
         _by_office[id(office)] = self
         self.private = False
         self.observes = False
+        self.bells: list[Bell] = []
+        """Who waits in a notebook, and is to know when a rank stops at a breakpoint."""
         self._began = time.time()
         self.notebook: NotebookHooks | None = None
         self.output: OutputHub | None = None
@@ -175,6 +178,9 @@ class Session:
         elif name == "exit":
             for end in fields["ends"]:
                 self._on_end(end)
+        elif name == "stopped":
+            for bell in list(self.bells):
+                bell.ring_for_stop()
         elif name == "notice":
             _show_notice(fields["what"])
 

@@ -19,11 +19,14 @@ class StatusFeed(Pending):
     After each one the home waits for `taken`, and puts together what happens until then. Callbacks run in the reading thread.
     """
 
-    __slots__ = ("_on_change", "error")
+    __slots__ = ("_close_op", "_on_change", "error")
 
-    def __init__(self, office: Office, on_change: Callable[[Change], None], on_end: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, office: Office, on_change: Callable[[Any], None], on_end: Callable[[], None] | None = None, *, close_op: str = "unwatch_status"
+    ) -> None:
         super().__init__(office, (address.HOME,))
         self._on_change = on_change
+        self._close_op = close_op
         self.error = ""
         if on_end is not None:
             self.when_ready(on_end)
@@ -44,7 +47,7 @@ class StatusFeed(Pending):
     def close(self) -> None:
         """Watch no longer."""
         if not self.ready:
-            self.office.tell(address.HOME, "unwatch_status", watch=self.ref)
+            self.office.tell(address.HOME, self._close_op, watch=self.ref)
             self._on_change = lambda _change: None
             self._callbacks = None
             self.complete()

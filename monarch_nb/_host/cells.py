@@ -131,7 +131,8 @@ class Cells:
             position=home.store.end, **{k: fields[k] for k in ("rerun_of", "replay_of") if fields.get(k)},
         )  # fmt: skip
         n = entry["n"]
-        payload = pickle.dumps({"source": fields["source"], "number": fields["number"] or n}, 5)
+        wanted = {"profile": fields["profile"]} if fields.get("profile") else {}
+        payload = pickle.dumps({"source": fields["source"], "number": fields["number"] or n, **wanted}, 5)
         cell = Cell(n, fields["group"], procs, payload, fields["context"], set(procs))
         self._cells[n] = cell
         free = all(not self._queues.get(p) and home.registry.procs[p].end is None for p in procs.values())
@@ -301,6 +302,10 @@ class Cells:
 
     def _climb(self, cell: Cell, reason: str) -> None:
         if cell.over or not cell.left:
+            return
+        if reason != "user" and any(self._home.debug.is_stopped(cell.procs[r]) for r in cell.left):
+            # Somebody looks at it in the debugger: time-outs and graces begin anew when the rank runs on.
+            self._home.loop.call_later(GRACE_S, partial(self._climb, cell, reason))
             return
         ladder = self._ladders.get(cell.n)
         if ladder is None:

@@ -93,6 +93,11 @@ class FarProcess(HostProcess):
             self.vitals.watch(fields["on"])
         elif name == "look":
             self.vitals.look(lambda: self.event(address.HOME, "looked", {"ref": fields["ref"]}))
+        elif name == "take_stacks":
+            self.stack_desk.take(
+                fields["procs"], fields["native"],
+                lambda found: self.event(address.HOME, "stacks", {"ref": fields["ref"], "found": found}),
+            )  # fmt: skip
         elif name == "leave":
             self.shut_down()
         elif name == "take_place":

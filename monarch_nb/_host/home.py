@@ -16,9 +16,11 @@ from monarch_nb._host.asking import Asking
 from monarch_nb._host.board import Board
 from monarch_nb._host.cells import Cells
 from monarch_nb._host.checkpoints import CheckpointDesk
+from monarch_nb._host.debug_desk import DebugDesk
 from monarch_nb._host.environment import describe_environment
 from monarch_nb._host.healing import Healing
 from monarch_nb._host.link import HostLink
+from monarch_nb._host.looks import Looks
 from monarch_nb._host.process import LATER, LOST_AFTER_S, PREEMPT_S, HostProcess, RequestError, count_gpus
 from monarch_nb._host.pulse import process_trouble
 from monarch_nb._host.recipes import Recipes
@@ -54,8 +56,10 @@ class HomeProcess(HostProcess):
         self.entries.when_dirty = lambda: self.loop.call_shortly(self.entries.flush)
         self.watches = Watches()
         self.board = Board(self)
+        self.debug = DebugDesk(self)
         self.cells = Cells(self)
         self.asking = Asking(self.loop, self.send_to_rank)
+        self.looks = Looks(self)
         self.environment_id = ""
         self.versions: dict[str, str] = {}
         self._missed_from: int | None = None
@@ -109,6 +113,7 @@ class HomeProcess(HostProcess):
             self._missed_from = self.store.end
         self.watches.drop_client(client.proc)
         self.board.drop(client.proc)
+        self.debug.client_gone(client.proc)
         self.board.touch()
         self.drop_route(client.proc)
         self.router.forget(client.proc)
@@ -169,7 +174,7 @@ class HomeProcess(HostProcess):
 
     def _is_held(self) -> bool:
         """Say whether a client or a cell keeps the mesh alive; who only looks on doesn't."""
-        return self.cells.num_running > 0 or any(not c.observes for c in self.registry.clients.values())
+        return self.cells.num_running > 0 or self.debug.num_stopped > 0 or any(not c.observes for c in self.registry.clients.values())
 
     def lease_left_s(self) -> float | None:
         """Return the seconds until the mesh ends if nobody comes; None while somebody is there, or if it has no lease."""
@@ -223,7 +228,8 @@ class HomeProcess(HostProcess):
 
     def start_ranks(self, group: Group, procs: Sequence[int]) -> None:
         """Start ranks of a group, each on its host."""
-        spec = {**group.spec, "extent": group.context, "procs": list(group.procs), "hosts": list(group.hosts)}
+        spec = {**group.spec, "extent": group.context, "procs": list(group.procs), "hosts": list(group.hosts),
+                "debug": self.debug.settings}
         for index, theirs in self._by_host(procs).items():
             own = []
             for proc in theirs:
@@ -357,6 +363,8 @@ class HomeProcess(HostProcess):
             self.board.take(address.host_of(src), fields["rows"], fields["host"])
         elif name == "looked":
             self.board.looked(address.host_of(src), fields["ref"])
+        elif name == "stacks":
+            self.looks.taken(fields["ref"], fields["found"])
         elif name == "pulse":
             self.rank_pulse(fields["proc"], fields["trouble"])
         elif name == "join":
@@ -416,6 +424,7 @@ class HomeProcess(HostProcess):
             self.healing.recipes.procs_stopped([end["proc"]])
         self.cells.proc_has_ended(end)
         self.board.ended(end["proc"])
+        self.debug.proc_has_ended(end["proc"])
         if again:
             self.start_again(end["proc"])
 
@@ -601,6 +610,59 @@ class HomeProcess(HostProcess):
             end = scan.position
         return {"data": scan.data, "begin": begin, "end": end, "start": self.store.start, "now": self.store.end}
 
+    # --- the debugger
+
+    def do_debug_stopped(self, message: Message, fields: dict[str, Any]) -> object:
+        """A thread of a rank stands at a breakpoint, or has answered a line there."""
+        self.debug.stopped(message.src, fields)
+        return None
+
+    def do_debug_running(self, message: Message, fields: dict[str, Any]) -> object:
+        """A thread steps on, and will come back."""
+        self.debug.running(message.src, fields["key"])
+        return None
+
+    def do_debug_left(self, message: Message, fields: dict[str, Any]) -> object:
+        """A thread runs on."""
+        self.debug.left(message.src, fields)
+        return None
+
+    def do_debug_stops(self, message: Message, fields: dict[str, Any]) -> object:
+        """Return who stands where."""
+        return self.debug.rows(fields["group"])
+
+    def do_debug_command(self, message: Message, fields: dict[str, Any]) -> object:
+        """Have some stops do what a line says; answers when all have, or the time is up."""
+        self.debug.command(message.src, message.ref, fields)
+        return LATER
+
+    def do_watch_debug(self, message: Message, fields: dict[str, Any]) -> object:
+        """Tell a client who stands where, now and whenever that changes."""
+        self.debug.watch(message.src, message.ref, fields["group"])
+        return LATER
+
+    def do_unwatch_debug(self, message: Message, fields: dict[str, Any]) -> object:
+        """A client doesn't want to know any more."""
+        self.debug.unwatch(message.src, fields["watch"])
+        return None
+
+    def do_debug_set(self, message: Message, fields: dict[str, Any]) -> object:
+        """Take settings of the debugger; None leaves one as it is. Returns all."""
+        return self.debug.set(fields)
+
+    def do_debug_post_mortem(self, message: Message, fields: dict[str, Any]) -> object:
+        """Have ranks stop where they've raised last; answers once those that have something to show stand there."""
+        src, ref = message.src, message.ref
+        self.debug.post_mortem(fields["procs"], lambda: self.reply(src, ref, None))
+        return LATER
+
+    def do_debug_break(self, message: Message, fields: dict[str, Any]) -> object:
+        """Set a breakpoint on ranks; answers with what each says of it."""
+        src, ref = message.src, message.ref
+        procs = fields.pop("procs")
+        self.asking.ask(procs, "__break__", fields, lambda answers: self.reply(src, ref, answers), 3.0)
+        return LATER
+
     # --- cells
 
     def do_run_cell(self, message: Message, fields: dict[str, Any]) -> object:
@@ -637,15 +699,17 @@ class HomeProcess(HostProcess):
         return LATER
 
     def do_stacks(self, message: Message, fields: dict[str, Any]) -> object:
-        """Return {rank: {"stacks": by thread or None, "process": state}}; ranks that don't answer have no stacks."""
+        """Return where ranks stand: by rank, the fields that `Looks.stacks` describes."""
         ranks = {self.registry.procs[p].rank: p for p in fields["procs"]}
         src, ref = message.src, message.ref
+        self.looks.stacks(ranks, lambda found: self.reply(src, ref, found), native=fields.get("native", False))
+        return LATER
 
-        def done(answers: dict[int, Any]) -> None:
-            found = {r: {"stacks": answers.get(r), "process": self.process_state(p)} for r, p in ranks.items()}
-            self.reply(src, ref, found)
-
-        self.asking.ask(ranks, "__stacks__", None, done, fields.get("timeout_s", 1.0))
+    def do_hang(self, message: Message, fields: dict[str, Any]) -> object:
+        """Return what ranks wait for: by rank, the fields that `Looks.hang` describes."""
+        ranks = {self.registry.procs[p].rank: p for p in fields["procs"]}
+        src, ref = message.src, message.ref
+        self.looks.hang(ranks, lambda found: self.reply(src, ref, found))
         return LATER
 
     def process_state(self, proc: int) -> str:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 INTERRUPT_S = 3.0
 ABORT_S = 10.0
-STACKS_S = 1.0
 _ABORT_ANSWER_S = 1.0
 
 
@@ -92,16 +91,11 @@ class Ladder:
     def _look(self) -> None:
         """Ask the stuck ranks where they are, then give up."""
         ranks = {r: self._cell.procs[r] for r in self._cell.running}
-        self._home.asking.ask(ranks, "__stacks__", None, lambda answers: self._give_up(ranks, answers), STACKS_S)
+        self._home.looks.stacks(ranks, self._give_up)
 
-    def _give_up(self, ranks: dict[int, int], answers: Answers) -> None:
-        if self._cell.over:
-            return
-        stuck: dict[int, dict[str, Any]] = {}
-        for rank, proc in ranks.items():
-            if rank in self._cell.running:
-                stuck[rank] = {"stacks": answers.get(rank), "process": self._home.process_state(proc)}
-        self._cells.give_up(self._cell, stuck)
+    def _give_up(self, found: dict[int, dict[str, Any]]) -> None:
+        if not self._cell.over:
+            self._cells.give_up(self._cell, {r: each for r, each in found.items() if r in self._cell.running})
 
     # --- process groups
 

@@ -20,6 +20,7 @@ import zmq
 from monarch_nb._host.loop import Loop
 from monarch_nb._host.pulse import PING_REF, Pulse
 from monarch_nb._host.router import Router
+from monarch_nb._host.stack_desk import StackDesk
 from monarch_nb._host.supervisor import STARTING, Rank, Supervisor
 from monarch_nb._host.vitals import WHERE_REF, Rows, Vitals
 from monarch_nb._wire import address
@@ -63,6 +64,7 @@ class HostProcess:
         self.vitals = Vitals(
             self.me, self.directory, self.loop, self.supervisor, self.send_local, lambda rows, host: self.vitals_changed(rows, host)
         )
+        self.stack_desk = StackDesk(self.directory, self.loop, self.supervisor)
         if config.get("warm", True):
             self.supervisor.warm_up()
         self._pull.bind(address.endpoint(self.directory, self.me))
@@ -170,7 +172,7 @@ class HostProcess:
             if message.ref == PING_REF:
                 self.pulse.answered(message.src)
             elif message.ref == WHERE_REF:
-                self.vitals.answered(message.src, message.payload)
+                self.vitals.answered(message.src, b"" if message.flags & wire.ERROR else message.payload)
             else:
                 self.on_answer(message)
             return
@@ -227,6 +229,7 @@ class HostProcess:
         self.drop_route(end["proc"])
         self.pulse.forget(end["proc"])
         self.vitals.forget(end["proc"])
+        self.stack_desk.forget(end["proc"])
         self.router.forget(end["proc"])
         with suppress(OSError):
             os.unlink(address.socket_path(self.directory, end["proc"]))

@@ -99,6 +99,11 @@ class Reader:
         """Called by the keeper between its waits; returns the seconds until it wants to be called again."""
         self._keeper = threading.Thread(target=self._keep, name="monarch_nb-keeper", daemon=True)
 
+    @property
+    def keeper_id(self) -> int:
+        """The kernel's id of the keeper's thread; 0 before `start`."""
+        return self._keeper.native_id or 0
+
     def end_with(self, fd: int, callback: Callable[[], None]) -> None:
         """When `fd` becomes readable, nobody waits any more, and the keeper calls `callback`. Call it before `start`."""
         self._watched[fd] = callback
@@ -290,6 +295,17 @@ class Reader:
     def notify(self, target: Waiter) -> None:
         """Wake `target`, made ready by another thread than the leader's. A leader must be woken by a message."""
         self._wake(target)
+
+    def stir(self) -> None:
+        """Have all threads that are parked until an answer comes look up: one of them has been raised an exception, which a parked thread doesn't hear."""
+        with self._mutex:
+            parked = [f for f in self._followers if f.urgent and f.park is not None]
+            for follower in parked:
+                self._followers.remove(follower)
+                if self._heir is follower:
+                    self._heir = None
+                if follower.park is not None:
+                    follower.park.release()
 
     # --- the keeper
 

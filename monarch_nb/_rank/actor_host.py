@@ -17,6 +17,7 @@ from monarch_nb._post.office import Office
 from monarch_nb._post.pending import Body
 from monarch_nb._rank.actors import ActorRunner
 from monarch_nb._rank.checkpoints import Checkpoints
+from monarch_nb._rank.debugger import Debugger
 from monarch_nb._shape import Extent, Shape
 from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
@@ -31,10 +32,12 @@ class ActorHost:
     """The actors of one process. `on_call` and what it calls run in the reading thread and never block."""
 
     def __init__(
-        self, office: Office, on_work: Callable[[Message], Any] | None = None, page: Page | None = None
-    ) -> None:
+        self, office: Office, on_work: Callable[[Message], Any] | None = None, page: Page | None = None,
+        debugger: Debugger | None = None,
+    ) -> None:  # fmt: skip
         self.office = office
         self.page = page if page is not None else Page()
+        self.debugger = debugger
         self.actors: dict[int, ActorRunner] = {}
         self.checkpoints: dict[int, Checkpoints] = {}
         """By actor; they survive it."""
@@ -70,6 +73,8 @@ class ActorHost:
         """Take news of the mesh, in the reading thread."""
         if name == "renumbered" and here.rank is not None:
             here.rank.renumber(fields)
+        elif name == "debug_settings" and self.debugger is not None:
+            self.debugger.set(**fields)
         elif name == "reshaped":
             self._reshaped(fields)
         elif name == "checkpoint_epoch" and fields["actor_id"] in self.checkpoints:
@@ -85,9 +90,15 @@ class ActorHost:
                 self.checkpoints[actor_id].move(procs.index(self.office.me), len(procs))
 
     def _on_system_call(self, message: Message) -> Any:
+        if message.name == b"__debug__":
+            return self._debug(message)
         answer = getattr(self, "_now_" + message.name.decode().strip("_"), None)
         if answer is not None:
-            answer(message)
+            try:
+                answer(message)
+            except Exception as error:  # the reading thread must live, whatever it was asked
+                traceback.print_exc()
+                self._reply_error(message, describe(error, **here.whereabouts(), endpoint=message.name.decode()))
             return None
         if self._on_work is not None:
             return self._on_work(message)
@@ -172,7 +183,35 @@ class ActorHost:
         return {"pid": os.getpid(), "actors": {r.name: len(r.inbox) for r in list(self.actors.values())}}
 
     def _now_stacks(self, message: Message) -> None:
-        self._reply(message, thread_stacks())
+        self._reply(message, {**thread_stacks(), **self._awaiting_stacks()})
+
+    def _awaiting_stacks(self) -> dict[str, str]:
+        """Return where the calls of async actors await: their threads' stacks show the event loop only."""
+        from monarch_nb._rank.awaiting import frames_of
+
+        return {
+            f"actor-{runner.name} awaits ({i})": "".join("".join(traceback.format_stack(f, 1)) for f in frames_of(task))
+            for runner in list(self.actors.values())
+            for i, task in enumerate(list(runner._task_of.values()))
+        }
+
+    def _now_hang(self, message: Message) -> None:
+        """Say what the threads that run user code wait for."""
+        from monarch_nb._rank.hang import look
+
+        self._reply(message, look(self))
+
+    def _debug(self, message: Message) -> Any:
+        """Take a line for a thread that has stopped; return the waiter to wake."""
+        fields = Body(self.office, message).value()
+        if self.debugger is None:
+            return None
+        return self.debugger.take_line(fields["key"], fields["n"], fields["line"])
+
+    def _now_break(self, message: Message) -> None:
+        """Set a breakpoint; answers with what there is to say about it."""
+        fields = Body(self.office, message).value()
+        self._reply(message, self.debugger.add_break(**fields) if self.debugger is not None else "not a rank")
 
     def _now_where(self, message: Message) -> None:
         """Say where the threads stand that run user code, and how much waits."""

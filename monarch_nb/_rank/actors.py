@@ -13,6 +13,7 @@ import inspect
 import pickle
 import sys
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from types import FrameType
@@ -66,7 +67,12 @@ class ActorRunner:
         self.failure: dict[str, Any] | None = None
         self.mesh: Any = None
         self.slot = host.page.take_slot()
+        self.label = b""
+        """What was called last."""
         self._num_running = 0
+        self.last_error: BaseException | None = None
+        """What the last call has raised: its frames are kept for the debugger, until the next call."""
+        self.error_when = 0.0
         self.checkpoints: Checkpoints | None = None
         self._wish: dict[str, Any] | None = None
         """The checkpoint that it shall go on from."""
@@ -248,11 +254,17 @@ class ActorRunner:
         if message.name in _OWN_MESSAGES:
             _OWN_MESSAGES[message.name](self, message)
             return
+        if self.last_error is not None:
+            self.last_error = None
         try:
             try:
                 self.current = message
                 method = self._method(message.name)
                 self.slot.begin(method.label, message.origin)
+                self.label = method.label
+                debugger = self.host.debugger
+                if debugger is not None and debugger.in_use:
+                    debugger.arm()
                 args, kwargs = self._arguments(message, method)
                 if method.is_async:
                     raise TypeError(f"async endpoint {message.name.decode()!r} of an actor that has no event loop")
@@ -286,11 +298,15 @@ class ActorRunner:
                 return False
             if self._ident:
                 _raise_in_thread(self._ident, KeyboardInterrupt)
+                self.host.office.reader.stir()  # it may be parked until an answer comes
             return True
 
     def _left(self) -> None:
         """User code has been left: no interrupt may come any more, and one that was on its way is called back."""
         self.current = None
+        debugger = self.host.debugger
+        if debugger is not None and debugger.in_use:
+            debugger.done()
         self.slot.end()
         if self._was_interrupted:
             with self._interrupting:
@@ -321,6 +337,7 @@ class ActorRunner:
     async def _await(self, message: Message, method: Method) -> None:
         call_context.set(CallContext(message.origin, message.slot, message.context, self, message.src))
         self._num_running += 1
+        self.label = method.label
         self.slot.begin(method.label, message.origin)
         try:
             args, kwargs = self._arguments(message, method)
@@ -433,6 +450,7 @@ class ActorRunner:
     def _raised(self, error: BaseException, message: Message) -> None:
         """An endpoint has raised: tell the caller, or, if nobody waits, the owner."""
         endpoint = message.name.decode()
+        self._keep(error)
         answers = message.ref and not message.flags & wire.KEEP
         fatal = not isinstance(error, Exception | KeyboardInterrupt) or not answers
         if answers:
@@ -442,6 +460,14 @@ class ActorRunner:
         else:
             self._fail(error, None, endpoint)
         self.host.office.settle()
+
+    def _keep(self, error: BaseException) -> None:
+        """Keep an error for the debugger; stop there, if that's wanted."""
+        if not isinstance(error, Exception) or self.host.debugger is None:
+            return
+        self.last_error, self.error_when = error, time.time()
+        if self.host.debugger.on_error:
+            self.host.debugger.post_mortem(error, "exception", self.name)
 
     def _reply_failure(self, message: Message, failure: dict[str, Any]) -> None:
         body = encode_failure(failure)

@@ -18,10 +18,12 @@ from monarch_nb._post.context import CallContext, call_context
 from monarch_nb._post.office import Office
 from monarch_nb._rank import streams
 from monarch_nb._rank.actor_host import ActorHost
+from monarch_nb._rank.debugger import Debugger
 from monarch_nb._rank.worker import Worker
 from monarch_nb._shape import elastic_numbers
 from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
+from monarch_nb._wire.dump import DumpFile
 from monarch_nb._wire.page import Page
 
 _PR_SET_NAME = 15
@@ -39,8 +41,9 @@ class Rank:
         self.pipe = pipe
         self.office = Office(spec["proc"], spec["directory"])
         self.page = Page(address.page_path(spec["directory"], spec["proc"]))
+        self.debugger = Debugger(self.office)
         self.worker = Worker(self)
-        self.actors = ActorHost(self.office, self.worker.inbox.put, self.page)
+        self.actors = ActorHost(self.office, self.worker.inbox.put, self.page, self.debugger)
 
     def renumber(self, place: dict[str, Any]) -> None:
         """Be another rank from now on: the mesh has been given other sizes."""
@@ -68,10 +71,14 @@ def run_rank(spec: dict[str, Any], host_pid: int) -> None:
     here.rank = rank
     here.set_whereabouts(rank=rank.rank, host=spec["hostname"], pid=os.getpid())
     signal.signal(signal.SIGTERM, lambda number, frame: _on_terminate(rank, frame))
+    dump_file = DumpFile(address.dump_path(spec["directory"], spec["proc"]))
     if spec.get("bootstrap") is not None:
         _run_bootstrap(spec, rank)
     _prepare_namespace(rank)
+    rank.debugger.install()
+    rank.debugger.set(**spec.get("debug", {}))
     rank.office.start()
+    dump_file.aim(rank.office.reader.keeper_id)
     up = pickle.dumps({"pid": os.getpid()}, 5)
     home = address.host_proc(rank.office.host)
     rank.office.send(home, wire.pack(wire.EVENT, src=rank.office.me, dst=home, name=b"up", payload=up))

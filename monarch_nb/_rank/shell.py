@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb._post.context import current_origin
 from monarch_nb._post.failure import _pickled, strip_machinery
 from monarch_nb._rank.command import run_command
+from monarch_nb._rank.debugger import CellParts
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -25,12 +26,17 @@ class CellShell:
 
     def __init__(self, namespace: dict[str, Any], pipe: OutputPipe) -> None:
         self.namespace = namespace
+        self.last_error: BaseException | None = None
+        """What the last cell has raised: its frames are kept for the debugger, until the next cell."""
+        self.error_when = 0.0
+        self.error_number = 0
         self._pipe = pipe
         self._shell = _make_shell(namespace, pipe)
 
     def run(self, source: str, number: int) -> tuple[dict[str, Any], Any]:
         """Run a cell; return how it ended (status, value as a mimebundle, error) and the object that the last expression gave."""
         shell = self._shell
+        self.last_error = None
         shell.execution_count = number
         shell.last_bundle = None
         shell.last_traceback = ""
@@ -43,7 +49,19 @@ class CellShell:
         value, shell.last_value = shell.last_value, None
         if error is None:
             return {"status": "ok", "value": shell.last_bundle}, value
+        self._keep(error, number)
         return {"value": shell.last_bundle, **describe_cell_error(error, shell.last_traceback)}, value
+
+
+    def _keep(self, error: BaseException, number: int) -> None:
+        """Keep an error for the debugger; stop there, if that's wanted."""
+        from monarch_nb._post import here
+
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            return
+        self.last_error, self.error_when, self.error_number = error, time.time(), number
+        if here.rank is not None and here.rank.debugger.on_error:
+            here.rank.debugger.post_mortem(error, "exception")
 
 
 def _run_plain(shell: Any, codes: list[CodeType]) -> BaseException | None:
@@ -51,7 +69,8 @@ def _run_plain(shell: Any, codes: list[CodeType]) -> BaseException | None:
     shell.events.trigger("pre_execute")
     error: BaseException | None = None
     try:
-        for code in codes:
+        for i, code in enumerate(codes, 1):
+            CellParts.more_follow = i < len(codes)
             exec(code, shell.user_global_ns, shell.user_ns)
     except BaseException as raised:
         error = raised.with_traceback(strip_machinery(raised.__traceback__))

@@ -16,7 +16,7 @@ from monarch_nb._post import here
 from monarch_nb._post.context import NO_CALL, CallContext, call_context
 from monarch_nb._post.failure import describe, encode_failure
 from monarch_nb._post.pending import Body
-from monarch_nb._rank import variables
+from monarch_nb._rank import environment, profiling, variables
 from monarch_nb._rank.inbox import Inbox
 from monarch_nb._rank.shell import Diversion, describe_cell_error
 from monarch_nb._wire import address, codec
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from monarch_nb._rank.shell import CellShell
 
 
-_UNINTERRUPTIBLE = ("run", "remake_group", "free_address", "set_environment")
+_UNINTERRUPTIBLE = ("run", "remake_group", "free_address", "set_environment", "profile")
 
 
 UNHEARD_S = 0.1
@@ -60,6 +60,7 @@ class Worker:
         """Numbers of cells that shall not begin. Written by the reading thread."""
         self._shell: CellShell | None = None
         self._last_value: Any = None
+        self._recording: profiling.CellRecording | None = None
         self._interruptible = False
         self._num_hits = 0
         """Interrupts that have reached the running cell."""
@@ -129,6 +130,8 @@ class Worker:
         else:
             self._reply(message, body, 0)
         finally:
+            if self.rank.debugger.in_use:
+                self.rank.debugger.done()
             self.slot.end()
             call_context.set(NO_CALL)
             self.rank.office.settle()
@@ -141,6 +144,8 @@ class Worker:
         try:
             self.current = message
             self._interruptible = name not in _UNINTERRUPTIBLE
+            if self.rank.debugger.in_use:
+                self.rank.debugger.arm()
             return work(message)
         finally:
             self._interruptible = False
@@ -196,6 +201,7 @@ class Worker:
         self.rank.pipe.begin(n)
         self._last_value = None
         self._num_hits = 0
+        self._recording = recording = profiling.begin(n, fields.get("profile"), **self._who())
         try:
             self._interruptible = True
             if n in self.cancelled:
@@ -204,13 +210,47 @@ class Worker:
         finally:
             self._interruptible = False
             self.cancelled.discard(n)
+            if recording is not None:
+                recording.end()
         if self._num_hits and ended.get("ename") == "CancelledError":
             ended["ename"] = "KeyboardInterrupt"  # that's how an event loop is interrupted
         return ended
 
+    def work_post_mortem(self, message: Message) -> bool:
+        """Stop where the last cell, or the last call of an actor, has raised; False if nothing has."""
+        found = self.last_error()
+        if found is None:
+            return False
+        error, what = found
+        self.rank.debugger.post_mortem(error, what=what)
+        return True
+
+    def last_error(self) -> tuple[BaseException, str] | None:
+        """Return the error that was raised last here, and by what, as long as its frames are kept."""
+        found = [(a.error_when, a.last_error, a.name) for a in list(self.rank.actors.actors.values()) if a.last_error is not None]
+        shell = self._shell
+        if shell is not None and shell.last_error is not None:
+            found.append((shell.error_when, shell.last_error, f"cell In [{shell.error_number}]"))
+        if not found:
+            return None
+        _, error, what = max(found, key=lambda each: each[0])
+        return error, what
+
     def work_cell_value(self, message: Message) -> Any:
         """Return the object that the last cell's last expression gave."""
         return self._last_value
+
+    def work_profile(self, message: Message) -> dict[str, Any] | None:
+        """Return the profile of a cell; None if there's none: it didn't begin here, or another one has followed."""
+        recording = self._recording
+        return recording.report() if recording is not None and recording.n == self._fields(message) else None
+
+    def work_environment(self, message: Message) -> dict[str, dict[str, str]]:
+        """Return what this rank runs with; see `environment.describe`."""
+        return environment.describe(self._fields(message))
+
+    def _who(self) -> dict[str, Any]:
+        return {"rank": self.rank.rank, "host": self.rank.spec["hostname"]}
 
     def work_remake_group(self, message: Message) -> None:
         """Make the default process group anew after an abort, or with others than before."""

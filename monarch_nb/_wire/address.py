@@ -63,6 +63,11 @@ def page_path(directory: str, proc: int) -> str:
     return f"{directory}/v{local_of(proc):x}"
 
 
+def dump_path(directory: str, proc: int) -> str:
+    """Return the path of the file to which the rank `proc` writes its stacks when it's sent a signal."""
+    return f"{directory}/d{local_of(proc):x}"
+
+
 def endpoint(directory: str, proc: int) -> str:
     """Return the ZeroMQ endpoint that `proc` binds on its machine."""
     return "ipc://" + socket_path(directory, proc)

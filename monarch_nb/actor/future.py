@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any, Generic, TypeVar
 
+from monarch_nb._client import waiting
 from monarch_nb._post.pending import Pending
 from monarch_nb.exceptions import RankTimeout
 
@@ -57,7 +58,7 @@ class Future(Generic[T]):
         if not pending.ready:
             deadline = None if timeout is None else time.monotonic() + timeout
             try:
-                in_time = pending.office.reader.wait(pending, deadline)
+                in_time = waiting.wait(pending, deadline)
             except KeyboardInterrupt:
                 from monarch_nb.actor.interrupt import interrupt_and_raise
 

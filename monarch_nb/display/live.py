@@ -133,11 +133,14 @@ class LiveDisplay:
     """
 
     def __init__(
-        self, view: View, *, publisher: Publisher | None = None, interval_s: float = INTERVAL_S
-    ) -> None:
+        self, view: View, *, publisher: Publisher | None = None, interval_s: float = INTERVAL_S,
+        on_tick: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
         self._view = view
         self._publisher = choose_publisher() if publisher is None else publisher
         self._interval_s = interval_s
+        self._on_tick = on_tick
+        """Called by the clock at each look; quick."""
         self._publishing = threading.Lock()
         self._starting = threading.Lock()
         self._finished = False
@@ -207,6 +210,8 @@ class LiveDisplay:
             self.finish()
         if self._finished:
             return False
+        if self._on_tick is not None:
+            self._on_tick()
         now = time.monotonic()
         due = self._changed or (self._next_change_at is not None and now >= self._next_change_at)
         if due and now >= self._rest_until:

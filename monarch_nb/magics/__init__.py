@@ -17,8 +17,9 @@ from typing import Any
 
 def load(shell: Any) -> None:
     """Register the magics, say what runs, and warm up."""
-    from monarch_nb._client import spare
+    from monarch_nb._client import spare, waiting
     from monarch_nb.magics.completion import Completion, RemoteHelp, explain_verbs
+    from monarch_nb.magics.debug import CellPrompt
     from monarch_nb.magics.lifecycle import say_what_runs
     from monarch_nb.magics.mesh_magic import MeshMagics
     from monarch_nb.magics.reload import StaleClasses
@@ -26,6 +27,7 @@ def load(shell: Any) -> None:
     unload(shell)
     magics = MeshMagics(shell)
     shell.register_magics(magics)
+    waiting.on_stop = CellPrompt(magics.state)
     completion = Completion(magics)
     shell.Completer.custom_matchers.append(completion.matcher)
     RemoteHelp(completion, shell).install()
@@ -37,6 +39,7 @@ def load(shell: Any) -> None:
 
 def unload(shell: Any) -> None:
     """Forget the magics; meshes go on."""
+    from monarch_nb._client import waiting
     from monarch_nb.magics import auto
     from monarch_nb.magics.completion import Completion, explain_verbs
     from monarch_nb.magics.reload import StaleClasses
@@ -47,6 +50,7 @@ def unload(shell: Any) -> None:
         for name in names:
             shell.magics_manager.magics[kind].pop(name, None)
     auto.remove(shell)
+    waiting.on_stop = None
     vars(shell).pop("object_inspect_mime", None)
     matchers = shell.Completer.custom_matchers
     matchers[:] = [m for m in matchers if not isinstance(getattr(m, "__self__", None), Completion)]

@@ -13,10 +13,13 @@ from monarch_nb.actor.value_mesh import ValueMesh
 from monarch_nb.display import CellView, LiveDisplay, ViewWatcher
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.magics.arguments import Namespace
+from monarch_nb.magics.profile import request_of, show_profile
 from monarch_nb.magics.state import State
+from monarch_nb.why.automatic import Patience
 
 if TYPE_CHECKING:
     from monarch_nb.mesh import CellResult, Mesh
+    from monarch_nb.profile import ProfileRequest
 
 BEGIN_S = 10.0
 
@@ -32,12 +35,13 @@ def run_cell(state: State, mesh: Mesh, source: str, arguments: Namespace) -> Non
     number = cell_number(state.shell)
     check_source(source, number)
     _check_output_name(arguments.output)
+    profile = request_of(mesh, ranks, arguments)
     if arguments.background:
         if arguments.output is not None:
             raise MeshUsageError("%%mesh takes --async or --output, not both: fetch the value later with %mesh pull")
         state.last_async[mesh.name] = start_cell(mesh, source, ranks, number, arguments.group, arguments.timeout)
         return
-    show_cell(mesh, source, ranks, number=number, group=arguments.group, timeout=arguments.timeout)
+    show_cell(mesh, source, ranks, number=number, group=arguments.group, timeout=arguments.timeout, profile=profile)
     if arguments.output is not None:
         state.shell.user_ns[arguments.output] = _last_values(mesh, ranks)
 
@@ -51,16 +55,21 @@ def show_cell(
     group: str = "fold",
     timeout: float | None = None,
     rerun_of: int = 0,
+    profile: ProfileRequest | None = None,
 ) -> None:
     """Run a cell, show it while it runs, and raise what it raises."""
     view = CellView(ranks, len(mesh), more_hint="%mesh logs", group=group)
-    with Interrupts(mesh._office.reader) as interrupts, LiveDisplay(view):
+    patience = Patience(mesh, view)
+    with Interrupts(mesh._office.reader) as interrupts, LiveDisplay(view, on_tick=patience.tick):
         view.started()
         run = mesh.submit(
-            source, ranks, watcher=ViewWatcher(view), number=number, timeout=timeout, rerun_of=rerun_of
+            source, ranks, watcher=ViewWatcher(view), number=number, timeout=timeout, rerun_of=rerun_of, profile=profile
         )
+        patience.watch(run)
         interrupts.pass_to(run.interrupt)
         result = run.wait(interrupts=interrupts)
+    if profile is not None:
+        show_profile(mesh, result, profile)  # of a cell that has failed, too
     finish_cell(mesh, result)
 
 
@@ -81,9 +90,11 @@ def start_cell(
         MeshUsageError: if the home refuses it.
     """
     view = CellView(ranks, len(mesh), more_hint="%mesh logs", group=group)
-    display = LiveDisplay(view)
+    patience = Patience(mesh, view)
+    display = LiveDisplay(view, on_tick=patience.tick)
     view.started()
     run = mesh.submit(source, ranks, watcher=ViewWatcher(view, show_errors=True), number=number, timeout=timeout)
+    patience.watch(run)
     n = run.wait_for_number(BEGIN_S)
     view.retitle(f"#{n} runs in the background; %mesh result {n} waits for it")
 

@@ -72,5 +72,12 @@ def vars_(state: State, arguments: Namespace) -> Any:
 
 
 def diff(state: State, arguments: Namespace) -> Any:
-    """Show where ranks disagree on a variable: the first differing element, the largest difference."""
-    return state.mesh(arguments.name).diff(arguments.variable, arguments.ranks)
+    """Show where ranks disagree on a variable: the first differing element, the largest difference. --env: on what they run with."""
+    mesh = state.mesh(arguments.name)
+    if arguments.env:
+        if arguments.variable is not None:
+            raise MeshUsageError(f"%mesh diff takes a variable or --env, not both: {arguments.variable}")
+        return mesh.diff_env(arguments.ranks, shows_all=arguments.all)
+    if arguments.variable is None:
+        raise MeshUsageError("%mesh diff needs a variable, as in %mesh diff model; or --env for versions, variables and settings")
+    return mesh.diff(arguments.variable, arguments.ranks)

@@ -1,4 +1,4 @@
-"""Verbs about a mesh's life: start, list, attach, detach, use, status, lease, interrupt, restart, stacks, stop."""
+"""Verbs about a mesh's life: start, list, attach, detach, use, status, lease, interrupt, restart, stacks, why, stop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from monarch_nb.magics.state import State
 from monarch_nb.status import MeshStatus, duration
 
 if TYPE_CHECKING:
-    pass
+    from monarch_nb.why import HangReport
 
 
 def start(state: State, arguments: Namespace) -> None:
@@ -168,10 +168,15 @@ def confirm(question: str, otherwise: str) -> bool:
 
 
 def stacks(state: State, arguments: Namespace) -> None:
-    """Show where ranks stand: the Python stacks of their threads, equal ones once."""
+    """Show where ranks stand: the Python stacks of their threads, equal ones once; also of ranks that can't answer. --native: C frames, too."""
     from monarch_nb.stacks import stacks_text
 
-    print(stacks_text(state.mesh(arguments.name).stacks(arguments.ranks)))
+    print(stacks_text(state.mesh(arguments.name).stacks(arguments.ranks, native=arguments.native)))
+
+
+def why(state: State, arguments: Namespace) -> HangReport:
+    """Say why nothing moves: which ranks wait for what, since when, and which one is the odd one."""
+    return state.mesh(arguments.name).why(arguments.ranks)
 
 
 def stop(state: State, arguments: Namespace) -> None:

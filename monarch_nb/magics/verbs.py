@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from monarch_nb.magics import auto, data, journal, lifecycle, reload
+from monarch_nb.magics import auto, data, debug, journal, lifecycle, reload
 from monarch_nb.magics.arguments import (
     Namespace,
     Parser,
@@ -15,6 +15,7 @@ from monarch_nb.magics.arguments import (
     positive,
     seconds,
 )
+from monarch_nb.magics.profile import add_profile_arguments
 from monarch_nb.magics.state import State
 from monarch_nb.mesh.history import TAIL_BYTES
 
@@ -36,6 +37,10 @@ VERBS: dict[str, Verb] = {
     "shrink": lifecycle.shrink,
     "on-failure": lifecycle.on_failure,
     "stacks": lifecycle.stacks,
+    "why": lifecycle.why,
+    "debug": debug.debug,
+    "break": debug.break_,
+    "set": debug.set_,
     "stop": lifecycle.stop,
     "push": data.push,
     "pull": data.pull,
@@ -77,6 +82,7 @@ def cell_parser() -> Parser:
         help="equal lines once (fold), rank by rank, in order of arrival, or bare",
     )  # fmt: skip
     add("--local", action="store_true", help="run the cell in the kernel, too, after the ranks")
+    add_profile_arguments(add)
     return parser
 
 
@@ -92,7 +98,22 @@ def _add_arguments(verb: str, parser: Parser) -> None:
         add("--name", "-n", help="which mesh, if not the current one")
 
 
-_PER_RANK = ("push", "pull", "scatter", "vars", "diff", "logs", "interrupt", "restart", "stacks", "rerun")
+_PER_RANK = ("debug", "break", "push", "pull", "scatter", "vars", "diff", "logs", "interrupt", "restart", "stacks", "why", "rerun")
+
+
+def _debug(add: Any) -> None:
+    add("--post-mortem", "-p", action="store_true", help="where ranks have failed; no breakpoint is needed")
+
+
+def _break(add: Any) -> None:
+    add("--clear", action="store_true", help="forget those that were set so")
+    add("place", nargs="?", metavar="FILE:LINE", help="train.py:40, or In[3]:2 for a cell's line")
+    add("condition", nargs="*", metavar="if EXPR", help="stop only if that's true there")
+
+
+def _set(add: Any) -> None:
+    add("setting", choices=("breakpoints", "debug-on-error", "debug-timeout", "why-after"))
+    add("value", help="stop|skip; on|off; 10m; 30s|off")
 
 
 def _top(add: Any) -> None:
@@ -116,6 +137,12 @@ def _logs(add: Any) -> None:
     add("--follow", "-f", action="store_true", help="go on until interrupted")
 
 
+def _diff(add: Any) -> None:
+    add("variable", nargs="?", help="a variable, or an attribute: model.fc")
+    add("--env", "-e", action="store_true", help="versions, environment variables, code, drivers, settings, limits")
+    add("--all", "-a", action="store_true", help="with --env: what is equal, too, and what is each rank's own")
+
+
 def _resize(add: Any) -> None:
     add("sizes", type=dims, metavar="D=N,...", help="new sizes, as in gpus=4 or hosts=2,gpus=4")
     add("--force", "-f", action="store_true", help="don't ask")
@@ -135,17 +162,21 @@ _OWN: dict[str, Callable[[Any], None]] = {
     "start": add_start_arguments,
     "stop": _stop,
     "top": _top,
+    "debug": _debug,
+    "break": _break,
+    "set": _set,
     "scatter": _scatter,
     "logs": _logs,
     "push": lambda add: add("names", nargs="+", metavar="VARIABLE"),
     "pull": lambda add: add("names", nargs="+", metavar="VARIABLE"),
     "vars": lambda add: add("names", nargs="*", metavar="VARIABLE", help="only these"),
-    "diff": lambda add: add("variable", help="a variable, or an attribute: model.fc"),
+    "diff": _diff,
     "lease": lambda add: add("time", nargs="?", type=seconds, help="such as 30m or 24h"),
     "heal": lambda add: add("--replay", action="store_true", help="run the cells again, on the new ranks, that defined their state"),
     "resize": _resize,
     "on-failure": _on_failure,
     "restart": lambda add: add("--force", "-f", action="store_true", help="don't ask"),
+    "stacks": lambda add: add("--native", action="store_true", help="frames of C code, too: needs py-spy, takes seconds"),
     "history": _history,
     "rerun": lambda add: add("number", type=cell_number, help="number in %%mesh history"),
     "result": lambda add: add("number", type=cell_number, nargs="?", help="number in %%mesh history"),

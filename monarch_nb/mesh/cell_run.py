@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._client import waiting
 from monarch_nb._client.feed import Feed, Watcher
 from monarch_nb._client.interrupts import Interrupts
 from monarch_nb._post.failure import revive
@@ -248,7 +249,7 @@ class CellRun:
 
     def _wait(self, deadline: float | None) -> bool:
         try:
-            return self._mesh._office.reader.wait(self._feed, deadline)
+            return waiting.wait(self._feed, deadline)
         except OfficeClosed:
             raise MeshError(_ENDED) from None
 

@@ -16,6 +16,7 @@ from monarch_nb.actor.proc_mesh import HEAL_S, ProcMesh
 from monarch_nb.actor.value_mesh import ValueMesh
 from monarch_nb.mesh.actors import Actors
 from monarch_nb.mesh.cell_run import CellResult, CellRun
+from monarch_nb.mesh.environment import EnvironmentDifference, find_environment_difference
 from monarch_nb.mesh.history import Entries, History
 from monarch_nb.mesh.replay import replay as run_again
 from monarch_nb.mesh.variables import Difference, Variables, check_name, find_difference
@@ -23,6 +24,9 @@ from monarch_nb.status import MeshStatus
 
 if TYPE_CHECKING:
     from monarch_nb._client.feed import Watcher
+    from monarch_nb.debug.client import MeshDebugger
+    from monarch_nb.profile import Profile, ProfileRequest
+    from monarch_nb.why import HangReport
 
 RESTART_S = 60.0
 
@@ -32,6 +36,7 @@ class Mesh(ProcMesh):
 
     Attributes:
         last_error: what the last cell that failed has raised, with all its failures.
+        last_profile: what the last cell with a profile took.
         actors: the actors that run on it, by name.
         journal: what ran on it.
 
@@ -49,6 +54,7 @@ class Mesh(ProcMesh):
         )
         self._name = name
         self.last_error: BaseException | None = None
+        self.last_profile: Profile | None = None
         self.actors = Actors(self)
         self.journal = History(self)
 
@@ -91,6 +97,7 @@ class Mesh(ProcMesh):
         timeout: float | None = None,
         rerun_of: int = 0,
         replay_of: int = 0,
+        profile: ProfileRequest | None = None,
     ) -> CellRun:
         """Start a cell on ranks and return at once; it goes on if this program ends.
 
@@ -102,13 +109,14 @@ class Mesh(ProcMesh):
             timeout: seconds; then the ranks are interrupted.
             rerun_of: number in the journal of the cell that this repeats.
             replay_of: the same, for a rank that is to become what it was.
+            profile: what ranks record meanwhile; `monarch_nb.profile.collect` fetches it.
         """
         self._check_alive("run")
         chosen = self.select(ranks)
         return CellRun(self, chosen, watcher).start(
             "run_cell", source=source, ranks=list(chosen), procs=[self._procs[r] for r in chosen],
             rank_set=format_ranks(chosen), group=self._group, number=number, context=self._context, timeout_s=timeout,
-            rerun_of=rerun_of, replay_of=replay_of,
+            rerun_of=rerun_of, replay_of=replay_of, profile=None if profile is None else profile.fields(),
         )  # fmt: skip
 
     def run(
@@ -135,6 +143,52 @@ class Mesh(ProcMesh):
         self.last_error = result.error() or self.last_error
         result.raise_error()
         return result
+
+    def profile(
+        self,
+        source: str,
+        ranks: str | Sequence[int] = "all",
+        *,
+        profile_ranks: str | Sequence[int] | None = None,
+        file: str = "",
+        trace: bool = True,
+        memory: bool = False,
+        shapes: bool = False,
+        stacks: bool = False,
+        num_top: int = 20,
+        timeout: float | None = None,
+    ) -> Profile:
+        """Run a cell on ranks with torch.profiler around it; one trace file, and a table of operators folded over ranks.
+
+        Args:
+            profile_ranks: where it's recorded; by default wherever the cell runs.
+            file: where the trace goes, FILE.json or FILE.json.gz; by default `profile-CELL-DATE.json.gz` in the working directory.
+            trace: without it, no torch is needed: for `memory` alone.
+            memory: record what the cell does to memory, too.
+            shapes: record the shapes of operators' inputs.
+            stacks: record Python stacks.
+            num_top: how many rows its tables show.
+            timeout: seconds; then the ranks are interrupted.
+
+        Raises:
+            CellError: if it raised on any rank, and so on as `run` does. The profile has been written: it's `last_profile`.
+
+        Example:
+            >>> mesh.profile("loss.backward()", profile_ranks="0-1").file      # doctest: +SKIP
+            '/home/me/profile-12-20260801-101500.json.gz'
+        """
+        from monarch_nb.profile import ProfileRequest, collect
+        from monarch_nb.profile.request import check_request
+
+        chosen = self.select(ranks)
+        recorders = chosen if profile_ranks is None else self.select(profile_ranks)
+        request = ProfileRequest(recorders, trace, memory, shapes, stacks, file, num_top)
+        run = self.submit(source, chosen, timeout=timeout, profile=check_request(request, chosen))
+        result = run.wait()
+        self.last_profile = collect(self, result, request)
+        self.last_error = result.error() or self.last_error
+        result.raise_error()
+        return self.last_profile
 
     def interrupt(self, ranks: str | Sequence[int] = "all") -> None:
         """Interrupt what runs on ranks: cells, step by step as Ctrl-C does, and functions."""
@@ -166,11 +220,41 @@ class Mesh(ProcMesh):
             report = dataclasses.replace(report, said=(*report.said, *run_again(self, report.ranks)))
         return report
 
-    def stacks(self, ranks: str | Sequence[int] = "all") -> dict[int, Mapping[str, Any]]:
-        """Return where ranks stand: by rank, "stacks" by thread name (None: no answer) and "process"."""
-        chosen = [r for r in self.select(ranks) if r in self.living_ranks()]
-        found: dict[int, Mapping[str, Any]] = self._session.request("stacks", procs=[self._procs[r] for r in chosen])
+    def stacks(self, ranks: str | Sequence[int] = "all", *, native: bool = False) -> dict[int, Mapping[str, Any]]:
+        """Return where ranks stand, also those that can't answer: something holds the interpreter's lock, or the main thread waits in C.
+
+        Args:
+            native: frames of C code, too; only py-spy has them, and it takes some seconds.
+
+        Returns:
+            By rank: "stacks" (text by thread name; None if they couldn't be had), "how" (asked, faulthandler or py-spy), "missing" (what couldn't be had, and
+            why) and "process" (what the kernel says, if that's special).
+
+        Example:
+            >>> mesh.stacks("3")[3]["how"]                # doctest: +SKIP
+            'faulthandler'
+        """
+        living = self.living_ranks()
+        procs = [self._procs[r] for r in self.select(ranks) if r in living]
+        found: dict[int, Mapping[str, Any]] = self._session.request("stacks", procs=procs, native=native)
         return found
+
+    def why(self, ranks: str | Sequence[int] = "all") -> HangReport:
+        """Say why nothing moves: what each rank waits for, and which one is the odd one.
+
+        Example:
+            >>> print(mesh.why().sentence)                # doctest: +SKIP
+            ranks 0-2 wait in all_reduce #41 of the default group since 34 s; rank 3 never entered it: it is in cell [17] line 4, input()
+        """
+        from monarch_nb.why import explain
+
+        return explain(self, self.select(ranks))
+
+    def debugger(self) -> MeshDebugger:
+        """Return the debugger of this mesh: who stands at a breakpoint, and commands to them."""
+        from monarch_nb.debug.client import MeshDebugger
+
+        return MeshDebugger(self)
 
     # --- variables
 
@@ -212,6 +296,14 @@ class Mesh(ProcMesh):
         """
         check_name(name.partition(".")[0].partition("[")[0])
         return find_difference(self, name, self.select(ranks))
+
+    def diff_env(self, ranks: str | Sequence[int] = "all", *, shows_all: bool = False) -> EnvironmentDifference:
+        """Return where ranks run with different things: versions, environment variables, git commit, GPU driver, torch's settings, limits.
+
+        Args:
+            shows_all: its text has what is equal, too, and what is each rank's own.
+        """
+        return find_environment_difference(self, self.select(ranks), shows_all=shows_all)
 
     def _note(self, kind: str, names: str, ranks: tuple[int, ...]) -> None:
         self._session.tell("note", kind="variables", source=f"%mesh {kind} {names}", ranks=format_ranks(ranks))

@@ -245,6 +245,7 @@ NAME = r"([A-Za-z_][A-Za-z0-9_-]*)"
 
 def routes() -> list[tuple[str, type[Any]]]:
     """Return addresses and who answers there, below the server's base URL."""
+    from monarch_nb.server.debug import DebugHandler
     from monarch_nb.server.stream import StreamHandler
 
     one = rf"/monarch_nb/api/meshes/{NAME}"
@@ -259,5 +260,6 @@ def routes() -> list[tuple[str, type[Any]]]:
         (one + "/logs", LogsHandler),
         (one + "/stacks", StacksHandler),
         (one + "/journal", JournalHandler),
+        (one + "/debug", DebugHandler),
         (r"/monarch_nb/stream", StreamHandler),
     ]

@@ -316,8 +316,12 @@ def _make(meshes: Meshes, send: Send, message: dict[str, Any]) -> Watch:
     if what == "meshes":
         return ListWatch(meshes, send)
     mesh = message.get("mesh")
-    if what not in ("status", "logs") or not isinstance(mesh, str):
-        raise ValueError(f"what must be meshes, status or logs, the last two with a mesh; not {what!r} with {mesh!r}")
+    if what not in ("status", "debug", "logs") or not isinstance(mesh, str):
+        raise ValueError(f"what must be meshes, or status, debug or logs with a mesh; not {what!r} with {mesh!r}")
+    if what == "debug":
+        from monarch_nb.server.debug import DebugWatch
+
+        return DebugWatch(meshes, send, mesh)
     if what == "status":
         return StatusWatch(meshes, send, mesh)
     after, ranks, grep = message.get("after"), message.get("ranks", "all"), message.get("grep", "")

@@ -79,7 +79,7 @@ def test_a_stopped_rank_is_unresponsive_not_dead(notebook: Notebook) -> None:
         while "unresponsive" not in text:
             text = notebook.text("%mesh status")
         assert f"rank 1 unresponsive: is stopped by a signal; wake it: kill -CONT {pid}" in text
-        assert "running   ranks 0,2" in text
+        assert "idle      ranks 0,2" in text
     finally:
         os.kill(pid, signal.SIGCONT)
     while "unresponsive" in notebook.text("%mesh status"):

@@ -184,6 +184,6 @@ def test_auto_mode(show: Callable[[str], str]) -> None:
     assert show("rank") == "[0] 0\n[1] 1\n[2] 2\n[3] 3"
     assert show("%%local\n'here'") == "'here'"
     assert "this cell is not Python" in show("for")
-    assert "running   ranks 0-3" in show("%mesh status")
+    assert "idle      ranks 0-3" in show("%mesh status")
     assert show("%mesh auto off") == "plain cells run here"
     assert "NameError" in show("rank")

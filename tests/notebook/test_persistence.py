@@ -50,7 +50,7 @@ def lasting() -> Iterator[str]:
 
 def test_the_command_line_finds_it(lasting: str) -> None:
     assert re.search(r"lasting +home pid \d+", command("list"))
-    assert "running   ranks 0-1" in command("status", lasting)
+    assert "idle      ranks 0-1" in command("status", lasting)
     assert json.loads(command("status", lasting, "--json"))["name"] == lasting
     assert command("exec", lasting, "print('there')\nstate").splitlines() == ["[0-1] there", "[0] 40", "[1] 41"]
     assert command("exec", lasting, "1 / 0", "--ranks", "1").count("ZeroDivisionError") >= 1

@@ -2,6 +2,7 @@
 
 .mnb-panel,
 .mnb-logs,
+.mnb-debug,
 .mnb-document {
   color: var(--jp-ui-font-color1);
   background: var(--jp-layout-color1);
@@ -108,6 +109,7 @@
 
 .mnb-panel :focus-visible,
 .mnb-logs :focus-visible,
+.mnb-debug :focus-visible,
 .mnb-document :focus-visible,
 .mnb-status :focus-visible {
   outline: 2px solid var(--jp-brand-color1);
@@ -528,6 +530,199 @@
 
 .mnb-ansi-white {
   color: var(--jp-ui-font-color1);
+}
+
+/* --- debugger */
+
+.mnb-debug-pane {
+  container-type: inline-size;
+}
+
+.mnb-debug-pane,
+.mnb-debug {
+  height: 100%;
+}
+
+.mnb-debug {
+  display: grid;
+  grid-template-columns: minmax(160px, 1fr) minmax(240px, 3fr) minmax(190px, 1.2fr);
+}
+
+.mnb-debug-side {
+  min-width: 0;
+  overflow: auto;
+}
+
+.mnb-debug-head {
+  display: flex;
+  align-items: center;
+  justify-content: space-between;
+  min-height: 30px;
+  padding: 0 8px;
+}
+
+.mnb-debug-head h3 {
+  margin: 0;
+  font-size: var(--jp-ui-font-size1);
+}
+
+.mnb-debug-places {
+  margin: 0;
+  padding: 0;
+  list-style: none;
+}
+
+.mnb-debug-place {
+  display: flex;
+  align-items: flex-start;
+  gap: 4px;
+  padding: 2px 4px;
+  border-left: 3px solid transparent;
+}
+
+.mnb-debug-place.mnb-mod-shown {
+  background: var(--jp-layout-color2);
+  border-left-color: var(--jp-brand-color1);
+}
+
+.mnb-debug-where {
+  display: flex;
+  flex: 1 1 auto;
+  flex-direction: column;
+  min-width: 0;
+  padding: 2px;
+  color: inherit;
+  background: none;
+  border: 0;
+  font: inherit;
+  text-align: left;
+  overflow-wrap: anywhere;
+  cursor: pointer;
+}
+
+.mnb-debug-where code {
+  font-family: var(--jp-code-font-family);
+  font-size: var(--jp-code-font-size);
+}
+
+.mnb-debug-where .mnb-hint {
+  margin: 0;
+  font-size: var(--jp-ui-font-size0);
+}
+
+.mnb-debug-main {
+  display: flex;
+  flex-direction: column;
+  min-width: 0;
+  min-height: 0;
+  border-inline: 1px solid var(--jp-border-color2);
+}
+
+.mnb-debug-source {
+  flex: none;
+  margin: 0;
+  border-bottom: 1px solid var(--jp-border-color2);
+}
+
+.mnb-debug-source pre {
+  max-height: 40vh;
+  margin: 0;
+  padding: 4px 0;
+  overflow: auto;
+  background: var(--jp-layout-color0);
+  font-family: var(--jp-code-font-family);
+  font-size: var(--jp-code-font-size);
+  line-height: 1.4;
+}
+
+.mnb-debug-code {
+  width: max-content;
+  min-width: 100%;
+  padding: 0 8px;
+  box-sizing: border-box;
+  white-space: pre;
+}
+
+.mnb-debug-code.mnb-mod-here {
+  background: var(--jp-layout-color2);
+  font-weight: 700;
+}
+
+.mnb-debug-transcript {
+  flex: 1 1 0;
+  min-height: 0;
+  padding: 4px 0;
+  overflow: auto;
+  font-family: var(--jp-code-font-family);
+  font-size: var(--jp-code-font-size);
+  line-height: 1.4;
+}
+
+.mnb-debug-entry {
+  padding: 0 8px 0 5px;
+  border-left: 3px solid transparent;
+  overflow-wrap: anywhere;
+  white-space: pre-wrap;
+}
+
+.mnb-debug-entry.mnb-mod-line {
+  color: var(--jp-ui-font-color2);
+}
+
+.mnb-debug-entry.mnb-mod-note {
+  border-left-color: var(--jp-warn-color1);
+  font-family: var(--jp-ui-font-family);
+}
+
+.mnb-debug-prompt {
+  flex: none;
+  padding: 4px 8px;
+  border-top: 1px solid var(--jp-border-color2);
+}
+
+.mnb-debug-line {
+  font-family: var(--jp-code-font-family);
+  font-size: var(--jp-code-font-size);
+}
+
+.mnb-debug-variables {
+  width: 100%;
+  border-collapse: collapse;
+}
+
+.mnb-debug-variables th,
+.mnb-debug-variables td {
+  padding: 2px 8px;
+  border-bottom: 1px solid var(--jp-border-color2);
+  text-align: left;
+  vertical-align: top;
+  white-space: nowrap;
+}
+
+.mnb-debug-variables td:last-child {
+  white-space: pre-wrap;
+  overflow-wrap: anywhere;
+}
+
+.mnb-debug-variables td {
+  font-family: var(--jp-code-font-family);
+  font-size: var(--jp-code-font-size);
+}
+
+.mnb-debug-variables .mnb-mod-differs td {
+  font-weight: 700;
+}
+
+@container (max-width: 640px) {
+  .mnb-debug {
+    grid-template-columns: minmax(0, 1fr);
+    grid-template-rows: minmax(60px, auto) minmax(260px, 1fr) minmax(60px, auto);
+  }
+
+  .mnb-debug-main {
+    border-block: 1px solid var(--jp-border-color2);
+    border-inline: 0;
+  }
 }
 
 /* --- status bar and tabs */
@@ -1287,4 +1482,4 @@
     margin-right: 1px;
   }
 }
-`,""]),e.d(n,{},{A:i})},"./node_modules/css-loader/dist/runtime/api.js"(r){r.exports=function(r){var n=[];return n.toString=function(){return this.map(function(n){var e="",o=void 0!==n[5];return n[4]&&(e+="@supports (".concat(n[4],") {")),n[2]&&(e+="@media ".concat(n[2]," {")),o&&(e+="@layer".concat(n[5].length>0?" ".concat(n[5]):""," {")),e+=r(n),o&&(e+="}"),n[2]&&(e+="}"),n[4]&&(e+="}"),e}).join("")},n.i=function(r,e,o,a,t){"string"==typeof r&&(r=[[null,r,void 0]]);var i={};if(o)for(var l=0;l<this.length;l++){var d=this[l][0];null!=d&&(i[d]=!0)}for(var s=0;s<r.length;s++){var m=[].concat(r[s]);o&&i[m[0]]||(void 0!==t&&(void 0===m[5]||(m[1]="@layer".concat(m[5].length>0?" ".concat(m[5]):""," {").concat(m[1],"}")),m[5]=t),e&&(m[2]&&(m[1]="@media ".concat(m[2]," {").concat(m[1],"}")),m[2]=e),a&&(m[4]?(m[1]="@supports (".concat(m[4],") {").concat(m[1],"}"),m[4]=a):m[4]="".concat(a)),n.push(m))}},n}},"./node_modules/css-loader/dist/runtime/noSourceMaps.js"(r){r.exports=function(r){return r[1]}},"./node_modules/style-loader/dist/runtime/injectStylesIntoStyleTag.js"(r){var n=[];function e(r){for(var e=-1,o=0;o<n.length;o++)if(n[o].identifier===r){e=o;break}return e}function o(r,o){for(var a={},t=[],i=0;i<r.length;i++){var l=r[i],d=o.base?l[0]+o.base:l[0],s=a[d]||0,m="".concat(d," ").concat(s);a[d]=s+1;var p=e(m),b={css:l[1],media:l[2],sourceMap:l[3],supports:l[4],layer:l[5]};if(-1!==p)n[p].references++,n[p].updater(b);else{var c=function(r,n){var e=n.domAPI(n);return e.update(r),function(n){n?(n.css!==r.css||n.media!==r.media||n.sourceMap!==r.sourceMap||n.supports!==r.supports||n.layer!==r.layer)&&e.update(r=n):e.remove()}}(b,o);o.byIndex=i,n.splice(i,0,{identifier:m,updater:c,references:1})}t.push(m)}return t}r.exports=function(r,a){var t=o(r=r||[],a=a||{});return function(r){r=r||[];for(var i=0;i<t.length;i++){var l=e(t[i]);n[l].references--}for(var d=o(r,a),s=0;s<t.length;s++){var m=e(t[s]);0===n[m].references&&(n[m].updater(),n.splice(m,1))}t=d}}},"./node_modules/style-loader/dist/runtime/insertBySelector.js"(r){var n={};r.exports=function(r,e){var o=function(r){if(void 0===n[r]){var e=document.querySelector(r);if(window.HTMLIFrameElement&&e instanceof window.HTMLIFrameElement)try{e=e.contentDocument.head}catch(r){e=null}n[r]=e}return n[r]}(r);if(!o)throw Error("Couldn't find a style target. This probably means that the value for the 'insert' parameter is invalid.");o.appendChild(e)}},"./node_modules/style-loader/dist/runtime/insertStyleElement.js"(r){r.exports=function(r){var n=document.createElement("style");return r.setAttributes(n,r.attributes),r.insert(n,r.options),n}},"./node_modules/style-loader/dist/runtime/setAttributesWithoutAttributes.js"(r,n,e){r.exports=function(r){var n=e.nc;n&&r.setAttribute("nonce",n)}},"./node_modules/style-loader/dist/runtime/styleDomAPI.js"(r){r.exports=function(r){if("u"<typeof document)return{update:function(){},remove:function(){}};var n=r.insertStyleElement(r);return{update:function(e){var o,a,t;o="",e.supports&&(o+="@supports (".concat(e.supports,") {")),e.media&&(o+="@media ".concat(e.media," {")),(a=void 0!==e.layer)&&(o+="@layer".concat(e.layer.length>0?" ".concat(e.layer):""," {")),o+=e.css,a&&(o+="}"),e.media&&(o+="}"),e.supports&&(o+="}"),(t=e.sourceMap)&&"u">typeof btoa&&(o+="\n/*# sourceMappingURL=data:application/json;base64,".concat(btoa(unescape(encodeURIComponent(JSON.stringify(t))))," */")),r.styleTagTransform(o,n,r.options)},remove:function(){var r;null===(r=n).parentNode||r.parentNode.removeChild(r)}}}},"./node_modules/style-loader/dist/runtime/styleTagTransform.js"(r){r.exports=function(r,n){if(n.styleSheet)n.styleSheet.cssText=r;else{for(;n.firstChild;)n.removeChild(n.firstChild);n.appendChild(document.createTextNode(r))}}},"./style/index.js"(r,n,e){var o=e("./node_modules/style-loader/dist/runtime/injectStylesIntoStyleTag.js"),a=e.n(o),t=e("./node_modules/style-loader/dist/runtime/styleDomAPI.js"),i=e.n(t),l=e("./node_modules/style-loader/dist/runtime/insertBySelector.js"),d=e.n(l),s=e("./node_modules/style-loader/dist/runtime/setAttributesWithoutAttributes.js"),m=e.n(s),p=e("./node_modules/style-loader/dist/runtime/insertStyleElement.js"),b=e.n(p),c=e("./node_modules/style-loader/dist/runtime/styleTagTransform.js"),g=e.n(c),u=e("./node_modules/css-loader/dist/cjs.js!./style/base.css"),h={};h.styleTagTransform=g(),h.setAttributes=m(),h.insert=d().bind(null,"head"),h.domAPI=i(),h.insertStyleElement=b(),a()(u.A,h),u.A&&u.A.locals&&u.A.locals;var x=e("./node_modules/css-loader/dist/cjs.js!./style/card.css"),f={};f.styleTagTransform=g(),f.setAttributes=m(),f.insert=d().bind(null,"head"),f.domAPI=i(),f.insertStyleElement=b(),a()(x.A,f),x.A&&x.A.locals&&x.A.locals}}]);
+`,""]),e.d(n,{},{A:i})},"./node_modules/css-loader/dist/runtime/api.js"(r){r.exports=function(r){var n=[];return n.toString=function(){return this.map(function(n){var e="",o=void 0!==n[5];return n[4]&&(e+="@supports (".concat(n[4],") {")),n[2]&&(e+="@media ".concat(n[2]," {")),o&&(e+="@layer".concat(n[5].length>0?" ".concat(n[5]):""," {")),e+=r(n),o&&(e+="}"),n[2]&&(e+="}"),n[4]&&(e+="}"),e}).join("")},n.i=function(r,e,o,a,t){"string"==typeof r&&(r=[[null,r,void 0]]);var i={};if(o)for(var l=0;l<this.length;l++){var d=this[l][0];null!=d&&(i[d]=!0)}for(var s=0;s<r.length;s++){var m=[].concat(r[s]);o&&i[m[0]]||(void 0!==t&&(void 0===m[5]||(m[1]="@layer".concat(m[5].length>0?" ".concat(m[5]):""," {").concat(m[1],"}")),m[5]=t),e&&(m[2]&&(m[1]="@media ".concat(m[2]," {").concat(m[1],"}")),m[2]=e),a&&(m[4]?(m[1]="@supports (".concat(m[4],") {").concat(m[1],"}"),m[4]=a):m[4]="".concat(a)),n.push(m))}},n}},"./node_modules/css-loader/dist/runtime/noSourceMaps.js"(r){r.exports=function(r){return r[1]}},"./node_modules/style-loader/dist/runtime/injectStylesIntoStyleTag.js"(r){var n=[];function e(r){for(var e=-1,o=0;o<n.length;o++)if(n[o].identifier===r){e=o;break}return e}function o(r,o){for(var a={},t=[],i=0;i<r.length;i++){var l=r[i],d=o.base?l[0]+o.base:l[0],s=a[d]||0,m="".concat(d," ").concat(s);a[d]=s+1;var p=e(m),b={css:l[1],media:l[2],sourceMap:l[3],supports:l[4],layer:l[5]};if(-1!==p)n[p].references++,n[p].updater(b);else{var c=function(r,n){var e=n.domAPI(n);return e.update(r),function(n){n?(n.css!==r.css||n.media!==r.media||n.sourceMap!==r.sourceMap||n.supports!==r.supports||n.layer!==r.layer)&&e.update(r=n):e.remove()}}(b,o);o.byIndex=i,n.splice(i,0,{identifier:m,updater:c,references:1})}t.push(m)}return t}r.exports=function(r,a){var t=o(r=r||[],a=a||{});return function(r){r=r||[];for(var i=0;i<t.length;i++){var l=e(t[i]);n[l].references--}for(var d=o(r,a),s=0;s<t.length;s++){var m=e(t[s]);0===n[m].references&&(n[m].updater(),n.splice(m,1))}t=d}}},"./node_modules/style-loader/dist/runtime/insertBySelector.js"(r){var n={};r.exports=function(r,e){var o=function(r){if(void 0===n[r]){var e=document.querySelector(r);if(window.HTMLIFrameElement&&e instanceof window.HTMLIFrameElement)try{e=e.contentDocument.head}catch(r){e=null}n[r]=e}return n[r]}(r);if(!o)throw Error("Couldn't find a style target. This probably means that the value for the 'insert' parameter is invalid.");o.appendChild(e)}},"./node_modules/style-loader/dist/runtime/insertStyleElement.js"(r){r.exports=function(r){var n=document.createElement("style");return r.setAttributes(n,r.attributes),r.insert(n,r.options),n}},"./node_modules/style-loader/dist/runtime/setAttributesWithoutAttributes.js"(r,n,e){r.exports=function(r){var n=e.nc;n&&r.setAttribute("nonce",n)}},"./node_modules/style-loader/dist/runtime/styleDomAPI.js"(r){r.exports=function(r){if("u"<typeof document)return{update:function(){},remove:function(){}};var n=r.insertStyleElement(r);return{update:function(e){var o,a,t;o="",e.supports&&(o+="@supports (".concat(e.supports,") {")),e.media&&(o+="@media ".concat(e.media," {")),(a=void 0!==e.layer)&&(o+="@layer".concat(e.layer.length>0?" ".concat(e.layer):""," {")),o+=e.css,a&&(o+="}"),e.media&&(o+="}"),e.supports&&(o+="}"),(t=e.sourceMap)&&"u">typeof btoa&&(o+="\n/*# sourceMappingURL=data:application/json;base64,".concat(btoa(unescape(encodeURIComponent(JSON.stringify(t))))," */")),r.styleTagTransform(o,n,r.options)},remove:function(){var r;null===(r=n).parentNode||r.parentNode.removeChild(r)}}}},"./node_modules/style-loader/dist/runtime/styleTagTransform.js"(r){r.exports=function(r,n){if(n.styleSheet)n.styleSheet.cssText=r;else{for(;n.firstChild;)n.removeChild(n.firstChild);n.appendChild(document.createTextNode(r))}}},"./style/index.js"(r,n,e){var o=e("./node_modules/style-loader/dist/runtime/injectStylesIntoStyleTag.js"),a=e.n(o),t=e("./node_modules/style-loader/dist/runtime/styleDomAPI.js"),i=e.n(t),l=e("./node_modules/style-loader/dist/runtime/insertBySelector.js"),d=e.n(l),s=e("./node_modules/style-loader/dist/runtime/setAttributesWithoutAttributes.js"),m=e.n(s),p=e("./node_modules/style-loader/dist/runtime/insertStyleElement.js"),b=e.n(p),c=e("./node_modules/style-loader/dist/runtime/styleTagTransform.js"),g=e.n(c),u=e("./node_modules/css-loader/dist/cjs.js!./style/base.css"),f={};f.styleTagTransform=g(),f.setAttributes=m(),f.insert=d().bind(null,"head"),f.domAPI=i(),f.insertStyleElement=b(),a()(u.A,f),u.A&&u.A.locals&&u.A.locals;var x=e("./node_modules/css-loader/dist/cjs.js!./style/card.css"),h={};h.styleTagTransform=g(),h.setAttributes=m(),h.insert=d().bind(null,"head"),h.domAPI=i(),h.insertStyleElement=b(),a()(x.A,h),x.A&&x.A.locals&&x.A.locals}}]);

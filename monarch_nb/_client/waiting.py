@@ -1,0 +1,72 @@
+"""Waiting for answers in a notebook: if a rank stops at a breakpoint meanwhile, the waiting cell becomes the debugger's prompt.
+
+Who can show a prompt sets `on_stop`; without it, and in other threads than the main one, this is a plain wait.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from monarch_nb._post.office import Office
+from monarch_nb._post.pending import Pending
+
+if TYPE_CHECKING:
+    from monarch_nb._client.session import Session
+
+on_stop: Callable[[Session], Exception | None] | None = None
+"""Called in the main thread when something has stopped; returns when the wait may go on. What it returns is raised when the wait is over."""
+
+_main = threading.main_thread().ident
+
+
+class Bell(Pending):
+    """What is waited for instead: rings when the answer is there, or when something has stopped."""
+
+    __slots__ = ("rung",)
+
+    def __init__(self, office: Office) -> None:
+        super().__init__(office, ())
+        self.rung = False
+
+    def ring(self) -> None:
+        """Wake the waiting thread. Called in the reading thread, or before the wait."""
+        self.ready = True
+        self.office.reader.notify(self)
+
+    def ring_for_stop(self) -> None:
+        """Something has stopped."""
+        self.rung = True
+        self.ring()
+
+
+def wait(pending: Pending, deadline: float | None) -> bool:
+    """Wait until an answer is there; False if `deadline` (monotonic) passed first."""
+    if on_stop is None or threading.get_ident() != _main:
+        return pending.office.reader.wait(pending, deadline)
+    from monarch_nb._client import session as sessions
+
+    session = sessions.known(pending.office)
+    if session is None or session.notebook is None:
+        return pending.office.reader.wait(pending, deadline)
+    return _wait_and_debug(session, pending, deadline, on_stop)
+
+
+def _wait_and_debug(session: Session, pending: Pending, deadline: float | None, show: Callable[[Session], Exception | None]) -> bool:
+    error: Exception | None = None
+    while True:
+        bell = Bell(pending.office)
+        session.bells.append(bell)
+        pending.when_ready(bell.ring)
+        try:
+            pending.office.reader.wait(bell, deadline)
+        finally:
+            session.bells.remove(bell)
+        if error is not None and (pending.ready or not bell.rung):
+            raise error
+        if pending.ready:
+            return True
+        if not bell.rung:
+            return False
+        error = show(session) or error

@@ -1,0 +1,272 @@
+"""Who stands at a breakpoint, and what is asked of whom.
+
+Ranks tell of their stops; clients send lines to some of them and get the answers together. Stops belong to the mesh, not to a client: several clients may talk to one, and
+when the last one that could has been gone for `ABANDONED_S`, the ranks run on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb._shape import name_ranks
+from monarch_nb._wire import address
+from monarch_nb._wire import message as wire
+
+if TYPE_CHECKING:
+    from monarch_nb._host.home import HomeProcess
+
+ABANDONED_S = 600.0
+POST_MORTEM_S = 10.0
+"""How long ranks may take to stand where they failed: one that is busy doesn't get there before it's done."""
+GONE = "__gone__"
+"""What lets a thread run on; `_rank/debugger` knows it, too."""
+
+
+@dataclass
+class Stop:
+    """A thread that stands somewhere.
+
+    Attributes:
+        id: its number in the mesh.
+        key: its number in its process.
+        where: thread, what, file, path, line, function, text, source, reason, error, origin.
+    """
+
+    id: int
+    proc: int
+    key: int
+    group: str
+    where: dict[str, Any]
+    state: str = "stopped"
+    mode: str = "pdb"
+
+
+@dataclass
+class Command:
+    """A line on its way to some stops."""
+
+    n: int
+    client: int
+    ref: int
+    left: set[int]
+    answers: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DebugWatch:
+    """Somebody who wants to know."""
+
+    client: int
+    ref: int
+    group: str
+
+
+class DebugDesk:
+    """Owned by the loop thread."""
+
+    def __init__(self, home: HomeProcess) -> None:
+        self._home = home
+        self._stops: dict[int, Stop] = {}
+        self._ids = itertools.count(1)
+        self._numbers = itertools.count(1)
+        self._commands: dict[int, Command] = {}
+        self._watches: list[DebugWatch] = []
+        self._is_due = False
+        self._leaving = 0
+        self._said_no: set[int] = set()
+        self._on_change_once: Callable[..., None] | None = None
+        self.settings: dict[str, bool] = {"skip": False, "on_error": False}
+        self.abandoned_s = ABANDONED_S
+
+    @property
+    def num_stopped(self) -> int:
+        """Threads that stand somewhere."""
+        return len(self._stops)
+
+    def is_stopped(self, proc: int) -> bool:
+        """Say whether a thread of a rank stands somewhere."""
+        return any(stop.proc == proc for stop in self._stops.values())
+
+    def rows(self, group: str) -> list[dict[str, Any]]:
+        """Return the stops of a group, by rank."""
+        found = [self._row(stop) for stop in self._stops.values() if stop.group == group]
+        return sorted(found, key=lambda row: (row["rank"], row["id"]))
+
+    def _row(self, stop: Stop) -> dict[str, Any]:
+        rank = self._home.registry.procs[stop.proc].rank
+        return {"id": stop.id, "rank": rank, "state": stop.state, "mode": stop.mode, **stop.where}
+
+    # --- what ranks tell
+
+    def stopped(self, proc: int, fields: dict[str, Any]) -> None:
+        """A thread stands somewhere, or has answered a line."""
+        stop = self._find(proc, fields["key"])
+        entry = self._home.registry.procs.get(proc)
+        if entry is None:
+            return
+        if stop is None:
+            stop = Stop(next(self._ids), proc, fields["key"], entry.group, fields["where"])
+            self._stops[stop.id] = stop
+            self._check_abandoned()
+            for client in self._home.registry.clients.values():
+                if client.listens:
+                    self._home.event(client.proc, "stopped", {"group": stop.group})
+        stop.where, stop.state, stop.mode = fields["where"], "stopped", fields["mode"]
+        self._answered(stop, fields["n"], fields["text"])
+        self._changed()
+
+    def running(self, proc: int, key: int) -> None:
+        """A thread steps on."""
+        stop = self._find(proc, key)
+        if stop is not None:
+            stop.state = "running"
+            self._changed()
+
+    def left(self, proc: int, fields: dict[str, Any]) -> None:
+        """A thread runs on."""
+        stop = self._find(proc, fields["key"])
+        if stop is not None:
+            del self._stops[stop.id]
+            self._answered(stop, fields["n"], fields["text"], forget=True)
+            self._changed()
+
+    def proc_has_ended(self, proc: int) -> None:
+        """A rank is dead."""
+        for stop in [s for s in self._stops.values() if s.proc == proc]:
+            del self._stops[stop.id]
+            self._answered(stop, 0, "the process has died", forget=True)
+            self._changed()
+
+    def _find(self, proc: int, key: int) -> Stop | None:
+        return next((s for s in self._stops.values() if (s.proc, s.key) == (proc, key)), None)
+
+    def _answered(self, stop: Stop, n: int, text: str, *, forget: bool = False) -> None:
+        for command in list(self._commands.values()):
+            if stop.id in command.left and (forget or command.n == n):
+                command.left.discard(stop.id)
+                command.answers[stop.id] = text
+                if not command.left:
+                    self._finish(command)
+
+    # --- what clients ask
+
+    def command(self, client: int, ref: int, fields: dict[str, Any]) -> None:
+        """Send a line to stops; the answer is {"answers": by id, "left": ids that haven't come back, "stops": rows}."""
+        stops = [self._stops[i] for i in fields["ids"] if i in self._stops]
+        command = Command(next(self._numbers), client, ref, {s.id for s in stops})
+        self._commands[command.n] = command
+        command.answers.update({i: "it runs on, and no longer stands there" for i in fields["ids"] if i not in self._stops})
+        for stop in stops:
+            if stop.state == "stopped":
+                self._send(stop, command.n, fields["line"])
+            else:
+                command.left.discard(stop.id)
+                command.answers[stop.id] = "it hasn't come back from the last step"
+        if not command.left:
+            self._finish(command)
+        else:
+            self._home.loop.call_later(fields["timeout_s"], lambda: self._finish(command))
+
+    def _send(self, stop: Stop, n: int, line: str) -> None:
+        payload = pickle.dumps({"key": stop.key, "n": n, "line": line}, 5)
+        frame = wire.pack(wire.CALL, src=address.HOME, dst=stop.proc, name=b"__debug__", payload=payload)
+        self._home.send_to_rank(stop.proc, frame)
+
+    def _finish(self, command: Command) -> None:
+        if self._commands.pop(command.n, None) is None:
+            return
+        groups = {self._home.registry.procs[s.proc].group for s in self._stops.values()}
+        rows = [row for group in sorted(groups) for row in self.rows(group)]
+        self._home.reply(
+            command.client, command.ref, {"answers": command.answers, "left": sorted(command.left), "stops": rows}
+        )
+
+    def post_mortem(self, procs: list[int], done: Callable[[], None]) -> None:
+        """Have ranks stop where they've raised last. Those that do don't answer before they run on: they stand, or have answered no."""
+        waiting = set(procs)
+        before = set(self._stops)
+
+        def look(answers: dict[int, Any] | None = None) -> None:
+            standing = {s.proc for i, s in self._stops.items() if i not in before}
+            if answers is not None or waiting <= standing | self._said_no:
+                self._on_change_once = None
+                done()
+
+        self._said_no = set()
+        self._on_change_once = look
+        for proc in procs:
+            self._home.asking.ask({0: proc}, "post_mortem", None, partial(self._no_more, proc), POST_MORTEM_S)
+        self._home.loop.call_later(POST_MORTEM_S, lambda: look({}) if self._on_change_once is look else None)
+
+    def _no_more(self, proc: int, _answers: dict[int, Any]) -> None:
+        """A rank has nothing to show, or runs on."""
+        self._said_no.add(proc)
+        if self._on_change_once is not None:
+            self._on_change_once()
+
+    def set(self, fields: dict[str, Any]) -> dict[str, bool]:
+        """Take settings: `skip` breakpoints, stop `on_error`; after how long without anybody to debug them ranks run on (`abandoned_s`)."""
+        if fields.get("abandoned_s") is not None:
+            self.abandoned_s = float(fields["abandoned_s"])
+            self._check_abandoned()
+        self.settings.update({name: bool(fields[name]) for name in self.settings if fields.get(name) is not None})
+        for entry in self._home.registry.alive():
+            self._home.event(entry.proc, "debug_settings", self.settings)
+        return self.settings
+
+    # --- who watches
+
+    def watch(self, client: int, ref: int, group: str) -> None:
+        """Tell a client of a group's stops."""
+        self._watches.append(DebugWatch(client, ref, group))
+        self._leaving += 1
+        self._home.reply(client, ref, self.rows(group))
+
+    def unwatch(self, client: int, ref: int) -> None:
+        """A client doesn't want to know any more."""
+        self._watches = [w for w in self._watches if (w.client, w.ref) != (client, ref)]
+        self._check_abandoned()
+
+    def client_gone(self, client: int) -> None:
+        """A client is gone."""
+        self._watches = [w for w in self._watches if w.client != client]
+        self._check_abandoned()
+
+    def _changed(self) -> None:
+        """Tell who watches, once for what happens together."""
+        if self._on_change_once is not None:
+            self._on_change_once()
+        if not self._is_due:
+            self._is_due = True
+            self._home.loop.call_shortly(self._tell)
+
+    def _tell(self) -> None:
+        self._is_due = False
+        for watch in self._watches:
+            self._home.reply(watch.client, watch.ref, self.rows(watch.group))
+
+    def _check_abandoned(self) -> None:
+        if self._is_attended() or not self._stops:
+            return
+        self._leaving += 1
+        mine = self._leaving
+        self._home.loop.call_later(self.abandoned_s, lambda: self._abandon(mine))
+
+    def _is_attended(self) -> bool:
+        """Say whether somebody is there who could debug: a notebook, or who watches the stops."""
+        return bool(self._watches) or any(c.listens for c in self._home.registry.clients.values())
+
+    def _abandon(self, mine: int) -> None:
+        if mine != self._leaving or self._is_attended() or not self._stops:
+            return
+        ranks = sorted({self._home.registry.procs[s.proc].rank for s in self._stops.values()})
+        text = f"nobody has been there to debug {name_ranks(ranks)} for {self.abandoned_s:g} s: {'it runs' if len(ranks) == 1 else 'they run'} on"
+        self._home.note(0, "note", text=text)
+        for stop in list(self._stops.values()):
+            self._send(stop, 0, GONE)
+            self._home.cells.say_on(stop.proc, text)

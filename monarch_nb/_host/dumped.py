@@ -1,0 +1,86 @@
+"""Stacks as faulthandler and py-spy write them, turned into what `traceback` would print: outermost frame first, with the source line."""
+
+from __future__ import annotations
+
+import json
+import linecache
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+MAIN = "MainThread"
+_THREAD = re.compile(r"(?m)^(?:Current thread|Thread) 0x([0-9a-f]+)[^\n]*\n")
+_FRAME = re.compile(r'  File "([^"]*)", line (\d+) in (.+)')
+_ACTOR = "/monarch_nb/_rank/actors.py"
+_KEEPER = "/monarch_nb/_post/reader.py"
+
+
+class Frame(NamedTuple):
+    """One frame of a stack."""
+
+    file: str
+    line: int
+    function: str
+
+
+def from_faulthandler(text: str, main_ident: int) -> dict[str, str]:
+    """Return the stacks by thread name; faulthandler knows no names, so others than the main thread are named for what they run.
+
+    Example:
+        >>> dump = 'Thread 0x0000000000000007 (most recent call first):\\n  File "a.py", line 2 in f\\n  File "a.py", line 9 in <module>\\n'
+        >>> print(from_faulthandler(dump, 7)["MainThread"], end="")
+          File "a.py", line 9, in <module>
+          File "a.py", line 2, in f
+    """
+    found: dict[str, str] = {}
+    parts = _THREAD.split(text)
+    for ident, body in zip(parts[1::2], parts[2::2], strict=True):
+        frames = [Frame(file, int(line), function) for file, line, function in _FRAME.findall(body)]
+        name = MAIN if int(ident, 16) == main_ident else _thread_name(frames, len(found))
+        found[name] = format_frames(frames)
+    return found
+
+
+def is_whole(text: str, main_ident: int) -> bool:
+    """Say whether faulthandler has come to the main thread, which it writes last."""
+    idents = _THREAD.findall(text)
+    return any(int(i, 16) == main_ident for i in idents) and text.endswith("\n")
+
+
+def from_py_spy(data: bytes) -> dict[str, str]:
+    """Return the stacks by thread name from what `py-spy dump --json` prints.
+
+    Raises:
+        ValueError: if it's something else.
+    """
+    found: dict[str, str] = {}
+    for thread in json.loads(data):
+        frames = [Frame(f["filename"], f["line"], f["name"]) for f in thread["frames"]]
+        name = thread["thread_name"] or f"thread-{thread['os_thread_id']}"
+        found[_free_name(name, found)] = format_frames(frames)
+    return found
+
+
+def format_frames(frames: Sequence[Frame]) -> str:
+    """Return frames, innermost first, as `traceback` prints them. Frames of C code have no line."""
+    return "".join(_format(frame) for frame in reversed(frames))
+
+
+def _format(frame: Frame) -> str:
+    if not frame.line:
+        return f'  File "{frame.file}", in {frame.function}\n'
+    source = "" if frame.file.startswith("<") else linecache.getline(frame.file, frame.line).strip()
+    head = f'  File "{frame.file}", line {frame.line}, in {frame.function}\n'
+    return head + (f"    {source}\n" if source else "")
+
+
+def _thread_name(frames: Sequence[Frame], number: int) -> str:
+    if any(f.file.endswith(_ACTOR) for f in frames):
+        return f"actor-thread-{number}"
+    if any(f.file.endswith(_KEEPER) and f.function == "_keep" for f in frames):
+        return "monarch_nb-keeper"
+    return f"thread-{number}"
+
+
+def _free_name(name: str, taken: dict[str, Any]) -> str:
+    return name if name not in taken else f"{name} ({len(taken)})"

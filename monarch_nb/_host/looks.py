@@ -1,0 +1,155 @@
+"""Looks at ranks: where they stand, and what they wait for. Who can't answer is looked at from outside, by its host process.
+
+Ranks are asked first; their control thread answers within milliseconds, unless something holds the interpreter's lock. Those that don't are left to the desks
+of their hosts (`stack_desk`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb._host.stack_desk import NATIVE_S, PY_SPY_S, Found
+from monarch_nb._wire import address
+
+if TYPE_CHECKING:
+    from monarch_nb._host.asking import Answers
+    from monarch_nb._host.home import HomeProcess
+
+ANSWER_S = 0.4
+_CELL_FRAME = re.compile(r'^  File "<ipython-input-(\d+)-([0-9a-f]+)>", line (\d+), in [^\n]*\n(?!    )', re.MULTILINE)
+
+ByRank = dict[int, dict[str, Any]]
+Done = Callable[[ByRank], None]
+
+
+class _Take:
+    """Stacks that desks have been asked for."""
+
+    def __init__(self, hosts: set[int], done: Callable[[Found], None]) -> None:
+        self.left = len(hosts)
+        self.found: Found = {}
+        self.done = done
+
+
+class Looks:
+    """Owned by the loop thread."""
+
+    def __init__(self, home: HomeProcess) -> None:
+        self._home = home
+        self._takes: dict[int, _Take] = {}
+        self._num_takes = 0
+
+    def stacks(self, ranks: Mapping[int, int], done: Done, *, native: bool = False) -> None:
+        """Find the stacks of ranks (rank to proc).
+
+        `done` gets by rank: "stacks", text by thread name, or None; "how" they were found: asked, faulthandler, py-spy; "missing": what couldn't be had,
+        and why; "process": what the kernel says of it, if that's special.
+        """
+        if native:
+            self._take(ranks.values(), True, lambda taken: self._after_native(ranks, taken, done))
+        else:
+            self._home.asking.ask(ranks, "__stacks__", None, lambda answers: self._after_asking(ranks, answers, done), ANSWER_S)
+
+    def hang(self, ranks: Mapping[int, int], done: Done) -> None:
+        """Ask ranks what they wait for; `done` gets by rank "facts" (see `_rank.hang`) or None, and then what `stacks` would say."""
+
+        def answered(answers: Answers) -> None:
+            def taken(found: ByRank) -> None:
+                done({r: {"facts": answers[r]} if r in answers else {"facts": None, **found[r]} for r in ranks})
+
+            self._after_asking({r: p for r, p in ranks.items() if r not in answers}, {}, taken)
+
+        self._home.asking.ask(ranks, "__hang__", None, answered, ANSWER_S)
+
+    # --- those that don't answer
+
+    def _after_asking(self, ranks: Mapping[int, int], answers: Answers, done: Done) -> None:
+        silent = [p for r, p in ranks.items() if r not in answers]
+
+        def taken(found: Found) -> None:
+            rows: ByRank = {}
+            for rank, proc in ranks.items():
+                if rank in answers:
+                    rows[rank] = {"stacks": answers[rank], "how": "asked", "missing": "", "process": self._home.process_state(proc)}
+                else:
+                    rows[rank] = self._row(proc, found)
+            done(rows)
+
+        self._take(silent, False, taken)
+
+    def _after_native(self, ranks: Mapping[int, int], found: Found, done: Done) -> None:
+        """Ask those whose native frames couldn't be had; what couldn't stays said."""
+        rows = {rank: self._row(proc, found) for rank, proc in ranks.items()}
+        left = {r: p for r, p in ranks.items() if rows[r]["stacks"] is None}
+
+        def asked(others: ByRank) -> None:
+            for rank, row in others.items():
+                row["missing"] = "; ".join(filter(None, [f"no native frames: {rows[rank]['missing']}", row["missing"]]))
+            done({**rows, **others})
+
+        if left:
+            self.stacks(left, asked)
+        else:
+            done(rows)
+
+    def _row(self, proc: int, found: Found) -> dict[str, Any]:
+        nothing = {"stacks": None, "how": "", "missing": "its host process did not say in time", "process": ""}
+        row = found.get(proc, nothing)
+        if row["stacks"]:
+            row["stacks"] = {name: self._with_source(text) for name, text in row["stacks"].items()}
+        return row
+
+    def _with_source(self, stack: str) -> str:
+        """Return a stack with the lines of cells: their source isn't in a file; the journal has it."""
+
+        def with_line(match: re.Match[str]) -> str:
+            line = self._cell_line(int(match[1]), match[2], int(match[3]))
+            return match[0] + (f"    {line}\n" if line else "")
+
+        return _CELL_FRAME.sub(with_line, stack)
+
+    def _cell_line(self, number: int, digest: str, line: int) -> str:
+        for entry in reversed(list(self._home.entries.entries.values())):
+            if entry["kind"] == "cell" and entry.get("number") in (0, number):
+                source = str(entry.get("source", ""))
+                if hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest().startswith(digest):
+                    lines = source.splitlines()
+                    return lines[line - 1].strip() if line <= len(lines) else ""
+        return ""
+
+    # --- desks
+
+    def _take(self, procs: Any, native: bool, done: Callable[[Found], None]) -> None:
+        """Have the hosts of ranks take their stacks."""
+        by_host: dict[int, list[int]] = {}
+        for proc in procs:
+            by_host.setdefault(address.host_of(proc), []).append(proc)
+        if not by_host:
+            done({})
+            return
+        self._num_takes += 1
+        ref = self._num_takes
+        self._takes[ref] = _Take(set(by_host), done)
+        for host, theirs in by_host.items():
+            if host == 0:
+                self._home.stack_desk.take(theirs, native, lambda found: self.taken(ref, found))
+            else:
+                self._home.event(address.host_proc(host), "take_stacks", {"ref": ref, "procs": theirs, "native": native})
+        self._home.loop.call_later((NATIVE_S if native else PY_SPY_S) + 1.0, lambda: self._end(ref))
+
+    def taken(self, ref: int, found: Found) -> None:
+        """A host has taken stacks."""
+        take = self._takes.get(ref)
+        if take is not None:
+            take.found.update(found)
+            take.left -= 1
+            if not take.left:
+                self._end(ref)
+
+    def _end(self, ref: int) -> None:
+        take = self._takes.pop(ref, None)
+        if take is not None:
+            take.done(take.found)

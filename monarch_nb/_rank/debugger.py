@@ -1,0 +1,459 @@
+"""pdb on a rank: whatever thread stops waits for lines that come by message, and answers with text.
+
+A *stop* is one thread that stands at a breakpoint. It tells the home where it stands, and then reads lines from an inbox as it would read mail, so it may read the process'
+socket itself while it waits. What pdb prints after a line goes back as that line's answer, when pdb asks for the next line or lets the program run on. Who may send lines is the
+home's business (`_host/debug_desk`).
+"""
+
+from __future__ import annotations
+
+import bdb
+import code
+import io
+import itertools
+import json
+import linecache
+import pdb  # noqa: T100 - this is the debugger
+import re
+import sys
+import threading
+from contextlib import suppress
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb._post.context import current_origin
+from monarch_nb._rank.inbox import Inbox
+from monarch_nb._wire import address
+
+if TYPE_CHECKING:
+    from monarch_nb._post.office import Office
+    from monarch_nb._rank.breakpoints import Breakpoints
+    from monarch_nb._wire.page import Slot
+
+SOURCE_LINES = 7
+"""How many lines are shown above and below the one that a stop stands at."""
+MAX_ANSWER = 200_000
+MAX_VALUE = 300
+GONE = "__gone__"
+"""The line that lets a thread run on when the debugger goes away."""
+_NOT_STEPPED_INTO = ["monarch_nb.*", "IPython.*", "asyncio.*", "importlib.*"]
+_CELL = re.compile(r"ipython-input-(\d+)-")
+_KERNEL_CELL = re.compile(r"/ipykernel_\d+/")
+_STEPS = {"n": "next", "next": "next", "s": "step", "step": "step", "r": "return", "return": "return", "unt": "until", "until": "until"}
+
+
+class Line:
+    """A line for a stop.
+
+    Attributes:
+        n: number of the command, by which the home knows the answer.
+    """
+
+    __slots__ = ("n", "text")
+
+    def __init__(self, n: int, text: str) -> None:
+        self.n = n
+        self.text = text
+
+
+class Debugger:
+    """The stops of this process. `take_line` and `settings` are for the reading thread; the rest runs in the threads that stop."""
+
+    def __init__(self, office: Office) -> None:
+        self.office = office
+        self.skip = False
+        """Whether breakpoints do nothing."""
+        self.on_error = False
+        """Whether an error stops where it was raised."""
+        self._keys = itertools.count(1)
+        self.in_use = False
+        """Whether any thread has stopped so far."""
+        self._stops: dict[int, MeshPdb] = {}
+        self._local = threading.local()
+        self.breakpoints: Breakpoints | None = None
+        """Those set from outside, once there are any."""
+
+    def add_break(self, file: str, line: int, condition: str) -> str:
+        """Set a breakpoint from outside; return what there is to say about it."""
+        if self.breakpoints is None:
+            return "not set: this process has no breakpoints"
+        self.in_use = True
+        return self.breakpoints.add(file, line, condition)
+
+    def arm(self) -> None:
+        """Before a cell or a call: stop at what was set from outside meanwhile."""
+        if self.breakpoints is not None and self.breakpoints.version:
+            self.breakpoints.arm(sys._getframe(1))
+
+    def set(self, *, skip: bool = False, on_error: bool = False) -> None:
+        """Take settings."""
+        self.skip, self.on_error = skip, on_error
+
+    def install(self) -> None:
+        """Have `breakpoint()` and `pdb.set_trace()` stop here; IPython's `set_trace`, too, once it's there."""
+        from monarch_nb._rank.breakpoints import Breakpoints
+
+        self.breakpoints = Breakpoints(self)
+        sys.breakpointhook = self._on_breakpoint
+        pdb.set_trace = self._set_trace
+
+    def _on_breakpoint(self, *_args: Any, **_kwargs: Any) -> None:
+        if not self.skip:
+            self.mine().set_trace(sys._getframe(1))
+
+    def _set_trace(self, *, header: str | None = None, **_kwargs: Any) -> None:
+        if not self.skip:
+            self.mine().set_trace(sys._getframe(1))
+
+    def mine(self) -> MeshPdb:
+        """Return the debugger of the calling thread."""
+        found: MeshPdb | None = getattr(self._local, "pdb", None)
+        if found is None:
+            found = self._local.pdb = MeshPdb(self)
+            self.in_use = True
+        return found
+
+    def done(self) -> None:
+        """What the calling thread was at has ended: it steps no further."""
+        found: MeshPdb | None = getattr(self._local, "pdb", None)
+        if found is not None:
+            found.finish()
+
+    def post_mortem(self, error: BaseException, reason: str = "post-mortem", what: str = "") -> None:
+        """Stop where an error was raised; returns when the debugger lets go."""
+        trace = _users_part(error.__traceback__)
+        if trace is None or self.skip:
+            return
+        debugger = MeshPdb(self)
+        debugger.reason, debugger.what, debugger.is_post_mortem = reason, what, True
+        debugger.raised = f"{type(error).__name__}: {error}"
+        debugger.reset()
+        with suppress(bdb.BdbQuit):
+            debugger.interaction(None, trace)
+
+    # --- stops
+
+    def enter(self, stop: MeshPdb) -> int:
+        """A thread stops; return its key."""
+        key = next(self._keys)
+        self._stops[key] = stop
+        return key
+
+    def leave(self, key: int) -> None:
+        """A thread runs on."""
+        self._stops.pop(key, None)
+
+    def take_line(self, key: int, n: int, text: str) -> Any:
+        """Hand a line to a stop; return the waiter to wake."""
+        stop = self._stops.get(key)
+        if stop is None:
+            self.tell("debug_left", key=key, n=n, text="it runs on, and no longer stands there")
+            return None
+        return stop.inbox.put(Line(n, text))  # type: ignore[arg-type]
+
+    def release(self) -> None:
+        """Let all threads run on."""
+        for key in list(self._stops):
+            self.office.reader.notify(self.take_line(key, 0, GONE))
+
+    def tell(self, op: str, **fields: Any) -> None:
+        """Tell the home."""
+        self.office.tell(address.HOME, op, **fields)
+
+
+class CellParts:
+    """A cell's last expression is run by itself: stepping goes on there from the end of the part before."""
+
+    more_follow = False
+
+
+class MeshPdb(pdb.Pdb):
+    """pdb of one thread."""
+
+    def __init__(self, debugger: Debugger) -> None:
+        self._text = io.StringIO()
+        lines: Any = _Lines(self)
+        super().__init__(stdin=lines, stdout=self._text, skip=_NOT_STEPPED_INTO, nosigint=True, readrc=False)
+        self.use_rawinput = False
+        self.prompt = ""
+        self.inbox = Inbox()
+        self.reason = "breakpoint"
+        self.what = ""
+        self.raised = ""
+        self.is_post_mortem = False
+        self.armed = 0
+        """Which version of the breakpoints from outside this thread stops at."""
+        self._debugger = debugger
+        self._key = 0
+        self._line: Line | None = None
+        self._console: code.InteractiveConsole | None = None
+        self._slot: Slot | None = None
+
+    def begin_tracing(self, frame: FrameType | None) -> None:
+        """Stop at breakpoints only, from now on."""
+        self.reset()
+        self.botframe = frame
+        while self.botframe is not None and self.botframe.f_back is not None:
+            self.botframe = self.botframe.f_back
+        self._set_stopinfo(self.botframe, None, -1)  # type: ignore[attr-defined]
+
+    # --- pdb's own
+
+    def interaction(self, frame: FrameType | None, traceback: TracebackType | None) -> None:
+        """Stop: tell where, and do what lines say until one lets the program run on."""
+        if self._key == 0:
+            self._key = self._debugger.enter(self)
+        self._slot = _slot()
+        if self._slot is not None:
+            self._slot.debug(True)
+        try:
+            super().interaction(frame, traceback)
+        except BaseException:
+            self._left("")
+            raise
+        finally:
+            if self._slot is not None:
+                self._slot.debug(False)
+        if self._line is not None and self._line.text == GONE:
+            self.set_continue()
+        if self._goes_on_by_steps():
+            self._debugger.tell("debug_running", key=self._key)
+        else:
+            self._left(self._taken())
+
+    def user_return(self, frame: FrameType, return_value: Any) -> None:
+        """A function returns; the first part of a cell does so without a stop."""
+        if CellParts.more_follow and _is_cell(frame):
+            self.set_step()
+        else:
+            super().user_return(frame, return_value)
+
+    def user_call(self, frame: FrameType, argument_list: None) -> None:
+        """A function is called; that a cell's next part begins is none."""
+        if not _is_cell(frame):
+            super().user_call(frame, argument_list)
+
+    def _cmdloop(self) -> None:
+        self.cmdloop()  # pdb's own would swallow an interrupt, which is meant to end the cell
+
+    def print_stack_entry(self, frame_lineno: Any, prompt_prefix: str = pdb.line_prefix) -> None:
+        """Nothing by itself: where it stands goes with each answer."""
+
+    def do_where(self, arg: str) -> None:
+        """Show the stack, without the frames of this package."""
+        for i, (frame, lineno) in enumerate(self.stack):
+            if not _is_ours(frame) and frame.f_code.co_filename != "<string>":
+                mark = ">" if i == self.curindex else " "
+                text = linecache.getline(frame.f_code.co_filename, lineno, frame.f_globals).strip()
+                self.message(f"{mark} {place(frame.f_code.co_filename)}({lineno}) {frame.f_code.co_name}(): {text}")
+
+    do_w = do_bt = do_where
+
+    def do_quit(self, arg: str) -> bool | None:
+        """Let the program run on, without breakpoints: the cell isn't ended for a debugger that goes."""
+        self.clear_all_breaks()
+        self.set_continue()
+        return True
+
+    do_q = do_exit = do_quit
+
+    def do_interact(self, arg: str) -> None:
+        """Take the next lines as Python, in the frame's names, until `exit`."""
+        assert self.curframe is not None
+        names = {**self.curframe.f_globals, **self.curframe_locals}
+        self._console = code.InteractiveConsole(names)
+        self.message("Python; exit goes back to the debugger")
+
+    def do_run(self, arg: str) -> None:
+        """Not here: a rank's program is the mesh's."""
+        self.message("*** run: a cell is run again by running the cell; %mesh restart --ranks R starts a rank anew")
+
+    do_restart = do_run
+
+    def do_EOF(self, arg: str) -> bool | None:  # noqa: N802 - pdb looks for this name
+        """Nothing comes any more: run on."""
+        return self.do_quit(arg)
+
+    # --- lines
+
+    def next_line(self) -> str:
+        """Answer the last line, and wait for the next one that is pdb's business."""
+        self._report()
+        while True:
+            line: Any = self.inbox.take(self._debugger.office)
+            if line is None:
+                return "quit\n"
+            self._line = line
+            if line.text == GONE:
+                return "continue\n"
+            if self._console is not None:
+                self._push(line.text)
+            elif line.text.startswith("!!"):
+                self.message(self._special(line.text[2:].strip()))
+            else:
+                self.reason = _STEPS.get(line.text.split(" ")[0], "breakpoint")
+                return str(line.text) + "\n"
+            self._report()
+
+    def _push(self, text: str) -> None:
+        assert self._console is not None
+        if text.strip() in ("exit", "exit()", "quit", "quit()"):
+            self._console = None
+            self.message("back in the debugger")
+            return
+        out, err = sys.stdout, sys.stderr
+        sys.stdout = sys.stderr = self._text
+        try:
+            more = self._console.push(text)
+        except SystemExit:
+            self._console, more = None, False
+        finally:
+            sys.stdout, sys.stderr = out, err
+        if more:
+            self.message("...")
+
+    def _special(self, text: str) -> str:
+        """Do what front ends ask: `vars`, `complete TEXT`."""
+        verb, _, rest = text.partition(" ")
+        if verb == "vars":
+            names = {k: v for k, v in self.curframe_locals.items() if not k.startswith("_")}
+            return json.dumps({k: {"type": type(v).__name__, "value": _short(v)} for k, v in sorted(names.items())})
+        if verb == "complete":
+            return json.dumps(self._completions(rest))
+        return f"no such request: {verb}"
+
+    def _completions(self, text: str) -> list[str]:
+        import rlcompleter
+
+        assert self.curframe is not None
+        completer = rlcompleter.Completer({**self.curframe.f_globals, **self.curframe_locals})
+        found: list[str] = []
+        for i in itertools.count():
+            each = completer.complete(text, i)
+            if each is None or i > 200:
+                return sorted(set(found))
+            found.append(each)
+        return found
+
+    # --- telling
+
+    def _taken(self) -> str:
+        text = self._text.getvalue()
+        self._text.seek(0)
+        self._text.truncate()
+        return text[:MAX_ANSWER].rstrip("\n")
+
+    def _report(self) -> None:
+        self._debugger.tell(
+            "debug_stopped", key=self._key, n=self._line.n if self._line is not None else 0, text=self._taken(), where=self._where(),
+            mode="interact" if self._console is not None else "pdb",
+        )  # fmt: skip
+        self._line = None
+
+    def _where(self) -> dict[str, Any]:
+        frame, lineno = self.stack[self.curindex]
+        file = frame.f_code.co_filename
+        lines = linecache.getlines(file, frame.f_globals)
+        first = max(1, lineno - SOURCE_LINES)
+        return {
+            "thread": _thread_name(),
+            "what": self.what or _doing(),
+            "file": place(file),
+            "path": file,
+            "line": lineno,
+            "function": frame.f_code.co_name,
+            "text": lines[lineno - 1].strip() if 0 < lineno <= len(lines) else "",
+            "source": [[first + i, text.rstrip("\n")] for i, text in enumerate(lines[first - 1 : lineno + SOURCE_LINES])],
+            "reason": self.reason,
+            "error": self.raised if self.curindex == len(self.stack) - 1 else "",
+            "origin": current_origin(),
+        }
+
+    def _goes_on_by_steps(self) -> bool:
+        """Say whether the program will come back here by itself."""
+        return not (self.quitting or self.is_post_mortem) and self.stoplineno != -1
+
+    def finish(self) -> None:
+        """The program has come to its end while it was stepped through."""
+        if self._key:
+            self.set_continue()
+            self._left(self._taken() or "it has come to its end")
+
+    def _left(self, text: str) -> None:
+        line, self._line = self._line, None
+        self._debugger.leave(self._key)
+        self._debugger.tell("debug_left", key=self._key, n=line.n if line is not None else 0, text=text)
+        self._key = 0
+
+
+class _Lines:
+    """What pdb takes for its stdin."""
+
+    def __init__(self, stop: MeshPdb) -> None:
+        self._stop = stop
+
+    def readline(self) -> str:
+        return self._stop.next_line()
+
+
+def place(file: str) -> str:
+    """Return a file as people know it: cells of the mesh by their number."""
+    cell = _CELL.search(file)
+    if cell:
+        return f"In [{cell[1]}]"
+    return "a notebook's cell" if _KERNEL_CELL.search(file) else file
+
+
+def _short(value: Any) -> str:
+    try:
+        text = repr(value)
+    except Exception as error:
+        text = f"<no repr: {type(error).__name__}>"
+    return text if len(text) <= MAX_VALUE else text[: MAX_VALUE - 3] + "..."
+
+
+def _is_cell(frame: FrameType) -> bool:
+    """Say whether a frame is a cell itself, not a function in it."""
+    return frame.f_code.co_name == "<module>" and _CELL.search(frame.f_code.co_filename) is not None
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return "/monarch_nb/_" in frame.f_code.co_filename or frame.f_code.co_filename.endswith(("/bdb.py", "/pdb.py"))
+
+
+def _users_part(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback from the first frame of the user's on."""
+    while trace is not None and _is_ours(trace.tb_frame):
+        trace = trace.tb_next
+    return trace
+
+
+def _thread_name() -> str:
+    name = threading.current_thread().name
+    return "main" if name == "MainThread" else name.removeprefix("actor-")
+
+
+def _runner() -> Any:
+    from monarch_nb._post.context import call_context
+
+    return call_context.get().actor
+
+
+def _slot() -> Slot | None:
+    """Return where the calling thread says what it does."""
+    from monarch_nb._post import here
+
+    if threading.current_thread() is threading.main_thread():
+        return here.rank.worker.slot if here.rank is not None else None
+    runner = _runner()
+    return runner.slot if runner is not None else None
+
+
+def _doing() -> str:
+    from monarch_nb._post import here
+
+    if threading.current_thread() is threading.main_thread() and here.rank is not None:
+        current = here.rank.worker.current
+        return f"cell #{current.origin}" if current is not None and current.name == b"run" else "function"
+    runner = _runner()
+    return "" if runner is None else runner.label.decode() or runner.name

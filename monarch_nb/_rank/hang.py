@@ -1,0 +1,157 @@
+"""What the threads of this rank that run user code wait for: the facts from which `monarch_nb.why` finds out who is the odd one.
+
+Found by looking at frames when asked, in the reading thread, so it costs nothing when nobody asks: no collective is patched or recorded. A rank whose interpreter's
+lock is held can't answer; its host process looks at its stacks then (`_host/looks`).
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb._post import here
+from monarch_nb._rank import operations
+from monarch_nb._rank.awaiting import frames_of
+from monarch_nb._rank.blocking import doing, is_users, what_blocks
+from monarch_nb._wire.message import Message
+
+if TYPE_CHECKING:
+    from monarch_nb._rank.actor_host import ActorHost
+    from monarch_nb._rank.actors import ActorRunner
+    from monarch_nb._rank.inbox import Inbox
+
+_CELL = re.compile(r"ipython-input-(\d+)-")
+_FUTURE = "/monarch_nb/actor/future.py"
+_ACTORS = "/monarch_nb/_rank/actors.py"
+MAX_LINE = 120
+MAX_DEPTH = 200
+
+
+def look(actors: ActorHost) -> dict[str, Any]:
+    """Return "threads" that are at work (see `_thread`), "groups", "dist_rank" and "on_device"."""
+    threads = [*_main(), *(each for runner in list(actors.actors.values()) for each in _of_actor(runner))]
+    return {
+        "threads": threads,
+        "groups": operations.groups(),
+        "dist_rank": operations.own_rank(),
+        "on_device": operations.pending_on_device(),
+    }
+
+
+def _main() -> list[dict[str, Any]]:
+    """Return what the main thread does: a cell or a function."""
+    worker = here.rank.worker if here.rank is not None else None
+    message = worker.current if worker is not None else None
+    if worker is None or message is None:
+        return []
+    what = "cell" if message.name == b"run" else "function"
+    ident = threading.main_thread().ident or 0
+    return [_thread(what, 0, ident, [message], worker.inbox, _frames(ident), message.origin)]
+
+
+def _of_actor(runner: ActorRunner) -> list[dict[str, Any]]:
+    """Return what an actor does: one entry, or one for each call that awaits."""
+    ident = runner.thread.ident or 0
+    tasks = dict(runner._task_of)
+    if tasks:
+        return [_awaiting(runner, ident, key, frames_of(task)) for key, task in tasks.items()]
+    message = runner.current
+    if message is None:
+        frames = _frames(ident)
+        is_being_made = any(f.f_code.co_name == "_construct" and f.f_code.co_filename.endswith(_ACTORS) for f in frames)
+        return [_thread(f"{runner.name}.__init__", runner.actor_id, ident, [], runner.inbox, frames, 0)] if is_being_made else []
+    label = f"{runner.name}.{message.name.decode()}"
+    return [_thread(label, runner.actor_id, ident, [message], runner.inbox, _frames(ident), message.origin)]
+
+
+def _awaiting(runner: ActorRunner, ident: int, key: tuple[int, int], frames: list[FrameType]) -> dict[str, Any]:
+    """Return what a call of an async actor does. Frames: outermost first."""
+    method = next((f.f_code.co_name for f in frames if is_users(f)), "")
+    return _thread(f"{runner.name}.{method}".rstrip("."), runner.actor_id, ident, [key], runner.inbox, frames[::-1], 0)
+
+
+def _thread(
+    label: str, actor: int, ident: int, serves: Sequence[Message | tuple[int, int]], inbox: Inbox, frames: list[FrameType], origin: int
+) -> dict[str, Any]:
+    """Return what a thread does.
+
+    "label" and "actor" (0: the main thread); "serves" and "queued": calls, as sender and ref; "cell", "file", "line", "function", "source": the user's
+    innermost line; "doing": what that has called; "operation": of torch.distributed; "blocked": kind and text; "calls": for whose answers it waits; "at" and "cpu_s":
+    they differ in the next look if it makes progress.
+    """
+    user = next((f for f in frames if is_users(f)), None)
+    return {
+        "label": label,
+        "actor": actor,
+        "origin": origin,
+        "serves": [_key(each) for each in serves],
+        "queued": _queued(inbox),
+        **_place(user),
+        "doing": doing(frames),
+        "operation": operations.find(frames),
+        "blocked": what_blocks(frames),
+        "calls": [call for frame in frames if (call := _call(frame)) is not None],
+        "at": [(f.f_code.co_name, f.f_lasti) for f in frames if is_users(f)],
+        "cpu_s": _cpu_s(ident),
+    }
+
+
+def _key(each: Message | tuple[int, int]) -> tuple[int, int]:
+    return (each.src, each.ref) if isinstance(each, Message) else each
+
+
+def _queued(inbox: Inbox) -> list[tuple[int, int]]:
+    for _ in range(3):
+        with suppress(RuntimeError):  # the owner has taken one meanwhile
+            return [(m.src, m.ref) for m in list(inbox._queue)]
+    return []
+
+
+def _frames(ident: int) -> list[FrameType]:
+    """Return a thread's frames, innermost first."""
+    found: list[FrameType] = []
+    at = sys._current_frames().get(ident)
+    while at is not None and len(found) < MAX_DEPTH:
+        found.append(at)
+        at = at.f_back
+    return found
+
+
+def _place(frame: FrameType | None) -> dict[str, Any]:
+    if frame is None:
+        return {"cell": None, "file": "", "line": 0, "function": "", "source": ""}
+    file = frame.f_code.co_filename
+    cell = _CELL.search(file)
+    return {
+        "cell": int(cell[1]) if cell else None,
+        "file": file,
+        "line": frame.f_lineno,
+        "function": frame.f_code.co_name,
+        "source": linecache.getline(file, frame.f_lineno).strip()[:MAX_LINE],
+    }
+
+
+def _call(frame: FrameType) -> dict[str, Any] | None:
+    """Return the call for whose answer a frame waits: what, ref, and the procs that owe one."""
+    code = frame.f_code
+    if not code.co_filename.endswith(_FUTURE) or code.co_name not in ("get", "__await__"):
+        return None
+    future = frame.f_locals.get("self")
+    pending = getattr(future, "_pending", None)
+    if pending is None or pending.ready:
+        return None
+    return {"what": getattr(future, "_what", ""), "ref": pending.ref, "procs": list(pending.at_work())}
+
+
+def _cpu_s(ident: int) -> float:
+    """Return the processor time that a thread has taken."""
+    with suppress(OSError):
+        return time.clock_gettime(time.pthread_getcpuclockid(ident))
+    return 0.0

@@ -1,0 +1,121 @@
+"""What a cell does to this rank's memory: resident and proportional size, Python's allocations by line, CUDA's by their history."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import sys
+import tracemalloc
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+MAX_LINES = 50
+MIN_LINE_BYTES = 1000
+MAX_CUDA_ENTRIES = 100_000
+_CELL = re.compile(r"ipython-input-(\d+)-")
+_NOT_THE_USERS = ("*/monarch_nb/_*", "*/IPython/*", "<frozen *", tracemalloc.__file__)
+_RESET_PEAK = "5"
+
+
+class MemoryRecording:
+    """Looks at the memory of this process before a cell and after it. `report` is there once it has ended.
+
+    Python's own allocations are traced while the cell runs, which makes it slower; tensors aren't among them: theirs are in the resident size, or CUDA's.
+    """
+
+    def __init__(self) -> None:
+        self.report: dict[str, Any] = {}
+        self._cuda = _cuda()
+        if self._cuda is not None:
+            self._cuda.reset_peak_memory_stats()
+            self._cuda_before: int = self._cuda.memory_allocated()
+            self._cuda.memory._record_memory_history(max_entries=MAX_CUDA_ENTRIES)
+        self._was_tracing = tracemalloc.is_tracing()
+        if not self._was_tracing:
+            tracemalloc.start()
+        self._first = tracemalloc.take_snapshot() if self._was_tracing else None
+        tracemalloc.reset_peak()
+        self._python_before = tracemalloc.get_traced_memory()[0]
+        self._resident_before, self._proportional_before = sizes()
+        self._knows_peak = _reset_peak()
+
+    def end(self) -> None:
+        """Look again."""
+        resident, proportional = sizes()
+        now, peak = tracemalloc.get_traced_memory()
+        lines = self._lines()
+        if not self._was_tracing:
+            tracemalloc.stop()
+        self.report = {
+            "resident_bytes": resident - self._resident_before,
+            "proportional_bytes": proportional - self._proportional_before,
+            "peak_bytes": max(0, _status("VmHWM") - self._resident_before) if self._knows_peak else None,
+            "python_bytes": now - self._python_before,
+            "python_peak_bytes": peak - self._python_before,
+            "lines": lines,
+            **self._cuda_report(),
+        }
+
+    def _lines(self) -> list[tuple[str, int, int]]:
+        """Return place, bytes and number of what the cell has allocated and still holds, most first."""
+        filters = [tracemalloc.Filter(False, pattern) for pattern in _NOT_THE_USERS]
+        last = tracemalloc.take_snapshot().filter_traces(filters)
+        first = self._first.filter_traces(filters) if self._first is not None else None
+        found = last.statistics("lineno") if first is None else last.compare_to(first, "lineno")
+        rows = [(_place(s.traceback[0]), *_held(s)) for s in found]
+        return [row for row in rows if row[1] >= MIN_LINE_BYTES][:MAX_LINES]
+
+    def _cuda_report(self) -> dict[str, Any]:
+        cuda = self._cuda
+        if cuda is None:
+            return {"cuda_bytes": None, "cuda_peak_bytes": None, "cuda_snapshot": None}
+        snapshot = pickle.dumps(cuda.memory._snapshot(), 4)  # a file for pytorch.org/memory_viz; nobody here reads it
+        cuda.memory._record_memory_history(enabled=None)
+        return {
+            "cuda_bytes": cuda.memory_allocated() - self._cuda_before,
+            "cuda_peak_bytes": cuda.max_memory_allocated() - self._cuda_before,
+            "cuda_snapshot": snapshot,
+        }
+
+
+def sizes() -> tuple[int, int]:
+    """Return the resident and the proportional set size of this process in bytes."""
+    text = Path("/proc/self/smaps_rollup").read_text()
+    found = dict(re.findall(r"^(Rss|Pss):\s+(\d+) kB", text, re.MULTILINE))
+    return int(found["Rss"]) << 10, int(found["Pss"]) << 10
+
+
+def _status(name: str) -> int:
+    match = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return int(match[1]) << 10 if match else 0
+
+
+def _reset_peak() -> bool:
+    """Have the kernel count the largest resident size from now on; False if it refuses."""
+    with suppress(OSError):
+        fd = os.open("/proc/self/clear_refs", os.O_WRONLY)
+        try:
+            os.write(fd, _RESET_PEAK.encode())
+        finally:
+            os.close(fd)
+        return True
+    return False
+
+
+def _cuda() -> Any:
+    """Return torch.cuda if torch is imported and there is a GPU."""
+    torch = sys.modules.get("torch")
+    return torch.cuda if torch is not None and torch.cuda.is_available() else None
+
+
+def _held(found: tracemalloc.Statistic | tracemalloc.StatisticDiff) -> tuple[int, int]:
+    if isinstance(found, tracemalloc.StatisticDiff):
+        return found.size_diff, found.count_diff
+    return found.size, found.count
+
+
+def _place(frame: tracemalloc.Frame) -> str:
+    cell = _CELL.search(frame.filename)
+    return f"In [{cell[1]}] line {frame.lineno}" if cell else f"{frame.filename}:{frame.lineno}"

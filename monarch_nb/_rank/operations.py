@@ -1,0 +1,174 @@
+"""Operations of `torch.distributed`: which one a thread is in, and how far each process group has come.
+
+Nothing is recorded on the way in. A thread that waits stands in a frame of `distributed_c10d`, whose arguments say the rest; the group itself counts its operations; and torch's
+flight recorder (nccl's, and gloo's since torch 2.9 or so) knows when each began, also those that DDP's backward starts in C.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+from monarch_nb._rank.blocking import called, is_users, look_up
+
+_DISTRIBUTED = "/torch/distributed/distributed_c10d.py"
+_WRAPPERS = frozenset({"wrapper", "func_wrapper"})
+_GRAPH = "/torch/autograd/graph.py"
+UNKNOWN = "an operation"
+_PEERS = {"recv": "src", "send": "dst"}
+
+
+def find(frames: Sequence[FrameType]) -> dict[str, Any] | None:
+    """Return the operation that a thread is in: name, group, sequence, shape, dtype, since, peer. Frames: innermost first."""
+    for frame in frames:
+        code = frame.f_code
+        if code.co_filename.endswith(_DISTRIBUTED) and code.co_name not in _WRAPPERS and not code.co_name.startswith("_"):
+            return _described(code.co_name, frame.f_locals)
+        if is_users(frame):
+            return _waited_for(frame)
+        if code.co_filename.endswith(_GRAPH) and code.co_name == "_engine_run_backward":
+            return _backward(frames)
+    return None
+
+
+def _described(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    if name in ("init_process_group", "new_group"):
+        return {**_empty(name), "num_ranks": arguments.get("world_size", -1)}
+    group = arguments.get("group")
+    found = {**_empty(name), **_of_group(group)}
+    tensors: Any = arguments.get("tensor", arguments.get("tensor_list", arguments.get("output", arguments.get("input"))))
+    tensor: Any = tensors[0] if isinstance(tensors, list) and tensors else tensors
+    with suppress(AttributeError, TypeError):
+        found["shape"], found["dtype"] = list(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+    peer = arguments.get(_PEERS.get(name, ""))
+    found["peer"] = peer if isinstance(peer, int) else None
+    return found
+
+
+def _empty(name: str) -> dict[str, Any]:
+    return {"name": name, "group": "", "ranks": [], "sequence": 0, "shape": None, "dtype": "", "since": None, "peer": None, "num_ranks": -1}
+
+
+def _of_group(group: Any) -> dict[str, Any]:
+    """Return name, ranks, sequence number of a group, and when its youngest operation began."""
+    distributed = _distributed()
+    if distributed is None:
+        return {}
+    group = group or distributed.group.WORLD
+    found: dict[str, Any] = {"group": _name(distributed, group)}
+    with suppress(RuntimeError, AttributeError, ValueError):
+        found["ranks"] = list(distributed.get_process_group_ranks(group))
+        found["sequence"] = int(group._get_sequence_number_for_group())
+    last = recorded().get(str(getattr(group, "group_name", "")))
+    if last is not None and last["sequence"] == found.get("sequence"):
+        found["since"] = last["since"]
+    return found
+
+
+def _name(distributed: Any, group: Any) -> str:
+    if group is distributed.group.WORLD:
+        return "default"
+    described = str(getattr(group, "group_desc", "") or "")
+    return described if described not in ("", "undefined") else str(getattr(group, "group_name", "?"))
+
+
+def _waited_for(frame: FrameType) -> dict[str, Any] | None:
+    """Return the operation that `work.wait()` in the user's own code waits for."""
+    expression = called(frame)
+    function = expression.func if isinstance(expression, ast.Call) else None
+    if not isinstance(function, ast.Attribute) or function.attr not in ("wait", "synchronize"):
+        return None
+    work = look_up(frame, function.value)
+    if type(work).__name__ != "Work":
+        return None
+    return _youngest(UNKNOWN, "default")
+
+
+def _backward(frames: Sequence[FrameType]) -> dict[str, Any] | None:
+    """Return what a backward waits for if a DDP model is at hand: it reduces gradients."""
+    if not any(_holds_ddp(frame) for frame in frames if is_users(frame)):
+        return None
+    return _youngest("backward of DDP", "default")
+
+
+def _holds_ddp(frame: FrameType) -> bool:
+    values = [*frame.f_locals.values(), *frame.f_globals.values()]
+    return any(type(value).__name__ == "DistributedDataParallel" for value in values)
+
+
+def _youngest(name: str, group: str) -> dict[str, Any]:
+    """Return an operation by name, with shape and dtype of the group's youngest that the flight recorder knows."""
+    found = {**_empty(name), **_of_group(None), "group": group}
+    distributed = _distributed()
+    last = recorded().get(str(distributed.group.WORLD.group_name)) if distributed is not None else None
+    if last is not None:
+        found.update(shape=last["shape"], dtype=last["dtype"], name=last["name"] if name == UNKNOWN else name)
+    return found
+
+
+# --- the groups themselves
+
+
+def groups() -> dict[str, dict[str, Any]]:
+    """Return the process groups by name: "ranks" and "sequence", the number of operations entered here."""
+    distributed = _distributed()
+    found: dict[str, dict[str, Any]] = {}
+    if distributed is None:
+        return found
+    for group in list(distributed.distributed_c10d._world.pg_map):
+        with suppress(RuntimeError, AttributeError, ValueError):
+            found[_name(distributed, group)] = {
+                "ranks": list(distributed.get_process_group_ranks(group)),
+                "sequence": int(group._get_sequence_number_for_group()),
+            }
+    return found
+
+
+def own_rank() -> int | None:
+    """Return this process' rank in the default group, if there is one."""
+    distributed = _distributed()
+    return None if distributed is None else int(distributed.get_rank())
+
+
+def pending_on_device() -> list[dict[str, Any]]:
+    """Return nccl's operations that have been begun and aren't over, oldest first: the threads that began them have gone on."""
+    return [e for e in _entries("_dump_nccl_trace_json") if e["state"] != "completed"]
+
+
+def recorded() -> dict[str, dict[str, Any]]:
+    """Return the youngest operation of each group that the flight recorder knows, by the group's inner name."""
+    return {e["group"]: e for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json") for e in _entries(name)}
+
+
+def _entries(source: str) -> list[dict[str, Any]]:
+    dump = getattr(sys.modules.get("torch._C._distributed_c10d"), source, None)
+    if dump is None:
+        return []
+    with suppress(RuntimeError, ValueError, TypeError, LookupError):
+        return [_entry(e) for e in json.loads(dump(includeCollectives=True, onlyActive=False)).get("entries", ()) if not e["is_p2p"]]
+    return []
+
+
+def _entry(entry: dict[str, Any]) -> dict[str, Any]:
+    sizes, dtypes = entry["input_sizes"], entry["input_dtypes"]
+    return {
+        "name": entry["profiling_name"].rpartition(":")[2],
+        "group": entry["process_group"][0],
+        "sequence": entry["collective_seq_id"],
+        "since": entry["time_created_ns"] / 1e9,
+        "state": entry["state"],
+        "shape": sizes[0] if sizes else None,
+        "dtype": {"float": "float32", "double": "float64", "long": "int64", "int": "int32"}.get(dtypes[0].lower(), dtypes[0].lower()) if dtypes else "",
+    }
+
+
+def _distributed() -> Any:
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed

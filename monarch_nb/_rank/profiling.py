@@ -1,0 +1,122 @@
+"""What a cell takes on this rank: torch.profiler around it, and its memory. Kept for the client to fetch, until the next one.
+
+Begun before the cell can be interrupted and ended after, on the main thread: an interrupted cell has its profile, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from monarch_nb._rank.memory import MemoryRecording
+from monarch_nb._rank.operators import operators
+from monarch_nb._rank.trace import packed
+from monarch_nb.exceptions import MeshUsageError
+
+_LOG_LEVEL = "KINETO_LOG_LEVEL"
+_SILENT = "99"
+
+
+class CellRecording:
+    """The profile of one cell: begun when made.
+
+    Args:
+        n: the cell's number in the journal.
+        options: "trace", "memory": whether; "shapes", "stacks": whether the trace has them; "base_ns": from when it counts.
+
+    Raises:
+        MeshUsageError: if a trace is wanted and there's no torch.
+    """
+
+    def __init__(self, n: int, options: Mapping[str, Any], *, rank: int, host: str) -> None:
+        self.n = n
+        self._options = options
+        self._rank = rank
+        self._host = host
+        self._profiler = _start_profiler(options) if options.get("trace") else None
+        self._memory = MemoryRecording() if options.get("memory") else None
+
+    def end(self) -> None:
+        """The cell is over."""
+        if self._memory is not None:
+            self._memory.end()
+        if self._profiler is not None:
+            with _quiet():
+                self._profiler.stop()
+
+    def report(self) -> dict[str, Any]:
+        """Return "trace" (compressed), "operators" and "memory", None for what wasn't recorded; "host" and "pid"."""
+        trace = None if self._profiler is None else _exported(self._profiler)
+        place: dict[str, Any] = {"host": self._host, "pid": os.getpid()}
+        return {
+            **place,
+            "trace": None if trace is None else packed(trace, rank=self._rank, base_ns=self._options["base_ns"], **place),
+            "operators": None if trace is None else operators(trace["traceEvents"]),
+            "memory": None if self._memory is None else self._memory.report,
+        }
+
+
+def _exported(profiler: Any) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="monarch_nb-") as folder:
+        file = Path(folder, "trace.json")
+        with _quiet():
+            profiler.export_chrome_trace(str(file))
+        trace: dict[str, Any] = json.loads(file.read_bytes(), strict=False)  # names of operators may hold anything
+    return trace
+
+
+def begin(n: int, options: Mapping[str, Any] | None, *, rank: int, host: str) -> CellRecording | None:
+    """Begin the profile of a cell, if this rank shall have one.
+
+    Raises:
+        MeshUsageError: if a trace is wanted and there's no torch.
+    """
+    if not options or rank not in options["ranks"]:
+        return None
+    return CellRecording(n, options, rank=rank, host=host)
+
+
+def _start_profiler(options: Mapping[str, Any]) -> Any:
+    profiler = _new_profiler(options)
+    with _quiet():
+        profiler.start()
+    return profiler
+
+
+def _new_profiler(options: Mapping[str, Any]) -> Any:
+    try:
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+    except ImportError as error:
+        raise MeshUsageError(
+            f"a profile needs torch, and this rank has none ({error}): leave it out of --profile-ranks, or install torch in {sys.prefix}"
+        ) from None
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+    found: dict[str, Any] = {}
+    stacks = bool(options.get("stacks"))
+    for config in ({"profile_all_threads": True, "trace_only": True}, {"profile_all_threads": True}):
+        with suppress(AttributeError, TypeError):  # an older torch: only the main thread, or slower to end
+            found["experimental_config"] = torch._C._profiler._ExperimentalConfig(verbose=stacks, **config)
+            break
+    return profile(
+        activities=activities, record_shapes=bool(options.get("shapes")), with_stack=stacks, **found
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the profiler's library from writing of its doings into the cell's output."""
+    if _LOG_LEVEL in os.environ:
+        yield
+        return
+    os.environ[_LOG_LEVEL] = _SILENT
+    try:
+        yield
+    finally:
+        os.environ.pop(_LOG_LEVEL, None)

@@ -1,0 +1,152 @@
+"""The stops of a mesh, as a client sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb._client.state import StatusFeed
+
+if TYPE_CHECKING:
+    from monarch_nb.mesh.core import Mesh
+
+COMMAND_S = 15.0
+"""How long a line may take; a step that takes longer goes on, and is told of when it's done."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A thread of a rank that stands somewhere.
+
+    Attributes:
+        id: its number in the mesh, as long as it stands there.
+        thread: "main", or the actor's name.
+        what: "cell #3", "Trainer.step".
+        file: a path, or "In [3]".
+        text: the source line.
+        state: stopped, or running: a step hasn't come back yet.
+        reason: breakpoint, step (next, return, until), exception, post-mortem.
+        error: what was raised, after an error.
+        source: (number, line) around it.
+        mode: pdb, or interact: lines are Python.
+    """
+
+    id: int
+    rank: int
+    thread: str
+    what: str
+    file: str
+    line: int
+    function: str
+    text: str = ""
+    state: str = "stopped"
+    reason: str = "breakpoint"
+    error: str = ""
+    path: str = ""
+    source: tuple[tuple[int, str], ...] = ()
+    origin: int = 0
+    mode: str = "pdb"
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Stop:
+        """Make it of what the home says."""
+        return cls(**{**row, "source": tuple((n, text) for n, text in row["source"])})
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What stops have answered to a line.
+
+    Attributes:
+        texts: by stop.
+        left: stops that haven't come back.
+        ranks: of all that were asked, by stop.
+    """
+
+    texts: Mapping[int, str]
+    left: tuple[int, ...] = ()
+    ranks: Mapping[int, int] = field(default_factory=dict)
+
+
+class MeshDebugger:
+    """The debugger of one mesh. Any number of clients may have one; stops belong to the mesh."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+
+    def stops(self) -> list[Stop]:
+        """Return who stands where, by rank."""
+        return [Stop.of(row) for row in self.rows()]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the stops as plain data, for JSON."""
+        found: list[dict[str, Any]] = self.mesh._session.request("debug_stops", group=self.mesh._group)
+        return found
+
+    def send(self, stops: Sequence[Stop], line: str, timeout_s: float = COMMAND_S) -> Answers:
+        """Have stops do what a line says, all at once; return what they answer.
+
+        Args:
+            timeout_s: seconds; stops that step for longer are `left`, and come back later.
+        """
+        ids = [stop.id for stop in stops]
+        found = self.mesh._session.request(
+            "debug_command", _timeout_s=timeout_s + 10.0, ids=ids, line=line, timeout_s=timeout_s
+        )
+        return Answers(found["answers"], tuple(found["left"]), {s.id: s.rank for s in stops})
+
+    def command(self, ids: Sequence[int] | None, line: str, timeout_s: float = COMMAND_S) -> dict[str, Any]:
+        """Do the same for front ends: {"answers": [{"ids", "ranks", "text"}], "left": ids, "stops": rows}."""
+        from monarch_nb.debug.fold import fold_answers
+
+        stops = [s for s in self.stops() if ids is None or s.id in ids]
+        answers = self.send(stops, line, timeout_s)
+        return {"answers": fold_answers(answers), "left": list(answers.left), "stops": self.rows()}
+
+    def watch(self, on_stops: Callable[[list[dict[str, Any]]], None], on_end: Callable[[], None] | None = None) -> StatusFeed:
+        """Be told who stands where, now and whenever that changes; called in the reading thread. `close` of the feed ends it."""
+        feed = StatusFeed(self.mesh._office, on_stops, on_end, close_op="unwatch_debug")
+        self.mesh._session.watch(feed, "watch_debug", group=self.mesh._group)
+        return feed
+
+    def post_mortem(self, ranks: str | Sequence[int] = "all") -> None:
+        """Have ranks stop where they've raised last; those where nothing failed since don't."""
+        procs = [self.mesh._procs[r] for r in self.mesh.select(ranks) if r in self.mesh.living_ranks()]
+        self.mesh._session.request("debug_post_mortem", procs=procs)
+
+    def set(
+        self, *, skip: bool | None = None, on_error: bool | None = None, abandoned_s: float | None = None
+    ) -> Mapping[str, bool]:
+        """Change settings.
+
+        Args:
+            skip: breakpoints do nothing.
+            on_error: an error stops where it was raised.
+            abandoned_s: seconds without a client that could debug, after which ranks run on.
+        """
+        found: Mapping[str, bool] = self.mesh._session.request(
+            "debug_set", skip=skip, on_error=on_error, abandoned_s=abandoned_s
+        )
+        return found
+
+    def clear_breaks(self) -> None:
+        """Forget the breakpoints that were set from outside."""
+        living = self.mesh.living_ranks()
+        self.mesh._session.request(
+            "debug_break", procs={r: self.mesh._procs[r] for r in living}, file="", line=0, condition=""
+        )
+
+    def break_at(self, file: str, line: int, condition: str = "", ranks: str | Sequence[int] = "all") -> dict[int, str]:
+        """Set a breakpoint from outside, while code runs; return what each rank says of it.
+
+        Args:
+            file: a path or its end, or "In[3]" for a cell.
+            condition: an expression that must be true there.
+        """
+        chosen = self.mesh.select(ranks)
+        procs = {r: self.mesh._procs[r] for r in chosen if r in self.mesh.living_ranks()}
+        found: dict[int, str] = self.mesh._session.request(
+            "debug_break", procs=procs, file=file, line=line, condition=condition
+        )
+        return dict(sorted(found.items()))

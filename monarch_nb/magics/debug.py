@@ -1,0 +1,162 @@
+"""Verbs of the debugger: debug, break, set; and the prompt in a cell that waits."""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb._shape import format_ranks, name_ranks
+from monarch_nb.exceptions import MeshUsageError
+from monarch_nb.magics.arguments import Namespace
+from monarch_nb.magics.state import State
+
+if TYPE_CHECKING:
+    from monarch_nb._client.session import Session
+    from monarch_nb.mesh import Mesh
+
+SETTINGS = "breakpoints stop|skip, debug-on-error on|off, debug-timeout TIME, why-after TIME|off"
+
+
+def debug(state: State, arguments: Namespace) -> None:
+    """Talk to ranks that stand at a breakpoint; --post-mortem: to those that have failed, where they failed."""
+    mesh = state.mesh(arguments.name)
+    debugger = mesh.debugger()
+    if arguments.post_mortem:
+        debugger.post_mortem(arguments.ranks)
+    if not debugger.stops():
+        hint = "put breakpoint() into a cell or an endpoint, or set one from outside: %mesh break FILE:LINE"
+        failed = " has failed, or its frames are gone" if arguments.post_mortem else " stands at a breakpoint"
+        print(f"no rank of mesh {mesh.name!r}{failed}. {'' if arguments.post_mortem else hint}".rstrip())
+        return
+    talk(mesh)
+
+
+def talk(mesh: Mesh) -> bool:
+    """Show the prompt in this cell until nobody stands anywhere, or the user leaves.
+
+    Raises:
+        MeshUsageError: if nobody can type here; the ranks run on, without breakpoints.
+    """
+    from monarch_nb.debug import Prompt
+
+    try:
+        with _plain_interrupts():
+            return Prompt(mesh, input).run()
+    except (NotImplementedError, RuntimeError) as error:  # StdinNotImplementedError is either, by version
+        if "stdin" not in str(error).lower() and "input" not in str(error).lower():
+            raise
+        stops = mesh.debugger().stops()
+        mesh.debugger().send(stops, "quit")
+        first = stops[0] if stops else None
+        where = f" ({first.file}, line {first.line})" if first is not None else ""
+        raise MeshUsageError(
+            f"{name_ranks(sorted({s.rank for s in stops}))} stopped at a breakpoint{where}, and nobody can type here: they run on. "
+            "Take it out, or have breakpoints skipped: %mesh set breakpoints skip"
+        ) from None
+
+
+@contextmanager
+def _plain_interrupts() -> Iterator[None]:
+    """Let Ctrl-C leave the prompt, also in a cell that passes it on otherwise."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class CellPrompt:
+    """Makes the waiting cell of a notebook the prompt, when ranks stop."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def __call__(self, session: Session) -> Exception | None:
+        """Talk; where nobody can type, let the ranks run on, and return what is to be raised once the wait is over."""
+        mesh = next((m for m in self._state.meshes.values() if m._office is session.office), None)
+        if mesh is None or not mesh.debugger().stops():
+            return None
+        try:
+            talk(mesh)
+        except MeshUsageError as error:
+            return error
+        except KeyboardInterrupt:
+            mesh.interrupt(sorted({s.rank for s in mesh.debugger().stops()}))
+        return None
+
+
+def break_(state: State, arguments: Namespace) -> None:
+    """Set a breakpoint from outside, while code runs: %mesh break train.py:40 [if loss > 3] [--ranks R]; In[3]:2 is a cell's line."""
+    mesh = state.mesh(arguments.name)
+    if arguments.clear:
+        mesh.debugger().clear_breaks()
+        print("no breakpoints are set from outside any more")
+        return
+    match = re.fullmatch(r"(.+):(\d+)", arguments.place or "")
+    if match is None:
+        raise MeshUsageError(f"%mesh break: expected FILE:LINE, as in train.py:40 or In[3]:2; not {arguments.place!r}")
+    words = arguments.condition
+    if words and words[0] != "if":
+        raise MeshUsageError(f"%mesh break: expected if EXPRESSION after the place, not {' '.join(words)!r}")
+    found = mesh.debugger().break_at(match[1], int(match[2]), " ".join(words[1:]), arguments.ranks)
+    by_text: dict[str, list[int]] = {}
+    for rank, text in found.items():
+        by_text.setdefault(text, []).append(rank)
+    for text, ranks in by_text.items():
+        print(f"[{format_ranks(ranks)}] {text}")
+
+
+def set_(state: State, arguments: Namespace) -> None:
+    """Change a setting: breakpoints stop|skip; debug-on-error on|off; why-after 30s|off."""
+    name, value = arguments.setting, arguments.value
+    if name == "why-after":
+        _set_why(value)
+        return
+    mesh = state.mesh(arguments.name)
+    if name == "debug-timeout":
+        mesh.debugger().set(abandoned_s=_seconds(name, value))
+        print(f"{name}: {value}")
+        return
+    choices: dict[str, dict[str, dict[str, bool]]] = {
+        "breakpoints": {"stop": {"skip": False}, "skip": {"skip": True}},
+        "debug-on-error": {"on": {"on_error": True}, "off": {"on_error": False}},
+    }
+    if name not in choices or value not in choices[name]:
+        raise MeshUsageError(f"%mesh set: expected one of {SETTINGS}; not {name} {value}")
+    mesh.debugger().set(**choices[name][value])
+    print(f"{name}: {value}")
+
+
+def _set_why(value: str) -> None:
+    from monarch_nb.why.settings import set_why_after
+
+    set_why_after(None if value == "off" else _seconds("why-after", value))
+    print(f"why-after: {value}")
+
+
+def _seconds(name: str, value: str) -> float:
+    from monarch_nb.status import parse_duration
+
+    try:
+        return parse_duration(value)
+    except ValueError as error:
+        raise MeshUsageError(f"%mesh set {name}: {error}") from None
+
+
+def completions(mesh: Any, text: str) -> list[str]:
+    """Return names that begin with a text, at the first stop."""
+    import json
+
+    debugger = mesh.debugger()
+    stops = [s for s in debugger.stops() if s.state == "stopped"]
+    if not stops:
+        return []
+    answers = debugger.send(stops[:1], f"!!complete {text}")
+    return list(json.loads(next(iter(answers.texts.values()), "[]") or "[]"))

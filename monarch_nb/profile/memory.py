@@ -1,0 +1,66 @@
+"""What a cell has done to the memory of ranks: sizes by rank set, lines of Python that hold what was allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from monarch_nb._shape import format_ranks
+from monarch_nb.profile.operators import spread
+from monarch_nb.status import bytes_text
+
+SIZES = {
+    "resident": "resident_bytes",
+    "resident, peak": "peak_bytes",
+    "proportional": "proportional_bytes",
+    "Python": "python_bytes",
+    "Python, peak": "python_peak_bytes",
+    "CUDA": "cuda_bytes",
+    "CUDA, peak": "cuda_peak_bytes",
+}
+SIZE_COLUMNS = ("memory", "mean", "min", "max", "rank of max")
+LINE_COLUMNS = ("held by", "ranks", "size", "objects")
+
+
+def size_rows(reports: Mapping[int, Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """Return how much each kind of memory has changed over the cell, and its peak above what it was before."""
+    rows = []
+    for name, key in SIZES.items():
+        figures = {rank: float(report[key]) for rank, report in reports.items() if report[key] is not None}
+        if figures:
+            found = spread(figures)
+            rows.append((name, *map(change_text, (found.mean, found.least, found.most)), str(found.rank)))
+    return rows
+
+
+def line_rows(reports: Mapping[int, Mapping[str, Any]], num_top: int) -> list[tuple[str, ...]]:
+    """Return which lines hold the most of what the cell has allocated in Python; one row per line, with the mean over its ranks.
+
+    >>> report = {"lines": [("In [3] line 1", 2_000_000, 5)]}
+    >>> line_rows({0: report, 1: report}, 10)
+    [('In [3] line 1', '[0-1]', '2 MB', '5')]
+    """
+    found: dict[str, list[tuple[int, int, int]]] = {}
+    for rank, report in sorted(reports.items()):
+        for place, size, num in report["lines"]:
+            found.setdefault(place, []).append((rank, size, num))
+    means = {place: _mean([size for _, size, _ in each]) for place, each in found.items()}
+    top = sorted(found, key=lambda place: (-means[place], place))[:num_top]
+    return [
+        (place, f"[{format_ranks(r for r, _, _ in found[place])}]", bytes_text(round(means[place])), f"{_mean([n for _, _, n in found[place]]):,.0f}")
+        for place in top
+    ]
+
+
+def _mean(figures: Sequence[int]) -> float:
+    return sum(figures) / len(figures)
+
+
+def change_text(num_bytes: float) -> str:
+    """Return a change of size with its sign.
+
+    >>> change_text(-2_000_000), change_text(0), change_text(1000)
+    ('-2 MB', '0 B', '+1 kB')
+    """
+    sign = "-" if num_bytes < 0 else "+" if num_bytes > 0 else ""
+    return f"{sign}{bytes_text(abs(round(num_bytes)))}"

@@ -1,0 +1,75 @@
+"""What is asked of the ranks of a cell: a trace, memory, on which of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from monarch_nb._shape import format_ranks
+from monarch_nb.exceptions import MeshUsageError
+
+SUFFIXES = (".json", ".json.gz")
+
+
+@dataclass(frozen=True)
+class ProfileRequest:
+    """What a cell's profile shall have.
+
+    Attributes:
+        ranks: those that record.
+        trace: torch.profiler around the cell.
+        memory: sizes before and after, and who has allocated.
+        shapes: whether the trace has the shapes of operators' inputs.
+        stacks: whether it has Python's stacks; that costs time.
+        file: where the trace goes; empty: into the working directory, named for the cell and the date.
+        num_top: how many operators are shown.
+        base_ns: the moment from which all ranks count, in Unix time.
+    """
+
+    ranks: tuple[int, ...]
+    trace: bool = True
+    memory: bool = False
+    shapes: bool = False
+    stacks: bool = False
+    file: str = ""
+    num_top: int = 20
+    base_ns: int = field(default_factory=time.time_ns)
+
+    def fields(self) -> dict[str, Any]:
+        """Return what the ranks are told."""
+        return {
+            "ranks": list(self.ranks), "trace": self.trace, "memory": self.memory, "shapes": self.shapes,
+            "stacks": self.stacks, "base_ns": self.base_ns,
+        }  # fmt: skip
+
+    def path(self, n: int, kind: str = "profile", suffix: str = ".json.gz") -> Path:
+        """Return where a file about cell `n` goes."""
+        if self.file and kind == "profile":
+            return Path(self.file).expanduser().absolute()
+        date = time.strftime("%Y%m%d-%H%M%S", time.localtime(self.base_ns / 1e9))
+        return Path.cwd() / f"{kind}-{n}-{date}{suffix}"
+
+
+def check_request(request: ProfileRequest, cell_ranks: Sequence[int]) -> ProfileRequest:
+    """Return a request that can be fulfilled.
+
+    Raises:
+        MeshUsageError: saying what is wrong; nothing has been sent.
+    """
+    others = sorted(set(request.ranks) - set(cell_ranks))
+    if others:
+        raise MeshUsageError(
+            f"the cell doesn't run on [{format_ranks(others)}], so there's nothing to profile there; it runs on [{format_ranks(cell_ranks)}]"
+        )
+    if not request.ranks:
+        raise MeshUsageError("a profile needs at least one rank")
+    if request.file:
+        if not request.file.endswith(SUFFIXES):
+            raise MeshUsageError(f"a profile is a .json or .json.gz file, not {request.file!r}")
+        folder = request.path(0).parent
+        if not folder.is_dir():
+            raise MeshUsageError(f"there's no folder {folder} for the profile")
+    return request

@@ -1,0 +1,49 @@
+"""One file with the traces of all ranks, as Perfetto and Chrome read it. Ranks have prepared their parts (`_rank/trace.py`): here they are put behind each other."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any, cast
+
+_LEVEL = 5
+
+
+def write_trace(path: Path, reports: Mapping[int, Mapping[str, Any]], *, base_ns: int, about: str) -> None:
+    """Write the traces of ranks into one file; compressed, if its name ends in .gz. Not there before it's whole."""
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        with _opened(draft, is_compressed=path.name.endswith(".gz")) as file:
+            for piece in pieces(reports, base_ns, about):
+                file.write(piece)
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _opened(path: Path, *, is_compressed: bool) -> IO[bytes]:
+    return cast("IO[bytes]", gzip.open(path, "wb", compresslevel=_LEVEL)) if is_compressed else path.open("wb")
+
+
+def pieces(reports: Mapping[int, Mapping[str, Any]], base_ns: int, about: str) -> Iterator[bytes]:
+    """Yield the file's content.
+
+    >>> part = zlib.compress(b'{"ph":"X","name":"aten::mm"}')
+    >>> text = b"".join(pieces({0: {"trace": part, "host": "h", "pid": 7}, 1: {"trace": part, "host": "h", "pid": 8}}, 5, "cell #1"))
+    >>> len(json.loads(text)["traceEvents"])
+    2
+    """
+    ranks = [{"rank": rank, "host": report["host"], "pid": report["pid"]} for rank, report in sorted(reports.items())]
+    head = {"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": base_ns, "traceName": about, "ranks": ranks}
+    yield json.dumps(head).encode().removesuffix(b"}") + b', "traceEvents": [\n'
+    is_first = True
+    for _, report in sorted(reports.items()):
+        events = zlib.decompress(report["trace"])
+        if events:
+            yield events if is_first else b",\n" + events
+            is_first = False
+    yield b"\n]}\n"

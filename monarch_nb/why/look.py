@@ -1,0 +1,83 @@
+"""Two looks at all ranks, a moment apart: what differs between them makes progress."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb.why.facts import RankFacts, members_of, rank_facts
+from monarch_nb.why.report import HangReport, make_report
+from monarch_nb.why.verdicts import Situation, judge
+
+if TYPE_CHECKING:
+    from monarch_nb.mesh import Mesh
+
+GAP_S = 0.5
+"""Between the looks."""
+BUSY_SHARE = 0.2
+"""Of the time between, on a processor: a thread that takes more computes."""
+
+Answers = Mapping[int, Mapping[str, Any]]
+
+
+def explain(mesh: Mesh, ranks: Sequence[int] | None = None) -> HangReport:
+    """Find out why nothing moves on a mesh.
+
+    Args:
+        ranks: those that the table shows; all are looked at.
+    """
+    status = mesh.status()
+    procs = {proc: rank for rank, proc in enumerate(mesh._procs)}
+    first = _ask(mesh, [r.rank for r in status.ranks if r.state not in ("lost", "stopped")])
+    began = time.monotonic()
+    answered = [r for r, found in first.items() if found["facts"] is not None]
+    if any(found["facts"]["threads"] for found in first.values() if found["facts"] is not None):
+        time.sleep(GAP_S)
+        second = {**first, **_ask(mesh, answered)}
+    else:
+        second = dict(first)
+    gap_s = time.monotonic() - began
+    members = members_of(status, second)
+    facts = {
+        row.rank: _with_moves(rank_facts(row, second.get(row.rank), members, procs), first.get(row.rank), second.get(row.rank), gap_s)
+        for row in status.ranks
+    }
+    situation = Situation(facts, time.time())
+    shown = facts if ranks is None else {r: f for r, f in facts.items() if r in ranks}
+    return make_report(Situation(shown, situation.now), judge(situation))
+
+
+def _ask(mesh: Mesh, ranks: Sequence[int]) -> Answers:
+    if not ranks:
+        return {}
+    found: Answers = mesh._session.request("hang", procs=[mesh._procs[r] for r in ranks])
+    return found
+
+
+def _with_moves(facts: RankFacts, first: Mapping[str, Any] | None, second: Mapping[str, Any] | None, gap_s: float) -> RankFacts:
+    """Mark the activities that have made progress since the first look."""
+    if first is None or second is None or not first["facts"] or not second["facts"]:
+        return facts
+    before = {_key(t): t for t in first["facts"]["threads"]}
+    moved = [_has_moved(before.get(_key(t)), t, gap_s) for t in second["facts"]["threads"]]
+    moved += [False] * (len(facts.activities) - len(moved))
+    return replace(facts, activities=tuple(replace(a, moved=m) for a, m in zip(facts.activities, moved, strict=True)))
+
+
+def _key(thread: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (thread["actor"], thread["label"], thread["origin"], tuple(map(tuple, thread["serves"])))
+
+
+def _has_moved(before: Mapping[str, Any] | None, now: Mapping[str, Any], gap_s: float) -> bool:
+    if before is None:
+        return True  # it has begun since
+    if before["at"] != now["at"] or now["cpu_s"] - before["cpu_s"] > BUSY_SHARE * gap_s:
+        return True
+    return bool(_sequence(before) != _sequence(now))
+
+
+def _sequence(thread: Mapping[str, Any]) -> Any:
+    operation = thread["operation"]
+    return None if operation is None else (operation["name"], operation["sequence"])

@@ -1,0 +1,88 @@
+"""The debugger's prompt in a real kernel: the cell that waits becomes the prompt; without anybody to type a breakpoint is an error that says so."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+from kernels import Notebook
+from typist import Typist
+
+
+@pytest.fixture(scope="module")
+def typist() -> Iterator[Typist]:
+    opened = Typist()
+    name = f"typed{uuid.uuid4().hex[:6]}"
+    opened.run(f"%load_ext monarch_nb\n%mesh start {name} --gpus 4")
+    yield opened
+    opened.run("%mesh stop")
+    opened.close()
+
+
+def test_the_waiting_cell_becomes_the_prompt(typist: Typist) -> None:
+    prompts, shown = typist.run("%%mesh\nx = rank * 2\nbreakpoint()\nprint('end', x)", "p x", "focus 1", "x = 100", "focus all", "c", first="(mesh-pdb 0-3) ")
+    assert prompts == ["(mesh-pdb 0-3) ", "(mesh-pdb 0-3) ", "(mesh-pdb 1) ", "(mesh-pdb 1) ", "(mesh-pdb 0-3) "]
+    assert "line 3, in <module>: print('end', x)" in shown
+    assert "[0] 0\n[1] 2\n[2] 4\n[3] 6" in shown
+    assert "[1] end 100" in shown
+    assert "ranks 0-3 run on" in shown
+
+
+def test_a_call_that_is_waited_for_does_so_too(typist: Typist) -> None:
+    source = (
+        "from monarch_nb.actor import Actor, endpoint\nclass Adder(Actor):\n    @endpoint\n    def add(self, x):\n        y = x + 1\n"
+        "        breakpoint()\n        return y\nadder = mesh.spawn('adder', Adder)\nlist(adder.add.call(4).get().values())"
+    )
+    prompts, shown = typist.run(source, "p y", "y = 9", "ll", "c", first="(mesh-pdb 0-3) ")
+    assert len(prompts) == 4
+    assert "in add: return y" in shown and "        y = x + 1" in shown  # the source of a class that was defined in a cell
+    assert "[0-3] 5" in shown
+    assert "[9, 9, 9, 9]" in shown
+
+
+def test_detach_come_back_and_quit(typist: Typist) -> None:
+    _, shown = typist.run("%%mesh --async\nbreakpoint()\nz = 1\nbreakpoint()\nz = 2")
+    _, shown = typist.run("while len(mesh.debugger().stops()) < 4: pass\n%mesh debug", "p 1", "detach")
+    assert "[0-3] 1" in shown and "come back: %mesh debug" in shown
+    _, shown = typist.run("%mesh debug", "c", "p z", "q")
+    assert "[0-3] 1" in shown and "ranks 0-3 run on" in shown
+    assert typist.run("%mesh result")[1].count("Error") == 0
+    assert "no rank of mesh" in typist.run("%mesh debug")[1]
+
+
+def test_the_stop_button_at_the_prompt_ends_the_cell(typist: Typist) -> None:
+    _, shown = typist.run("%%mesh\nbreakpoint()\nz = 1", None, first="(mesh-pdb 0-3) ")
+    assert "ranks 0-3 were interrupted" in shown
+    assert "[0-3] 5" in typist.run("%%mesh\n5")[1]
+
+
+def test_post_mortem_and_settings(typist: Typist) -> None:
+    typist.run("%%mesh --ranks 2\nsecret = 41\n1 / 0")
+    prompts, shown = typist.run("%mesh debug --post-mortem", "p secret + 1", "q")
+    assert prompts == ["(mesh-pdb 2) "] * 2
+    assert "rank 2: ZeroDivisionError: division by zero" in shown and "[2] 42" in shown
+    typist.run("%mesh set debug-on-error on")
+    _, shown = typist.run("%%mesh --ranks 1\nsecret = 7\n[][1]", "p secret", "c")
+    assert "[1] 7" in shown and "IndexError" in shown
+    typist.run("%mesh set debug-on-error off")
+    assert "expected one of breakpoints stop|skip" in typist.run("%mesh set breakpoints maybe")[1]
+
+
+def test_breakpoints_from_outside(typist: Typist) -> None:
+    assert "expected FILE:LINE" in typist.run("%mesh break here")[1]
+    assert "expected if EXPRESSION after the place" in typist.run("%mesh break In[1]:2 when x")[1]
+    assert "no breakpoints are set from outside any more" in typist.run("%mesh break --clear")[1]
+
+
+def test_without_a_keyboard_a_breakpoint_is_an_error() -> None:
+    notebook = Notebook()
+    notebook.run("%load_ext monarch_nb\n%mesh start mute --gpus 2")
+    text = notebook.text("%%mesh\nbreakpoint()\nafter = rank")
+    assert "stopped at a breakpoint (In [" in text and "nobody can type here: they run on" in text
+    assert "%mesh set breakpoints skip" in text
+    notebook.run("%mesh set breakpoints skip")
+    assert notebook.text("%%mesh\nbreakpoint()\n'through'") == "[0-1] 'through'"
+    notebook.run("%mesh set breakpoints stop")
+    notebook.run("%mesh stop")
+    notebook.close()
