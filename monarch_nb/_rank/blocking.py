@@ -103,9 +103,10 @@ def _in_c(frame: FrameType) -> dict[str, Any] | None:
     expression = called(frame)
     if expression is None:
         return None
-    function = expression.func if isinstance(expression, ast.Call) else expression
+    is_call = isinstance(expression, ast.Call) and not _enters(frame)
+    function = expression.func if isinstance(expression, ast.Call) and is_call else expression
     text = ast.unparse(function)[:80]
-    if not isinstance(expression, ast.Call):  # `with lock:`
+    if not is_call:  # `with lock:`
         kind = "lock" if _is_lock(look_up(frame, function)) else ""
         return {"kind": kind, "text": f"with {text}"}
     if isinstance(function, ast.Name):
@@ -113,6 +114,10 @@ def _in_c(frame: FrameType) -> dict[str, Any] | None:
     if isinstance(function, ast.Attribute):
         return {"kind": _of_method(look_up(frame, function.value), function.attr), "text": f"{text}()"}
     return {"kind": "", "text": f"{text}()"}
+
+
+def _enters(frame: FrameType) -> bool:
+    return dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("BEFORE")
 
 
 def _of_function(value: Any, name: str) -> str:
@@ -145,6 +150,8 @@ def called(frame: FrameType) -> ast.expr | None:
     name = dis.opname[code.co_code[at]]
     if not name.startswith(("CALL", "PRECALL", "BEFORE_WITH", "BEFORE_ASYNC_WITH", "LOAD_SPECIAL")):
         return None
+    if name.startswith("BEFORE"):
+        at -= 2  # its own place is the whole statement; the instruction before it has loaded what is entered
     first, last, begin, end = next(islice(code.co_positions(), at // 2, None), (None, None, None, None))
     if first is None or last is None or begin is None or end is None:
         return None
@@ -152,12 +159,9 @@ def called(frame: FrameType) -> ast.expr | None:
     lines[-1] = lines[-1][:end]
     lines[0] = lines[0][begin:]
     try:
-        found = ast.parse(b"(" + b"".join(lines) + b"\n)", mode="eval").body
+        return ast.parse(b"(" + b"".join(lines) + b"\n)", mode="eval").body
     except (SyntaxError, ValueError):
         return None
-    if name.startswith(("CALL", "PRECALL")):
-        return found if isinstance(found, ast.Call) else None
-    return found
 
 
 def look_up(frame: FrameType, expression: ast.expr) -> Any:

@@ -88,7 +88,7 @@ class Checkpoints:
         self._error = None
         self._saving_before = before
         self._saving = threading.Thread(
-            target=self._save, args=(snapshot, before), name=f"checkpoint-{self._name}", daemon=True
+            target=self._save, args=(snapshot, before, self.epoch), name=f"checkpoint-{self._name}", daemon=True
         )
         self._saving.start()
 
@@ -117,11 +117,12 @@ class Checkpoints:
 
     # --- writing, in a thread of its own
 
-    def _save(self, snapshot: Snapshot, before: threading.Thread | None) -> None:
+    def _save(self, snapshot: Snapshot, before: threading.Thread | None, epoch: int) -> None:
+        """Write a copy; `epoch` is that of when it was taken: a thread that comes late doesn't save with those who have gone back since."""
         if before is not None:
             before.join()  # one after the other, on all ranks alike
         try:
-            exchange = partial(self._exchange, self.epoch, snapshot.version)
+            exchange = partial(self._exchange, epoch, snapshot.version)
             path = exchange("begin", None)[0]
             save(snapshot, self._prefix, path, self._slot, exchange)
             self.last_path = exchange("done", None)[0]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from types import FrameType
@@ -20,6 +21,7 @@ _DISTRIBUTED = "/torch/distributed/distributed_c10d.py"
 _WRAPPERS = frozenset({"wrapper", "func_wrapper"})
 _GRAPH = "/torch/autograd/graph.py"
 UNKNOWN = "an operation"
+FRESH_S = 0.1
 _PEERS = {"recv": "src", "send": "dst"}
 
 
@@ -46,7 +48,8 @@ def _described(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     with suppress(AttributeError, TypeError):
         found["shape"], found["dtype"] = list(tensor.shape), str(tensor.dtype).removeprefix("torch.")
     peer = arguments.get(_PEERS.get(name, ""))
-    found["peer"] = peer if isinstance(peer, int) else None
+    if isinstance(peer, int):
+        found.update(peer=peer, since=None)  # it doesn't count as one of the group's
     return found
 
 
@@ -137,20 +140,34 @@ def own_rank() -> int | None:
 
 def pending_on_device() -> list[dict[str, Any]]:
     """Return nccl's operations that have been begun and aren't over, oldest first: the threads that began them have gone on."""
-    return [e for e in _entries("_dump_nccl_trace_json") if e["state"] != "completed"]
+    return [e for e in _entries("_dump_nccl_trace_json", only_active=True) if e["state"] != "completed"]
 
 
 def recorded() -> dict[str, dict[str, Any]]:
     """Return the youngest operation of each group that the flight recorder knows, by the group's inner name."""
-    return {e["group"]: e for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json") for e in _entries(name)}
+    now = time.monotonic()
+    if now - _known.when > FRESH_S:
+        _known.found = {e["group"]: e for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json") for e in _entries(name)}
+        _known.when = time.monotonic()
+    return _known.found
 
 
-def _entries(source: str) -> list[dict[str, Any]]:
+class _Known:
+    """What the recorder has told last: it writes out all that it holds, some 30 ms for 2000 operations, and a look asks several times."""
+
+    when = -1e9
+    found: dict[str, dict[str, Any]] = {}
+
+
+_known = _Known()
+
+
+def _entries(source: str, *, only_active: bool = False) -> list[dict[str, Any]]:
     dump = getattr(sys.modules.get("torch._C._distributed_c10d"), source, None)
     if dump is None:
         return []
     with suppress(RuntimeError, ValueError, TypeError, LookupError):
-        return [_entry(e) for e in json.loads(dump(includeCollectives=True, onlyActive=False)).get("entries", ()) if not e["is_p2p"]]
+        return [_entry(e) for e in json.loads(dump(includeCollectives=True, onlyActive=only_active)).get("entries", ()) if not e["is_p2p"]]
     return []
 
 

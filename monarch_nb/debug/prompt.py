@@ -58,19 +58,23 @@ class Prompt:
                 self._last = line or self._last
             except (PromptError, RankSetError) as error:
                 self._write(f"*** {error}")
-            stops = self._settled()
+            stops = self._gathered({s.rank for s in stops_before})
             self._say_moved(stops_before, stops)
         return True
 
-    def _settled(self) -> list[Stop]:
-        return self._debugger.stops()
+    def _gathered(self, wanted: set[int] | None = None) -> list[Stop]:
+        """Return the stops once all wanted ranks stand, or nobody has come for a while: they mostly come together.
 
-    def _gathered(self) -> list[Stop]:
-        """Return the stops once all ranks stand, or nobody has come for a while: they mostly come together."""
+        Args:
+            wanted: those that have stood before and may come to the next breakpoint; all, if left out.
+        """
         stops = self._debugger.stops()
+        if wanted is None and not stops:
+            return stops
         limit = time.monotonic() + GATHER_S
         quiet = time.monotonic() + QUIET_S
-        while stops and len({s.rank for s in stops}) < len(self._mesh) and time.monotonic() < min(limit, quiet):
+        expected = set(range(len(self._mesh))) if wanted is None else wanted
+        while not expected <= {s.rank for s in stops} and time.monotonic() < min(limit, quiet):
             found = self._debugger.stops()
             if len(found) != len(stops):
                 quiet = time.monotonic() + QUIET_S

@@ -115,6 +115,7 @@ def wait_for_news(mesh: Mesh, fault: Fault) -> None:
         pass
 
 
+@pytest.mark.timeout(400)
 def test_two_hundred_faults(mesh: Mesh, unhandled: list[MeshFailure]) -> None:
     work, chaos = Work(mesh), Chaos(mesh, seed=2026)
     for number in range(NUM_FAULTS):
