@@ -240,9 +240,29 @@ def debug(arguments: argparse.Namespace) -> None:
     if not debugger.stops():
         print(f"no rank of mesh {mesh.name!r} stands at a breakpoint")
         return
+    _complete_with(mesh)
     with suppress(KeyboardInterrupt):
         Prompt(mesh, input, lambda text: print(text, flush=True)).run()
     feed.close()
+
+
+def _complete_with(mesh: Mesh) -> None:
+    """Have Tab complete names that a stopped rank knows."""
+    with suppress(ImportError):
+        import readline
+
+        from monarch_nb.debug.client import completions
+
+        found: list[str] = []
+
+        def complete(text: str, number: int) -> str | None:
+            if number == 0:
+                found[:] = completions(mesh, text)
+            return found[number] if number < len(found) else None
+
+        readline.set_completer_delims(" \t\n()[]{},=+-*/<>!&|:;")
+        readline.set_completer(complete)
+        readline.parse_and_bind("tab: complete")
 
 
 def execute(arguments: argparse.Namespace) -> int:

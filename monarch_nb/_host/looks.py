@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from monarch_nb._host.home import HomeProcess
 
 ANSWER_S = 0.4
+HANG_S = 1.0
+"""torch's flight recorder writes out all that it holds: 30 ms for 2000 operations, more if all ranks do it at once on few cores."""
 _CELL_FRAME = re.compile(r'^  File "<ipython-input-(\d+)-([0-9a-f]+)>", line (\d+), in [^\n]*\n(?!    )', re.MULTILINE)
 
 ByRank = dict[int, dict[str, Any]]
@@ -62,7 +64,7 @@ class Looks:
 
             self._after_asking({r: p for r, p in ranks.items() if r not in answers}, {}, taken)
 
-        self._home.asking.ask(ranks, "__hang__", None, answered, ANSWER_S)
+        self._home.asking.ask(ranks, "__hang__", None, answered, HANG_S)
 
     # --- those that don't answer
 

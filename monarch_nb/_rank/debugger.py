@@ -429,7 +429,11 @@ def _users_part(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _thread_name() -> str:
+    """Return what people know the calling thread by: the actor that it works for, in whatever thread."""
     name = threading.current_thread().name
+    runner = _runner()
+    if runner is not None and name != "MainThread":
+        return str(runner.name)
     return "main" if name == "MainThread" else name.removeprefix("actor-")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -150,3 +151,13 @@ class MeshDebugger:
             "debug_break", procs=procs, file=file, line=line, condition=condition
         )
         return dict(sorted(found.items()))
+
+
+def completions(mesh: Mesh, text: str) -> list[str]:
+    """Return names that begin with a text, at the first stop."""
+    debugger = mesh.debugger()
+    stops = [s for s in debugger.stops() if s.state == "stopped"]
+    if not stops:
+        return []
+    answers = debugger.send(stops[:1], f"!!complete {text}")
+    return list(json.loads(next(iter(answers.texts.values()), "[]") or "[]"))

@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb.exceptions import MeshUsageError
@@ -148,15 +148,3 @@ def _seconds(name: str, value: str) -> float:
         return parse_duration(value)
     except ValueError as error:
         raise MeshUsageError(f"%mesh set {name}: {error}") from None
-
-
-def completions(mesh: Any, text: str) -> list[str]:
-    """Return names that begin with a text, at the first stop."""
-    import json
-
-    debugger = mesh.debugger()
-    stops = [s for s in debugger.stops() if s.state == "stopped"]
-    if not stops:
-        return []
-    answers = debugger.send(stops[:1], f"!!complete {text}")
-    return list(json.loads(next(iter(answers.texts.values()), "[]") or "[]"))

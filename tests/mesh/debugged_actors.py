@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import pdb
 
-from monarch_nb.actor import Actor, current_rank, endpoint
+from monarch_nb.actor import Actor, concurrent_endpoint, current_rank, endpoint
 
 
 class Debugged(Actor):
@@ -37,3 +38,13 @@ class DebuggedAsync(Actor):
         y = x + 1
         breakpoint()
         return y
+
+    @concurrent_endpoint
+    async def in_thread(self, x: int) -> int:
+        return await asyncio.to_thread(_work, x)
+
+
+def _work(x: int) -> int:
+    y = x * 10
+    breakpoint()
+    return y

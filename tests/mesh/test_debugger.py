@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import os
 import signal
 import subprocess
@@ -10,12 +12,14 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import debugged_actors
 import pytest
 from debugged_actors import Debugged, DebuggedAsync
 
 from monarch_nb import mesh as meshes
 from monarch_nb._client import session as sessions
 from monarch_nb.debug import MeshDebugger, Prompt, Stop
+from monarch_nb.debug.client import completions
 from monarch_nb.debug.fold import fold_answers, place_text
 from monarch_nb.debug.grammar import Cast, Detach, Focus, Line, ListStops, PromptError, Quit, parse
 from monarch_nb.exceptions import ActorError, MeshError
@@ -164,6 +168,33 @@ def test_actors_sync_and_async_each_in_their_own_thread(mesh: Mesh, debugger: Me
     assert set(second.get(PATIENCE_S).values()) == {8}
 
 
+def test_two_endpoints_of_one_actor_at_once(mesh: Mesh, debugger: MeshDebugger) -> None:
+    actor = mesh.spawn("twice", DebuggedAsync).slice(gpus=0)
+    calls = [actor.in_thread.call(x) for x in (1, 2)]
+    stops = wait_for(debugger, 2 * len(actor))
+    assert {s.thread for s in stops} == {"twice"} and {s.function for s in stops} == {"_work"}
+    one = [s for s in stops if debugger.send([s], "p x").texts[s.id] == "1"]
+    debugger.send(one, "y = 77")
+    talk(mesh, "c")
+    assert [set(c.get(PATIENCE_S).values()) for c in calls] == [{77}, {20}]
+
+
+def test_from_a_terminal(mesh: Mesh, debugger: MeshDebugger) -> None:
+    run = mesh.submit(CELL)
+    wait_for(debugger, 4)
+    typed = "p y\nfocus 2\np z\ncast main 1 p x\nc\nfocus all\nq\n"
+    done = subprocess.run(
+        [sys.executable, "-m", "monarch_nb.cli", "debug", mesh.name], input=typed, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert done.returncode == 0, done.stderr
+    assert "[0] 0\n[1] 2\n[2] 4\n[3] 6" in done.stdout and "[1] 1" in done.stdout
+    assert "[2] *** NameError" in done.stdout and "rank 2 runs on" in done.stdout
+    assert run.wait().failures == {}
+    assert "stands at a breakpoint" in subprocess.run(
+        [sys.executable, "-m", "monarch_nb.cli", "debug", mesh.name], capture_output=True, text=True, timeout=PATIENCE_S
+    ).stdout
+
+
 def test_post_mortem_of_cells_and_calls(mesh: Mesh, debugger: MeshDebugger) -> None:
     mesh.submit("def f(k):\n    inner = k * 2\n    return [][k] if rank == 1 else 1 // (rank - 2)\nf(21)", "1-2", number=4).wait()
     debugger.post_mortem()
@@ -215,11 +246,13 @@ def test_breakpoints_from_outside_with_a_condition(mesh: Mesh, debugger: MeshDeb
 def test_a_breakpoint_from_outside_in_an_actor(mesh: Mesh, debugger: MeshDebugger) -> None:
     actor = mesh.spawn("armed", Debugged)
     actor.add_if.call(1).get(PATIENCE_S)
-    assert set(debugger.break_at("debugged_actors.py", 25, "x == 2", "2").values()) == {"breakpoint at debugged_actors.py:25 if x == 2"}
+    line = next(i for i, text in enumerate(inspect.getsource(debugged_actors).splitlines(), 1) if "self.total += x" in text)
+    found = debugger.break_at("debugged_actors.py", line, "x == 2", "2")
+    assert found == {2: f"breakpoint at debugged_actors.py:{line} if x == 2"}
     actor.add_if.call(1).get(PATIENCE_S)
     pending = actor.add_if.call(2)
     (stop,) = wait_for(debugger, 1)
-    assert (stop.rank, stop.line, stop.text) == (2, 25, "self.total += x")
+    assert (stop.rank, stop.line, stop.text) == (2, line, "self.total += x")
     debugger.clear_breaks()
     talk(mesh, "p self.total", "q")
     assert list(pending.get(PATIENCE_S).values()) == [4] * 4
@@ -297,11 +330,9 @@ def test_ranks_run_on_when_everybody_has_gone() -> None:
 
 
 def test_completion_and_variables(mesh: Mesh, debugger: MeshDebugger) -> None:
-    import json
-
     run = mesh.submit("loss_value = 0.5\nloss_sum = 2\nbreakpoint()\nend = 1", "1")
     stops = wait_for(debugger, 1)
-    assert json.loads(next(iter(debugger.send(stops, "!!complete loss_").texts.values()))) == ["loss_sum", "loss_value"]
+    assert completions(mesh, "loss_") == ["loss_sum", "loss_value"]
     found = json.loads(next(iter(debugger.send(stops, "!!vars").texts.values())))
     assert found["loss_sum"] == {"type": "int", "value": "2"}
     assert debugger.command(None, "p loss_sum")["answers"] == [{"ids": [stops[0].id], "ranks": "1", "text": "2"}]

@@ -57,6 +57,17 @@ def test_the_stop_button_at_the_prompt_ends_the_cell(typist: Typist) -> None:
     assert "[0-3] 5" in typist.run("%%mesh\n5")[1]
 
 
+def test_ranks_stand_while_the_kernel_restarts(typist: Typist) -> None:
+    typist.run("%%mesh --async\nkept = rank * 3\nbreakpoint()\nend = 1")
+    _, shown = typist.run("while len(mesh.debugger().stops()) < 4: pass\nmesh.name")
+    name = shown.strip().strip("'")
+    typist.restart()
+    typist.run(f"%load_ext monarch_nb\n%mesh attach {name}")
+    _, shown = typist.run("%mesh debug", "p kept", "c")
+    assert "[0] 0\n[1] 3\n[2] 6\n[3] 9" in shown and "ranks 0-3 run on" in shown
+    assert "Error" not in typist.run("%%mesh\nassert kept == rank * 3")[1]
+
+
 def test_post_mortem_and_settings(typist: Typist) -> None:
     typist.run("%%mesh --ranks 2\nsecret = 41\n1 / 0")
     prompts, shown = typist.run("%mesh debug --post-mortem", "p secret + 1", "q")

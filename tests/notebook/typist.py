@@ -75,6 +75,11 @@ class Typist:
                     displays[known] = len(parts)
                     parts.append(text)
 
+    def restart(self) -> None:
+        """Restart the kernel."""
+        self._manager.restart_kernel(now=True)
+        self.client.wait_for_ready(timeout=PATIENCE_S)
+
     def close(self) -> None:
         self.client.stop_channels()
         self._manager.shutdown_kernel(now=True)
