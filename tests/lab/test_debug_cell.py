@@ -18,18 +18,21 @@ def test_the_prompt_in_the_cell(lab: Lab, browser: Any, pictures: Path) -> None:
     page = Page(browser, lab, CELLS, "typed.ipynb")
     page.run(0)
     page.start(1)
-    box = page.page.locator(".jp-Stdin-input")
+    box = page.page.locator(".jp-Stdin-input").last
+    prompt = page.page.locator(".jp-Stdin-prompt").last
 
     def type_line(text: str) -> None:
+        """Type, and wait until that input has gone."""
         box.wait_for()
+        element = box.element_handle()
         box.fill(text)
         box.press("Enter")
+        page.page.wait_for_function("e => !e.isConnected", arg=element)
 
-    box.wait_for()
-    while "0-3" not in page.page.locator(".jp-Stdin-prompt").inner_text():  # ranks come one by one
+    prompt.wait_for()
+    while "0-3" not in prompt.inner_text():  # ranks come one by one
         type_line("list")
-        page.page.wait_for_timeout(50)
-        box.wait_for()
+        prompt.wait_for()
     type_line("p y")
     page.wait_for(1, "[3] 6")
     type_line("focus 2")
