@@ -110,6 +110,8 @@ class DebugDesk:
         if entry is None:
             return
         if stop is None:
+            if not self._has_stops(entry.group):
+                self._hold(entry.group, True)
             stop = Stop(next(self._ids), proc, fields["key"], entry.group, fields["where"])
             self._stops[stop.id] = stop
             self._check_abandoned()
@@ -131,16 +133,30 @@ class DebugDesk:
         """A thread runs on."""
         stop = self._find(proc, fields["key"])
         if stop is not None:
-            del self._stops[stop.id]
+            self._remove(stop)
             self._answered(stop, fields["n"], fields["text"], forget=True)
             self._changed()
 
     def proc_has_ended(self, proc: int) -> None:
         """A rank is dead."""
         for stop in [s for s in self._stops.values() if s.proc == proc]:
-            del self._stops[stop.id]
+            self._remove(stop)
             self._answered(stop, 0, "the process has died", forget=True)
             self._changed()
+
+    def _remove(self, stop: Stop) -> None:
+        del self._stops[stop.id]
+        if not self._has_stops(stop.group):
+            self._hold(stop.group, False)
+
+    def _has_stops(self, group: str) -> bool:
+        return any(stop.group == group for stop in self._stops.values())
+
+    def _hold(self, group: str, on: bool) -> None:
+        """Hold the time-outs of process groups while a rank stands, so that its peers don't give up; or let them count again."""
+        for entry in self._home.registry.alive():
+            if entry.group == group:
+                self._home.event(entry.proc, "debug_hold", {"on": on})
 
     def _find(self, proc: int, key: int) -> Stop | None:
         return next((s for s in self._stops.values() if (s.proc, s.key) == (proc, key)), None)

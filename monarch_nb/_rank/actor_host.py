@@ -73,6 +73,10 @@ class ActorHost:
         """Take news of the mesh, in the reading thread."""
         if name == "renumbered" and here.rank is not None:
             here.rank.renumber(fields)
+        elif name == "debug_hold":
+            from monarch_nb._rank import collectives
+
+            collectives.hold(fields["on"])
         elif name == "debug_settings" and self.debugger is not None:
             self.debugger.set(**fields)
         elif name == "reshaped":

@@ -45,11 +45,37 @@ def describe_group() -> dict[str, Any] | None:
     }
 
 
-def _timeout_s(distributed: Any) -> float:
-    group = distributed.group.WORLD
+HELD_S = 7 * 86400.0
+_held: dict[Any, float] = {}
+"""Time-outs before they were held, by process group."""
+
+
+def hold(on: bool) -> None:
+    """Hold the time-outs of all process groups, for somebody debugs a rank, or let them count again. What waits already keeps its own."""
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return
+    groups = list(distributed.distributed_c10d._world.pg_map)
+    if on:
+        _held.update({g: _timeout_of(g, distributed) for g in groups if g not in _held})
+    for group in groups:
+        if on or group in _held:
+            timeout_s = HELD_S if on else _held.pop(group)
+            with suppress(Exception):  # a group that has been destroyed meanwhile
+                distributed.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)
+    if not on:
+        _held.clear()
+
+
+def _timeout_of(group: Any, distributed: Any) -> float:
     with suppress(Exception):  # each backend keeps it elsewhere
         return float(group._get_backend(group._device_types[0]).options._timeout.total_seconds())
     return float(distributed.default_pg_timeout.total_seconds())
+
+
+def _timeout_s(distributed: Any) -> float:
+    group = distributed.group.WORLD
+    return _held[group] if group in _held else _timeout_of(group, distributed)
 
 
 def _abort_nccl(distributed: Any) -> int:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import debugged_actors
@@ -312,6 +313,24 @@ def test_time_outs_are_held_while_somebody_debugs(mesh: Mesh, debugger: MeshDebu
     assert not run.done and len(debugger.stops()) == 4
     talk(mesh, "c")
     assert run.wait().failures == {}
+
+
+def test_time_outs_of_process_groups_are_held(mesh: Mesh, debugger: MeshDebugger, tmp_path: Path) -> None:
+    mesh.run(
+        "import torch, torch.distributed as dist\nfrom datetime import timedelta\n"
+        f"dist.init_process_group('gloo', init_method='file://{tmp_path}/store', rank=rank, world_size=world_size, timeout=timedelta(seconds=77))"
+    )
+    read = "group = dist.group.WORLD\nseconds = group._get_backend(group._device_types[0]).options._timeout.total_seconds()"
+    run = mesh.submit("if rank == 0: breakpoint()\nend = 1", "0")
+    wait_for(debugger, 1)
+    mesh.run(read, "1-3")
+    assert set(mesh.pull("seconds", ranks="1-3").values()) == {7 * 86400.0}
+    talk(mesh, "c")
+    run.wait()
+    wait_for(debugger, 0)
+    mesh.run(read)
+    assert set(mesh.pull("seconds").values()) == {77.0}
+    mesh.run("dist.destroy_process_group()")
 
 
 def test_ranks_run_on_when_everybody_has_gone() -> None:
