@@ -215,10 +215,12 @@ class ActorRunner:
         self.inbox.close(self.host.office)
 
     def frames(self) -> list[FrameType]:
-        """Return where user code stands here: its thread's innermost frame, or that of each call that awaits."""
+        """Return where user code stands here, innermost first: its thread's frame, or those of each call that awaits."""
         tasks = list(self._task_of.values())
         if tasks:
-            return [frame for task in tasks for frame in task.get_stack(limit=1)]
+            from monarch_nb._rank.awaiting import frames_of
+
+            return [frame for task in tasks for frame in reversed(frames_of(task))]
         frame = sys._current_frames().get(self._ident) if self.current is not None else None
         return [frame] if frame is not None else []
 

@@ -292,3 +292,14 @@ class AsyncBusy(Actor):
     @endpoint
     async def count(self) -> int:
         return 1
+
+
+class AsyncHolder(Actor):
+    """Holds a call in an await, until it's cancelled."""
+
+    @endpoint
+    async def hold(self) -> None:
+        await self._wait()
+
+    async def _wait(self) -> None:
+        await asyncio.sleep(600)

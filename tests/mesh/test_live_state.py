@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sample_actors import Holder
+from sample_actors import AsyncHolder, Holder
 
 from monarch_nb import mesh as meshes
 from monarch_nb._client import session as sessions
@@ -92,6 +92,18 @@ def test_an_actors_call_is_seen_and_what_waits_behind_it(mesh: Mesh, watcher: Wa
         each.get(PATIENCE_S)
     watcher.until(all_are("idle"))
     holder.stop().get(PATIENCE_S)
+
+
+def test_a_call_that_awaits_is_seen_where_it_awaits(mesh: Mesh, watcher: Watcher) -> None:
+    holder = mesh.spawn("awaiting", AsyncHolder)
+    holder.hold.call()
+    status = watcher.until(lambda s: all(r.line for r in s.ranks))
+    assert {(r.doing, r.line.partition(", in ")[2]) for r in status.ranks} == {
+        ("AsyncHolder.hold", "_wait, line " + status.ranks[0].line.rpartition(", line ")[2])
+    }
+    assert status.ranks[0].line.endswith(": await asyncio.sleep(600)")
+    for rank in range(len(mesh)):
+        mesh.restart([rank])
 
 
 def test_a_collective_that_waits_is_named(mesh: Mesh, watcher: Watcher, tmp_path: Path) -> None:
