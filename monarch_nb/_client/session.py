@@ -57,6 +57,8 @@ class Session:
         self.observes = False
         self.bells: list[Bell] = []
         """Who waits in a notebook, and is to know when a rank stops at a breakpoint."""
+        self.num_stops = self.num_stops_shown = 0
+        """Stops that this program has been told of, and those that a prompt was shown for."""
         self._began = time.time()
         self.notebook: NotebookHooks | None = None
         self.output: OutputHub | None = None
@@ -179,6 +181,7 @@ class Session:
             for end in fields["ends"]:
                 self._on_end(end)
         elif name == "stopped":
+            self.num_stops += 1
             for bell in list(self.bells):
                 bell.ring_for_stop()
         elif name == "notice":

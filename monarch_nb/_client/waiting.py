@@ -58,6 +58,8 @@ def _wait_and_debug(session: Session, pending: Pending, deadline: float | None, 
     while True:
         bell = Bell(pending.office)
         session.bells.append(bell)
+        if session.num_stops > session.num_stops_shown:
+            bell.ring_for_stop()  # it came before anybody waited
         pending.when_ready(bell.ring)
         try:
             pending.office.reader.wait(bell, deadline)
@@ -69,4 +71,5 @@ def _wait_and_debug(session: Session, pending: Pending, deadline: float | None, 
             return True
         if not bell.rung:
             return False
+        session.num_stops_shown = session.num_stops
         error = show(session) or error
