@@ -153,7 +153,7 @@ def test_classes_of_cells_work_in_actors(notebook: Notebook, show: Callable[[str
 def test_the_extension_can_be_loaded_anew(show: Callable[[str], str]) -> None:
     assert "mesh 'test' runs" in show("%reload_ext monarch_nb")
     assert show("%%mesh\n'in use'") == "[0-3] 'in use'"
-    assert show("%mesh stacks") == "ranks 0-3: idle"
+    assert show("%mesh stacks") == "ranks 0-3 (asked): idle"
 
 
 def test_the_connection_file_is_private(show: Callable[[str], str]) -> None:
