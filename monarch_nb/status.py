@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import html
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -272,6 +272,20 @@ class Versioned:
         if rows.get(key) != row:
             self.version += 1
             rows[key], versions[key] = row, self.version
+
+    def put_all(self, head: Mapping[str, Any], hosts: Iterable[dict[str, Any]], ranks: Iterable[dict[str, Any]]) -> None:
+        """Take a snapshot or a change; ranks are known by their number."""
+        self.put_head(head)
+        for host in hosts:
+            self.put_host(host["index"], host)
+        for rank in ranks:
+            self.put_rank(rank["rank"], rank)
+
+    def news(self, seen: int) -> dict[str, Any] | None:
+        """Return what who has seen change number `seen` (-1: nothing yet) lacks: {"full": ...}, a change, or None."""
+        if self.version <= seen:
+            return None
+        return self.full() if seen < self.reset_at else self.changed_since(seen)
 
     def full(self) -> dict[str, Any]:
         """Return {"full": all of it}."""

@@ -1,54 +1,26 @@
 import { MainAreaWidget } from '@jupyterlab/apputils';
-import { ReactWidget } from '@jupyterlab/ui-components';
 import type { Message } from '@lumino/messaging';
 import * as React from 'react';
 import { DebugModel, type IDebugSource } from './debugmodel';
 import { DebugView } from './debugview';
 import { meshIcon } from './icons';
+import { ModelPane } from './modelpane';
 import type { IMeshService } from './service';
-import { TranslateContext } from './translate';
 import type { Translate } from './words';
 
 /** The debugger of a mesh. It watches only while it can be seen. */
-export class DebugPane extends ReactWidget {
-  readonly model: DebugModel;
-
+export class DebugPane extends ModelPane<DebugModel> {
   constructor(
     readonly mesh: string,
     source: IDebugSource,
-    private readonly _translate: Translate
+    translate: Translate
   ) {
-    super();
+    super(new DebugModel(source, translate), translate);
     this.addClass('mnb-debug-pane');
-    this.model = new DebugModel(source, _translate);
   }
 
-  override dispose(): void {
-    this.model.dispose();
-    super.dispose();
-  }
-
-  protected override render(): JSX.Element {
-    return (
-      <TranslateContext.Provider value={this._translate}>
-        <DebugView model={this.model} />
-      </TranslateContext.Provider>
-    );
-  }
-
-  protected override onAfterAttach(message: Message): void {
-    super.onAfterAttach(message);
-    this.model.isActive = this.isVisible;
-  }
-
-  protected override onAfterShow(message: Message): void {
-    super.onAfterShow(message);
-    this.model.isActive = true;
-  }
-
-  protected override onBeforeHide(message: Message): void {
-    this.model.isActive = false;
-    super.onBeforeHide(message);
+  protected override view(): JSX.Element {
+    return <DebugView model={this.model} />;
   }
 
   /** Who opens the debugger wants to type. */

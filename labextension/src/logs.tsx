@@ -1,59 +1,30 @@
 import { MainAreaWidget } from '@jupyterlab/apputils';
-import { ReactWidget } from '@jupyterlab/ui-components';
-import type { Message } from '@lumino/messaging';
 import * as React from 'react';
 import { meshIcon } from './icons';
 import { LogModel, type ILogSource } from './logmodel';
 import { LogView } from './logview';
+import { ModelPane } from './modelpane';
 import type { IMeshService } from './service';
-import { TranslateContext } from './translate';
 import type { Translate } from './words';
 
 /** What ranks of a mesh have written. It follows only while it can be seen. */
-export class LogPane extends ReactWidget {
-  readonly model: LogModel;
-
+export class LogPane extends ModelPane<LogModel> {
   constructor(
     /** Names the tab in the saved layout, whatever ranks it shows. */
     readonly key: string,
     readonly mesh: string,
     ranks: string,
     source: ILogSource,
-    private readonly _translate: Translate
+    translate: Translate
   ) {
-    super();
+    super(new LogModel(ranks, source), translate);
     this.addClass('mnb-log-pane');
-    this.model = new LogModel(ranks, source);
     this.model.isActive = false;
     void this.model.load();
   }
 
-  override dispose(): void {
-    this.model.dispose();
-    super.dispose();
-  }
-
-  protected override render(): JSX.Element {
-    return (
-      <TranslateContext.Provider value={this._translate}>
-        <LogView model={this.model} />
-      </TranslateContext.Provider>
-    );
-  }
-
-  protected override onAfterAttach(message: Message): void {
-    super.onAfterAttach(message);
-    this.model.isActive = this.isVisible;
-  }
-
-  protected override onAfterShow(message: Message): void {
-    super.onAfterShow(message);
-    this.model.isActive = true;
-  }
-
-  protected override onBeforeHide(message: Message): void {
-    this.model.isActive = false;
-    super.onBeforeHide(message);
+  protected override view(): JSX.Element {
+    return <LogView model={this.model} />;
   }
 }
 

@@ -2,27 +2,7 @@ import type { Feed } from '../src/model';
 import type { IHost, IMeshStatus, IMeshSummary, IRank } from '../src/protocol';
 import type { MeshStore } from '../src/store';
 
-export function rank(number: number, changes: Partial<IRank> = {}): IRank {
-  return {
-    rank: number,
-    host: 0,
-    pid: 1000 + number,
-    state: 'idle',
-    reason: '',
-    doing: '',
-    since: 0,
-    cell: null,
-    line: '',
-    collective: null,
-    cpu_percent: null,
-    memory_bytes: null,
-    gpus: [],
-    gpu_memory_bytes: null,
-    last_line: '',
-    num_queued: 0,
-    ...changes
-  };
-}
+export { rank } from './fakes';
 
 export function host(changes: Partial<IHost> = {}): IHost {
   return {

@@ -147,8 +147,8 @@ class Board:
             self._refresh(name, touched)
         for watch in self._watches:
             board = self._boards[watch.group]
-            if watch.ready and board.version > watch.seen:
-                change = board.full() if watch.seen < board.reset_at else board.changed_since(watch.seen)
+            change = board.news(watch.seen) if watch.ready else None
+            if change is not None:
                 watch.seen, watch.ready = board.version, False
                 self._send(watch, change)
 
@@ -165,12 +165,16 @@ class Board:
         if board is None or board.order != tuple(group.procs):
             board = self._boards[name] = Versioned(tuple(group.procs), board.version + 1 if board is not None else 0)
             touched = set(group.procs)
-        board.put_head(self._head(group))
-        for host in home.registry.hosts.values():
-            board.put_host(host.index, self._host_row(host, group))
-        for proc in touched.intersection(group.procs):
-            board.put_rank(proc, self._rank_row(home.registry.procs[proc]))
+        self._fill(board, group, touched.intersection(group.procs))
         return board
+
+    def _fill(self, board: Versioned, group: Group, procs: Iterable[int]) -> None:
+        """Put the state of now on a board: the mesh's, all hosts', and some ranks'."""
+        board.put_head(self._head(group))
+        for host in self._home.registry.hosts.values():
+            board.put_host(host.index, self._host_row(host, group))
+        for proc in procs:
+            board.put_rank(proc, self._rank_row(self._home.registry.procs[proc]))
 
     def snapshot(self, name: str) -> dict[str, Any]:
         """Return the state of a group.
@@ -180,11 +184,7 @@ class Board:
         """
         group = self._home.registry.groups[name]
         board = Versioned(tuple(group.procs))
-        board.put_head(self._head(group))
-        for host in self._home.registry.hosts.values():
-            board.put_host(host.index, self._host_row(host, group))
-        for proc in group.procs:
-            board.put_rank(proc, self._rank_row(self._home.registry.procs[proc]))
+        self._fill(board, group, group.procs)
         return board.full()["full"]  # type: ignore[no-any-return]
 
     # --- a fresh look

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 ABANDONED_S = 600.0
 POST_MORTEM_S = 10.0
 """How long ranks may take to stand where they failed: one that is busy doesn't get there before it's done."""
-GONE = "__gone__"
-"""What lets a thread run on; `_rank/debugger` knows it, too."""
 
 
 @dataclass
@@ -284,5 +282,5 @@ class DebugDesk:
         text = f"nobody has been there to debug {name_ranks(ranks)} for {self.abandoned_s:g} s: {'it runs' if len(ranks) == 1 else 'they run'} on"
         self._home.note(0, "note", text=text)
         for stop in list(self._stops.values()):
-            self._send(stop, 0, GONE)
+            self._send(stop, 0, wire.RUN_ON)
             self._home.cells.say_on(stop.proc, text)

@@ -22,8 +22,10 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._post.context import current_origin
+from monarch_nb._rank.frames import cell_number
 from monarch_nb._rank.inbox import Inbox
 from monarch_nb._wire import address
+from monarch_nb._wire import message as wire
 
 if TYPE_CHECKING:
     from monarch_nb._post.office import Office
@@ -34,10 +36,7 @@ SOURCE_LINES = 7
 """How many lines are shown above and below the one that a stop stands at."""
 MAX_ANSWER = 200_000
 MAX_VALUE = 300
-GONE = "__gone__"
-"""The line that lets a thread run on when the debugger goes away."""
 _NOT_STEPPED_INTO = ["monarch_nb.*", "IPython.*", "asyncio.*", "importlib.*"]
-_CELL = re.compile(r"ipython-input-(\d+)-")
 _KERNEL_CELL = re.compile(r"/ipykernel_\d+/")
 _STEPS = {"n": "next", "next": "next", "s": "step", "step": "step", "r": "return", "return": "return", "unt": "until", "until": "until"}
 
@@ -151,11 +150,6 @@ class Debugger:
             return None
         return stop.inbox.put(Line(n, text))  # type: ignore[arg-type]
 
-    def release(self) -> None:
-        """Let all threads run on."""
-        for key in list(self._stops):
-            self.office.reader.notify(self.take_line(key, 0, GONE))
-
     def tell(self, op: str, **fields: Any) -> None:
         """Tell the home."""
         self.office.tell(address.HOME, op, **fields)
@@ -214,7 +208,7 @@ class MeshPdb(pdb.Pdb):
         finally:
             if self._slot is not None:
                 self._slot.debug(False)
-        if self._line is not None and self._line.text == GONE:
+        if self._line is not None and self._line.text == wire.RUN_ON:
             self.set_continue()
         if self._goes_on_by_steps():
             self._debugger.tell("debug_running", key=self._key)
@@ -284,7 +278,7 @@ class MeshPdb(pdb.Pdb):
             if line is None:
                 return "quit\n"
             self._line = line
-            if line.text == GONE:
+            if line.text == wire.RUN_ON:
                 return "continue\n"
             if self._console is not None:
                 self._push(line.text)
@@ -398,9 +392,9 @@ class _Lines:
 
 def place(file: str) -> str:
     """Return a file as people know it: cells of the mesh by their number."""
-    cell = _CELL.search(file)
-    if cell:
-        return f"In [{cell[1]}]"
+    cell = cell_number(file)
+    if cell is not None:
+        return f"In [{cell}]"
     return "a notebook's cell" if _KERNEL_CELL.search(file) else file
 
 
@@ -414,7 +408,7 @@ def _short(value: Any) -> str:
 
 def _is_cell(frame: FrameType) -> bool:
     """Say whether a frame is a cell itself, not a function in it."""
-    return frame.f_code.co_name == "<module>" and _CELL.search(frame.f_code.co_filename) is not None
+    return frame.f_code.co_name == "<module>" and cell_number(frame.f_code.co_filename) is not None
 
 
 def _is_ours(frame: FrameType) -> bool:

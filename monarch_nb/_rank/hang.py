@@ -6,8 +6,6 @@ lock is held can't answer; its host process looks at its stacks then (`_host/loo
 
 from __future__ import annotations
 
-import linecache
-import re
 import sys
 import threading
 import time
@@ -20,6 +18,7 @@ from monarch_nb._post import here
 from monarch_nb._rank import operations
 from monarch_nb._rank.awaiting import frames_of
 from monarch_nb._rank.blocking import doing, is_users, what_blocks
+from monarch_nb._rank.frames import cell_number, source_line
 from monarch_nb._wire.message import Message
 
 if TYPE_CHECKING:
@@ -27,10 +26,8 @@ if TYPE_CHECKING:
     from monarch_nb._rank.actors import ActorRunner
     from monarch_nb._rank.inbox import Inbox
 
-_CELL = re.compile(r"ipython-input-(\d+)-")
 _FUTURE = "/monarch_nb/actor/future.py"
 _ACTORS = "/monarch_nb/_rank/actors.py"
-MAX_LINE = 120
 MAX_DEPTH = 200
 
 
@@ -128,13 +125,12 @@ def _place(frame: FrameType | None) -> dict[str, Any]:
     if frame is None:
         return {"cell": None, "file": "", "line": 0, "function": "", "source": ""}
     file = frame.f_code.co_filename
-    cell = _CELL.search(file)
     return {
-        "cell": int(cell[1]) if cell else None,
+        "cell": cell_number(file),
         "file": file,
         "line": frame.f_lineno,
         "function": frame.f_code.co_name,
-        "source": linecache.getline(file, frame.f_lineno).strip()[:MAX_LINE],
+        "source": source_line(file, frame.f_lineno),
     }
 
 

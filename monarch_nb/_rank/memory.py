@@ -11,10 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from monarch_nb._rank.frames import cell_number
+
 MAX_LINES = 50
 MIN_LINE_BYTES = 1000
 MAX_CUDA_ENTRIES = 100_000
-_CELL = re.compile(r"ipython-input-(\d+)-")
 _NOT_THE_USERS = ("*/monarch_nb/_*", "*/IPython/*", "<frozen *", tracemalloc.__file__)
 _RESET_PEAK = "5"
 
@@ -117,5 +118,5 @@ def _held(found: tracemalloc.Statistic | tracemalloc.StatisticDiff) -> tuple[int
 
 
 def _place(frame: tracemalloc.Frame) -> str:
-    cell = _CELL.search(frame.filename)
-    return f"In [{cell[1]}] line {frame.lineno}" if cell else f"{frame.filename}:{frame.lineno}"
+    cell = cell_number(frame.filename)
+    return f"In [{cell}] line {frame.lineno}" if cell is not None else f"{frame.filename}:{frame.lineno}"

@@ -38,15 +38,21 @@ def find(frames: Sequence[FrameType]) -> dict[str, Any] | None:
     return None
 
 
+def tensor_in(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return "shape" and "dtype" of an operation's (first) tensor; nothing if it has none."""
+    tensors: Any = arguments.get("tensor", arguments.get("tensor_list", arguments.get("output", arguments.get("input"))))
+    tensor: Any = tensors[0] if isinstance(tensors, list) and tensors else tensors
+    with suppress(AttributeError, TypeError):
+        return {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
+    return {}
+
+
 def _described(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     if name in ("init_process_group", "new_group"):
         return {**_empty(name), "num_ranks": arguments.get("world_size", -1)}
     group = arguments.get("group")
     found = {**_empty(name), **_of_group(group)}
-    tensors: Any = arguments.get("tensor", arguments.get("tensor_list", arguments.get("output", arguments.get("input"))))
-    tensor: Any = tensors[0] if isinstance(tensors, list) and tensors else tensors
-    with suppress(AttributeError, TypeError):
-        found["shape"], found["dtype"] = list(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+    found.update(tensor_in(arguments))
     peer = arguments.get(_PEERS.get(name, ""))
     if isinstance(peer, int):
         found.update(peer=peer, since=None)  # it doesn't count as one of the group's

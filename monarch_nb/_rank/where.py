@@ -6,14 +6,14 @@ doesn't answer, and what its page says has to do.
 
 from __future__ import annotations
 
-import linecache
-import re
 import sys
 from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._post import here
+from monarch_nb._rank.frames import cell_number, source_line
+from monarch_nb._rank.operations import tensor_in
 
 if TYPE_CHECKING:
     from monarch_nb._rank.actor_host import ActorHost
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 _NOT_THE_USERS = ("/monarch_nb/_", "/IPython/", "<frozen ", "/lib/python3")
 _DISTRIBUTED = "/torch/distributed/distributed_c10d.py"
 _WRAPPERS = frozenset({"wrapper", "func_wrapper"})
-_CELL = re.compile(r"ipython-input-(\d+)-")
-MAX_LINE = 120
 
 
 def where(actors: ActorHost) -> dict[str, Any]:
@@ -46,9 +44,9 @@ def _line(frame: FrameType) -> str:
     while at is not None:
         file = at.f_code.co_filename
         if not any(part in file for part in _NOT_THE_USERS) and file != "<string>":
-            text = linecache.getline(file, at.f_lineno).strip()[:MAX_LINE]
-            cell = _CELL.search(file)
-            place = f"In [{cell[1]}]" if cell else f"{file}, in {at.f_code.co_name}"
+            text = source_line(file, at.f_lineno)
+            cell = cell_number(file)
+            place = f"In [{cell}]" if cell is not None else f"{file}, in {at.f_code.co_name}"
             return f"{place}, line {at.f_lineno}" + (f": {text}" if text else "")
         at = at.f_back
     return ""
@@ -67,11 +65,7 @@ def _collective(frame: FrameType) -> dict[str, Any] | None:
 
 def _describe(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"name": name, "sequence": _sequence(arguments.get("group")), "shape": None, "dtype": ""}
-    tensors: Any = arguments.get("tensor", arguments.get("tensor_list", arguments.get("output", arguments.get("input"))))
-    tensor: Any = tensors[0] if isinstance(tensors, list) and tensors else tensors
-    with suppress(AttributeError, TypeError):
-        found["shape"], found["dtype"] = list(tensor.shape), str(tensor.dtype).removeprefix("torch.")
-    return found
+    return {**found, **tensor_in(arguments)}
 
 
 def _sequence(group: Any) -> int:

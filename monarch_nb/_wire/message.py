@@ -56,6 +56,9 @@ KEEP: Final = 4  #: the result stays on the rank (rref)
 END: Final = 8  #: the last message of a stream
 BULK: Final = 16  #: the payload itself is the last buffer
 
+RUN_ON: Final = "__run_on__"
+"""A line for the debugger of a rank: it goes away, and the thread runs on."""
+
 CELL_SECONDS: Final = struct.Struct("<d")
 """In front of a rank's answer to a cell: its run time; what follows is JSON, or nothing if there's nothing more to say."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from jupyter_server.extension.application import ExtensionApp
 
 from monarch_nb import __version__
@@ -38,8 +36,3 @@ class MeshExtension(ExtensionApp):
             unregister(self._collector)
             self._collector = None
         self._meshes.close()
-
-
-def main(argv: Any = None) -> None:
-    """Run a server with this extension alone."""
-    MeshExtension.launch_instance(argv)

@@ -24,7 +24,6 @@ class Meshes:
     def __init__(self) -> None:
         self._links: dict[tuple[str, int], Link] = {}
         self.pool = ThreadPoolExecutor(NUM_THREADS, "monarch-nb")
-        self._closed = False
 
     def link(self, name: str) -> Link:
         """Return the connection to a mesh.
@@ -70,7 +69,6 @@ class Meshes:
 
     def close(self) -> None:
         """Close all connections."""
-        self._closed = True
         for link in list(self._links.values()):
             link.close()
         self.pool.shutdown(wait=True)

@@ -27,22 +27,13 @@ class Mirror:
     def take(self, change: Change) -> None:
         """Take what a home says."""
         if "full" in change:
-            self._take_all(change["full"])
+            full = change["full"]
+            self.rows = Versioned(tuple(r["rank"] for r in full["ranks"]), self.rows.version + 1)
+            head = {k: v for k, v in full.items() if k not in ("hosts", "ranks")}
+            self.rows.put_all(head, full["hosts"], full["ranks"])
         else:
-            self.rows.put_head(change["mesh"])
-            for host in change["hosts"]:
-                self.rows.put_host(host["index"], host)
-            for rank in change["ranks"]:
-                self.rows.put_rank(rank["rank"], rank)
+            self.rows.put_all(change["mesh"], change["hosts"], change["ranks"])
         self._tell()
-
-    def _take_all(self, full: dict[str, Any]) -> None:
-        self.rows = Versioned(tuple(r["rank"] for r in full["ranks"]), self.rows.version + 1)
-        self.rows.put_head({k: v for k, v in full.items() if k not in ("hosts", "ranks")})
-        for host in full["hosts"]:
-            self.rows.put_host(host["index"], host)
-        for rank in full["ranks"]:
-            self.rows.put_rank(rank["rank"], rank)
 
     def end(self, reason: str) -> None:
         """There's nothing more to come."""
@@ -51,9 +42,7 @@ class Mirror:
 
     def news(self, seen: int) -> Change | None:
         """Return what is new since change number `seen`: {"full": ...}, a change, or None."""
-        if not self.known or self.rows.version <= seen:
-            return None
-        return self.rows.full() if seen < self.rows.reset_at or seen < 0 else self.rows.changed_since(seen)
+        return self.rows.news(seen) if self.known else None
 
     def status(self) -> dict[str, Any]:
         """Return all that is known."""

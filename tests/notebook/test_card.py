@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from jupyter_client.manager import KernelManager
 from kernels import Notebook, shown
+from typist import FrontEnd
 
 MIME = "application/vnd.monarch-nb.mesh+json"
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -51,16 +51,8 @@ def test_top_shows_the_same_in_text(notebook: Notebook) -> None:
     assert "idle      ranks 0-1" in notebook.text("%mesh status")
 
 
-class Page:
+class Page(FrontEnd):
     """What a front end without our extension does: it has the widget, and talks to it by comm messages."""
-
-    def __init__(self) -> None:
-        self._manager = KernelManager(transport="ipc", kernel_name="python3")
-        self._manager.start_kernel()
-        self.client = self._manager.client()
-        self.client.start_channels()
-        self.client.wait_for_ready(timeout=PATIENCE_S)
-        self._seen: list[dict[str, Any]] = []
 
     def until(self, wanted: Callable[[dict[str, Any]], Any]) -> Any:
         """Return what `wanted` gives for the first message for which it gives anything."""
@@ -93,10 +85,6 @@ class Page:
         message = self.client.session.msg("comm_msg", {"comm_id": model, "data": {"method": "custom", "content": content}})
         message["header"]["subshell_id"] = subshell
         self.client.shell_channel.send(message)
-
-    def close(self) -> None:
-        self.client.stop_channels()
-        self._manager.shutdown_kernel(now=True)
 
 
 @pytest.fixture

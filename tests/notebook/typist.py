@@ -11,8 +11,8 @@ from jupyter_client.manager import KernelManager
 PATIENCE_S = 60.0
 
 
-class Typist:
-    """A front end with a keyboard: answers the prompts of a cell with lines, and keeps what the cell shows."""
+class FrontEnd:
+    """A kernel, and a client that talks to it message by message."""
 
     def __init__(self) -> None:
         self._manager = KernelManager(transport="ipc", kernel_name="python3")
@@ -20,6 +20,14 @@ class Typist:
         self.client = self._manager.client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=PATIENCE_S)
+
+    def close(self) -> None:
+        self.client.stop_channels()
+        self._manager.shutdown_kernel(now=True)
+
+
+class Typist(FrontEnd):
+    """A front end with a keyboard: answers the prompts of a cell with lines, and keeps what the cell shows."""
 
     def run(self, source: str, *lines: str | None, first: str = "") -> tuple[list[str], str]:
         """Run a cell; type a line at each prompt (None: press the stop button), once the prompt is `first`: ranks come one by one.
@@ -79,7 +87,3 @@ class Typist:
         """Restart the kernel."""
         self._manager.restart_kernel(now=True)
         self.client.wait_for_ready(timeout=PATIENCE_S)
-
-    def close(self) -> None:
-        self.client.stop_channels()
-        self._manager.shutdown_kernel(now=True)

@@ -46,6 +46,7 @@ def test_the_host_process_imports_no_torch() -> None:
 
 
 EXAMPLES = [
+    "_rank.frames",
     "_host.dumped", "_host.script", "_shape.elastic", "_shape.extent", "_shape.rank_set", "_shape.shape", "_wire.codec", "_wire.message", "_wire.page", "actor.value_mesh",
     "_journal.entries", "_journal.record", "_rank.environment", "_rank.operators", "_rank.trace", "_rank.variables", "mesh.environment", "mesh.variables",
     "display.ansi", "display.bundle", "display.cell_view", "display.errors", "display.fold", "display.lines", "display.live",
