@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from monarch_nb._client.session import RequestFailed
+from monarch_nb._post.office import OfficeClosed
 from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.magics.arguments import Namespace
@@ -81,10 +83,12 @@ class CellPrompt:
     def __call__(self, session: Session) -> Exception | None:
         """Talk; where nobody can type, let the ranks run on, and return what is to be raised once the wait is over."""
         mesh = next((m for m in self._state.meshes.values() if m._office is session.office), None)
-        if mesh is None or not mesh.debugger().stops():
-            return None
         try:
+            if mesh is None or not mesh.debugger().stops():
+                return None
             talk(mesh)
+        except (RequestFailed, OfficeClosed):
+            return None  # the mesh has ended meanwhile, as what is waited for is told
         except MeshUsageError as error:
             return error
         except KeyboardInterrupt:

@@ -97,3 +97,14 @@ def test_without_a_keyboard_a_breakpoint_is_an_error() -> None:
     notebook.run("%mesh set breakpoints stop")
     notebook.run("%mesh stop")
     notebook.close()
+
+
+def test_a_mesh_that_ends_while_ranks_stand_shows_no_prompt() -> None:
+    notebook = Notebook()
+    notebook.run(f"%load_ext monarch_nb\n%mesh start ends{uuid.uuid4().hex[:6]} --gpus 2")
+    notebook.run("%%mesh --async\nbreakpoint()")
+    notebook.run("while len(mesh.debugger().stops()) < 2: pass")
+    notebook.run("import os, signal\nfrom monarch_nb._client import waiting\nsession = mesh._session")
+    notebook.run("os.kill(session.connection.pid, signal.SIGKILL)\nwhile not session.office.lost: pass")
+    assert notebook.text("print('shown:', waiting.on_stop(session))") == "shown: None"
+    notebook.close()
