@@ -9,7 +9,11 @@
      ├── HealError              not all that was lost could be put back
      ├── MeshStartError         a host process or rank didn't start
      ├── MeshNotFound           (LookupError) no mesh of that name
-     ├── MeshUsageError         (ValueError) a magic that was typed wrongly, or a cell that isn't Python
+     ├── MeshUsageError         (ValueError) a magic that was typed wrongly, a cell that isn't Python, an argument that can't be
+     ├── RDMAError              bytes could not be moved; the memory they were for may have part of them
+     │    ├── BufferGone        the buffer was dropped, or its owner has ended or is another process by now
+     │    ├── PathFailed        the path broke while it was used: says how, and the likely cause
+     │    └── TransferTimeout   (TimeoutError) it took longer than it may
      └── CannotPickle           (TypeError) a value that can't be sent; defined in `_wire.codec`
 
 Ranks in messages are positions in the mesh (or slice) that was called.
@@ -27,6 +31,7 @@ from monarch_nb._wire.codec import CannotPickle
 
 __all__ = [
     "ActorError",
+    "BufferGone",
     "CannotPickle",
     "DeviceMeshError",
     "HealError",
@@ -34,10 +39,13 @@ __all__ = [
     "MeshNotFound",
     "MeshStartError",
     "MeshUsageError",
+    "PathFailed",
+    "RDMAError",
     "RankFailure",
     "RankSetError",
     "RankTimeout",
     "SupervisionError",
+    "TransferTimeout",
 ]
 
 
@@ -75,6 +83,22 @@ class MeshNotFound(MeshError, LookupError):
 
 class MeshUsageError(MeshError, ValueError):
     """Something that was typed wrongly; nothing has been sent."""
+
+
+class RDMAError(MeshError):
+    """Bytes could not be moved. The memory that they were for may have part of them."""
+
+
+class BufferGone(RDMAError):
+    """A buffer was dropped, or its owner has ended, or is another process by now. Ask the owner for a new handle."""
+
+
+class PathFailed(RDMAError):
+    """The path broke while it was used; the message says how, and the likely cause."""
+
+
+class TransferTimeout(RDMAError, TimeoutError):
+    """A transfer took longer than it may. What was written so far stays."""
 
 
 class RankTimeout(MeshError, TimeoutError):

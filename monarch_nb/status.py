@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import html
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -77,6 +77,23 @@ class Collective:
 
 
 @dataclass(frozen=True)
+class Transfers:
+    """What a rank has moved by one path of the data plane, as far as it asked for it.
+
+    Attributes:
+        path: `shm`, `cuda_ipc`, `verbs`, `tcp`, ...
+        num: transfers.
+        seconds: that they took, one after the other.
+    """
+
+    path: str
+    num: int
+    read_bytes: int
+    written_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class RankStatus:
     """One rank.
 
@@ -90,6 +107,7 @@ class RankStatus:
         memory_bytes: proportional set size: what it shares is divided by how many share it.
         gpus: indices of its host's GPUs that are its own.
         num_queued: messages and cells that wait for it.
+        transfers: what it has moved through the data plane, by path.
     """
 
     rank: int
@@ -108,6 +126,7 @@ class RankStatus:
     gpu_memory_bytes: int | None = None
     last_line: str = ""
     num_queued: int = 0
+    transfers: tuple[Transfers, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -182,6 +201,7 @@ class MeshStatus:
         lines += [f"  host {h.index}: {self._host_text(h)}" for h in self.hosts]
         lines += self._doing_lines()
         lines += [f"  rank {r.rank} {r.state}: {r.reason}" for r in self.ranks if r.reason]
+        lines += self._transfer_lines()
         if self.is_healing:
             lines.append("  is being healed")
         if self.idle_timeout_s:
@@ -216,6 +236,14 @@ class MeshStatus:
             f"  ranks {format_ranks(r.rank for r in ranks)}: {text}, for {duration(max(0.0, now - min(r.since for r in ranks)))}"
             for text, ranks in found.items()
         ]
+
+    def _transfer_lines(self) -> list[str]:
+        """Return what ranks have moved, a line for each path."""
+        found: dict[str, list[tuple[int, Transfers]]] = {}
+        for rank in self.ranks:
+            for each in rank.transfers:
+                found.setdefault(each.path, []).append((rank.rank, each))
+        return [f"  moved by {path}: {_moved_text([t for _, t in all_])} (ranks {format_ranks(r for r, _ in all_)})" for path, all_ in found.items()]
 
     def _age(self) -> str:
         return duration(max(0.0, time.time() - self.started))
@@ -389,6 +417,14 @@ def parse_duration(text: str) -> float:
     return seconds
 
 
+def _moved_text(all_: Sequence[Transfers]) -> str:
+    num_bytes = sum(t.read_bytes + t.written_bytes for t in all_)
+    seconds = sum(t.seconds for t in all_)
+    rate = f", {num_bytes / seconds / 1e9:.3g} GB/s" if seconds else ""
+    num = sum(t.num for t in all_)
+    return f"{bytes_text(num_bytes)} in {num} transfer{'s' * (num != 1)}{rate}"
+
+
 def _host(row: Mapping[str, Any]) -> HostStatus:
     gpus = tuple(GpuStatus(**{**gpu, "processes": tuple(gpu["processes"])}) for gpu in row["gpus"])
     history = History(row["history"]["interval_s"], *(tuple(row["history"][k]) for k in _SERIES))
@@ -404,4 +440,5 @@ def _rank(row: Mapping[str, Any]) -> RankStatus:
     if found is not None:
         shape = found.get("shape")
         collective = Collective(**{**found, "shape": None if shape is None else tuple(shape)})
-    return RankStatus(**{**row, "gpus": tuple(row["gpus"]), "collective": collective})
+    transfers = tuple(Transfers(**each) for each in row.get("transfers", ()))
+    return RankStatus(**{**row, "gpus": tuple(row["gpus"]), "collective": collective, "transfers": transfers})

@@ -1,13 +1,14 @@
 import { element, setAttribute, setText } from './dom';
 import type { IRank } from './protocol';
 import type { MeshStore } from './store';
-import { bytes, clock, collectiveText, duration, percent, stateWord } from './words';
+import { bytes, clock, collectiveText, duration, percent, stateWord, transfersText } from './words';
 import type { Translate } from './words';
 
 const TICK_MS = 1000;
 const NOTHING = '\u2013';
 
-type Row = 'state' | 'doing' | 'line' | 'collective' | 'where' | 'load' | 'gpus' | 'queued' | 'last';
+type Row =
+  'state' | 'doing' | 'line' | 'collective' | 'where' | 'load' | 'gpus' | 'queued' | 'moved' | 'last';
 
 /**
  * What is known of the selected rank. Every row is always there, so that nothing moves while values come and go.
@@ -72,6 +73,7 @@ export class CardDetails {
       ['load', t('Load')],
       ['gpus', t('GPU')],
       ['queued', t('Waiting')],
+      ['moved', t('Moved')],
       ['last', t('Last output')]
     ];
     const list = element('dl');
@@ -101,6 +103,7 @@ export class CardDetails {
     this._put('load', t('CPU %1, memory %2', percent(rank.cpu_percent), bytes(rank.memory_bytes)));
     this._put('gpus', this._gpuText(rank));
     this._put('queued', rank.num_queued ? String(rank.num_queued) : '');
+    this._put('moved', transfersText(rank.transfers, t));
     this._put('last', rank.last_line);
   }
 

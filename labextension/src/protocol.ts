@@ -48,6 +48,16 @@ export interface IRank {
   last_line: string;
   /** Messages and cells that wait for it. */
   num_queued: number;
+  /** What it has moved through the data plane, by path; older snapshots lack it. */
+  transfers?: ITransfers[];
+}
+
+export interface ITransfers {
+  path: string;
+  num: number;
+  read_bytes: number;
+  written_bytes: number;
+  seconds: number;
 }
 
 export interface IGpu {

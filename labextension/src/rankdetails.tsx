@@ -2,7 +2,7 @@ import * as React from 'react';
 import { Action, type Run } from './controls';
 import type { IMeshStatus, IRank } from './protocol';
 import { useTranslate } from './translate';
-import { bytes, collectiveText, duration, percent, stateWord, type Translate } from './words';
+import { bytes, collectiveText, duration, percent, stateWord, transfersText, type Translate } from './words';
 
 export interface IRankDetailsProps {
   status: IMeshStatus;
@@ -51,6 +51,7 @@ function facts(status: IMeshStatus, rank: IRank, now: number, t: Translate): [st
     [t('At'), rank.line],
     [t('Collective'), waitingText(rank, now, t)],
     [t('Waiting'), rank.num_queued ? String(rank.num_queued) : ''],
+    [t('Moved'), transfersText(rank.transfers, t)],
     [t('CPU'), rank.cpu_percent === null ? '' : percent(rank.cpu_percent)],
     [t('Memory'), [bytes(rank.memory_bytes), gpuMemory].filter(Boolean).join(', ')],
     [t('Where'), t('%1, pid %2', host?.hostname ?? t('host %1', rank.host), rank.pid)],

@@ -1,4 +1,4 @@
-import type { ICollective, IMeshStatus, IMeshSummary, IRank, RankState } from './protocol';
+import type { ICollective, IMeshStatus, IMeshSummary, IRank, ITransfers, RankState } from './protocol';
 
 /** Translates a sentence; %1, %2 ... stand for the arguments, as in JupyterLab's `trans.__`. */
 export type Translate = (text: string, ...args: (string | number)[]) => string;
@@ -146,6 +146,17 @@ const WORDS: { [state: string]: ((t: Translate) => string) | undefined } = {
 
 function threeDigits(size: number): string {
   return String(Number(size.toPrecision(3)));
+}
+
+/** Return what went through the data plane: "shm 1.5 GiB in 12 transfers, 8.1 GB/s". */
+export function transfersText(all: ITransfers[] | undefined, t: Translate): string {
+  return (all ?? [])
+    .map(({ path, num, read_bytes, written_bytes, seconds }) => {
+      const size = read_bytes + written_bytes;
+      const rate = seconds > 0 ? threeDigits(size / seconds / 1e9) : '0';
+      return t('%1 %2 in %3 transfers, %4 GB/s', path, bytes(size), num, rate);
+    })
+    .join('; ');
 }
 
 /** Return an operation in words: "all_reduce #41 float32[2, 3]". */

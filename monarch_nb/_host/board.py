@@ -270,6 +270,7 @@ class Board:
             "memory_bytes": vitals.get("memory_bytes"),
             "gpus": vitals.get("gpus", []),
             "gpu_memory_bytes": vitals.get("gpu_memory_bytes"),
+            "transfers": vitals.get("transfers", []),
             "last_line": _last_line(self._printed.get(entry.proc, b"")),
             "num_queued": vitals.get("num_queued", 0) + max(0, len(self._home.cells.on(entry.proc)) - (cell is not None)),
         }

@@ -19,7 +19,7 @@ from monarch_nb._host.sampler import Sample, Sampler
 from monarch_nb._host.supervisor import RUNNING, Rank, Supervisor
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
-from monarch_nb._wire.page import BUSY, DEBUGGING, PAGE_BYTES, Activity, read_page
+from monarch_nb._wire.page import BUSY, DEBUGGING, PAGE_BYTES, Activity, read_page, read_totals
 
 POLL_S = 0.1
 SAMPLE_S = 1.0
@@ -157,10 +157,11 @@ class Vitals:
                 return
         data = os.pread(fd, PAGE_BYTES, 0)
         if data != self._last.get(proc):
-            slots = read_page(data)
+            slots = read_page(data, os.pread(fd, PAGE_BYTES, 0))
             if slots is not None:
                 self._last[proc] = data
-                self._put(proc, **self._describe(proc, slots))
+                transfers = [total._asdict() for total in read_totals(data)]
+                self._put(proc, **self._describe(proc, slots), transfers=transfers)
         elif self._rows.get(proc, {}).get("was_brief"):
             self._put(proc, **self._describe(proc, read_page(data) or []))
 

@@ -76,11 +76,15 @@ class Office:
         """Processes known to have ended, and how."""
         self.on_call: Callable[[Message], Any] = _refuse
         """Takes CALL messages, in the reading thread; returns a waiter to wake, or None."""
+        self.services: dict[bytes, Callable[[Message], None]] = {}
+        """Take CALLs to this process itself, by name, in the reading thread; they come before `on_call`."""
         self.event_hooks: list[Callable[[str, dict[str, Any]], None]] = []
         """Told of news, in the reading thread."""
         self.on_output: Callable[[Message], None] = lambda _message: None
         self.on_unheard: Callable[[Exit], None] = lambda _end: None
         """Takes the end of a process that somebody was to be told of, whose answer then came after all."""
+        self.on_close: list[Callable[[], None]] = []
+        """Called when this process leaves the mesh, while it can still send."""
         self.num_sent = 0
         """Calls and requests sent so far that await an answer."""
         self.calls: dict[Any, CallTimes] | None = None
@@ -229,7 +233,8 @@ class Office:
                 Body(self, message)  # nobody waits any more: opened and dropped, so that the sender hears
             return None
         if kind == wire.CALL:
-            return self.on_call(message)
+            service = self.services.get(message.name) if message.target == 0 else None
+            return self.on_call(message) if service is None else service(message)
         if kind == wire.COMBINED:
             return self._take_combined(message)
         if kind == wire.RELEASE:
@@ -327,6 +332,8 @@ class Office:
         """Close everything; who still waits gets an `OfficeClosed`."""
         if self.closed:
             return
+        for callback in self.on_close:
+            callback()
         self._flush_releases()
         self._wake_all()
         self.reader.close()

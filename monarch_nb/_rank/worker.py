@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -291,7 +292,14 @@ class Worker:
 
     def work_pull(self, message: Message) -> dict[str, Any]:
         """Return variables of the cells' namespace."""
-        names = self._fields(message)
+        return self.variables(self._fields(message))
+
+    def variables(self, names: Sequence[str]) -> dict[str, Any]:
+        """Return variables of the cells' namespace.
+
+        Raises:
+            NameError: naming those that aren't defined.
+        """
         missing = [n for n in names if n not in self.namespace]
         if missing:
             raise NameError(f"name {', '.join(map(repr, missing))} is not defined on rank {self.rank.rank}")

@@ -8,6 +8,15 @@
         20     96  what it's called, UTF-8, padded with zeros
        116      4  number of changes again: differs while a change is being written
 
+Behind the slots, from `TOTALS_AT` on, is what the rank has moved on its own account by each path of the data plane:
+
+    offset  bytes  field of an entry (a page has `NUM_TOTALS` of them; unused ones are zero)
+         0     16  the path's name, UTF-8, padded with zeros
+        16      4  number of transfers
+        20      8  bytes read
+        28      8  bytes written
+        36      8  seconds that they took, one after the other
+
 Each slot is written by one thread: the first by the main thread, the others by one actor's each. A change is one `pack_into`, about
 0.3 us; the reader compares both numbers and takes the page again if they differ.
 """
@@ -23,11 +32,14 @@ from typing import Final, NamedTuple
 
 PAGE_BYTES: Final = 4096
 SLOT_BYTES: Final = 128
-NUM_SLOTS: Final = PAGE_BYTES // SLOT_BYTES
+NUM_SLOTS: Final = 28
+TOTALS_AT: Final = NUM_SLOTS * SLOT_BYTES
 MAX_NAME_BYTES: Final = 96
 IDLE, BUSY, DEBUGGING = 0, 1, 2
 
 _SLOT: Final = struct.Struct(f"<IIdI{MAX_NAME_BYTES}sI")
+_TOTAL: Final = struct.Struct("<16sIQQd")
+NUM_TOTALS: Final = (PAGE_BYTES - TOTALS_AT) // _TOTAL.size
 _STATE: Final = struct.Struct("<IId")
 _TAIL: Final = struct.Struct("<I")
 _TAIL_AT: Final = _SLOT.size - _TAIL.size
@@ -41,6 +53,16 @@ class Activity(NamedTuple):
     since: float
     origin: int
     name: str
+
+
+class Total(NamedTuple):
+    """What went by one path of the data plane: number of transfers, bytes read and written, seconds."""
+
+    path: str
+    num: int
+    read_bytes: int
+    written_bytes: int
+    seconds: float
 
 
 class Slot:
@@ -103,6 +125,12 @@ class Page:
             self._free.append(index)
 
 
+    def put_total(self, index: int, total: Total) -> None:
+        """Say what went by the path that has the place `index`; beyond `NUM_TOTALS` nobody reads it. One thread at a time."""
+        if index < NUM_TOTALS:
+            _TOTAL.pack_into(self._buffer, TOTALS_AT + index * _TOTAL.size, total.path.encode(), *total[1:])
+
+
 def _map(path: str) -> mmap.mmap:
     with suppress(FileNotFoundError):
         os.unlink(path)  # of a rank that was here before; whoever has it open keeps the old one
@@ -114,8 +142,13 @@ def _map(path: str) -> mmap.mmap:
         os.close(fd)
 
 
-def read_page(data: bytes) -> list[Activity] | None:
+def read_page(data: bytes, again: bytes | None = None) -> list[Activity] | None:
     """Return what the used slots of a page say; None if one is being written just now.
+
+    Args:
+        data: the page.
+        again: the page, read once more. The kernel's copy need not go from front to back, so that both numbers of a slot can agree while
+            what is between them is half old; what is the same twice is whole.
 
     >>> page = Page()
     >>> page.main.begin(b"cell", 3)
@@ -123,10 +156,27 @@ def read_page(data: bytes) -> list[Activity] | None:
     [(1, 'cell', 3)]
     """
     found = []
-    for at in range(0, len(data) - SLOT_BYTES + 1, SLOT_BYTES):
+    for at in range(0, TOTALS_AT, SLOT_BYTES):
         head, state, since, origin, name, tail = _SLOT.unpack_from(data, at)
-        if head != tail:
+        if head != tail or (again is not None and data[at : at + SLOT_BYTES] != again[at : at + SLOT_BYTES]):
             return None
         if head:
             found.append(Activity(head, state, since, origin, name.rstrip(b"\0").decode("utf-8", "replace")))
+    return found
+
+
+def read_totals(data: bytes) -> list[Total]:
+    """Return what a page says of the data plane.
+
+    >>> page = Page()
+    >>> page.put_total(0, Total("shm", 2, 4096, 0, 0.5))
+    >>> read_totals(bytes(page._buffer))
+    [Total(path='shm', num=2, read_bytes=4096, written_bytes=0, seconds=0.5)]
+    """
+    found = []
+    for index in range(NUM_TOTALS):
+        name, *numbers = _TOTAL.unpack_from(data, TOTALS_AT + index * _TOTAL.size)
+        if name[:1] == b"\0":
+            break
+        found.append(Total(name.rstrip(b"\0").decode("utf-8", "replace"), *numbers))
     return found

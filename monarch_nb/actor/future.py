@@ -127,7 +127,7 @@ class Future(Generic[T]):
                     loop.call_soon_threadsafe(wake)
 
             self._pending.when_ready(on_ready)
-            heartbeat = _Heartbeat(loop)
+            heartbeat = Heartbeat(loop)
             try:
                 yield from waiter
             except asyncio.CancelledError:
@@ -168,7 +168,7 @@ class Future(Generic[T]):
         return f"<Future{self._to_what()}: {'done' if self.done() else 'pending'}>"
 
 
-class _Heartbeat:
+class Heartbeat:
     """Wakes an event loop five times a second while somebody waits: ipykernel's Ctrl-C only takes effect when the loop turns."""
 
     __slots__ = ("_handle", "_loop")

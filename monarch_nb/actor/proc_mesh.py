@@ -14,7 +14,7 @@ from monarch_nb._post.context import call_context
 from monarch_nb._post.office import Office
 from monarch_nb._post.pending import Gather
 from monarch_nb._shape import Extent, MeshTrait, Shape, encode_extent
-from monarch_nb._wire import codec
+from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
 from monarch_nb.actor.actor_mesh import spawn_actors
 from monarch_nb.actor.future import Future
@@ -75,6 +75,16 @@ class ProcMesh(MeshTrait):
         part = ProcMesh(self._group, self._all_procs, shape, self._hosts, self._office)
         part._stopped = self._stopped
         return part
+
+    def _at(self, positions: Sequence[int]) -> ProcMesh:
+        """Return the processes at some positions as a mesh of one dimension."""
+        ranks = tuple(self._own_shape.ranks[p] for p in positions)
+        return ProcMesh(self._group, self._all_procs, Shape(Extent(["ranks"], [len(ranks)]), ranks), self._hosts, self._office)
+
+    @property
+    def _is_far(self) -> bool:
+        """Whether some of these processes are under another host process than this program."""
+        return any(address.host_of(proc) != self._office.host for proc in self._procs)
 
     @property
     def _session(self) -> Session:

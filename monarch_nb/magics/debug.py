@@ -83,10 +83,11 @@ class CellPrompt:
     def __call__(self, session: Session) -> Exception | None:
         """Talk; where nobody can type, let the ranks run on, and return what is to be raised once the wait is over."""
         mesh = next((m for m in self._state.meshes.values() if m._office is session.office), None)
+        if mesh is None:
+            return None
         try:
-            if mesh is None or not mesh.debugger().stops():
-                return None
-            talk(mesh)
+            if mesh.debugger().stops():
+                talk(mesh)
         except (RequestFailed, OfficeClosed):
             return None  # the mesh has ended meanwhile, as what is waited for is told
         except MeshUsageError as error:

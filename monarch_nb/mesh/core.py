@@ -262,7 +262,11 @@ class Mesh(ProcMesh):
         """Set variables in the cells' namespace of ranks."""
         for name in variables:
             check_name(name)
-        self.part(ranks)._work(b"push", dict(variables), f"push of {', '.join(variables)}").get()
+        part = self.part(ranks)
+        if part._is_far:
+            spreading().push(part, variables)
+        else:
+            part._work(b"push", dict(variables), f"push of {', '.join(variables)}").get()
         self._note("push", ", ".join(variables), self.select(ranks))
 
     def pull(self, *names: str, ranks: str | Sequence[int] = "all") -> ValueMesh[Any]:
@@ -274,7 +278,11 @@ class Mesh(ProcMesh):
         for name in names:
             check_name(name)
         part = self.part(ranks) if ranks != "all" else self
-        found: ValueMesh[Any] = part._work(b"pull", list(names), f"pull of {', '.join(names)}").get()
+        found: ValueMesh[Any] = (
+            spreading().pull(part, names)
+            if part._is_far
+            else part._work(b"pull", list(names), f"pull of {', '.join(names)}").get()
+        )
         self._note("pull", ", ".join(names), self.select(ranks))
         return found.map(lambda values: values[names[0]]) if len(names) == 1 else found
 
@@ -372,6 +380,13 @@ class Mesh(ProcMesh):
 
     def __repr__(self) -> str:
         return f"<Mesh {self._name!r}: {self.extent}>"
+
+
+def spreading() -> Any:
+    """Return what brings big arrays to other machines: loaded where there are any."""
+    from monarch_nb.rdma import spreading
+
+    return spreading
 
 
 def _wait_for_end(pid: int, timeout_s: float) -> None:

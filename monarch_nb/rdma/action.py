@@ -1,0 +1,56 @@
+"""`RDMAAction`: many transfers in one."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from monarch_nb.exceptions import MeshUsageError
+from monarch_nb.rdma.buffer import DEFAULT_TIMEOUT_S, RDMABuffer, deadline_of, make_job
+from monarch_nb.rdma.desk import desk
+from monarch_nb.rdma.memory import Local
+from monarch_nb.rdma.path import READ, WRITE, Job
+from monarch_nb.rdma.transfer import Transfer
+
+
+class RDMAAction:
+    """Transfers that are begun together and waited for once. Several run at a time: don't let two of them write the same bytes.
+
+    Example:
+        >>> action = RDMAAction()                                   # doctest: +SKIP
+        >>> for buffer, tensor in zip(buffers, tensors):
+        ...     action.read_remote(tensor, buffer)
+        >>> print(action.submit(timeout=30).get())                  # doctest: +SKIP
+        read 1.5 GiB by shm in 190 ms, 8.5 GB/s
+    """
+
+    def __init__(self) -> None:
+        self._jobs: list[Job] = []
+
+    def read_remote(self, dst: Local, buffer: RDMABuffer) -> Self:
+        """Add a read of `buffer` into local memory.
+
+        Raises:
+            MeshUsageError: as of `RDMABuffer.read_into`.
+        """
+        self._jobs.append(make_job(READ, buffer, dst, None))
+        return self
+
+    def write_remote(self, buffer: RDMABuffer, src: Local) -> Self:
+        """Add a write of local memory into `buffer`."""
+        self._jobs.append(make_job(WRITE, buffer, src, None))
+        return self
+
+    def submit(self, timeout: float | None = DEFAULT_TIMEOUT_S, *, path: str | None = None) -> Transfer:
+        """Begin. An action can be submitted again: it then does the same once more.
+
+        Args:
+            timeout: seconds that all of it may take; None: as long as it takes.
+            path: take this way and no other.
+        """
+        if not self._jobs:
+            raise MeshUsageError("an RDMAAction without read_remote() or write_remote() has nothing to do")
+        deadline = deadline_of(timeout)
+        return desk().submit([Job(j.op, j.handle, j.local, deadline) for j in self._jobs], path)
+
+    def __len__(self) -> int:
+        return len(self._jobs)

@@ -1,0 +1,195 @@
+"""One to many: whoever has the bytes passes them on, so that N machines have them after about log N steps.
+
+The one who asks directs; the bytes go from holder to holder by the best way between each two. Between machines a holder feeds one other at a
+time, for its network card is the limit. On a machine all that are left read from the holder at once, as many as there are cores.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from monarch_nb.exceptions import MeshUsageError
+from monarch_nb.rdma.buffer import DEFAULT_TIMEOUT_S, RDMABuffer, deadline_of
+from monarch_nb.rdma.desk import Desk, desk
+from monarch_nb.rdma.handle import Handle
+from monarch_nb.rdma.local_future import LocalFuture
+from monarch_nb.rdma.path import READ, Job
+from monarch_nb.rdma.transfer import Receipt, size_text, time_text
+
+FILL = "fill"
+"""What a destination's owner is asked: read this buffer into that one of yours."""
+MAX_STEPS = 32
+"""So many copies at a time, in all."""
+
+
+@dataclass(frozen=True)
+class BroadcastReceipt:
+    """How a buffer got to many.
+
+    Attributes:
+        receipts: for each destination, what its copy took.
+        depth: the longest chain of copies, one after the other.
+        seconds: until the last had it.
+    """
+
+    receipts: tuple[Receipt, ...]
+    depth: int
+    seconds: float
+
+    def __str__(self) -> str:
+        by_path: dict[str, int] = {}
+        for receipt in self.receipts:
+            by_path[receipt.path] = by_path.get(receipt.path, 0) + 1
+        ways = ", ".join(f"{num} by {path}" for path, num in by_path.items())
+        size = size_text(self.receipts[0].num_bytes if self.receipts else 0)
+        return f"{size} to {len(self.receipts)} in {time_text(self.seconds)} ({ways}; {self.depth} steps deep)"
+
+
+class Spread:
+    """One broadcast under way. Its state is changed under its lock.
+
+    Args:
+        source: who has the bytes.
+        targets: who wants them.
+        copy: copies from one to another, and blocks.
+        width: how many may read from one holder of their machine at a time.
+    """
+
+    def __init__(
+        self, source: Handle, targets: Sequence[Handle], copy: Callable[[Handle, Handle], Receipt], width: int
+    ) -> None:
+        self._copy = copy
+        self._width = width
+        self._lock = threading.Lock()
+        self._holders: list[tuple[Handle, int]] = [(source, 0)]
+        self._load: dict[int, int] = {}
+        self._feeds: set[int] = set()
+        self._waiting = list(targets)
+        self._on_its_way: set[str] = {source.owner.machine}
+        """Machines that have a holder, or are about to get one."""
+        self._num_running = 0
+        self._over = threading.Event()
+        self.failure: BaseException | None = None
+        self.receipts: list[Receipt] = []
+        self.depth = 0
+
+    def run(self) -> None:
+        """Copy until all have it, or one has failed."""
+        if not self._waiting:
+            return
+        with ThreadPoolExecutor(min(MAX_STEPS, len(self._waiting)), "monarch_nb-rdma-broadcast") as pool:
+            self._pool = pool
+            with self._lock:
+                self._start_steps()
+            self._over.wait()
+        if self.failure is not None:
+            raise self.failure
+
+    def _start_steps(self) -> None:
+        """Begin all steps that can begin now."""
+        while self.failure is None:
+            step = self._next_step()
+            if step is None:
+                break
+            self._num_running += 1
+            self._pool.submit(self._take_step, *step)
+        if not self._num_running and (self.failure is not None or not self._waiting):
+            self._over.set()
+
+    def _next_step(self) -> tuple[Handle, int, Handle] | None:
+        for target in self._waiting:
+            if target.owner.machine not in self._on_its_way:
+                found = self._feeder()
+            else:
+                found = self._neighbour(target)
+            if found is not None:
+                self._waiting.remove(target)
+                self._begin(found[0], target)
+                return (*found, target)
+        return None
+
+    def _begin(self, holder: Handle, target: Handle) -> None:
+        if target.owner.machine == holder.owner.machine:
+            self._load[holder.key] = self._load.get(holder.key, 0) + 1
+        else:
+            self._on_its_way.add(target.owner.machine)
+            self._feeds.add(holder.key)
+
+    def _feeder(self) -> tuple[Handle, int] | None:
+        """Return a holder that feeds no other machine just now."""
+        return next((h for h in self._holders if h[0].key not in self._feeds), None)
+
+    def _neighbour(self, target: Handle) -> tuple[Handle, int] | None:
+        """Return a holder on the target's machine that has room for one more reader."""
+        near = [h for h in self._holders if h[0].owner.machine == target.owner.machine]
+        return next((h for h in near if self._load.get(h[0].key, 0) < self._width), None)
+
+    def _take_step(self, holder: Handle, depth: int, target: Handle) -> None:
+        receipt, failure = None, None
+        try:
+            receipt = self._copy(holder, target)
+        except BaseException as error:
+            failure = error
+        with self._lock:
+            self._num_running -= 1
+            if target.owner.machine == holder.owner.machine:
+                self._load[holder.key] -= 1
+            else:
+                self._feeds.discard(holder.key)
+            if receipt is not None:
+                self.receipts.append(receipt)
+                self._holders.append((target, depth + 1))
+                self.depth = max(self.depth, depth + 1)
+            self.failure = self.failure or failure
+            self._start_steps()
+
+
+def spread(source: RDMABuffer, targets: Iterable[RDMABuffer], timeout: float | None) -> BroadcastReceipt:
+    """Copy `source` into all `targets`; see `RDMABuffer.broadcast_into`."""
+    plane = desk()
+    handles = [target._handle for target in targets]
+    deadline = deadline_of(timeout)
+    start = time.perf_counter()
+    running = Spread(source._handle, handles, lambda there, to: _fill(plane, there, to, deadline), os.cpu_count() or 1)
+    running.run()
+    return BroadcastReceipt(tuple(running.receipts), running.depth, time.perf_counter() - start)
+
+
+def _check(source: Handle, target: Handle) -> None:
+    if target.nbytes != source.nbytes:
+        raise MeshUsageError(f"{target} has {target.nbytes:,} bytes, the source {source.nbytes:,}: they must be equal")
+    if target.read_only:
+        raise MeshUsageError(f"{target} is read-only")
+
+
+def _fill(plane: Desk, source: Handle, target: Handle, deadline: float | None) -> Receipt:
+    """Have the target's owner read the source into it."""
+    timeout_s = 3600.0 if deadline is None else max(0.001, deadline - time.monotonic())
+    fields = {"source": source, "timeout_s": timeout_s}
+    if target.is_ours:
+        return fill(plane, {"handle": target, **fields})["receipt"]  # type: ignore[no-any-return]
+    return plane.ask(target, FILL, fields, timeout_s + 5.0)["receipt"]  # type: ignore[no-any-return]
+
+
+def fill(plane: Desk, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Read another's buffer into one of this process, as somebody asks."""
+    target: Handle = fields["handle"]
+    region = plane.region_of(target)
+    memory = region.memory.at(target.layout)
+    return {"receipt": plane.run(Job(READ, fields["source"], memory, deadline_of(fields["timeout_s"])))}
+
+
+def begin(source: RDMABuffer, targets: Iterable[RDMABuffer], timeout: float | None = DEFAULT_TIMEOUT_S) -> LocalFuture[BroadcastReceipt]:
+    """Check, and do `spread` in a thread of its own."""
+    wanted = list(targets)
+    for target in wanted:
+        if not isinstance(target, RDMABuffer):
+            raise MeshUsageError(f"expected RDMABuffers to copy into, not a {type(target).__name__}")
+        _check(source._handle, target._handle)
+    return LocalFuture.of(lambda: spread(source, wanted, timeout))

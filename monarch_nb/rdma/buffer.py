@@ -1,0 +1,285 @@
+"""`RDMABuffer`: memory that others may read and write. The handle travels in messages, the bytes by the best way there is."""
+
+from __future__ import annotations
+
+import mmap
+import time
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb.exceptions import MeshUsageError
+from monarch_nb.rdma.desk import desk
+from monarch_nb.rdma.handle import Handle
+from monarch_nb.rdma.memory import Local, Memory, memory_of
+from monarch_nb.rdma.path import READ, WRITE, Job, Op
+from monarch_nb.rdma.paths import chosen
+from monarch_nb.rdma.paths.shm import ShmPath
+from monarch_nb.rdma.transfer import Transfer, size_text
+
+if TYPE_CHECKING:
+    from monarch_nb.rdma.broadcast import BroadcastReceipt
+    from monarch_nb.rdma.local_future import LocalFuture
+
+DEFAULT_TIMEOUT_S = 60.0
+
+
+class RDMABuffer:
+    """A handle on memory of the process that made it. Copies nothing; sending it sends the handle.
+
+    The memory is kept until `drop()`: it can't be freed beneath those who read it. After that, and when the owner has ended or was started
+    anew, they get a `BufferGone`.
+
+    Args:
+        data: a `torch.Tensor` (CPU or CUDA), a `numpy.ndarray`, or an object with the buffer protocol; of any dtype, shape and strides.
+
+    Raises:
+        MeshUsageError: if `data` has no memory of its own.
+
+    Example:
+        >>> class Server(Actor):                                    # doctest: +SKIP
+        ...     def __init__(self):
+        ...         self.weights = torch.rand(1000, 1000)
+        ...     @endpoint
+        ...     def handle(self):
+        ...         return RDMABuffer(self.weights)
+        >>> buffer = server.handle.call_one().get()                 # doctest: +SKIP
+        >>> mine = torch.empty(1000, 1000)                          # doctest: +SKIP
+        >>> print(buffer.read_into(mine).get())                     # doctest: +SKIP
+        read 3.815 MiB by shm in 402 us, 9.95 GB/s
+    """
+
+    __slots__ = ("_handle",)
+
+    def __init__(self, data: Local) -> None:
+        self._handle = desk().register(memory_of(data, "data"))
+
+    @classmethod
+    def _of(cls, handle: Handle) -> RDMABuffer:
+        buffer = cls.__new__(cls)
+        buffer._handle = handle
+        return buffer
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RDMABuffer._of, (self._handle,)
+
+    # --- moving bytes
+
+    def read_into(self, dst: Local, timeout: float | None = DEFAULT_TIMEOUT_S, *, path: str | None = None) -> Transfer:
+        """Copy the buffer into local memory. It begins at once; `.get()` or `await` the result.
+
+        Args:
+            dst: as many bytes, on CPU or GPU; shape and dtype don't matter, the order of elements is that of the array.
+            timeout: seconds that it may take; None: as long as it takes.
+            path: take this way and no other (`shm`, `cuda_ipc`, `verbs`, `tcp`).
+
+        Raises:
+            MeshUsageError: if `dst` has another size, or can't be written.
+        """
+        return self._move(READ, dst, timeout, path)
+
+    def write_from(self, src: Local, timeout: float | None = DEFAULT_TIMEOUT_S, *, path: str | None = None) -> Transfer:
+        """Copy local memory into the buffer. Arguments and errors as of `read_into`."""
+        return self._move(WRITE, src, timeout, path)
+
+    def _move(self, op: Op, local: Local, timeout: float | None, path: str | None) -> Transfer:
+        return desk().submit([make_job(op, self, local, timeout)], path)
+
+    def read(self, timeout: float | None = DEFAULT_TIMEOUT_S) -> Any:
+        """Return a copy: a tensor, an array or a bytearray, as what the buffer was made of."""
+        fresh = self._fresh()
+        self.read_into(fresh, timeout).get()
+        return fresh
+
+    def _fresh(self) -> Any:
+        handle = self._handle
+        shape = handle.layout.shape
+        if handle.kind == "bytes":
+            return bytearray(handle.nbytes)
+        if handle.kind == "array":
+            import numpy
+
+            return numpy.empty(shape, handle.dtype)
+        import torch
+
+        return torch.empty(shape, dtype=getattr(torch, handle.dtype))
+
+    def map(self, *, shared: bool = False) -> Any:
+        """Return the buffer itself, without a copy, if its memory was allocated by `rdma.empty` on this machine.
+
+        The result is a tensor (or array) in the owner's memory. It stays valid when the buffer is dropped, and shows what the owner writes.
+
+        Args:
+            shared: what is written here is seen by the owner and everybody else. Otherwise a page that is written to becomes one's own.
+
+        Raises:
+            MeshUsageError: if the memory was not allocated by `rdma.empty`, or is another machine's.
+            BufferGone: if the buffer was dropped, or its owner has ended.
+        """
+        handle = self._handle
+        if handle.shared is None or not handle.is_near:
+            why = f"{handle.owner.host} is another machine" if not handle.is_near else "its memory was not allocated by rdma.empty(...)"
+            raise MeshUsageError(f"{self!r} can't be mapped: {why}; read_into() copies it")
+        if shared and handle.read_only:
+            raise MeshUsageError(f"{self!r} is read-only: map it without shared=True")
+        mapping = self._mapping(shared)
+        return _strided_view(mapping, handle)
+
+    def _mapping(self, shared: bool) -> mmap.mmap:
+        path = desk().paths["shm"]
+        assert isinstance(path, ShmPath)
+        if not self._handle.is_ours:
+            path.peer(self._handle).check(self._handle)
+        else:
+            desk().region_of(self._handle)
+        return path.map(self._handle, shared=shared)
+
+    def broadcast_into(
+        self, to: Any, name: str | None = None, timeout: float | None = DEFAULT_TIMEOUT_S
+    ) -> LocalFuture[BroadcastReceipt]:
+        """Copy the buffer to many: those who have it pass it on, so that N machines have it after about log N steps.
+
+        Args:
+            to: buffers of the same size (a list, or the ValueMesh of a call), which are written; or a mesh of processes.
+            name: with a mesh: the variable under which its cells find the array. Ranks of a machine share its memory, copy-on-write.
+            timeout: seconds for all of it.
+
+        Raises:
+            MeshUsageError: if a size differs, or a destination can't be written.
+
+        Example:
+            >>> print(weights.broadcast_into(generator.buffers.call().get()).get())   # doctest: +SKIP
+            512 MiB to 16 in 1.1 s (2 by verbs, 14 by shm; 3 steps deep)
+            >>> weights.broadcast_into(mesh, "weights").get()                         # doctest: +SKIP
+        """
+        from monarch_nb.actor.proc_mesh import ProcMesh
+        from monarch_nb.rdma import broadcast, spreading
+
+        if isinstance(to, ProcMesh):
+            if name is None or not name.isidentifier():
+                raise MeshUsageError(f"broadcast_into(mesh, name): name is the variable that the ranks get, not {name!r}")
+            return spreading.begin(self, to, name, timeout)
+        if name is not None:
+            raise MeshUsageError("a name goes with a mesh; buffers have their memory already")
+        return broadcast.begin(self, to.values() if hasattr(to, "values") else to, timeout)
+
+    # --- the registration
+
+    def drop(self) -> None:
+        """End the registration: from now on reads and writes raise `BufferGone`, and the memory may be freed. Any holder may do it."""
+        desk().drop(self._handle)
+
+    def __getitem__(self, index: Any) -> RDMABuffer:
+        """Return a part, indexed as the array is: integers and slices. It shares the registration.
+
+        >>> RDMABuffer(bytearray(10))[2:8].size()        # doctest: +SKIP
+        6
+        """
+        return RDMABuffer._of(self._handle.part(index))
+
+    # --- what it is
+
+    def size(self) -> int:
+        """Return its bytes."""
+        return self._handle.nbytes
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Elements along each dimension."""
+        return self._handle.layout.shape
+
+    @property
+    def dtype(self) -> str:
+        """Name of the element type: `float32`."""
+        return self._handle.dtype
+
+    @property
+    def device(self) -> str:
+        """Where it is, as its owner counts: `cpu`, `cuda:0`."""
+        return self._handle.device
+
+    @property
+    def owner(self) -> str:
+        """Whose memory it is: rank, pid and host."""
+        return str(self._handle.owner)
+
+    @property
+    def backend(self) -> str:
+        """The way by which a transfer between here and there would go: `shm`, `cuda_ipc`, `verbs` or `tcp`."""
+        return self.why()[0]
+
+    def why(self) -> tuple[str, dict[str, str]]:
+        """Return that way, and for each better one why it isn't taken."""
+        here = memory_of(bytearray(1))
+        why_not: dict[str, str] = {}
+        return next(desk().ways(self._handle, here, chosen(), why_not)).name, why_not
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a buffer of one element without dimensions has no length")
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"<RDMABuffer {self._handle}, {size_text(self.size())}>"
+
+
+def make_job(op: Op, buffer: RDMABuffer, local: Local, timeout: float | None) -> Job:
+    """Check what was asked for.
+
+    Raises:
+        MeshUsageError: naming what can't be.
+    """
+    handle = buffer._handle
+    memory = memory_of(local, "dst" if op == READ else "src")
+    if memory.nbytes != handle.nbytes:
+        raise MeshUsageError(_size_mismatch(op, handle, memory))
+    if op == READ and memory.read_only:
+        raise MeshUsageError(f"dst is read-only ({memory.kind} of {size_text(memory.nbytes)}); read into a bytearray, array or tensor")
+    if op == WRITE and handle.read_only:
+        raise MeshUsageError(f"the buffer {handle} is read-only: it was made of memory that can't be written")
+    return Job(op, handle, memory, deadline_of(timeout))
+
+
+def deadline_of(timeout: float | None) -> float | None:
+    """Return when `timeout` seconds will be over (`time.monotonic`); None: never.
+
+    Raises:
+        MeshUsageError: if it's no time.
+    """
+    if timeout is None:
+        return None
+    if not isinstance(timeout, int | float) or not timeout > 0:
+        raise MeshUsageError(f"timeout={timeout!r}: a time-out is a number of seconds above 0, or None for no limit")
+    return time.monotonic() + timeout
+
+
+def _size_mismatch(op: Op, handle: Handle, memory: Memory) -> str:
+    name = "dst" if op == READ else "src"
+    hint = f"; take a part of the buffer: buffer[:{len(memory.layout.shape) and memory.layout.shape[0]}]" if _fits_a_part(handle, memory) else ""
+    return (
+        f"{name} has {memory.nbytes:,} bytes ({_shape_text(memory.layout.shape, memory.dtype)}), "
+        f"the buffer has {handle.nbytes:,} ({_shape_text(handle.layout.shape, handle.dtype)}): they must be equal{hint}"
+    )
+
+
+def _fits_a_part(handle: Handle, memory: Memory) -> bool:
+    ours, theirs = memory.layout.shape, handle.layout.shape
+    return bool(ours) and len(ours) == len(theirs) and ours[1:] == theirs[1:] and ours[0] < theirs[0]
+
+
+def _shape_text(shape: tuple[int, ...], dtype: str) -> str:
+    return f"{'x'.join(map(str, shape)) or 'scalar'} {dtype}"
+
+
+def _strided_view(mapping: mmap.mmap, handle: Handle) -> Any:
+    assert handle.shared is not None
+    layout = handle.layout
+    first = handle.shared.offset + layout.offset
+    if handle.kind == "tensor":
+        import torch
+
+        flat = torch.frombuffer(mapping, dtype=getattr(torch, handle.dtype), offset=first) if handle.nbytes else torch.empty(0)
+        return flat.as_strided(layout.shape, tuple(s // layout.itemsize for s in layout.strides))
+    import numpy
+
+    return numpy.ndarray(layout.shape, handle.dtype, mapping, first, layout.strides)
+
+

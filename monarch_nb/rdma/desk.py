@@ -1,0 +1,299 @@
+"""The data plane of one process: what it has registered, which ways it knows, and the threads that move bytes.
+
+Made when first used. Small transfers by a quick path are done in the thread that asks for them, for a hand-over costs more than they do;
+others in threads of their own, so that an event loop goes on meanwhile. Answers to other processes have threads apart from those that
+wait for answers, so that two processes can't wait for each other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+from monarch_nb._post import here
+from monarch_nb.exceptions import MeshUsageError, PathFailed, RDMAError
+from monarch_nb.rdma import handle as handles
+from monarch_nb.rdma import segments, staging
+from monarch_nb.rdma.handle import Handle, Owner, this_machine
+from monarch_nb.rdma.link import Link, MeshLink
+from monarch_nb.rdma.memory import Memory
+from monarch_nb.rdma.path import WRITE, Job, Op, Path, PathUnavailable, gone
+from monarch_nb.rdma.paths import chosen, load_paths
+from monarch_nb.rdma.regions import Region, Regions
+from monarch_nb.rdma.totals import Totals
+from monarch_nb.rdma.transfer import Receipt, Transfer
+
+INLINE_BYTES = 256 << 10
+"""Up to that many bytes a quick path moves at once, in the thread that asks."""
+
+MAX_MOVES = 8
+MAX_ANSWERS = 64
+"""More than may ever wait for each other; threads are made when they're needed."""
+MAX_WORKERS = 4
+"""So many transfers of one batch at a time."""
+_PR_SET_PTRACER = 0x59616D61
+_PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
+
+
+class Desk:
+    """The data plane of this process. All methods may be called from any thread."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.regions = Regions()
+        self.totals = Totals(here.rank.page if here.rank is not None else None)
+        table = self.regions.table
+        self.owner = Owner(
+            proc=link.proc, process=handles.PROCESS, pid=os.getpid(), machine=this_machine(), label=link.label,
+            host=str(here.whereabouts().get("host") or os.uname().nodename), table=(table.fd, table.inode),
+        )  # fmt: skip
+        self.closed = False
+        self._paths: dict[str, Path] | None = None
+        self._lock = threading.Lock()
+        self._moves = ThreadPoolExecutor(MAX_MOVES, "monarch_nb-rdma")
+        self._answers = ThreadPoolExecutor(MAX_ANSWERS, "monarch_nb-rdma-answer")
+        self.services: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {"": self._drop_asked, "fill": self._fill_asked}
+        """What others may ask of this process, besides of its paths."""
+        _let_peers_read_us()
+        link.serve(self.answer, self.in_background)
+
+    # --- registering
+
+    def register(self, memory: Memory) -> Handle:
+        """Register memory; nothing is copied. It's kept alive until it is dropped."""
+        staging.hold(memory)
+        region = self.regions.add(memory, segments.find(memory))
+        return Handle(
+            owner=self.owner, slot=region.slot, key=region.key, address=memory.address, region_bytes=memory.span_bytes,
+            layout=memory.layout, dtype=memory.dtype, kind=memory.kind, device=memory.device, gpu=memory.gpu,
+            read_only=memory.read_only, shared=region.shared,
+        )  # fmt: skip
+
+    def drop(self, handle: Handle) -> None:
+        """End a registration, here or at its owner. The second time does nothing."""
+        if not handle.is_ours:
+            self.ask(handle, "", {}, 30.0)
+            return
+        region = self.regions.remove(handle.key)
+        if region is None:
+            return
+        with region.lock:
+            for name in list(region.made):
+                self.paths[name].forget(region)
+
+    def _drop_asked(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        handle: Handle = fields["handle"]
+        if self.regions.holds(handle):
+            self.drop(handle)
+        return {}
+
+    def _fill_asked(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        from monarch_nb.rdma.broadcast import fill
+
+        return fill(self, fields)
+
+    def region_of(self, handle: Handle) -> Region:
+        """Return the region that a handle of this process names.
+
+        Raises:
+            BufferGone: if it was dropped, or is a handle of another run of this program.
+        """
+        if handle.owner.process != handles.PROCESS:
+            raise gone(handle, "another process answers in its place: it was started anew, or belongs to another mesh")
+        region = self.regions.find(handle.key)
+        if region is None:
+            raise gone(handle)
+        return region
+
+    # --- moving
+
+    @property
+    def paths(self) -> dict[str, Path]:
+        """All ways this process knows, the best first."""
+        if self._paths is None:
+            with self._lock:
+                if self._paths is None:
+                    self._paths = load_paths(self)
+        return self._paths
+
+    def ways(self, handle: Handle, local: Memory, forced: str | None, why_not: dict[str, str]) -> Iterator[Path]:
+        """Yield the ways that can be tried, the best first; why not the others that come before is put into `why_not`.
+
+        Raises:
+            MeshUsageError: if a way is forced that there isn't.
+            RDMAError: when there's no further one.
+        """
+        if forced is not None and forced not in self.paths:
+            raise MeshUsageError(f"no path is called {forced!r}; there are {', '.join(self.paths)}")
+        for name, path in self.paths.items():
+            if forced is not None and name != forced:
+                continue
+            reason = path.refusal(handle, local)
+            if not reason:
+                yield path
+            elif forced or path.concerns(handle, local):
+                why_not[name] = reason
+        reasons = "; ".join(f"{name}: {why}" for name, why in why_not.items())
+        raise PathFailed(f"no way between {self.owner} and {handle}: {reasons}")
+
+    def submit(self, jobs: Sequence[Job], path: str | None = None) -> Transfer:
+        """Begin transfers that are one for whoever waits."""
+        self._check_open()
+        path = path or chosen()  # here: another thread has another context
+        transfer = Transfer(list(jobs))
+        if len(jobs) == 1 and jobs[0].nbytes <= INLINE_BYTES and self._is_quick(jobs[0], path):
+            self._run(transfer, path)
+        else:
+            self._moves.submit(self._run, transfer, path)
+        return transfer
+
+    def _is_quick(self, job: Job, forced: str | None) -> bool:
+        """Whether the first choice needs no answer from anybody. What is wrong with the choice is told by the transfer."""
+        try:
+            return next(self.ways(job.handle, job.local, forced, {})).is_quick(job.handle)
+        except RDMAError:
+            return True
+
+    def _run(self, transfer: Transfer, forced: str | None) -> None:
+        start = time.perf_counter()
+        try:
+            receipts = self._run_all(transfer.jobs, forced)
+        except BaseException as error:
+            transfer.finish(None, error)
+        else:
+            transfer.finish(_together(receipts, time.perf_counter() - start))
+
+    def _run_all(self, jobs: Sequence[Job], forced: str | None) -> list[Receipt]:
+        """Run jobs, several at a time; when one fails, the others are called off."""
+        if len(jobs) == 1:
+            return [self.run(jobs[0], forced)]
+        todo = iter(jobs)
+        lock = threading.Lock()
+        receipts: list[Receipt] = []
+        failures: list[BaseException] = []
+
+        def work() -> None:
+            while not failures:
+                with lock:
+                    job = next(todo, None)
+                if job is None:
+                    return
+                try:
+                    receipts.append(self.run(job, forced))
+                except BaseException as error:
+                    failures.append(error)
+                    for other in jobs:
+                        other.cancelled.set()
+
+        helpers = [threading.Thread(target=work, name="monarch_nb-rdma-batch") for _ in range(min(MAX_WORKERS, len(jobs)) - 1)]
+        for helper in helpers:
+            helper.start()
+        work()
+        for helper in helpers:
+            helper.join()
+        if failures:
+            raise failures[0]
+        return receipts
+
+    def run(self, job: Job, forced: str | None = None) -> Receipt:
+        """Do a transfer in this thread."""
+        start = time.perf_counter()
+        job.check()
+        why_not: dict[str, str] = {}
+        for path in self.ways(job.handle, job.local, forced or chosen(), why_not):
+            try:
+                staging.run(path, job)
+            except PathUnavailable as error:
+                why_not[path.name] = str(error)
+            else:
+                break
+        receipt = Receipt(job.op, path.name, job.nbytes, time.perf_counter() - start, why_not)
+        self.totals.add(receipt)
+        return receipt
+
+    # --- asking, and answering
+
+    def ask(self, handle: Handle, path: str, fields: Mapping[str, Any], timeout_s: float = 30.0) -> dict[str, Any]:
+        """Ask the owner of a buffer, about it: the same path there answers (`Path.answer`).
+
+        Raises:
+            BufferGone: if the owner or the buffer is gone.
+            RDMAError: if the owner's path raised.
+        """
+        return self.link.ask(handle, {"path": path, "handle": handle, **fields}, timeout_s)
+
+    def answer(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer another process."""
+        name = fields["path"]
+        if name in self.services:
+            return self.services[name](fields)
+        return self.paths[name].answer(fields, self.region_of(fields["handle"]))
+
+    def in_background(self, function: Callable[[], None]) -> None:
+        """Run a function in a thread that answers others."""
+        with suppress(RuntimeError):  # we are closing: nobody waits for the answer any more
+            self._answers.submit(function)
+
+    # --- the end
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise RDMAError("this process has left its mesh")
+
+    def close(self) -> None:
+        """End all threads."""
+        self.closed = True
+        self._moves.shutdown(wait=False, cancel_futures=True)
+        self._answers.shutdown(wait=False, cancel_futures=True)
+        for path in (self._paths or {}).values():
+            path.close()
+        self._moves.shutdown()
+        self._answers.shutdown()
+
+
+def _together(receipts: Sequence[Receipt], seconds: float) -> Receipt:
+    if len(receipts) == 1:
+        return receipts[0]
+    why_not: dict[str, str] = {}
+    for receipt in receipts:
+        why_not.update(receipt.why_not)
+    op: Op = "write" if {r.op for r in receipts} == {WRITE} else "read"
+    path = "+".join(dict.fromkeys(r.path for r in receipts))
+    return Receipt(op, path, sum(r.num_bytes for r in receipts), seconds, why_not)
+
+
+def _let_peers_read_us() -> None:
+    """Where Yama is, processes of one user may look into each other only by leave."""
+    ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
+
+
+# --- this process' desk
+
+_desk: Desk | None = None
+_lock = threading.RLock()
+
+
+def desk() -> Desk:
+    """Return this process' data plane; a client without a mesh connects first."""
+    global _desk
+    found = _desk
+    if found is not None and not found.closed:
+        return found
+    with _lock:
+        if _desk is None or _desk.closed:
+            office = here.office()
+            _desk = Desk(MeshLink(office))
+            office.on_close.append(_desk.close)
+        return _desk
+
+
+def use(new: Desk) -> None:
+    """Make `new` this process' data plane: for one without a mesh."""
+    global _desk
+    _desk = new

@@ -1,0 +1,134 @@
+"""What travels in messages in place of the bytes: who owns them, where they are, and the key that says whether they're still there.
+
+Three numbers make a handle safe to keep. `process` names one run of one program, so that a rank that was respawned, or another
+program with its pid, is not mistaken for the owner. `key` names one registration; the owner's table (`table.py`) has it as long
+as the memory is registered. A path looks at both before it moves bytes, and again afterwards.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import secrets
+from dataclasses import dataclass, replace
+from typing import Any
+
+from monarch_nb.rdma.layout import Layout
+
+PROCESS = secrets.randbits(63)
+"""This run of this program. A fork draws anew (`_drawn_anew`)."""
+
+
+def _drawn_anew() -> None:
+    global PROCESS
+    PROCESS = secrets.randbits(63)
+    this_machine.cache_clear()
+
+
+os.register_at_fork(after_in_child=_drawn_anew)
+
+
+APART = "MONARCH_NB_RDMA_MACHINE"
+"""Processes for which this variable differs take each other for processes of other machines: to try a network's paths on one."""
+
+
+@functools.cache
+def this_machine() -> str:
+    """Return what two processes share that can see each other's memory: one kernel, one pid namespace, one user."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        boot = file.read().strip()
+    return f"{boot}/{os.readlink('/proc/self/ns/pid')}/{os.getuid()}/{os.environ.get(APART, '')}"
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The process that memory belongs to.
+
+    Attributes:
+        proc: its proc id in its mesh.
+        process: this run of it.
+        pid: on `machine`.
+        machine: see `this_machine`.
+        label: what people call it: `rank 3`.
+        host: its host's name.
+        table: descriptor and inode of its table of keys, in that process.
+    """
+
+    proc: int
+    process: int
+    pid: int
+    machine: str
+    label: str
+    host: str
+    table: tuple[int, int]
+
+    def __str__(self) -> str:
+        return f"{self.label} (pid {self.pid} on {self.host})"
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Memory that others can map: descriptor and inode in the owner's process, and where the region begins in it."""
+
+    fd: int
+    inode: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """A registered region, or a part of it.
+
+    Attributes:
+        owner: whose memory it is.
+        slot, key: its line in the owner's table of keys.
+        address: of the region, in the owner's address space (on its device).
+        region_bytes: length of the region.
+        layout: where the elements lie, in bytes from `address`.
+        dtype: name of the element type, as torch and numpy know it: `float32`.
+        kind: what it was made of: `tensor`, `array` or `bytes`.
+        device: `cpu`, or `cuda:0` as the owner counts.
+        gpu: the GPU's UUID.
+        read_only: whether it may not be written.
+        shared: where others can map it, if they can.
+    """
+
+    owner: Owner
+    slot: int
+    key: int
+    address: int
+    region_bytes: int
+    layout: Layout
+    dtype: str
+    kind: str
+    device: str = "cpu"
+    gpu: str = ""
+    read_only: bool = False
+    shared: Shared | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self.layout.nbytes
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the owner runs on this machine, in sight of this process."""
+        return self.owner.machine == this_machine()
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this very process owns it."""
+        return self.owner.process == PROCESS
+
+    def at(self, layout: Layout) -> Handle:
+        """Return the handle of other elements of the same region."""
+        return replace(self, layout=layout)
+
+    def part(self, index: Any) -> Handle:
+        """Return the handle of a part, indexed as an array is."""
+        return replace(self, layout=self.layout[index])
+
+    def __str__(self) -> str:
+        shape = "x".join(map(str, self.layout.shape)) or "scalar"
+        return f"{shape} {self.dtype} on {self.device} of {self.owner}"

@@ -1,0 +1,117 @@
+"""How the data plane of one process asks that of another, and who this process is. The mesh's messages do both; a test may do it otherwise."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Protocol
+
+from monarch_nb._post import here
+from monarch_nb._post.failure import describe, encode_failure, revive
+from monarch_nb._post.office import Office, OfficeClosed
+from monarch_nb._post.pending import Body, OneReply
+from monarch_nb._wire import codec
+from monarch_nb._wire import message as wire
+from monarch_nb._wire.message import Message
+from monarch_nb.exceptions import RDMAError, TransferTimeout
+from monarch_nb.rdma.handle import Handle
+from monarch_nb.rdma.path import gone
+
+ASK = b"__rdma__"
+Answerer = Callable[[Mapping[str, Any]], dict[str, Any]]
+
+
+class Link(Protocol):
+    """What the data plane needs of the world around it."""
+
+    proc: int
+    """This process' id in its mesh."""
+    label: str
+    """What people call this process."""
+
+    def ask(self, handle: Handle, fields: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        """Ask the owner of `handle` and wait for what its `Answerer` returns.
+
+        Raises:
+            BufferGone: if the owner has ended, or says so.
+            RDMAError: if it raised.
+            TransferTimeout: if it didn't answer in time.
+        """
+
+    def serve(self, answerer: Answerer, submit: Callable[[Callable[[], None]], None]) -> None:
+        """From now on, answer those who ask: `submit` runs a function in another thread."""
+
+
+class MeshLink:
+    """Asks by the mesh's messages: between machines they are encrypted and come from those who are let in."""
+
+    def __init__(self, office: Office) -> None:
+        self._office = office
+        where = here.whereabouts()
+        self.proc = office.me
+        self.label = f"rank {where['rank']}" if here.rank is not None else f"the program {os.getpid()}"
+
+    def ask(self, handle: Handle, fields: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        """See `Link`."""
+        office = self._office
+        owner = handle.owner.proc
+        reply = OneReply(office, (owner,))
+        ref = office.expect(reply)
+        try:
+            office.post(owner, wire.CALL, codec.encode(dict(fields)), ref=ref, name=ASK)
+            office.check_ends(reply)
+            in_time = office.reader.wait(reply, time.monotonic() + timeout_s)
+        finally:
+            office.forget(ref)
+        if not in_time:
+            raise TransferTimeout(f"{handle.owner} didn't answer the data plane within {timeout_s:g} s")
+        if reply.body is None:
+            raise gone(handle, f"{handle.owner} has ended")
+        found = reply.body.value()
+        if reply.body.flags & wire.ERROR:
+            error = revive(found)
+            raise error if isinstance(error, RDMAError) else RDMAError(f"{handle.owner} says: {found['type']}: {found['message']}")
+        return dict(found)
+
+    def serve(self, answerer: Answerer, submit: Callable[[Callable[[], None]], None]) -> None:
+        """See `Link`."""
+
+        def take(message: Message) -> None:
+            body = Body(self._office, message)  # now: a buffer that travels along is mapped before its sender forgets it
+            submit(lambda: self._answer(answerer, message, body))
+
+        self._office.services[ASK] = take
+
+    def _answer(self, answerer: Answerer, message: Message, body: Body) -> None:
+        flags = 0
+        try:
+            found = codec.encode(answerer(body.value()))
+        except Exception as error:
+            flags = wire.ERROR
+            found = encode_failure(describe(error, **here.whereabouts(), endpoint="rdma"))
+        with suppress(OfficeClosed):
+            self._office.post(message.src, wire.REPLY, found, flags=flags, slot=message.slot, ref=message.ref)
+            self._office.settle()
+
+
+class LoopLink:
+    """Asks nobody but this process: a data plane without a mesh."""
+
+    def __init__(self, label: str = "this process") -> None:
+        self.proc = 0
+        self.label = label
+        self._answerer: Answerer | None = None
+        self._lock = threading.Lock()
+
+    def ask(self, handle: Handle, fields: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        """See `Link`."""
+        if not handle.is_ours or self._answerer is None:
+            raise gone(handle, "its owner can't be asked from here")
+        return self._answerer(fields)
+
+    def serve(self, answerer: Answerer, submit: Callable[[Callable[[], None]], None]) -> None:
+        """See `Link`."""
+        self._answerer = answerer

@@ -1,0 +1,146 @@
+"""GPU memory of two processes on one machine: the reader opens the owner's memory and copies on the GPU, without the host.
+
+torch makes the handle, for it knows where in one of its allocations a tensor lies, and which event has to pass before others may look. A handle
+is opened once and kept: opening takes a millisecond. Copies have a stream of their own, which waits for what was queued before on the
+stream of whoever asks; between GPUs they go peer to peer where the devices can.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb.exceptions import PathFailed
+from monarch_nb.rdma import staging
+from monarch_nb.rdma.handle import Handle
+from monarch_nb.rdma.memory import Memory
+from monarch_nb.rdma.path import READ, Job, Path, PathUnavailable
+from monarch_nb.rdma.paths.shm import ShmPath
+from monarch_nb.rdma.regions import Region
+
+if TYPE_CHECKING:
+    from monarch_nb.rdma.desk import Desk
+
+MAX_OPEN = 256
+
+
+class CudaIpcPath(Path):
+    """See the module."""
+
+    name = "cuda_ipc"
+    reaches_gpus = True
+    takes_strides = True
+
+    def __init__(self, desk: Desk) -> None:
+        super().__init__(desk)
+        self._open: dict[int, Any] = {}
+        """Storages of others, by the key of the buffer."""
+        self._streams: dict[int, Any] = {}
+        self._lock = threading.Lock()
+
+    def concerns(self, handle: Handle, local: Memory) -> bool:
+        return handle.device != "cpu"
+
+    def refusal(self, handle: Handle, local: Memory) -> str:
+        if handle.device == "cpu":
+            return "the buffer is in host memory"
+        if not handle.is_near:
+            return f"{handle.owner.host} is another machine"
+        torch = sys.modules.get("torch")
+        if torch is None or not torch.cuda.is_available():
+            return "this process sees no GPU"
+        if handle.gpu not in _gpus(torch):
+            return f"this process doesn't see the owner's GPU {handle.gpu} (CUDA_VISIBLE_DEVICES)"
+        return ""
+
+    # --- the owner's side
+
+    def answer(self, fields: Mapping[str, Any], region: Region | None) -> dict[str, Any]:
+        """Return what the asker needs to open the memory of a region: made anew for each, for torch counts who has it open.
+
+        Whoever has it open keeps the memory; that the buffer was dropped is seen in the table, after each copy.
+        """
+        assert region is not None
+        return _share(region.memory)
+
+    # --- the side that asks
+
+    def transfer(self, job: Job) -> None:
+        import torch
+
+        near = self.desk.paths["shm"]
+        assert isinstance(near, ShmPath)
+        peer = near.peer(job.handle)
+        peer.check(job.handle)
+        device = _gpus(torch)[job.handle.gpu]
+        there = self._elements(torch, job.handle, device)
+        here = staging.tensor_of_bytes(job.local)
+        source, target = (there, here) if job.op == READ else (here, there)
+        if source.shape != target.shape:
+            source = source.reshape(target.shape) if source.is_contiguous() else source.reshape(-1).reshape(target.shape)
+        stream = self._stream(torch, device)
+        done = torch.cuda.Event()
+        with torch.cuda.device(device), torch.cuda.stream(stream):
+            stream.wait_stream(torch.cuda.default_stream(device))
+            target.copy_(source, non_blocking=True)
+            done.record(stream)
+        self._wait(job, done)
+        peer.check(job.handle)
+
+    def _wait(self, job: Job, done: Any) -> None:
+        """Wait for the GPU; a copy that has begun can't be called off, so its memory is in use until it's over."""
+        try:
+            done.synchronize()
+        except RuntimeError as error:
+            raise PathFailed(f"the GPU copy of {job.handle} failed: {error}") from None
+        job.moved(job.nbytes)
+
+    def _stream(self, torch: Any, device: int) -> Any:
+        with self._lock:
+            if device not in self._streams:
+                self._streams[device] = torch.cuda.Stream(device)
+            return self._streams[device]
+
+    def _elements(self, torch: Any, handle: Handle, device: int) -> Any:
+        """Return a buffer as a tensor of bytes in this process."""
+        storage, first = self._opened(torch, handle, device)
+        layout = handle.layout
+        base = torch.empty(0, dtype=torch.uint8, device=f"cuda:{device}")
+        return base.set_(storage, first + layout.offset, (*layout.shape, layout.itemsize), (*layout.strides, 1))
+
+    def _opened(self, torch: Any, handle: Handle, device: int) -> tuple[Any, int]:
+        with self._lock:
+            found = self._open.get(handle.key)
+        if found is None:
+            card = self.desk.ask(handle, self.name, {})
+            try:
+                storage = torch.UntypedStorage._new_shared_cuda(device, *card["storage"])
+            except RuntimeError as error:
+                raise PathUnavailable(f"the GPU memory can't be opened: {error}") from None
+            found = (storage, card["first"])
+            with self._lock:
+                while len(self._open) >= MAX_OPEN:
+                    self._open.pop(next(iter(self._open)))
+                self._open[handle.key] = found
+        return found
+
+    def close(self) -> None:
+        self._open.clear()
+        self._streams.clear()
+
+
+def _gpus(torch: Any) -> dict[str, int]:
+    """Return this process' GPUs: their numbers, by UUID."""
+    return {str(torch.cuda.get_device_properties(i).uuid): i for i in range(torch.cuda.device_count())}
+
+
+def _share(memory: Memory) -> dict[str, Any]:
+    """Return torch's handle on the allocation that `memory` lies in, and where in it the region begins."""
+    import torch
+
+    storage = memory.keeper.untyped_storage()
+    torch.cuda.current_stream(memory.keeper.device).synchronize()  # what was queued before is there when others look
+    _, *rest = storage._share_cuda_()
+    return {"storage": tuple(rest), "first": memory.address - storage.data_ptr()}

@@ -1,0 +1,47 @@
+"""What a transfer that went without RDMA costs, and why it did: said once for each host that this process moves much to or from."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from monarch_nb.rdma.path import Job
+from monarch_nb.rdma.paths import chosen
+from monarch_nb.rdma.transfer import size_text
+
+if TYPE_CHECKING:
+    from monarch_nb.rdma.desk import Desk
+
+MUCH_BYTES = 64 << 20
+BETTER = "verbs"
+
+
+class Notices:
+    """Which hosts have been spoken of. Thread-safe."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._moved: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def moved(self, job: Job, seconds: float) -> None:
+        """Take a transfer by tcp into account; speak if it's time to."""
+        handle = job.handle
+        if handle.is_near or chosen() is not None:
+            return
+        host = handle.owner.host
+        with self._lock:
+            before = self._moved.get(host, 0)
+            self._moved[host] = before + job.nbytes
+        if before <= MUCH_BYTES < before + job.nbytes:
+            print(self.text(job, seconds), file=sys.stderr, flush=True)
+
+    def text(self, job: Job, seconds: float) -> str:
+        """Return the one line."""
+        handle = job.handle
+        where = f"{'from' if job.op == 'read' else 'to'} {handle.owner.label} on {handle.owner.host}"
+        rate = job.nbytes / max(seconds, 1e-9) / 1e9
+        better = self._desk.paths.get(BETTER)
+        why = better.refusal(handle, job.local) if better is not None else ""
+        return f"rdma: {size_text(job.nbytes)} {where} went by tcp, {rate:.2g} GB/s; no RDMA: {why or 'it was tried and failed'}. More: %mesh doctor"

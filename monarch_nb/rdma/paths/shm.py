@@ -1,0 +1,320 @@
+"""CPU memory of two processes on one machine: one copy by a processor, and the owner does nothing.
+
+Memory allocated by `rdma.empty` is mapped and copied from. Any other is reached by `process_vm_readv` and `writev`: the kernel copies
+from one process' pages to the other's, in one go, however strewn the elements are (1,024 stretches a call).
+
+Whether the buffer still holds is looked up in the owner's table, before and after; whether the owner still lives, by a pidfd taken
+while its table was seen to be its own. So bytes that were read while the buffer went away are never called good.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import select
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from monarch_nb.exceptions import PathFailed
+from monarch_nb.rdma.handle import Handle
+from monarch_nb.rdma.layout import Piece
+from monarch_nb.rdma.memory import Memory
+from monarch_nb.rdma.path import READ, Job, Path, PathUnavailable, gone
+from monarch_nb.rdma.table import TableView
+
+if TYPE_CHECKING:
+    from monarch_nb.rdma.desk import Desk
+
+CHUNK_BYTES = 16 << 20
+"""So much at a time: between two, time-outs and cancellation are seen."""
+PARALLEL_BYTES = 8 << 20
+"""From this size on several threads copy."""
+MAX_STRETCHES = 1024
+"""The kernel's limit for one call (IOV_MAX)."""
+MAX_COPIERS = 4
+HUGE_BYTES = 2 << 20
+"""Size of a huge page: the kernel copies them as fast as a processor does, small ones at a third of that."""
+_MADV_HUGEPAGE = 14
+MAX_PEERS = 256
+MAX_MAPS = 64
+
+_REFUSED = (errno.EPERM, errno.EACCES, errno.ENOSYS)
+
+
+class _Stretch(ctypes.Structure):
+    """The kernel's struct iovec."""
+
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+def _vm_call(name: str) -> Callable[..., int]:
+    function = getattr(ctypes.CDLL(None, use_errno=True), name)
+    function.restype = ctypes.c_ssize_t
+    function.argtypes = (
+        ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong,
+    )  # fmt: skip
+    return function  # type: ignore[no-any-return]
+
+
+_MADVISE = ctypes.CDLL(None).madvise
+_MADVISE.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_READV = _vm_call("process_vm_readv")
+_WRITEV = _vm_call("process_vm_writev")
+
+
+class Peer:
+    """Another process of this machine: its table of keys, and whether it lives."""
+
+    def __init__(self, handle: Handle) -> None:
+        owner = handle.owner
+        self._pidfd = os.pidfd_open(owner.pid)
+        try:
+            self.table = TableView(owner.pid, *owner.table)
+        except BaseException:
+            os.close(self._pidfd)
+            raise
+
+    @property
+    def lives(self) -> bool:
+        """Whether it has not ended."""
+        poll = select.poll()  # one of its own: a poll object is one thread's
+        poll.register(self._pidfd, select.POLLIN)
+        return not poll.poll(0)
+
+    def check(self, handle: Handle) -> None:
+        """Raise if the buffer, or its owner, is gone."""
+        if not self.table.holds(handle.slot, handle.key):
+            raise gone(handle)
+        if not self.lives:
+            raise gone(handle, f"{handle.owner} has ended")
+
+    def __del__(self) -> None:
+        if hasattr(self, "table"):
+            os.close(self._pidfd)
+
+
+class ShmPath(Path):
+    """See the module."""
+
+    name = "shm"
+
+    def __init__(self, desk: Desk) -> None:
+        super().__init__(desk)
+        self._peers: dict[int, Peer] = {}
+        self._maps: dict[int, tuple[mmap.mmap, Handle]] = {}
+        self._lock = threading.Lock()
+        self._refused = ""
+        self._copiers: ThreadPoolExecutor | None = None
+
+    def refusal(self, handle: Handle, local: Memory) -> str:
+        if not handle.is_near:
+            return f"{handle.owner.host} is another machine"
+        if handle.device != "cpu":
+            return f"the buffer is on {handle.device}"
+        return "" if handle.shared is not None else self._refused
+
+    def is_quick(self, handle: Handle) -> bool:
+        return True
+
+    def peer(self, handle: Handle) -> Peer:
+        """Return the owner of a buffer; raise if it's gone."""
+        key = handle.owner.process
+        peer = self._peers.get(key)
+        if peer is None:
+            try:
+                peer = Peer(handle)
+            except (FileNotFoundError, ProcessLookupError):
+                raise gone(handle, f"{handle.owner} has ended, or was started anew") from None
+            except PermissionError as error:
+                raise PathUnavailable(f"the system doesn't let us look into {handle.owner}: {error.strerror}") from None
+            with self._lock:
+                while len(self._peers) >= MAX_PEERS:
+                    self._peers.pop(next(iter(self._peers)))  # closed when nobody uses it: by its finalizer
+                self._peers[key] = peer
+        return peer
+
+    def transfer(self, job: Job) -> None:
+        handle = job.handle
+        peer = self.peer(handle)
+        peer.check(handle)
+        if handle.shared is not None:
+            self._by_mapping(job)
+        else:
+            if job.op == READ:
+                advise_huge(job.local)
+            self._by_kernel(job)
+        peer.check(handle)
+
+    # --- memory that can be mapped
+
+    def map(self, handle: Handle, *, shared: bool) -> mmap.mmap:
+        """Map the whole segment that a buffer lies in: for itself (`shared`), or so that what is written stays here."""
+        assert handle.shared is not None
+        owner, place = handle.owner, handle.shared
+        try:
+            own = os.open(f"/proc/{owner.pid}/fd/{place.fd}", (os.O_RDWR if shared else os.O_RDONLY) | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno in _REFUSED:
+                raise PathUnavailable(f"the system doesn't let us open memory of {owner}: {error.strerror}") from None
+            raise gone(handle, f"{owner} has freed it, or has ended") from None
+        try:
+            found = os.fstat(own)
+            if found.st_ino != place.inode:
+                raise gone(handle, f"{owner} has freed it")
+            flags = mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE
+            return mmap.mmap(own, found.st_size, flags, mmap.PROT_READ | mmap.PROT_WRITE)
+        finally:
+            os.close(own)
+
+    def _mapped(self, handle: Handle) -> tuple[mmap.mmap, int]:
+        """Return a mapping of a buffer's segment, and the address of the buffer's region in it."""
+        assert handle.shared is not None
+        inode = handle.shared.inode
+        with self._lock:
+            found = self._maps.pop(inode, None) or (self._map_anew(handle), handle)
+            self._maps[inode] = found  # the last used is the last
+        return found[0], ctypes.addressof(ctypes.c_char.from_buffer(found[0])) + handle.shared.offset
+
+    def _map_anew(self, handle: Handle) -> mmap.mmap:
+        """Map a segment, and let go of those whose buffers are gone: a mapping keeps memory from being freed."""
+        stale = [inode for inode, (_, h) in self._maps.items() if not self._holds(h)]
+        for inode in [*stale, *list(self._maps)[: max(0, len(self._maps) - len(stale) - MAX_MAPS + 1)]]:
+            self._maps.pop(inode, None)
+        return self.map(handle, shared=True)
+
+    def _holds(self, handle: Handle) -> bool:
+        peer = self._peers.get(handle.owner.process)
+        return peer is not None and peer.lives and peer.table.holds(handle.slot, handle.key)
+
+    def _by_mapping(self, job: Job) -> None:
+        kept, there = self._mapped(job.handle)
+
+        def copy(parts: Sequence[Piece]) -> None:
+            for part in parts:
+                far, near = there + part.there, job.local.address + part.here
+                ctypes.memmove(*((near, far) if job.op == READ else (far, near)), part.nbytes)
+
+        self._spread(job, copy)
+        del kept  # until here nobody else may unmap it
+
+    # --- any other memory
+
+    def _by_kernel(self, job: Job) -> None:
+        def copy(parts: Sequence[Piece]) -> None:
+            for at in range(0, len(parts), MAX_STRETCHES):
+                self._vm_copy(job, parts[at : at + MAX_STRETCHES])
+
+        self._spread(job, copy)
+
+    def _vm_copy(self, job: Job, parts: Sequence[Piece]) -> None:
+        num = len(parts)
+        far, near = (_Stretch * num)(), (_Stretch * num)()
+        there, here = job.handle.address, job.local.address
+        total = 0
+        for i, part in enumerate(parts):
+            far[i] = _Stretch(there + part.there, part.nbytes)
+            near[i] = _Stretch(here + part.here, part.nbytes)
+            total += part.nbytes
+        call = _READV if job.op == READ else _WRITEV
+        done = call(job.handle.owner.pid, near, num, far, num, 0)
+        if done == total:
+            return
+        if done >= 0 and num > 1:  # cut short in the middle: one by one, to learn where
+            for part in parts:
+                self._vm_copy(job, [part])
+            return
+        self._explain(job, ctypes.get_errno() if done < 0 else errno.EFAULT)
+
+    def _explain(self, job: Job, code: int) -> None:
+        owner = job.handle.owner
+        self.peer(job.handle).check(job.handle)
+        if code == errno.ESRCH:
+            raise job.gone(f"{owner} has ended")
+        if code in _REFUSED:
+            self._refused = (
+                f"the system forbids process_vm_readv ({os.strerror(code)}): kernel.yama.ptrace_scope, or the container's seccomp profile"
+            )
+            raise PathUnavailable(self._refused)
+        if code == errno.EFAULT and job.op != READ:
+            raise PathFailed(f"memory of {job.handle} can't be written: it's mapped read-only, or was freed by {owner}")
+        raise PathFailed(f"memory of {job.handle} can't be read ({os.strerror(code)}): it was freed by {owner} without drop()")
+
+    # --- in parts
+
+    def _spread(self, job: Job, copy: Callable[[Sequence[Piece]], None]) -> None:
+        """Copy in parts of bounded size; large jobs by several threads, for one core doesn't fill the memory bus."""
+        parts = job.pieces()
+        if job.nbytes < PARALLEL_BYTES:
+            copy(parts)
+            job.moved(job.nbytes)
+            return
+        batches = _batches(parts, CHUNK_BYTES)
+        num = min(MAX_COPIERS, len(os.sched_getaffinity(0)), len(batches))
+        lock = threading.Lock()
+
+        def work() -> None:
+            while True:
+                with lock:
+                    batch = next(todo, None)
+                if batch is None:
+                    return
+                copy(batch)
+                with lock:
+                    job.moved(sum(p.nbytes for p in batch))
+
+        todo = iter(batches)
+        helpers = [self._pool().submit(work) for _ in range(num - 1)]
+        try:
+            work()
+        except BaseException:
+            with lock:
+                todo = iter(())
+            raise
+        finally:
+            for helper in helpers:
+                helper.exception()  # wait: after us nobody touches the memory
+        for helper in helpers:
+            helper.result()
+
+    def _pool(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._copiers is None:
+                self._copiers = ThreadPoolExecutor(MAX_COPIERS, "monarch_nb-rdma-copy")
+            return self._copiers
+
+    def close(self) -> None:
+        if self._copiers is not None:
+            self._copiers.shutdown()
+        self._maps.clear()
+        self._peers.clear()
+
+
+def advise_huge(memory: Memory) -> None:
+    """Ask for huge pages where memory hasn't been touched yet: what is allocated to read into."""
+    start = -(-memory.address // HUGE_BYTES) * HUGE_BYTES
+    length = (memory.address + memory.span_bytes) // HUGE_BYTES * HUGE_BYTES - start
+    if memory.is_cpu and length > 0:
+        _MADVISE(start, length, _MADV_HUGEPAGE)  # may be refused: then pages stay small
+
+
+def _batches(parts: Sequence[Piece], max_bytes: int) -> list[list[Piece]]:
+    """Return the parts in lists of at most `max_bytes` each; what is larger is cut.
+
+    >>> _batches([Piece(0, 0, 5), Piece(8, 5, 2)], 4)
+    [[Piece(there=0, here=0, nbytes=4)], [Piece(there=4, here=4, nbytes=1), Piece(there=8, here=5, nbytes=2)]]
+    """
+    batches: list[list[Piece]] = []
+    room = 0
+    for there, here, left in parts:
+        while left:
+            if not room:
+                batches.append([])
+                room = max_bytes
+            n = min(left, room)
+            batches[-1].append(Piece(there, here, n))
+            there, here, left, room = there + n, here + n, left - n, room - n
+    return batches

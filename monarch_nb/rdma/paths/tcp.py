@@ -1,0 +1,144 @@
+"""Bytes over plain TCP: between any two processes of a mesh that can connect at all, in whichever direction.
+
+The reading or writing side asks for chunks over several streams; the owner's threads serve them (`tcp_server.py`). Chunks go from memory to
+memory, each with a checksum, and with the owner's word that the buffer was still there (`tcp_wire.py`). The mesh's control plane carries addresses and
+the secret by which both sides know each other (`tcp_door.py`); the bytes themselves are not encrypted.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb.exceptions import PathFailed, RDMAError, TransferTimeout
+from monarch_nb.rdma.handle import Handle
+from monarch_nb.rdma.memory import Memory
+from monarch_nb.rdma.path import WRITE, Job, Path, PathUnavailable
+from monarch_nb.rdma.paths.notice import Notices
+from monarch_nb.rdma.paths.tcp_address import num_streams, this_network
+from monarch_nb.rdma.paths.tcp_door import Door
+from monarch_nb.rdma.paths.tcp_exchange import Exchange
+from monarch_nb.rdma.paths.tcp_peer import Peer, answer_dial
+from monarch_nb.rdma.paths.tcp_server import NAME, Server
+from monarch_nb.rdma.paths.tcp_wire import Broken
+
+if TYPE_CHECKING:
+    from monarch_nb.rdma.desk import Desk
+    from monarch_nb.rdma.regions import Region
+
+MAX_HELPERS = 64
+ASK_S = 10.0
+SETTLE_S = 2.0
+
+
+class TcpPath(Path):
+    """See the module. The way that is always there."""
+
+    name = NAME
+
+    def __init__(self, desk: Desk) -> None:
+        super().__init__(desk)
+        self.door = Door()
+        self.server = Server(desk)
+        self.closed = False
+        self._peers: dict[int, Peer] = {}
+        self._lock = threading.Lock()
+        self._pool: ThreadPoolExecutor | None = None
+        self._notices = Notices(desk)
+
+    def refusal(self, handle: Handle, local: Memory) -> str:
+        return "the buffer is this process' own" if handle.is_ours else ""
+
+    def is_quick(self, handle: Handle) -> bool:
+        peer = self._peers.get(handle.owner.process)
+        return peer is not None and peer.is_quick
+
+    # --- who reads or writes
+
+    def transfer(self, job: Job) -> None:
+        start = time.monotonic()
+        exchange = Exchange(job, self._peer(job.handle), self._helpers(), num_streams(), lambda: self.closed)
+        try:
+            self._run(exchange, job)
+        except BaseException:
+            if job.op == WRITE and exchange.broken and not self.closed:
+                with suppress(RDMAError):  # what was raised first counts
+                    self._settle(exchange, job, SETTLE_S)
+            raise
+        self._notices.moved(job, time.monotonic() - start)
+
+    def _run(self, exchange: Exchange, job: Job) -> None:
+        try:
+            exchange.run()
+            return
+        except Broken as error:
+            first = str(error)
+        self._check_open()
+        self._settle(exchange, job, job.remaining_s(ASK_S))  # raises if the owner is gone
+        try:
+            exchange.run()
+        except (Broken, PathUnavailable) as error:
+            self._check_open()
+            self._settle(exchange, job, job.remaining_s(ASK_S))
+            raise PathFailed(f"the connection to {job.handle.owner} broke twice: {first}; {error}") from None
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise PathFailed("this process has left its mesh")
+
+    def _settle(self, exchange: Exchange, job: Job, timeout_s: float) -> None:
+        """See to it that nothing of broken streams arrives any more, and whether the owner lives."""
+        try:
+            self.desk.ask(job.handle, NAME, {"op": "cut", "streams": list(exchange.broken)}, timeout_s)
+        except TransferTimeout:
+            job.check()
+            raise PathFailed(f"the connection to {job.handle.owner} broke, and it doesn't answer") from None
+
+    def _peer(self, handle: Handle) -> Peer:
+        with self._lock:
+            self._check_open()
+            for peer in self._peers.values():
+                peer.tidy()
+            return self._peers.setdefault(handle.owner.process, Peer(self))
+
+    def _helpers(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(MAX_HELPERS, "monarch_nb-rdma-tcp")
+            return self._pool
+
+    # --- the owner
+
+    def answer(self, fields: Mapping[str, Any], region: Region | None) -> dict[str, Any]:
+        op = fields["op"]
+        if op == "open":
+            return self._open(fields)
+        if op == "dial":
+            self.server.take(answer_dial(fields["addresses"], fields["name"], fields["secret"]))
+        elif op == "cut":
+            self.server.cut(fields["streams"])
+        else:
+            raise RDMAError(f"tcp doesn't know {op!r}")
+        return {}
+
+    def _open(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        addresses = self.door.open(fields["network"] == this_network())
+        return {"addresses": addresses, "secret": self.door.expect(fields["process"], self.server.take)}
+
+    def forget(self, region: Region) -> None:
+        region.made[NAME].end()
+
+    def close(self) -> None:
+        with self._lock:
+            self.closed = True
+            peers = list(self._peers.values())
+        self.door.close()
+        for peer in peers:
+            peer.close()
+        self.server.close()
+        if self._pool is not None:
+            self._pool.shutdown()

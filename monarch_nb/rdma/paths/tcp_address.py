@@ -1,0 +1,86 @@
+"""At which addresses this machine can be reached, and what the environment says about it."""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import os
+
+import psutil
+
+from monarch_nb.exceptions import MeshUsageError
+
+INTERFACE_VARIABLE = "MONARCH_NB_RDMA_INTERFACE"
+STREAMS_VARIABLE = "MONARCH_NB_RDMA_STREAMS"
+DEFAULT_STREAMS = 4
+MAX_STREAMS = 64
+
+Address = tuple[str, int]
+"""Host and port."""
+
+
+def num_streams() -> int:
+    """Return how many streams a transfer may use.
+
+    Raises:
+        MeshUsageError: if the environment asks for what can't be.
+    """
+    text = os.environ.get(STREAMS_VARIABLE) or str(DEFAULT_STREAMS)
+    if not text.isdigit() or not 0 < int(text) <= MAX_STREAMS:
+        raise MeshUsageError(f"{STREAMS_VARIABLE}={text}: a number of streams from 1 to {MAX_STREAMS} is wanted")
+    return int(text)
+
+
+def this_network() -> str:
+    """Return what two processes share that reach each other by the loopback interface."""
+    return f"{_boot_id()}/{os.readlink('/proc/self/ns/net')}"
+
+
+@functools.cache
+def _boot_id() -> str:
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+
+
+def local_addresses(near: bool) -> list[tuple[str, str]]:
+    """Return the addresses of this machine, the fastest first, and for each to which one listens.
+
+    Args:
+        near: for processes of this machine: the loopback's.
+    """
+    wanted = [w.strip() for w in os.environ.get(INTERFACE_VARIABLE, "").split(",") if w.strip()]
+    found = _all_addresses()
+    if wanted:
+        return [(host, host) for interface, host in found if interface in wanted or host in wanted]
+    if near:
+        hosts = [host for _, host in found if ipaddress.ip_address(host).is_loopback]
+        return [(host, host) for host in hosts] or [("127.0.0.1", "127.0.0.1")]
+    return [(h, "::" if ":" in h else "0.0.0.0") for _, h in found if not ipaddress.ip_address(h).is_loopback]
+
+
+def _all_addresses() -> list[tuple[str, str]]:
+    """Return the name of an interface and an address of it, for all that are up; IPv4 before IPv6, fast ones first."""
+    states = psutil.net_if_stats()
+    found = []
+    for interface, addresses in psutil.net_if_addrs().items():
+        state = states.get(interface)
+        if state is not None and not state.isup:
+            continue
+        for one in addresses:
+            if one.family.name in ("AF_INET", "AF_INET6") and _is_usable(one.address):
+                found.append((-(state.speed if state else 0), ":" in one.address, interface, one.address))
+    return [(interface, host) for _, _, interface, host in sorted(found)]
+
+
+def _is_usable(host: str) -> bool:
+    """Whether it leads here from anywhere: link-local ones need an interface's name at the other side, too."""
+    return not ipaddress.ip_address(host.partition("%")[0]).is_link_local
+
+
+def port_range() -> str:
+    """Return the range from which the system takes ports: `32768-60999`."""
+    try:
+        with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
+            return "-".join(file.read().split())
+    except OSError:
+        return "32768-60999"

@@ -1,0 +1,240 @@
+"""One transfer over one or several streams.
+
+It's cut into chunks; each stream takes the next when it has room, so that a slow one doesn't hold up the others. A stream always has several
+requests under way. When one fails, all are cut, and whoever asked is told only when no thread touches the memory any more.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+
+from monarch_nb.exceptions import PathFailed, RDMAError
+from monarch_nb.rdma.layout import Piece
+from monarch_nb.rdma.path import READ, Job, PathUnavailable
+from monarch_nb.rdma.paths import tcp_wire as wire
+from monarch_nb.rdma.paths.tcp_peer import Peer, Stream
+
+CHUNK_BYTES = 4 * wire.BLOCK_BYTES
+PARALLEL_BYTES = 2 << 20
+"""From this size on several streams are worth it."""
+AHEAD_BYTES = CHUNK_BYTES + 1
+"""A stream asks for more while less than this is under way on it: two chunks, or many small ones."""
+AHEAD_REQUEST_BYTES = 24 << 10
+"""Requests that are under way may not fill the owner's receive buffer: it doesn't read while it sends."""
+STALL_S = 15.0
+"""No byte for so long, and the connection counts as broken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What one request moves: stretches of the region at the owner, and where the bytes are here."""
+
+    there: Sequence[wire.Stretch]
+    here: Sequence[wire.Stretch]
+    nbytes: int
+
+    @property
+    def request_bytes(self) -> int:
+        """About how long its request is."""
+        return 16 * len(self.there) + 48
+
+
+def chunks(pieces: Sequence[Piece], chunk_bytes: int) -> list[Chunk]:
+    """Return pieces as chunks: large ones are cut, small ones put together.
+
+    >>> [c.nbytes for c in chunks([Piece(0, 0, 5), Piece(8, 5, 2)], 1 << 20)]
+    [7]
+    """
+    found: list[Chunk] = []
+    there: list[wire.Stretch] = []
+    here: list[wire.Stretch] = []
+    joined = 0
+
+    def end() -> None:
+        nonlocal there, here, joined
+        if there:
+            found.append(Chunk(there, here, joined))
+        there, here, joined = [], [], 0
+
+    for far, near, nbytes in pieces:
+        if nbytes > wire.SMALL_BYTES:
+            for at in range(0, nbytes, chunk_bytes):
+                n = min(chunk_bytes, nbytes - at)
+                found.append(Chunk([(far + at, n)], [(near + at, n)], n))
+            continue
+        if joined + nbytes > wire.JOINED_BYTES or len(there) == wire.MAX_STRETCHES:
+            end()
+        there.append((far, nbytes))
+        here.append((near, nbytes))
+        joined += nbytes
+    end()
+    return found
+
+
+class Exchange:
+    """Moves the bytes of one job. `run` is called once."""
+
+    def __init__(self, job: Job, peer: Peer, pool: ThreadPoolExecutor, num_streams: int, is_closed: Callable[[], bool]) -> None:
+        self._job = job
+        self._peer = peer
+        self._pool = pool
+        self._num_streams = num_streams
+        self._is_closed = is_closed
+        self._memory = job.local.bytes_at(0, job.local.span_bytes)
+        self._op = wire.OP_READ if job.op == READ else wire.OP_WRITE
+        self._lock = threading.Lock()
+        self._todo: deque[Chunk] = deque(chunks(job.pieces(), self._chunk_bytes()))
+        self._streams: set[Stream] = set()
+        self._error: BaseException | None = None
+        self.broken: list[int] = []
+        """Streams that were cut: the owner may still be reading what came over them."""
+
+    def _chunk_bytes(self) -> int:
+        share = self._job.nbytes // (4 * self._num_streams)
+        blocks = max(1, min(CHUNK_BYTES // wire.BLOCK_BYTES, share // wire.BLOCK_BYTES))
+        return blocks * wire.BLOCK_BYTES
+
+    def run(self) -> None:
+        """Move what is still missing; may be called again after a `Broken`.
+
+        Raises:
+            Broken: if a connection broke; `broken` says which were in use.
+            BufferGone, TransferTimeout, RDMAError: as of `Path.transfer`.
+        """
+        self._error = None
+        self.broken = []
+        stream = self._peer.take(self._job)
+        wanted = self._num_streams if self._job.nbytes >= PARALLEL_BYTES else 1
+        helpers = [self._pool.submit(self._help) for _ in range(min(wanted, len(self._todo)) - 1)]
+        try:
+            self._work(stream)
+        finally:
+            for helper in helpers:
+                if not helper.cancel():
+                    helper.exception()
+        if self._error is not None:
+            raise self._error
+
+    def _help(self) -> None:
+        with suppress(PathUnavailable, RDMAError):  # the others go on without
+            self._work(self._peer.take(self._job))
+
+    def _work(self, stream: Stream) -> None:
+        """Drive a stream until nothing is left to do."""
+        with self._lock:
+            self._streams.add(stream)
+        try:
+            stream.last_moved = time.monotonic()
+            self._drive(stream)
+        except BaseException as error:
+            self._fail(error)
+            self.broken.append(stream.number)
+            with self._lock:
+                self._streams.discard(stream)
+            stream.close()
+        else:
+            with self._lock:
+                self._streams.discard(stream)
+            self._peer.give(stream)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            if self._error is None:
+                self._error = error
+            streams = list(self._streams)
+        for stream in streams:
+            stream.cut()
+
+    def _drive(self, stream: Stream) -> None:
+        def wait() -> None:
+            self._check(stream)
+
+        under_way: deque[tuple[Chunk, wire.Request]] = deque()
+        try:
+            while True:
+                while (chunk := self._next(under_way)) is not None:
+                    request = wire.Request(self._op, stream.tag(), self._job.handle.key, self._job.handle.slot, chunk.there)
+                    under_way.append((chunk, request))
+                    self._begin(stream, chunk, request, wait)
+                if not under_way:
+                    return
+                self._finish(stream, *under_way[0], wait)
+                chunk, _ = under_way.popleft()
+                self._moved(stream, chunk.nbytes)
+        finally:
+            with self._lock:
+                self._todo.extendleft(chunk for chunk, _ in under_way)
+
+    def _next(self, under_way: Sequence[tuple[Chunk, wire.Request]]) -> Chunk | None:
+        """Take the next chunk, if there's room for it."""
+        if under_way:
+            if sum(c.nbytes for c, _ in under_way) >= AHEAD_BYTES:
+                return None
+            if sum(c.request_bytes for c, _ in under_way) >= AHEAD_REQUEST_BYTES:
+                return None
+        with self._lock:
+            if self._error is not None:
+                raise wire.Broken("another stream has failed")
+            return self._todo.popleft() if self._todo else None
+
+    def _moved(self, stream: Stream, nbytes: int) -> None:
+        stream.last_moved = time.monotonic()
+        with self._lock:
+            self._job.moved(nbytes)
+
+    def _check(self, stream: Stream) -> None:
+        """Nothing has come for a moment."""
+        self._job.check()
+        if self._is_closed():
+            raise PathFailed("this process has left its mesh")
+        if time.monotonic() - stream.last_moved > STALL_S:
+            raise wire.Broken(f"no byte in {STALL_S:g} s")
+
+    # --- one chunk
+
+    def _begin(self, stream: Stream, chunk: Chunk, request: wire.Request, wait: Callable[[], None]) -> None:
+        head = request.encode()
+        if self._op == wire.OP_READ:
+            wire.send_all(stream.sock, [head], wait)
+        elif request.is_copied:
+            wire.send_copied(stream.sock, head, wire.gathered(self._memory, chunk.here), request.seed, wait)
+        else:
+            wire.send_chunk(stream.sock, head, self._place(chunk), request.seed, wait)
+
+    def _finish(self, stream: Stream, chunk: Chunk, request: wire.Request, wait: Callable[[], None]) -> None:
+        try:
+            status, why = wire.receive_answer(stream.sock, request, wait)
+            if status == wire.OK and self._op == wire.OP_READ:
+                status = self._receive(stream, chunk, request, wait)
+        except wire.Corrupt as error:
+            raise self._corrupt(str(error)) from None
+        if status == wire.GONE:
+            raise self._job.gone()
+        if status == wire.CORRUPT:
+            raise self._corrupt("the bytes")
+        if status != wire.OK:
+            raise PathFailed(f"{self._job.handle} refuses the {self._job.op}: {why}")
+
+    def _receive(self, stream: Stream, chunk: Chunk, request: wire.Request, wait: Callable[[], None]) -> int:
+        if not request.is_copied:
+            return wire.receive_chunk(stream.sock, self._place(chunk), request.seed, wait)
+        data = memoryview(bytearray(chunk.nbytes))
+        status = wire.receive_chunk(stream.sock, data, request.seed, wait)
+        wire.scatter(data, self._memory, chunk.here)
+        return status
+
+    def _place(self, chunk: Chunk) -> memoryview:
+        at, nbytes = chunk.here[0]
+        return self._memory[at : at + nbytes]
+
+    def _corrupt(self, what: str) -> PathFailed:
+        return PathFailed(
+            f"{what} of {self._job.handle} came with a wrong checksum by tcp: changed on the way by a network card, a switch or memory, "
+            "or the memory was written to while it was moved. Don't use what was moved; try again when nobody writes"
+        )

@@ -1,0 +1,213 @@
+"""The streams from this process to one other: made when needed, kept, and used again."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from monarch_nb.exceptions import RDMAError
+from monarch_nb.rdma.path import Job, PathUnavailable
+from monarch_nb.rdma.paths.tcp_address import INTERFACE_VARIABLE, Address, port_range, this_network
+from monarch_nb.rdma.paths.tcp_door import Connection, Unreachable, address_text, dial
+from monarch_nb.rdma.paths.tcp_server import IDLE_S, NAME, set_options
+
+if TYPE_CHECKING:
+    from monarch_nb.rdma.paths.tcp import TcpPath
+
+DIAL_S = 3.0
+"""All addresses of a process are tried for so long."""
+ASK_S = 15.0
+TICK_S = 0.1
+"""How often somebody who waits for bytes looks whether time is up."""
+QUICK_S = 0.5e-3
+"""A peer whose answers take longer is not asked in the caller's thread."""
+
+
+class Stream:
+    """A connection on which this process asks. One thread uses it at a time; any may cut it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.sock = connection.sock
+        self.number = connection.number
+        self.last_used = self.last_moved = time.monotonic()
+        self._tag = 0
+        self._closing = threading.Lock()
+        set_options(self.sock, TICK_S)
+
+    def tag(self) -> int:
+        """Return the next request's number."""
+        self._tag = (self._tag + 1) & 0xFFFFFFFF
+        return self._tag
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the owner has not closed it meanwhile, nor soon will."""
+        if time.monotonic() - self.last_used > IDLE_S / 2:
+            return False
+        poll = select.poll()
+        poll.register(self.sock, select.POLLIN | select.POLLHUP)
+        return not poll.poll(0)
+
+    def cut(self) -> None:
+        """Make whoever waits for it stop."""
+        with self._closing, suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End it. Nobody may be using it."""
+        with self._closing:
+            self.sock.close()
+
+
+class Peer:
+    """One process that owns buffers, as this one reaches it. Thread-safe."""
+
+    def __init__(self, path: TcpPath) -> None:
+        self._path = path
+        self._idle: list[Stream] = []
+        self._lock = threading.Lock()
+        self._reaching = threading.Lock()
+        self._known: tuple[list[Address], int, bytes] | None = None
+        self._dials_us = False
+        self.round_trip_s = 1.0
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether a stream is ready, and answers take microseconds."""
+        return bool(self._idle) and self.round_trip_s < QUICK_S
+
+    def take(self, job: Job) -> Stream:
+        """Return a stream that nobody uses.
+
+        Raises:
+            PathUnavailable: if there can't be one.
+            BufferGone: if the owner, or the buffer, is gone.
+            TransferTimeout: if the job's time is up.
+        """
+        while True:
+            with self._lock:
+                stream = self._idle.pop() if self._idle else None
+            if stream is None:
+                return self._new(job)
+            if stream.is_fresh:
+                return stream
+            stream.close()
+
+    def give(self, stream: Stream) -> None:
+        """Take back a stream that has nothing under way."""
+        stream.last_used = time.monotonic()
+        with self._lock:
+            if not self._path.closed:
+                self._idle.append(stream)
+                return
+        stream.close()
+
+    def tidy(self) -> None:
+        """Close streams that weren't used for long."""
+        with self._lock:
+            old = [s for s in self._idle if not s.is_fresh]
+            self._idle = [s for s in self._idle if s not in old]
+        for stream in old:
+            stream.close()
+
+    def close(self) -> None:
+        """Close all that nobody uses."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for stream in idle:
+            stream.close()
+
+    # --- a new one
+
+    def _new(self, job: Job) -> Stream:
+        with self._reaching:
+            connection = self._reached(job)
+        return Stream(connection)
+
+    def _reached(self, job: Job) -> Connection:
+        if self._known is not None:
+            with suppress(Unreachable):  # it may have forgotten us
+                return self._dial(job)
+        if not self._dials_us:
+            self._ask_where(job)
+            try:
+                return self._dial(job)
+            except Unreachable as error:
+                tried = str(error)
+        else:
+            tried = "as before"
+        return self._be_dialled(job, tried)
+
+    def _ask_where(self, job: Job) -> None:
+        desk = self._path.desk
+        fields = {"op": "open", "process": desk.owner.process, "network": this_network()}
+        found = desk.ask(job.handle, NAME, fields, job.remaining_s(ASK_S))
+        self._known = (found["addresses"], desk.owner.process, found["secret"])
+
+    def _dial(self, job: Job) -> Connection:
+        assert self._known is not None
+        addresses, name, secret = self._known
+        try:
+            found = dial(addresses, name, secret, job.remaining_s(DIAL_S))
+        except Unreachable:
+            self._known = None
+            raise
+        assert found.address is not None
+        self._known = ([found.address], name, secret)  # the next goes there at once
+        self.round_trip_s = found.round_trip_s
+        return found
+
+    def _be_dialled(self, job: Job, tried: str) -> Connection:
+        """The owner can't be reached: it may be able to reach us."""
+        desk, owner = self._path.desk, job.handle.owner
+        arrived: deque[Connection] = deque()
+        came = threading.Event()
+
+        def take(connection: Connection) -> None:
+            arrived.append(connection)
+            came.set()
+
+        try:
+            addresses = self._path.door.open(owner.machine == desk.owner.machine)
+            secret = self._path.door.expect(owner.process, take)
+            fields = {"op": "dial", "addresses": addresses, "name": owner.process, "secret": secret}
+            desk.ask(job.handle, NAME, fields, job.remaining_s(ASK_S))
+        except (Unreachable, OSError) as error:
+            raise PathUnavailable(_unreachable(job, tried, str(error))) from None
+        except RDMAError as error:
+            if type(error) is not RDMAError:
+                raise
+            raise PathUnavailable(_unreachable(job, tried, str(error))) from None
+        if not came.wait(job.remaining_s(DIAL_S)):
+            raise PathUnavailable(_unreachable(job, tried, "it hung up"))
+        self._dials_us = True
+        self.round_trip_s = 1.0
+        return arrived.popleft()
+
+
+def answer_dial(addresses: Sequence[Address], name: int, secret: bytes) -> Connection:
+    """Call back somebody who can't reach us.
+
+    Raises:
+        RDMAError: naming what was tried.
+    """
+    try:
+        return dial([(host, port) for host, port in addresses], name, secret, DIAL_S)
+    except Unreachable as error:
+        raise RDMAError(str(error)) from None
+
+
+def _unreachable(job: Job, tried: str, back: str) -> str:
+    return (
+        f"no TCP connection to {job.handle.owner}: {tried}; nor from there to here: {back}. Let one of the two machines connect to the other "
+        f"on TCP ports {port_range()}, or name the network that they share: {INTERFACE_VARIABLE}=eth0"
+    )
+
+
+__all__ = ["Peer", "Stream", "address_text", "answer_dial"]

@@ -1,0 +1,278 @@
+"""The owner's side of the tcp path: a thread for each stream, that does what requests say and checks each before and after.
+
+A chunk that is under way on a region is noted there (`Uses`), so that a drop waits until nobody touches the memory any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb.rdma import staging
+from monarch_nb.rdma.layout import Layout
+from monarch_nb.rdma.paths import tcp_wire as wire
+from monarch_nb.rdma.paths.tcp_door import Connection
+
+if TYPE_CHECKING:
+    from monarch_nb.rdma.desk import Desk
+    from monarch_nb.rdma.memory import Memory
+    from monarch_nb.rdma.regions import Region
+
+NAME = "tcp"
+IDLE_S = 60
+"""A stream on which nothing was asked for so long is closed."""
+DROP_S = 1.0
+"""A drop lets chunks that are under way end for so long; then their streams are cut."""
+
+
+class Refused(Exception):
+    """A request that isn't done."""
+
+    def __init__(self, status: int, text: str = "") -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Uses:
+    """The streams that have a chunk of one region under way."""
+
+    def __init__(self) -> None:
+        self._busy: set[Serving] = set()
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def by(self, serving: Serving) -> Iterator[None]:
+        """Note that a stream has one."""
+        with self._changed:
+            self._busy.add(serving)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._busy.discard(serving)
+                self._changed.notify_all()
+
+    def end(self) -> None:
+        """Wait until no chunk is under way; cut the streams of those that take long. No new one may begin meanwhile."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: not self._busy, DROP_S):
+                for serving in self._busy:
+                    serving.cut()
+                self._changed.wait_for(lambda: not self._busy)
+
+
+class Server:
+    """All streams on which others ask this process."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+        self._serving: dict[int, Serving] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def take(self, connection: Connection) -> None:
+        """Serve a stream, in a thread of its own, until it ends."""
+        serving = Serving(self, connection)
+        with self._lock:
+            if self._closed:
+                connection.sock.close()
+                return
+            self._serving[connection.number] = serving
+            serving.thread.start()
+
+    def gone(self, serving: Serving) -> None:
+        """A stream has ended."""
+        with self._lock:
+            self._serving.pop(serving.number, None)
+
+    def cut(self, numbers: Iterable[int]) -> None:
+        """End streams; when this returns they touch no memory any more."""
+        with self._lock:
+            found = [s for s in (self._serving.get(n) for n in numbers) if s is not None]
+        for serving in found:
+            serving.cut()
+        for serving in found:
+            serving.thread.join()
+
+    @property
+    def num_streams(self) -> int:
+        """Streams that are open."""
+        return len(self._serving)
+
+    def close(self) -> None:
+        """End all streams."""
+        with self._lock:
+            self._closed = True
+        self.cut(list(self._serving))
+
+
+class Serving:
+    """One stream, and the thread that serves it."""
+
+    def __init__(self, server: Server, connection: Connection) -> None:
+        self._server = server
+        self._sock = connection.sock
+        self.number = connection.number
+        self.thread = threading.Thread(target=self._run, name="monarch_nb-rdma-tcp-serve", daemon=True)
+        self._pinned: Any = None
+        self._idle = False
+        self._closing = threading.Lock()
+
+    def cut(self) -> None:
+        """Make the thread end soon, whatever it waits for."""
+        with self._closing, contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def _run(self) -> None:
+        set_options(self._sock, IDLE_S)
+        try:
+            while True:
+                self._idle = True
+                request = wire.receive_request(self._sock, self._wait)
+                self._idle = False
+                self._do(request)
+        except (OSError, wire.Corrupt):  # the other side asks what has become of it
+            pass
+        finally:
+            self._server.gone(self)
+            with self._closing:
+                self._sock.close()
+
+    def _wait(self) -> None:
+        raise wire.Broken("nothing came for a while" if self._idle else "the other side has stopped")
+
+    def _do(self, request: wire.Request) -> None:
+        try:
+            with self._using(request) as memory:
+                act = self._read if request.op == wire.OP_READ else self._write
+                act(request, memory)
+        except Refused as refused:
+            if request.op == wire.OP_WRITE:
+                wire.skip(self._sock, request.nbytes, self._wait)
+            wire.send_all(self._sock, [wire.encode_answer(request.tag, refused.status, 0, str(refused))], self._wait)
+
+    @contextlib.contextmanager
+    def _using(self, request: wire.Request) -> Iterator[Memory]:
+        """Check a request, and keep its region from being dropped while it's done."""
+        if request.nbytes > wire.MAX_CHUNK_BYTES:
+            raise wire.Broken("a chunk is too long")
+        region = self._server.desk.regions.find(request.key)
+        if region is None:
+            raise Refused(wire.GONE)
+        with region.lock:
+            if not self._holds(request):
+                raise Refused(wire.GONE)
+            _check(request, region)
+            uses: Uses = region.made.setdefault(NAME, Uses())
+            entered = contextlib.ExitStack()
+            entered.enter_context(uses.by(self))
+        with entered:
+            yield region.memory
+
+    def _holds(self, request: wire.Request) -> bool:
+        return self._server.desk.regions.table.holds(request.slot, request.key)
+
+    def _status(self, request: wire.Request) -> int:
+        return wire.OK if self._holds(request) else wire.GONE
+
+    # --- to whoever reads
+
+    def _read(self, request: wire.Request, memory: Memory) -> None:
+        head = wire.encode_answer(request.tag, wire.OK, request.nbytes)
+        if request.is_copied:
+            data = self._copy_of(memory, request.stretches)
+            wire.send_copied(self._sock, head, data, request.seed, self._wait, self._status(request))
+        elif memory.is_cpu:
+            data = memory.bytes_at(*request.stretches[0])
+            wire.send_chunk(self._sock, head, data, request.seed, self._wait, lambda: self._status(request))
+        else:
+            data = self._staged(memory, request.stretches[0])
+            status = self._status(request)
+            wire.send_chunk(self._sock, head, data, request.seed, self._wait, lambda: status)
+
+    def _copy_of(self, memory: Memory, stretches: Iterable[wire.Stretch]) -> memoryview:
+        if memory.is_cpu:
+            return wire.gathered(memory.bytes_at(0, memory.span_bytes), list(stretches))
+        return memoryview(b"".join(bytes(self._staged(memory, s)) for s in stretches))
+
+    # --- from whoever writes
+
+    def _write(self, request: wire.Request, memory: Memory) -> None:
+        if request.is_copied:
+            data = memoryview(bytearray(request.nbytes))
+            self._receive(request, data, lambda: self._scatter(data, memory, request.stretches))
+        elif memory.is_cpu:
+            self._receive(request, memory.bytes_at(*request.stretches[0]), lambda: None)
+        else:
+            data = self._host_bytes(request.nbytes)
+            self._receive(request, data, lambda: self._scatter(data, memory, request.stretches))
+
+    def _receive(self, request: wire.Request, into: memoryview, put: Callable[[], None]) -> None:
+        try:
+            wire.receive_chunk(self._sock, into, request.seed, self._wait)
+            put()
+            status, text = self._status(request), ""
+        except wire.Corrupt:
+            status, text = wire.CORRUPT, ""
+        except RuntimeError as error:
+            status, text = wire.REFUSED, f"its GPU: {error}"
+        wire.send_all(self._sock, [wire.encode_answer(request.tag, status, 0, text)], self._wait)
+
+    def _scatter(self, data: memoryview, memory: Memory, stretches: Iterable[wire.Stretch]) -> None:
+        if memory.is_cpu:
+            wire.scatter(data, memory.bytes_at(0, memory.span_bytes), list(stretches))
+            return
+        import torch
+
+        flat, start = _flat(memory), 0
+        for at, n in stretches:
+            flat[at : at + n].copy_(torch.frombuffer(data, dtype=torch.uint8, count=n, offset=start))
+            start += n
+
+    # --- memory of a GPU, by way of pinned memory
+
+    def _host_bytes(self, nbytes: int) -> memoryview:
+        if self._pinned is None or len(self._pinned) < nbytes:
+            import torch
+
+            self._pinned = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        return memoryview(self._pinned.numpy())[:nbytes]
+
+    def _staged(self, memory: Memory, stretch: wire.Stretch) -> memoryview:
+        at, n = stretch
+        try:
+            data = self._host_bytes(n)
+            self._pinned[:n].copy_(_flat(memory)[at : at + n])
+        except RuntimeError as error:
+            raise Refused(wire.REFUSED, f"its GPU: {error}") from None
+        return data
+
+
+def _flat(memory: Memory) -> Any:
+    return staging.device_bytes(replace(memory, layout=Layout.contiguous((memory.span_bytes,), 1))).view(-1)
+
+
+def _check(request: wire.Request, region: Region) -> None:
+    memory = region.memory
+    if request.op == wire.OP_WRITE and memory.read_only:
+        raise Refused(wire.REFUSED, "it's read-only")
+    for at, n in request.stretches:
+        if not n or at + n > memory.span_bytes:
+            raise Refused(wire.REFUSED, f"bytes {at:,} to {at + n:,} are none of its {memory.span_bytes:,}")
+
+
+def set_options(sock: socket.socket, stall_s: float) -> None:
+    """Set what both sides want of a stream: no delay, and `BlockingIOError` when nothing comes or goes for so long."""
+    seconds = int(stall_s)
+    limit = struct.pack("ll", seconds, int((stall_s - seconds) * 1e6))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ((socket.TCP_KEEPIDLE, 20), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4)):
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -1,0 +1,302 @@
+"""Memory of another machine by RDMA: NICs read and write it, and the owner's process does nothing.
+
+    verbs_library     pyverbs, wherever it is
+    verbs_device      the machine's NICs, and which to take
+    verbs_nic         an opened NIC
+    verbs_gpu         GPU memory that a NIC reaches
+    verbs_memory      local memory that stays registered
+    verbs_queue       queue pairs
+    verbs_plan        how a transfer is cut
+    verbs_mover       a transfer
+    verbs_owner       the owner's answers
+    verbs_errors      what goes wrong, in words
+    verbs_report      what there is, for people
+
+Keys and addresses of queue pairs travel in the mesh's own messages. A connection serves one transfer at a time, so that one that fails or
+is given up takes no other with it; it's closed then, and the next transfer makes a new one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb.exceptions import BufferGone, PathFailed, RDMAError
+from monarch_nb.rdma.handle import Handle
+from monarch_nb.rdma.memory import Memory
+from monarch_nb.rdma.path import READ, Job, Path, PathUnavailable
+from monarch_nb.rdma.paths import verbs_device, verbs_gpu
+from monarch_nb.rdma.paths.verbs_errors import RETRY_EXCEEDED, CompletionError, VerbsError
+from monarch_nb.rdma.paths.verbs_library import LibraryMissing
+from monarch_nb.rdma.paths.verbs_memory import LocalMemories
+from monarch_nb.rdma.paths.verbs_mover import Local, Mover, Target
+from monarch_nb.rdma.paths.verbs_nic import Nic, Nics
+from monarch_nb.rdma.paths.verbs_owner import OwnerSide, port_for
+from monarch_nb.rdma.paths.verbs_queue import BOUNCE_BYTES, Connection
+from monarch_nb.rdma.paths.verbs_report import unavailable_reason
+
+if TYPE_CHECKING:
+    from monarch_nb.rdma.desk import Desk
+    from monarch_nb.rdma.regions import Region
+
+ASK_S = 15.0
+SILENCE_S = 2.0
+"""If nothing arrives for so long, the owner is asked whether it's still there."""
+AVOID_S = 60.0
+"""So long a process isn't tried again to which nothing got through."""
+CLOSE_S = 10.0
+MAX_TARGETS = 4096
+
+
+class _Stale(Exception):
+    """Nothing came through a connection that had worked before."""
+
+
+class Route:
+    """A connection and what it leads to: the owner's table, its address and key."""
+
+    def __init__(self, connection: Connection, port: str, number: int, table: tuple[int, int]) -> None:
+        self.connection = connection
+        self.port = port
+        self.number = number
+        """The owner's half, as its NIC counts."""
+        self.table = table
+        self.was_used = False
+
+
+class VerbsPath(Path):
+    """See the module."""
+
+    name = "verbs"
+
+    def __init__(self, desk: Desk) -> None:
+        super().__init__(desk)
+        self.nics = Nics()
+        self.owner_side = OwnerSide(desk, self.nics)
+        self._memories: dict[str, LocalMemories] = {}
+        self._targets: dict[tuple[int, str], Target] = {}
+        self._idle: dict[tuple[int, str, str], list[Route]] = {}
+        self._given_up: dict[int, list[int]] = {}
+        self._avoided: dict[int, tuple[float, str]] = {}
+        self._num_busy = 0
+        self._closing = False
+        self._state = threading.Condition()
+
+    @property
+    def reaches_gpus(self) -> bool:  # type: ignore[override]
+        """Whether NICs reach the memory of this process' GPUs."""
+        return not unavailable_reason() and not verbs_gpu.why_not()
+
+    def refusal(self, handle: Handle, local: Memory) -> str:
+        why = unavailable_reason()
+        if why:
+            return why
+        until, reason = self._avoided.get(handle.owner.process, (0.0, ""))
+        return reason if time.monotonic() < until else ""
+
+    # --- a transfer
+
+    def transfer(self, job: Job) -> None:
+        with self._busy():
+            try:
+                self._transfer(job)
+            except (VerbsError, LibraryMissing) as error:
+                raise PathFailed(f"verbs: {error}") if job.done_bytes else PathUnavailable(str(error)) from error
+
+    @contextmanager
+    def _busy(self) -> Iterator[None]:
+        """Keep what is open open meanwhile."""
+        with self._state:
+            if self._closing:
+                raise PathUnavailable("this process is leaving its mesh")
+            self._num_busy += 1
+        try:
+            yield
+        finally:
+            with self._state:
+                self._num_busy -= 1
+                self._state.notify_all()
+
+    def _transfer(self, job: Job) -> None:
+        ports = verbs_device.usable_ports()
+        if not ports:
+            raise PathUnavailable(unavailable_reason())
+        nic = self.nics.get(port_for(job.local, ports))
+        target = self._target(job, nic)
+        route = self._take(job, nic, target)
+        try:
+            self._run(job, nic, target, route)
+        except _Stale:  # the owner has closed what lay idle, or its host was away for a while
+            self._run(job, nic, target, self._connect(job, nic, target))
+
+    def _run(self, job: Job, nic: Nic, target: Target, route: Route) -> None:
+        was_used = route.was_used
+        try:
+            self._move(job, nic, target, route)
+        except CompletionError as error:
+            self._drop(job, route)
+            if was_used and error.status == RETRY_EXCEEDED and not job.done_bytes:
+                raise _Stale from None
+            raise self._explained(job, nic, error) from None
+        except BaseException:
+            if route.connection.is_good and not route.connection.num_posted:
+                self._give_back(job, route)
+            else:
+                self._drop(job, route)
+            raise
+        self._give_back(job, route)
+
+    def _move(self, job: Job, nic: Nic, target: Target, route: Route) -> None:
+        mover = Mover(route.connection, job, target, route.table, self._watch(job))
+        if not route.was_used:
+            mover.check()
+            route.was_used = True
+        if job.local.is_cpu and job.nbytes <= BOUNCE_BYTES:
+            mover.through_scratch()
+            return
+        if not job.local.is_cpu:
+            verbs_gpu.settle(job.local)
+        with self.memories(nic).registered(job.local) as registration:
+            try:
+                mover.in_place(Local(job.local.address + registration.shift, registration.lkey))
+            except BaseException:
+                if route.connection.num_posted:
+                    route.connection.close()  # before the memory is let go
+                raise
+        if job.op == READ and not job.local.is_cpu:
+            verbs_gpu.flush(job.local)
+
+    def memories(self, nic: Nic) -> LocalMemories:
+        """Return what is registered with a NIC for transfers from here."""
+        with self._state:
+            return self._memories.setdefault(nic.port.name, LocalMemories(nic))
+
+    def _watch(self, job: Job) -> Callable[[], None]:
+        """Return what is to be called when nothing arrives: after a while it asks the owner."""
+        heard = [time.monotonic(), job.done_bytes]
+
+        def silent() -> None:
+            if self._closing:
+                raise RDMAError("this process is leaving its mesh")
+            now = time.monotonic()
+            if job.done_bytes != heard[1]:
+                heard[:] = now, job.done_bytes
+            elif now - heard[0] > SILENCE_S:
+                self._ask_alive(job)
+                heard[0] = time.monotonic()
+
+        return silent
+
+    def _ask_alive(self, job: Job) -> None:
+        timeout_s = job.remaining_s(SILENCE_S)
+        try:
+            self._ask(job, timeout_s, op="alive")
+        except BufferGone:
+            raise
+        except (RDMAError, PathUnavailable):
+            pass  # its NIC may work on where its process is busy
+
+    # --- asking the owner
+
+    def _ask(self, job: Job, timeout_s: float, **fields: Any) -> dict[str, Any]:
+        found = self.desk.ask(job.handle, self.name, fields, timeout_s)
+        if "refused" in found:
+            raise PathUnavailable(f"{job.handle.owner} says: {found['refused']}")
+        return found
+
+    def _target(self, job: Job, nic: Nic) -> Target:
+        key = (job.handle.key, nic.port.name)
+        target = self._targets.get(key)
+        if target is None:
+            found = self._ask(job, job.remaining_s(ASK_S), op="register", port=nic.port.name, link_layer=nic.port.link_layer)
+            target = Target(found["port"], found["rkey"], found["shift"])
+            with self._state:
+                while len(self._targets) >= MAX_TARGETS:
+                    self._targets.pop(next(iter(self._targets)))
+                self._targets[key] = target
+        return target
+
+    # --- connections
+
+    def _take(self, job: Job, nic: Nic, target: Target) -> Route:
+        with self._state:
+            idle = self._idle.get((job.handle.owner.process, nic.port.name, target.port))
+            if idle:
+                return idle.pop()
+        return self._connect(job, nic, target)
+
+    def _connect(self, job: Job, nic: Nic, target: Target) -> Route:
+        process = job.handle.owner.process
+        with self._state:
+            given_up = self._given_up.pop(process, [])
+        connection = Connection(nic)
+        try:
+            owner = self.desk.owner
+            found = self._ask(
+                job, job.remaining_s(ASK_S), op="connect", port=target.port, card=connection.card, proc=owner.proc,
+                process=owner.process, given_up=given_up,
+            )  # fmt: skip
+            connection.connect(found["card"])
+        except BaseException:
+            connection.close()
+            with self._state:
+                self._given_up.setdefault(process, []).extend(given_up)
+            raise
+        return Route(connection, target.port, found["card"].number, (found["table"], found["rkey"]))
+
+    def _give_back(self, job: Job, route: Route) -> None:
+        key = (job.handle.owner.process, route.connection.nic.port.name, route.port)
+        with self._state:
+            self._idle.setdefault(key, []).append(route)
+
+    def _drop(self, job: Job, route: Route) -> None:
+        route.connection.close()
+        with self._state:
+            self._given_up.setdefault(job.handle.owner.process, []).append(route.number)
+
+    # --- what went wrong
+
+    def _explained(self, job: Job, nic: Nic, error: CompletionError) -> Exception:
+        """Return what to raise for a failed request: the owner knows whether the buffer holds."""
+        handle = job.handle
+        with self._state:
+            self._targets.pop((handle.key, nic.port.name), None)
+        silent = ""
+        try:
+            self._ask(job, ASK_S if job.deadline is None else max(1.0, min(ASK_S, job.deadline - time.monotonic())), op="alive")
+        except BufferGone as gone:
+            return gone
+        except (RDMAError, PathUnavailable) as also:
+            silent = f"; {also}"
+        text = f"{error} ({nic.port.name} to {handle.owner}){silent}"
+        if error.status == RETRY_EXCEEDED and not job.done_bytes and not silent:
+            with self._state:
+                self._avoided[handle.owner.process] = (time.monotonic() + AVOID_S, text)
+            return PathUnavailable(text)
+        return PathFailed(f"verbs: {job.op} of {handle} failed after {job.done_bytes:,} of {job.nbytes:,} bytes: {text}")
+
+    # --- the owner's side, and the end
+
+    def answer(self, fields: Mapping[str, Any], region: Region | None) -> dict[str, Any]:
+        assert region is not None
+        with self._busy():
+            return self.owner_side.answer(fields, region)
+
+    def forget(self, region: Region) -> None:
+        self.owner_side.forget(region)
+
+    def close(self) -> None:
+        with self._state:
+            self._closing = True
+            self._state.wait_for(lambda: not self._num_busy, CLOSE_S)
+            busy = self._num_busy
+            routes = [r for some in self._idle.values() for r in some]
+            self._idle.clear()
+        for route in routes:
+            route.connection.close()
+        self.owner_side.disconnect_all()
+        if not busy:  # else somebody uses what would be closed: the process' end does it
+            self.nics.close()

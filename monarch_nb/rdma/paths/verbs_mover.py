@@ -1,0 +1,146 @@
+"""One transfer over one connection: the bytes, and the proof that the buffer was there all the time.
+
+The proof is a line of the owner's table of keys, read by the same queue pair and fenced behind the bytes: whoever finds the key unchanged knows that
+the memory was registered until the last byte had been read. A write looks before the first byte, too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from monarch_nb.rdma.layout import Piece
+from monarch_nb.rdma.path import READ, Job
+from monarch_nb.rdma.paths.verbs_plan import Request, chains, packed, requests
+from monarch_nb.rdma.paths.verbs_queue import LINE_BYTES, Connection, Work
+from monarch_nb.rdma.table import KEY_BYTES
+
+CHUNK_BYTES = 1 << 20
+MAX_CHAIN = 32
+MAX_UNDER_WAY_BYTES = 16 << 20
+"""So much is posted at a time: what is left to do when somebody gives up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """How to reach a buffer: the owner's port, the buffer's key, and what is added to its addresses for that NIC."""
+
+    port: str
+    rkey: int
+    shift: int
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """Registered memory of ours: where offset 0 is for the NIC, and its key."""
+
+    address: int
+    lkey: int
+
+
+class Mover:
+    """Runs one job. Raises `CompletionError` if a request failed."""
+
+    def __init__(
+        self, connection: Connection, job: Job, target: Target, table: tuple[int, int], silent: Callable[[], None]
+    ) -> None:
+        self._connection = connection
+        self._job = job
+        self._target = target
+        self._table, self._table_key = table
+        self._silent = silent
+        self._is_read = job.op == READ
+
+    # --- the whole
+
+    def in_place(self, local: Local) -> None:
+        """Move the bytes between the buffer and registered memory."""
+        self._run(self._job.pieces(), local)
+
+    def through_scratch(self) -> None:
+        """Move few bytes by a copy: cheaper than to register memory for them."""
+        job = self._job
+        pieces = job.pieces()
+        first = self._connection.scratch_address + LINE_BYTES
+        near = packed(pieces)
+        if not self._is_read:
+            for piece, copy in zip(pieces, near, strict=True):
+                ctypes.memmove(first + copy.here, job.local.address + piece.here, piece.nbytes)
+        self._run(near, Local(first, self._connection.scratch_lkey))
+        if self._is_read:
+            for piece, copy in zip(pieces, near, strict=True):
+                ctypes.memmove(job.local.address + piece.here, first + copy.here, piece.nbytes)
+
+    def _run(self, pieces: Iterable[Piece], local: Local) -> None:
+        if not self._is_read:
+            self.check()
+        nic = self._connection.nic
+        wanted = requests(pieces, min(CHUNK_BYTES, nic.max_message_bytes), nic.max_parts)
+        self._connection.clear_line()
+        for chain in self._works(wanted, local):
+            self._post(chain)
+        self._finish()
+        self._compare()
+
+    def check(self) -> None:
+        """Look whether the buffer is there, and whether anything gets through to it."""
+        self._connection.clear_line()
+        self._post([self._line()])
+        self._finish()
+        self._compare()
+
+    # --- work requests
+
+    def _works(self, wanted: Iterable[Request], local: Local) -> Iterator[list[Work]]:
+        """Yield the chains; at the end of the last one comes what proves the rest."""
+        before: list[Work] | None = None
+        for chain in chains(wanted, min(MAX_CHAIN, max(1, self._connection.depth - 2)), CHUNK_BYTES):
+            if before is not None:
+                yield before
+            before = [self._work(request, local) for request in chain]
+        yield [*(before or []), *self._proof()]
+
+    def _work(self, request: Request, local: Local) -> Work:
+        there = self._job.handle.address + self._target.shift + request.there
+        parts = [(local.address + p.here, p.nbytes) for p in request.parts]
+        return Work(self._is_read, there, self._target.rkey, parts, local.lkey)
+
+    def _proof(self) -> list[Work]:
+        if self._is_read or self._job.handle.device == "cpu":
+            return [self._line()]
+        # What was written to a GPU may still be on its way through PCIe; a READ of it comes back behind it.
+        handle = self._job.handle
+        first = handle.address + self._target.shift + handle.layout.span[0]
+        scratch = (self._connection.scratch_address + KEY_BYTES, 1)
+        return [Work(True, first, self._target.rkey, [scratch], self._connection.scratch_lkey), self._line()]
+
+    def _line(self) -> Work:
+        there = self._table + self._job.handle.slot * KEY_BYTES
+        parts = [(self._connection.scratch_address, KEY_BYTES)]
+        return Work(True, there, self._table_key, parts, self._connection.scratch_lkey, fenced=True)
+
+    # --- going on
+
+    def _post(self, chain: list[Work]) -> None:
+        connection = self._connection
+        while connection.num_posted and (
+            connection.num_posted + len(chain) > connection.depth or connection.posted_bytes >= MAX_UNDER_WAY_BYTES
+        ):
+            self._wait()
+        connection.post(chain)
+
+    def _finish(self) -> None:
+        while self._connection.num_posted:
+            self._wait()
+
+    def _wait(self) -> None:
+        nbytes = self._connection.wait(self._job.remaining_s)
+        if not nbytes:
+            self._silent()
+        job = self._job
+        job.moved(min(nbytes, job.nbytes - job.done_bytes))  # lines of the table don't count
+
+    def _compare(self) -> None:
+        if self._connection.line != self._job.handle.key:
+            raise self._job.gone()

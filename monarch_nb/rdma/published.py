@@ -1,0 +1,289 @@
+"""Whole models: `publish` says where each tensor's shards are, `load_into` reads what a rank needs of them.
+
+The two sides may be sharded differently, over meshes of different shapes: each reader takes, for each of its shards, just the parts
+that overlap, straight out of the owners' memory into its own. Where several ranks have the same part, a near one is read, and
+different readers read different ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from monarch_nb.exceptions import MeshUsageError
+from monarch_nb.rdma.boxes import Box
+from monarch_nb.rdma.buffer import DEFAULT_TIMEOUT_S, RDMABuffer, deadline_of
+from monarch_nb.rdma.desk import desk
+from monarch_nb.rdma.memory import memory_of
+from monarch_nb.rdma.path import READ, Job
+from monarch_nb.rdma.transfer import Receipt, Transfer
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A part of a tensor in the memory of one rank."""
+
+    box: Box
+    buffer: RDMABuffer
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of a published model: its whole shape, its dtype, and the shards that are known."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    shards: tuple[Shard, ...]
+
+
+@dataclass(frozen=True)
+class Published:
+    """Where a model's tensors are. Travels in messages; those of several ranks are put together by `join`.
+
+    Attributes:
+        tensors: by name, as in the state dict; nested names are joined by dots.
+        values: what isn't a tensor, by name.
+
+    Example:
+        >>> published = trainer.publish.call().get()         # doctest: +SKIP
+        >>> generator.load.call(published).get()             # doctest: +SKIP
+    """
+
+    tensors: Mapping[str, Tensor]
+    values: Mapping[str, Any]
+
+    @classmethod
+    def join(cls, parts: Iterable[Published]) -> Published:
+        """Put together what several ranks have published of one model.
+
+        Raises:
+            MeshUsageError: if they disagree on a tensor's shape or dtype.
+        """
+        tensors: dict[str, Tensor] = {}
+        values: dict[str, Any] = {}
+        for part in parts:
+            values.update(part.values)
+            for name, new in part.tensors.items():
+                known = tensors.get(name)
+                if known is not None and (known.shape, known.dtype) != (new.shape, new.dtype):
+                    raise MeshUsageError(
+                        f"{name} was published as {_kind(known)} and, by {new.shards[0].buffer.owner}, as {_kind(new)}"
+                    )
+                tensors[name] = new if known is None else replace(known, shards=known.shards + new.shards)
+        return cls(tensors, values)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all shards; what several ranks have counts as often."""
+        return sum(shard.buffer.size() for tensor in self.tensors.values() for shard in tensor.shards)
+
+    def drop(self) -> None:
+        """End the registrations of all shards."""
+        for tensor in self.tensors.values():
+            for shard in tensor.shards:
+                shard.buffer.drop()
+
+    def __repr__(self) -> str:
+        owners = {s.buffer.owner for t in self.tensors.values() for s in t.shards}
+        return f"<Published {len(self.tensors)} tensors, {self.num_bytes:,} bytes, of {len(owners)} rank{'s' * (len(owners) != 1)}>"
+
+
+def publish(state_dict: Mapping[str, Any]) -> Published:
+    """Let others read a model: registers its tensors, copies nothing. On each rank that has a part of it.
+
+    What is trained further in place can be read again without publishing anew.
+
+    Args:
+        state_dict: names to tensors, DTensors (each rank publishes its shard), or further dicts and lists of such.
+
+    Raises:
+        MeshUsageError: naming the tensor that can't be published.
+    """
+    tensors, values = {}, {}
+    for name, value in _leaves(state_dict):
+        if _is_tensor(value):
+            local, box, shape = _placed(value, name)
+            shards = () if box.is_empty else (Shard(box, RDMABuffer(memory_of(local, name))),)
+            tensors[name] = Tensor(shape, str(value.dtype).removeprefix("torch."), shards)
+        else:
+            values[name] = value
+    if not tensors:
+        raise MeshUsageError("publish() wants a state dict with tensors in it, such as model.state_dict()")
+    return Published(tensors, values)
+
+
+def load_into(
+    state_dict: Mapping[str, Any], source: Published | Iterable[Published], timeout: float | None = DEFAULT_TIMEOUT_S,
+    *, strict: bool = True,
+) -> Receipt:  # fmt: skip
+    """Read a published model into the tensors of `state_dict`, in place: of each just what this rank has.
+
+    Args:
+        state_dict: of a model of the same names and whole shapes, sharded in any way. Other dtypes are converted; what isn't a tensor is set.
+        source: what was published: of one rank, or those of all (a list, or the ValueMesh of a call).
+        timeout: seconds for all of it.
+        strict: whether a tensor that wasn't published is an error; otherwise it's left as it is.
+
+    Returns:
+        a receipt for all that was moved.
+
+    Raises:
+        MeshUsageError: naming the tensor that wasn't published, has another shape, or of which a part is missing.
+        BufferGone, TransferTimeout, RDMAError: as of `RDMABuffer.read_into`; tensors then have old parts and new ones.
+
+    Example:
+        >>> load_into(model.state_dict(), published)             # doctest: +SKIP
+        Receipt(op='read', path='shm', ...)
+    """
+    return begin_load(state_dict, source, timeout, strict=strict)()
+
+
+def begin_load(
+    state_dict: Mapping[str, Any], source: Published | Iterable[Published], timeout: float | None, *, strict: bool
+) -> Callable[[], Receipt]:
+    """Begin to read; return what waits for the end of it, and finishes it."""
+    published = source if isinstance(source, Published) else Published.join(_each(source))
+    deadline = deadline_of(timeout)
+    jobs: list[Job] = []
+    conversions: list[tuple[Any, Any]] = []
+    for name, value in _leaves(state_dict):
+        if _is_tensor(value):
+            found = published.tensors.get(name)
+            if found is not None:
+                jobs += _jobs_for(name, value, found, deadline, conversions)
+            elif strict:
+                raise MeshUsageError(f"{name} was not published; there are {_some(published.tensors)}. strict=False leaves it as it is")
+        elif name in published.values:
+            _set(state_dict, name, published.values[name])
+    transfer = desk().submit(jobs) if jobs else _nothing()
+
+    def finish() -> Receipt:
+        receipt = transfer.get()
+        for target, fresh in conversions:
+            target.copy_(fresh)
+        return receipt
+
+    return finish
+
+
+def _nothing() -> Transfer:
+    transfer = Transfer([])
+    transfer.finish(Receipt("read", "local", 0, 0.0))
+    return transfer
+
+
+def _each(source: Iterable[Any]) -> Iterator[Published]:
+    for one in source.values() if hasattr(source, "values") else source:
+        if not isinstance(one, Published):
+            raise MeshUsageError(f"expected what publish() returns, not a {type(one).__name__}")
+        yield one
+
+
+def _jobs_for(name: str, value: Any, source: Tensor, deadline: float | None, conversions: list[tuple[Any, Any]]) -> list[Job]:
+    import torch
+
+    local, box, shape = _placed(value, name)
+    if shape != source.shape:
+        raise MeshUsageError(f"{name} is {_shape(shape)} here and was published as {_shape(source.shape)}: the models differ")
+    if box.is_empty:
+        return []
+    target = local.detach()
+    if str(value.dtype).removeprefix("torch.") != source.dtype:
+        fresh = torch.empty(box.shape, dtype=getattr(torch, source.dtype))
+        conversions.append((target, fresh))
+        target = fresh
+    memory = memory_of(target, name)
+    return [
+        Job(READ, shard.buffer._handle.part(part.within(shard.box)), memory.part(part.within(box)), deadline)
+        for shard, part in _cover(name, box, source)
+    ]
+
+
+def _cover(name: str, box: Box, source: Tensor) -> Iterator[tuple[Shard, Box]]:
+    """Yield shards, and what of each, that make up `box`."""
+    missing = [box]
+    for shard in sorted(source.shards, key=_distance):
+        if not missing:
+            return
+        left = []
+        for want in missing:
+            part = want.overlap(shard.box)
+            if part.is_empty:
+                left.append(want)
+            else:
+                yield shard, part
+                left += want.without(part)
+        missing = left
+    if missing:
+        raise MeshUsageError(
+            f"{name}: the part from {missing[0].start}, {_shape(missing[0].shape)}, was published by no rank: "
+            "give load_into what all ranks have published"
+        )
+
+
+def _distance(shard: Shard) -> tuple[int, int]:
+    """Near ones first; of equally near ones, each reader prefers another."""
+    handle = shard.buffer._handle
+    ours = desk().owner
+    far = 0 if handle.is_ours else 1 if handle.is_near else 2
+    return far, (handle.owner.proc ^ ours.proc) & 0xFFFF
+
+
+# --- tensors in state dicts
+
+
+def _leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(node, Mapping):
+        items: Iterable[tuple[Any, Any]] = node.items()
+    elif isinstance(node, list | tuple):
+        items = enumerate(node)
+    else:
+        yield path, node
+        return
+    for key, child in items:
+        yield from _leaves(child, f"{path}.{key}" if path else str(key))
+
+
+def _set(node: Any, name: str, value: Any, path: str = "") -> None:
+    """Set what isn't a tensor; what can't be set (in a tuple) stays."""
+    items: Iterable[tuple[Any, Any]] = list(node.items()) if isinstance(node, Mapping) else list(enumerate(node))
+    for key, child in items:
+        where = f"{path}.{key}" if path else str(key)
+        if where == name and not isinstance(node, tuple):
+            node[key] = value
+        elif name.startswith(where + ".") and isinstance(child, Mapping | list | tuple):
+            _set(child, name, value, where)
+
+
+def _is_tensor(value: Any) -> bool:
+    import sys
+
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _placed(value: Any, name: str) -> tuple[Any, Box, tuple[int, ...]]:
+    """Return a tensor's local part, which part of the whole that is, and the whole's shape."""
+    shape = tuple(value.shape)
+    if not hasattr(value, "placements"):
+        return value, Box((0,) * len(shape), shape), shape
+    if any(p.is_partial() for p in value.placements):
+        raise MeshUsageError(f"{name} is a DTensor with partial sums: redistribute() it first")
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    local_shape, start = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
+    return value.to_local(), Box(tuple(start), tuple(local_shape)), shape
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{_shape(tensor.shape)} {tensor.dtype}"
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape)) or "a scalar"
+
+
+def _some(names: Mapping[str, Any], most: int = 4) -> str:
+    shown = ", ".join(list(names)[:most])
+    return shown + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,0 +1,161 @@
+"""What a path can't take in place: GPU memory where it only knows the host's, and elements strewn so thinly that one by one costs more than a copy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from monarch_nb.rdma.handle import Handle
+from monarch_nb.rdma.layout import Layout
+from monarch_nb.rdma.memory import Memory, memory_of
+from monarch_nb.rdma.path import READ, WRITE, Job, Path
+
+THIN_BYTES = 1024
+"""Runs shorter than this are gathered or scattered here, by a copy."""
+MAX_SPAN_RATIO = 4
+"""Up to so many times the wanted bytes are read when the wanted ones lie strewn among them."""
+HOST_CHUNK_BYTES = 64 << 20
+"""GPU memory goes through the host in pieces of this size."""
+
+
+def hold(memory: Memory) -> None:
+    """See to it that memory which is to be registered can't be freed while somebody keeps its tensor."""
+    if memory.kind == "tensor" and memory.is_cpu and memory.nbytes:
+        import torch
+
+        # numpy's view makes a storage refuse `resize_`, which would free it beneath the buffer.
+        torch.empty(0, dtype=torch.uint8).set_(memory.keeper.untyped_storage()).numpy()
+
+
+def run(path: Path, job: Job) -> None:
+    """Run a job by a path, through memory of ours where the path can't take it as it is."""
+    if not job.nbytes:
+        return
+    if not job.local.is_cpu and not path.reaches_gpus:
+        _through_host(path, job)
+    elif job.local.is_cpu and not path.takes_strides and _is_thin(job.local.layout):
+        _with_contiguous(path, job)
+    elif job.op == READ and not path.takes_strides and _is_thin(job.handle.layout):
+        _read_span(path, job)
+    else:
+        path.transfer(job)
+
+
+def _is_thin(layout: Layout) -> bool:
+    return not layout.is_contiguous and layout.runs().nbytes < THIN_BYTES
+
+
+def _run_part(path: Path, job: Job, handle: Handle, local: Memory) -> None:
+    """Run a part of a job: time, cancellation and progress are the whole's."""
+    part = Job(job.op, handle, local, job.deadline, job.cancelled)
+
+    def progress() -> None:
+        job.done_bytes = min(job.nbytes, before + part.done_bytes)
+        if job.on_progress is not None:
+            job.on_progress()
+
+    before = job.done_bytes
+    part.on_progress = progress
+    run(path, part)
+
+
+def _host_bytes(nbytes: int, *, pinned: bool = False) -> Any:
+    if pinned:
+        import torch
+
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+    import numpy
+
+    return numpy.empty(nbytes, numpy.uint8)
+
+
+def _through_host(path: Path, job: Job) -> None:
+    """The local side is on a GPU: pass it on in pieces."""
+    flat = job.handle.layout.is_contiguous and job.local.layout.is_contiguous
+    if not flat:
+        _piece_through_host(path, job, job.handle, job.local)
+        return
+    theirs = Layout.contiguous((job.nbytes,), 1, job.handle.layout.offset)
+    ours = Layout.contiguous((job.nbytes,), 1, job.local.layout.offset)
+    for at in range(0, job.nbytes, HOST_CHUNK_BYTES):
+        part = slice(at, at + HOST_CHUNK_BYTES)
+        _piece_through_host(path, job, job.handle.at(theirs[part]), job.local.at(ours[part]))
+
+
+def _piece_through_host(path: Path, job: Job, handle: Handle, local: Memory) -> None:
+    host = memory_of(_host_bytes(handle.nbytes, pinned=True))
+    there = device_bytes(local)
+    if job.op == WRITE:
+        host.keeper.copy_(there.reshape(-1))
+    _run_part(path, job, handle, host)
+    if job.op == READ:
+        there.copy_(host.keeper.view(there.shape))
+
+
+def device_bytes(memory: Memory) -> Any:
+    """Return GPU memory as a tensor of bytes: its shape, and a last dimension for the bytes of an element."""
+    import torch
+
+    layout = memory.layout
+    storage = memory.keeper.untyped_storage()
+    first = memory.address + layout.offset - storage.data_ptr()
+    base = torch.empty(0, dtype=torch.uint8, device=memory.device)
+    return base.set_(storage, first, (*layout.shape, layout.itemsize), (*layout.strides, 1))
+
+
+def tensor_of_bytes(memory: Memory) -> Any:
+    """Return memory of any device as a tensor of bytes, as `device_bytes` does."""
+    if not memory.is_cpu:
+        return device_bytes(memory)
+    import torch
+
+    layout = memory.layout
+    flat = torch.frombuffer(memory.bytes_at(0, memory.span_bytes), dtype=torch.uint8)
+    return flat.as_strided((*layout.shape, layout.itemsize), (*layout.strides, 1), layout.offset)
+
+
+def strided(memory: Memory) -> Any:
+    """Return host memory as a numpy array of its shape, whose elements are `itemsize` raw bytes."""
+    import numpy
+
+    layout = memory.layout
+    data = memory.bytes_at(0, memory.span_bytes)
+    return numpy.ndarray(layout.shape, f"V{layout.itemsize}", data, layout.offset, layout.strides)
+
+
+def _with_contiguous(path: Path, job: Job) -> None:
+    """The local side is strewn: pass it on in one piece."""
+    whole = _host_bytes(job.nbytes)
+    elements = whole.view(f"V{job.local.layout.itemsize}").reshape(job.local.layout.shape)
+    if job.op == WRITE:
+        elements[...] = strided(job.local)
+    _run_part(path, job, job.handle, memory_of(whole))
+    if job.op == READ:
+        strided(job.local)[...] = elements
+
+
+def _read_span(path: Path, job: Job) -> None:
+    """The buffer's elements are strewn: read what lies between them, too, if it's not too much."""
+    low, high = job.handle.layout.span
+    if high - low > MAX_SPAN_RATIO * job.nbytes:
+        path.transfer(job)
+        return
+    span = _host_bytes(high - low)
+    inner = Job(READ, job.handle.at(Layout.contiguous((high - low,), 1, low)), memory_of(span), job.deadline, job.cancelled)
+    run(path, inner)
+    import numpy
+
+    layout = job.handle.layout
+    found = numpy.ndarray(layout.shape, f"V{layout.itemsize}", span, layout.offset - low, layout.strides)
+    put(found, job.local)
+    job.moved(job.nbytes)
+
+
+def put(elements: Any, local: Memory) -> None:
+    """Copy raw elements into host memory, in order; shapes may differ, the number of bytes doesn't."""
+    layout = local.layout
+    if elements.shape != layout.shape or elements.itemsize != layout.itemsize:
+        import numpy
+
+        flat = numpy.ascontiguousarray(elements).reshape(-1)
+        elements = flat.view(f"V{layout.itemsize}").reshape(layout.shape)
+    strided(local)[...] = elements

@@ -1,0 +1,42 @@
+"""What this process has moved so far, by path: a rank says it on its page, where its host process reads it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from monarch_nb._wire.page import Page, Total
+
+if TYPE_CHECKING:
+    from monarch_nb.rdma.transfer import Receipt
+
+
+class Totals:
+    """Running totals, counted where transfers are asked for. Thread-safe.
+
+    Args:
+        page: where they're said, too.
+    """
+
+    def __init__(self, page: Page | None = None) -> None:
+        self._page = page
+        self._by_path: dict[str, Total] = {}
+        self._lock = threading.Lock()
+
+    def add(self, receipt: Receipt) -> None:
+        """Take a transfer into account."""
+        path = receipt.path
+        read = receipt.num_bytes if receipt.op == "read" else 0
+        with self._lock:
+            t = self._by_path.get(path, Total(path, 0, 0, 0, 0.0))
+            written = receipt.num_bytes - read
+            new = Total(path, t.num + 1, t.read_bytes + read, t.written_bytes + written, t.seconds + receipt.seconds)
+            self._by_path[path] = new
+            if self._page is not None:
+                self._page.put_total(list(self._by_path).index(path), new)
+
+    def by_path(self) -> Mapping[str, Total]:
+        """Return the totals so far."""
+        with self._lock:
+            return dict(self._by_path)

@@ -1,0 +1,131 @@
+"""A transfer on its way, and the receipt that says how it went."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from monarch_nb._post import here
+from monarch_nb.rdma.local_future import LocalFuture
+from monarch_nb.rdma.path import Job, Op
+
+STOP_S = 5.0
+"""How long somebody who has given up waits for the transfer to leave the memory alone."""
+
+LONG_S = 1.0
+"""A transfer that takes longer is shown in a notebook while it's waited for."""
+
+on_long: Callable[[Transfer], Callable[[], None]] | None = None
+"""Shows a long transfer; returns what to call when it's over. Set where there's a notebook."""
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What a transfer, or several, took.
+
+    Attributes:
+        op: `read` or `write`.
+        path: by which way: `local`, `shm`, `cuda_ipc`, `verbs`, `tcp`, or one that was added; several are joined by `+`.
+        num_bytes: that were moved.
+        seconds: from the call to the last byte.
+        why_not: for each better path, why it was not taken.
+    """
+
+    op: Op
+    path: str
+    num_bytes: int
+    seconds: float
+    why_not: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    @property
+    def gb_per_s(self) -> float:
+        """Bytes per nanosecond: 10^9 bytes per second."""
+        return self.num_bytes / self.seconds / 1e9 if self.seconds > 0 else 0.0
+
+    def __str__(self) -> str:
+        rest = "; ".join(f"not by {path}: {why}" for path, why in self.why_not.items())
+        text = f"{self.op} {size_text(self.num_bytes)} by {self.path} in {time_text(self.seconds)}, {self.gb_per_s:.3g} GB/s"
+        return f"{text} ({rest})" if rest else text
+
+
+def size_text(num_bytes: int) -> str:
+    """Return bytes for people.
+
+    >>> [size_text(n) for n in (17, 4096, 3 << 20, 5 << 30)]
+    ['17 bytes', '4 KiB', '3 MiB', '5 GiB']
+    """
+    size = float(num_bytes)
+    for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024 or unit == "TiB":
+            return f"{size:.4g} {unit}"
+        size /= 1024
+    raise AssertionError
+
+
+def time_text(seconds: float) -> str:
+    """Return a time for people.
+
+    >>> [time_text(s) for s in (0.0000123, 0.0456, 7.891)]
+    ['12.3 us', '45.6 ms', '7.89 s']
+    """
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.3g} us"
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+class Transfer(LocalFuture[Receipt]):
+    """The result of `read_into` and `write_from`: `.get()` it, or `await` it. It has begun already.
+
+    Example:
+        >>> receipt = buffer.read_into(tensor).get()   # doctest: +SKIP
+        >>> print(receipt)                             # doctest: +SKIP
+        read 256 MiB by shm in 31.2 ms, 8.6 GB/s
+    """
+
+    __slots__ = ("jobs",)
+
+    def __init__(self, jobs: list[Job]) -> None:
+        super().__init__()
+        self.jobs = jobs
+        self._what = f"{jobs[0].op} of {jobs[0].handle}" if jobs else "nothing"
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes to move."""
+        return sum(job.nbytes for job in self.jobs)
+
+    @property
+    def done_bytes(self) -> int:
+        """Bytes that are there."""
+        return sum(job.done_bytes for job in self.jobs)
+
+    def cancel(self) -> None:
+        """Give up: the bytes that come next aren't moved any more."""
+        for job in self.jobs:
+            job.cancelled.set()
+
+    def _wait(self, timeout: float | None) -> bool:
+        try:
+            return super()._wait(timeout)
+        except KeyboardInterrupt:
+            self.cancel()
+            super()._wait(STOP_S)  # who is interrupted may use the memory again
+            raise
+
+    def _wait_for(self, ended: threading.Event, timeout: float | None) -> bool:
+        if on_long is None or here.rank is not None or threading.current_thread() is not threading.main_thread():
+            return ended.wait(timeout)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        if ended.wait(LONG_S if timeout is None else min(LONG_S, timeout)):
+            return True
+        over = on_long(self)
+        try:
+            return ended.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        finally:
+            over()
+
+    def __repr__(self) -> str:
+        state = "done" if self.done() else f"{size_text(self.done_bytes)} of {size_text(self.num_bytes)}"
+        return f"<Transfer: {self._what}: {state}>"

@@ -1,0 +1,31 @@
+"""The data plane is tested with real processes: ranks of a mesh on one host and on two, or two bare processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from monarch_nb.actor import HostMesh, ProcMesh, this_host
+from monarch_nb.job import ProcessJob
+
+
+@pytest.fixture(scope="session", params=["one_host", "two_hosts"])
+def hosts(request: pytest.FixtureRequest) -> Iterator[HostMesh]:
+    """This host, or two host processes that talk tcp with CURVE."""
+    if request.param == "one_host":
+        yield this_host()
+        return
+    job = ProcessJob({"hosts": 2})
+    yield job.state().hosts
+    job.kill()
+
+
+@pytest.fixture(scope="session")
+def procs(hosts: HostMesh) -> Iterator[ProcMesh]:
+    """Two ranks, on one host each where there are two."""
+    mesh = hosts.spawn_procs(per_host={"gpus": 2 if hosts.extent.nelements == 1 else 1})
+    mesh.initialized.get(60)
+    flat = mesh.flatten("ranks") if len(mesh.extent) > 1 else mesh.rename(gpus="ranks")
+    yield flat
+    mesh.stop().get(30)

@@ -1,0 +1,145 @@
+"""One buffer to many: who feeds whom, and that all have it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from memory_actors import Holder
+
+from monarch_nb.actor import ProcMesh
+from monarch_nb.exceptions import ActorError, BufferGone, MeshUsageError
+from monarch_nb.rdma import RDMABuffer, Receipt, empty
+from monarch_nb.rdma.broadcast import Spread
+from monarch_nb.rdma.handle import Handle
+
+
+@pytest.fixture(scope="module")
+def pair(procs: ProcMesh) -> Iterator[Holder]:
+    yield procs.spawn("receivers", Holder)
+
+
+def test_into_buffers(pair: Holder) -> None:
+    source = RDMABuffer(torch.randn(100_000))
+    targets = pair.put.call("t", torch.zeros(100_000)).get()
+    receipt = source.broadcast_into(targets).get()
+    assert len(receipt.receipts) == 2
+    assert "400,000" not in str(receipt)
+    assert str(receipt).startswith("390.6 KiB to 2 in ")
+    for found in pair.get.call("t").get().values():
+        assert torch.equal(found, source.read())
+    source.drop()
+    with pytest.raises(BufferGone):
+        source.broadcast_into(targets).get()
+
+
+@pytest.mark.parametrize("mappable", [False, True])
+def test_into_the_namespace_of_a_mesh(procs: ProcMesh, mappable: bool) -> None:
+    values = torch.randn(1 << 19)
+    if mappable:
+        room = empty(1 << 19)
+        room.copy_(values)
+        source = RDMABuffer(room)
+    else:
+        source = RDMABuffer(values)
+    source.broadcast_into(procs, "weights").get()
+    source.drop()
+    sums = procs.execute(_sum_of_weights).get().values()
+    assert list(sums) == [values.double().sum().item()] * 2
+
+
+def _sum_of_weights() -> float:
+    import __main__
+
+    return float(__main__.weights.double().sum().item())
+
+
+def test_bad_input(procs: ProcMesh, pair: Holder) -> None:
+    source = RDMABuffer(torch.zeros(8))
+    small = pair.put.call("small", torch.zeros(4)).get()
+    with pytest.raises(MeshUsageError, match="has 16 bytes, the source 32: they must be equal"):
+        source.broadcast_into(small)
+    with pytest.raises(MeshUsageError, match="name is the variable that the ranks get, not None"):
+        source.broadcast_into(procs)
+    with pytest.raises(MeshUsageError, match="a name goes with a mesh"):
+        source.broadcast_into(small, "w")
+    with pytest.raises(MeshUsageError, match="expected RDMABuffers to copy into, not a Tensor"):
+        source.broadcast_into([torch.zeros(8)])
+
+
+def test_one_failure_ends_it(procs: ProcMesh, pair: Holder) -> None:
+    source = RDMABuffer(torch.zeros(8))
+    targets = list(pair.put.call("gone", torch.zeros(8)).get().values())
+    targets[1].drop()
+    with pytest.raises((BufferGone, ActorError)):
+        source.broadcast_into(targets).get()
+
+
+def _machines(num: int, ranks: int) -> tuple[Handle, list[Handle]]:
+    """Handles as if of `num` machines with so many ranks each; the source is the first machine's."""
+    one = RDMABuffer(bytearray(8))._handle
+    handles = [
+        replace(one, key=m * 100 + r + 1, owner=replace(one.owner, machine=f"m{m}", process=m * 100 + r))
+        for m in range(num)
+        for r in range(ranks)
+    ]
+    return handles[0], handles[1:]
+
+
+def test_machines_have_it_after_log_n_steps() -> None:
+    """All steps of a round are held until no further can begin: so rounds can be counted."""
+    source, targets = _machines(16, 1)
+    rounds: list[int] = []
+    gate = threading.Condition()
+    waiting: list[threading.Event] = []
+
+    def copy(there: Handle, to: Handle) -> Receipt:
+        go = threading.Event()
+        with gate:
+            waiting.append(go)
+            gate.notify()
+        go.wait()
+        return Receipt("read", "test", 8, 0.0)
+
+    spread = Spread(source, targets, copy, width=2)
+    thread = threading.Thread(target=spread.run)
+    thread.start()
+    have = 1
+    while have < 16:
+        expected = min(have, 16 - have)
+        with gate:
+            gate.wait_for(lambda n=expected: len(waiting) == n)
+            batch, waiting[:] = list(waiting), []
+        rounds.append(len(batch))
+        for go in batch:
+            go.set()
+        have += len(batch)
+    thread.join()
+    assert rounds == [1, 2, 4, 8]
+    assert spread.depth == 4
+    assert len(spread.receipts) == 15
+
+
+def test_each_machine_is_fed_once() -> None:
+    source, targets = _machines(4, 8)
+    between: list[tuple[str, str]] = []
+    lock = threading.Lock()
+    busy: dict[int, int] = {}
+
+    def copy(there: Handle, to: Handle) -> Receipt:
+        with lock:
+            busy[there.key] = busy.get(there.key, 0) + 1
+            assert busy[there.key] <= 3  # two readers of its machine, and one other machine
+            if there.owner.machine != to.owner.machine:
+                between.append((there.owner.machine, to.owner.machine))
+        with lock:
+            busy[there.key] -= 1
+        return Receipt("read", "test", 8, 0.0)
+
+    spread = Spread(source, targets, copy, width=2)
+    spread.run()
+    assert len(spread.receipts) == 31
+    assert sorted(to for _, to in between) == ["m1", "m2", "m3"]

@@ -1,0 +1,79 @@
+"""push, pull and scatter of big arrays to ranks under other host processes go through the data plane: once to each machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from monarch_nb import mesh as meshes
+from monarch_nb._client import session as sessions
+from monarch_nb.mesh import Mesh
+from monarch_nb.rdma.desk import desk
+from monarch_nb.rdma.lifting import Lifted, land, lift
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[Mesh]:
+    before = sessions._current
+    started = meshes.start("spread", {"gpus": 2}, num_hosts=2)
+    yield started
+    started.stop().get(30)
+    sessions._current = before
+
+
+def _weights_of() -> tuple[float, bool]:
+    import __main__
+
+    model = __main__.model
+    return float(model["layers"][0].double().sum()), model["name"] == "m"
+
+
+def test_what_is_pushed_is_on_all_ranks(mesh: Mesh) -> None:
+    model = {"layers": [torch.randn(1 << 19), numpy.arange(1 << 18)], "name": "m", "small": torch.ones(3)}
+    registered = len(desk().regions)
+    mesh.push({"model": model, "lr": 0.1})
+    total = model["layers"][0].double().sum().item()
+    assert list(mesh.execute(_weights_of).get().values()) == [(total, True)] * 4
+    found = mesh.pull("model")
+    for value in found.values():
+        assert torch.equal(value["layers"][0], model["layers"][0])
+        assert (value["layers"][1] == model["layers"][1]).all()
+        assert torch.equal(value["small"], torch.ones(3))
+    assert list(mesh.pull("lr").values()) == [0.1] * 4
+    assert len(desk().regions) == registered  # nothing is kept
+    held = mesh.execute(_num_regions).get()
+    assert list(held.values()) == [0] * 4
+
+
+def _num_regions() -> int:
+    from monarch_nb.rdma.desk import desk
+
+    return len(desk().regions)
+
+
+def test_ranks_share_the_memory_of_what_was_pushed_but_not_what_they_write(mesh: Mesh) -> None:
+    mesh.push({"w": torch.zeros(1 << 19)})
+    mesh.run("w[rank] = 1 + rank")
+    for rank, value in enumerate(mesh.pull("w").values()):
+        assert value.nonzero().flatten().tolist() == [rank]
+
+
+def test_some_ranks_only(mesh: Mesh) -> None:
+    mesh.push({"part": torch.full((1 << 18,), 7.0)}, "3")
+    assert mesh.pull("part", ranks="3").item()[0] == 7
+    with pytest.raises(Exception, match="name 'part' is not defined on rank 0"):
+        mesh.pull("part", ranks="0,3")
+
+
+def test_lifting_takes_out_what_is_big() -> None:
+    big, small = torch.zeros(1 << 18), torch.zeros(3)
+    value: Any = {"a": [big, (small, big)], "b": 3}
+    light, arrays = lift(value)
+    assert [a is big for a in arrays] == [True, True]
+    assert isinstance(light["a"][0], Lifted)
+    assert light["a"][1][0] is small
+    assert land(light, [1, 2]) == {"a": [1, (small, 2)], "b": 3}
