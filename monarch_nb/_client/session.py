@@ -104,6 +104,7 @@ class Session:
             raise MeshStartError(
                 f"mesh {connection.name!r} (pid {connection.pid}) does not answer; end it: kill {connection.pid}"
             ) from None
+        office.mesh_id = answer["mesh_id"]
         session.output.learn_groups(answer["groups"])
         atexit.register(session.close)
         session.notebook = NotebookHooks.install(session) if listens else None
@@ -320,6 +321,16 @@ def shutdown() -> None:
 
 
 here.on_demand(lambda: current().office)
+
+
+def num_open() -> int:
+    """Return how many sessions this program has."""
+    return len(_by_office)
+
+
+def open_offices() -> list[Office]:
+    """Return the offices of all sessions of this program."""
+    return [session.office for session in list(_by_office.values()) if not session.office.closed]
 
 
 def known(office: Office) -> Session | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import secrets
 import signal
 import sys
 import time
@@ -61,6 +62,7 @@ class HomeProcess(HostProcess):
         self.asking = Asking(self.loop, self.send_to_rank)
         self.looks = Looks(self)
         self.environment_id = ""
+        self.mesh_id = secrets.token_hex(8)
         self.versions: dict[str, str] = {}
         self._missed_from: int | None = None
         self.checkpoints = CheckpointDesk(self)
@@ -92,6 +94,7 @@ class HomeProcess(HostProcess):
         return {
             "pid": os.getpid(),
             "name": self.name,
+            "mesh_id": self.mesh_id,
             "groups": self.store.groups,
             "python": sys.version_info[:3],
         }
@@ -229,7 +232,7 @@ class HomeProcess(HostProcess):
     def start_ranks(self, group: Group, procs: Sequence[int]) -> None:
         """Start ranks of a group, each on its host."""
         spec = {**group.spec, "extent": group.context, "procs": list(group.procs), "hosts": list(group.hosts),
-                "debug": self.debug.settings}
+                "debug": self.debug.settings, "mesh_id": self.mesh_id}
         for index, theirs in self._by_host(procs).items():
             own = []
             for proc in theirs:

@@ -72,6 +72,8 @@ class Office:
         self.me = me
         self.host = address.host_of(me)
         self.directory = directory
+        self.mesh_id = ""
+        """Which mesh this is an office of: the same for all of its processes."""
         self.ends: dict[int, Exit] = {}
         """Processes known to have ended, and how."""
         self.on_call: Callable[[Message], Any] = _refuse
@@ -135,6 +137,8 @@ class Office:
 
     def post(self, dst: int, kind: int, body: Encoded = _NOTHING, **fields: Any) -> None:
         """Send one message with an encoded value."""
+        if body.buffers and dst >> 32 != self.host and kind in _LENT_KINDS:
+            body = _lend(self, body, (dst,))
         if body.buffers or len(body.payload) >= _INLINE_PAYLOAD_BYTES:
             body, flags, table = self._outboard(body, [self._holder(dst)])
             fields["flags"] = fields.get("flags", 0) | flags
@@ -143,6 +147,14 @@ class Office:
 
     def post_all(self, receivers: Sequence[Receiver], kind: int, body: Encoded = _NOTHING, **fields: Any) -> None:
         """Send one message to all `receivers`: one frame each on this machine, one per other host."""
+        if body.buffers and kind in _LENT_KINDS:
+            far_receivers = [r for r in receivers if r[0] >> 32 != self.host]
+            lent = _lend(self, body, [proc for proc, _ in far_receivers]) if far_receivers else body
+            if lent is not body:
+                self.post_all(far_receivers, kind, lent, **fields)
+                receivers = [r for r in receivers if r[0] >> 32 == self.host]
+                if not receivers:
+                    return
         if self._releases:
             self._flush_releases()
         if body.buffers or len(body.payload) >= _INLINE_PAYLOAD_BYTES:
@@ -372,6 +384,16 @@ class Office:
         for pending in list(self._pending.values()):
             pending.complete()
             self.reader.notify(pending)
+
+
+_LENT_KINDS = (wire.CALL, wire.REPLY)
+
+
+def _lend(office: Office, body: Encoded, receivers: Sequence[int]) -> Encoded:
+    """Have the data plane bring big buffers to other machines. The one import upwards: it's needed only by who sends such."""
+    from monarch_nb.rdma.lending import lend
+
+    return lend(office, body, receivers)
 
 
 def _refuse(message: Message) -> None:

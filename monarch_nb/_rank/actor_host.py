@@ -174,6 +174,13 @@ class ActorHost:
         name, proposed = Body(self.office, message).value()
         self._reply(message, self.singletons.setdefault(name, proposed))
 
+    def _now_rdma(self, message: Message) -> None:
+        """The data plane is asked, which nothing in this process has used yet: from now on it takes such messages itself."""
+        from monarch_nb.rdma.desk import desk
+
+        desk()
+        self.office.services[message.name](message)
+
     # --- answers that never wait
 
     def _now_ping(self, message: Message) -> None:

@@ -40,6 +40,7 @@ class Rank:
         self.world_size: int = spec["world_size"]
         self.pipe = pipe
         self.office = Office(spec["proc"], spec["directory"])
+        self.office.mesh_id = spec["mesh_id"]
         self.page = Page(address.page_path(spec["directory"], spec["proc"]))
         self.debugger = Debugger(self.office)
         self.worker = Worker(self)

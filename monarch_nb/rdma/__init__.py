@@ -5,7 +5,7 @@ The layers, lower ones first:
 - layout, memory: where bytes lie; local memory of any kind
 - handle, table: what travels, and how anybody knows whether it still holds
 - regions, segments: what this process has registered; memory that others can map
-- path, paths/: the ways: local, cuda_ipc, shm, verbs, tcp
+- path, paths/: the ways: local, cuda_ipc, shm, verbs, tcp, message
 - desk, link: a process' data plane; how two of them talk
 - buffer, action: what users touch
 - published, boxes: whole models, sharded one way there and another way here

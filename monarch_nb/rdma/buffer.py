@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.exceptions import MeshUsageError
@@ -59,7 +60,10 @@ class RDMABuffer:
         return buffer
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RDMABuffer._of, (self._handle,)
+        handle = self._handle
+        if handle.is_ours:  # this program may have connected to further meshes since
+            handle = replace(handle, owner=desk().owner)
+        return RDMABuffer._of, (handle,)
 
     # --- moving bytes
 

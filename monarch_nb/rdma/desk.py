@@ -14,9 +14,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
+from monarch_nb._client import session as sessions
 from monarch_nb._post import here
+from monarch_nb._post.office import Office
 from monarch_nb.exceptions import MeshUsageError, PathFailed, RDMAError
 from monarch_nb.rdma import handle as handles
 from monarch_nb.rdma import segments, staging
@@ -49,8 +52,8 @@ class Desk:
         self.regions = Regions()
         self.totals = Totals(here.rank.page if here.rank is not None else None)
         table = self.regions.table
-        self.owner = Owner(
-            proc=link.proc, process=handles.PROCESS, pid=os.getpid(), machine=this_machine(), label=link.label,
+        self._owner = Owner(
+            addresses=link.addresses, process=handles.PROCESS, pid=os.getpid(), machine=this_machine(), label=link.label,
             host=str(here.whereabouts().get("host") or os.uname().nodename), table=(table.fd, table.inode),
         )  # fmt: skip
         self.closed = False
@@ -62,6 +65,13 @@ class Desk:
         """What others may ask of this process, besides of its paths."""
         _let_peers_read_us()
         link.serve(self.answer, self.in_background)
+
+    @property
+    def owner(self) -> Owner:
+        """This process, as handles name it."""
+        if self._owner.addresses != self.link.addresses:
+            self._owner = replace(self._owner, addresses=self.link.addresses)
+        return self._owner
 
     # --- registering
 
@@ -283,14 +293,50 @@ def desk() -> Desk:
     """Return this process' data plane; a client without a mesh connects first."""
     global _desk
     found = _desk
-    if found is not None and not found.closed:
+    if found is not None and not found.closed and (here.rank is not None or _num_joined == sessions.num_open()):
         return found
     with _lock:
-        if _desk is None or _desk.closed:
-            office = here.office()
-            _desk = Desk(MeshLink(office))
-            office.on_close.append(_desk.close)
+        return _joined()
+
+
+_num_joined = 0
+
+
+def _joined() -> Desk:
+    """Make this process' desk if there's none, and join the meshes that it isn't in yet."""
+    global _desk, _num_joined
+    if _desk is not None and not _desk.closed and not isinstance(_desk.link, MeshLink):
         return _desk
+    offices = [here.office()] if here.rank is not None else [here.office(), *sessions.open_offices()]
+    if _desk is None or _desk.closed:
+        _desk = Desk(_link_of(offices))
+    plane, link = _desk, _desk.link
+    assert isinstance(link, MeshLink)
+    for office in offices:
+        if not link.knows(office):
+            link.join(office)
+        if not any(getattr(c, "plane", None) is plane for c in office.on_close):
+            office.on_close.append(_Leaving(plane, link, office))
+    _num_joined = sessions.num_open()
+    return plane
+
+
+def _link_of(offices: Sequence[Office]) -> MeshLink:
+    link = MeshLink()
+    for office in offices:
+        link.join(office)
+    return link
+
+
+class _Leaving:
+    """An office closes: with the last one the data plane ends."""
+
+    def __init__(self, plane: Desk, link: MeshLink, office: Office) -> None:
+        self.plane, self._link, self._office = plane, link, office
+
+    def __call__(self) -> None:
+        if not self._link.leave(self._office):
+            self.plane.close()
 
 
 def use(new: Desk) -> None:

@@ -40,12 +40,16 @@ def this_machine() -> str:
     return f"{boot}/{os.readlink('/proc/self/ns/pid')}/{os.getuid()}/{os.environ.get(APART, '')}"
 
 
+Addresses = tuple[tuple[str, int], ...]
+"""Meshes, and the proc id in each."""
+
+
 @dataclass(frozen=True, slots=True)
 class Owner:
     """The process that memory belongs to.
 
     Attributes:
-        proc: its proc id in its mesh.
+        addresses: its proc id in each mesh that it's in.
         process: this run of it.
         pid: on `machine`.
         machine: see `this_machine`.
@@ -54,13 +58,18 @@ class Owner:
         table: descriptor and inode of its table of keys, in that process.
     """
 
-    proc: int
+    addresses: Addresses
     process: int
     pid: int
     machine: str
     label: str
     host: str
     table: tuple[int, int]
+
+    @property
+    def proc(self) -> int:
+        """Its proc id in the first of its meshes."""
+        return self.addresses[0][1]
 
     def __str__(self) -> str:
         return f"{self.label} (pid {self.pid} on {self.host})"

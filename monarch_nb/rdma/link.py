@@ -17,7 +17,7 @@ from monarch_nb._wire import codec
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.message import Message
 from monarch_nb.exceptions import RDMAError, TransferTimeout
-from monarch_nb.rdma.handle import Handle
+from monarch_nb.rdma.handle import Addresses, Handle
 from monarch_nb.rdma.path import gone
 
 ASK = b"__rdma__"
@@ -27,10 +27,13 @@ Answerer = Callable[[Mapping[str, Any]], dict[str, Any]]
 class Link(Protocol):
     """What the data plane needs of the world around it."""
 
-    proc: int
-    """This process' id in its mesh."""
-    label: str
-    """What people call this process."""
+    @property
+    def addresses(self) -> Addresses:
+        """The meshes that this process is in, and its proc id in each."""
+
+    @property
+    def label(self) -> str:
+        """What people call this process."""
 
     def ask(self, handle: Handle, fields: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         """Ask the owner of `handle` and wait for what its `Answerer` returns.
@@ -46,18 +49,46 @@ class Link(Protocol):
 
 
 class MeshLink:
-    """Asks by the mesh's messages: between machines they are encrypted and come from those who are let in."""
+    """Asks by a mesh's messages: between machines they are encrypted and come from those who are let in.
 
-    def __init__(self, office: Office) -> None:
-        self._office = office
+    A rank is in one mesh; a program may be connected to several.
+    """
+
+    def __init__(self) -> None:
         where = here.whereabouts()
-        self.proc = office.me
         self.label = f"rank {where['rank']}" if here.rank is not None else f"the program {os.getpid()}"
+        self._offices: dict[str, Office] = {}
+        self._serve: Callable[[Office], None] = lambda _office: None
+
+    @property
+    def addresses(self) -> Addresses:
+        """See `Link`."""
+        return tuple((mesh, office.me) for mesh, office in self._offices.items())
+
+    def join(self, office: Office) -> None:
+        """Talk by this office, too."""
+        self._offices[office.mesh_id] = office
+        self._serve(office)
+
+    def leave(self, office: Office) -> bool:
+        """The office is about to close; say whether any is left."""
+        self._offices.pop(office.mesh_id, None)
+        return bool(self._offices)
+
+    def knows(self, office: Office) -> bool:
+        """Whether it talks by this office."""
+        return self._offices.get(office.mesh_id) is office
+
+    def _way_to(self, handle: Handle) -> tuple[Office, int]:
+        for mesh, proc in handle.owner.addresses:
+            office = self._offices.get(mesh)
+            if office is not None:
+                return office, proc
+        raise RDMAError(f"{handle.owner} can't be asked from here: it's in no mesh that {self.label} is in, or connected to")
 
     def ask(self, handle: Handle, fields: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         """See `Link`."""
-        office = self._office
-        owner = handle.owner.proc
+        office, owner = self._way_to(handle)
         reply = OneReply(office, (owner,))
         ref = office.expect(reply)
         try:
@@ -79,13 +110,18 @@ class MeshLink:
     def serve(self, answerer: Answerer, submit: Callable[[Callable[[], None]], None]) -> None:
         """See `Link`."""
 
-        def take(message: Message) -> None:
-            body = Body(self._office, message)  # now: a buffer that travels along is mapped before its sender forgets it
-            submit(lambda: self._answer(answerer, message, body))
+        def serve_office(office: Office) -> None:
+            def take(message: Message) -> None:
+                body = Body(office, message)  # now: a buffer that travels along is mapped before its sender forgets it
+                submit(lambda: self._answer(office, answerer, message, body))
 
-        self._office.services[ASK] = take
+            office.services[ASK] = take
 
-    def _answer(self, answerer: Answerer, message: Message, body: Body) -> None:
+        self._serve = serve_office
+        for office in self._offices.values():
+            serve_office(office)
+
+    def _answer(self, office: Office, answerer: Answerer, message: Message, body: Body) -> None:
         flags = 0
         try:
             found = codec.encode(answerer(body.value()))
@@ -93,15 +129,15 @@ class MeshLink:
             flags = wire.ERROR
             found = encode_failure(describe(error, **here.whereabouts(), endpoint="rdma"))
         with suppress(OfficeClosed):
-            self._office.post(message.src, wire.REPLY, found, flags=flags, slot=message.slot, ref=message.ref)
-            self._office.settle()
+            office.post(message.src, wire.REPLY, found, flags=flags, slot=message.slot, ref=message.ref)
+            office.settle()
 
 
 class LoopLink:
     """Asks nobody but this process: a data plane without a mesh."""
 
     def __init__(self, label: str = "this process") -> None:
-        self.proc = 0
+        self.addresses: Addresses = (("", 0),)
         self.label = label
         self._answerer: Answerer | None = None
         self._lock = threading.Lock()

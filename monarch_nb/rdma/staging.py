@@ -113,6 +113,24 @@ def tensor_of_bytes(memory: Memory) -> Any:
     return flat.as_strided((*layout.shape, layout.itemsize), (*layout.strides, 1), layout.offset)
 
 
+def load(memory: Memory) -> bytes:
+    """Return contiguous memory of any device as bytes."""
+    if memory.is_cpu:
+        return bytes(memory.bytes_at(memory.layout.offset, memory.nbytes))
+    return bytes(device_bytes(memory).cpu().numpy())
+
+
+def store(data: bytes, memory: Memory) -> None:
+    """Write bytes into contiguous memory of any device."""
+    if memory.is_cpu:
+        memory.bytes_at(memory.layout.offset, memory.nbytes)[:] = data
+        return
+    import torch
+
+    into = device_bytes(memory)
+    into.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8).view(into.shape))
+
+
 def strided(memory: Memory) -> Any:
     """Return host memory as a numpy array of its shape, whose elements are `itemsize` raw bytes."""
     import numpy

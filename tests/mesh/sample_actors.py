@@ -254,6 +254,10 @@ class Tensors(Actor):
         return int(self.kept[-1])
 
     @endpoint
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    @endpoint
     def make(self, num_bytes: int) -> Any:
         import torch
 

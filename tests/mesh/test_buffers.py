@@ -1,9 +1,10 @@
-"""Big buffers: shared memory on one machine, frames between machines; copy-on-write; nothing leaks."""
+"""Big buffers: shared memory on one machine, lent by the data plane to others; copy-on-write; nothing leaks."""
 
 from __future__ import annotations
 
 import gc
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def until(condition: Callable[[], bool], procs: ProcMesh) -> None:
 def segments(pid: int) -> int:
     """Return how many of our segments a process holds open."""
     return sum(
-        "monarch_nb" in os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir() if entry.is_symlink()
+        "memfd:monarch_nb " in os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir() if entry.is_symlink()
     )
 
 
@@ -75,7 +76,7 @@ def test_segments_are_reused_and_freed(procs: ProcMesh) -> None:
     until(lambda: office.pool.num_used == 0, procs)
     assert office.pool.free_bytes <= 8 * BIG
     tensors.keep.call(tensor).get(T)
-    if any(p >> 32 == office.host for p in procs._procs):  # else the far host processes hold it
+    if any(p >> 32 == office.host for p in procs._procs):  # else they have copies of their own
         assert office.pool.num_used == 1
     tensors.drop.call().get(T)
     until(lambda: office.pool.num_used == 0, procs)
@@ -112,3 +113,48 @@ def test_one_storage_stays_one(procs: ProcMesh) -> None:
     whole, part = where.echo.call_one((base, base[10:20])).get(T)
     whole[10] = -1
     assert int(part[0]) == -1
+
+
+@pytest.mark.parametrize("megabytes", [2, 6])
+def test_small_ones_travel_and_large_ones_are_lent(procs: ProcMesh, megabytes: int) -> None:
+    """Either way the receivers have the bytes, and nothing stays lent: whether they fetched it or died before."""
+    from monarch_nb.rdma.lending import loans
+
+    office = session.current().office
+    tensors = procs.spawn("tensors", Tensors)
+    tensor = torch.zeros(megabytes << 20, dtype=torch.uint8)
+    tensor[-1] = 5
+    found = tensors.change_in_place.call(tensor).get(T)
+    assert list(found.values()) == [(5, rank) for rank in range(4)]
+    until(lambda: len(loans()) == 0 and office.pool.num_used == 0, procs)
+
+
+def test_nothing_stays_lent_to_the_dead(doomed: ProcMesh) -> None:
+    from monarch_nb.rdma.lending import loans
+
+    tensors = doomed.spawn("tensors", Tensors)
+    pids = list(doomed.execute(os.getpid).get(T).values())
+    tensors.sleep.broadcast(60.0)
+    call = tensors.change_in_place.call(torch.zeros(8 << 20, dtype=torch.uint8))  # waits behind the sleep, unopened
+    for pid in pids:
+        os.kill(pid, 9)
+    assert call.exception(T) is not None
+    tick = threading.Event()
+    while len(loans()):  # it's given back in a thread of its own
+        tick.wait(0.01)
+
+
+def test_lent_memory_is_freed(procs: ProcMesh) -> None:
+    tensors = procs.spawn("tensors", Tensors)
+    value = torch.zeros(8 << 20, dtype=torch.uint8)
+    tensors.change_in_place.call(value).get(T)
+    found = tensors.make.call(8 << 20).get(T)
+    assert all(v.numel() == 8 << 20 for v in found.values())
+    del found
+    until(lambda: not any(procs.execute(lent_segments).get(T).values()), procs)
+    assert lent_segments() == 0
+
+
+def lent_segments() -> int:
+    """Return how many of a process' descriptors are memory that was lent."""
+    return sum("monarch_nb-buffer" in os.readlink(e) for e in Path("/proc/self/fd").iterdir() if e.is_symlink())

@@ -36,7 +36,7 @@ class PairLink:
     """A `Link` to one other process, and calls of functions there. One thread reads."""
 
     def __init__(self, sock: socket.socket, proc: int, label: str) -> None:
-        self.proc = proc
+        self.addresses = (("", proc),)
         self.label = label
         self._sock = sock
         self._refs = itertools.count()
@@ -177,7 +177,6 @@ class TwoDesks:
         theirs.close()
         self.link = PairLink(ours, 0, "here")
         self.desk = Desk(self.link)
-        desks.use(self.desk)
         self.link.start(self.desk)
         self.pid = self._process.pid
 

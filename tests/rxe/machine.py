@@ -6,13 +6,14 @@ of the machine. Only the job's folder is written through.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import os
 import re
 import shlex
 import shutil
 import subprocess
-import sys
+import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -87,27 +88,28 @@ class Machine:
         package = kernel_package()
         self.folder = cache_folder() / package
         self.root = self.folder / "kernel"
-        if not (self.folder / "ready").exists():
+        if not self.folder.exists():
             self._unpack(package)
         (self.kernel,) = (self.root / "boot").glob("vmlinuz-*")
         self.modules = self.root / "lib" / "modules"
         self.release = self.kernel.name.removeprefix("vmlinuz-")
-        self.initrd = self.folder / "initrd.gz"
-        self._pack_initrd()
 
     def _unpack(self, package: str) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True)
-        call("apt-get", "-q", "download", package, folder=self.folder)
-        (deb,) = self.folder.glob("*.deb")
-        call("dpkg-deb", "-x", str(deb), str(self.root))
-        deb.unlink()
-        call("depmod", "-b", str(self.root), next((self.root / "lib" / "modules").iterdir()).name)
-        (self.folder / "ready").touch()
+        """Fill a folder beside it and rename that: others may be at it, too."""
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self.folder.parent) as name:
+            fresh = Path(name) / "fresh"
+            root = fresh / "kernel"
+            root.mkdir(parents=True)
+            call("apt-get", "-q", "download", package, folder=fresh)
+            (deb,) = fresh.glob("*.deb")
+            call("dpkg-deb", "-x", str(deb), str(root))
+            deb.unlink()
+            call("depmod", "-b", str(root), next((root / "lib" / "modules").iterdir()).name)
+            with contextlib.suppress(OSError):  # somebody else was first
+                os.rename(fresh, self.folder)
 
-    def _pack_initrd(self) -> None:
-        tree = self.folder / "initrd"
-        shutil.rmtree(tree, ignore_errors=True)
+    def _pack_initrd(self, tree: Path) -> Path:
         for name in ("bin", "modules", "proc", "sys", "dev", "host", "memory", "root"):
             (tree / name).mkdir(parents=True)
         shutil.copy(str(tool_path("busybox")), tree / "bin" / "busybox")
@@ -120,7 +122,9 @@ class Machine:
         (tree / "modules" / "order").write_text("".join(f"{name}\n" for name in names))
         listing = "\n".join(str(p.relative_to(tree)) for p in sorted(tree.rglob("*")))
         packed = subprocess.run([str(tool_path("cpio")), "--quiet", "-o", "-H", "newc"], cwd=tree, input=listing.encode(), capture_output=True, check=True)
-        self.initrd.write_bytes(gzip.compress(packed.stdout, 1))
+        initrd = tree.with_suffix(".gz")
+        initrd.write_bytes(gzip.compress(packed.stdout, 1))
+        return initrd
 
     def _early_files(self) -> list[str]:
         files: dict[str, None] = {}
@@ -131,19 +135,20 @@ class Machine:
                     files[file.split()[0]] = None
         return list(files)
 
-    def run(self, command: list[str], job: Path, timeout_s: float, num_cpus: int = 2, memory: str = "4G") -> int:
-        """Boot, run a command inside, and return its exit status; it finds `job` as the folder `/run/job` and may leave files there.
+    def run(self, command: list[str], job: Path, folders: list[Path], timeout_s: float, num_cpus: int = 2, memory: str = "4G") -> int:
+        """Boot, run a command inside, and return its exit status; it finds `job` as the folder `/run/job`, may leave files there, and imports from `folders`.
 
         Raises:
             CannotBoot: with the end of the console, if no exit status came back.
         """
-        environment = {"PATH": os.environ["PATH"] + SBIN, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        environment = {"PATH": os.environ["PATH"] + SBIN, "PYTHONPATH": os.pathsep.join(map(str, folders))}
         lines = [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
         lines += [f"MODULES={shlex.quote(str(self.modules))}", f"command() {{ {shlex.join(command)}; }}"]
         (job / "job.sh").write_text("\n".join(lines) + "\n")
         shutil.copy(HERE / "second_init.sh", job)
+        initrd = self._pack_initrd(job / "initrd")
         console = job / "console.txt"
-        process = subprocess.Popen(self._qemu(job, console, num_cpus, memory), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        process = subprocess.Popen(self._qemu(job, initrd, console, num_cpus, memory), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         try:
             said, _ = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
@@ -155,7 +160,7 @@ class Machine:
             raise CannotBoot(f"no exit status came back from the virtual machine. qemu: {said}; its console:\n{end}")
         return int(status.read_text())
 
-    def _qemu(self, job: Path, console: Path, num_cpus: int, memory: str) -> list[str]:
+    def _qemu(self, job: Path, initrd: Path, console: Path, num_cpus: int, memory: str) -> list[str]:
         shares = []
         for tag, path, more in (("host", "/", ",readonly=on"), ("job", str(job), "")):
             shares += ["-fsdev", f"local,id={tag},path={path},security_model=none,multidevs=remap{more}"]
@@ -163,7 +168,7 @@ class Machine:
         return [
             str(tool_path("qemu-system-x86_64")), "-M", "q35", *accelerator(), "-smp", str(num_cpus), "-m", memory,
             "-nodefaults", "-no-user-config", "-display", "none", "-monitor", "none", "-no-reboot",
-            "-kernel", str(self.kernel), "-initrd", str(self.initrd),
+            "-kernel", str(self.kernel), "-initrd", str(initrd),
             "-append", "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off nokaslr tsc=reliable",
             "-serial", f"file:{console}", "-device", "virtio-rng-pci", *shares,
         ]  # fmt: skip

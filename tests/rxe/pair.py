@@ -109,7 +109,7 @@ class SocketLink:
     """A `Link` of several wires, by the proc id at their other end."""
 
     def __init__(self, proc: int, label: str, wires: dict[int, Wire]) -> None:
-        self.proc = proc
+        self.addresses = (("", proc),)
         self.label = label
         self._wires = wires
 

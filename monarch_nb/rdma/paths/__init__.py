@@ -23,6 +23,7 @@ OURS = (
     ("shm", "ShmPath"),
     ("verbs", "VerbsPath"),
     ("tcp", "TcpPath"),
+    ("message", "MessagePath"),
 )
 """In the order in which they're tried; others' come after `shm`."""
 

@@ -41,6 +41,7 @@ HUGE_BYTES = 2 << 20
 _MADV_HUGEPAGE = 14
 MAX_PEERS = 256
 MAX_MAPS = 64
+MAX_SEEN = 1024
 
 _REFUSED = (errno.EPERM, errno.EACCES, errno.ENOSYS)
 
@@ -106,6 +107,8 @@ class ShmPath(Path):
         super().__init__(desk)
         self._peers: dict[int, Peer] = {}
         self._maps: dict[int, tuple[mmap.mmap, Handle]] = {}
+        self._seen: dict[int, None] = {}
+        """Segments that were read once: the mapping is kept from the second time on, for it keeps the memory, too."""
         self._lock = threading.Lock()
         self._refused = ""
         self._copiers: ThreadPoolExecutor | None = None
@@ -176,7 +179,11 @@ class ShmPath(Path):
         inode = handle.shared.inode
         with self._lock:
             found = self._maps.pop(inode, None) or (self._map_anew(handle), handle)
-            self._maps[inode] = found  # the last used is the last
+            if inode in self._seen:
+                self._maps[inode] = found  # the last used is the last
+            self._seen[inode] = None
+            while len(self._seen) > MAX_SEEN:
+                self._seen.pop(next(iter(self._seen)))
         return found[0], ctypes.addressof(ctypes.c_char.from_buffer(found[0])) + handle.shared.offset
 
     def _map_anew(self, handle: Handle) -> mmap.mmap:

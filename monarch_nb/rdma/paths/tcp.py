@@ -24,7 +24,7 @@ from monarch_nb.rdma.paths.tcp_door import Door
 from monarch_nb.rdma.paths.tcp_exchange import Exchange
 from monarch_nb.rdma.paths.tcp_peer import Peer, answer_dial
 from monarch_nb.rdma.paths.tcp_server import NAME, Server
-from monarch_nb.rdma.paths.tcp_wire import Broken
+from monarch_nb.rdma.paths.tcp_wire import SMALL_BYTES, Broken
 
 if TYPE_CHECKING:
     from monarch_nb.rdma.desk import Desk
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 MAX_HELPERS = 64
 ASK_S = 10.0
 SETTLE_S = 2.0
+TIDY_S = 20.0
 
 
 class TcpPath(Path):
@@ -48,6 +49,7 @@ class TcpPath(Path):
         self._peers: dict[int, Peer] = {}
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
+        self._tidy_at = 0.0
         self._notices = Notices(desk)
 
     def refusal(self, handle: Handle, local: Memory) -> str:
@@ -61,7 +63,8 @@ class TcpPath(Path):
 
     def transfer(self, job: Job) -> None:
         start = time.monotonic()
-        exchange = Exchange(job, self._peer(job.handle), self._helpers(), num_streams(), lambda: self.closed)
+        peer = self._peer(job.handle)
+        exchange = Exchange(job, peer, self._helpers(), num_streams(), lambda: self.closed)
         try:
             self._run(exchange, job)
         except BaseException:
@@ -69,7 +72,10 @@ class TcpPath(Path):
                 with suppress(RDMAError):  # what was raised first counts
                     self._settle(exchange, job, SETTLE_S)
             raise
-        self._notices.moved(job, time.monotonic() - start)
+        took = time.monotonic() - start
+        if job.nbytes <= SMALL_BYTES:
+            peer.round_trip_s = (peer.round_trip_s + took) / 2
+        self._notices.moved(job, took)
 
     def _run(self, exchange: Exchange, job: Job) -> None:
         try:
@@ -101,9 +107,11 @@ class TcpPath(Path):
     def _peer(self, handle: Handle) -> Peer:
         with self._lock:
             self._check_open()
-            for peer in self._peers.values():
-                peer.tidy()
-            return self._peers.setdefault(handle.owner.process, Peer(self))
+            if time.monotonic() > self._tidy_at:
+                self._tidy_at = time.monotonic() + TIDY_S
+                for peer in self._peers.values():
+                    peer.tidy()
+            return self._peers.get(handle.owner.process) or self._peers.setdefault(handle.owner.process, Peer(self))
 
     def _helpers(self) -> ThreadPoolExecutor:
         with self._lock:
@@ -118,12 +126,13 @@ class TcpPath(Path):
         if op == "open":
             return self._open(fields)
         if op == "dial":
-            self.server.take(answer_dial(fields["addresses"], fields["name"], fields["secret"]))
-        elif op == "cut":
+            connection = answer_dial(fields["addresses"], fields["name"], fields["secret"])
+            self.server.take(connection)
+            return {"number": connection.number}
+        if op == "cut":
             self.server.cut(fields["streams"])
-        else:
-            raise RDMAError(f"tcp doesn't know {op!r}")
-        return {}
+            return {}
+        raise RDMAError(f"tcp doesn't know {op!r}")
 
     def _open(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         addresses = self.door.open(fields["network"] == this_network())

@@ -58,6 +58,15 @@ def local_addresses(near: bool) -> list[tuple[str, str]]:
     return [(h, "::" if ":" in h else "0.0.0.0") for _, h in found if not ipaddress.ip_address(h).is_loopback]
 
 
+def no_address() -> str:
+    """Say that there's none."""
+    wanted = os.environ.get(INTERFACE_VARIABLE)
+    if not wanted:
+        return "this machine has no address at which others could reach it"
+    there = ", ".join(f"{interface} {host}" for interface, host in _all_addresses())
+    return f"{INTERFACE_VARIABLE}={wanted}: this machine has no such interface or address; it has {there}"
+
+
 def _all_addresses() -> list[tuple[str, str]]:
     """Return the name of an interface and an address of it, for all that are up; IPv4 before IPv6, fast ones first."""
     states = psutil.net_if_stats()

@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from monarch_nb.rdma.paths.tcp_address import Address, local_addresses
+from monarch_nb.rdma.paths.tcp_address import Address, local_addresses, no_address
 from monarch_nb.rdma.paths.tcp_wire import Broken
 
 NONCE_BYTES = PROOF_BYTES = SECRET_BYTES = 32
@@ -33,6 +33,7 @@ MAX_STRANGERS = 64
 """So many connections may be unproven; one more, and the oldest is cut."""
 MAX_SECRETS = 4096
 FULL_S = 0.05
+TICK_S = 0.1
 BETTER_S = 0.05
 """When an address answers, better ones have so much longer."""
 
@@ -220,7 +221,7 @@ class Door:
                 continue
             found.append((host, ports[bind_to]))
         if not found:
-            raise problem or OSError("this machine has no address at which others could reach it")
+            raise problem or OSError(no_address())
         return found
 
     def _bind(self, host: str) -> int:
@@ -301,6 +302,8 @@ class Door:
     def close(self) -> None:
         """Listen no more."""
         with self._lock:
+            if self._closed:
+                return
             self._closed = True
             thread = self._thread
         if thread is not None:
@@ -320,15 +323,23 @@ class Unreachable(OSError):
     """None of the addresses led to who was meant; the text says for each why."""
 
 
-def dial(addresses: Sequence[Address], name: int, secret: bytes, timeout_s: float) -> Connection:
+def dial(
+    addresses: Sequence[Address], name: int, secret: bytes, timeout_s: float, is_off: Callable[[], bool] = lambda: False
+) -> Connection:
     """Connect to one of some addresses, all tried at once; the first in the list that answers in time.
+
+    Args:
+        addresses: the best first.
+        name, secret: see `Door.expect`.
+        timeout_s: for all of them.
+        is_off: whether nobody wants it any more.
 
     Raises:
         Unreachable: if none leads to one who knows the secret.
     """
     call = _Call(addresses, name, secret)
     try:
-        return call.run(time.monotonic() + timeout_s)
+        return call.run(time.monotonic() + timeout_s, is_off)
     finally:
         call.close()
 
@@ -356,12 +367,12 @@ class _Call:
             return
         self._selector.register(sock, selectors.EVENT_WRITE, (address, _Guest(sock, handshake)))
 
-    def run(self, deadline: float) -> Connection:
-        while self._selector.get_map() and not self._is_decided():
+    def run(self, deadline: float, is_off: Callable[[], bool]) -> Connection:
+        while self._selector.get_map() and not self._is_decided() and not is_off():
             left = deadline - time.monotonic()
             if left <= 0:
                 break
-            for key, _ in self._selector.select(left):
+            for key, _ in self._selector.select(min(left, TICK_S)):
                 address, guest = key.data
                 self._proceed(address, guest)
             if self._proven:

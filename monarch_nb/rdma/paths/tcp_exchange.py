@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -89,6 +89,8 @@ class Exchange:
         self._memory = job.local.bytes_at(0, job.local.span_bytes)
         self._op = wire.OP_READ if job.op == READ else wire.OP_WRITE
         self._lock = threading.Lock()
+        self._left = threading.Condition(self._lock)
+        self._over = False
         self._todo: deque[Chunk] = deque(chunks(job.pieces(), self._chunk_bytes()))
         self._streams: set[Stream] = set()
         self._error: BaseException | None = None
@@ -107,7 +109,7 @@ class Exchange:
             Broken: if a connection broke; `broken` says which were in use.
             BufferGone, TransferTimeout, RDMAError: as of `Path.transfer`.
         """
-        self._error = None
+        self._error, self._over = None, False
         self.broken = []
         stream = self._peer.take(self._job)
         wanted = self._num_streams if self._job.nbytes >= PARALLEL_BYTES else 1
@@ -115,33 +117,43 @@ class Exchange:
         try:
             self._work(stream)
         finally:
-            for helper in helpers:
-                if not helper.cancel():
-                    helper.exception()
+            self._end(helpers)
         if self._error is not None:
             raise self._error
 
+    def _end(self, helpers: Sequence[Future[None]]) -> None:
+        """Wait until no thread touches the memory. One that has no stream yet is not waited for."""
+        for helper in helpers:
+            helper.cancel()
+        with self._lock:
+            self._over = True
+            self._left.wait_for(lambda: not self._streams)
+
     def _help(self) -> None:
         with suppress(PathUnavailable, RDMAError):  # the others go on without
-            self._work(self._peer.take(self._job))
+            self._work(self._peer.take_another(self._job))
 
     def _work(self, stream: Stream) -> None:
         """Drive a stream until nothing is left to do."""
         with self._lock:
-            self._streams.add(stream)
+            if not self._over:
+                self._streams.add(stream)
+        if stream not in self._streams:
+            self._peer.give(stream)
+            return
         try:
             stream.last_moved = time.monotonic()
             self._drive(stream)
         except BaseException as error:
             self._fail(error)
             self.broken.append(stream.number)
-            with self._lock:
-                self._streams.discard(stream)
             stream.close()
         else:
+            self._peer.give(stream)
+        finally:
             with self._lock:
                 self._streams.discard(stream)
-            self._peer.give(stream)
+                self._left.notify_all()
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:

@@ -6,7 +6,6 @@ import select
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 from monarch_nb.exceptions import RDMAError
 from monarch_nb.rdma.path import Job, PathUnavailable
 from monarch_nb.rdma.paths.tcp_address import INTERFACE_VARIABLE, Address, port_range, this_network
-from monarch_nb.rdma.paths.tcp_door import Connection, Unreachable, address_text, dial
+from monarch_nb.rdma.paths.tcp_door import Connection, Unreachable, dial
 from monarch_nb.rdma.paths.tcp_server import IDLE_S, NAME, set_options
 
 if TYPE_CHECKING:
@@ -90,12 +89,34 @@ class Peer:
             BufferGone: if the owner, or the buffer, is gone.
             TransferTimeout: if the job's time is up.
         """
+        stream = self._ready()
+        if stream is None:
+            with self._reaching:
+                stream = Stream(self._reached(job))
+        return stream
+
+    def take_another(self, job: Job) -> Stream:
+        """Return one more: in the way that the first was reached, and no other is tried.
+
+        Raises:
+            PathUnavailable: if it isn't to be had.
+        """
+        stream = self._ready()
+        if stream is not None:
+            return stream
+        with self._reaching:
+            if self._known is not None:
+                with suppress(Unreachable):
+                    return Stream(self._dial(job))
+            elif self._dials_us:
+                return Stream(self._be_dialled(job, "as before"))
+        raise PathUnavailable("no further stream")
+
+    def _ready(self) -> Stream | None:
         while True:
             with self._lock:
                 stream = self._idle.pop() if self._idle else None
-            if stream is None:
-                return self._new(job)
-            if stream.is_fresh:
+            if stream is None or stream.is_fresh:
                 return stream
             stream.close()
 
@@ -125,11 +146,6 @@ class Peer:
 
     # --- a new one
 
-    def _new(self, job: Job) -> Stream:
-        with self._reaching:
-            connection = self._reached(job)
-        return Stream(connection)
-
     def _reached(self, job: Job) -> Connection:
         if self._known is not None:
             with suppress(Unreachable):  # it may have forgotten us
@@ -154,7 +170,7 @@ class Peer:
         assert self._known is not None
         addresses, name, secret = self._known
         try:
-            found = dial(addresses, name, secret, job.remaining_s(DIAL_S))
+            found = dial(addresses, name, secret, job.remaining_s(DIAL_S), lambda: self._path.closed or job.cancelled.is_set())
         except Unreachable:
             self._known = None
             raise
@@ -166,29 +182,61 @@ class Peer:
     def _be_dialled(self, job: Job, tried: str) -> Connection:
         """The owner can't be reached: it may be able to reach us."""
         desk, owner = self._path.desk, job.handle.owner
-        arrived: deque[Connection] = deque()
-        came = threading.Event()
-
-        def take(connection: Connection) -> None:
-            arrived.append(connection)
-            came.set()
-
+        caller = _Caller()
         try:
             addresses = self._path.door.open(owner.machine == desk.owner.machine)
-            secret = self._path.door.expect(owner.process, take)
+            secret = self._path.door.expect(owner.process, caller.take)
             fields = {"op": "dial", "addresses": addresses, "name": owner.process, "secret": secret}
-            desk.ask(job.handle, NAME, fields, job.remaining_s(ASK_S))
-        except (Unreachable, OSError) as error:
-            raise PathUnavailable(_unreachable(job, tried, str(error))) from None
+            number = desk.ask(job.handle, NAME, fields, job.remaining_s(ASK_S))["number"]
+            found = caller.wait_for(number, job.remaining_s(DIAL_S))
         except RDMAError as error:
-            if type(error) is not RDMAError:
+            if type(error) is not RDMAError:  # it's gone, or time is up
                 raise
             raise PathUnavailable(_unreachable(job, tried, str(error))) from None
-        if not came.wait(job.remaining_s(DIAL_S)):
-            raise PathUnavailable(_unreachable(job, tried, "it hung up"))
+        except OSError as error:
+            raise PathUnavailable(_unreachable(job, tried, str(error))) from None
+        finally:
+            caller.end()
         self._dials_us = True
         self.round_trip_s = 1.0
-        return arrived.popleft()
+        return found
+
+
+class _Caller:
+    """The connections of one who calls back: by each of our addresses that was reached. The one that they name is kept."""
+
+    def __init__(self) -> None:
+        self._came: dict[int, Connection] = {}
+        self._changed = threading.Condition()
+        self._over = False
+
+    def take(self, connection: Connection) -> None:
+        """One has come. Called by the door."""
+        with self._changed:
+            self._came[connection.number] = connection
+            self._changed.notify_all()
+            over = self._over
+        if over:
+            self.end()
+
+    def wait_for(self, number: int, timeout_s: float) -> Connection:
+        """Return the one that is meant.
+
+        Raises:
+            OSError: if it doesn't come.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: number in self._came, timeout_s):
+                raise Unreachable("it has hung up")
+            return self._came.pop(number)
+
+    def end(self) -> None:
+        """Close all others, and those that come later."""
+        with self._changed:
+            self._over = True
+            others, self._came = self._came, {}
+        for connection in others.values():
+            connection.sock.close()
 
 
 def answer_dial(addresses: Sequence[Address], name: int, secret: bytes) -> Connection:
@@ -208,6 +256,3 @@ def _unreachable(job: Job, tried: str, back: str) -> str:
         f"no TCP connection to {job.handle.owner}: {tried}; nor from there to here: {back}. Let one of the two machines connect to the other "
         f"on TCP ports {port_range()}, or name the network that they share: {INTERFACE_VARIABLE}=eth0"
     )
-
-
-__all__ = ["Peer", "Stream", "address_text", "answer_dial"]

@@ -29,7 +29,7 @@ from monarch_nb.rdma.handle import Handle
 from monarch_nb.rdma.memory import Memory
 from monarch_nb.rdma.path import READ, Job, Path, PathUnavailable
 from monarch_nb.rdma.paths import verbs_device, verbs_gpu
-from monarch_nb.rdma.paths.verbs_errors import RETRY_EXCEEDED, CompletionError, VerbsError
+from monarch_nb.rdma.paths.verbs_errors import RETRY_EXCEEDED, CompletionError, VerbsError, blocked_text
 from monarch_nb.rdma.paths.verbs_library import LibraryMissing
 from monarch_nb.rdma.paths.verbs_memory import LocalMemories
 from monarch_nb.rdma.paths.verbs_mover import Local, Mover, Target
@@ -49,17 +49,16 @@ AVOID_S = 60.0
 """So long a process isn't tried again to which nothing got through."""
 CLOSE_S = 10.0
 MAX_TARGETS = 4096
-
-
-class _Stale(Exception):
-    """Nothing came through a connection that had worked before."""
+MAX_IDLE = 64
+MAX_AVOIDED = 1024
 
 
 class Route:
     """A connection and what it leads to: the owner's table, its address and key."""
 
-    def __init__(self, connection: Connection, port: str, number: int, table: tuple[int, int]) -> None:
+    def __init__(self, connection: Connection, process: int, port: str, number: int, table: tuple[int, int]) -> None:
         self.connection = connection
+        self.process = process
         self.port = port
         self.number = number
         """The owner's half, as its NIC counts."""
@@ -80,7 +79,7 @@ class VerbsPath(Path):
         self._targets: dict[tuple[int, str], Target] = {}
         self._idle: dict[tuple[int, str, str], list[Route]] = {}
         self._given_up: dict[int, list[int]] = {}
-        self._avoided: dict[int, tuple[float, str]] = {}
+        self._avoided: dict[tuple[int, str], tuple[float, str]] = {}
         self._num_busy = 0
         self._closing = False
         self._state = threading.Condition()
@@ -94,8 +93,11 @@ class VerbsPath(Path):
         why = unavailable_reason()
         if why:
             return why
-        until, reason = self._avoided.get(handle.owner.process, (0.0, ""))
-        return reason if time.monotonic() < until else ""
+        for gpu in ("", handle.gpu):
+            until, reason = self._avoided.get((handle.owner.process, gpu), (0.0, ""))
+            if time.monotonic() < until:
+                return reason
+        return ""
 
     # --- a transfer
 
@@ -126,28 +128,29 @@ class VerbsPath(Path):
             raise PathUnavailable(unavailable_reason())
         nic = self.nics.get(port_for(job.local, ports))
         target = self._target(job, nic)
-        route = self._take(job, nic, target)
-        try:
-            self._run(job, nic, target, route)
-        except _Stale:  # the owner has closed what lay idle, or its host was away for a while
+        if not self._run(job, nic, target, self._take(job, nic, target)):
+            # The owner has closed what lay idle, or its host was away for a while.
+            self._close_idle(job.handle.owner.process)
             self._run(job, nic, target, self._connect(job, nic, target))
 
-    def _run(self, job: Job, nic: Nic, target: Target, route: Route) -> None:
+    def _run(self, job: Job, nic: Nic, target: Target, route: Route) -> bool:
+        """Run a job; say False if nothing came through a connection that had worked before."""
         was_used = route.was_used
         try:
             self._move(job, nic, target, route)
         except CompletionError as error:
-            self._drop(job, route)
+            self._drop(route)
             if was_used and error.status == RETRY_EXCEEDED and not job.done_bytes:
-                raise _Stale from None
+                return False
             raise self._explained(job, nic, error) from None
         except BaseException:
             if route.connection.is_good and not route.connection.num_posted:
                 self._give_back(job, route)
             else:
-                self._drop(job, route)
+                self._drop(route)
             raise
         self._give_back(job, route)
+        return True
 
     def _move(self, job: Job, nic: Nic, target: Target, route: Route) -> None:
         mover = Mover(route.connection, job, target, route.table, self._watch(job))
@@ -211,13 +214,21 @@ class VerbsPath(Path):
         key = (job.handle.key, nic.port.name)
         target = self._targets.get(key)
         if target is None:
-            found = self._ask(job, job.remaining_s(ASK_S), op="register", port=nic.port.name, link_layer=nic.port.link_layer)
+            found = self._registered(job, nic)
             target = Target(found["port"], found["rkey"], found["shift"])
             with self._state:
                 while len(self._targets) >= MAX_TARGETS:
                     self._targets.pop(next(iter(self._targets)))
                 self._targets[key] = target
         return target
+
+    def _registered(self, job: Job, nic: Nic) -> dict[str, Any]:
+        try:
+            return self._ask(job, job.remaining_s(ASK_S), op="register", port=nic.port.name, link_layer=nic.port.link_layer)
+        except PathUnavailable as error:
+            if job.handle.gpu:
+                self._avoid(job.handle.owner.process, job.handle.gpu, str(error))
+            raise
 
     # --- connections
 
@@ -236,7 +247,7 @@ class VerbsPath(Path):
         try:
             owner = self.desk.owner
             found = self._ask(
-                job, job.remaining_s(ASK_S), op="connect", port=target.port, card=connection.card, proc=owner.proc,
+                job, job.remaining_s(ASK_S), op="connect", port=target.port, card=connection.card, places=owner.addresses,
                 process=owner.process, given_up=given_up,
             )  # fmt: skip
             connection.connect(found["card"])
@@ -245,17 +256,31 @@ class VerbsPath(Path):
             with self._state:
                 self._given_up.setdefault(process, []).extend(given_up)
             raise
-        return Route(connection, target.port, found["card"].number, (found["table"], found["rkey"]))
+        return Route(connection, process, target.port, found["card"].number, (found["table"], found["rkey"]))
 
     def _give_back(self, job: Job, route: Route) -> None:
         key = (job.handle.owner.process, route.connection.nic.port.name, route.port)
+        too_many: list[Route] = []
         with self._state:
             self._idle.setdefault(key, []).append(route)
+            if sum(map(len, self._idle.values())) > MAX_IDLE:
+                too_many = self._idle.pop(next(iter(self._idle)))
+        for old in too_many:
+            self._drop(old)
 
-    def _drop(self, job: Job, route: Route) -> None:
+    def _close_idle(self, process: int | None = None) -> None:
+        """Close the connections to a process, or all, that nobody uses just now."""
+        with self._state:
+            keys = [k for k in self._idle if process in (None, k[0])]
+            routes = [route for key in keys for route in self._idle.pop(key)]
+        for route in routes:
+            self._drop(route)
+
+    def _drop(self, route: Route) -> None:
+        """Close a connection, and tell the owner with the next one."""
         route.connection.close()
         with self._state:
-            self._given_up.setdefault(job.handle.owner.process, []).append(route.number)
+            self._given_up.setdefault(route.process, []).append(route.number)
 
     # --- what went wrong
 
@@ -264,19 +289,31 @@ class VerbsPath(Path):
         handle = job.handle
         with self._state:
             self._targets.pop((handle.key, nic.port.name), None)
-        silent = ""
         try:
-            self._ask(job, ASK_S if job.deadline is None else max(1.0, min(ASK_S, job.deadline - time.monotonic())), op="alive")
+            timeout_s = ASK_S if job.deadline is None else job.deadline - time.monotonic()
+            self._ask(job, max(1.0, min(ASK_S, timeout_s)), op="alive")
         except BufferGone as gone:
             return gone
         except (RDMAError, PathUnavailable) as also:
-            silent = f"; {also}"
-        text = f"{error} ({nic.port.name} to {handle.owner}){silent}"
-        if error.status == RETRY_EXCEEDED and not job.done_bytes and not silent:
-            with self._state:
-                self._avoided[handle.owner.process] = (time.monotonic() + AVOID_S, text)
-            return PathUnavailable(text)
-        return PathFailed(f"verbs: {job.op} of {handle} failed after {job.done_bytes:,} of {job.nbytes:,} bytes: {text}")
+            return self._failed(job, nic, f"{error}; {also}")
+        if error.status != RETRY_EXCEEDED:
+            return self._failed(job, nic, str(error))
+        if job.done_bytes:
+            return self._failed(job, nic, blocked_text())
+        text = f"{blocked_text()} ({nic.port.name} to {handle.owner})"
+        self._avoid(handle.owner.process, "", text)
+        return PathUnavailable(text)
+
+    def _failed(self, job: Job, nic: Nic, why: str) -> PathFailed:
+        way = f"{nic.port.name} to {job.handle.owner}"
+        return PathFailed(f"verbs: {job.op} of {job.handle} failed after {job.done_bytes:,} of {job.nbytes:,} bytes ({way}): {why}")
+
+    def _avoid(self, process: int, gpu: str, reason: str) -> None:
+        """Don't try again for a while: other paths are better than to wait for nothing."""
+        with self._state:
+            while len(self._avoided) >= MAX_AVOIDED:
+                self._avoided.pop(next(iter(self._avoided)))
+            self._avoided[process, gpu] = (time.monotonic() + AVOID_S, reason)
 
     # --- the owner's side, and the end
 
@@ -293,10 +330,7 @@ class VerbsPath(Path):
             self._closing = True
             self._state.wait_for(lambda: not self._num_busy, CLOSE_S)
             busy = self._num_busy
-            routes = [r for some in self._idle.values() for r in some]
-            self._idle.clear()
-        for route in routes:
-            route.connection.close()
+        self._close_idle()
         self.owner_side.disconnect_all()
         if not busy:  # else somebody uses what would be closed: the process' end does it
             self.nics.close()

@@ -65,6 +65,7 @@ class Port:
         numa: the NUMA node; -1 if not known.
         pci: the way through the PCI tree, as a path; empty for software devices.
         netdev_mtu: of the network device beneath; 0 if there's none.
+        is_channel_adapter: whether it speaks InfiniBand or RoCE, rather than iWARP or a cloud's own.
     """
 
     device: str
@@ -76,6 +77,7 @@ class Port:
     numa: int = -1
     pci: str = ""
     netdev_mtu: int = 0
+    is_channel_adapter: bool = True
 
     @property
     def is_active(self) -> bool:
@@ -90,7 +92,7 @@ class Port:
     @property
     def is_usable(self) -> bool:
         """Whether a queue pair can be connected by it."""
-        return self.is_active and self.gid is not None
+        return self.is_active and self.is_channel_adapter and self.gid is not None
 
     @property
     def name(self) -> str:
@@ -138,6 +140,7 @@ def _port(device: Path, port: Path) -> Port:
         gb_per_s=_number(_text(port / "rate")), numa=int(_text(real / "numa_node") or -1),
         pci=os.path.realpath(real) if real.exists() else "",
         netdev_mtu=int(_number(_text(Path("/sys/class/net") / netdev / "mtu"))) if netdev else 0,
+        is_channel_adapter=_text(device / "node_type").startswith("1") and layer in ("InfiniBand", "Ethernet"),
     )  # fmt: skip
 
 
@@ -170,6 +173,8 @@ def why_none(ports: Sequence[Port], names: str, nodes: Path = NODES) -> str:
         return "the RDMA device can't be opened: there's no /dev/infiniband/uverbs* (docker: --device=/dev/infiniband; host: modprobe ib_uverbs)"
     if not any(os.access(n, os.R_OK | os.W_OK) for n in nodes.glob("uverbs*")):
         return "the RDMA device can't be opened: this user may not open /dev/infiniband/uverbs*"
+    if not any(p.is_channel_adapter for p in allowed):
+        return f"none of {', '.join(p.name for p in allowed)} speaks InfiniBand or RoCE"
     if not any(p.is_active for p in allowed):
         return "no RDMA port is active: " + ", ".join(f"{p.name} is {p.state or 'in no state'}" for p in allowed)
     if not any(p.is_usable for p in allowed):

@@ -22,6 +22,9 @@ REMOTE_INVALID = 9
 REMOTE_ACCESS = 10
 RETRY_EXCEEDED = 12
 
+NETWORK = (
+    "the network lets nothing through (RoCE: UDP port 4791 in firewalls, MTU, the subnet of the chosen GID; InfiniBand: the subnet manager)"
+)
 _OWN = "an error of this package: please report it"
 _STATUSES = {
     0: Status("success", ""),
@@ -35,11 +38,7 @@ _STATUSES = {
     REMOTE_INVALID: Status("remote invalid request", "the buffer was dropped, or the NICs disagree about limits"),
     REMOTE_ACCESS: Status("remote access error", "the buffer was dropped, or the key doesn't fit"),
     11: Status("remote operation error", "the owner's NIC failed: look at its kernel log"),
-    RETRY_EXCEEDED: Status(
-        "retry exceeded",
-        "the owner's process or host is gone, or the network lets nothing through (RoCE: UDP port 4791 in firewalls, "
-        "MTU, the subnet of the chosen GID; InfiniBand: the subnet manager)",
-    ),
+    RETRY_EXCEEDED: Status("retry exceeded", f"the owner's process or host is gone, or {NETWORK}"),
     13: Status("receiver-not-ready retry exceeded", _OWN),
     19: Status("fatal error", "the local NIC failed: look at its kernel log"),
     20: Status("response time-out", "the owner's NIC doesn't answer"),
@@ -69,6 +68,11 @@ class CompletionError(Exception):
     def __init__(self, status: int, vendor: int = 0) -> None:
         super().__init__(status_text(status, vendor))
         self.status = status
+
+
+def blocked_text() -> str:
+    """Return what "retry exceeded" means if the owner's process is there."""
+    return f"{status_name(RETRY_EXCEEDED)}, though its process answers: {NETWORK}"
 
 
 class VerbsError(Exception):

@@ -60,6 +60,8 @@ class Library:
         for module, names in _CLASSES.items():
             for name in names:
                 setattr(self, name, getattr(modules[module], name, None))
+        self.forgets_to_free = hasattr(self.SGE, "__dealloc")
+        """Whether work requests must be closed by hand: versions that spell `__dealloc__` so never free them."""
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"pyverbs has no {name}")

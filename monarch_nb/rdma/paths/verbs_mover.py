@@ -1,13 +1,14 @@
 """One transfer over one connection: the bytes, and the proof that the buffer was there all the time.
 
-The proof is a line of the owner's table of keys, read by the same queue pair and fenced behind the bytes: whoever finds the key unchanged knows that
-the memory was registered until the last byte had been read. A write looks before the first byte, too.
+The proof is a line of the owner's table of keys, read by the same queue pair when the last byte is there: whoever finds the key unchanged knows
+that the memory was registered all the time. A write looks before the first byte, too. The line isn't posted behind the bytes with a
+fence, for Soft-RoCE never sends a fenced READ again that was lost.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from monarch_nb.rdma.layout import Piece
@@ -16,9 +17,9 @@ from monarch_nb.rdma.paths.verbs_plan import Request, chains, packed, requests
 from monarch_nb.rdma.paths.verbs_queue import LINE_BYTES, Connection, Work
 from monarch_nb.rdma.table import KEY_BYTES
 
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 2 << 20
 MAX_CHAIN = 32
-MAX_UNDER_WAY_BYTES = 16 << 20
+MAX_UNDER_WAY_BYTES = 8 << 20
 """So much is posted at a time: what is left to do when somebody gives up."""
 
 
@@ -77,48 +78,39 @@ class Mover:
             self.check()
         nic = self._connection.nic
         wanted = requests(pieces, min(CHUNK_BYTES, nic.max_message_bytes), nic.max_parts)
-        self._connection.clear_line()
-        for chain in self._works(wanted, local):
-            self._post(chain)
+        for chain in chains(wanted, min(MAX_CHAIN, self._connection.depth), CHUNK_BYTES):
+            self._post([self._work(request, local) for request in chain])
         self._finish()
-        self._compare()
+        self.check(self._flush())
 
-    def check(self) -> None:
+    def check(self, before: Sequence[Work] = ()) -> None:
         """Look whether the buffer is there, and whether anything gets through to it."""
         self._connection.clear_line()
-        self._post([self._line()])
+        self._post([*before, self._line()])
         self._finish()
-        self._compare()
+        if self._connection.line != self._job.handle.key:
+            raise self._job.gone()
 
     # --- work requests
-
-    def _works(self, wanted: Iterable[Request], local: Local) -> Iterator[list[Work]]:
-        """Yield the chains; at the end of the last one comes what proves the rest."""
-        before: list[Work] | None = None
-        for chain in chains(wanted, min(MAX_CHAIN, max(1, self._connection.depth - 2)), CHUNK_BYTES):
-            if before is not None:
-                yield before
-            before = [self._work(request, local) for request in chain]
-        yield [*(before or []), *self._proof()]
 
     def _work(self, request: Request, local: Local) -> Work:
         there = self._job.handle.address + self._target.shift + request.there
         parts = [(local.address + p.here, p.nbytes) for p in request.parts]
         return Work(self._is_read, there, self._target.rkey, parts, local.lkey)
 
-    def _proof(self) -> list[Work]:
+    def _flush(self) -> list[Work]:
         if self._is_read or self._job.handle.device == "cpu":
-            return [self._line()]
+            return []
         # What was written to a GPU may still be on its way through PCIe; a READ of it comes back behind it.
         handle = self._job.handle
         first = handle.address + self._target.shift + handle.layout.span[0]
         scratch = (self._connection.scratch_address + KEY_BYTES, 1)
-        return [Work(True, first, self._target.rkey, [scratch], self._connection.scratch_lkey), self._line()]
+        return [Work(True, first, self._target.rkey, [scratch], self._connection.scratch_lkey, counts=False)]
 
     def _line(self) -> Work:
         there = self._table + self._job.handle.slot * KEY_BYTES
         parts = [(self._connection.scratch_address, KEY_BYTES)]
-        return Work(True, there, self._table_key, parts, self._connection.scratch_lkey, fenced=True)
+        return Work(True, there, self._table_key, parts, self._connection.scratch_lkey, counts=False)
 
     # --- going on
 
@@ -138,9 +130,4 @@ class Mover:
         nbytes = self._connection.wait(self._job.remaining_s)
         if not nbytes:
             self._silent()
-        job = self._job
-        job.moved(min(nbytes, job.nbytes - job.done_bytes))  # lines of the table don't count
-
-    def _compare(self) -> None:
-        if self._connection.line != self._job.handle.key:
-            raise self._job.gone()
+        self._job.moved(nbytes)

@@ -22,6 +22,7 @@ from monarch_nb.rdma.table import KEY_BYTES, NUM_SLOTS
 
 if TYPE_CHECKING:
     from monarch_nb.rdma.desk import Desk
+    from monarch_nb.rdma.handle import Addresses
     from monarch_nb.rdma.memory import Memory
     from monarch_nb.rdma.regions import Region
 
@@ -46,7 +47,7 @@ class OwnerSide:
         self._tables: dict[str, Registration] = {}
         self._completions: dict[str, Any] = {}
         self._halves: dict[int, list[Half]] = {}
-        self._process_of: dict[int, int] = {}
+        self._process_at: dict[tuple[str, int], int] = {}
 
     def answer(self, fields: Mapping[str, Any], region: Region) -> dict[str, Any]:
         """Answer one question; `refused` tells why there's no answer."""
@@ -78,7 +79,7 @@ class OwnerSide:
     def _connect(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         nic = self._nics.get(port_named(fields["port"]))
         with self._lock:
-            self._clear(fields["proc"], fields["process"], fields["given_up"])
+            self._clear(fields["places"], fields["process"], fields["given_up"])
             table = self._table(nic)
             half = Half(nic, self._completion_queue(nic), 1, 1)
             try:
@@ -105,12 +106,13 @@ class OwnerSide:
             self._completions[nic.port.name] = found
         return found
 
-    def _clear(self, proc: int, process: int, given_up: list[int]) -> None:
+    def _clear(self, places: Addresses, process: int, given_up: list[int]) -> None:
         """Close queue pairs that nobody uses any more."""
-        before = self._process_of.get(proc)
-        if before is not None and before != process:
-            self._close(self._halves.pop(before, []))
-        self._process_of[proc] = process
+        for place in places:
+            before = self._process_at.get(place, process)
+            if before != process:
+                self._close(self._halves.pop(before, []))
+            self._process_at[place] = process
         ours = self._halves.get(process, [])
         self._close([h for h in ours if h.card.number in given_up])
         self._halves[process] = [h for h in ours if h.card.number not in given_up]

@@ -183,7 +183,7 @@ class Work:
         there, rkey: where at the owner.
         parts: address and length of each stretch here.
         lkey: their key.
-        fenced: not begun before all READs posted earlier have ended.
+        counts: whether its bytes are some of those that were asked for.
     """
 
     is_read: bool
@@ -191,7 +191,7 @@ class Work:
     rkey: int
     parts: Sequence[tuple[int, int]]
     lkey: int
-    fenced: bool = False
+    counts: bool = True
 
 
 class Connection:
@@ -256,15 +256,15 @@ class Connection:
         try:
             for i, work in reversed(list(enumerate(chain))):
                 elements = [library.SGE(address, nbytes, work.lkey) for address, nbytes in work.parts]
-                flags = (c.IBV_SEND_SIGNALED if i == len(chain) - 1 else 0) | (c.IBV_SEND_FENCE if work.fenced else 0)
+                is_last = i == len(chain) - 1
                 request = library.SendWR(
-                    wr_id=self._last_posted + 1 if i == len(chain) - 1 else 0, opcode=c.IBV_WR_RDMA_READ if work.is_read else c.IBV_WR_RDMA_WRITE, num_sge=len(elements), sg=elements,
-                    send_flags=flags, **({} if following is None else {"next_wr": following}),
+                    wr_id=self._last_posted + 1 if is_last else 0, opcode=c.IBV_WR_RDMA_READ if work.is_read else c.IBV_WR_RDMA_WRITE, num_sge=len(elements), sg=elements,
+                    send_flags=c.IBV_SEND_SIGNALED if is_last else 0, **({} if following is None else {"next_wr": following}),
                 )  # fmt: skip
                 made += [*elements, request]
                 request.set_wr_rdma(work.rkey, work.there)
                 following = request
-            nbytes = sum(n for work in chain for _, n in work.parts)
+            nbytes = sum(n for work in chain if work.counts for _, n in work.parts)
             self._last_posted += 1
             self._chains.append((len(chain), nbytes))
             self.num_posted += len(chain)
@@ -274,8 +274,9 @@ class Connection:
             self.is_good = False
             raise
         finally:
-            for one in made:
-                one.close()  # pyverbs frees their memory only if told to
+            if library.forgets_to_free:
+                for one in made:
+                    one.close()
 
     # --- waiting
 

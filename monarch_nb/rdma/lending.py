@@ -1,0 +1,139 @@
+"""Big arguments and results for other machines: the message says where the bytes are, and whoever opens it fetches them by the best path.
+
+Without this they'd go through both host processes, encrypted. The sender keeps a copy, as of every message, until all
+receivers have fetched it or have ended.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from monarch_nb._post.office import Office, OfficeClosed
+from monarch_nb._wire import codec
+from monarch_nb._wire.codec import Encoded
+from monarch_nb._wire.segment import copy_bytes
+from monarch_nb.exceptions import RDMAError
+from monarch_nb.rdma.buffer import RDMABuffer
+from monarch_nb.rdma.desk import Desk, desk
+from monarch_nb.rdma.segments import allocate
+
+MIN_BYTES = 4 << 20
+"""Smaller bodies travel in the message: a fetch has a round trip of its own."""
+RETURN = "returned"
+"""What an owner is told when a receiver has fetched."""
+
+
+Receiver = tuple[str, int]
+"""A mesh, and a proc id in it."""
+
+
+class Loans:
+    """What this process has lent, and who hasn't fetched it yet. Thread-safe."""
+
+    def __init__(self, plane: Desk) -> None:
+        self.plane = plane
+        self._lock = threading.Lock()
+        self._left: dict[int, tuple[RDMABuffer, set[Receiver]]] = {}
+        """By key: the buffer, and who has still to fetch it."""
+        self._watched: set[str] = set()
+        plane.services[RETURN] = self.returned
+
+    def add(self, office: Office, buffer: RDMABuffer, receivers: Sequence[int]) -> None:
+        """Keep a buffer until all receivers have it, or have ended."""
+        mesh = office.mesh_id
+        with self._lock:
+            self._left[buffer._handle.key] = (buffer, {(mesh, proc) for proc in receivers})
+            if mesh not in self._watched:
+                self._watched.add(mesh)
+                office.event_hooks.append(lambda name, fields: self._on_event(mesh, name, fields))
+        if office.ends:
+            self._settle(buffer._handle.key, {(mesh, proc) for proc in receivers if proc in office.ends})
+
+    def returned(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """A receiver has fetched."""
+        self._settle(fields["handle"].key, set(fields["by"]))
+        return {}
+
+    def _on_event(self, mesh: str, name: str, fields: Mapping[str, Any]) -> None:
+        """Receivers that have ended won't fetch any more. Called in the reading thread."""
+        if name == "exit":
+            gone = {(mesh, end["proc"]) for end in fields["ends"]}
+            for key in list(self._left):
+                self._settle(key, gone)
+
+    def _settle(self, key: int, receivers: set[Receiver]) -> None:
+        with self._lock:
+            found = self._left.get(key)
+            if found is None:
+                return
+            buffer, left = found
+            left -= receivers
+            if left:
+                return
+            del self._left[key]
+        self.plane.in_background(buffer.drop)
+
+    def __len__(self) -> int:
+        return len(self._left)
+
+
+_loans: Loans | None = None
+_lock = threading.Lock()
+
+
+def loans() -> Loans:
+    """Return what this process has lent."""
+    global _loans
+    plane = desk()
+    with _lock:
+        if _loans is None or _loans.plane is not plane:
+            _loans = Loans(plane)
+        return _loans
+
+
+class Lent:
+    """Stands for a value in a message: decoding it fetches the buffers, and gives the value."""
+
+    def __init__(self, payload: bytes, buffer: RDMABuffer, sizes: Sequence[int]) -> None:
+        self._contents = (payload, buffer, tuple(sizes))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return fetch, self._contents
+
+
+def lend(office: Office, body: Encoded, receivers: Sequence[int]) -> Encoded:
+    """Return a small body for `body`, whose buffers the receivers fetch; `body` itself if it's small."""
+    sizes = [b.nbytes for b in body.buffers]
+    if sum(sizes) < MIN_BYTES:
+        return body
+    segment = allocate(sum(sizes))
+    at = segment.address
+    for view in body.buffers:
+        copy_bytes(at, view)
+        at += view.nbytes
+    buffer = RDMABuffer(memoryview(segment))
+    loans().add(office, buffer, receivers)
+    return codec.encode(Lent(body.payload, buffer, sizes))
+
+
+def fetch(payload: bytes, buffer: RDMABuffer, sizes: Sequence[int]) -> Any:
+    """Fetch what was lent, and decode it. Runs where the message is opened."""
+    plane = desk()
+    room = memoryview(allocate(sum(sizes)))
+    try:
+        buffer.read_into(room, timeout=None).get()
+    finally:
+        plane.in_background(lambda: _give_back(plane, buffer))
+    views, at = [], 0
+    for size in sizes:
+        views.append(room[at : at + size])
+        at += size
+    return codec.decode(payload, views)
+
+
+def _give_back(plane: Desk, buffer: RDMABuffer) -> None:
+    with suppress(RDMAError, OfficeClosed):  # the owner has ended, or we are about to
+        plane.ask(buffer._handle, RETURN, {"by": plane.owner.addresses})
