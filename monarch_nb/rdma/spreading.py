@@ -1,78 +1,120 @@
 """Big arrays to all ranks of a mesh: once to each machine, where they're mapped copy-on-write.
 
-On each machine one rank, the first, gets a copy in memory that the others can map. Where the source itself can be mapped, nothing is copied.
+On each machine one rank, the first, gets a copy in a segment of its own, as it would send it in a message: so its pages are warm the next
+time, once all others have let go of it. Where the source itself can be mapped, nothing is copied.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._post import here
 from monarch_nb._wire import address
 from monarch_nb.rdma.broadcast import BroadcastReceipt, spread
 from monarch_nb.rdma.buffer import RDMABuffer
 from monarch_nb.rdma.lifting import land, lift, snapshot
 from monarch_nb.rdma.local_future import LocalFuture
-from monarch_nb.rdma.segments import empty
+from monarch_nb.rdma.segments import view
 
 if TYPE_CHECKING:
     from monarch_nb.actor.proc_mesh import ProcMesh
     from monarch_nb.actor.value_mesh import ValueMesh
 
-Place = Mapping[int, RDMABuffer]
-"""For each host (by its index), the buffer that its ranks map."""
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where ranks of a host find an array.
+
+    Attributes:
+        buffer: what is mapped, or filled.
+        leader: whose segment it is in; none: the buffer itself is mapped.
+        segment: pid, descriptor and inode of that.
+    """
+
+    buffer: RDMABuffer
+    leader: int | None = None
+    segment: tuple[int, int, int] = (0, 0, 0)
+
+    def open(self) -> Any:
+        """Return the array, mapped copy-on-write."""
+        if self.leader is None:
+            return self.buffer.map()
+        mapping = here.office().open_segment(self.leader, *self.segment)
+        handle = self.buffer._handle
+        return _array(mapping, handle.layout.shape, handle.dtype, handle.kind)
 
 
+Places = Mapping[int, Place]
+"""By host (its index)."""
 
-def place(source: RDMABuffer, mesh: ProcMesh, timeout: float | None) -> tuple[Place, BroadcastReceipt]:
-    """Bring a buffer to each machine of a mesh; `release` it when all have mapped it."""
-    leaders: dict[int, int] = {}
+
+def place(source: RDMABuffer, mesh: ProcMesh, timeout: float | None) -> tuple[Places, BroadcastReceipt]:
+    """Bring a buffer to each machine of a mesh; `release` it when all have opened it."""
+    hosts: dict[int, list[int]] = {}
     for position, proc in enumerate(mesh._procs):
-        leaders.setdefault(address.host_of(proc), position)
+        hosts.setdefault(address.host_of(proc), []).append(position)
     handle = source._handle
-    near = {h for h, p in leaders.items() if handle.shared is not None and _sees(mesh, p, source)}
-    places: dict[int, RDMABuffer] = dict.fromkeys(near, source)
-    others = {h: p for h, p in leaders.items() if h not in near}
+    places: dict[int, Place] = {h: Place(source) for h, p in hosts.items() if _can_map(source, mesh._procs[p[0]])}
+    others = [h for h in hosts if h not in places]
     if others:
-        found = mesh._at(list(others.values())).execute(_make_room, handle.layout.shape, handle.dtype, handle.kind).get()
+        members = {h: [mesh._procs[p] for p in hosts[h]] for h in others}
+        leaders = mesh._at([hosts[h][0] for h in others])
+        found = leaders.execute(_make_room, handle.layout.shape, handle.dtype, handle.kind, members).get()
         places |= dict(zip(others, found.values(), strict=True))
-    receipt = spread(source, [places[h] for h in others], timeout)
-    return places, receipt
+    return places, spread(source, [places[h].buffer for h in others], timeout)
 
 
-def _sees(mesh: ProcMesh, position: int, source: RDMABuffer) -> bool:
-    """Whether a rank shares a machine with the source. Ranks of the source's own host do."""
-    return address.host_of(mesh._procs[position]) == address.host_of(source._handle.owner.proc) and source._handle.is_near
+def _can_map(source: RDMABuffer, proc: int) -> bool:
+    """Whether a process of its owner's own host can map a buffer."""
+    handle = source._handle
+    return handle.shared is not None and handle.is_near and address.host_of(proc) == address.host_of(handle.owner.proc)
 
 
-def release(places: Place, source: RDMABuffer) -> None:
-    """Let go of what was made; whoever has mapped it keeps it."""
-    for buffer in places.values():
-        if buffer is not source:
-            buffer.drop()
+def release(places: Places, source: RDMABuffer) -> None:
+    """Let go of what was made; whoever has opened it keeps it."""
+    for each in places.values():
+        if each.buffer is not source:
+            each.buffer.drop()
 
 
-def _make_room(shape: Sequence[int], dtype: str, kind: str) -> RDMABuffer:
+def _make_room(shape: Sequence[int], dtype: str, kind: str, members: Mapping[int, Sequence[int]]) -> Place:
+    """On the first rank of a host: make room that the host's ranks will open."""
+    import math
+
+    office = here.office()
+    itemsize = _itemsize(dtype, kind)
+    segment = office.pool.take(max(1, math.prod(shape) * itemsize), set(members[office.host]))
+    buffer = RDMABuffer(_array(segment.map, shape, dtype, kind))
+    return Place(buffer, office.me, (os.getpid(), segment.fd, segment.inode))
+
+
+def _itemsize(dtype: str, kind: str) -> int:
     if kind == "tensor":
         import torch
 
-        return RDMABuffer(empty(tuple(shape), dtype=getattr(torch, dtype), populate=True))
-    return RDMABuffer(empty(tuple(shape), dtype=dtype if kind == "array" else "uint8", kind="array", populate=True))
+        return int(getattr(torch, dtype).itemsize)
+    import numpy
+
+    return numpy.dtype(dtype).itemsize
 
 
-def take(places: Sequence[Place]) -> list[Any]:
-    """On a rank: map what was placed on its machine."""
-    from monarch_nb._post import here
+def _array(memory: Any, shape: Sequence[int], dtype: str, kind: str) -> Any:
+    if kind == "tensor":
+        import torch
 
-    mine = here.office().host
-    return [by_host[mine].map() for by_host in places]
+        return view(memory, shape, getattr(torch, dtype), True)
+    return view(memory, shape, dtype, False)
 
 
-def bind(name: str, places: Sequence[Place]) -> None:
+# --- a mesh's variables
+
+
+def bind(name: str, places: Places) -> None:
     """On a rank: make a placed array a variable of its cells."""
-    from monarch_nb._post import here
-
-    here.rank.worker.namespace[name] = take(places)[0]
+    here.rank.worker.namespace[name] = places[here.office().host].open()
 
 
 def begin(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None) -> LocalFuture[BroadcastReceipt]:
@@ -81,7 +123,7 @@ def begin(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None) 
     def run() -> BroadcastReceipt:
         places, receipt = place(source, mesh, timeout)
         try:
-            mesh.execute(bind, name, [places]).get()
+            mesh.execute(bind, name, places).get()
         finally:
             release(places, source)
         return receipt
@@ -93,7 +135,7 @@ def push(mesh: ProcMesh, variables: Mapping[str, Any], timeout: float | None = N
     """Set variables on ranks of which some are on other machines: big arrays go once to each."""
     light, arrays = lift(dict(variables))
     sources = [snapshot(array) for array in arrays]
-    placed: list[Place] = []
+    placed: list[Places] = []
     try:
         for source in sources:
             placed.append(place(source, mesh, timeout)[0])
@@ -105,11 +147,10 @@ def push(mesh: ProcMesh, variables: Mapping[str, Any], timeout: float | None = N
             source.drop()
 
 
-def set_variables(light: Mapping[str, Any], placed: Sequence[Place]) -> None:
+def set_variables(light: Mapping[str, Any], placed: Sequence[Places]) -> None:
     """On a rank: take variables whose big arrays were placed before."""
-    from monarch_nb._post import here
-
-    here.rank.worker.namespace.update(land(light, take(placed)))
+    host = here.office().host
+    here.rank.worker.namespace.update(land(light, [places[host].open() for places in placed]))
 
 
 def pull(mesh: ProcMesh, names: Sequence[str]) -> ValueMesh[dict[str, Any]]:
@@ -129,7 +170,5 @@ def pull(mesh: ProcMesh, names: Sequence[str]) -> ValueMesh[dict[str, Any]]:
 
 def lend_variables(names: Sequence[str]) -> tuple[Any, list[RDMABuffer]]:
     """On a rank: return variables, with buffers of copies of the big arrays."""
-    from monarch_nb._post import here
-
     light, arrays = lift(here.rank.worker.variables(names))
     return light, [snapshot(array) for array in arrays]

@@ -27,10 +27,11 @@ from monarch_nb.rdma.handle import Handle
 from monarch_nb.rdma.layout import Layout, Piece
 from monarch_nb.rdma.memory import memory_of
 from monarch_nb.rdma.path import Job
-from monarch_nb.rdma.paths import notice, tcp_address, tcp_door, tcp_wire
+from monarch_nb.rdma.paths import notice, tcp_address, tcp_checksum, tcp_door, tcp_wire
 from monarch_nb.rdma.paths.tcp import TcpPath
-from monarch_nb.rdma.paths.tcp_door import Answering, Dialling, Stranger, Unreachable, dial
+from monarch_nb.rdma.paths.tcp_dial import Unreachable, dial
 from monarch_nb.rdma.paths.tcp_exchange import chunks
+from monarch_nb.rdma.paths.tcp_handshake import Answering, Dialling, Stranger
 
 PATIENCE_S = 30.0
 SECRET = b"s" * 32
@@ -596,20 +597,20 @@ def test_a_number_of_streams_that_cannot_be(monkeypatch: pytest.MonkeyPatch, tex
 
 def test_the_checksum_sees_what_changes() -> None:
     block = data(1, 3 * tcp_wire.BLOCK_BYTES // 2 + 5)
-    plain = tcp_wire.folded(1, memoryview(block))
+    plain = tcp_checksum.folded(1, memoryview(block))
     rng = random.Random(3)
     for _ in range(200):
         at, bit = rng.randrange(len(block)), 1 << rng.randrange(8)
         block[at] ^= bit
-        assert tcp_wire.folded(1, memoryview(block)) != plain
+        assert tcp_checksum.folded(1, memoryview(block)) != plain
         block[at] ^= bit
     for a, b in ((0, 8), (0, 4096), (1460, 2920), (len(block) - 1, 7)):
         block[[a, b]] = block[[b, a]]
-        assert tcp_wire.folded(1, memoryview(block)) != plain
+        assert tcp_checksum.folded(1, memoryview(block)) != plain
         block[[a, b]] = block[[b, a]]
-    assert tcp_wire.folded(1, memoryview(block)) == plain
-    assert tcp_wire.folded(2, memoryview(block)) != plain
-    assert tcp_wire.folded(1, memoryview(block)[:-1]) != plain
+    assert tcp_checksum.folded(1, memoryview(block)) == plain
+    assert tcp_checksum.folded(2, memoryview(block)) != plain
+    assert tcp_checksum.folded(1, memoryview(block)[:-1]) != plain
 
 
 # --- the notice
@@ -654,3 +655,61 @@ def test_closing_in_the_middle_ends_the_transfer(own: TwoDesks, between: Middlem
     own.desk.close()
     with pytest.raises(PathFailed, match="has left its mesh"):
         read.get(PATIENCE_S)
+
+
+# --- GPUs
+
+
+def give_gpu(desk: Desk, nbytes: int) -> Handle:
+    import torch
+
+    tensor = torch.from_numpy(data(4, nbytes)).cuda()
+    handle = desk.register(memory_of(tensor))
+    kept[handle.key] = tensor
+    return handle
+
+
+def gpu_content(desk: Desk, handle: Handle) -> Any:
+    return kept[handle.key].cpu().numpy()
+
+
+def without_gpu() -> bool:
+    torch = pytest.importorskip("torch")
+    return not torch.cuda.is_available()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("nbytes", [1000, 32 * MIB + 5])
+def test_memory_of_a_gpu(own: TwoDesks, nbytes: int) -> None:
+    if without_gpu():
+        pytest.skip("no GPU")
+    handle = own.far(give_gpu, nbytes)
+    into = numpy.zeros(nbytes, numpy.uint8)
+    move(own, "read", handle, into)
+    assert (into == data(4, nbytes)).all()
+    move(own, "write", handle.part(slice(3, nbytes)), data(5, nbytes - 3))
+    assert (own.far(gpu_content, handle)[3:] == data(5, nbytes - 3)).all()
+    own.far(lambda desk: desk.drop(handle))
+    with pytest.raises(BufferGone):
+        move(own, "read", handle, into)
+
+
+@pytest.mark.parametrize("nbytes", [1000, MIB])
+def test_memory_of_a_gpu_goes_through_host_memory(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
+    """Without a GPU: memory that counts as one's is never touched by its address."""
+    torch = pytest.importorskip("torch")
+    from monarch_nb.rdma.paths import tcp_reach
+
+    tensor = torch.from_numpy(data(1, 2 * nbytes))
+    memory = replace(memory_of(tensor), device="cuda:0", address=16)
+    reach = tcp_reach.Reach()
+    monkeypatch.setattr(tcp_reach, "_flat", lambda memory: tensor)
+    monkeypatch.setattr(reach, "_pinned", torch.empty(2 * nbytes, dtype=torch.uint8))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(synchronize=lambda: None))
+    request = tcp_wire.Request(tcp_wire.OP_READ, 1, 1, 0, [(5, nbytes // 2), (nbytes, nbytes // 2)])
+    found = bytes(reach.read(memory, request))
+    assert found == bytes(data(1, 2 * nbytes)[5 : 5 + nbytes // 2]) + bytes(data(1, 2 * nbytes)[nbytes : nbytes + nbytes // 2])
+    place = reach.place(memory, request)
+    place[:] = bytes(data(2, nbytes))
+    reach.put(memory, request, place)
+    assert bytes(reach.read(memory, request)) == bytes(data(2, nbytes))

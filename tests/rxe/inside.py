@@ -232,7 +232,7 @@ def concurrent_readers_and_writers(pair: Pair) -> str:
         for future in [pool.submit(work, i) for i in range(8)]:
             future.result(LIMIT_S)
     assert (content(pair, buffer) == data).all()
-    idle = [len(v) for v in pair.path._idle.values()]
+    idle = [len(v) for v in pair.path.routes.idle.values()]
     return f"8 threads, idle connections afterwards: {idle}"
 
 
@@ -357,14 +357,14 @@ def a_successor_takes_the_place(pair: Pair) -> str:
     works(pair)
     num = pair.far("num_halves")
     old, pair.desk._owner = pair.desk.owner, replace(pair.desk.owner, process=12345)
-    routes, pair.path._idle = pair.path._idle, {}
+    routes, pair.path.routes.idle = pair.path.routes.idle, {}
     works(pair)
     assert pair.far("num_halves") == 1
     pair.desk._owner = old
-    for some in (*routes.values(), *pair.path._idle.values()):
+    for some in (*routes.values(), *pair.path.routes.idle.values()):
         for route in some:
             route.connection.close()
-    pair.path._idle.clear()
+    pair.path.routes.idle.clear()
     works(pair)
     assert pair.far("num_halves") == 1
     return f"{num} before, 1 after"
@@ -409,7 +409,7 @@ def time_out_within_a_transfer(pair: Pair) -> str:
 def time_out_of_a_silent_peer(pair: Pair) -> str:
     buffer, mine = pair.far("make", data=bytes_of(MIB)), numpy.zeros(MIB, numpy.uint8)
     read(buffer, mine)
-    routes = [r for some in pair.path._idle.values() for r in some]
+    routes = [r for some in pair.path.routes.idle.values() for r in some]
     polls, sleeps = (sum(getattr(r.connection, name) for r in routes) for name in ("num_polls", "num_sleeps"))
     pair.far("disconnect")
     job = job_of(READ, buffer, mine, 1.0)

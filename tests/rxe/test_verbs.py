@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import sys
@@ -40,6 +41,7 @@ def _machine() -> Machine:
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Run all checks; return what each has left, and what was printed."""
+    faulthandler.cancel_dump_traceback_later()  # the machine may take longer than one test
     machine = _machine()
     job = tmp_path_factory.mktemp("rxe")
     folders = [Path(monarch_nb.__file__).parents[1], HERE]

@@ -2,7 +2,7 @@
 
 The reading or writing side asks for chunks over several streams; the owner's threads serve them (`tcp_server.py`). Chunks go from memory to
 memory, each with a checksum, and with the owner's word that the buffer was still there (`tcp_wire.py`). The mesh's control plane carries addresses and
-the secret by which both sides know each other (`tcp_door.py`); the bytes themselves are not encrypted.
+the secret by which both sides know each other (`tcp_handshake.py`); the bytes themselves are not encrypted.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from monarch_nb.exceptions import MeshUsageError
 INTERFACE_VARIABLE = "MONARCH_NB_RDMA_INTERFACE"
 STREAMS_VARIABLE = "MONARCH_NB_RDMA_STREAMS"
 DEFAULT_STREAMS = 4
+"""As long as there are as many processors: more threads than that get in each other's way."""
 MAX_STREAMS = 64
 
 Address = tuple[str, int]
@@ -25,7 +26,7 @@ def num_streams() -> int:
     Raises:
         MeshUsageError: if the environment asks for what can't be.
     """
-    text = os.environ.get(STREAMS_VARIABLE) or str(DEFAULT_STREAMS)
+    text = os.environ.get(STREAMS_VARIABLE) or str(min(DEFAULT_STREAMS, len(os.sched_getaffinity(0))))
     if not text.isdigit() or not 0 < int(text) <= MAX_STREAMS:
         raise MeshUsageError(f"{STREAMS_VARIABLE}={text}: a number of streams from 1 to {MAX_STREAMS} is wanted")
     return int(text)

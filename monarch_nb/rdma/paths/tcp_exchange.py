@@ -20,7 +20,8 @@ from monarch_nb.rdma.path import READ, Job, PathUnavailable
 from monarch_nb.rdma.paths import tcp_wire as wire
 from monarch_nb.rdma.paths.tcp_peer import Peer, Stream
 
-CHUNK_BYTES = 4 * wire.BLOCK_BYTES
+CHUNK_BYTES = 2 * wire.BLOCK_BYTES
+SMALLEST_BYTES = wire.BLOCK_BYTES // 4
 PARALLEL_BYTES = 2 << 20
 """From this size on several streams are worth it."""
 AHEAD_BYTES = CHUNK_BYTES + 1
@@ -98,9 +99,9 @@ class Exchange:
         """Streams that were cut: the owner may still be reading what came over them."""
 
     def _chunk_bytes(self) -> int:
+        """Return a size by which all streams have enough to do."""
         share = self._job.nbytes // (4 * self._num_streams)
-        blocks = max(1, min(CHUNK_BYTES // wire.BLOCK_BYTES, share // wire.BLOCK_BYTES))
-        return blocks * wire.BLOCK_BYTES
+        return max(1, min(CHUNK_BYTES, share) // SMALLEST_BYTES) * SMALLEST_BYTES
 
     def run(self) -> None:
         """Move what is still missing; may be called again after a `Broken`.

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from monarch_nb.exceptions import RDMAError
 from monarch_nb.rdma.path import Job, PathUnavailable
 from monarch_nb.rdma.paths.tcp_address import INTERFACE_VARIABLE, Address, port_range, this_network
-from monarch_nb.rdma.paths.tcp_door import Connection, Unreachable, dial
+from monarch_nb.rdma.paths.tcp_dial import Unreachable, dial
+from monarch_nb.rdma.paths.tcp_handshake import Connection
 from monarch_nb.rdma.paths.tcp_server import IDLE_S, NAME, set_options
 
 if TYPE_CHECKING:

@@ -9,14 +9,12 @@ import contextlib
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
-from monarch_nb.rdma import staging
-from monarch_nb.rdma.layout import Layout
 from monarch_nb.rdma.paths import tcp_wire as wire
-from monarch_nb.rdma.paths.tcp_door import Connection
+from monarch_nb.rdma.paths.tcp_handshake import Connection
+from monarch_nb.rdma.paths.tcp_reach import Reach
 
 if TYPE_CHECKING:
     from monarch_nb.rdma.desk import Desk
@@ -119,7 +117,7 @@ class Serving:
         self._sock = connection.sock
         self.number = connection.number
         self.thread = threading.Thread(target=self._run, name="monarch_nb-rdma-tcp-serve", daemon=True)
-        self._pinned: Any = None
+        self._reach = Reach()
         self._idle = False
         self._closing = threading.Lock()
 
@@ -184,77 +182,29 @@ class Serving:
 
     def _read(self, request: wire.Request, memory: Memory) -> None:
         head = wire.encode_answer(request.tag, wire.OK, request.nbytes)
+        try:
+            data = self._reach.read(memory, request)
+        except RuntimeError as error:
+            raise Refused(wire.REFUSED, f"its GPU: {error}") from None
         if request.is_copied:
-            data = self._copy_of(memory, request.stretches)
             wire.send_copied(self._sock, head, data, request.seed, self._wait, self._status(request))
-        elif memory.is_cpu:
-            data = memory.bytes_at(*request.stretches[0])
-            wire.send_chunk(self._sock, head, data, request.seed, self._wait, lambda: self._status(request))
         else:
-            data = self._staged(memory, request.stretches[0])
-            status = self._status(request)
-            wire.send_chunk(self._sock, head, data, request.seed, self._wait, lambda: status)
-
-    def _copy_of(self, memory: Memory, stretches: Iterable[wire.Stretch]) -> memoryview:
-        if memory.is_cpu:
-            return wire.gathered(memory.bytes_at(0, memory.span_bytes), list(stretches))
-        return memoryview(b"".join(bytes(self._staged(memory, s)) for s in stretches))
+            wire.send_chunk(self._sock, head, data, request.seed, self._wait, lambda: self._status(request))
 
     # --- from whoever writes
 
     def _write(self, request: wire.Request, memory: Memory) -> None:
-        if request.is_copied:
-            data = memoryview(bytearray(request.nbytes))
-            self._receive(request, data, lambda: self._scatter(data, memory, request.stretches))
-        elif memory.is_cpu:
-            self._receive(request, memory.bytes_at(*request.stretches[0]), lambda: None)
-        else:
-            data = self._host_bytes(request.nbytes)
-            self._receive(request, data, lambda: self._scatter(data, memory, request.stretches))
-
-    def _receive(self, request: wire.Request, into: memoryview, put: Callable[[], None]) -> None:
+        data = self._reach.place(memory, request)
+        text = ""
         try:
-            wire.receive_chunk(self._sock, into, request.seed, self._wait)
-            put()
-            status, text = self._status(request), ""
+            wire.receive_chunk(self._sock, data, request.seed, self._wait)
+            self._reach.put(memory, request, data)
+            status = self._status(request)
         except wire.Corrupt:
-            status, text = wire.CORRUPT, ""
+            status = wire.CORRUPT
         except RuntimeError as error:
             status, text = wire.REFUSED, f"its GPU: {error}"
         wire.send_all(self._sock, [wire.encode_answer(request.tag, status, 0, text)], self._wait)
-
-    def _scatter(self, data: memoryview, memory: Memory, stretches: Iterable[wire.Stretch]) -> None:
-        if memory.is_cpu:
-            wire.scatter(data, memory.bytes_at(0, memory.span_bytes), list(stretches))
-            return
-        import torch
-
-        flat, start = _flat(memory), 0
-        for at, n in stretches:
-            flat[at : at + n].copy_(torch.frombuffer(data, dtype=torch.uint8, count=n, offset=start))
-            start += n
-
-    # --- memory of a GPU, by way of pinned memory
-
-    def _host_bytes(self, nbytes: int) -> memoryview:
-        if self._pinned is None or len(self._pinned) < nbytes:
-            import torch
-
-            self._pinned = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
-        return memoryview(self._pinned.numpy())[:nbytes]
-
-    def _staged(self, memory: Memory, stretch: wire.Stretch) -> memoryview:
-        at, n = stretch
-        try:
-            data = self._host_bytes(n)
-            self._pinned[:n].copy_(_flat(memory)[at : at + n])
-        except RuntimeError as error:
-            raise Refused(wire.REFUSED, f"its GPU: {error}") from None
-        return data
-
-
-def _flat(memory: Memory) -> Any:
-    return staging.device_bytes(replace(memory, layout=Layout.contiguous((memory.span_bytes,), 1))).view(-1)
 
 
 def _check(request: wire.Request, region: Region) -> None:

@@ -6,21 +6,22 @@ travel as one, gathered and scattered by a copy; a large one goes from memory to
     read   ->  request                      <-  answer, bytes, trailer
     write  ->  request, bytes, trailer      <-  answer
 
-The bytes are not encrypted. Who may connect is decided before (`tcp_door.py`).
+The bytes are not encrypted. Who may connect is decided before (`tcp_handshake.py`).
 """
 
 from __future__ import annotations
 
-import functools
 import socket
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-BLOCK_BYTES = 1008 << 10
-"""So much is sent or received, and summed up while it's in the processor's cache. A multiple of a row of the checksum."""
+from monarch_nb.rdma.paths.tcp_checksum import MASK, ROW_BYTES, folded, sealed
+
+BLOCK_BYTES = 256 * ROW_BYTES
+"""So much (2 MiB) is sent or received, and summed up while it's in the processor's cache. Smaller ones cost more in between than they save."""
 SMALL_BYTES = 64 << 10
 """A chunk up to this size is copied before it's sent: one system call, and what's sent is what was summed up."""
 JOINED_BYTES = 256 << 10
@@ -41,9 +42,6 @@ _ANSWER = struct.Struct("<HBxHxxIQ")
 _TRAILER: Final = struct.Struct("<QQ")
 _CHECK = struct.Struct("<I")
 _MAGIC = 0x7C9E
-_MASK = (1 << 64) - 1
-_FACTOR = 0x9E3779B97F4A7C15
-_LANES = 1008
 
 
 class Broken(ConnectionError):
@@ -52,48 +50,6 @@ class Broken(ConnectionError):
 
 class Corrupt(Exception):
     """Bytes changed on their way."""
-
-
-# --- the checksum
-
-
-@functools.cache
-def _weights() -> Any:
-    """Return an odd number for each lane; they're scattered by the finalizer of splitmix64."""
-    import numpy
-
-    x = numpy.arange(1, _LANES + 1, dtype="<u8") * numpy.uint64(_FACTOR)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        x = (x ^ (x >> numpy.uint64(shift))) * numpy.uint64(factor)
-    return x ^ (x >> numpy.uint64(31)) | numpy.uint64(1)
-
-
-def folded(total: int, block: memoryview) -> int:
-    """Return the checksum of what came before and this block.
-
-    The words of 8 bytes are added up in 1008 lanes, each lane is multiplied by an odd number of its own, and blocks are a polynomial in the
-    order in which they come, modulo 2^64. So every change within one word is found, every other one with a chance of 2^-64 to be missed,
-    and what changed places is found but for words of one block exactly a multiple of 8064 bytes apart. It is no signature: who wants to can forge it.
-
-    numpy does it at 20 to 40 GB/s in cache, at the same time in several threads; zlib.crc32 does 2.
-    """
-    import numpy
-
-    num, found = len(block) >> 3, 0
-    words, weights = numpy.frombuffer(block, "<u8", num), _weights()
-    rows = num // _LANES
-    if rows:
-        lanes = words[: rows * _LANES].reshape(rows, _LANES)
-        found = int(numpy.dot(numpy.add.reduce(lanes, axis=0), weights))
-    if len(block) > rows * _LANES * 8:
-        rest = words[rows * _LANES :]
-        found += int(numpy.dot(rest, weights[: len(rest)])) + int.from_bytes(block[num << 3 :], "little")
-    return (total * _FACTOR + found + len(block)) & _MASK
-
-
-def sealed(total: int, status: int) -> int:
-    """Return the checksum with the word on how it went."""
-    return ((total ^ status) * _FACTOR + status) & _MASK
 
 
 # --- requests and answers
@@ -130,7 +86,7 @@ class Request:
     def seed(self) -> int:
         """What the checksum begins with, so that an answer to another request isn't taken for this one's."""
         offset, nbytes = self.stretches[0]
-        return (self.key * 3 + self.tag * 5 + offset * 7 + nbytes * 11 + self.op) & _MASK
+        return (self.key * 3 + self.tag * 5 + offset * 7 + nbytes * 11 + self.op) & MASK
 
     def encode(self) -> bytes:
         """Return it as bytes."""

@@ -1,11 +1,14 @@
 """Memory of another machine by RDMA: NICs read and write it, and the owner's process does nothing.
 
     verbs_library     pyverbs, wherever it is
-    verbs_device      the machine's NICs, and which to take
+    verbs_device      the machine's NICs, as its kernel describes them
+    verbs_port        which of them to take, and which of their addresses
     verbs_nic         an opened NIC
     verbs_gpu         GPU memory that a NIC reaches
     verbs_memory      local memory that stays registered
     verbs_queue       queue pairs
+    verbs_connection  posting, and waiting
+    verbs_routes      connections to other processes, kept for the next transfer
     verbs_plan        how a transfer is cut
     verbs_mover       a transfer
     verbs_owner       the owner's answers
@@ -29,41 +32,27 @@ from monarch_nb.rdma.handle import Handle
 from monarch_nb.rdma.memory import Memory
 from monarch_nb.rdma.path import READ, Job, Path, PathUnavailable
 from monarch_nb.rdma.paths import verbs_device, verbs_gpu
+from monarch_nb.rdma.paths.verbs_connection import BOUNCE_BYTES
 from monarch_nb.rdma.paths.verbs_errors import RETRY_EXCEEDED, CompletionError, VerbsError, blocked_text
 from monarch_nb.rdma.paths.verbs_library import LibraryMissing
 from monarch_nb.rdma.paths.verbs_memory import LocalMemories
 from monarch_nb.rdma.paths.verbs_mover import Local, Mover, Target
 from monarch_nb.rdma.paths.verbs_nic import Nic, Nics
 from monarch_nb.rdma.paths.verbs_owner import OwnerSide, port_for
-from monarch_nb.rdma.paths.verbs_queue import BOUNCE_BYTES, Connection
 from monarch_nb.rdma.paths.verbs_report import unavailable_reason
+from monarch_nb.rdma.paths.verbs_routes import ASK_S, Route, Routes
 
 if TYPE_CHECKING:
     from monarch_nb.rdma.desk import Desk
     from monarch_nb.rdma.regions import Region
 
-ASK_S = 15.0
 SILENCE_S = 2.0
 """If nothing arrives for so long, the owner is asked whether it's still there."""
 AVOID_S = 60.0
 """So long a process isn't tried again to which nothing got through."""
 CLOSE_S = 10.0
 MAX_TARGETS = 4096
-MAX_IDLE = 64
 MAX_AVOIDED = 1024
-
-
-class Route:
-    """A connection and what it leads to: the owner's table, its address and key."""
-
-    def __init__(self, connection: Connection, process: int, port: str, number: int, table: tuple[int, int]) -> None:
-        self.connection = connection
-        self.process = process
-        self.port = port
-        self.number = number
-        """The owner's half, as its NIC counts."""
-        self.table = table
-        self.was_used = False
 
 
 class VerbsPath(Path):
@@ -77,8 +66,7 @@ class VerbsPath(Path):
         self.owner_side = OwnerSide(desk, self.nics)
         self._memories: dict[str, LocalMemories] = {}
         self._targets: dict[tuple[int, str], Target] = {}
-        self._idle: dict[tuple[int, str, str], list[Route]] = {}
-        self._given_up: dict[int, list[int]] = {}
+        self.routes = Routes(self._ask)
         self._avoided: dict[tuple[int, str], tuple[float, str]] = {}
         self._num_busy = 0
         self._closing = False
@@ -128,10 +116,10 @@ class VerbsPath(Path):
             raise PathUnavailable(unavailable_reason())
         nic = self.nics.get(port_for(job.local, ports))
         target = self._target(job, nic)
-        if not self._run(job, nic, target, self._take(job, nic, target)):
+        if not self._run(job, nic, target, self.routes.take(job, nic, target.port)):
             # The owner has closed what lay idle, or its host was away for a while.
-            self._close_idle(job.handle.owner.process)
-            self._run(job, nic, target, self._connect(job, nic, target))
+            self.routes.close_idle(job.handle.owner.process)
+            self._run(job, nic, target, self.routes.connect(job, nic, target.port))
 
     def _run(self, job: Job, nic: Nic, target: Target, route: Route) -> bool:
         """Run a job; say False if nothing came through a connection that had worked before."""
@@ -139,17 +127,17 @@ class VerbsPath(Path):
         try:
             self._move(job, nic, target, route)
         except CompletionError as error:
-            self._drop(route)
+            self.routes.drop(route)
             if was_used and error.status == RETRY_EXCEEDED and not job.done_bytes:
                 return False
             raise self._explained(job, nic, error) from None
         except BaseException:
             if route.connection.is_good and not route.connection.num_posted:
-                self._give_back(job, route)
+                self.routes.give_back(route)
             else:
-                self._drop(route)
+                self.routes.drop(route)
             raise
-        self._give_back(job, route)
+        self.routes.give_back(route)
         return True
 
     def _move(self, job: Job, nic: Nic, target: Target, route: Route) -> None:
@@ -205,7 +193,8 @@ class VerbsPath(Path):
     # --- asking the owner
 
     def _ask(self, job: Job, timeout_s: float, **fields: Any) -> dict[str, Any]:
-        found = self.desk.ask(job.handle, self.name, fields, timeout_s)
+        owner = self.desk.owner
+        found = self.desk.ask(job.handle, self.name, {**fields, "places": owner.addresses, "process": owner.process}, timeout_s)
         if "refused" in found:
             raise PathUnavailable(f"{job.handle.owner} says: {found['refused']}")
         return found
@@ -229,58 +218,6 @@ class VerbsPath(Path):
             if job.handle.gpu:
                 self._avoid(job.handle.owner.process, job.handle.gpu, str(error))
             raise
-
-    # --- connections
-
-    def _take(self, job: Job, nic: Nic, target: Target) -> Route:
-        with self._state:
-            idle = self._idle.get((job.handle.owner.process, nic.port.name, target.port))
-            if idle:
-                return idle.pop()
-        return self._connect(job, nic, target)
-
-    def _connect(self, job: Job, nic: Nic, target: Target) -> Route:
-        process = job.handle.owner.process
-        with self._state:
-            given_up = self._given_up.pop(process, [])
-        connection = Connection(nic)
-        try:
-            owner = self.desk.owner
-            found = self._ask(
-                job, job.remaining_s(ASK_S), op="connect", port=target.port, card=connection.card, places=owner.addresses,
-                process=owner.process, given_up=given_up,
-            )  # fmt: skip
-            connection.connect(found["card"])
-        except BaseException:
-            connection.close()
-            with self._state:
-                self._given_up.setdefault(process, []).extend(given_up)
-            raise
-        return Route(connection, process, target.port, found["card"].number, (found["table"], found["rkey"]))
-
-    def _give_back(self, job: Job, route: Route) -> None:
-        key = (job.handle.owner.process, route.connection.nic.port.name, route.port)
-        too_many: list[Route] = []
-        with self._state:
-            self._idle.setdefault(key, []).append(route)
-            if sum(map(len, self._idle.values())) > MAX_IDLE:
-                too_many = self._idle.pop(next(iter(self._idle)))
-        for old in too_many:
-            self._drop(old)
-
-    def _close_idle(self, process: int | None = None) -> None:
-        """Close the connections to a process, or all, that nobody uses just now."""
-        with self._state:
-            keys = [k for k in self._idle if process in (None, k[0])]
-            routes = [route for key in keys for route in self._idle.pop(key)]
-        for route in routes:
-            self._drop(route)
-
-    def _drop(self, route: Route) -> None:
-        """Close a connection, and tell the owner with the next one."""
-        route.connection.close()
-        with self._state:
-            self._given_up.setdefault(route.process, []).append(route.number)
 
     # --- what went wrong
 
@@ -330,7 +267,7 @@ class VerbsPath(Path):
             self._closing = True
             self._state.wait_for(lambda: not self._num_busy, CLOSE_S)
             busy = self._num_busy
-        self._close_idle()
+        self.routes.close_idle()
         self.owner_side.disconnect_all()
         if not busy:  # else somebody uses what would be closed: the process' end does it
             self.nics.close()

@@ -1,6 +1,6 @@
 """RDMA devices of this machine, as the kernel's files describe them: nothing is opened or imported for it.
 
-A NIC is chosen by nearness: of several with an active port, the one whose PCI way to the GPU (or whose NUMA node, for CPU memory) is shortest.
+Looking costs some milliseconds where a table of addresses is long, so what was seen is believed for some seconds.
 """
 
 from __future__ import annotations
@@ -9,102 +9,17 @@ import os
 import re
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from ipaddress import IPv6Address
 from pathlib import Path
 from typing import Any
+
+from monarch_nb.rdma.paths.verbs_port import INFINIBAND, ROCE_V1, Gid, Port
 
 VARIABLE = "MONARCH_NB_RDMA_DEVICES"
 """Names of the devices that may be used, separated by commas, each with a port if wanted: `mlx5_0,mlx5_1:2`."""
 CLASS = Path("/sys/class/infiniband")
 NODES = Path("/dev/infiniband")
 LOOK_AGAIN_S = 5.0
-ROCE_V2, ROCE_V1, INFINIBAND = "RoCE v2", "RoCE v1", "IB"
-_MTU = {256: 1, 512: 2, 1024: 3, 2048: 4, 4096: 5}
-
-
-@dataclass(frozen=True, slots=True)
-class Gid:
-    """One address of a port.
-
-    Attributes:
-        index: in the port's table.
-        value: as an IPv6 address is written.
-        kind: `RoCE v2`, `RoCE v1` or `IB`.
-    """
-
-    index: int
-    value: str
-    kind: str
-
-    @property
-    def is_ipv4(self) -> bool:
-        """Whether it's an IPv4 address in IPv6's clothes."""
-        return IPv6Address(self.value).ipv4_mapped is not None
-
-    @property
-    def is_link_local(self) -> bool:
-        """Whether no router passes it on."""
-        return IPv6Address(self.value).is_link_local
-
-    def __str__(self) -> str:
-        address = IPv6Address(self.value)
-        return f"{address.ipv4_mapped or address} ({self.kind}, index {self.index})"
-
-
-@dataclass(frozen=True, slots=True)
-class Port:
-    """A port of a device.
-
-    Attributes:
-        device, number: `mlx5_0`, 1.
-        state: `ACTIVE`, `DOWN`.
-        link_layer: `InfiniBand` or `Ethernet`.
-        gids: those that aren't empty.
-        gb_per_s: gigabits per second; 0 if not known.
-        numa: the NUMA node; -1 if not known.
-        pci: the way through the PCI tree, as a path; empty for software devices.
-        netdev_mtu: of the network device beneath; 0 if there's none.
-        is_channel_adapter: whether it speaks InfiniBand or RoCE, rather than iWARP or a cloud's own.
-    """
-
-    device: str
-    number: int
-    state: str
-    link_layer: str
-    gids: tuple[Gid, ...] = ()
-    gb_per_s: float = 0.0
-    numa: int = -1
-    pci: str = ""
-    netdev_mtu: int = 0
-    is_channel_adapter: bool = True
-
-    @property
-    def is_active(self) -> bool:
-        """Whether it can carry anything."""
-        return self.state == "ACTIVE"
-
-    @property
-    def gid(self) -> Gid | None:
-        """The address to use."""
-        return choose_gid(self.gids)
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether a queue pair can be connected by it."""
-        return self.is_active and self.is_channel_adapter and self.gid is not None
-
-    @property
-    def name(self) -> str:
-        """`mlx5_0:1`."""
-        return f"{self.device}:{self.number}"
-
-
-def choose_gid(gids: Sequence[Gid]) -> Gid | None:
-    """Return the address to use: RoCE v2 before v1, IPv4 before IPv6, what routers pass on before what they don't."""
-    order = (INFINIBAND, ROCE_V2, ROCE_V1)
-    known = [g for g in gids if g.kind in order]
-    return min(known, key=lambda g: (order.index(g.kind), not g.is_ipv4, g.is_link_local and g.kind != INFINIBAND, g.index), default=None)
 
 
 # --- reading the kernel's files
@@ -169,43 +84,29 @@ def why_none(ports: Sequence[Port], names: str, nodes: Path = NODES) -> str:
     allowed = permitted(ports, names)
     if not allowed:
         return f"{VARIABLE}={names} leaves none of {', '.join(p.name for p in ports)}"
+    adapters = [p for p in allowed if p.is_channel_adapter]
+    if not adapters:
+        return f"none of {', '.join(p.name for p in allowed)} speaks InfiniBand or RoCE"
+    return _why_not_opened(nodes) or _why_not_active(adapters)
+
+
+def _why_not_opened(nodes: Path) -> str:
     if not any(nodes.glob("uverbs*")):
         return "the RDMA device can't be opened: there's no /dev/infiniband/uverbs* (docker: --device=/dev/infiniband; host: modprobe ib_uverbs)"
     if not any(os.access(n, os.R_OK | os.W_OK) for n in nodes.glob("uverbs*")):
         return "the RDMA device can't be opened: this user may not open /dev/infiniband/uverbs*"
-    if not any(p.is_channel_adapter for p in allowed):
-        return f"none of {', '.join(p.name for p in allowed)} speaks InfiniBand or RoCE"
-    if not any(p.is_active for p in allowed):
-        return "no RDMA port is active: " + ", ".join(f"{p.name} is {p.state or 'in no state'}" for p in allowed)
-    if not any(p.is_usable for p in allowed):
+    return ""
+
+
+def _why_not_active(ports: Sequence[Port]) -> str:
+    if not any(p.is_active for p in ports):
+        return "no RDMA port is active: " + ", ".join(f"{p.name} is {p.state or 'in no state'}" for p in ports)
+    if not any(p.is_usable for p in ports):
         return "no active RDMA port has an address (GID): give its network device one"
     return ""
 
 
-# --- choosing
-
-
-def common_depth(one: str, other: str) -> int:
-    """Return how many steps two ways through the PCI tree share from the root.
-
-    >>> common_depth("/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0", "/sys/devices/pci0000:00/0000:00:02.0")
-    3
-    """
-    pairs = list(zip(one.strip("/").split("/"), other.strip("/").split("/"), strict=False))
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
-
-
-def nearest(ports: Sequence[Port], pci: str = "", numa: int = -1, like: str = "") -> Port:
-    """Return the port to take for memory at a place; ports that are equally near go by speed, then by name as the other side's (`like`)."""
-    return min(
-        ports,
-        key=lambda p: (
-            -common_depth(p.pci, pci) if pci and p.pci else 0,
-            p.numa != numa if numa >= 0 and p.numa >= 0 else False,
-            -p.gb_per_s,
-            p.name != like,
-        ),
-    )
+# --- places
 
 
 def gpu_pci(uuid: str, root: Path = Path("/proc/driver/nvidia/gpus")) -> str:
@@ -238,7 +139,7 @@ def _cpus(listed: str) -> set[int]:
 
 
 class _Look:
-    """What was seen last, and when: looking costs some milliseconds where a table of addresses is long."""
+    """What was seen last, and when."""
 
     def __init__(self) -> None:
         self.ports: list[Port] = []
@@ -269,13 +170,3 @@ def usable_ports() -> list[Port]:
 def no_device_reason() -> str:
     """Return why there's none; empty if there is. Cheap: looked up every few seconds."""
     return _seen().why
-
-
-def mtu_code(netdev_mtu: int) -> int:
-    """Return libibverbs' code of the largest packet that fits through a network device.
-
-    >>> mtu_code(1500), mtu_code(9000)
-    (3, 5)
-    """
-    room = netdev_mtu - 78  # IPv6, UDP and RoCE headers, and checksums
-    return max((code for size, code in _MTU.items() if size <= room), default=1)

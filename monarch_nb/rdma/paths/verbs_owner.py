@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb.rdma.path import gone
 from monarch_nb.rdma.paths import verbs_device
-from monarch_nb.rdma.paths.verbs_device import Port, usable_ports
+from monarch_nb.rdma.paths.verbs_device import usable_ports
 from monarch_nb.rdma.paths.verbs_errors import VerbsError
 from monarch_nb.rdma.paths.verbs_library import LibraryMissing
 from monarch_nb.rdma.paths.verbs_nic import Nic, Nics, Registration, port_named
+from monarch_nb.rdma.paths.verbs_port import Port, nearest
 from monarch_nb.rdma.paths.verbs_queue import Half
 from monarch_nb.rdma.table import KEY_BYTES, NUM_SLOTS
 
@@ -33,8 +34,8 @@ MAX_HALVES = 1024
 def port_for(memory: Memory, ports: list[Port], like: str = "") -> Port:
     """Return the port to take for memory of this process."""
     if memory.is_cpu:
-        return verbs_device.nearest(ports, numa=verbs_device.own_numa(), like=like)
-    return verbs_device.nearest(ports, pci=verbs_device.gpu_pci(memory.gpu), like=like)
+        return nearest(ports, numa=verbs_device.own_numa(), like=like)
+    return nearest(ports, pci=verbs_device.gpu_pci(memory.gpu), like=like)
 
 
 class OwnerSide:

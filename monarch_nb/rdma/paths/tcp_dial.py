@@ -1,0 +1,135 @@
+"""Dialling: all addresses of a process at once, until one leads to who is meant."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from monarch_nb.rdma.paths.tcp_address import Address
+from monarch_nb.rdma.paths.tcp_handshake import Connection, Dialling, Guest
+
+BETTER_S = 0.05
+"""When an address answers, better ones have so much longer."""
+TICK_S = 0.1
+
+
+class Unreachable(OSError):
+    """None of the addresses led to who was meant; the text says for each why."""
+
+
+def dial(
+    addresses: Sequence[Address], name: int, secret: bytes, timeout_s: float, is_off: Callable[[], bool] = lambda: False
+) -> Connection:
+    """Connect to one of some addresses, all tried at once; the first in the list that answers in time.
+
+    Args:
+        addresses: the best first.
+        name, secret: see `Door.expect`.
+        timeout_s: for all of them.
+        is_off: whether nobody wants it any more.
+
+    Raises:
+        Unreachable: if none leads to one who knows the secret.
+    """
+    call = _Call(addresses, name, secret)
+    try:
+        return call.run(time.monotonic() + timeout_s, is_off)
+    finally:
+        call.close()
+
+
+class _Call:
+    """One attempt to get through."""
+
+    def __init__(self, addresses: Sequence[Address], name: int, secret: bytes) -> None:
+        self._addresses = list(addresses)
+        self._selector = selectors.DefaultSelector()
+        self._why: dict[Address, str] = {}
+        self._proven: dict[Address, Connection] = {}
+        for address in self._addresses:
+            self._begin(address, Dialling(name, secret))
+
+    def _begin(self, address: Address, handshake: Dialling) -> None:
+        sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
+        sock.setblocking(False)
+        try:
+            with suppress(BlockingIOError):
+                sock.connect(address)
+        except OSError as error:
+            sock.close()
+            self._why[address] = _reason(error)
+            return
+        self._selector.register(sock, selectors.EVENT_WRITE, (address, Guest(sock, handshake)))
+
+    def run(self, deadline: float, is_off: Callable[[], bool]) -> Connection:
+        while self._selector.get_map() and not self._is_decided() and not is_off():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            for key, _ in self._selector.select(min(left, TICK_S)):
+                address, guest = key.data
+                self._proceed(address, guest)
+            if self._proven:
+                deadline = min(deadline, time.monotonic() + BETTER_S)
+        for address in self._addresses:
+            if address in self._proven:
+                return self._proven.pop(address)
+        tried = ", ".join(f"{address_text(a)} ({self._why.get(a, 'no answer')})" for a in self._addresses)
+        raise Unreachable(tried or "it has no address")
+
+    def _is_decided(self) -> bool:
+        """Whether no address is left that would be better than what we have."""
+        left = [a for a in self._addresses if a not in self._why]
+        return bool(left) and left[0] in self._proven
+
+    def _proceed(self, address: Address, guest: Guest) -> None:
+        handshake = guest.handshake
+        assert isinstance(handshake, Dialling)
+        try:
+            if self._selector.get_key(guest.sock).events == selectors.EVENT_WRITE:
+                problem = guest.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                if problem:
+                    raise OSError(problem, os.strerror(problem))
+                guest.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                guest.since = time.monotonic()
+                guest.sock.send(handshake.hello)
+                self._selector.modify(guest.sock, selectors.EVENT_READ, (address, guest))
+                return
+            if not guest.proceed():
+                return
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._selector.unregister(guest.sock)
+            guest.sock.close()
+            self._why[address] = _reason(error)
+            return
+        self._selector.unregister(guest.sock)
+        guest.sock.setblocking(True)
+        took = (time.monotonic() - guest.since) / 2  # two there and back
+        self._proven[address] = Connection(guest.sock, handshake.number, address, took)
+
+    def close(self) -> None:
+        for key in list(self._selector.get_map().values()):
+            key.data[1].sock.close()
+        self._selector.close()
+        for connection in self._proven.values():
+            connection.sock.close()
+
+
+def _reason(error: OSError) -> str:
+    return (os.strerror(error.errno) if error.errno else str(error)).lower()
+
+
+def address_text(address: Address) -> str:
+    """Return an address for people.
+
+    >>> address_text(("::1", 80))
+    '[::1]:80'
+    """
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,79 @@
+"""The bytes of a request at the owner: in its memory itself, copied together, or through pinned memory for a GPU's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from monarch_nb.rdma import staging
+from monarch_nb.rdma.layout import Layout
+from monarch_nb.rdma.memory import Memory
+from monarch_nb.rdma.paths.tcp_wire import Request, gathered, scatter
+
+
+class Reach:
+    """What one stream needs for it. Used by its thread."""
+
+    def __init__(self) -> None:
+        self._pinned: Any = None
+
+    def read(self, memory: Memory, request: Request) -> memoryview:
+        """Return what is asked for.
+
+        Raises:
+            RuntimeError: if a GPU says no.
+        """
+        if not memory.is_cpu:
+            data = self._pinned_bytes(request.nbytes)
+            for start, at, n in _places(request):
+                self._pinned[start : start + n].copy_(_flat(memory)[at : at + n])
+            return data
+        if request.is_copied:
+            return gathered(_all_of(memory), request.stretches)
+        return memory.bytes_at(*request.stretches[0])
+
+    def place(self, memory: Memory, request: Request) -> memoryview:
+        """Return where to receive what is brought: `put` comes next."""
+        if request.is_copied or not memory.is_cpu:
+            return memoryview(bytearray(request.nbytes))
+        return memory.bytes_at(*request.stretches[0])
+
+    def put(self, memory: Memory, request: Request, data: memoryview) -> None:
+        """Bring what was received to where it belongs, if it isn't there yet.
+
+        Raises:
+            RuntimeError: if a GPU says no.
+        """
+        if not memory.is_cpu:
+            import torch
+
+            for start, at, n in _places(request):
+                _flat(memory)[at : at + n].copy_(torch.frombuffer(data, dtype=torch.uint8, count=n, offset=start))
+            torch.cuda.current_stream(memory.device).synchronize()
+        elif request.is_copied:
+            scatter(data, _all_of(memory), request.stretches)
+
+    def _pinned_bytes(self, nbytes: int) -> memoryview:
+        if self._pinned is None or len(self._pinned) < nbytes:
+            import torch
+
+            self._pinned = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        return memoryview(self._pinned.numpy())[:nbytes]
+
+
+def _places(request: Request) -> list[tuple[int, int, int]]:
+    """Return each stretch: where it is among the bytes of the request, where in the region, how long."""
+    found, start = [], 0
+    for at, n in request.stretches:
+        found.append((start, at, n))
+        start += n
+    return found
+
+
+def _all_of(memory: Memory) -> memoryview:
+    return memory.bytes_at(0, memory.span_bytes)
+
+
+def _flat(memory: Memory) -> Any:
+    """Return GPU memory as a tensor of bytes, from its beginning on."""
+    return staging.device_bytes(replace(memory, layout=Layout.contiguous((memory.span_bytes,), 1))).view(-1)

@@ -1,0 +1,242 @@
+"""A connection as the side uses it that asks: it posts work requests and waits for them.
+
+One thread at a time uses a connection. Its completions are polled for a moment, then waited for at the channel's descriptor, so that a long
+transfer takes no processor. Calls of libibverbs hold the interpreter's lock; none is made that could block.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from monarch_nb.rdma.paths.verbs_errors import SUCCESS, CompletionError
+from monarch_nb.rdma.paths.verbs_nic import Nic
+from monarch_nb.rdma.paths.verbs_queue import Card, Half
+
+DEPTH = 256
+"""So many requests may be posted at a time."""
+BOUNCE_BYTES = 64 << 10
+"""Up to that many bytes are copied through memory that is registered anyway."""
+LINE_BYTES = 64
+SPIN_S = 60e-6
+LOOK_UP_S = 0.25
+"""Even if nothing completes, one looks up so often: cancelled, closing."""
+DRAIN_S = 1.0
+
+
+class Channel:
+    """Where completions are announced, and its descriptor, which pyverbs doesn't tell. Without it one polls now and then."""
+
+    _making = threading.Lock()
+
+    def __init__(self, nic: Nic) -> None:
+        with Channel._making:
+            before = _channel_descriptors()
+            self.channel = nic.call("making a completion channel", lambda: nic.library.CompChannel(nic.context))
+            new = _channel_descriptors() - before
+        self._poll: select.poll | None = None
+        if len(new) == 1:
+            self._poll = select.poll()
+            self._poll.register(new.pop(), select.POLLIN)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for an announcement; say whether there may be one."""
+        if self._poll is None:
+            time.sleep(min(timeout_s, 0.0005))
+            return False
+        return bool(self._poll.poll(max(1, int(timeout_s * 1000))))
+
+
+def _channel_descriptors() -> set[int]:
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{name}") == "anon_inode:[infinibandevent]":
+                found.add(int(name))
+    return found
+
+
+@dataclass(slots=True)
+class Work:
+    """A work request.
+
+    Attributes:
+        is_read: READ or WRITE.
+        there, rkey: where at the owner.
+        parts: address and length of each stretch here.
+        lkey: their key.
+        counts: whether its bytes are some of those that were asked for.
+    """
+
+    is_read: bool
+    there: int
+    rkey: int
+    parts: Sequence[tuple[int, int]]
+    lkey: int
+    counts: bool = True
+
+
+class Connection:
+    """The half that asks: posts work requests and waits for them. Its owner is the one thread that took it.
+
+    Attributes:
+        num_posted, posted_bytes: what is under way.
+        num_polls, num_sleeps: so often completions were looked for, and waited for without a processor.
+    """
+
+    def __init__(self, nic: Nic) -> None:
+        library = nic.library
+        self.nic = nic
+        self.depth = max(1, min(DEPTH, nic.max_requests - 1))
+        self._channel = Channel(nic)
+        self._completions = nic.call(
+            "making a completion queue", lambda: library.CQ(nic.context, self.depth + 1, None, self._channel.channel, 0)
+        )
+        self._half = Half(nic, self._completions, self.depth, nic.max_parts)
+        self._chains: deque[tuple[int, int]] = deque()
+        self.num_posted = self.posted_bytes = 0
+        self._last_posted = self._last_seen = 0
+        self.num_polls = self.num_sleeps = 0
+        self.is_good = True
+        self._is_closed = False
+        self._scratch = mmap.mmap(-1, LINE_BYTES + BOUNCE_BYTES)
+        self.scratch_address = ctypes.addressof(ctypes.c_char.from_buffer(self._scratch))
+        self._line = ctypes.c_uint64.from_buffer(self._scratch)
+        registration = nic.register_range(self.scratch_address, len(self._scratch), nic.constants.IBV_ACCESS_LOCAL_WRITE)
+        self._registration = registration
+        self.scratch_lkey = registration.lkey
+
+    @property
+    def card(self) -> Card:
+        """What the other half has to know."""
+        return self._half.card
+
+    def connect(self, other: Card) -> None:
+        """Connect to the owner's half."""
+        self._half.connect(other, serves=False)
+
+    @property
+    def line(self) -> int:
+        """The line of the owner's table that was read last."""
+        return int(self._line.value)
+
+    def clear_line(self) -> None:
+        """Forget it: what was read before must not be taken for what is read now."""
+        self._line.value = 0
+
+    # --- posting
+
+    def post(self, chain: Sequence[Work]) -> None:
+        """Begin a chain of work requests; the last one reports.
+
+        Raises:
+            VerbsError: if the NIC doesn't take it.
+        """
+        library, c = self.nic.library, self.nic.constants
+        following = None
+        made: list[Any] = []
+        try:
+            for i, work in reversed(list(enumerate(chain))):
+                elements = [library.SGE(address, nbytes, work.lkey) for address, nbytes in work.parts]
+                is_last = i == len(chain) - 1
+                request = library.SendWR(
+                    wr_id=self._last_posted + 1 if is_last else 0, opcode=c.IBV_WR_RDMA_READ if work.is_read else c.IBV_WR_RDMA_WRITE, num_sge=len(elements), sg=elements,
+                    send_flags=c.IBV_SEND_SIGNALED if is_last else 0, **({} if following is None else {"next_wr": following}),
+                )  # fmt: skip
+                made += [*elements, request]
+                request.set_wr_rdma(work.rkey, work.there)
+                following = request
+            nbytes = sum(n for work in chain if work.counts for _, n in work.parts)
+            self._last_posted += 1
+            self._chains.append((len(chain), nbytes))
+            self.num_posted += len(chain)
+            self.posted_bytes += nbytes
+            self.nic.call("posting a work request", lambda: self._half.pair.post_send(following))
+        except BaseException:
+            self.is_good = False
+            raise
+        finally:
+            if library.forgets_to_free:
+                for one in made:
+                    one.close()
+
+    # --- waiting
+
+    def wait(self, patience: Callable[[float], float]) -> int:
+        """Wait until chains have ended; return their bytes, 0 if none has for a while.
+
+        Args:
+            patience: returns how long one may wait, at most as long as it's given; may raise.
+
+        Raises:
+            CompletionError: if a request failed.
+        """
+        start = time.perf_counter()
+        while True:
+            done = self._poll()
+            if done >= 0:
+                return done
+            if time.perf_counter() - start > SPIN_S:
+                break
+            time.sleep(0)
+        self.nic.call("arming a completion queue", self._completions.req_notify)
+        done = self._poll()
+        if done >= 0:
+            return done
+        self.num_sleeps += 1
+        if self._channel.wait(patience(LOOK_UP_S)):
+            self._channel.channel.get_cq_event(self._completions)  # there is one: returns at once
+            self._completions.ack_events(1)
+        return max(0, self._poll())
+
+    def _poll(self) -> int:
+        """Return the bytes of chains that have ended; -1 if none has."""
+        self.num_polls += 1
+        num, found = self._completions.poll(16)
+        if not num:
+            return -1
+        total = 0
+        self._last_seen = max(self._last_seen, *(c.wr_id for c in found))
+        for completion in found:
+            if completion.status != SUCCESS:
+                self.is_good = False
+                raise CompletionError(int(completion.status), int(completion.vendor_err))
+            length, nbytes = self._chains.popleft()
+            self.num_posted -= length
+            self.posted_bytes -= nbytes
+            total += nbytes
+        return total
+
+    # --- the end
+
+    def close(self) -> None:
+        """Stop whatever is under way and close: when this returns, the NIC leaves the memory alone."""
+        self.is_good = False
+        if self._is_closed:
+            return
+        self._is_closed = True
+        with suppress(*self.nic.library.errors):
+            if self.num_posted:
+                self._half.stop()
+                self._drain()
+        for part in (self._half, self._completions, self._channel.channel, self._registration):
+            with suppress(*self.nic.library.errors):
+                part.close()
+
+    def _drain(self) -> None:
+        """Wait, not for long, until the last request came back. Closing would stop it, too; so the NIC ends in good order."""
+        until = time.monotonic() + DRAIN_S
+        while self._last_seen < self._last_posted and time.monotonic() < until:
+            num, found = self._completions.poll(16)
+            self._last_seen = max(self._last_seen, *(c.wr_id for c in found), 0)
+            if not num:
+                time.sleep(0.0005)

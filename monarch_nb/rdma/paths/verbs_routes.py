@@ -1,0 +1,100 @@
+"""Connections to other processes: each serves one transfer at a time, and is kept for the next.
+
+Those that failed are closed. The owner learns it with the next connection that it's asked for, and closes its half.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Protocol
+
+from monarch_nb.rdma.path import Job
+from monarch_nb.rdma.paths.verbs_connection import Connection
+from monarch_nb.rdma.paths.verbs_nic import Nic
+
+ASK_S = 15.0
+"""So long one waits for an owner's answer."""
+MAX_IDLE = 64
+
+
+class Ask(Protocol):
+    """Asks the owner of a job's buffer."""
+
+    def __call__(self, job: Job, timeout_s: float, **fields: Any) -> dict[str, Any]:
+        """Return the answer."""
+
+
+class Route:
+    """A connection and what it leads to: the owner's table, its address and key."""
+
+    def __init__(self, connection: Connection, process: int, port: str, number: int, table: tuple[int, int]) -> None:
+        self.connection = connection
+        self.process = process
+        self.port = port
+        self.number = number
+        """The owner's half, as its NIC counts."""
+        self.table = table
+        self.was_used = False
+
+
+class Routes:
+    """This process' connections. Thread-safe."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+        self.idle: dict[tuple[int, str, str], list[Route]] = {}
+        """By the owner's process, our port and its port."""
+        self._given_up: dict[int, list[int]] = {}
+        self._lock = threading.Lock()
+
+    def take(self, job: Job, nic: Nic, port: str) -> Route:
+        """Return a connection between a NIC and the owner's port that nobody else uses."""
+        with self._lock:
+            idle = self.idle.get((job.handle.owner.process, nic.port.name, port))
+            if idle:
+                return idle.pop()
+        return self.connect(job, nic, port)
+
+    def connect(self, job: Job, nic: Nic, port: str) -> Route:
+        """Make a new one.
+
+        Raises:
+            VerbsError: if there's no way to the other NIC's address.
+        """
+        process = job.handle.owner.process
+        with self._lock:
+            given_up = self._given_up.pop(process, [])
+        connection = Connection(nic)
+        try:
+            found = self._ask(job, job.remaining_s(ASK_S), op="connect", port=port, card=connection.card, given_up=given_up)
+            connection.connect(found["card"])
+        except BaseException:
+            connection.close()
+            with self._lock:
+                self._given_up.setdefault(process, []).extend(given_up)
+            raise
+        return Route(connection, process, port, found["card"].number, (found["table"], found["rkey"]))
+
+    def give_back(self, route: Route) -> None:
+        """Keep a connection for the next transfer."""
+        too_many: list[Route] = []
+        with self._lock:
+            self.idle.setdefault((route.process, route.connection.nic.port.name, route.port), []).append(route)
+            if sum(map(len, self.idle.values())) > MAX_IDLE:
+                too_many = self.idle.pop(next(iter(self.idle)))
+        for old in too_many:
+            self.drop(old)
+
+    def close_idle(self, process: int | None = None) -> None:
+        """Close the connections to a process, or all, that nobody uses just now."""
+        with self._lock:
+            keys = [k for k in self.idle if process in (None, k[0])]
+            routes = [route for key in keys for route in self.idle.pop(key)]
+        for route in routes:
+            self.drop(route)
+
+    def drop(self, route: Route) -> None:
+        """Close a connection, and tell the owner with the next one."""
+        route.connection.close()
+        with self._lock:
+            self._given_up.setdefault(route.process, []).append(route.number)
