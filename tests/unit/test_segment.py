@@ -150,13 +150,13 @@ def memfds(pid: int) -> int:
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):  # closed meanwhile, such as the listing's own
             links.append(entry.readlink().name)
-    return sum(name.startswith("memfd:monarch_nb") for name in links)
+    return sum(name.startswith("memfd:monarch_nb ") for name in links)
 
 
 def inodes_mapped(pid: int) -> set[int]:
     """Return the inodes of our segments that a process has mapped."""
     lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    return {int(text.split()[4]) for text in lines if "memfd:monarch_nb" in text}
+    return {int(text.split()[4]) for text in lines if "memfd:monarch_nb " in text}
 
 
 def test_a_killed_reader_leaves_no_memory_and_its_segment_is_used_again() -> None:
