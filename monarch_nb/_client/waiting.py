@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from monarch_nb._post.office import Office
 from monarch_nb._post.pending import Pending
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 on_stop: Callable[[Session], Exception | None] | None = None
 """Called in the main thread when something has stopped; returns when the wait may go on. What it returns is raised when the wait is over."""
+
+on_long: Callable[[Any, float], Callable[[], None]] | None = None
+"""Shows a long transfer of the data plane, which began at a time (monotonic); returns what to call when it's over."""
 
 _main = threading.main_thread().ident
 

@@ -18,6 +18,7 @@ from typing import Any
 def load(shell: Any) -> None:
     """Register the magics, say what runs, and warm up."""
     from monarch_nb._client import spare, waiting
+    from monarch_nb.display.transfer_bar import show_long
     from monarch_nb.magics.completion import Completion, RemoteHelp, explain_verbs
     from monarch_nb.magics.debug import CellPrompt
     from monarch_nb.magics.lifecycle import say_what_runs
@@ -28,6 +29,7 @@ def load(shell: Any) -> None:
     magics = MeshMagics(shell)
     shell.register_magics(magics)
     waiting.on_stop = CellPrompt(magics.state)
+    waiting.on_long = show_long
     completion = Completion(magics)
     shell.Completer.custom_matchers.append(completion.matcher)
     RemoteHelp(completion, shell).install()
@@ -50,7 +52,7 @@ def unload(shell: Any) -> None:
         for name in names:
             shell.magics_manager.magics[kind].pop(name, None)
     auto.remove(shell)
-    waiting.on_stop = None
+    waiting.on_stop = waiting.on_long = None
     vars(shell).pop("object_inspect_mime", None)
     matchers = shell.Completer.custom_matchers
     matchers[:] = [m for m in matchers if not isinstance(getattr(m, "__self__", None), Completion)]

@@ -33,11 +33,15 @@ class BroadcastReceipt:
     """How a buffer got to many.
 
     Attributes:
-        receipts: for each destination, what its copy took.
+        num_bytes: of the buffer.
+        num_receivers: who has it now.
+        receipts: what each copy took. Ranks of a machine may share one, or have none where the source itself is mapped.
         depth: the longest chain of copies, one after the other.
         seconds: until the last had it.
     """
 
+    num_bytes: int
+    num_receivers: int
     receipts: tuple[Receipt, ...]
     depth: int
     seconds: float
@@ -46,9 +50,8 @@ class BroadcastReceipt:
         by_path: dict[str, int] = {}
         for receipt in self.receipts:
             by_path[receipt.path] = by_path.get(receipt.path, 0) + 1
-        ways = ", ".join(f"{num} by {path}" for path, num in by_path.items())
-        size = size_text(self.receipts[0].num_bytes if self.receipts else 0)
-        return f"{size} to {len(self.receipts)} in {time_text(self.seconds)} ({ways}; {self.depth} steps deep)"
+        copies = ", ".join(f"{num} by {path}" for path, num in by_path.items()) or "none: it's mapped where it is"
+        return f"{size_text(self.num_bytes)} to {self.num_receivers} in {time_text(self.seconds)}; copies: {copies}"
 
 
 class Spread:
@@ -158,7 +161,8 @@ def spread(source: RDMABuffer, targets: Iterable[RDMABuffer], timeout: float | N
     start = time.perf_counter()
     running = Spread(source._handle, handles, lambda there, to: _fill(plane, there, to, deadline), os.cpu_count() or 1)
     running.run()
-    return BroadcastReceipt(tuple(running.receipts), running.depth, time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    return BroadcastReceipt(source.size(), len(handles), tuple(running.receipts), running.depth, seconds)
 
 
 def _check(source: Handle, target: Handle) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 from monarch_nb._client import session as sessions
 from monarch_nb._post import here
 from monarch_nb._post.office import Office
-from monarch_nb.exceptions import MeshUsageError, PathFailed, RDMAError
+from monarch_nb.exceptions import MeshError, MeshUsageError, PathFailed, RDMAError
 from monarch_nb.rdma import handle as handles
 from monarch_nb.rdma import segments, staging
 from monarch_nb.rdma.handle import Handle, Owner, this_machine
@@ -174,6 +174,8 @@ class Desk:
         start = time.perf_counter()
         try:
             receipts = self._run_all(transfer.jobs, forced)
+        except MeshError as error:
+            transfer.finish(None, error.with_traceback(None))  # the message says it all; the reader's own lines are what matters
         except BaseException as error:
             transfer.finish(None, error)
         else:

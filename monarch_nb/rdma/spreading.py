@@ -7,8 +7,9 @@ time, once all others have let go of it. Where the source itself can be mapped, 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._post import here
@@ -121,12 +122,13 @@ def begin(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None) 
     """Make a buffer a variable of a mesh's cells, in a thread of its own."""
 
     def run() -> BroadcastReceipt:
+        start = time.perf_counter()
         places, receipt = place(source, mesh, timeout)
         try:
             mesh.execute(bind, name, places).get()
         finally:
             release(places, source)
-        return receipt
+        return replace(receipt, num_receivers=len(mesh._procs), seconds=time.perf_counter() - start)
 
     return LocalFuture.of(run)
 

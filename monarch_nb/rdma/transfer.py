@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from monarch_nb._client import waiting
 from monarch_nb._post import here
 from monarch_nb.rdma.local_future import LocalFuture
 from monarch_nb.rdma.path import Job, Op
@@ -16,9 +17,6 @@ STOP_S = 5.0
 
 LONG_S = 1.0
 """A transfer that takes longer is shown in a notebook while it's waited for."""
-
-on_long: Callable[[Transfer], Callable[[], None]] | None = None
-"""Shows a long transfer; returns what to call when it's over. Set where there's a notebook."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +82,12 @@ class Transfer(LocalFuture[Receipt]):
         read 256 MiB by shm in 31.2 ms, 8.6 GB/s
     """
 
-    __slots__ = ("jobs",)
+    __slots__ = ("began", "jobs")
 
     def __init__(self, jobs: list[Job]) -> None:
         super().__init__()
         self.jobs = jobs
+        self.began = time.monotonic()
         self._what = f"{jobs[0].op} of {jobs[0].handle}" if jobs else "nothing"
 
     @property
@@ -115,12 +114,12 @@ class Transfer(LocalFuture[Receipt]):
             raise
 
     def _wait_for(self, ended: threading.Event, timeout: float | None) -> bool:
-        if on_long is None or here.rank is not None or threading.current_thread() is not threading.main_thread():
+        if waiting.on_long is None or here.rank is not None or threading.current_thread() is not threading.main_thread():
             return ended.wait(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         if ended.wait(LONG_S if timeout is None else min(LONG_S, timeout)):
             return True
-        over = on_long(self)
+        over = waiting.on_long(self, self.began)
         try:
             return ended.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
         finally:

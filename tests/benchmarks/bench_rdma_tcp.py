@@ -120,17 +120,43 @@ def compare(two: TwoDesks, handle: Handle, into: Any, num_streams: int, rounds: 
     )
 
 
+def plain_echo(desk: Desk, nbytes: int) -> int:
+    """Over there: answer each byte with that many; returns the port."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def run() -> None:
+        sock, _ = listening.accept()
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with listening, sock:
+            while sock.recv(1):
+                sock.sendall(bytes(nbytes))
+
+    threading.Thread(target=run, daemon=True).start()
+    return int(listening.getsockname()[1])
+
+
 def latency(two: TwoDesks, handle: Handle, into: Any, num: int = 1000) -> None:
     """Print what 4 KiB take."""
     part, local = handle.part(slice(0, 4096)), memory_of(into[:4096])
+    with socket.create_connection(("127.0.0.1", two.far(plain_echo, 4096))) as sock:
+
+        def plain() -> None:
+            sock.send(b"!")
+            sock.recv_into(into, 4096, socket.MSG_WAITALL)
+
+        floor = [seconds(plain) for _ in range(num)]
     times = [seconds(lambda: two.desk.submit([Job("read", part, local)], "tcp").get(60)) for _ in range(num)]
-    print(f"4 KiB: {statistics.median(times) * 1e6:.0f} us, 99 in 100 within {sorted(times)[num * 99 // 100] * 1e6:.0f} us")
+    print(
+        f"4 KiB: plain {statistics.median(floor) * 1e6:.0f} us   read {statistics.median(times) * 1e6:.0f} us, "
+        f"99 in 100 within {sorted(times)[num * 99 // 100] * 1e6:.0f} us"
+    )
 
 
 def main() -> None:
     nbytes = int((sys.argv[1:] or ["512"])[0]) << 20
     rounds = int((sys.argv[2:] or ["7"])[0])
     with TwoDesks() as two:
+        print(f"{nbytes >> 20} MiB over loopback, {len(os.sched_getaffinity(0))} processors, medians of {rounds}")
         handle = two.far(give, nbytes)
         into = numpy.ones(nbytes, numpy.uint8)
         for num_streams in (1, 2, 4):

@@ -45,7 +45,9 @@ def test_into_the_namespace_of_a_mesh(procs: ProcMesh, mappable: bool) -> None:
         source = RDMABuffer(room)
     else:
         source = RDMABuffer(values)
-    source.broadcast_into(procs, "weights").get()
+    receipt = source.broadcast_into(procs, "weights").get()
+    assert receipt.num_receivers == 2
+    assert ("none: it's mapped" in str(receipt)) == (not receipt.receipts)
     source.drop()
     sums = procs.execute(_sum_of_weights).get().values()
     assert list(sums) == [values.double().sum().item()] * 2

@@ -263,6 +263,22 @@ def test_streams_are_used_again(own: TwoDesks, monkeypatch: pytest.MonkeyPatch) 
     assert (into == data(1, 32 * MIB)).all()
 
 
+def test_streams_that_nobody_uses_are_closed(own: TwoDesks, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = own.desk.paths["tcp"]
+    assert isinstance(path, TcpPath)
+    handle = own.far(give, 1, 100)
+    move(own, "read", handle, numpy.zeros(100, numpy.uint8))
+    (peer,) = path._peers.values()
+    (stream,) = peer._idle
+    later = time.monotonic() + 3600
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    path._tidy()
+    assert stream.sock.fileno() == -1
+    assert not path._peers
+    monkeypatch.undo()
+    move(own, "read", handle, numpy.zeros(100, numpy.uint8))
+
+
 def test_small_ones_are_quick_once_connected(own: TwoDesks) -> None:
     path = own.desk.paths["tcp"]
     handle = own.far(give, 1, 4096)

@@ -421,8 +421,9 @@ def time_out_of_a_silent_peer(pair: Pair) -> str:
     assert 1 <= sleeps <= 50, sleeps
     assert polls < 2000, polls
     assert seconds < 10, seconds
-    for route in list(routes):
-        route.was_used = True
+    idle = [r for some in pair.path.routes.idle.values() for r in some]
+    (used_one,) = (r for r in routes if r not in idle)
+    assert used_one.connection._is_closed, "its queue pair lives on, with a READ under way"
     works(pair)
     return f"{seconds:.2f} s, {used:.3f} s of a processor, {polls} polls, {sleeps} sleeps: {error}"
 

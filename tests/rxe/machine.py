@@ -121,7 +121,8 @@ class Machine:
             names.append(os.path.basename(file))
         (tree / "modules" / "order").write_text("".join(f"{name}\n" for name in names))
         listing = "\n".join(str(p.relative_to(tree)) for p in sorted(tree.rglob("*")))
-        packed = subprocess.run([str(tool_path("cpio")), "--quiet", "-o", "-H", "newc"], cwd=tree, input=listing.encode(), capture_output=True, check=True)
+        command = [str(tool_path("cpio")), "--quiet", "-o", "-H", "newc"]
+        packed = subprocess.run(command, cwd=tree, input=listing.encode(), capture_output=True, check=True)
         initrd = tree.with_suffix(".gz")
         initrd.write_bytes(gzip.compress(packed.stdout, 1))
         return initrd
@@ -135,8 +136,12 @@ class Machine:
                     files[file.split()[0]] = None
         return list(files)
 
-    def run(self, command: list[str], job: Path, folders: list[Path], timeout_s: float, num_cpus: int = 2, memory: str = "4G") -> int:
-        """Boot, run a command inside, and return its exit status; it finds `job` as the folder `/run/job`, may leave files there, and imports from `folders`.
+    def run(
+        self, command: list[str], job: Path, folders: list[Path], timeout_s: float, num_cpus: int = 2, memory: str = "4G"
+    ) -> int:
+        """Boot, run a command inside, and return its exit status.
+
+        It finds `job` as the folder `/run/job`, may leave files there, and imports from `folders`.
 
         Raises:
             CannotBoot: with the end of the console, if no exit status came back.
@@ -148,7 +153,10 @@ class Machine:
         shutil.copy(HERE / "second_init.sh", job)
         initrd = self._pack_initrd(job / "initrd")
         console = job / "console.txt"
-        process = subprocess.Popen(self._qemu(job, initrd, console, num_cpus, memory), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        process = subprocess.Popen(
+            self._qemu(job, initrd, console, num_cpus, memory),
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
         try:
             said, _ = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:

@@ -34,6 +34,7 @@ MAX_HELPERS = 64
 ASK_S = 10.0
 SETTLE_S = 2.0
 TIDY_S = 20.0
+FORGET_S = 600.0
 
 
 class TcpPath(Path):
@@ -107,11 +108,19 @@ class TcpPath(Path):
     def _peer(self, handle: Handle) -> Peer:
         with self._lock:
             self._check_open()
-            if time.monotonic() > self._tidy_at:
-                self._tidy_at = time.monotonic() + TIDY_S
-                for peer in self._peers.values():
-                    peer.tidy()
+            self._tidy()
             return self._peers.get(handle.owner.process) or self._peers.setdefault(handle.owner.process, Peer(self))
+
+    def _tidy(self) -> None:
+        """Now and then, close what wasn't used for long."""
+        now = time.monotonic()
+        if now < self._tidy_at:
+            return
+        self._tidy_at = now + TIDY_S
+        for process, peer in list(self._peers.items()):
+            peer.tidy()
+            if now - peer.last_used > FORGET_S:
+                self._peers.pop(process).close()
 
     def _helpers(self) -> ThreadPoolExecutor:
         with self._lock:

@@ -7,7 +7,6 @@ requests under way. When one fails, all are cut, and whoever asked is told only 
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,7 +17,7 @@ from monarch_nb.exceptions import PathFailed, RDMAError
 from monarch_nb.rdma.layout import Piece
 from monarch_nb.rdma.path import READ, Job, PathUnavailable
 from monarch_nb.rdma.paths import tcp_wire as wire
-from monarch_nb.rdma.paths.tcp_peer import Peer, Stream
+from monarch_nb.rdma.paths.tcp_peer import TICK_S, Peer, Stream
 
 CHUNK_BYTES = 2 * wire.BLOCK_BYTES
 SMALLEST_BYTES = wire.BLOCK_BYTES // 4
@@ -79,7 +78,7 @@ def chunks(pieces: Sequence[Piece], chunk_bytes: int) -> list[Chunk]:
 
 
 class Exchange:
-    """Moves the bytes of one job. `run` is called once."""
+    """Moves the bytes of one job."""
 
     def __init__(self, job: Job, peer: Peer, pool: ThreadPoolExecutor, num_streams: int, is_closed: Callable[[], bool]) -> None:
         self._job = job
@@ -93,6 +92,7 @@ class Exchange:
         self._left = threading.Condition(self._lock)
         self._over = False
         self._todo: deque[Chunk] = deque(chunks(job.pieces(), self._chunk_bytes()))
+        self._missing = job.nbytes
         self._streams: set[Stream] = set()
         self._error: BaseException | None = None
         self.broken: list[int] = []
@@ -121,6 +121,8 @@ class Exchange:
             self._end(helpers)
         if self._error is not None:
             raise self._error
+        if self._missing:
+            raise wire.Broken("not all came")
 
     def _end(self, helpers: Sequence[Future[None]]) -> None:
         """Wait until no thread touches the memory. One that has no stream yet is not waited for."""
@@ -143,7 +145,6 @@ class Exchange:
             self._peer.give(stream)
             return
         try:
-            stream.last_moved = time.monotonic()
             self._drive(stream)
         except BaseException as error:
             self._fail(error)
@@ -165,21 +166,18 @@ class Exchange:
             stream.cut()
 
     def _drive(self, stream: Stream) -> None:
-        def wait() -> None:
-            self._check(stream)
-
         under_way: deque[tuple[Chunk, wire.Request]] = deque()
         try:
             while True:
                 while (chunk := self._next(under_way)) is not None:
                     request = wire.Request(self._op, stream.tag(), self._job.handle.key, self._job.handle.slot, chunk.there)
                     under_way.append((chunk, request))
-                    self._begin(stream, chunk, request, wait)
+                    self._begin(stream, chunk, request)
                 if not under_way:
                     return
-                self._finish(stream, *under_way[0], wait)
+                self._finish(stream, *under_way[0])
                 chunk, _ = under_way.popleft()
-                self._moved(stream, chunk.nbytes)
+                self._moved(chunk.nbytes)
         finally:
             with self._lock:
                 self._todo.extendleft(chunk for chunk, _ in under_way)
@@ -196,35 +194,35 @@ class Exchange:
                 raise wire.Broken("another stream has failed")
             return self._todo.popleft() if self._todo else None
 
-    def _moved(self, stream: Stream, nbytes: int) -> None:
-        stream.last_moved = time.monotonic()
+    def _moved(self, nbytes: int) -> None:
         with self._lock:
+            self._missing -= nbytes
             self._job.moved(nbytes)
 
-    def _check(self, stream: Stream) -> None:
-        """Nothing has come for a moment."""
+    def _wait(self, idle: int) -> None:
+        """See `wire.Wait`."""
         self._job.check()
         if self._is_closed():
             raise PathFailed("this process has left its mesh")
-        if time.monotonic() - stream.last_moved > STALL_S:
+        if idle * TICK_S > STALL_S:
             raise wire.Broken(f"no byte in {STALL_S:g} s")
 
     # --- one chunk
 
-    def _begin(self, stream: Stream, chunk: Chunk, request: wire.Request, wait: Callable[[], None]) -> None:
+    def _begin(self, stream: Stream, chunk: Chunk, request: wire.Request) -> None:
         head = request.encode()
         if self._op == wire.OP_READ:
-            wire.send_all(stream.sock, [head], wait)
+            wire.send_all(stream.sock, [head], self._wait)
         elif request.is_copied:
-            wire.send_copied(stream.sock, head, wire.gathered(self._memory, chunk.here), request.seed, wait)
+            wire.send_copied(stream.sock, head, wire.gathered(self._memory, chunk.here), request.seed, self._wait)
         else:
-            wire.send_chunk(stream.sock, head, self._place(chunk), request.seed, wait)
+            wire.send_chunk(stream.sock, head, self._place(chunk), request.seed, self._wait)
 
-    def _finish(self, stream: Stream, chunk: Chunk, request: wire.Request, wait: Callable[[], None]) -> None:
+    def _finish(self, stream: Stream, chunk: Chunk, request: wire.Request) -> None:
         try:
-            status, why = wire.receive_answer(stream.sock, request, wait)
+            status, why = wire.receive_answer(stream.sock, request, self._wait)
             if status == wire.OK and self._op == wire.OP_READ:
-                status = self._receive(stream, chunk, request, wait)
+                status = self._receive(stream, chunk, request)
         except wire.Corrupt as error:
             raise self._corrupt(str(error)) from None
         if status == wire.GONE:
@@ -234,11 +232,10 @@ class Exchange:
         if status != wire.OK:
             raise PathFailed(f"{self._job.handle} refuses the {self._job.op}: {why}")
 
-    def _receive(self, stream: Stream, chunk: Chunk, request: wire.Request, wait: Callable[[], None]) -> int:
+    def _receive(self, stream: Stream, chunk: Chunk, request: wire.Request) -> int:
         if not request.is_copied:
-            return wire.receive_chunk(stream.sock, self._place(chunk), request.seed, wait)
-        data = memoryview(bytearray(chunk.nbytes))
-        status = wire.receive_chunk(stream.sock, data, request.seed, wait)
+            return wire.receive_chunk(stream.sock, self._place(chunk), request.seed, self._wait)
+        data, status = wire.receive_copied(stream.sock, chunk.nbytes, request.seed, self._wait)
         wire.scatter(data, self._memory, chunk.here)
         return status
 

@@ -35,7 +35,7 @@ class Stream:
     def __init__(self, connection: Connection) -> None:
         self.sock = connection.sock
         self.number = connection.number
-        self.last_used = self.last_moved = time.monotonic()
+        self.last_used = time.monotonic()
         self._tag = 0
         self._closing = threading.Lock()
         set_options(self.sock, TICK_S)
@@ -75,7 +75,9 @@ class Peer:
         self._reaching = threading.Lock()
         self._known: tuple[list[Address], int, bytes] | None = None
         self._dials_us = False
+        self._closed = False
         self.round_trip_s = 1.0
+        self.last_used = time.monotonic()
 
     @property
     def is_quick(self) -> bool:
@@ -90,6 +92,7 @@ class Peer:
             BufferGone: if the owner, or the buffer, is gone.
             TransferTimeout: if the job's time is up.
         """
+        self.last_used = time.monotonic()
         stream = self._ready()
         if stream is None:
             with self._reaching:
@@ -125,7 +128,7 @@ class Peer:
         """Take back a stream that has nothing under way."""
         stream.last_used = time.monotonic()
         with self._lock:
-            if not self._path.closed:
+            if not self._closed:
                 self._idle.append(stream)
                 return
         stream.close()
@@ -139,8 +142,9 @@ class Peer:
             stream.close()
 
     def close(self) -> None:
-        """Close all that nobody uses."""
+        """Close all that nobody uses, and the others when they're given back."""
         with self._lock:
+            self._closed = True
             idle, self._idle = self._idle, []
         for stream in idle:
             stream.close()

@@ -33,13 +33,19 @@ class Reach:
         return memory.bytes_at(*request.stretches[0])
 
     def place(self, memory: Memory, request: Request) -> memoryview:
-        """Return where to receive what is brought: `put` comes next."""
-        if request.is_copied or not memory.is_cpu:
+        """Return where to receive what is brought: `put` comes next.
+
+        Raises:
+            RuntimeError: if a GPU says no.
+        """
+        if not memory.is_cpu:
+            return self._pinned_bytes(request.nbytes)
+        if request.is_copied:
             return memoryview(bytearray(request.nbytes))
         return memory.bytes_at(*request.stretches[0])
 
     def put(self, memory: Memory, request: Request, data: memoryview) -> None:
-        """Bring what was received to where it belongs, if it isn't there yet.
+        """Bring `data`, received at `place`, to where it belongs, if it isn't there yet.
 
         Raises:
             RuntimeError: if a GPU says no.
@@ -48,7 +54,7 @@ class Reach:
             import torch
 
             for start, at, n in _places(request):
-                _flat(memory)[at : at + n].copy_(torch.frombuffer(data, dtype=torch.uint8, count=n, offset=start))
+                _flat(memory)[at : at + n].copy_(self._pinned[start : start + n])
             torch.cuda.current_stream(memory.device).synchronize()
         elif request.is_copied:
             scatter(data, _all_of(memory), request.stretches)

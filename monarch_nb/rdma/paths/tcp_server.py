@@ -141,7 +141,7 @@ class Serving:
             with self._closing:
                 self._sock.close()
 
-    def _wait(self) -> None:
+    def _wait(self, idle: int) -> None:
         raise wire.Broken("nothing came for a while" if self._idle else "the other side has stopped")
 
     def _do(self, request: wire.Request) -> None:
@@ -182,10 +182,8 @@ class Serving:
 
     def _read(self, request: wire.Request, memory: Memory) -> None:
         head = wire.encode_answer(request.tag, wire.OK, request.nbytes)
-        try:
+        with _gpu_may_refuse():
             data = self._reach.read(memory, request)
-        except RuntimeError as error:
-            raise Refused(wire.REFUSED, f"its GPU: {error}") from None
         if request.is_copied:
             wire.send_copied(self._sock, head, data, request.seed, self._wait, self._status(request))
         else:
@@ -194,7 +192,8 @@ class Serving:
     # --- from whoever writes
 
     def _write(self, request: wire.Request, memory: Memory) -> None:
-        data = self._reach.place(memory, request)
+        with _gpu_may_refuse():
+            data = self._reach.place(memory, request)
         text = ""
         try:
             wire.receive_chunk(self._sock, data, request.seed, self._wait)
@@ -205,6 +204,14 @@ class Serving:
         except RuntimeError as error:
             status, text = wire.REFUSED, f"its GPU: {error}"
         wire.send_all(self._sock, [wire.encode_answer(request.tag, status, 0, text)], self._wait)
+
+
+@contextlib.contextmanager
+def _gpu_may_refuse() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise Refused(wire.REFUSED, f"its GPU: {error}") from None
 
 
 def _check(request: wire.Request, region: Region) -> None:

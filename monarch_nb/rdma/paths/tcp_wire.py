@@ -34,8 +34,8 @@ OK, GONE, REFUSED, CORRUPT = 0, 1, 2, 3
 
 Stretch = tuple[int, int]
 """Offset in the region, and length."""
-Wait = Callable[[], None]
-"""Called whenever nothing came or went for a while; raises to give up."""
+Wait = Callable[[int], None]
+"""Called whenever nothing came or went for the socket's time-out: how often in a row; raises to give up."""
 
 _REQUEST = struct.Struct("<HBxHxxIQQQQ")
 _ANSWER = struct.Struct("<HBxHxxIQ")
@@ -94,7 +94,7 @@ class Request:
         first, *more = self.stretches
         head = _REQUEST.pack(_MAGIC, self.op, num, self.tag, self.key, self.slot, *first)
         rest = struct.pack(f"<{2 * num - 2}Q", *[x for pair in more for x in pair]) if more else b""
-        return head + rest + _CHECK.pack(zlib.crc32(rest, zlib.crc32(head)))
+        return head + _CHECK.pack(zlib.crc32(rest, zlib.crc32(head))) + rest
 
 
 def receive_request(sock: socket.socket, wait: Wait) -> Request:
@@ -103,12 +103,12 @@ def receive_request(sock: socket.socket, wait: Wait) -> Request:
     Raises:
         Broken: if the connection has ended, or it's none.
     """
-    head = received(sock, _REQUEST.size, wait)
-    magic, op, num, tag, key, slot, offset, nbytes = _REQUEST.unpack(head)
+    head = received(sock, _REQUEST.size + _CHECK.size, wait)
+    magic, op, num, tag, key, slot, offset, nbytes = _REQUEST.unpack_from(head)
     if magic != _MAGIC or op not in (OP_READ, OP_WRITE) or not 0 < num <= MAX_STRETCHES:
         raise Broken("what came is no request")
-    rest = received(sock, 16 * (num - 1) + _CHECK.size, wait)
-    if zlib.crc32(rest[: -_CHECK.size], zlib.crc32(head)) != _CHECK.unpack(rest[-_CHECK.size :])[0]:
+    rest = received(sock, 16 * (num - 1), wait)
+    if zlib.crc32(rest, zlib.crc32(head[: _REQUEST.size])) != _CHECK.unpack_from(head, _REQUEST.size)[0]:
         raise Broken("a request changed on its way")
     numbers = struct.unpack_from(f"<{2 * num - 2}Q", rest)
     return Request(op, tag, key, slot, [(offset, nbytes), *zip(numbers[::2], numbers[1::2], strict=True)])
@@ -156,31 +156,34 @@ def receive_exactly(sock: socket.socket, into: memoryview, wait: Wait) -> None:
     Raises:
         Broken: if it ends before.
     """
-    left = len(into)
+    left, idle = len(into), 0
     while left:
         try:
             num = sock.recv_into(into[-left:], left, socket.MSG_WAITALL)
         except BlockingIOError:
-            wait()
+            idle += 1
+            wait(idle)
             continue
         except OSError as error:
             raise Broken(str(error)) from None
         if not num:
             raise Broken("the other side has closed the connection")
-        left -= num
+        left, idle = left - num, 0
 
 
 def send_all(sock: socket.socket, buffers: Iterable[memoryview | bytes], wait: Wait, *, more: bool = False) -> None:
     """Send all bytes of some buffers; `more` follow at once."""
-    todo = [memoryview(b) for b in buffers]
+    todo, idle = [memoryview(b) for b in buffers], 0
     while todo:
         try:
             sent = sock.sendmsg(todo, (), socket.MSG_NOSIGNAL | (socket.MSG_MORE if more else 0))
         except BlockingIOError:
-            wait()
+            idle += 1
+            wait(idle)
             continue
         except OSError as error:
             raise Broken(str(error)) from None
+        idle = 0
         while todo and sent >= len(todo[0]):
             sent -= len(todo.pop(0))
         if sent:
@@ -224,6 +227,16 @@ def receive_chunk(sock: socket.socket, into: memoryview, seed: int, wait: Wait) 
     if checksum != sealed(total, status):
         raise Corrupt("the bytes")
     return int(status)
+
+
+def receive_copied(sock: socket.socket, nbytes: int, seed: int, wait: Wait) -> tuple[memoryview, int]:
+    """Receive a small chunk and its trailer at once; return it and the status. Errors as of `receive_chunk`."""
+    whole = received(sock, nbytes + _TRAILER.size, wait)
+    data = memoryview(whole)[:nbytes]
+    checksum, status = _TRAILER.unpack_from(whole, nbytes)
+    if checksum != sealed(folded(seed, data), status):
+        raise Corrupt("the bytes")
+    return data, int(status)
 
 
 def skip(sock: socket.socket, nbytes: int, wait: Wait) -> None:

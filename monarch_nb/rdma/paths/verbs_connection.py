@@ -149,7 +149,8 @@ class Connection:
                 elements = [library.SGE(address, nbytes, work.lkey) for address, nbytes in work.parts]
                 is_last = i == len(chain) - 1
                 request = library.SendWR(
-                    wr_id=self._last_posted + 1 if is_last else 0, opcode=c.IBV_WR_RDMA_READ if work.is_read else c.IBV_WR_RDMA_WRITE, num_sge=len(elements), sg=elements,
+                    wr_id=self._last_posted + 1 if is_last else 0,
+                    opcode=c.IBV_WR_RDMA_READ if work.is_read else c.IBV_WR_RDMA_WRITE, num_sge=len(elements), sg=elements,
                     send_flags=c.IBV_SEND_SIGNALED if is_last else 0, **({} if following is None else {"next_wr": following}),
                 )  # fmt: skip
                 made += [*elements, request]

@@ -16,7 +16,10 @@ from importlib.machinery import PathFinder
 from types import ModuleType
 from typing import Any
 
-INSTALL = "apt-get install python3-pyverbs ibverbs-providers (RHEL: dnf install python3-pyverbs), or pip install pyverbs where libibverbs' headers are"
+INSTALL = (
+    "apt-get install python3-pyverbs ibverbs-providers (RHEL: dnf install python3-pyverbs), "
+    "or pip install pyverbs where libibverbs' headers are"
+)
 _ENUMS = ("pyverbs.enums", "pyverbs.libibverbs_enums")
 """Before version 59, and since."""
 _lock = threading.RLock()

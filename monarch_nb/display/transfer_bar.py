@@ -1,0 +1,84 @@
+"""How far a long transfer is, below the cell that waits for it."""
+
+from __future__ import annotations
+
+import html
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from monarch_nb.display.progress import duration
+
+INTERVAL_S = 0.2
+
+
+class Moving(Protocol):
+    """A transfer, as far as it's shown."""
+
+    @property
+    def num_bytes(self) -> int: ...
+    @property
+    def done_bytes(self) -> int: ...
+    def done(self) -> bool: ...
+
+
+class TransferBar:
+    """One display, kept up to date by a thread until it's over.
+
+    Args:
+        transfer: what is shown.
+        began: when it began (`time.monotonic`).
+    """
+
+    def __init__(self, transfer: Moving, began: float) -> None:
+        self._transfer = transfer
+        self._began = began
+
+    def text(self) -> str:
+        """Return such as `312.5 MiB of 1 GiB, 0.41 GB/s, 2 s left`."""
+        from monarch_nb.rdma.transfer import size_text  # not with the extension: most notebooks have no transfers
+
+        done, total = self._transfer.done_bytes, self._transfer.num_bytes
+        seconds = time.monotonic() - self._began
+        rate = done / seconds if seconds > 0 else 0.0
+        parts = [f"{size_text(done)} of {size_text(total)}", f"{rate / 1e9:.2f} GB/s"]
+        if self._transfer.done():
+            parts.append(duration(seconds))
+        elif rate:
+            parts.append(f"{duration((total - done) / rate)} left")
+        return ", ".join(parts)
+
+    def mimebundle(self) -> dict[str, str]:
+        """Return it as text and as HTML."""
+        text = self.text()
+        bar = f"<progress max='{self._transfer.num_bytes}' value='{self._transfer.done_bytes}'></progress>"
+        return {"text/plain": text, "text/html": f"<div>{bar} <span>{html.escape(text)}</span></div>"}
+
+
+def show_long(transfer: Moving, began: float) -> Callable[[], None]:
+    """Show a transfer in the cell that runs; return what is to be called when it's over. Does nothing where there's no notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if shell is None or not hasattr(shell, "kernel"):
+        return lambda: None
+    from IPython.display import display
+
+    bar = TransferBar(transfer, began)
+    handle = display(bar.mimebundle(), raw=True, display_id=True)
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.wait(INTERVAL_S):
+            handle.update(bar.mimebundle(), raw=True)
+
+    thread = threading.Thread(target=run, name="monarch_nb-transfer-bar", daemon=True)
+    thread.start()
+
+    def end() -> None:
+        over.set()
+        thread.join()
+        handle.update(bar.mimebundle(), raw=True)
+
+    return end
