@@ -38,7 +38,9 @@ class TransferBar:
 
     def text(self) -> str:
         """Return such as `312.5 MiB of 1 GiB, 0.41 GB/s, 2 s left`."""
-        from monarch_nb.rdma.transfer import size_text  # not with the extension: most notebooks have no transfers
+        from monarch_nb.rdma.transfer import (
+            size_text,  # not with the extension: most notebooks have no transfers
+        )
 
         done, total = self._transfer.done_bytes, self._transfer.num_bytes
         seconds = time.monotonic() - self._began

@@ -16,6 +16,7 @@ The layers, lower ones first:
 from __future__ import annotations
 
 from monarch_nb.rdma.action import RDMAAction
+from monarch_nb.rdma.availability import get_rdma_backend, is_ibverbs_available
 from monarch_nb.rdma.broadcast import BroadcastReceipt
 from monarch_nb.rdma.buffer import RDMABuffer
 from monarch_nb.rdma.paths import use_path
@@ -31,6 +32,8 @@ __all__ = [
     "Receipt",
     "Transfer",
     "empty",
+    "get_rdma_backend",
+    "is_ibverbs_available",
     "load_into",
     "publish",
     "use_path",

@@ -6,7 +6,7 @@ A transfer between two layouts is a list of pieces, each contiguous on both side
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -180,3 +180,22 @@ def pieces(there: Layout, here: Layout) -> Iterator[Piece]:
             i, a = i + 1, 0
         if b == ours.nbytes:
             j, b = j + 1, 0
+
+
+def batches(parts: Iterable[Piece], max_bytes: int, max_pieces: int = 1 << 30) -> list[list[Piece]]:
+    """Return pieces in lists of at most `max_bytes` and `max_pieces` each; what is larger is cut.
+
+    >>> batches([Piece(0, 0, 5), Piece(8, 5, 2)], 4)
+    [[Piece(there=0, here=0, nbytes=4)], [Piece(there=4, here=4, nbytes=1), Piece(there=8, here=5, nbytes=2)]]
+    """
+    found: list[list[Piece]] = []
+    room = 0
+    for there, here, left in parts:
+        while left:
+            if not room or len(found[-1]) == max_pieces:
+                found.append([])
+                room = max_bytes
+            n = min(left, room)
+            found[-1].append(Piece(there, here, n))
+            there, here, left, room = there + n, here + n, left - n, room - n
+    return found

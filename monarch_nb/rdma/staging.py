@@ -120,7 +120,7 @@ def load(memory: Memory) -> bytes:
     return bytes(device_bytes(memory).cpu().numpy())
 
 
-def store(data: bytes, memory: Memory) -> None:
+def store(data: bytes | memoryview, memory: Memory) -> None:
     """Write bytes into contiguous memory of any device."""
     if memory.is_cpu:
         memory.bytes_at(memory.layout.offset, memory.nbytes)[:] = data

@@ -19,7 +19,7 @@ from monarch_nb.rdma.handle import Handle
 
 @pytest.fixture(scope="module")
 def pair(procs: ProcMesh) -> Iterator[Holder]:
-    yield procs.spawn("receivers", Holder)
+    return procs.spawn("receivers", Holder)
 
 
 def test_into_buffers(pair: Holder) -> None:

@@ -18,7 +18,7 @@ from monarch_nb.rdma import RDMAAction, RDMABuffer, empty, use_path
 def pair(procs: ProcMesh) -> Iterator[tuple[Holder, Holder]]:
     """An actor on each of two ranks."""
     actors = procs.spawn("holders", Holder)
-    yield actors.slice(ranks=0), actors.slice(ranks=1)
+    return actors.slice(ranks=0), actors.slice(ranks=1)
 
 
 def test_a_handle_travels_and_the_bytes_follow(pair: tuple[Holder, Holder]) -> None:
@@ -157,7 +157,7 @@ def test_an_owner_that_died_or_was_started_anew(procs: ProcMesh) -> None:
     with pytest.raises(Exception, match="SIGKILL"):
         first.get.call_one("w").get()
     for path in ("shm", "tcp"):
-        with pytest.raises(RDMAError, match="has ended|gone"), use_path(path):
+        with pytest.raises(RDMAError, match=r"has ended|gone"), use_path(path):
             buffer.read()
     mesh.heal()
     with pytest.raises(BufferGone):
@@ -174,7 +174,7 @@ def test_bad_input_is_one_clear_error(pair: tuple[Holder, Holder]) -> None:
         buffer.read_into(torch.zeros(2, 4))
     with pytest.raises(MeshUsageError, match="dst is read-only"):
         buffer.read_into(bytes(160))
-    with pytest.raises(MeshUsageError, match="the buffer .* is read-only"):
+    with pytest.raises(MeshUsageError, match=r"the buffer .* is read-only"):
         owner.read_only.call_one().get().write_from(bytes(64))
     with pytest.raises(MeshUsageError, match="timeout=-1: a time-out is a number of seconds above 0"):
         buffer.read_into(torch.zeros(10, 4), timeout=-1)
@@ -186,7 +186,7 @@ def test_bad_input_is_one_clear_error(pair: tuple[Holder, Holder]) -> None:
         buffer[0, 0, 0]
     with pytest.raises(MeshUsageError, match="no path is called 'pigeon'; there are local, cuda_ipc, shm"):
         buffer.read_into(torch.zeros(10, 4), path="pigeon").get()
-    with pytest.raises(RDMAError, match="no way between .*cuda_ipc: the buffer is in host memory"):
+    with pytest.raises(RDMAError, match=r"no way between .*cuda_ipc: the buffer is in host memory"):
         buffer.read_into(torch.zeros(10, 4), path="cuda_ipc").get()
     with pytest.raises(MeshUsageError, match="has nothing to do"):
         RDMAAction().submit()

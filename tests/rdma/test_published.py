@@ -123,9 +123,9 @@ def test_a_model_of_plain_tensors(procs: ProcMesh) -> None:
 
 def test_what_does_not_fit_is_named(procs: ProcMesh) -> None:
     published = procs.slice(ranks=0).spawn("giver", Model, 1).publish.call_one().get()
-    with pytest.raises(MeshUsageError, match="0.weight is 3x3 here and was published as 64x64"):
+    with pytest.raises(MeshUsageError, match=r"0.weight is 3x3 here and was published as 64x64"):
         load_into({"0.weight": torch.zeros(3, 3)}, published)
-    with pytest.raises(MeshUsageError, match="head was not published; there are 0.weight, 0.bias, .* and 3 more"):
+    with pytest.raises(MeshUsageError, match=r"head was not published; there are 0.weight, 0.bias, .* and 3 more"):
         load_into({"head": torch.zeros(3)}, published)
     assert load_into({"head": torch.zeros(3)}, published, strict=False).num_bytes == 0
     with pytest.raises(MeshUsageError, match="wants a state dict with tensors"):

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from monarch_nb._host.gpus import GpuReader
-from monarch_nb._wire.page import BUSY, DEBUGGING, IDLE, NUM_SLOTS, PAGE_BYTES, SLOT_BYTES, Page, read_page
+from monarch_nb._wire.page import BUSY, DEBUGGING, IDLE, NUM_SLOTS, PAGE_BYTES, Page, read_page
 from monarch_nb.display import card_html, top
 from monarch_nb.status import MeshStatus, Versioned, apply, summary
 

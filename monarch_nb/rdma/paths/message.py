@@ -6,19 +6,19 @@ time of both host processes.
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.rdma import staging
 from monarch_nb.rdma.handle import Handle
-from monarch_nb.rdma.layout import Layout
+from monarch_nb.rdma.layout import Layout, Piece, batches
 from monarch_nb.rdma.memory import Memory
 from monarch_nb.rdma.path import READ, Job, Path
 from monarch_nb.rdma.regions import Region
 
 CHUNK_BYTES = 4 << 20
+MAX_PIECES = 10_000
 ANSWER_S = 60.0
 
 
@@ -31,31 +31,34 @@ class MessagePath(Path):
         return ""
 
     def transfer(self, job: Job) -> None:
-        for there, here, nbytes in job.pieces():
-            for at in range(0, nbytes, CHUNK_BYTES):
-                n = min(CHUNK_BYTES, nbytes - at)
-                self._move(job, there + at, here + at, n)
-                job.moved(n)
+        for batch in batches(job.pieces(), CHUNK_BYTES, MAX_PIECES):
+            self._move(job, batch)
+            job.moved(sum(piece.nbytes for piece in batch))
 
-    def _move(self, job: Job, there: int, here: int, n: int) -> None:
-        view = job.local.bytes_at(here, n)
-        fields: dict[str, Any] = {"start": there, "nbytes": n}
+    def _move(self, job: Job, batch: Sequence[Piece]) -> None:
+        fields: dict[str, Any] = {"parts": [(piece.there, piece.nbytes) for piece in batch]}
         if job.op != READ:
-            fields["data"] = bytes(view)
+            fields["data"] = b"".join(job.local.bytes_at(piece.here, piece.nbytes) for piece in batch)
         answer = self.desk.ask(job.handle, self.name, fields, job.remaining_s(ANSWER_S))
         if job.op == READ:
-            ctypes.memmove(job.local.address + here, bytes(answer["data"]), n)
+            data, at = memoryview(answer["data"]), 0
+            for piece in batch:
+                job.local.bytes_at(piece.here, piece.nbytes)[:] = data[at : at + piece.nbytes]
+                at += piece.nbytes
 
     def answer(self, fields: Mapping[str, Any], region: Region | None) -> dict[str, Any]:
         assert region is not None
-        start, nbytes = fields["start"], fields["nbytes"]
-        if not 0 <= start <= start + nbytes <= region.memory.span_bytes:
-            raise MeshUsageError(f"bytes {start} to {start + nbytes} of a buffer that has {region.memory.span_bytes}")
-        part = region.memory.at(Layout.contiguous((nbytes,), 1, start))
+        memory = region.memory
+        if not all(0 <= start <= start + nbytes <= memory.span_bytes for start, nbytes in fields["parts"]):
+            raise MeshUsageError(f"bytes beyond the {memory.span_bytes:,} of a buffer")
+        parts = [memory.at(Layout.contiguous((nbytes,), 1, start)) for start, nbytes in fields["parts"]]
         with region.lock:  # dropping waits
-            if "data" in fields:
-                if region.memory.read_only:
-                    raise MeshUsageError("the buffer is read-only")
-                staging.store(fields["data"], part)
-                return {}
-            return {"data": staging.load(part)}
+            if "data" not in fields:
+                return {"data": b"".join(staging.load(part) for part in parts)}
+            if memory.read_only:
+                raise MeshUsageError("the buffer is read-only")
+            data, at = memoryview(fields["data"]), 0
+            for part in parts:
+                staging.store(data[at : at + part.nbytes], part)
+                at += part.nbytes
+        return {}

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from monarch_nb.exceptions import PathFailed
 from monarch_nb.rdma.handle import Handle
-from monarch_nb.rdma.layout import Piece
+from monarch_nb.rdma.layout import Piece, batches
 from monarch_nb.rdma.memory import Memory
 from monarch_nb.rdma.path import READ, Job, Path, PathUnavailable, gone
 from monarch_nb.rdma.table import TableView
@@ -259,7 +259,7 @@ class ShmPath(Path):
             copy(parts)
             job.moved(job.nbytes)
             return
-        batches = _batches(parts, CHUNK_BYTES)
+        batches = batches(parts, CHUNK_BYTES)
         num = min(MAX_COPIERS, len(os.sched_getaffinity(0)), len(batches))
         lock = threading.Lock()
 
@@ -306,22 +306,3 @@ def advise_huge(memory: Memory) -> None:
     length = (memory.address + memory.span_bytes) // HUGE_BYTES * HUGE_BYTES - start
     if memory.is_cpu and length > 0:
         _MADVISE(start, length, _MADV_HUGEPAGE)  # may be refused: then pages stay small
-
-
-def _batches(parts: Sequence[Piece], max_bytes: int) -> list[list[Piece]]:
-    """Return the parts in lists of at most `max_bytes` each; what is larger is cut.
-
-    >>> _batches([Piece(0, 0, 5), Piece(8, 5, 2)], 4)
-    [[Piece(there=0, here=0, nbytes=4)], [Piece(there=4, here=4, nbytes=1), Piece(there=8, here=5, nbytes=2)]]
-    """
-    batches: list[list[Piece]] = []
-    room = 0
-    for there, here, left in parts:
-        while left:
-            if not room:
-                batches.append([])
-                room = max_bytes
-            n = min(left, room)
-            batches[-1].append(Piece(there, here, n))
-            there, here, left, room = there + n, here + n, left - n, room - n
-    return batches
