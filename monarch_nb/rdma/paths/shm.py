@@ -259,8 +259,8 @@ class ShmPath(Path):
             copy(parts)
             job.moved(job.nbytes)
             return
-        batches = batches(parts, CHUNK_BYTES)
-        num = min(MAX_COPIERS, len(os.sched_getaffinity(0)), len(batches))
+        cut = batches(parts, CHUNK_BYTES)
+        num = min(MAX_COPIERS, len(os.sched_getaffinity(0)), len(cut))
         lock = threading.Lock()
 
         def work() -> None:
@@ -273,7 +273,7 @@ class ShmPath(Path):
                 with lock:
                     job.moved(sum(p.nbytes for p in batch))
 
-        todo = iter(batches)
+        todo = iter(cut)
         helpers = [self._pool().submit(work) for _ in range(num - 1)]
         try:
             work()
