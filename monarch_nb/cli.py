@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from monarch_nb import __version__
 from monarch_nb.exceptions import MeshError, MeshNotFound
-from monarch_nb.magics.arguments import add_start_arguments
+from monarch_nb.magics.arguments import add_doctor_arguments, add_start_arguments
 
 if TYPE_CHECKING:
     from monarch_nb.mesh import Mesh
@@ -84,6 +84,11 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--ranks", default="all")
     command.add_argument("--all", action="store_true", help="what is equal, too, and what is each rank's own")
     command.set_defaults(run=diff_env)
+    command = commands.add_parser("doctor", help="what ranks have for moving bytes, what each path gives, and what to change")
+    command.add_argument("name", nargs="?")
+    add_doctor_arguments(command.add_argument)
+    command.add_argument("--json", action="store_true", help="for programs")
+    command.set_defaults(run=doctor)
     command = commands.add_parser("heal", help="put back what a mesh has lost")
     command.add_argument("name", nargs="?")
     command.add_argument("--replay", action="store_true", help="run the cells again, on the new ranks, that defined their state")
@@ -226,6 +231,14 @@ def diff_env(arguments: argparse.Namespace) -> int:
     found = _attach(arguments.name).diff_env(arguments.ranks, shows_all=arguments.all)
     print(found.text())
     return 1 if found else 0
+
+
+def doctor(arguments: argparse.Namespace) -> None:
+    """Print what ranks have for moving bytes, what each path gives, and what to change."""
+    found = _attach(arguments.name).doctor(
+        arguments.ranks, size_bytes=arguments.size, measures=not arguments.quick, all_paths=arguments.all
+    )
+    print(json.dumps(found.as_dict()) if arguments.json else found.text())
 
 
 def debug(arguments: argparse.Namespace) -> None:

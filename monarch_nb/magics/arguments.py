@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -58,6 +59,14 @@ def seconds(text: str) -> float:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def num_bytes(text: str) -> int:
+    """Read a size such as 64M or 1GiB; K, M and G are powers of 1024."""
+    found = re.fullmatch(r"(\d+)([KMG]?)(?:i?B)?", text, re.IGNORECASE)
+    if not found:
+        raise argparse.ArgumentTypeError(f"expected a size such as 64M or 1G, not {text!r}")
+    return int(found[1]) << " KMG".index(found[2].upper() or " ") * 10
+
+
 def variable(text: str) -> tuple[str, str]:
     """Read KEY=VALUE."""
     key, equals, value = text.partition("=")
@@ -69,6 +78,14 @@ def variable(text: str) -> tuple[str, str]:
 def cell_number(text: str) -> int:
     """Read the number of a cell in the journal: 12 or #12."""
     return positive(text.removeprefix("#"))
+
+
+def add_doctor_arguments(add: Callable[..., Any]) -> None:
+    """Add what `doctor` takes, in a notebook and in a terminal."""
+    add("--ranks", "-r", default="", help="which ranks; by default all are looked at, and those that stand for their hosts are measured")
+    add("--size", "-s", type=num_bytes, default=64 << 20, metavar="SIZE", help="how much is read at a time: 64M")
+    add("--quick", "-q", action="store_true", help="only look, measure nothing")
+    add("--all", "-a", action="store_true", help="measure also the path through the mesh's own messages")
 
 
 def add_start_arguments(add: Callable[..., Any]) -> None:

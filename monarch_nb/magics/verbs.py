@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from monarch_nb.magics import auto, data, debug, journal, lifecycle, reload
+from monarch_nb.magics import auto, data, debug, doctor, journal, lifecycle, reload
 from monarch_nb.magics.arguments import (
     Namespace,
     Parser,
+    add_doctor_arguments,
     add_start_arguments,
     cell_number,
     dims,
@@ -38,6 +39,7 @@ VERBS: dict[str, Verb] = {
     "on-failure": lifecycle.on_failure,
     "stacks": lifecycle.stacks,
     "why": lifecycle.why,
+    "doctor": doctor.doctor,
     "debug": debug.debug,
     "break": debug.break_,
     "set": debug.set_,
@@ -171,6 +173,7 @@ _OWN: dict[str, Callable[[Any], None]] = {
     "pull": lambda add: add("names", nargs="+", metavar="VARIABLE"),
     "vars": lambda add: add("names", nargs="*", metavar="VARIABLE", help="only these"),
     "diff": _diff,
+    "doctor": add_doctor_arguments,
     "lease": lambda add: add("time", nargs="?", type=seconds, help="such as 30m or 24h"),
     "heal": lambda add: add("--replay", action="store_true", help="run the cells again, on the new ranks, that defined their state"),
     "resize": _resize,

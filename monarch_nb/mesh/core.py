@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from monarch_nb._client.feed import Watcher
     from monarch_nb.debug.client import MeshDebugger
     from monarch_nb.profile import Profile, ProfileRequest
+    from monarch_nb.rdma.doctor import Report as DoctorReport
     from monarch_nb.why import HangReport
 
 RESTART_S = 60.0
@@ -249,6 +250,25 @@ class Mesh(ProcMesh):
         from monarch_nb.why import explain
 
         return explain(self, self.select(ranks))
+
+    def doctor(
+        self, ranks: str | Sequence[int] = "", *, size_bytes: int = 64 << 20, measures: bool = True, all_paths: bool = False
+    ) -> DoctorReport:
+        """Say what ranks have for moving bytes, what each path between them gives, and what to change.
+
+        Args:
+            ranks: which ones; by default all are looked at, and those that stand for their hosts are measured.
+            size_bytes: how much is read at a time.
+            measures: without it, nothing is measured, which takes a fraction of a second.
+            all_paths: measure also the path through the mesh's own messages.
+
+        Example:
+            >>> print(mesh.doctor("0,1").measurements[1].gb_per_s)     # doctest: +SKIP
+            9.3
+        """
+        from monarch_nb.rdma.doctor import diagnose
+
+        return diagnose(self, ranks, size_bytes, measures, all_paths=all_paths)
 
     def debugger(self) -> MeshDebugger:
         """Return the debugger of this mesh: who stands at a breakpoint, and commands to them."""

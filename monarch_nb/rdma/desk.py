@@ -8,6 +8,7 @@ wait for answers, so that two processes can't wait for each other.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import threading
 import time
@@ -185,7 +186,8 @@ class Desk:
         """Run jobs, several at a time; when one fails, the others are called off."""
         if len(jobs) == 1:
             return [self.run(jobs[0], forced)]
-        todo = iter(jobs)
+        units = self._fused(jobs, forced)
+        todo = iter(units)
         lock = threading.Lock()
         receipts: list[Receipt] = []
         failures: list[BaseException] = []
@@ -193,17 +195,17 @@ class Desk:
         def work() -> None:
             while not failures:
                 with lock:
-                    job = next(todo, None)
-                if job is None:
+                    unit = next(todo, None)
+                if unit is None:
                     return
                 try:
-                    receipts.append(self.run(job, forced))
+                    receipts.append(unit())
                 except BaseException as error:
                     failures.append(error)
                     for other in jobs:
                         other.cancelled.set()
 
-        helpers = [threading.Thread(target=work, name="monarch_nb-rdma-batch") for _ in range(min(MAX_WORKERS, len(jobs)) - 1)]
+        helpers = [threading.Thread(target=work, name="monarch_nb-rdma-batch") for _ in range(min(MAX_WORKERS, len(units)) - 1)]
         for helper in helpers:
             helper.start()
         work()
@@ -212,6 +214,28 @@ class Desk:
         if failures:
             raise failures[0]
         return receipts
+
+    def _fused(self, jobs: Sequence[Job], forced: str | None) -> list[Callable[[], Receipt]]:
+        """Put jobs together whose path does them in one go."""
+        together: dict[tuple[str, Op], list[Job]] = {}
+        units: list[Callable[[], Receipt]] = []
+        for job in jobs:
+            path = next(self.ways(job.handle, job.local, forced, {}))
+            if path.fuses and staging.is_plain(path, job):
+                together.setdefault((path.name, job.op), []).append(job)
+            else:
+                units.append(functools.partial(self.run, job, forced))
+        return [*(functools.partial(self._run_together, self.paths[name], all_, forced) for (name, _), all_ in together.items()), *units]
+
+    def _run_together(self, path: Path, jobs: Sequence[Job], forced: str | None) -> Receipt:
+        start = time.perf_counter()
+        try:
+            path.transfer_together(jobs)
+        except PathUnavailable:  # as each of them is told
+            return _together([self.run(job, forced) for job in jobs], time.perf_counter() - start)
+        receipt = Receipt(jobs[0].op, path.name, sum(job.nbytes for job in jobs), time.perf_counter() - start)
+        self.totals.add(receipt)
+        return receipt
 
     def run(self, job: Job, forced: str | None = None) -> Receipt:
         """Do a transfer in this thread."""

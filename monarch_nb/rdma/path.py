@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -120,6 +120,9 @@ class Path(ABC):
     takes_strides = False
     """Whether it moves elements that lie strewn as fast as they can be. If not, the desk brings thin ones through memory in one piece."""
 
+    fuses = False
+    """Whether many transfers cost less in one go (`transfer_together`)."""
+
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
 
@@ -145,6 +148,11 @@ class Path(ABC):
             TransferTimeout: see `Job.remaining_s`.
             PathFailed: anything else.
         """
+
+    def transfer_together(self, jobs: Sequence[Job]) -> None:
+        """Do several transfers that need no staging in one go; called if `fuses`. Errors as of `transfer`."""
+        for job in jobs:
+            self.transfer(job)
 
     def answer(self, fields: Mapping[str, Any], region: Region | None) -> dict[str, Any]:
         """Answer what the same path in another process asks by `Desk.ask`; `region` is the buffer it asks about, if it names one."""

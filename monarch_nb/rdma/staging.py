@@ -40,6 +40,13 @@ def run(path: Path, job: Job) -> None:
         path.transfer(job)
 
 
+def is_plain(path: Path, job: Job) -> bool:
+    """Whether a path takes a job as it is."""
+    if not job.nbytes or not job.local.is_cpu:
+        return False
+    return path.takes_strides or not (_is_thin(job.local.layout) or (job.op == READ and _is_thin(job.handle.layout)))
+
+
 def _is_thin(layout: Layout) -> bool:
     return not layout.is_contiguous and layout.runs().nbytes < THIN_BYTES
 

@@ -17,13 +17,13 @@ import select
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from monarch_nb.exceptions import PathFailed
 from monarch_nb.rdma.handle import Handle
 from monarch_nb.rdma.layout import Piece, batches
 from monarch_nb.rdma.memory import Memory
-from monarch_nb.rdma.path import READ, Job, Path, PathUnavailable, gone
+from monarch_nb.rdma.path import READ, Job, Op, Path, PathUnavailable, gone
 from monarch_nb.rdma.table import TableView
 
 if TYPE_CHECKING:
@@ -98,10 +98,34 @@ class Peer:
             os.close(self._pidfd)
 
 
+MAPPED = 0
+"""In place of a pid: the far side is mapped here."""
+
+
+class Lane(NamedTuple):
+    """Copies that are done in the same way: pieces with addresses for offsets.
+
+    Attributes:
+        pid: the far process, or `MAPPED`.
+        jobs: what they're for.
+    """
+
+    op: Op
+    pid: int
+    jobs: list[Job]
+    parts: list[Piece]
+
+    def job_of(self, part: Piece) -> Job:
+        """Return the job that a piece is for."""
+        addresses = ((job, job.handle.address) for job in self.jobs)
+        return next((j for j, a in addresses if a <= part.there < a + j.handle.region_bytes), self.jobs[0])
+
+
 class ShmPath(Path):
     """See the module."""
 
     name = "shm"
+    fuses = True
 
     def __init__(self, desk: Desk) -> None:
         super().__init__(desk)
@@ -141,16 +165,27 @@ class ShmPath(Path):
         return peer
 
     def transfer(self, job: Job) -> None:
-        handle = job.handle
-        peer = self.peer(handle)
-        peer.check(handle)
-        if handle.shared is not None:
-            self._by_mapping(job)
-        else:
-            if job.op == READ:
+        self.transfer_together([job])
+
+    def transfer_together(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            self.peer(job.handle).check(job.handle)
+        lanes: dict[tuple[Op, int], Lane] = {}
+        kept = []  # until the end nobody else may unmap what we copy from
+        for job in jobs:
+            base, pid = job.handle.address, job.handle.owner.pid
+            if job.handle.shared is not None:
+                mapping, base = self._mapped(job.handle)
+                kept.append(mapping)
+                pid = MAPPED
+            elif job.op == READ:
                 advise_huge(job.local)
-            self._by_kernel(job)
-        peer.check(handle)
+            lane = lanes.setdefault((job.op, pid), Lane(job.op, pid, [], []))
+            lane.jobs.append(job)
+            lane.parts.extend(Piece(base + there, job.local.address + here, n) for there, here, n in job.pieces())
+        self._run_lanes(jobs[0], list(lanes.values()))
+        for job in jobs:
+            self.peer(job.handle).check(job.handle)
 
     # --- memory that can be mapped
 
@@ -197,44 +232,31 @@ class ShmPath(Path):
         peer = self._peers.get(handle.owner.process)
         return peer is not None and peer.lives and peer.table.holds(handle.slot, handle.key)
 
-    def _by_mapping(self, job: Job) -> None:
-        kept, there = self._mapped(job.handle)
+    # --- copying
 
-        def copy(parts: Sequence[Piece]) -> None:
-            for part in parts:
-                far, near = there + part.there, job.local.address + part.here
-                ctypes.memmove(*((near, far) if job.op == READ else (far, near)), part.nbytes)
-
-        self._spread(job, copy)
-        del kept  # until here nobody else may unmap it
-
-    # --- any other memory
-
-    def _by_kernel(self, job: Job) -> None:
-        def copy(parts: Sequence[Piece]) -> None:
+    def _copy(self, lane: Lane, parts: Sequence[Piece]) -> None:
+        if lane.pid == MAPPED:
+            for far, near, nbytes in parts:
+                ctypes.memmove(*((near, far) if lane.op == READ else (far, near)), nbytes)
+        else:
             for at in range(0, len(parts), MAX_STRETCHES):
-                self._vm_copy(job, parts[at : at + MAX_STRETCHES])
+                self._vm_copy(lane, parts[at : at + MAX_STRETCHES])
 
-        self._spread(job, copy)
-
-    def _vm_copy(self, job: Job, parts: Sequence[Piece]) -> None:
+    def _vm_copy(self, lane: Lane, parts: Sequence[Piece]) -> None:
         num = len(parts)
         far, near = (_Stretch * num)(), (_Stretch * num)()
-        there, here = job.handle.address, job.local.address
-        total = 0
         for i, part in enumerate(parts):
-            far[i] = _Stretch(there + part.there, part.nbytes)
-            near[i] = _Stretch(here + part.here, part.nbytes)
-            total += part.nbytes
-        call = _READV if job.op == READ else _WRITEV
-        done = call(job.handle.owner.pid, near, num, far, num, 0)
-        if done == total:
+            far[i] = _Stretch(part.there, part.nbytes)
+            near[i] = _Stretch(part.here, part.nbytes)
+        call = _READV if lane.op == READ else _WRITEV
+        done = call(lane.pid, near, num, far, num, 0)
+        if done == sum(part.nbytes for part in parts):
             return
         if done >= 0 and num > 1:  # cut short in the middle: one by one, to learn where
             for part in parts:
-                self._vm_copy(job, [part])
+                self._vm_copy(lane, [part])
             return
-        self._explain(job, ctypes.get_errno() if done < 0 else errno.EFAULT)
+        self._explain(lane.job_of(parts[0]), ctypes.get_errno() if done < 0 else errno.EFAULT)
 
     def _explain(self, job: Job, code: int) -> None:
         owner = job.handle.owner
@@ -252,28 +274,24 @@ class ShmPath(Path):
 
     # --- in parts
 
-    def _spread(self, job: Job, copy: Callable[[Sequence[Piece]], None]) -> None:
-        """Copy in parts of bounded size; large jobs by several threads, for one core doesn't fill the memory bus."""
-        parts = job.pieces()
-        if job.nbytes < PARALLEL_BYTES:
-            copy(parts)
-            job.moved(job.nbytes)
-            return
-        cut = batches(parts, CHUNK_BYTES)
-        num = min(MAX_COPIERS, len(os.sched_getaffinity(0)), len(cut))
+    def _run_lanes(self, lead: Job, lanes: Sequence[Lane]) -> None:
+        """Copy in parts of bounded size; much by several threads, for one core doesn't fill the memory bus."""
+        cut = [(lane, batch) for lane in lanes for batch in batches(lane.parts, CHUNK_BYTES)]
+        total = sum(piece.nbytes for lane in lanes for piece in lane.parts)
+        num = min(MAX_COPIERS, len(os.sched_getaffinity(0)), len(cut)) if total >= PARALLEL_BYTES else 1
+        todo = iter(cut)
         lock = threading.Lock()
 
         def work() -> None:
             while True:
                 with lock:
-                    batch = next(todo, None)
-                if batch is None:
+                    lane, batch = next(todo, (None, ()))
+                if lane is None:
                     return
-                copy(batch)
+                self._copy(lane, batch)
                 with lock:
-                    job.moved(sum(p.nbytes for p in batch))
+                    lead.moved(sum(piece.nbytes for piece in batch))
 
-        todo = iter(cut)
         helpers = [self._pool().submit(work) for _ in range(num - 1)]
         try:
             work()

@@ -179,6 +179,7 @@ def send_all(sock: socket.socket, buffers: Iterable[memoryview | bytes], wait: W
             sent = sock.sendmsg(todo, (), socket.MSG_NOSIGNAL | (socket.MSG_MORE if more else 0))
         except BlockingIOError:
             idle += 1
+            _check_not_ended(sock)
             wait(idle)
             continue
         except OSError as error:
@@ -188,6 +189,18 @@ def send_all(sock: socket.socket, buffers: Iterable[memoryview | bytes], wait: W
             sent -= len(todo.pop(0))
         if sent:
             todo[0] = todo[0][sent:]
+
+
+def _check_not_ended(sock: socket.socket) -> None:
+    """Raise if the other side has ended: who only sends isn't told by TCP as long as the other keeps its socket open."""
+    try:
+        ended = not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return
+    except OSError as error:
+        raise Broken(str(error)) from None
+    if ended:
+        raise Broken("the other side has closed the connection")
 
 
 def send_chunk(

@@ -1,0 +1,145 @@
+"""What to change on a rank, from what it has. Pure: a function for each thing that can be wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from monarch_nb._shape import name_ranks
+from monarch_nb.rdma.examination import PREFIX, SHARED_MEMORY, Examination
+from monarch_nb.rdma.handle import APART
+from monarch_nb.rdma.paths import VARIABLE
+from monarch_nb.rdma.transfer import size_text
+
+Severity = Literal["change", "note", "ok"]
+CHANGE: Final = "change"
+NOTE: Final = "note"
+OK: Final = "ok"
+SEVERITIES: tuple[Severity, ...] = (CHANGE, NOTE, OK)
+
+DEFAULT_SHM_BYTES = 64 << 20
+"""What docker gives a container."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One thing that was looked at.
+
+    Attributes:
+        severity: `change`: something is to be changed; `note`: worth to know; `ok`: it's fine.
+        what: the finding.
+        why: what follows from it.
+        next: what to type; empty if there's nothing.
+        ranks: where.
+    """
+
+    severity: Severity
+    what: str
+    why: str = ""
+    next: str = ""
+    ranks: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        where = f"{name_ranks(self.ranks)}: " if self.ranks else ""
+        return f"{where}{self.what}{f': {self.why}' if self.why else ''}"
+
+
+def _devices(found: Examination) -> Iterator[Advice]:
+    rdma = found.get("rdma")
+    if not rdma or not rdma["ports"]:
+        return
+    why_not = rdma["why_not"]
+    if why_not:
+        yield Advice(CHANGE, "there's an RDMA device, but it can't be used", why_not, _device_command(why_not))
+        return
+    yield Advice(OK, f"RDMA by {', '.join(_names(p for p in rdma['ports'] if p['usable']))}")
+    idle = [p for p in rdma["ports"] if p["state"] != "ACTIVE"]
+    if idle:
+        yield Advice(NOTE, "some RDMA ports are not in use", ", ".join(f"{n} is {p['state']}" for n, p in zip(_names(idle), idle, strict=True)))
+
+
+def _names(ports: Any) -> list[str]:
+    return [f"{p['name']}:{p['port']}" for p in ports]
+
+
+def _device_command(why_not: str) -> str:
+    for word, command in (
+        ("pyverbs", "apt install python3-pyverbs ibverbs-providers, or pip install 'monarch_nb[rdma]'"),
+        ("uverbs", "docker run --device=/dev/infiniband --ulimit memlock=-1 ...; on the host: modprobe ib_uverbs"),
+        (f"{PREFIX}DEVICES", f"unset {PREFIX}DEVICES, or name other devices"),
+        ("(GID)", "ip addr add ADDRESS/PREFIX dev DEVICE"),
+        ("active", "ip link set DEVICE up (RoCE); look at the cable and the subnet manager (InfiniBand): ibstat"),
+    ):
+        if word in why_not:
+            return command
+    return ""
+
+
+def _memlock(found: Examination) -> Iterator[Advice]:
+    memlock, rdma, memory = (found.get(topic) for topic in ("memlock", "rdma", "memory"))
+    if not memlock or not rdma or not rdma["ports"] or memlock["bytes"] is None or memlock["is_exempt"]:
+        return
+    if memory and memlock["bytes"] >= memory["total_bytes"]:
+        return
+    yield Advice(
+        CHANGE, f"only {size_text(memlock['bytes'])} may be locked", "a NIC registers memory by locking it, so larger transfers go another way",
+        "ulimit -l unlimited; for good: '* - memlock unlimited' in /etc/security/limits.conf, LimitMEMLOCK=infinity (systemd), "
+        "--ulimit memlock=-1 (docker)",
+    )  # fmt: skip
+
+
+def _gpu_memory(found: Examination) -> Iterator[Advice]:
+    gpus, rdma = found.get("gpus"), found.get("rdma")
+    if not gpus or not gpus["num"]:
+        return
+    if rdma and rdma["ports"] and not rdma["why_not"] and gpus["no_nic"]:
+        yield Advice(CHANGE, "NICs can't reach GPU memory", f"{gpus['no_nic']}; it goes through host memory", "modprobe nvidia-peermem")
+    if not gpus["is_in_use"]:
+        yield Advice(
+            NOTE, "GPU memory was not measured", "the process doesn't use its GPU yet",
+            "%%mesh torch.zeros(1, device='cuda'), and %mesh doctor again",
+        )  # fmt: skip
+
+
+def _shared_memory(found: Examination) -> Iterator[Advice]:
+    if "shared memory" not in found:
+        return
+    shared = found["shared memory"]
+    if shared is None:
+        yield Advice(CHANGE, f"there's no {SHARED_MEMORY}", "torch's DataLoader needs it", f"mount -t tmpfs tmpfs {SHARED_MEMORY}")
+    elif shared["total_bytes"] <= DEFAULT_SHM_BYTES:
+        yield Advice(
+            CHANGE, f"{SHARED_MEMORY} has {size_text(shared['total_bytes'])}, as docker gives it", "workers of a DataLoader die of it",
+            f"docker run --shm-size=16g ...; or mount -o remount,size=16g {SHARED_MEMORY}",
+        )  # fmt: skip
+    elif shared["free_bytes"] * 10 < shared["total_bytes"]:
+        yield Advice(
+            CHANGE, f"{SHARED_MEMORY} is nearly full", "what lies in it takes memory until it's deleted", f"ls -lS {SHARED_MEMORY}, and rm what is left over"
+        )
+
+
+def _huge_pages(found: Examination) -> Iterator[Advice]:
+    if found.get("huge pages") == "never":
+        yield Advice(
+            CHANGE, "transparent huge pages are off", "copies between processes take up to three times as long",
+            "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
+        )  # fmt: skip
+
+
+def _settings(found: Examination) -> Iterator[Advice]:
+    settings = found.get("settings") or {}
+    if settings.get(VARIABLE):
+        yield Advice(NOTE, f"{VARIABLE}={settings[VARIABLE]}", "all transfers go this way and no other", f"unset {VARIABLE}")
+    if settings.get(APART):
+        yield Advice(NOTE, f"{APART}={settings[APART]}", "ranks for which it differs take each other for other machines", f"unset {APART}")
+
+
+def _not_known(found: Examination) -> Iterator[Advice]:
+    for topic, why in found["failed"].items():
+        yield Advice(NOTE, f"{topic}: couldn't be looked at", why)
+
+
+OF_A_RANK: tuple[Callable[[Examination], Iterator[Advice]], ...] = (
+    _devices, _memlock, _gpu_memory, _shared_memory, _huge_pages, _settings, _not_known,
+)  # fmt: skip

@@ -1,0 +1,215 @@
+"""`%mesh doctor`: what ranks have for moving bytes, what each path between some of them gives, and what to change."""
+
+from __future__ import annotations
+
+import html
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb._shape import format_ranks, name_ranks
+from monarch_nb.display.table import html_table, text_table
+from monarch_nb.exceptions import MeshError, MeshUsageError
+from monarch_nb.rdma import measuring
+from monarch_nb.rdma.advice import CHANGE, NOTE, OK, Advice, Severity
+from monarch_nb.rdma.advice_mesh import advise
+from monarch_nb.rdma.examination import Examination, described, examine
+from monarch_nb.rdma.figures import SMALL_BYTES, reason
+from monarch_nb.rdma.measuring import MAX_CHOSEN, Measurement
+from monarch_nb.rdma.transfer import size_text, time_text
+
+if TYPE_CHECKING:
+    from monarch_nb.mesh.core import Mesh
+
+SIZE_BYTES = 64 << 20
+EXAMINE_S = 10.0
+MAX_GROUPS = 8
+"""So many different answers of a kind are shown."""
+_FOUND = ("what", "ranks", "found")
+_MEASURED = ("from", "to", "path", "GB/s", "4 KiB", "why not")
+_FIGURES = (3, 4)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was found.
+
+    Attributes:
+        name: the mesh's.
+        hosts: the host's index, by rank.
+        examinations: what each rank has, by topic.
+        measurements: what each path gives between chosen ranks; empty if nothing was measured.
+        advice: what to change first.
+        silent: ranks that said nothing, and why.
+        size_bytes: how much was read at a time; 0 if nothing was measured.
+    """
+
+    name: str
+    hosts: Mapping[int, int]
+    examinations: Mapping[int, Examination]
+    measurements: tuple[Measurement, ...]
+    advice: tuple[Advice, ...]
+    silent: Mapping[int, str]
+    size_bytes: int
+
+    def text(self) -> str:
+        """Return all of it as text; what ranks have alike, once."""
+        tables = [text_table(_FOUND, self._found_rows())] if self.examinations else []
+        if self.measurements:
+            tables.append(f"{self._caption()}\n{text_table(_MEASURED, self._measured_rows(), right=_FIGURES)}")
+        return "\n\n".join([self._headline(), *tables, "\n".join([*self._to_change(), *(f"{text}{_typed(command)}" for text, command in self._remarks())])])
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __repr__(self) -> str:
+        return self.text()
+
+    def _repr_html_(self) -> str:
+        parts = [f"<p>{html.escape(self._headline())}</p>"]
+        if self.examinations:
+            parts.append(html_table(_FOUND, self._found_rows()))
+        if self.measurements:
+            parts.append(html_table(_MEASURED, self._measured_rows(), right=_FIGURES, title=self._caption()))
+        items = "".join(f"<li>{html.escape(str(a))}{_code(a.next)}</li>" for a in self.of(CHANGE))
+        parts.append(f"<p>what to change:</p><ol>{items}</ol>" if items else "<p>nothing to change</p>")
+        remarks = "".join(f"<li>{html.escape(text)}{_code(command)}</li>" for text, command in self._remarks())
+        return "".join([*parts, f"<ul>{remarks}</ul>" if remarks else ""])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of it as plain data, for JSON."""
+        return {
+            "name": self.name, "hosts": dict(self.hosts), "examinations": {r: dict(e) for r, e in self.examinations.items()},
+            "measurements": [asdict(m) for m in self.measurements], "advice": [asdict(a) for a in self.advice],
+            "silent": dict(self.silent), "size_bytes": self.size_bytes,
+        }  # fmt: skip
+
+    def of(self, severity: Severity) -> list[Advice]:
+        """Return the advice of one severity."""
+        return [a for a in self.advice if a.severity == severity]
+
+    def _headline(self) -> str:
+        num = len({self.hosts[r] for r in self.examinations})
+        if not num:
+            return f"mesh {self.name!r}: no rank has answered"
+        return f"mesh {self.name!r}: {name_ranks(self.examinations)} on {num} host{'s' * (num != 1)}"
+
+    def _caption(self) -> str:
+        ranks = sorted({r for m in self.measurements for r in (m.source, m.reader)})
+        if not self.size_bytes:
+            return f"small reads between {name_ranks(ranks)}"
+        return f"reads of {size_text(self.size_bytes)} between {name_ranks(ranks)}; others: --ranks"
+
+    def _found_rows(self) -> list[tuple[str, str, str]]:
+        return folded({rank: described(found) for rank, found in self.examinations.items()})
+
+    def _measured_rows(self) -> list[tuple[str, ...]]:
+        """Return a row for each figure, and one for each reason why there's none."""
+        rows: list[tuple[str, ...]] = [
+            (
+                _end([m.source], m.source_device), _end([m.reader], m.reader_device), m.path,
+                "" if m.gb_per_s is None else f"{m.gb_per_s:.3g}", "" if m.latency_s is None else time_text(m.latency_s), "",
+            )
+            for m in self.measurements
+            if not m.why_not
+        ]  # fmt: skip
+        refused: dict[tuple[str, str, str, str], list[Measurement]] = {}
+        for m in self.measurements:
+            if m.why_not:
+                refused.setdefault((m.source_device, m.reader_device, m.path, m.why_not), []).append(m)
+        for (there, here, path, why_not), same in refused.items():
+            rows.append((_end([m.source for m in same], there), _end([m.reader for m in same], here), path, "", "", why_not))
+        return rows
+
+    def _to_change(self) -> list[str]:
+        changes = self.of(CHANGE)
+        if not changes:
+            return ["nothing to change"]
+        return ["what to change:", *(f"{n}. {a}{_typed(a.next)}" for n, a in enumerate(changes, 1))]
+
+    def _remarks(self) -> list[tuple[str, str]]:
+        """Return lines, each with what to type."""
+        silent = [(f"rank {rank} was not looked at: {why}", "") for rank, why in sorted(self.silent.items())]
+        return [*silent, *((f"note: {a}", a.next) for a in self.of(NOTE)), *((f"fine: {a}", "") for a in self.of(OK))]
+
+
+def _typed(command: str) -> str:
+    return f"\n    next: {command}" if command else ""
+
+
+def _code(command: str) -> str:
+    return f"<br>next: <code>{html.escape(command)}</code>" if command else ""
+
+
+def _end(ranks: Sequence[int], device: str) -> str:
+    return format_ranks(ranks) if device == "cpu" else f"{format_ranks(ranks)} {device}"
+
+
+def folded(by_rank: Mapping[int, Mapping[str, str]]) -> list[tuple[str, str, str]]:
+    """Return rows (what, ranks, value): for each thing each value once, the one that most ranks have first.
+
+    >>> folded({0: {"GPUs": "none"}, 1: {"GPUs": "8"}, 2: {"GPUs": "none"}})
+    [('GPUs', '[0,2]', 'none'), ('', '[1]', '8')]
+    """
+    rows = []
+    for what in dict.fromkeys(name for lines in by_rank.values() for name in lines):
+        ranks: dict[str, list[int]] = {}
+        for rank, lines in by_rank.items():
+            if what in lines:
+                ranks.setdefault(lines[what], []).append(rank)
+        groups = sorted(ranks.items(), key=lambda group: (-len(group[1]), group[1]))
+        found = [(f"[{format_ranks(where)}]", value) for value, where in groups[:MAX_GROUPS]]
+        rest = [rank for _, where in groups[MAX_GROUPS:] for rank in where]
+        found += [(f"[{format_ranks(rest)}]", f"{len(groups) - MAX_GROUPS} more")] if rest else []
+        rows += [(what if i == 0 else "", where, value) for i, (where, value) in enumerate(found)]
+    return rows
+
+
+def diagnose(
+    mesh: Mesh, ranks: str | Sequence[int] = "", size_bytes: int = SIZE_BYTES, measures: bool = True, *, all_paths: bool = False
+) -> Report:
+    """Look at ranks, measure the paths between them, and say what to change.
+
+    Args:
+        ranks: which ones; by default all are looked at, and those that stand for their hosts are measured.
+        size_bytes: how much is read at a time.
+        measures: without it, ranks are looked at, and it's tried whether those of one host reach each other's memory.
+        all_paths: measure also the path through the mesh's own messages.
+
+    Raises:
+        MeshUsageError: if so many ranks or so few bytes can't be measured.
+        RankSetError: if the mesh has no such ranks.
+    """
+    if size_bytes < SMALL_BYTES:
+        raise MeshUsageError(f"{size_bytes} bytes are too few to measure with: at least {SMALL_BYTES}")
+    chosen = _chosen(mesh, ranks)
+    if chosen and measures and len(chosen) > MAX_CHOSEN:
+        raise MeshUsageError(f"{len(chosen)} ranks have too many pairs to measure: choose at most {MAX_CHOSEN}, or only look: --quick")
+    examinations, silent = _examined(mesh, chosen or range(len(mesh)))
+    hosts = measuring.hosts_of(mesh)
+    several = tuple(examinations)[:MAX_CHOSEN] if chosen else measuring.representatives({r: hosts[r] for r in examinations})
+    found = measuring.measure(mesh, several, size_bytes, all_paths=all_paths) if measures else measuring.probe(mesh, several)
+    return Report(
+        mesh.name, hosts, examinations, tuple(found), tuple(advise(examinations, found)), silent, size_bytes if measures else 0
+    )
+
+
+def _chosen(mesh: Mesh, ranks: str | Sequence[int]) -> tuple[int, ...]:
+    if not ranks:
+        return ()
+    return mesh.select(ranks if isinstance(ranks, str) else ",".join(map(str, ranks)))
+
+
+def _examined(mesh: Mesh, ranks: Sequence[int]) -> tuple[dict[int, Examination], dict[int, str]]:
+    """Ask all at once; who is busy or dead is left out, and why."""
+    asked = {rank: mesh.part([rank]).execute(examine) for rank in ranks}
+    deadline = time.monotonic() + EXAMINE_S
+    found: dict[int, Examination] = {}
+    silent: dict[int, str] = {}
+    for rank, answer in asked.items():
+        try:
+            found[rank] = answer.get(max(0.0, deadline - time.monotonic())).item()
+        except MeshError as error:
+            silent[rank] = reason(error)
+    return found, silent

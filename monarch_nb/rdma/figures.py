@@ -1,0 +1,122 @@
+"""What a rank does while paths are measured: it holds memory that another reads, or reads by one path after the other.
+
+What is held has a token. Whatever happens to the client between, `let_go` comes after `hold` in the rank's inbox; what is left of a client
+that died is let go by the next one's `hold`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import mmap
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from monarch_nb.exceptions import DeviceMeshError, RankTimeout
+from monarch_nb.rdma.buffer import RDMABuffer
+from monarch_nb.rdma.desk import desk
+from monarch_nb.rdma.memory import memory_of
+
+SMALL_BYTES = 4096
+NUM_READS, NUM_SMALL_READS = 3, 20
+LONG_ENOUGH_S = 2.0
+"""After that no further read of a kind is begun."""
+READ_S = 30.0
+KEPT_S = 900.0
+ASIDE = ("local", "message")
+"""Paths that say nothing about the machines: only by wish."""
+
+_held: dict[str, tuple[float, RDMABuffer]] = {}
+
+
+def hold(token: str, size_bytes: int, on_gpu: bool) -> RDMABuffer | None:
+    """Register fresh memory until `let_go`. None if it's to be a GPU's, and this process uses none."""
+    for old in [t for t, (since, _) in _held.items() if time.monotonic() - since > KEPT_S]:
+        let_go(old)
+    torch = sys.modules.get("torch")
+    if on_gpu and (torch is None or not torch.cuda.is_initialized()):
+        return None
+    memory = torch.zeros(size_bytes, dtype=torch.uint8, device="cuda") if on_gpu and torch is not None else bytearray(size_bytes)
+    _held[token] = time.monotonic(), RDMABuffer(memory)
+    return _held[token][1]
+
+
+def let_go(token: str) -> None:
+    """Drop what is held under a token, if anything is."""
+    if token in _held:
+        _held.pop(token)[1].drop()
+
+
+def read_by_paths(buffer: RDMABuffer, only: Sequence[str], all_paths: bool, large: bool) -> list[dict[str, Any]]:
+    """Read a buffer by each path and return the figures.
+
+    Args:
+        only: names of the paths; none: all.
+        all_paths: also those that say nothing about the machines.
+        large: whether all of it is read, not just its beginning.
+    """
+    room = _room_for(buffer)
+    local = memory_of(room)
+    return [
+        {"path": name, "reader_device": local.device, **_figures(buffer, room, name, large)}
+        for name, path in desk().paths.items()
+        if (name in only if only else all_paths or name not in ASIDE) and path.concerns(buffer._handle, local)
+    ]
+
+
+def _room_for(buffer: RDMABuffer) -> Any:
+    torch = sys.modules.get("torch")
+    if buffer.device != "cpu" and torch is not None and torch.cuda.is_initialized():
+        return torch.empty(buffer.size(), dtype=torch.uint8, device="cuda")
+    return memoryview(mmap.mmap(-1, buffer.size(), flags=mmap.MAP_PRIVATE))
+
+
+def _figures(buffer: RDMABuffer, room: Any, path: str, large: bool) -> dict[str, Any]:
+    small, small_room = buffer[:SMALL_BYTES], room[:SMALL_BYTES]
+    try:
+        refused = _refusal(buffer, room, path)
+        if refused:
+            return {"why_not": refused}
+        small.read_into(small_room, READ_S, path=path).get()  # connects
+        latency_s = _best(lambda: small.read_into(small_room, READ_S, path=path).get(), NUM_SMALL_READS)
+        if not large:
+            return {"latency_s": latency_s}
+        buffer.read_into(room, READ_S, path=path).get()  # touches the memory, and what lies between
+        seconds = _best(lambda: buffer.read_into(room, READ_S, path=path).get(), NUM_READS)
+    except Exception as error:  # paths may be somebody else's code
+        return {"why_not": _refusal(buffer, room, path) or reason(error)}
+    return {"latency_s": latency_s, "gb_per_s": buffer.size() / seconds / 1e9}
+
+
+def _refusal(buffer: RDMABuffer, room: Any, path: str) -> str:
+    return desk().paths[path].refusal(buffer._handle, memory_of(room))
+
+
+def _best(act: Callable[[], object], num: int) -> float:
+    """Return how long it takes at best, of at most `num` times."""
+    best, end = math.inf, time.monotonic() + LONG_ENOUGH_S
+    for _ in range(num):
+        start = time.perf_counter()
+        act()
+        best = min(best, time.perf_counter() - start)
+        if time.monotonic() > end:
+            break
+    return best
+
+
+def copy_once(size_bytes: int) -> float:
+    """Return the GB/s of a copy within this process, by one thread, of memory that has been touched."""
+    source, target = bytearray(size_bytes), bytearray(size_bytes)
+    there, here = memory_of(source).address, memory_of(target).address
+    return size_bytes / _best(lambda: ctypes.memmove(here, there, size_bytes), NUM_READS) / 1e9
+
+
+def reason(error: Exception) -> str:
+    """Return what an error says, in a line."""
+    if isinstance(error, RankTimeout):
+        return "it's busy: no answer in time. %mesh stacks shows where it stands"
+    if isinstance(error, DeviceMeshError) and error.failures:
+        return f"{error.failures[0].type}: {error.failures[0].message}".splitlines()[0]
+    return (str(error) or type(error).__name__).splitlines()[0]
