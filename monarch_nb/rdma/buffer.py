@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.rdma.desk import desk
 from monarch_nb.rdma.handle import Handle
+from monarch_nb.rdma.local_future import LocalFuture
 from monarch_nb.rdma.memory import Local, Memory, memory_of
 from monarch_nb.rdma.path import READ, WRITE, Job, Op
 from monarch_nb.rdma.paths import chosen
@@ -18,7 +19,6 @@ from monarch_nb.rdma.transfer import Transfer, size_text
 
 if TYPE_CHECKING:
     from monarch_nb.rdma.broadcast import BroadcastReceipt
-    from monarch_nb.rdma.local_future import LocalFuture
 
 DEFAULT_TIMEOUT_S = 60.0
 
@@ -168,9 +168,16 @@ class RDMABuffer:
 
     # --- the registration
 
-    def drop(self) -> None:
-        """End the registration: from now on reads and writes raise `BufferGone`, and the memory may be freed. Any holder may do it."""
-        desk().drop(self._handle)
+    def drop(self) -> LocalFuture[None]:
+        """End the registration: from then on reads and writes raise `BufferGone`, and the memory may be freed. Any holder may do it.
+
+        The owner has done it when this returns; others `.get()` or `await` the result, if it matters when.
+        """
+        plane = desk()
+        if self._handle.is_ours:
+            plane.drop(self._handle)
+            return LocalFuture.done_with(None)
+        return LocalFuture.of(lambda: plane.drop(self._handle))
 
     def __getitem__(self, index: Any) -> RDMABuffer:
         """Return a part, indexed as the array is: integers and slices. It shares the registration.

@@ -28,7 +28,7 @@ from monarch_nb.rdma.handle import Handle, Owner, this_machine
 from monarch_nb.rdma.link import Link, MeshLink
 from monarch_nb.rdma.memory import Memory
 from monarch_nb.rdma.path import WRITE, Job, Op, Path, PathUnavailable, gone
-from monarch_nb.rdma.paths import chosen, load_paths
+from monarch_nb.rdma.paths import chosen, load_paths, use_path
 from monarch_nb.rdma.regions import Region, Regions
 from monarch_nb.rdma.totals import Totals
 from monarch_nb.rdma.transfer import Receipt, Transfer
@@ -174,7 +174,8 @@ class Desk:
     def _run(self, transfer: Transfer, forced: str | None) -> None:
         start = time.perf_counter()
         try:
-            receipts = self._run_all(transfer.jobs, forced)
+            with use_path(forced):  # as it is where the transfer was asked for
+                receipts = self._run_all(transfer.jobs, forced)
         except MeshError as error:
             transfer.finish(None, error.with_traceback(None))  # the message says it all; the reader's own lines are what matters
         except BaseException as error:

@@ -74,7 +74,7 @@ class Loans:
             if left:
                 return
             del self._left[key]
-        self.plane.in_background(buffer.drop)
+        self.plane.in_background(lambda: self.plane.drop(buffer._handle))
 
     def __len__(self) -> int:
         return len(self._left)

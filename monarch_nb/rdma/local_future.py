@@ -61,6 +61,13 @@ class LocalFuture(Future[T]):
         threading.Thread(target=run, name="monarch_nb-rdma-work", daemon=True).start()
         return future
 
+    @classmethod
+    def done_with(cls, value: T) -> LocalFuture[T]:
+        """Return a future that has its value already."""
+        future: LocalFuture[T] = cls()
+        future.finish(value)
+        return future
+
     def get(self, timeout: float | None = None) -> T:
         """Wait for the value.
 

@@ -80,9 +80,9 @@ class Published:
 
     def drop(self) -> None:
         """End the registrations of all shards."""
-        for tensor in self.tensors.values():
-            for shard in tensor.shards:
-                shard.buffer.drop()
+        ends = [shard.buffer.drop() for tensor in self.tensors.values() for shard in tensor.shards]
+        for end in ends:
+            end.get()
 
     def __repr__(self) -> str:
         owners = {s.buffer.owner for t in self.tensors.values() for s in t.shards}

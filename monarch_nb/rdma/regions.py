@@ -21,7 +21,6 @@ class Region:
         shared: where others can map it.
         made: what a path has made for it, by the path's name: memory regions, IPC handles.
         lock: held while a path makes something of it, and while it's dropped.
-        num_users: transfers of other processes that this one serves just now (see `Regions.use`).
     """
 
     memory: Memory

@@ -78,7 +78,7 @@ def release(places: Places, source: RDMABuffer) -> None:
     """Let go of what was made; whoever has opened it keeps it."""
     for each in places.values():
         if each.buffer is not source:
-            each.buffer.drop()
+            each.buffer.drop().get()
 
 
 def _make_room(shape: Sequence[int], dtype: str, kind: str, members: Mapping[int, Sequence[int]]) -> Place:
@@ -165,7 +165,7 @@ def pull(mesh: ProcMesh, names: Sequence[str]) -> ValueMesh[dict[str, Any]]:
             return land(light, [buffer.read(None) for buffer in buffers])  # type: ignore[no-any-return]
         finally:
             for buffer in buffers:
-                buffer.drop()
+                buffer.drop().get()
 
     return found.map(fetch)
 

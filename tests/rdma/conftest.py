@@ -21,9 +21,9 @@ def hosts(request: pytest.FixtureRequest) -> Iterator[HostMesh]:
     job.kill()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def procs(hosts: HostMesh) -> Iterator[ProcMesh]:
-    """Two ranks, on one host each where there are two."""
+    """Two ranks, on one host each where there are two. A module's own: what its actors hold ends with it."""
     mesh = hosts.spawn_procs(per_host={"gpus": 2 if hosts.extent.nelements == 1 else 1})
     mesh.initialized.get(60)
     flat = mesh.flatten("ranks") if len(mesh.extent) > 1 else mesh.rename(gpus="ranks")

@@ -134,10 +134,10 @@ def test_a_dropped_buffer_says_so(pair: tuple[Holder, Holder]) -> None:
     with pytest.raises(ActorError, match="its owner has dropped it"):
         reader.read.call_one(buffer).get()
     other = owner.put.call_one("d", torch.zeros(10)).get()
-    other.drop()  # anybody who holds it may
+    other.drop().get()  # anybody who holds it may
     with pytest.raises(BufferGone):
         other.read()
-    other.drop()
+    other.drop().get()
 
 
 def test_registered_memory_cannot_be_freed(pair: tuple[Holder, Holder]) -> None:
@@ -226,3 +226,22 @@ def test_totals_are_in_the_status_of_the_rank(procs: ProcMesh) -> None:
     finally:
         mesh.stop().get(30)
         sessions.use(before)
+
+
+def test_another_machine_is_reached_by_tcp_and_the_receipt_says_why(procs: ProcMesh) -> None:
+    mesh = procs.host_mesh.spawn_procs(per_host={"far": 1})
+    mesh.set_environment({"MONARCH_NB_RDMA_MACHINE": "elsewhere"}).get()
+    flat = mesh.flatten("all") if len(mesh.extent) > 1 else mesh.rename(far="all")
+    buffer = flat.spawn("far", Holder).slice(all=0).put.call_one("w", torch.arange(1 << 20)).get()
+    room = torch.zeros(1 << 20, dtype=torch.int64)
+    receipt = buffer.read_into(room).get()
+    assert torch.equal(room, torch.arange(1 << 20))
+    if receipt.path == "tcp":  # no RDMA device here
+        assert list(receipt.why_not) == ["shm", "verbs"]
+        assert receipt.why_not["shm"].endswith("is another machine")
+        assert "not by verbs: " in str(receipt)
+    else:
+        assert receipt.path == "verbs"
+    with pytest.raises(MeshUsageError, match=r"can't be mapped: .* is another machine"):
+        buffer.map()
+    mesh.stop(grace_s=0.0).get(30)

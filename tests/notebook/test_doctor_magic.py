@@ -6,11 +6,8 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "notebook"))
 from kernels import Notebook
 
 NAME = "doctored"
