@@ -57,6 +57,18 @@ def _place(filename: str) -> str:
     return "a cell of this notebook" if "ipykernel_" in filename or filename.startswith("<") else filename
 
 
+def _rendered(error: BaseException) -> list[str]:
+    """Return what a notebook shows: what happened, and the reader's own lines that led there."""
+    import traceback
+
+    frames = [
+        f"  {_place(f.filename)}, line {f.lineno}, in {f.name}\n    {f.line}"
+        for f in traceback.extract_tb(error.__traceback__)
+        if _PACKAGE not in f.filename and f"{os.sep}IPython{os.sep}" not in f.filename
+    ]
+    return "\n".join([f"{type(error).__name__}: {error}", *(["called from:"] if frames else []), *frames]).split("\n")
+
+
 class MeshError(Exception):
     """Base of all errors of a mesh."""
 
@@ -87,6 +99,9 @@ class MeshUsageError(MeshError, ValueError):
 
 class RDMAError(MeshError):
     """Bytes could not be moved. The memory that they were for may have part of them."""
+
+    def _render_traceback_(self) -> list[str]:
+        return _rendered(self)
 
 
 class BufferGone(RDMAError):
@@ -181,15 +196,7 @@ class DeviceMeshError(MeshError):
         return "\n".join([self.message, *map(str, self.failures)])
 
     def _render_traceback_(self) -> list[str]:
-        """Return what a notebook shows: the reader's own lines, then what happened on the ranks."""
-        import traceback
-
-        frames = [
-            f'  {_place(f.filename)}, line {f.lineno}, in {f.name}\n    {f.line}'
-            for f in traceback.extract_tb(self.__traceback__)
-            if _PACKAGE not in f.filename and f"{os.sep}IPython{os.sep}" not in f.filename
-        ]
-        return "\n".join([f"{type(self).__name__}: {self}", *(["called from:"] if frames else []), *frames]).split("\n")
+        return _rendered(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.message, self.failures, self.results, self.num_unfinished)

@@ -50,7 +50,7 @@ class BroadcastReceipt:
         by_path: dict[str, int] = {}
         for receipt in self.receipts:
             by_path[receipt.path] = by_path.get(receipt.path, 0) + 1
-        copies = ", ".join(f"{num} by {path}" for path, num in by_path.items()) or "none: it's mapped where it is"
+        copies = ", ".join(f"{num} by {path}" for path, num in by_path.items()) or "none, it's mapped where it is"
         return f"{size_text(self.num_bytes)} to {self.num_receivers} in {time_text(self.seconds)}; copies: {copies}"
 
 

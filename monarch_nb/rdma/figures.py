@@ -38,9 +38,17 @@ def hold(token: str, size_bytes: int, on_gpu: bool) -> RDMABuffer | None:
     torch = sys.modules.get("torch")
     if on_gpu and (torch is None or not torch.cuda.is_initialized()):
         return None
-    memory = torch.zeros(size_bytes, dtype=torch.uint8, device="cuda") if on_gpu and torch is not None else bytearray(size_bytes)
-    _held[token] = time.monotonic(), RDMABuffer(memory)
+    _held[token] = time.monotonic(), RDMABuffer(_memory(torch, size_bytes, on_gpu))
     return _held[token][1]
+
+
+def _memory(torch: Any, size_bytes: int, on_gpu: bool) -> Any:
+    """Return memory as programs have it: touched, and with huge pages if torch or numpy ask for them."""
+    if torch is not None:
+        return torch.ones(size_bytes, dtype=torch.uint8, device="cuda" if on_gpu else "cpu")
+    import numpy
+
+    return numpy.ones(size_bytes, numpy.uint8)
 
 
 def let_go(token: str) -> None:

@@ -47,7 +47,7 @@ def test_into_the_namespace_of_a_mesh(procs: ProcMesh, mappable: bool) -> None:
         source = RDMABuffer(values)
     receipt = source.broadcast_into(procs, "weights").get()
     assert receipt.num_receivers == 2
-    assert ("none: it's mapped" in str(receipt)) == (not receipt.receipts)
+    assert ("none, it's mapped" in str(receipt)) == (not receipt.receipts)
     source.drop()
     sums = procs.execute(_sum_of_weights).get().values()
     assert list(sums) == [values.view(torch.int32).sum().item()] * 2
