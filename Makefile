@@ -73,6 +73,8 @@ soak: env
 
 bench: env
 	$(PY) tests/benchmarks/run.py
+	$(PY) tests/benchmarks/bench_rdma.py
+	$(PY) tests/benchmarks/bench_rdma_tcp.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

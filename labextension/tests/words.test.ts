@@ -1,5 +1,15 @@
 import { describe, expect, it } from 'vitest';
-import { bytes, duration, health, rankSet, rankText, shapeText, tally, untranslated } from '../src/words';
+import {
+  bytes,
+  duration,
+  health,
+  rankSet,
+  rankText,
+  shapeText,
+  tally,
+  transfersText,
+  untranslated
+} from '../src/words';
 import { host, rank, status } from './fakes';
 
 describe('words', () => {
@@ -27,6 +37,15 @@ describe('words', () => {
     [[3], '3'],
     [[7, 0, 1, 2, 3, 3], '0-3,7']
   ])('writes ranks %j as %j', (ranks, text) => expect(rankSet(ranks)).toBe(text));
+
+  it('says what was moved', () => {
+    const shm = { path: 'shm', num: 3, read_bytes: 3e9, written_bytes: 1e9, seconds: 0.5 };
+    const tcp = { path: 'tcp', num: 1, read_bytes: 0, written_bytes: 0, seconds: 0 };
+    expect(transfersText([shm, tcp], untranslated)).toBe(
+      'shm 4 GB in 3 transfers, 8 GB/s; tcp 0 B in 1 transfers, 0 GB/s'
+    );
+    expect(transfersText(undefined, untranslated)).toBe('');
+  });
 
   it('counts up from the usual to the worst', () => {
     expect(tally({ lost: 1, idle: 6, busy: 1, stopped: 0, odd: 2 })).toBe('6 idle, 1 busy, 1 lost, 2 odd');
