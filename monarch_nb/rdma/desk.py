@@ -58,6 +58,7 @@ class Desk:
             host=str(here.whereabouts().get("host") or os.uname().nodename), table=(table.fd, table.inode),
         )  # fmt: skip
         self.closed = False
+        self._active: set[Transfer] = set()
         self._paths: dict[str, Path] | None = None
         self._lock = threading.Lock()
         self._moves = ThreadPoolExecutor(MAX_MOVES, "monarch_nb-rdma")
@@ -155,9 +156,11 @@ class Desk:
 
     def submit(self, jobs: Sequence[Job], path: str | None = None) -> Transfer:
         """Begin transfers that are one for whoever waits."""
-        self._check_open()
         path = path or chosen()  # here: another thread has another context
         transfer = Transfer(list(jobs))
+        with self._lock:
+            self._check_open()
+            self._active.add(transfer)
         if len(jobs) == 1 and jobs[0].nbytes <= INLINE_BYTES and self._is_quick(jobs[0], path):
             self._run(transfer, path)
         else:
@@ -182,6 +185,8 @@ class Desk:
             transfer.finish(None, error)
         else:
             transfer.finish(_together(receipts, time.perf_counter() - start))
+        finally:
+            self._active.discard(transfer)
 
     def _run_all(self, jobs: Sequence[Job], forced: str | None) -> list[Receipt]:
         """Run jobs, several at a time; when one fails, the others are called off."""
@@ -284,8 +289,11 @@ class Desk:
             raise RDMAError("this process has left its mesh")
 
     def close(self) -> None:
-        """End all threads."""
-        self.closed = True
+        """End all threads; what is on its way is called off."""
+        with self._lock:
+            self.closed = True
+        for transfer in list(self._active):
+            transfer.cancel()
         self._moves.shutdown(wait=False, cancel_futures=True)
         self._answers.shutdown(wait=False, cancel_futures=True)
         for path in (self._paths or {}).values():

@@ -52,11 +52,17 @@ class Regions:
         return self._by_key.get(key)
 
     def remove(self, key: int) -> Region | None:
-        """Take a registration out and clear its line, so that whoever looks from now on knows; None if there's none."""
+        """Take a registration out and clear its line, so that whoever looks from now on knows; None if there's none.
+
+        When this returns, no process of this machine writes to the memory any more.
+        """
         with self._lock:
             region = self._by_key.pop(key, None)
-            if region is not None:
-                self.table.remove(region.slot)
+            if region is None:
+                return None
+            self.table.clear(region.slot)
+        self.table.wait_for_writers(region.slot)
+        self.table.free(region.slot)
         return region
 
     def holds(self, handle: Handle) -> bool:

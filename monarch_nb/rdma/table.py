@@ -3,18 +3,29 @@
 So a reader on the same machine needs no word of the owner to learn that a buffer was dropped, and a NIC can read the line, too. A line
 is one 64-bit key; 0: free. The owner clears the line *before* it lets the memory go, and readers look again after the last byte: if the line
 is unchanged, the memory was there all the time.
+
+Who writes also locks its line meanwhile (a shared lock on a byte of the file, which the kernel drops with the writer): so the owner can
+wait until nobody writes any more, and give the memory to others.
 """
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import mmap
 import os
 import secrets
+import struct
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 NUM_SLOTS = 1 << 17
 KEY_BYTES = 8
+WRITERS_S = 10.0
+"""Writers look at the key between chunks: none is at it for so long."""
+_TICK_S = 0.0005
 
 
 class TableFull(RuntimeError):
@@ -49,15 +60,34 @@ class Table:
             self._keys[slot] = key
             return slot, key
 
-    def remove(self, slot: int) -> None:
+    def clear(self, slot: int) -> None:
         """Clear a line: whoever looks from now on knows."""
+        self._keys[slot] = 0
+
+    def free(self, slot: int) -> None:
+        """Let a line that was cleared be used again."""
         with self._lock:
-            self._keys[slot] = 0
             self._free.append(slot)
 
     def holds(self, slot: int, key: int) -> bool:
         """Say whether a line still has that key."""
         return self._keys[slot] == key
+
+    def wait_for_writers(self, slot: int) -> None:
+        """Wait until nobody writes any more by a line that was cleared."""
+        deadline = time.monotonic() + WRITERS_S
+        while not _lock(self.fd, slot, fcntl.F_WRLCK) and time.monotonic() < deadline:
+            time.sleep(_TICK_S)
+        _lock(self.fd, slot, fcntl.F_UNLCK)
+
+
+def _lock(fd: int, slot: int, kind: int) -> bool:
+    """Lock or unlock the byte of a line, for this open file; say whether it's done."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack("hhqqi", kind, os.SEEK_SET, slot, 1, 0))
+    except BlockingIOError:
+        return False
+    return True
 
 
 class TableView:
@@ -69,15 +99,34 @@ class TableView:
     """
 
     def __init__(self, pid: int, fd: int, inode: int) -> None:
-        own = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            if os.fstat(own).st_ino != inode:
-                raise FileNotFoundError(f"process {pid} has another table")
-            self._map = mmap.mmap(own, NUM_SLOTS * KEY_BYTES, mmap.MAP_SHARED, mmap.PROT_READ)
-        finally:
-            os.close(own)
+        self._fd = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+        if os.fstat(self._fd).st_ino != inode:
+            raise FileNotFoundError(f"process {pid} has another table")
+        self._map = mmap.mmap(self._fd, NUM_SLOTS * KEY_BYTES, mmap.MAP_SHARED, mmap.PROT_READ)
         self._keys = memoryview(self._map).cast("Q")
+        self._writers: dict[int, int] = {}
+        self._lock = threading.Lock()
 
     def holds(self, slot: int, key: int) -> bool:
         """Say whether a line still has that key."""
         return bool(self._keys[slot] == key)
+
+    @contextmanager
+    def writing(self, slot: int) -> Iterator[None]:
+        """Let the owner wait for us before it lets the memory of a line go. Look at the key inside: it may have been cleared before."""
+        with self._lock:  # a lock is the open file's: several threads of ours have one together
+            self._writers[slot] = self._writers.get(slot, 0) + 1
+            if self._writers[slot] == 1:
+                _lock(self._fd, slot, fcntl.F_RDLCK)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._writers[slot] -= 1
+                if not self._writers[slot]:
+                    del self._writers[slot]
+                    _lock(self._fd, slot, fcntl.F_UNLCK)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_fd"):
+            os.close(self._fd)

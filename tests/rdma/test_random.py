@@ -155,3 +155,18 @@ def test_dropped_in_the_middle_is_never_wrong_bytes(owner: Holder, path: str) ->
         else:
             assert (room == 5).all()
         done.get()
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("mappable", [False, True])
+def test_after_a_drop_nobody_writes(owner: Holder, path: str, mappable: bool) -> None:
+    """The owner drops while somebody writes, and uses the memory for something else as soon as drop() has returned."""
+    for _ in range(5):
+        buffer = owner.put.call_one("v", numpy.zeros(16 << 20, numpy.uint8), mappable).get()
+        done = owner.drop_and_spoil.call_one("v")
+        try:
+            buffer.write_from(numpy.full(16 << 20, 5, numpy.uint8), path=path).get()
+        except RDMAError as error:
+            assert "dropped" in str(error)  # noqa: PT017
+        done.get()
+        assert (owner.get.call_one("v").get() == 77).all()

@@ -188,7 +188,7 @@ class _Life:
         self.kept.pop(key)[1].drop()
 
     def forget_the_key_only(self, key: int) -> None:
-        self.desk.regions.table.remove(self.kept[key][1]._handle.slot)
+        self.desk.regions.table.clear(self.kept[key][1]._handle.slot)
 
     def disconnect(self) -> None:
         self.desk.paths["verbs"].owner_side.disconnect_all()

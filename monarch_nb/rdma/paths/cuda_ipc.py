@@ -17,7 +17,7 @@ from monarch_nb.rdma import staging
 from monarch_nb.rdma.handle import Handle
 from monarch_nb.rdma.memory import Memory
 from monarch_nb.rdma.path import READ, Job, Path, PathUnavailable
-from monarch_nb.rdma.paths.shm import ShmPath
+from monarch_nb.rdma.paths.shm import Peer, ShmPath
 from monarch_nb.rdma.regions import Region
 
 if TYPE_CHECKING:
@@ -73,6 +73,10 @@ class CudaIpcPath(Path):
         near = self.desk.paths["shm"]
         assert isinstance(near, ShmPath)
         peer = near.peer(job.handle)
+        with peer.table.writing(job.handle.slot):
+            self._transfer(torch, peer, job)
+
+    def _transfer(self, torch: Any, peer: Peer, job: Job) -> None:
         peer.check(job.handle)
         device = _gpus(torch)[job.handle.gpu]
         there = self._elements(torch, job.handle, device)

@@ -17,13 +17,14 @@ import select
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, NamedTuple
 
 from monarch_nb.exceptions import PathFailed
 from monarch_nb.rdma.handle import Handle
 from monarch_nb.rdma.layout import Piece, batches
 from monarch_nb.rdma.memory import Memory
-from monarch_nb.rdma.path import READ, Job, Op, Path, PathUnavailable, gone
+from monarch_nb.rdma.path import READ, WRITE, Job, Op, Path, PathUnavailable, gone
 from monarch_nb.rdma.table import TableView
 
 if TYPE_CHECKING:
@@ -168,6 +169,13 @@ class ShmPath(Path):
         self.transfer_together([job])
 
     def transfer_together(self, jobs: Sequence[Job]) -> None:
+        with ExitStack() as writing:
+            for job in jobs:
+                if job.op == WRITE:
+                    writing.enter_context(self.peer(job.handle).table.writing(job.handle.slot))
+            self._transfer_together(jobs)
+
+    def _transfer_together(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             self.peer(job.handle).check(job.handle)
         lanes: dict[tuple[Op, int], Lane] = {}
@@ -285,9 +293,13 @@ class ShmPath(Path):
         def work() -> None:
             while True:
                 with lock:
-                    lane, batch = next(todo, (None, ()))
-                if lane is None:
+                    found = next(todo, None)
+                if found is None:
                     return
+                lane, batch = found
+                if lane.op == WRITE:  # the owner may be waiting for us to stop
+                    handle = lane.job_of(batch[0]).handle
+                    self.peer(handle).check(handle)
                 self._copy(lane, batch)
                 with lock:
                     lead.moved(sum(piece.nbytes for piece in batch))
