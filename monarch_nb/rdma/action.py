@@ -9,6 +9,7 @@ from monarch_nb.rdma.buffer import DEFAULT_TIMEOUT_S, RDMABuffer, deadline_of, m
 from monarch_nb.rdma.desk import desk
 from monarch_nb.rdma.memory import Local
 from monarch_nb.rdma.path import READ, WRITE, Job
+from monarch_nb.rdma.staging import queued_work
 from monarch_nb.rdma.transfer import Transfer
 
 
@@ -50,7 +51,7 @@ class RDMAAction:
         if not self._jobs:
             raise MeshUsageError("an RDMAAction without read_remote() or write_remote() has nothing to do")
         deadline = deadline_of(timeout)
-        return desk().submit([Job(j.op, j.handle, j.local, deadline) for j in self._jobs], path)
+        return desk().submit([Job(j.op, j.handle, j.local, deadline, after=queued_work(j.local)) for j in self._jobs], path)
 
     def __len__(self) -> int:
         return len(self._jobs)

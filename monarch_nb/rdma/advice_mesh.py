@@ -94,17 +94,6 @@ def _apart(examinations: Examinations, _: Measurements) -> Iterator[Advice]:
             yield Advice(CHANGE, "ranks of one machine are in several IPC namespaces", why, "docker run --ipc=host ...", tuple(ranks))
 
 
-def _gpus_apart(examinations: Examinations, _: Measurements) -> Iterator[Advice]:
-    """Ranks that see a GPU each can't open each other's GPU memory."""
-    for ranks in _by_machine(examinations).values():
-        visible = {r: gpus["visible"] for r in ranks if (gpus := examinations[r].get("gpus")) and gpus["num"]}
-        if len(set(visible.values())) > 1:
-            yield Advice(
-                NOTE, "ranks see different GPUs of their machine (CUDA_VISIBLE_DEVICES)", "cuda_ipc opens memory only of a GPU that both see",
-                "%mesh start --env CUDA_VISIBLE_DEVICES=0,1,..., and torch.cuda.set_device(local_rank)", tuple(visible),
-            )  # fmt: skip
-
-
 def _between_machines(examinations: Examinations, _: Measurements) -> Iterator[Advice]:
     by_machine = _by_machine(examinations)
     if len(by_machine) < 2:
@@ -162,5 +151,5 @@ _BROKEN = {
 }
 
 _OF_ALL: tuple[Callable[[Examinations, Measurements], Iterator[Advice]], ...] = (
-    _reading, _apart, _gpus_apart, _between_machines, _tcp_speed, _broken,
+    _reading, _apart, _between_machines, _tcp_speed, _broken,
 )  # fmt: skip

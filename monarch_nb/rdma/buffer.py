@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.exceptions import MeshUsageError
+from monarch_nb.rdma import staging
 from monarch_nb.rdma.desk import desk
 from monarch_nb.rdma.handle import Handle
 from monarch_nb.rdma.local_future import LocalFuture
@@ -247,7 +248,7 @@ def make_job(op: Op, buffer: RDMABuffer, local: Local, timeout: float | None) ->
         raise MeshUsageError(f"dst is read-only ({memory.kind} of {size_text(memory.nbytes)}); read into a bytearray, array or tensor")
     if op == WRITE and handle.read_only:
         raise MeshUsageError(f"the buffer {handle} is read-only: it was made of memory that can't be written")
-    return Job(op, handle, memory, deadline_of(timeout))
+    return Job(op, handle, memory, deadline_of(timeout), after=staging.queued_work(memory))
 
 
 def deadline_of(timeout: float | None) -> float | None:

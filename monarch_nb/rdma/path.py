@@ -39,6 +39,7 @@ class Job:
         handle: the buffer, or a part of it.
         local: as many bytes of this process.
         deadline: when it must be over (`time.monotonic`); None: never.
+        after: a CUDA event that must pass before local GPU memory is touched: what was queued when the transfer was asked for.
         cancelled: set when nobody waits any more.
         done_bytes: how far it is; the path adds to it.
     """
@@ -50,6 +51,7 @@ class Job:
     cancelled: threading.Event = field(default_factory=threading.Event)
     done_bytes: int = 0
     on_progress: Callable[[], None] | None = None
+    after: Any = None
 
     @property
     def nbytes(self) -> int:

@@ -17,6 +17,7 @@ from monarch_nb.rdma.buffer import DEFAULT_TIMEOUT_S, RDMABuffer, deadline_of
 from monarch_nb.rdma.desk import desk
 from monarch_nb.rdma.memory import memory_of
 from monarch_nb.rdma.path import READ, Job
+from monarch_nb.rdma.staging import queued_work
 from monarch_nb.rdma.transfer import Receipt, Transfer
 
 
@@ -194,8 +195,9 @@ def _jobs_for(name: str, value: Any, source: Tensor, deadline: float | None, con
         conversions.append((target, fresh))
         target = fresh
     memory = memory_of(target, name)
+    after = queued_work(memory)
     return [
-        Job(READ, shard.buffer._handle.part(part.within(shard.box)), memory.part(part.within(box)), deadline)
+        Job(READ, shard.buffer._handle.part(part.within(shard.box)), memory.part(part.within(box)), deadline, after=after)
         for shard, part in _cover(name, box, source)
     ]
 

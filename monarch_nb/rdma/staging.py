@@ -26,6 +26,17 @@ def hold(memory: Memory) -> None:
         torch.empty(0, dtype=torch.uint8).set_(memory.keeper.untyped_storage()).numpy()
 
 
+def queued_work(memory: Memory) -> Any:
+    """Return an event that passes when what is queued now on the current stream of a GPU is done; None for host memory."""
+    if memory.is_cpu:
+        return None
+    import torch
+
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(memory.device))
+    return event
+
+
 def run(path: Path, job: Job) -> None:
     """Run a job by a path, through memory of ours where the path can't take it as it is."""
     if not job.nbytes:
@@ -77,6 +88,8 @@ def _host_bytes(nbytes: int, *, pinned: bool = False) -> Any:
 
 def _through_host(path: Path, job: Job) -> None:
     """The local side is on a GPU: pass it on in pieces."""
+    if job.after is not None:
+        job.after.synchronize()
     flat = job.handle.layout.is_contiguous and job.local.layout.is_contiguous
     if not flat:
         _piece_through_host(path, job, job.handle, job.local)

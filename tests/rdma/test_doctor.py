@@ -297,13 +297,6 @@ def test_gpus_in_several_ipc_namespaces() -> None:
     assert "--ipc=host" in advice.next
 
 
-def test_ranks_that_see_a_gpu_each() -> None:
-    ranks = {rank: healthy(gpus={**BUSY_GPUS, "visible": str(rank)}) for rank in (0, 1)}
-    advice = only(advise(ranks, []))
-    assert advice.severity == NOTE
-    assert "cuda_ipc opens memory only of a GPU that both see" in advice.why
-
-
 def test_machines_without_rdma() -> None:
     bare = {"why_not": "there's no RDMA device on this machine", "ports": []}
     advice = only(advise({0: healthy(rdma=bare), 1: healthy(place=ELSEWHERE)}, []))

@@ -2,7 +2,8 @@
 
 torch makes the handle, for it knows where in one of its allocations a tensor lies, and which event has to pass before others may look. A handle
 is opened once and kept: opening takes a millisecond. Copies have a stream of their own, which waits for what was queued before on the
-stream of whoever asks; between GPUs they go peer to peer where the devices can.
+stream of whoever asks; between GPUs they go peer to peer where the devices can. A GPU that this process doesn't see (each rank may have
+CUDA_VISIBLE_DEVICES of its own) can be opened, too: CUDA maps its memory for the one we use.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ class CudaIpcPath(Path):
         self._open: dict[int, Any] = {}
         """Storages of others, by the key of the buffer."""
         self._streams: dict[int, Any] = {}
+        self._failed: dict[tuple[int, str], str] = {}
+        """Why memory of a process' GPU can't be opened, as was seen when it was tried."""
         self._lock = threading.Lock()
 
     def concerns(self, handle: Handle, local: Memory) -> bool:
@@ -51,9 +54,7 @@ class CudaIpcPath(Path):
         torch = sys.modules.get("torch")
         if torch is None or not torch.cuda.is_available():
             return "this process sees no GPU"
-        if handle.gpu not in _gpus(torch):
-            return f"this process doesn't see the owner's GPU {handle.gpu} (CUDA_VISIBLE_DEVICES)"
-        return ""
+        return self._failed.get((handle.owner.process, handle.gpu), "")
 
     # --- the owner's side
 
@@ -78,16 +79,18 @@ class CudaIpcPath(Path):
 
     def _transfer(self, torch: Any, peer: Peer, job: Job) -> None:
         peer.check(job.handle)
-        device = _gpus(torch)[job.handle.gpu]
+        torch.cuda.init()
+        device = _device_for(torch, job)
         there = self._elements(torch, job.handle, device)
         here = staging.tensor_of_bytes(job.local)
         source, target = (there, here) if job.op == READ else (here, there)
-        if source.shape != target.shape:
-            source = source.reshape(target.shape) if source.is_contiguous() else source.reshape(-1).reshape(target.shape)
         stream = self._stream(torch, device)
         done = torch.cuda.Event()
         with torch.cuda.device(device), torch.cuda.stream(stream):
-            stream.wait_stream(torch.cuda.default_stream(device))
+            if job.after is not None:
+                stream.wait_event(job.after)
+            if source.shape != target.shape:
+                source = source.reshape(-1).reshape(target.shape)
             target.copy_(source, non_blocking=True)
             done.record(stream)
         self._wait(job, done)
@@ -122,7 +125,9 @@ class CudaIpcPath(Path):
             try:
                 storage = torch.UntypedStorage._new_shared_cuda(device, *card["storage"])
             except RuntimeError as error:
-                raise PathUnavailable(f"the GPU memory can't be opened: {error}") from None
+                reason = f"memory of GPU {handle.gpu} can't be opened here: {str(error).splitlines()[0]}"
+                self._failed[handle.owner.process, handle.gpu] = reason
+                raise PathUnavailable(reason) from None
             found = (storage, card["first"])
             with self._lock:
                 while len(self._open) >= MAX_OPEN:
@@ -133,6 +138,14 @@ class CudaIpcPath(Path):
     def close(self) -> None:
         self._open.clear()
         self._streams.clear()
+
+
+def _device_for(torch: Any, job: Job) -> int:
+    """Return by which GPU of ours the owner's memory is opened: the same one, if we see it."""
+    ours = _gpus(torch)
+    if job.handle.gpu in ours:
+        return ours[job.handle.gpu]
+    return int(torch.cuda.current_device()) if job.local.is_cpu else int(job.local.device.removeprefix("cuda:"))
 
 
 def _gpus(torch: Any) -> dict[str, int]:
