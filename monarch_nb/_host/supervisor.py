@@ -22,7 +22,7 @@ from typing import Any
 
 from monarch_nb._host.loop import Loop
 from monarch_nb._host.output import OutputReader
-from monarch_nb._host.zygote import RANKS_PER_REQUEST, set_process_name
+from monarch_nb._host.zygote import HUGE_PAGES, RANKS_PER_REQUEST, set_process_name
 
 STARTING, RUNNING, STOPPING, LOST, STOPPED = "starting", "running", "stopping", "lost", "stopped"
 STOP_GRACE_S = 3.0
@@ -196,7 +196,7 @@ class Supervisor:
             stdin=subprocess.DEVNULL,
             stdout=out_fd,
             stderr=err_fd,
-            env={**os.environ, **spec["env"], **own.get("env", {})},
+            env={**dict([HUGE_PAGES]), **os.environ, **spec["env"], **own.get("env", {})},
             start_new_session=True,
         )
         for fd in (spec_fd, out_fd, err_fd):

@@ -28,7 +28,7 @@ from monarch_nb.rdma.handle import Handle, Owner, this_machine
 from monarch_nb.rdma.link import Link, MeshLink
 from monarch_nb.rdma.memory import Memory
 from monarch_nb.rdma.path import WRITE, Job, Op, Path, PathUnavailable, gone
-from monarch_nb.rdma.paths import chosen, load_paths, use_path
+from monarch_nb.rdma.paths import ENCRYPTED, chosen, load_paths, only_encrypted, use_path
 from monarch_nb.rdma.regions import Region, Regions
 from monarch_nb.rdma.totals import Totals
 from monarch_nb.rdma.transfer import Receipt, Transfer
@@ -146,13 +146,20 @@ class Desk:
         for name, path in self.paths.items():
             if forced is not None and name != forced:
                 continue
-            reason = path.refusal(handle, local)
+            reason = self._forbidden(path, handle) or path.refusal(handle, local)
             if not reason:
                 yield path
             elif forced or path.concerns(handle, local):
                 why_not[name] = reason
         reasons = "; ".join(f"{name}: {why}" for name, why in why_not.items())
         raise PathFailed(f"no way between {self.owner} and {handle}: {reasons}")
+
+    @staticmethod
+    def _forbidden(path: Path, handle: Handle) -> str:
+        """Return why a path may not be taken, whether it could or not."""
+        if path.encrypts or handle.is_near or not only_encrypted():
+            return ""
+        return f"it isn't encrypted, and {ENCRYPTED} is set"
 
     def submit(self, jobs: Sequence[Job], path: str | None = None) -> Transfer:
         """Begin transfers that are one for whoever waits."""

@@ -18,6 +18,7 @@ from monarch_nb._wire.segment import copy_bytes
 from monarch_nb.exceptions import RDMAError
 from monarch_nb.rdma.buffer import RDMABuffer
 from monarch_nb.rdma.desk import Desk, desk
+from monarch_nb.rdma.paths import only_encrypted
 from monarch_nb.rdma.segments import allocate
 
 MIN_BYTES = 4 << 20
@@ -107,7 +108,7 @@ class Lent:
 def lend(office: Office, body: Encoded, receivers: Sequence[int]) -> Encoded:
     """Return a small body for `body`, whose buffers the receivers fetch; `body` itself if it's small."""
     sizes = [b.nbytes for b in body.buffers]
-    if sum(sizes) < MIN_BYTES:
+    if sum(sizes) < MIN_BYTES or only_encrypted():
         return body
     segment = allocate(sum(sizes))
     at = segment.address

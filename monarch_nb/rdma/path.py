@@ -122,6 +122,8 @@ class Path(ABC):
     takes_strides = False
     """Whether it moves elements that lie strewn as fast as they can be. If not, the desk brings thin ones through memory in one piece."""
 
+    encrypts = False
+    """Whether what leaves the machine can't be read on its way."""
     fuses = False
     """Whether many transfers cost less in one go (`transfer_together`)."""
 

@@ -228,7 +228,9 @@ def test_totals_are_in_the_status_of_the_rank(procs: ProcMesh) -> None:
         sessions.use(before)
 
 
-def test_another_machine_is_reached_by_tcp_and_the_receipt_says_why(procs: ProcMesh) -> None:
+def test_another_machine_is_reached_by_tcp_and_the_receipt_says_why(
+    procs: ProcMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mesh = procs.host_mesh.spawn_procs(per_host={"far": 1})
     mesh.set_environment({"MONARCH_NB_RDMA_MACHINE": "elsewhere"}).get()
     flat = mesh.flatten("all") if len(mesh.extent) > 1 else mesh.rename(far="all")
@@ -244,4 +246,10 @@ def test_another_machine_is_reached_by_tcp_and_the_receipt_says_why(procs: ProcM
         assert receipt.path == "verbs"
     with pytest.raises(MeshUsageError, match=r"can't be mapped: .* is another machine"):
         buffer.map()
+    monkeypatch.setenv("MONARCH_NB_RDMA_ENCRYPTED", "1")
+    room.zero_()
+    receipt = buffer.read_into(room).get()
+    assert torch.equal(room, torch.arange(1 << 20))
+    assert receipt.path == "message"
+    assert receipt.why_not["tcp"] == "it isn't encrypted, and MONARCH_NB_RDMA_ENCRYPTED is set"
     mesh.stop(grace_s=0.0).get(30)

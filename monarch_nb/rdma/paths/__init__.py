@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 GROUP = "monarch_nb.rdma_paths"
 VARIABLE = "MONARCH_NB_RDMA_PATH"
+ENCRYPTED = "MONARCH_NB_RDMA_ENCRYPTED"
+"""If set, nothing goes to other machines in the clear: not by tcp or verbs, but in the mesh's messages."""
 OURS = (
     ("local", "LocalPath"),
     ("cuda_ipc", "CudaIpcPath"),
@@ -46,6 +48,11 @@ def load_paths(desk: Desk) -> dict[str, Path]:
 def chosen() -> str | None:
     """Return the path that is forced here, by `use_path` or for the process by `MONARCH_NB_RDMA_PATH`."""
     return _forced.get() or os.environ.get(VARIABLE) or None
+
+
+def only_encrypted() -> bool:
+    """Whether bytes may leave the machine only if they are encrypted."""
+    return os.environ.get(ENCRYPTED, "") not in ("", "0")
 
 
 @contextlib.contextmanager

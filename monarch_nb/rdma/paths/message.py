@@ -26,6 +26,7 @@ class MessagePath(Path):
     """See the module."""
 
     name = "message"
+    encrypts = True
 
     def refusal(self, handle: Handle, local: Memory) -> str:
         return ""
