@@ -41,9 +41,7 @@ describe('words', () => {
   it('says what was moved', () => {
     const shm = { path: 'shm', num: 3, read_bytes: 3e9, written_bytes: 1e9, seconds: 0.5 };
     const tcp = { path: 'tcp', num: 1, read_bytes: 0, written_bytes: 0, seconds: 0 };
-    expect(transfersText([shm, tcp], untranslated)).toBe(
-      'shm 4 GB in 3 transfers, 8 GB/s; tcp 0 B in 1 transfers, 0 GB/s'
-    );
+    expect(transfersText([shm, tcp], untranslated)).toBe('shm 4 GB, 8 GB/s; tcp 0 B, 0 GB/s');
     expect(transfersText(undefined, untranslated)).toBe('');
   });
 
