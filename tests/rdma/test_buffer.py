@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy
 import pytest
@@ -253,3 +254,15 @@ def test_another_machine_is_reached_by_tcp_and_the_receipt_says_why(
     assert receipt.path == "message"
     assert receipt.why_not["tcp"] == "it isn't encrypted, and MONARCH_NB_RDMA_ENCRYPTED is set"
     mesh.stop(grace_s=0.0).get(30)
+
+
+def test_a_foreign_handle_says_whose_it_is(pair: tuple[Holder, Holder]) -> None:
+    owner, _ = pair
+    handle = owner.put.call_one("f", torch.zeros(10)).get()._handle
+    elsewhere = replace(handle.owner, machine="another", process=1, addresses=(("another mesh", 7),), host="gpu-7")
+    foreign = RDMABuffer._of(replace(handle, owner=elsewhere))
+    with pytest.raises(RDMAError, match=r"on gpu-7\) can't be asked from here: it's in no mesh that the program"):
+        foreign.read()
+    stale = RDMABuffer._of(replace(handle, owner=replace(handle.owner, machine="another", process=1)))
+    with pytest.raises(BufferGone, match="was started anew, or belongs to another mesh"):
+        stale.read()

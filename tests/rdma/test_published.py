@@ -11,7 +11,7 @@ from memory_actors import Model
 
 from monarch_nb.actor import Actor, ActorMesh, HostMesh, ProcMesh, current_rank, endpoint
 from monarch_nb.exceptions import ActorError, BufferGone, MeshUsageError
-from monarch_nb.rdma import Published, Receipt, load_into, publish
+from monarch_nb.rdma import Published, Receipt, load_into, publish, use_path
 
 
 def whole(name: str) -> Any:
@@ -135,3 +135,14 @@ def test_what_does_not_fit_is_named(procs: ProcMesh) -> None:
     published.drop()
     with pytest.raises(BufferGone):
         load_into({"0.weight": torch.zeros(64, 64)}, published)
+
+
+def test_shards_by_tcp(trainer: ActorMesh[Sharded]) -> None:
+    published = trainer.publish.call().get()
+    mine = {"model": {"w": torch.zeros(12, 10), "b": torch.zeros(7)}}
+    with use_path("tcp"):
+        receipt = load_into(mine, published)
+    assert receipt.path == "tcp"
+    expected, _ = next(iter(trainer.full.call().get().values()))
+    assert torch.equal(mine["model"]["w"], expected["w"])
+    assert torch.equal(mine["model"]["b"], expected["b"])
