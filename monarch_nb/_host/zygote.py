@@ -39,6 +39,9 @@ PRELOAD_IDLE = (  # in pieces: a request waits for the piece that is being loade
     "torch.fx.experimental.symbolic_shapes",
     "torch._dynamo",
     "torch.distributed.fsdp",
+    "monarch_nb.rdma",
+    "monarch_nb.rdma.paths.tcp",
+    "monarch_nb.rdma.paths.verbs",
 )
 HUGE_PAGES = ("THP_MEM_ALLOC_ENABLE", "1")
 """torch asks for huge pages where a tensor has 2 MiB or more: another process then copies it at the speed of memory, not at a third of it."""
