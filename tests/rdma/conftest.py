@@ -11,7 +11,7 @@ from monarch_nb.job import ProcessJob
 
 
 @pytest.fixture(scope="session", params=["one_host", "two_hosts"])
-def hosts(request: pytest.FixtureRequest) -> Iterator[HostMesh]:
+def host_mesh(request: pytest.FixtureRequest) -> Iterator[HostMesh]:
     """This host, or two host processes that talk tcp with CURVE."""
     if request.param == "one_host":
         yield this_host()
@@ -22,9 +22,9 @@ def hosts(request: pytest.FixtureRequest) -> Iterator[HostMesh]:
 
 
 @pytest.fixture(scope="module")
-def procs(hosts: HostMesh) -> Iterator[ProcMesh]:
+def procs(host_mesh: HostMesh) -> Iterator[ProcMesh]:
     """Two ranks, on one host each where there are two. A module's own: what its actors hold ends with it."""
-    mesh = hosts.spawn_procs(per_host={"gpus": 2 if hosts.extent.nelements == 1 else 1})
+    mesh = host_mesh.spawn_procs(per_host={"gpus": 2 if host_mesh.extent.nelements == 1 else 1})
     mesh.initialized.get(60)
     flat = mesh.flatten("ranks") if len(mesh.extent) > 1 else mesh.rename(gpus="ranks")
     yield flat

@@ -58,8 +58,8 @@ class Sharded(Actor):
 
 
 @pytest.fixture(scope="module")
-def four(hosts: HostMesh) -> Iterator[ProcMesh]:
-    mesh = hosts.spawn_procs(per_host={"gpus": 4 if hosts.extent.nelements == 1 else 2})
+def four(host_mesh: HostMesh) -> Iterator[ProcMesh]:
+    mesh = host_mesh.spawn_procs(per_host={"gpus": 4 if host_mesh.extent.nelements == 1 else 2})
     yield mesh.flatten("ranks") if len(mesh.extent) > 1 else mesh.rename(gpus="ranks")
     mesh.stop().get(30)
 

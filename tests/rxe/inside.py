@@ -611,7 +611,7 @@ def no_torch(pair: Pair) -> str:
 
 @check
 def closing(pair: Pair) -> str:
-    """Comes last: ends the data planes."""
+    """Comes after all that use them: ends the data planes."""
     code = pair.close()
     assert code == 0, f"the owner ended with {code}"
     left = [t.name for t in threading.enumerate() if t.name.startswith("monarch_nb")]
@@ -619,6 +619,20 @@ def closing(pair: Pair) -> str:
     opened = [os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd") if os.path.islink(f"/proc/self/fd/{n}")]
     assert not [o for o in opened if "infiniband" in o], opened
     return "no thread and no descriptor left"
+
+
+@check
+def through_a_mesh(pair: Pair) -> str:
+    """Real ranks of a real mesh, and this program as a third; after the others, for they would share the processors."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.path.join(here, "without_torch"), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    command = [sys.executable, os.path.join(here, "mesh_program.py")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    measured = [line.split() for line in done.stdout.splitlines() if line.split()[:3] == ["0", "1", "verbs"]]
+    assert len(measured) == 1, done.stdout
+    assert float(measured[0][3]) > 0, done.stdout
+    return " ".join(measured[0])
 
 
 def main(results: str, names: list[str]) -> int:
