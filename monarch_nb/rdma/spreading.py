@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb._post import here
 from monarch_nb._wire import address
 from monarch_nb.rdma.broadcast import BroadcastReceipt, spread
-from monarch_nb.rdma.buffer import RDMABuffer
+from monarch_nb.rdma.buffer import RDMABuffer, deadline_of
+from monarch_nb.rdma.desk import desk
 from monarch_nb.rdma.lifting import land, lift, snapshot
 from monarch_nb.rdma.local_future import LocalFuture
+from monarch_nb.rdma.path import READ, Job
 from monarch_nb.rdma.segments import view
 
 if TYPE_CHECKING:
@@ -57,13 +59,15 @@ def place(source: RDMABuffer, mesh: ProcMesh, timeout: float | None) -> tuple[Pl
     hosts: dict[int, list[int]] = {}
     for position, proc in enumerate(mesh._procs):
         hosts.setdefault(address.host_of(proc), []).append(position)
-    handle = source._handle
     places: dict[int, Place] = {h: Place(source) for h, p in hosts.items() if _can_map(source, mesh._procs[p[0]])}
     others = [h for h in hosts if h not in places]
     if others:
         members = {h: [mesh._procs[p] for p in hosts[h]] for h in others}
         leaders = mesh._at([hosts[h][0] for h in others])
-        found = leaders.execute(_make_room, handle.layout.shape, handle.dtype, handle.kind, members).get()
+        if len(others) == 1:  # nobody to pass it on to: one message does both
+            room, receipt = leaders.execute(_make_room_and_fill, source, members, timeout).get().item()
+            return places | {others[0]: room}, receipt
+        found = leaders.execute(_make_room, source, members).get()
         places |= dict(zip(others, found.values(), strict=True))
     return places, spread(source, [places[h].buffer for h in others], timeout)
 
@@ -75,31 +79,30 @@ def _can_map(source: RDMABuffer, proc: int) -> bool:
 
 
 def release(places: Places, source: RDMABuffer) -> None:
-    """Let go of what was made; whoever has opened it keeps it."""
+    """Let go of what was made; whoever has opened it keeps it. It needn't be waited for."""
     for each in places.values():
         if each.buffer is not source:
-            each.buffer.drop().get()
+            each.buffer.drop()
 
 
-def _make_room(shape: Sequence[int], dtype: str, kind: str, members: Mapping[int, Sequence[int]]) -> Place:
+def _make_room(source: RDMABuffer, members: Mapping[int, Sequence[int]]) -> Place:
     """On the first rank of a host: make room that the host's ranks will open."""
-    import math
-
     office = here.office()
-    itemsize = _itemsize(dtype, kind)
-    segment = office.pool.take(max(1, math.prod(shape) * itemsize), set(members[office.host]))
-    buffer = RDMABuffer(_array(segment.map, shape, dtype, kind))
+    handle = source._handle
+    segment = office.pool.take(max(1, handle.nbytes), set(members[office.host]))
+    buffer = RDMABuffer(_array(segment.map, handle.layout.shape, handle.dtype, handle.kind))
     return Place(buffer, office.me, (os.getpid(), segment.fd, segment.inode))
 
 
-def _itemsize(dtype: str, kind: str) -> int:
-    if kind == "tensor":
-        import torch
-
-        return int(getattr(torch, dtype).itemsize)
-    import numpy
-
-    return numpy.dtype(dtype).itemsize
+def _make_room_and_fill(
+    source: RDMABuffer, members: Mapping[int, Sequence[int]], timeout: float | None
+) -> tuple[Place, BroadcastReceipt]:
+    """The same, and fill it here and now."""
+    found = _make_room(source, members)
+    start = time.perf_counter()
+    region = desk().region_of(found.buffer._handle)
+    receipt = desk().run(Job(READ, source._handle, region.memory, deadline_of(timeout)))
+    return found, BroadcastReceipt(source.size(), 1, (receipt,), 1, time.perf_counter() - start)
 
 
 def _array(memory: Any, shape: Sequence[int], dtype: str, kind: str) -> Any:
