@@ -6,7 +6,7 @@ The layers, lower ones first:
 - handle, table: what travels, and how anybody knows whether it still holds
 - regions, segments: what this process has registered; memory that others can map
 - path, paths/: the ways: local, cuda_ipc, shm, verbs, tcp, message
-- desk, link: a process' data plane; how two of them talk
+- desk, link, batch: a process' data plane; how two of them talk
 - buffer, action: what users touch
 - published, boxes: whole models, sharded one way there and another way here
 - broadcast, spreading: one to many; big arrays to all ranks of a mesh

@@ -8,7 +8,6 @@ wait for answers, so that two processes can't wait for each other.
 from __future__ import annotations
 
 import ctypes
-import functools
 import os
 import threading
 import time
@@ -24,10 +23,11 @@ from monarch_nb._post.office import Office
 from monarch_nb.exceptions import MeshError, MeshUsageError, PathFailed, RDMAError
 from monarch_nb.rdma import handle as handles
 from monarch_nb.rdma import segments, staging
+from monarch_nb.rdma.batch import Batch, together
 from monarch_nb.rdma.handle import Handle, Owner, this_machine
 from monarch_nb.rdma.link import Link, MeshLink
 from monarch_nb.rdma.memory import Memory
-from monarch_nb.rdma.path import WRITE, Job, Op, Path, PathUnavailable, gone
+from monarch_nb.rdma.path import Job, Path, PathUnavailable, gone
 from monarch_nb.rdma.paths import ENCRYPTED, chosen, load_paths, only_encrypted, use_path
 from monarch_nb.rdma.regions import Region, Regions
 from monarch_nb.rdma.totals import Totals
@@ -39,8 +39,6 @@ INLINE_BYTES = 256 << 10
 MAX_MOVES = 8
 MAX_ANSWERS = 64
 """More than may ever wait for each other; threads are made when they're needed."""
-MAX_WORKERS = 4
-"""So many transfers of one batch at a time."""
 _PR_SET_PTRACER = 0x59616D61
 _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 
@@ -171,7 +169,11 @@ class Desk:
         if len(jobs) == 1 and jobs[0].nbytes <= INLINE_BYTES and self._is_quick(jobs[0], path):
             self._run(transfer, path)
         else:
-            self._moves.submit(self._run, transfer, path)
+            try:
+                self._moves.submit(self._run, transfer, path)
+            except RuntimeError:  # closed this very moment
+                self._check_open()
+                raise
         return transfer
 
     def _is_quick(self, job: Job, forced: str | None) -> bool:
@@ -185,70 +187,15 @@ class Desk:
         start = time.perf_counter()
         try:
             with use_path(forced):  # as it is where the transfer was asked for
-                receipts = self._run_all(transfer.jobs, forced)
+                receipts = Batch(self, transfer.jobs, forced).run()
         except MeshError as error:
             transfer.finish(None, error.with_traceback(None))  # the message says it all; the reader's own lines are what matters
         except BaseException as error:
             transfer.finish(None, error)
         else:
-            transfer.finish(_together(receipts, time.perf_counter() - start))
+            transfer.finish(together(receipts, time.perf_counter() - start))
         finally:
             self._active.discard(transfer)
-
-    def _run_all(self, jobs: Sequence[Job], forced: str | None) -> list[Receipt]:
-        """Run jobs, several at a time; when one fails, the others are called off."""
-        if len(jobs) == 1:
-            return [self.run(jobs[0], forced)]
-        units = self._fused(jobs, forced)
-        todo = iter(units)
-        lock = threading.Lock()
-        receipts: list[Receipt] = []
-        failures: list[BaseException] = []
-
-        def work() -> None:
-            while not failures:
-                with lock:
-                    unit = next(todo, None)
-                if unit is None:
-                    return
-                try:
-                    receipts.append(unit())
-                except BaseException as error:
-                    failures.append(error)
-                    for other in jobs:
-                        other.cancelled.set()
-
-        helpers = [threading.Thread(target=work, name="monarch_nb-rdma-batch") for _ in range(min(MAX_WORKERS, len(units)) - 1)]
-        for helper in helpers:
-            helper.start()
-        work()
-        for helper in helpers:
-            helper.join()
-        if failures:
-            raise failures[0]
-        return receipts
-
-    def _fused(self, jobs: Sequence[Job], forced: str | None) -> list[Callable[[], Receipt]]:
-        """Put jobs together whose path does them in one go."""
-        together: dict[tuple[str, Op], list[Job]] = {}
-        units: list[Callable[[], Receipt]] = []
-        for job in jobs:
-            path = next(self.ways(job.handle, job.local, forced, {}))
-            if path.fuses and staging.is_plain(path, job):
-                together.setdefault((path.name, job.op), []).append(job)
-            else:
-                units.append(functools.partial(self.run, job, forced))
-        return [*(functools.partial(self._run_together, self.paths[name], all_, forced) for (name, _), all_ in together.items()), *units]
-
-    def _run_together(self, path: Path, jobs: Sequence[Job], forced: str | None) -> Receipt:
-        start = time.perf_counter()
-        try:
-            path.transfer_together(jobs)
-        except PathUnavailable:  # as each of them is told
-            return _together([self.run(job, forced) for job in jobs], time.perf_counter() - start)
-        receipt = Receipt(jobs[0].op, path.name, sum(job.nbytes for job in jobs), time.perf_counter() - start)
-        self.totals.add(receipt)
-        return receipt
 
     def run(self, job: Job, forced: str | None = None) -> Receipt:
         """Do a transfer in this thread."""
@@ -307,17 +254,9 @@ class Desk:
             path.close()
         self._moves.shutdown()
         self._answers.shutdown()
-
-
-def _together(receipts: Sequence[Receipt], seconds: float) -> Receipt:
-    if len(receipts) == 1:
-        return receipts[0]
-    why_not: dict[str, str] = {}
-    for receipt in receipts:
-        why_not.update(receipt.why_not)
-    op: Op = "write" if {r.op for r in receipts} == {WRITE} else "read"
-    path = "+".join(dict.fromkeys(r.path for r in receipts))
-    return Receipt(op, path, sum(r.num_bytes for r in receipts), seconds, why_not)
+        for transfer in list(self._active):  # those that had not begun
+            if not transfer.done():
+                transfer.finish(None, RDMAError("this process has left its mesh"))
 
 
 def _let_peers_read_us() -> None:

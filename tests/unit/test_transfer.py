@@ -10,7 +10,7 @@ import pytest
 
 from monarch_nb.exceptions import MeshUsageError, PathFailed, RankTimeout, RDMAError, TransferTimeout
 from monarch_nb.rdma import RDMAAction, RDMABuffer, desk
-from monarch_nb.rdma.desk import Desk
+from monarch_nb.rdma.desk import MAX_MOVES, Desk
 from monarch_nb.rdma.handle import Handle
 from monarch_nb.rdma.link import LoopLink
 from monarch_nb.rdma.local_future import LocalFuture
@@ -144,6 +144,16 @@ def test_the_end_calls_off_what_is_on_its_way(plane: Desk) -> None:
         transfer.get()
     with pytest.raises(RDMAError, match="has left its mesh"):
         plane.submit(transfer.jobs)
+
+
+def test_those_that_had_not_begun_end_too(plane: Desk) -> None:
+    gate = plane.paths["gate"]
+    assert isinstance(gate, Gate)
+    buffer = RDMABuffer(bytes(BIG))
+    transfers = [buffer.read_into(bytearray(BIG), timeout=None, path="gate") for _ in range(MAX_MOVES + 3)]
+    gate.entered.wait()
+    plane.close()
+    assert all(isinstance(transfer.exception(), RDMAError) for transfer in transfers)
 
 
 def test_nothing_asked_nothing_done(plane: Desk) -> None:
