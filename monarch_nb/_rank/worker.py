@@ -72,6 +72,8 @@ class Worker:
         for name in [n for n in self.namespace if not n.startswith("__")]:
             del self.namespace[name]  # what the program that became this rank had imported
         signal.signal(signal.SIGINT, self._on_interrupt)
+        self._show_unraisable = sys.unraisablehook
+        sys.unraisablehook = self._on_unraisable
 
     def _on_interrupt(self, number: int, frame: Any) -> None:
         """An interrupt that comes when nothing runs concerns nobody. (SIG_IGN would be inherited by subprocesses.)"""
@@ -82,6 +84,21 @@ class Worker:
             Diversion.handler(frame)
         else:
             raise KeyboardInterrupt
+
+    def _on_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
+        """An interrupt that hit a finalizer or a callback ends there, and the code that it was meant for goes on: interrupt it again."""
+        current = self.current
+        swallowed = unraisable.exc_type is not None and issubclass(unraisable.exc_type, KeyboardInterrupt)
+        if not swallowed or current is None or threading.get_ident() != self._ident:
+            self._show_unraisable(unraisable)
+            return
+
+        def again() -> None:
+            if self.current is current:
+                signal.pthread_kill(self._ident, signal.SIGINT)
+
+        # Not at once: it would be raised in here, and end here.
+        self.rank.office.reader.call_at(time.monotonic() + UNHEARD_S, again)
 
     def cancel(self, n: int) -> None:
         """A cell shall end: if it hasn't begun, it won't; if it has, and the signal came too early to be heard, here's another.
