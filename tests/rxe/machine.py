@@ -33,6 +33,10 @@ EARLY_MODULES = ("virtio_pci", "virtio-rng", "9pnet_virtio", "9p", "overlay")
 SBIN = ":/usr/sbin:/sbin"
 
 
+MIN_FREE_BYTES = 4 << 30
+"""What is seen as the machine's memory; it uses about half of it."""
+
+
 class CannotBoot(Exception):
     """This machine lacks something."""
 
@@ -44,6 +48,8 @@ def what_is_missing() -> str:
     missing = sorted({package for tool, package in TOOLS.items() if tool_path(tool) is None})
     if missing:
         return f"missing: apt-get install {' '.join(missing)}"
+    if os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGESIZE") < MIN_FREE_BYTES:
+        return f"it wants {MIN_FREE_BYTES >> 30} GiB of memory that is free"
     if os.geteuid() != 0:
         return "only root's files can all be seen from within: run as root"
     return ""
