@@ -16,6 +16,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import psutil
+
 HERE = Path(__file__).parent
 TOOLS = {
     "qemu-system-x86_64": "qemu-system-x86",
@@ -31,8 +33,6 @@ TOOLS = {
 EARLY_MODULES = ("virtio_pci", "virtio-rng", "9pnet_virtio", "9p", "overlay")
 """What the kernel needs before it sees a file system."""
 SBIN = ":/usr/sbin:/sbin"
-
-
 MIN_FREE_BYTES = 4 << 30
 """What is seen as the machine's memory; it uses about half of it."""
 
@@ -48,7 +48,7 @@ def what_is_missing() -> str:
     missing = sorted({package for tool, package in TOOLS.items() if tool_path(tool) is None})
     if missing:
         return f"missing: apt-get install {' '.join(missing)}"
-    if os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGESIZE") < MIN_FREE_BYTES:
+    if psutil.virtual_memory().available < MIN_FREE_BYTES:
         return f"it wants {MIN_FREE_BYTES >> 30} GiB of memory that is free"
     if os.geteuid() != 0:
         return "only root's files can all be seen from within: run as root"
