@@ -18,7 +18,7 @@ class RDMAAction:
 
     Example:
         >>> action = RDMAAction()                                   # doctest: +SKIP
-        >>> for buffer, tensor in zip(buffers, tensors):
+        >>> for buffer, tensor in zip(buffers, tensors):            # doctest: +SKIP
         ...     action.read_remote(tensor, buffer)
         >>> print(action.submit(timeout=30).get())                  # doctest: +SKIP
         read 1.5 GiB by shm in 190 ms, 8.5 GB/s

@@ -23,6 +23,18 @@ ACTOR_NAMES = [
 HEAVY = ("torch", "IPython", "ipywidgets", "zmq", "cloudpickle", "asyncio", "numpy")
 
 
+RDMA_NAMES = [
+    "BroadcastReceipt", "Published", "RDMAAction", "RDMABuffer", "Receipt", "Transfer", "empty", "get_rdma_backend", "is_ibverbs_available",
+    "load_into", "publish", "use_path",
+]  # fmt: skip
+
+
+def test_public_names_of_the_data_plane() -> None:
+    import monarch_nb.rdma
+
+    assert sorted(monarch_nb.rdma.__all__) == RDMA_NAMES
+
+
 def test_public_names_of_the_actor_model() -> None:
     assert sorted(monarch_nb.actor.__all__) == ACTOR_NAMES
     assert all(hasattr(monarch_nb.actor, name) for name in ACTOR_NAMES)
@@ -46,7 +58,9 @@ def test_the_host_process_imports_no_torch() -> None:
 
 
 EXAMPLES = [
-    "_rank.frames",
+    "_rank.frames", "rdma.boxes", "rdma.doctor", "rdma.layout", "rdma.local_future", "rdma.measuring", "rdma.segments", "rdma.transfer",
+    "rdma.paths.tcp_dial", "rdma.paths.tcp_exchange", "rdma.paths.tcp_handshake", "rdma.paths.verbs_errors", "rdma.paths.verbs_plan",
+    "rdma.paths.verbs_port",
     "_host.dumped", "_host.script", "_shape.elastic", "_shape.extent", "_shape.rank_set", "_shape.shape", "_wire.codec", "_wire.message", "_wire.page", "actor.value_mesh",
     "_journal.entries", "_journal.record", "_rank.environment", "_rank.operators", "_rank.trace", "_rank.variables", "mesh.environment", "mesh.variables",
     "display.ansi", "display.bundle", "display.cell_view", "display.errors", "display.fold", "display.lines", "display.live",
@@ -65,7 +79,7 @@ def test_examples_in_docstrings(name: str) -> None:
 def test_no_example_of_the_pure_rooms_is_left_out() -> None:
     finder = doctest.DocTestFinder(exclude_empty=True)
     found = set()
-    for room in ("_shape", "_wire", "_journal", "display"):
+    for room in ("_shape", "_wire", "_journal", "display", "rdma", "rdma.paths"):
         package = importlib.import_module(f"monarch_nb.{room}")
         for info in pkgutil.iter_modules(package.__path__, f"{room}."):
             tests = finder.find(importlib.import_module(f"monarch_nb.{info.name}"))

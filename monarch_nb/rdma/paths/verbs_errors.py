@@ -55,7 +55,7 @@ def status_text(status: int, vendor: int = 0) -> str:
     """Return name and likely cause.
 
     >>> status_text(10)
-    'remote access error: the buffer was dropped, or the key doesn't fit'
+    "remote access error: the buffer was dropped, or the key doesn't fit"
     """
     cause = _STATUSES[status].cause if status in _STATUSES else "see the vendor's documentation"
     code = f" (vendor code {vendor:#x})" if vendor else ""
