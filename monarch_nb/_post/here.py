@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +39,11 @@ def on_demand(connect: Callable[[], Office]) -> None:
 def set_whereabouts(**where: Any) -> None:
     """Say where this process stands: rank, host."""
     _where.update(where)
+
+
+def hostname() -> str:
+    """Return the name that this process' host goes by in its mesh, or the machine's."""
+    return str(_where.get("host") or os.uname().nodename)
 
 
 def whereabouts() -> dict[str, Any]:

@@ -115,26 +115,7 @@ class Future(Generic[T]):
     def __await__(self) -> Generator[Any, None, T]:
         __tracebackhide__ = True
         if not self._pending.ready:
-            loop = asyncio.get_running_loop()
-            waiter: asyncio.Future[None] = loop.create_future()
-
-            def wake() -> None:
-                if not waiter.done():
-                    waiter.set_result(None)
-
-            def on_ready() -> None:
-                if not loop.is_closed():
-                    loop.call_soon_threadsafe(wake)
-
-            self._pending.when_ready(on_ready)
-            heartbeat = Heartbeat(loop)
-            try:
-                yield from waiter
-            except asyncio.CancelledError:
-                self._cancelled()
-                raise
-            finally:
-                heartbeat.stop()
+            yield from wait_in_loop(self._pending.when_ready, self._cancelled)
         return self.get()
 
     def _cancelled(self) -> None:
@@ -168,7 +149,38 @@ class Future(Generic[T]):
         return f"<Future{self._to_what()}: {'done' if self.done() else 'pending'}>"
 
 
-class Heartbeat:
+def wait_in_loop(
+    when_ready: Callable[[Callable[[], None]], None], cancelled: Callable[[], None]
+) -> Generator[Any, None, None]:
+    """Let the running event loop go on until what is given to `when_ready` is called, from any thread.
+
+    Args:
+        when_ready: takes what is to be called once ready.
+        cancelled: called if the task that waits is cancelled.
+    """
+    loop = asyncio.get_running_loop()
+    waiter: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    def on_ready() -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(wake)
+
+    when_ready(on_ready)
+    heartbeat = _Heartbeat(loop)
+    try:
+        yield from waiter
+    except asyncio.CancelledError:
+        cancelled()
+        raise
+    finally:
+        heartbeat.stop()
+
+
+class _Heartbeat:
     """Wakes an event loop five times a second while somebody waits: ipykernel's Ctrl-C only takes effect when the loop turns."""
 
     __slots__ = ("_handle", "_loop")

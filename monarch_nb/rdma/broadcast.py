@@ -16,14 +16,12 @@ from typing import Any
 
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.rdma.buffer import DEFAULT_TIMEOUT_S, RDMABuffer, deadline_of
-from monarch_nb.rdma.desk import Desk, desk
+from monarch_nb.rdma.desk import FILL, Desk, desk
 from monarch_nb.rdma.handle import Handle
 from monarch_nb.rdma.local_future import LocalFuture
 from monarch_nb.rdma.path import READ, Job
 from monarch_nb.rdma.transfer import Receipt, size_text, time_text
 
-FILL = "fill"
-"""What a destination's owner is asked: read this buffer into that one of yours."""
 MAX_STEPS = 32
 """So many copies at a time, in all."""
 

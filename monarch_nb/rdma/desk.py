@@ -39,6 +39,8 @@ INLINE_BYTES = 256 << 10
 MAX_MOVES = 8
 MAX_ANSWERS = 64
 """More than may ever wait for each other; threads are made when they're needed."""
+DROP, FILL = "", "fill"
+"""What owners are asked, besides of their paths: end a registration; read another buffer into this one."""
 _PR_SET_PTRACER = 0x59616D61
 _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 
@@ -53,7 +55,7 @@ class Desk:
         table = self.regions.table
         self._owner = Owner(
             addresses=link.addresses, process=handles.PROCESS, pid=os.getpid(), machine=this_machine(), label=link.label,
-            host=str(here.whereabouts().get("host") or os.uname().nodename), table=(table.fd, table.inode),
+            host=here.hostname(), table=(table.fd, table.inode),
         )  # fmt: skip
         self.closed = False
         self._active: set[Transfer] = set()
@@ -61,7 +63,7 @@ class Desk:
         self._lock = threading.Lock()
         self._moves = ThreadPoolExecutor(MAX_MOVES, "monarch_nb-rdma")
         self._answers = ThreadPoolExecutor(MAX_ANSWERS, "monarch_nb-rdma-answer")
-        self.services: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {"": self._drop_asked, "fill": self._fill_asked}
+        self.services: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {DROP: self._drop_asked, FILL: self._fill_asked}
         """What others may ask of this process, besides of its paths."""
         _let_peers_read_us()
         link.serve(self.answer, self.in_background)
@@ -88,7 +90,7 @@ class Desk:
     def drop(self, handle: Handle) -> None:
         """End a registration, here or at its owner. The second time does nothing."""
         if not handle.is_ours:
-            self.ask(handle, "", {}, 30.0)
+            self.ask(handle, DROP, {})
             return
         region = self.regions.remove(handle.key)
         if region is None:

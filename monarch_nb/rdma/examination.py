@@ -49,7 +49,7 @@ def _place() -> dict[str, Any]:
     """Return where this process is. `machine` is what those share that can see each other's memory."""
     machine = this_machine()
     return {
-        "host": str(here.whereabouts().get("host") or os.uname().nodename), "pid": os.getpid(), "boot": machine.partition("/")[0], "machine": machine,
+        "host": here.hostname(), "pid": os.getpid(), "boot": machine.partition("/")[0], "machine": machine,
         "ipc": os.readlink("/proc/self/ns/ipc"),
     }  # fmt: skip
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -140,7 +139,6 @@ class LoopLink:
         self.addresses: Addresses = (("", 0),)
         self.label = label
         self._answerer: Answerer | None = None
-        self._lock = threading.Lock()
 
     def ask(self, handle: Handle, fields: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         """See `Link`."""

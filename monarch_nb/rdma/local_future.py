@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import threading
 from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
-from monarch_nb.actor.future import Future, Heartbeat
+from monarch_nb.actor.future import Future, wait_in_loop
 from monarch_nb.exceptions import RankTimeout
 
 T = TypeVar("T")
@@ -133,22 +132,7 @@ class LocalFuture(Future[T]):
     def __await__(self) -> Generator[Any, None, T]:
         __tracebackhide__ = True
         if not self._done:
-            loop = asyncio.get_running_loop()
-            waiter: asyncio.Future[None] = loop.create_future()
-
-            def wake() -> None:
-                if not waiter.done():
-                    waiter.set_result(None)
-
-            self._when_done(lambda: loop.is_closed() or loop.call_soon_threadsafe(wake))
-            heartbeat = Heartbeat(loop)
-            try:
-                yield from waiter
-            except asyncio.CancelledError:
-                self.cancel()
-                raise
-            finally:
-                heartbeat.stop()
+            yield from wait_in_loop(self._when_done, self.cancel)
         return self.get()
 
     def cancel(self) -> None:

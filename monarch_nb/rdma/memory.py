@@ -97,7 +97,12 @@ def _of_tensor(torch: Any, tensor: Any, what: str) -> Memory:
     device = "cpu" if plain.device.type == "cpu" else f"cuda:{plain.device.index}"
     gpu = "" if device == "cpu" else str(torch.cuda.get_device_properties(plain.device).uuid)
     layout = Layout(tuple(plain.shape), strides, size)
-    return _placed(plain.data_ptr(), layout, str(plain.dtype).removeprefix("torch."), "tensor", device, gpu, False, plain)
+    return _placed(plain.data_ptr(), layout, dtype_name(plain), "tensor", device, gpu, False, plain)
+
+
+def dtype_name(tensor: Any) -> str:
+    """Return a tensor's element type as torch and numpy know it: `float32`."""
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _of_array(array: Any, what: str) -> Memory:

@@ -7,7 +7,7 @@ different readers read different ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,10 +15,10 @@ from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.rdma.boxes import Box
 from monarch_nb.rdma.buffer import DEFAULT_TIMEOUT_S, RDMABuffer, deadline_of
 from monarch_nb.rdma.desk import desk
-from monarch_nb.rdma.memory import memory_of
+from monarch_nb.rdma.memory import dtype_name, memory_of
 from monarch_nb.rdma.path import READ, Job
 from monarch_nb.rdma.staging import queued_work
-from monarch_nb.rdma.transfer import Receipt, Transfer
+from monarch_nb.rdma.transfer import Receipt
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def publish(state_dict: Mapping[str, Any]) -> Published:
         if _is_tensor(value):
             local, box, shape = _placed(value, name)
             shards = () if box.is_empty else (Shard(box, RDMABuffer(memory_of(local, name))),)
-            tensors[name] = Tensor(shape, str(value.dtype).removeprefix("torch."), shards)
+            tensors[name] = Tensor(shape, dtype_name(value), shards)
         else:
             values[name] = value
     if not tensors:
@@ -137,13 +137,6 @@ def load_into(
         >>> load_into(model.state_dict(), published)             # doctest: +SKIP
         Receipt(op='read', path='shm', ...)
     """
-    return begin_load(state_dict, source, timeout, strict=strict)()
-
-
-def begin_load(
-    state_dict: Mapping[str, Any], source: Published | Iterable[Published], timeout: float | None, *, strict: bool
-) -> Callable[[], Receipt]:
-    """Begin to read; return what waits for the end of it, and finishes it."""
     published = source if isinstance(source, Published) else Published.join(_each(source))
     deadline = deadline_of(timeout)
     jobs: list[Job] = []
@@ -157,21 +150,12 @@ def begin_load(
                 raise MeshUsageError(f"{name} was not published; there are {_some(published.tensors)}. strict=False leaves it as it is")
         elif name in published.values:
             _set(state_dict, name, published.values[name])
-    transfer = desk().submit(jobs) if jobs else _nothing()
-
-    def finish() -> Receipt:
-        receipt = transfer.get()
-        for target, fresh in conversions:
-            target.copy_(fresh)
-        return receipt
-
-    return finish
-
-
-def _nothing() -> Transfer:
-    transfer = Transfer([])
-    transfer.finish(Receipt("read", "local", 0, 0.0))
-    return transfer
+    if not jobs:
+        return Receipt(READ, "local", 0, 0.0)
+    receipt = desk().submit(jobs).get()
+    for target, fresh in conversions:
+        target.copy_(fresh)
+    return receipt
 
 
 def _each(source: Iterable[Any]) -> Iterator[Published]:
@@ -190,7 +174,7 @@ def _jobs_for(name: str, value: Any, source: Tensor, deadline: float | None, con
     if box.is_empty:
         return []
     target = local.detach()
-    if str(value.dtype).removeprefix("torch.") != source.dtype:
+    if dtype_name(value) != source.dtype:
         fresh = torch.empty(box.shape, dtype=getattr(torch, source.dtype))
         conversions.append((target, fresh))
         target = fresh

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from monarch_nb.rdma.handle import Handle
@@ -39,23 +40,28 @@ def queued_work(memory: Memory) -> Any:
 
 def run(path: Path, job: Job) -> None:
     """Run a job by a path, through memory of ours where the path can't take it as it is."""
-    if not job.nbytes:
-        return
-    if not job.local.is_cpu and not path.reaches_gpus:
-        _through_host(path, job)
-    elif job.local.is_cpu and not path.takes_strides and _is_thin(job.local.layout):
-        _with_contiguous(path, job)
-    elif job.op == READ and not path.takes_strides and _is_thin(job.handle.layout):
-        _read_span(path, job)
-    else:
-        path.transfer(job)
+    if job.nbytes:
+        (_detour(path, job) or _straight)(path, job)
 
 
 def is_plain(path: Path, job: Job) -> bool:
     """Whether a path takes a job as it is."""
-    if not job.nbytes or not job.local.is_cpu:
-        return False
-    return path.takes_strides or not (_is_thin(job.local.layout) or (job.op == READ and _is_thin(job.handle.layout)))
+    return bool(job.nbytes) and _detour(path, job) is None
+
+
+def _detour(path: Path, job: Job) -> Callable[[Path, Job], None] | None:
+    """Return what brings a job through memory of ours; None if the path takes it as it is."""
+    if not job.local.is_cpu and not path.reaches_gpus:
+        return _through_host
+    if path.takes_strides:
+        return None
+    if job.local.is_cpu and _is_thin(job.local.layout):
+        return _with_contiguous
+    return _read_span if job.op == READ and _is_thin(job.handle.layout) else None
+
+
+def _straight(path: Path, job: Job) -> None:
+    path.transfer(job)
 
 
 def _is_thin(layout: Layout) -> bool:
