@@ -5,22 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from own_meshes import one_or_two_hosts
 from two_by_two import spawn_two_by_two
 
 import monarch_nb.actor
-from monarch_nb.actor import HostMesh, MeshFailure, ProcMesh, this_host
-from monarch_nb.job import ProcessJob
+from monarch_nb.actor import HostMesh, MeshFailure, ProcMesh
 
 
 @pytest.fixture(scope="session", params=["one_host", "two_hosts"])
 def hosts(request: pytest.FixtureRequest) -> Iterator[HostMesh]:
     """A host mesh without dimensions, or one of two hosts."""
-    if request.param == "one_host":
-        yield this_host()
-        return
-    job = ProcessJob({"hosts": 2})
-    yield job.state().hosts
-    job.kill()
+    with one_or_two_hosts(request.param) as found:
+        yield found
 
 
 @pytest.fixture(scope="session")

@@ -16,9 +16,9 @@ from typing import Any
 import debugged_actors
 import pytest
 from debugged_actors import Debugged, DebuggedAsync
+from own_meshes import own_mesh
 
 from monarch_nb import mesh as meshes
-from monarch_nb._client import session as sessions
 from monarch_nb.debug import MeshDebugger, Prompt, Stop
 from monarch_nb.debug.client import completions
 from monarch_nb.debug.fold import fold_answers, place_text
@@ -40,11 +40,8 @@ out = step(rank)
 
 @pytest.fixture(scope="module", params=[0, 2], ids=["one_host", "two_hosts"])
 def mesh(request: pytest.FixtureRequest) -> Iterator[Mesh]:
-    before = sessions._current
-    found = meshes.start(f"bugs{request.param}", {"gpus": 4 if not request.param else 2}, num_hosts=request.param)
-    yield found
-    found.stop().get(30)
-    sessions._current = before
+    with own_mesh(f"bugs{request.param}", {"gpus": 4 if not request.param else 2}, num_hosts=request.param) as found:
+        yield found
 
 
 @pytest.fixture

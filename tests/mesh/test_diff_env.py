@@ -9,19 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from own_meshes import own_mesh
 
-from monarch_nb import mesh as meshes
-from monarch_nb._client import session as sessions
 from monarch_nb.mesh import Mesh
 
 
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[Mesh]:
-    before = sessions._current
-    found = meshes.start("divergent", {"gpus": 4})
-    yield found
-    found.stop().get(30)
-    sessions._current = before
+    with own_mesh("divergent", {"gpus": 4}) as found:
+        yield found
 
 
 @pytest.fixture(autouse=True)

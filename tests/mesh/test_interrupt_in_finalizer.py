@@ -7,10 +7,9 @@ import threading
 import uuid
 from pathlib import Path
 
+from own_meshes import own_mesh
 from processes import PATIENCE_S
 
-from monarch_nb import mesh as meshes
-from monarch_nb._client import session as sessions
 from monarch_nb.mesh.cell_run import CellInterrupted
 
 CELL = """
@@ -31,9 +30,7 @@ time.sleep(600)
 def test_it_is_raised_again_behind_the_finalizer(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     os.mkfifo(ready)
-    before = sessions._current
-    mesh = meshes.start(f"final{uuid.uuid4().hex[:6]}", {"gpus": 1})
-    try:
+    with own_mesh(f"final{uuid.uuid4().hex[:6]}", {"gpus": 1}) as mesh:
         run = mesh.submit(CELL.format(ready=str(ready)))
         opener = threading.Thread(target=ready.read_text, daemon=True)
         opener.start()
@@ -44,6 +41,3 @@ def test_it_is_raised_again_behind_the_finalizer(tmp_path: Path) -> None:
         assert isinstance(error, CellInterrupted)
         assert "did not react" not in str(error)
         assert list(mesh.pull("after").values()) == [True]
-    finally:
-        mesh.stop().get(30)
-        sessions._current = before

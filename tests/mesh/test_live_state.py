@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from own_meshes import own_mesh
 from sample_actors import AsyncHolder, Holder
 
 from monarch_nb import mesh as meshes
-from monarch_nb._client import session as sessions
 from monarch_nb.mesh import Mesh
 from monarch_nb.status import MeshStatus, RankStatus, apply
 
@@ -23,11 +23,8 @@ PATIENCE_S = 60.0
 
 @pytest.fixture(scope="module", params=[0, 2], ids=["one_host", "two_hosts"])
 def mesh(request: pytest.FixtureRequest) -> Iterator[Mesh]:
-    before = sessions._current
-    found = meshes.start(f"live{request.param}", {"gpus": 4 if not request.param else 2}, num_hosts=request.param)
-    yield found
-    found.stop().get(30)
-    sessions._current = before
+    with own_mesh(f"live{request.param}", {"gpus": 4 if not request.param else 2}, num_hosts=request.param) as found:
+        yield found
 
 
 class Watcher:

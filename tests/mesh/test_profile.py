@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from own_meshes import own_mesh
 
-from monarch_nb import mesh as meshes
-from monarch_nb._client import session as sessions
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.mesh import CellError, CellInterrupted, Mesh
 from monarch_nb.profile import Profile, ProfileRequest, collect
@@ -24,12 +23,9 @@ PATIENCE_S = 90.0
 
 @pytest.fixture(scope="module", params=[0, 2], ids=["one_host", "two_hosts"])
 def mesh(request: pytest.FixtureRequest) -> Iterator[Mesh]:
-    before = sessions._current
-    found = meshes.start(f"profiled{request.param}", {"gpus": 4 if not request.param else 2}, num_hosts=request.param)
-    found.run("import torch, os, time\na = torch.ones(32, 32)")
-    yield found
-    found.stop().get(30)
-    sessions._current = before
+    with own_mesh(f"profiled{request.param}", {"gpus": 4 if not request.param else 2}, num_hosts=request.param) as found:
+        found.run("import torch, os, time\na = torch.ones(32, 32)")
+        yield found
 
 
 @pytest.fixture(autouse=True)

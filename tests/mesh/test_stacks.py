@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
+from own_meshes import own_mesh
 
-from monarch_nb import mesh as meshes
-from monarch_nb._client import session as sessions
 from monarch_nb._host.dumped import from_faulthandler, from_py_spy, is_whole
 from monarch_nb._host.stack_desk import find_py_spy
 from monarch_nb._wire import dump
@@ -24,12 +23,9 @@ HOLD = "def hold():\n    ctypes.PyDLL(None).sleep(600)\nif rank == 2: hold()"
 
 @pytest.fixture(scope="module", params=[0, 2], ids=["one_host", "two_hosts"])
 def mesh(request: pytest.FixtureRequest) -> Iterator[Mesh]:
-    before = sessions._current
-    found = meshes.start(f"stacks{request.param}", {"gpus": 4 if not request.param else 2}, num_hosts=request.param)
-    found.run("import ctypes, time, os, signal, threading")
-    yield found
-    found.stop().get(30)
-    sessions._current = before
+    with own_mesh(f"stacks{request.param}", {"gpus": 4 if not request.param else 2}, num_hosts=request.param) as found:
+        found.run("import ctypes, time, os, signal, threading")
+        yield found
 
 
 def until(mesh: Mesh, wanted: Callable[[Mapping[int, Any]], bool], **options: Any) -> dict[int, Mapping[str, Any]]:

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 from hanging import GROUP, Waiters, free, until
+from own_meshes import own_mesh
 
-from monarch_nb import mesh as meshes
-from monarch_nb._client import session as sessions
 from monarch_nb.mesh import Mesh
 from monarch_nb.status import MeshStatus
 from monarch_nb.why import automatic
@@ -25,12 +24,9 @@ CELL = 17
 
 @pytest.fixture(scope="module", params=[0, 2], ids=["one_host", "two_hosts"])
 def mesh(request: pytest.FixtureRequest) -> Iterator[Mesh]:
-    before = sessions._current
-    found = meshes.start(f"why{request.param}", {"gpus": 4 if not request.param else 2}, num_hosts=request.param)
-    found.run("import os, time, ctypes, threading, queue, torch, torch.distributed as dist")
-    yield found
-    found.stop().get(30)
-    sessions._current = before
+    with own_mesh(f"why{request.param}", {"gpus": 4 if not request.param else 2}, num_hosts=request.param) as found:
+        found.run("import os, time, ctypes, threading, queue, torch, torch.distributed as dist")
+        yield found
 
 
 @pytest.fixture

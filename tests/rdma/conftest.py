@@ -5,20 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from own_meshes import one_or_two_hosts
 
-from monarch_nb.actor import HostMesh, ProcMesh, this_host
-from monarch_nb.job import ProcessJob
+from monarch_nb.actor import HostMesh, ProcMesh
 
 
 @pytest.fixture(scope="session", params=["one_host", "two_hosts"])
 def host_mesh(request: pytest.FixtureRequest) -> Iterator[HostMesh]:
     """This host, or two host processes that talk tcp with CURVE."""
-    if request.param == "one_host":
-        yield this_host()
-        return
-    job = ProcessJob({"hosts": 2})
-    yield job.state().hosts
-    job.kill()
+    with one_or_two_hosts(request.param) as hosts:
+        yield hosts
 
 
 @pytest.fixture(scope="module")

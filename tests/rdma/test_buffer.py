@@ -9,6 +9,7 @@ import numpy
 import pytest
 import torch
 from memory_actors import Holder
+from own_meshes import own_mesh
 
 from monarch_nb.actor import ProcMesh
 from monarch_nb.exceptions import ActorError, BufferGone, MeshUsageError, RDMAError
@@ -208,12 +209,7 @@ def test_receipts_say_why(pair: tuple[Holder, Holder]) -> None:
 
 
 def test_totals_are_in_the_status_of_the_rank(procs: ProcMesh) -> None:
-    from monarch_nb import mesh as meshes
-    from monarch_nb._client import session as sessions
-
-    before = sessions.current()
-    mesh = meshes.start("moves", {"gpus": 2})
-    try:
+    with own_mesh("moves", {"gpus": 2}) as mesh:
         holders = mesh.spawn("holders", Holder)
         buffer = holders.slice(gpus=0).put.call_one("w", torch.zeros(1 << 20)).get()
         for _ in range(3):
@@ -224,9 +220,6 @@ def test_totals_are_in_the_status_of_the_rank(procs: ProcMesh) -> None:
         assert (moved.path, moved.num, moved.read_bytes, moved.written_bytes) == ("shm", 3, 3 << 22, 0)
         assert moved.seconds > 0
         assert "moved by shm: 12" in mesh.status().text()
-    finally:
-        mesh.stop().get(30)
-        sessions.use(before)
 
 
 def test_another_machine_is_reached_by_tcp_and_the_receipt_says_why(

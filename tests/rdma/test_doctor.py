@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from own_meshes import own_mesh
 
-from monarch_nb import mesh as meshes
-from monarch_nb._client import session as sessions
 from monarch_nb.exceptions import MeshUsageError, RankSetError
 from monarch_nb.mesh import Mesh
 from monarch_nb.rdma import doctor
@@ -29,12 +28,9 @@ SIZE_BYTES = 1 << 20
 
 @pytest.fixture(scope="module", params=["one_host", "two_hosts"])
 def mesh(request: pytest.FixtureRequest) -> Iterator[Mesh]:
-    before = sessions._current
     is_one = request.param == "one_host"
-    started = meshes.start("patient", {"gpus": 2 if is_one else 1}, num_hosts=0 if is_one else 2)
-    yield started
-    started.stop().get(30)
-    sessions._current = before
+    with own_mesh("patient", {"gpus": 2 if is_one else 1}, num_hosts=0 if is_one else 2) as started:
+        yield started
 
 
 def _num_regions() -> int:

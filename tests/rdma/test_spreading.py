@@ -8,9 +8,8 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from own_meshes import own_mesh
 
-from monarch_nb import mesh as meshes
-from monarch_nb._client import session as sessions
 from monarch_nb.mesh import Mesh
 from monarch_nb.rdma.desk import desk
 from monarch_nb.rdma.lifting import Lifted, land, lift
@@ -18,11 +17,8 @@ from monarch_nb.rdma.lifting import Lifted, land, lift
 
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[Mesh]:
-    before = sessions._current
-    started = meshes.start("spread", {"gpus": 2}, num_hosts=2)
-    yield started
-    started.stop().get(30)
-    sessions._current = before
+    with own_mesh("spread", {"gpus": 2}, num_hosts=2) as started:
+        yield started
 
 
 def _weights_of() -> tuple[int, bool]:
