@@ -6,6 +6,7 @@ Who can show a prompt sets `on_stop`; without it, and in other threads than the 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -47,13 +48,30 @@ class Bell(Pending):
 def wait(pending: Pending, deadline: float | None) -> bool:
     """Wait until an answer is there; False if `deadline` (monotonic) passed first."""
     if on_stop is None or threading.get_ident() != _main:
-        return pending.office.reader.wait(pending, deadline)
+        return _wait(pending, deadline)
     from monarch_nb._client import session as sessions
 
     session = sessions.known(pending.office)
     if session is None or session.notebook is None:
-        return pending.office.reader.wait(pending, deadline)
+        return _wait(pending, deadline)
     return _wait_and_debug(session, pending, deadline, on_stop)
+
+
+def _wait(pending: Pending, deadline: float | None) -> bool:
+    if not pending.claim():
+        return _wait_beside(pending, deadline)
+    try:
+        return pending.office.reader.wait(pending, deadline)
+    finally:
+        pending.waited = False
+
+
+def _wait_beside(pending: Pending, deadline: float | None) -> bool:
+    """Wait for what another thread waits for in the reader; if that one gives up, the keeper reads."""
+    done = threading.Event()
+    pending.when_ready(done.set)
+    done.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+    return pending.ready
 
 
 def _wait_and_debug(session: Session, pending: Pending, deadline: float | None, show: Callable[[Session], Exception | None]) -> bool:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._host.recipes import Recipe
 from monarch_nb._host.registry import Proc
 from monarch_nb._shape import name_ranks
 
@@ -76,6 +77,7 @@ class CheckpointDesk:
             raise ValueError(f"{_ranks(home, dead)} lost" if dead else "the actor was stopped")
         if fields["epoch"] != self.epoch(fields["actor_id"]):
             raise ValueError("a member was lost since this was begun")
+        self._leave_behind(recipe, fields)
         key = (fields["actor_id"], fields["version"], fields["phase"])
         gathering = self._gatherings.get(key)
         if gathering is None:
@@ -85,6 +87,23 @@ class CheckpointDesk:
         gathering.asking.append((src, ref))
         if len(gathering.fields) == fields["size"]:
             self._complete(key, self._gatherings.pop(key), recipe.name)
+
+    def _leave_behind(self, recipe: Recipe, fields: dict[str, Any]) -> None:
+        """Members save one version after the other: who has got to this one isn't coming to what others still wait at, nor do those who are past it
+        come back.
+
+        Raises:
+            ValueError: if others have gone on to a later version.
+        """
+        slot, version, phase = fields["slot"], fields["version"], fields["phase"]
+        others = {k: g for k, g in self._gatherings.items() if k[0] == recipe.actor_id and slot not in g.fields}
+        later = next((k for k in others if k[1] > version), None)
+        if later is not None:
+            ahead = [recipe.procs[s] for s in others[later].fields]
+            raise ValueError(f"{_ranks(self._home, ahead)} went on to the checkpoint after {later[1]} calls")
+        for key in others:
+            if key[1:] != (version, phase):
+                self._refuse(key, f"{_ranks(self._home, [recipe.procs[slot]])} went on to the checkpoint after {version} calls")
 
     def _complete(self, key: Key, gathering: _Gathering, name: str) -> None:
         actor_id, version, phase = key

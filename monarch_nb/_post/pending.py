@@ -116,14 +116,18 @@ class CallTimes(CallTime):
 class Pending:
     """Base of all that waits. State is changed by the reading thread only, or under the office's care."""
 
-    __slots__ = ("_callbacks", "due", "office", "park", "procs", "ready", "ref", "started", "times", "urgent")
+    __slots__ = ("_callbacks", "asker", "due", "office", "park", "procs", "ready", "ref", "started", "times", "urgent", "waited")
 
     def __init__(self, office: Office, procs: Sequence[int]) -> None:
         self.office = office
         self.ref = 0
         self.procs = procs
         self.ready = False
+        self.asker: Callable[[], object] | None = None
+        """Returns who asks for the answer, or None if nobody does any more; without it, who has made this waits."""
         self.park: threading.Lock | None = None
+        self.waited = False
+        """Whether a thread waits for this in the reader: one at a time can."""
         self.urgent = True
         self.due: float | None = None
         self.times: CallTime | None = None
@@ -144,7 +148,7 @@ class Pending:
 
     def hears_of(self, end: Exit) -> bool:
         """Say whether whoever waits here will be told of a process' end by it."""
-        return end["proc"] in self.at_work()
+        return end["proc"] in self.at_work() and (self.asker is None or self.asker() is not None)
 
     def at_work(self) -> tuple[int, ...]:
         """Return the procs that still owe an answer."""
@@ -166,6 +170,12 @@ class Pending:
         for callback in callbacks or ():
             callback()
 
+    def claim(self) -> bool:
+        """Be the one thread that waits for this in the reader, until it sets `waited` back; False if another does."""
+        with self.office.callback_lock:
+            was_waited, self.waited = self.waited, True
+        return not was_waited
+
     def when_ready(self, callback: Callable[[], None]) -> None:
         """Run `callback` once ready: at once if it is, else in the thread that makes it so."""
         with self.office.callback_lock:
@@ -184,8 +194,7 @@ class Pending:
         due = time.monotonic() + grace_s
         if self.due is None or due < self.due:
             self.due = due
-            if self._callbacks:
-                self._arm()
+            self._arm()  # for when no thread waits
 
     def _arm(self) -> None:
         if self.due is not None:

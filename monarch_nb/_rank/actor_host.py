@@ -40,6 +40,8 @@ class ActorHost:
         self.debugger = debugger
         self.actors: dict[int, ActorRunner] = {}
         self.checkpoints: dict[int, Checkpoints] = {}
+        self.checkpoint_epochs: dict[int, int] = {}
+        """What the home has said of actors, by id, since when their members save together."""
         """By actor; they survive it."""
         self.singletons: dict[str, int] = {}
         self._on_work = on_work
@@ -81,8 +83,13 @@ class ActorHost:
             self.debugger.set(**fields)
         elif name == "reshaped":
             self._reshaped(fields)
-        elif name == "checkpoint_epoch" and fields["actor_id"] in self.checkpoints:
-            self.checkpoints[fields["actor_id"]].epoch = fields["epoch"]
+        elif name == "checkpoint_epoch":
+            self._checkpoint_epoch(fields["actor_id"], fields["epoch"])
+
+    def _checkpoint_epoch(self, actor_id: int, epoch: int) -> None:
+        self.checkpoint_epochs[actor_id] = epoch  # for an actor that is still being constructed
+        if actor_id in self.checkpoints:
+            self.checkpoints[actor_id].epoch = epoch
 
     def _reshaped(self, record: dict[str, Any]) -> None:
         shape = Shape.full(Extent(record["labels"], record["sizes"]))

@@ -148,6 +148,7 @@ class ActorRunner:
         found = known.get(self.actor_id)
         if found is None or not found.is_at(slot, size):
             found = known[self.actor_id] = Checkpoints(self.host.office, self.actor_id, self.name, slot, size)
+            found.epoch = self.host.checkpoint_epochs.get(self.actor_id, 0)
         self.checkpoints = found
         found.kind, found.every = instance.checkpoint_state, instance.checkpoint_every
         found.keep, found.directory = instance.checkpoint_keep, instance.checkpoint_dir

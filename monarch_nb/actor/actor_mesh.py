@@ -188,6 +188,7 @@ class ActorMesh(MeshTrait, Generic[T]):
         }
         body = self._encode_recipe(recipe)
         gather = self._spawned = Gather(office, self._procs)
+        gather.asker = _nobody  # until somebody asks for `initialized`
         office.expect(gather)
         receivers = [(proc, slot) for slot, proc in enumerate(self._procs)]
         office.post_all(
@@ -282,6 +283,10 @@ class ActorMesh(MeshTrait, Generic[T]):
 
 def _unpickle(cls: type, name: str, actor_id: int, procs: tuple[int, ...], shape: Shape) -> ActorMesh[Any]:
     return ActorMesh(cls, name, actor_id, procs, shape)
+
+
+def _nobody() -> None:
+    return None
 
 
 def _done(office: Office) -> Any:

@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import contextvars
 import time
+import weakref
 from collections.abc import Callable, Generator
 from typing import Any, Generic, TypeVar
 
@@ -33,7 +34,7 @@ class Future(Generic[T]):
         1
     """
 
-    __slots__ = ("_error", "_finish", "_pending", "_value", "_what")
+    __slots__ = ("__weakref__", "_error", "_finish", "_pending", "_value", "_what")
 
     def __init__(self, pending: Pending, finish: Callable[[Any], T], what: str = "") -> None:
         self._pending = pending
@@ -41,6 +42,7 @@ class Future(Generic[T]):
         self._what = what
         self._value: T | None = None
         self._error: BaseException | None = None
+        pending.asker = weakref.ref(self)
 
     def get(self, timeout: float | None = None) -> T:
         """Wait for the value.

@@ -168,6 +168,13 @@ class BadStart(Actor):
         """Never runs."""
 
 
+class Stuck(Actor):
+    """Its constructor does not return."""
+
+    def __init__(self) -> None:
+        threading.Event().wait()
+
+
 class Caller(Actor):
     """Calls others, holds handles, spawns its own."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,15 @@ def test_callbacks_run_when_done(procs: ProcMesh) -> None:
     assert future.exception() is None
     assert future.result().reduce("equal") == 1
     assert future.to_concurrent().result(T).reduce("equal") == 1
+
+
+def test_threads_wait_for_the_same_future(procs: ProcMesh) -> None:
+    counter = procs.spawn("counter", Counter)
+    with ThreadPoolExecutor(4) as pool:
+        for n in range(100):  # they come before, while and after one of them reads the answer
+            future = counter.increment.call()
+            found = [pool.submit(future.get, T) for _ in range(4)]
+            assert [f.result(T).reduce("equal") for f in found] == [n + 1] * 4
 
 
 def test_exception_is_returned_not_raised(procs: ProcMesh) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,39 @@ def test_a_replicated_state_comes_from_a_peers_memory(procs: ProcMesh) -> None:
     assert said.endswith("after 7 calls (from the others' memory)")
     assert list(same.look.call().get(T).values()) == [(35, 140.0, ["int", "int"])] * 3
     assert list(same.add.call(1).get(T).values()) == [36] * 3
+
+
+class Gated(Same):
+    """Begins when somebody opens its gate."""
+
+    def __init__(self, gates: str) -> None:
+        super().__init__()
+        (Path(gates) / os.environ["GATE"]).open("rb").close()
+
+
+def open_gate(gates: Path, rank: int) -> None:
+    (gates / str(rank)).open("wb").close()  # returns when both sides are there
+
+
+def test_a_rank_lost_before_all_had_begun_saves_with_the_others_again(procs: ProcMesh, tmp_path: Path) -> None:
+    for rank in range(3):
+        os.mkfifo(tmp_path / str(rank))
+    procs.set_environment([{"GATE": str(rank)} for rank in range(3)]).get(T)
+    gated: Any = procs.spawn("gated", Gated, str(tmp_path))
+    kill(procs, 2)
+    open_gate(tmp_path, 0)  # begins, and can't save with one who is dead
+    assert gated.slice(gpus=0).num_calls.call_one().get(T) == 0
+    opener = threading.Thread(target=open_gate, args=(tmp_path, 2))
+    opener.start()
+    report = procs.heal()
+    opener.join(T)
+    assert report.actors == {"gated": (2,)}
+    assert "actor 'gated' begins anew on what was lost: it had no checkpoint" in report.said
+    open_gate(tmp_path, 1)
+    for i in range(5):  # rank 1 and 2 save what they begin with, rank 0 has tried that before
+        assert list(gated.add.call(1).get(T).values()) == [i + 1] * 3
+    paths = set(gated.checkpoint.call().get(T).values())
+    assert len(paths) == 1 and paths.pop().endswith("step-5")
 
 
 def test_all_ranks_lost_there_is_still_the_disk(procs: ProcMesh) -> None:

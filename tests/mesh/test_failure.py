@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sample_actors import BadStart, Cleaner, Counter, Faulty, Owner
+from sample_actors import BadStart, Cleaner, Counter, Faulty, Owner, Stuck
 from two_by_two import spawn_two_by_two
 
 import monarch_nb.actor
@@ -118,6 +118,39 @@ def test_broadcast_failures_reach_the_hook_and_break_the_mesh(
     assert "unlucky.raise_alone raised ValueError" in heard[0].report()
     with pytest.raises(SupervisionError, match="the actor mesh 'unlucky' is dead"):
         faulty.ok.call()
+
+
+def pids_of(mesh: ProcMesh) -> list[int]:
+    return list(mesh.execute(os.getpid).get(T).values())
+
+
+def wait_for_death(mesh: ProcMesh, rank: int) -> None:
+    """Return when this program has heard of it: news come in order."""
+    while all(r["end"] is None for r in mesh._session.request("status")["procs"] if r["proc"] == mesh._procs[rank]):
+        pass
+
+
+def test_a_death_that_only_forgotten_calls_would_tell_of_reaches_the_hook(
+    doomed: ProcMesh, unhandled: list[MeshFailure]
+) -> None:
+    pid = pids_of(doomed)[3]
+    doomed.spawn("never_asked", Stuck)
+    doomed.execute(signal.pause)
+    os.kill(pid, signal.SIGKILL)
+    wait_for_death(doomed, 3)
+    assert [f.pid for f in unhandled] == [pid]
+
+
+def test_a_death_that_somebody_will_be_told_of_does_not(doomed: ProcMesh, unhandled: list[MeshFailure]) -> None:
+    pid = pids_of(doomed)[3]
+    held = doomed.slice(hosts=1, gpus=1).execute(signal.pause)
+    os.kill(pid, signal.SIGKILL)
+    wait_for_death(doomed, 3)
+    while not held.done():  # without anybody who waits
+        pass
+    with pytest.raises(SupervisionError, match=f"SIGKILL \\(pid {pid} "):
+        held.get(T)
+    assert not unhandled
 
 
 def test_the_owner_is_asked_first(procs: ProcMesh) -> None:
