@@ -101,7 +101,7 @@ class Exchange:
 
     def _chunk_bytes(self) -> int:
         """Return a size by which all streams have enough to do."""
-        share = self._job.nbytes // (4 * self._num_streams)
+        share = self._job.nbytes // (8 * self._num_streams)
         return max(1, min(CHUNK_BYTES, share) // SMALLEST_BYTES) * SMALLEST_BYTES
 
     def run(self) -> None:
