@@ -39,7 +39,9 @@ PRELOAD_IDLE = (  # in pieces: a request waits for the piece that is being loade
     "torch.fx.experimental.symbolic_shapes",
     "torch._dynamo",
     "torch.distributed.fsdp",
-    "monarch_nb.rdma",
+    "monarch_nb.rdma.action",
+    "monarch_nb.rdma.published",
+    "monarch_nb.rdma.spreading",
     "monarch_nb.rdma.paths.tcp",
     "monarch_nb.rdma.paths.verbs",
 )

@@ -9,20 +9,41 @@ The layers, lower ones first:
 - desk, link, batch: a process' data plane; how two of them talk
 - buffer, action: what users touch
 - published, boxes: whole models, sharded one way there and another way here
-- broadcast, spreading: one to many; big arrays to all ranks of a mesh
+- broadcast, spreading, gate: one to many; big arrays to all ranks of a mesh
 - transfer, totals: what a transfer took, and all of them
+
+Names below are loaded when first used. So importing this package imports none of its modules, and two threads may import any of them at the same time,
+as they do when both receive a handle: a package that imports its modules would be seen half made.
 """
 
 from __future__ import annotations
 
-from monarch_nb.rdma.action import RDMAAction
-from monarch_nb.rdma.availability import get_rdma_backend, is_ibverbs_available
-from monarch_nb.rdma.broadcast import BroadcastReceipt
-from monarch_nb.rdma.buffer import RDMABuffer
-from monarch_nb.rdma.paths import use_path
-from monarch_nb.rdma.published import Published, load_into, publish
-from monarch_nb.rdma.segments import empty
-from monarch_nb.rdma.transfer import Receipt, Transfer
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from monarch_nb.rdma.action import RDMAAction
+    from monarch_nb.rdma.availability import get_rdma_backend, is_ibverbs_available
+    from monarch_nb.rdma.broadcast import BroadcastReceipt
+    from monarch_nb.rdma.buffer import RDMABuffer
+    from monarch_nb.rdma.paths import use_path
+    from monarch_nb.rdma.published import Published, load_into, publish
+    from monarch_nb.rdma.segments import empty
+    from monarch_nb.rdma.transfer import Receipt, Transfer
+
+_WHERE = {
+    "BroadcastReceipt": "broadcast",
+    "Published": "published",
+    "RDMAAction": "action",
+    "RDMABuffer": "buffer",
+    "Receipt": "transfer",
+    "Transfer": "transfer",
+    "empty": "segments",
+    "get_rdma_backend": "availability",
+    "is_ibverbs_available": "availability",
+    "load_into": "published",
+    "publish": "published",
+    "use_path": "paths",
+}
 
 __all__ = [
     "BroadcastReceipt",
@@ -38,3 +59,16 @@ __all__ = [
     "publish",
     "use_path",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    found = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_WHERE})

@@ -84,6 +84,10 @@ class Spread:
         """Copy until all have it, or one has failed."""
         if not self._waiting:
             return
+        if len(self._waiting) == 1:  # nobody to pass it on to
+            self.receipts.append(self._copy(self._holders[0][0], self._waiting.pop()))
+            self.depth = 1
+            return
         with ThreadPoolExecutor(min(MAX_STEPS, len(self._waiting)), "monarch_nb-rdma-broadcast") as pool:
             self._pool = pool
             with self._lock:

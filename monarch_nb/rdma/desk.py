@@ -39,8 +39,8 @@ INLINE_BYTES = 256 << 10
 MAX_MOVES = 8
 MAX_ANSWERS = 64
 """More than may ever wait for each other; threads are made when they're needed."""
-DROP, FILL = "", "fill"
-"""What owners are asked, besides of their paths: end a registration; read another buffer into this one."""
+DROP, FILL, LEAD = "", "fill", "lead"
+"""What processes are asked, besides of their paths: end a registration; read another buffer into this one; bring one to all ranks of this machine."""
 _PR_SET_PTRACER = 0x59616D61
 _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 
@@ -63,7 +63,9 @@ class Desk:
         self._lock = threading.Lock()
         self._moves = ThreadPoolExecutor(MAX_MOVES, "monarch_nb-rdma")
         self._answers = ThreadPoolExecutor(MAX_ANSWERS, "monarch_nb-rdma-answer")
-        self.services: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {DROP: self._drop_asked, FILL: self._fill_asked}
+        self.services: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+            DROP: self._drop_asked, FILL: self._fill_asked, LEAD: self._lead_asked,
+        }  # fmt: skip
         """What others may ask of this process, besides of its paths."""
         _let_peers_read_us()
         link.serve(self.answer, self.in_background)
@@ -109,6 +111,11 @@ class Desk:
         from monarch_nb.rdma.broadcast import fill
 
         return fill(self, fields)
+
+    def _lead_asked(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        from monarch_nb.rdma.spreading import lead
+
+        return lead(fields)
 
     def region_of(self, handle: Handle) -> Region:
         """Return the region that a handle of this process names.

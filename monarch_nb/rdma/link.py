@@ -15,7 +15,7 @@ from monarch_nb._post.pending import Body, OneReply
 from monarch_nb._wire import codec
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.message import Message
-from monarch_nb.exceptions import RDMAError, TransferTimeout
+from monarch_nb.exceptions import MeshError, RDMAError, TransferTimeout
 from monarch_nb.rdma.handle import Addresses, Handle
 from monarch_nb.rdma.path import gone
 
@@ -45,6 +45,32 @@ class Link(Protocol):
 
     def serve(self, answerer: Answerer, submit: Callable[[Callable[[], None]], None]) -> None:
         """From now on, answer those who ask: `submit` runs a function in another thread."""
+
+
+def ask_process(office: Office, proc: int, fields: Mapping[str, Any], timeout_s: float, who: str) -> dict[str, Any] | None:
+    """Ask the data plane of a process, and wait; None if that has ended.
+
+    Raises:
+        MeshError: as it was raised there, or an RDMAError that says what was.
+        TransferTimeout: if it didn't answer in time.
+    """
+    reply = OneReply(office, (proc,))
+    ref = office.expect(reply)
+    try:
+        office.post(proc, wire.CALL, codec.encode(dict(fields)), ref=ref, name=ASK)
+        office.check_ends(reply)
+        in_time = office.reader.wait(reply, time.monotonic() + timeout_s)
+    finally:
+        office.forget(ref)
+    if not in_time:
+        raise TransferTimeout(f"{who} didn't answer the data plane within {timeout_s:g} s")
+    if reply.body is None:
+        return None
+    found = reply.body.value()
+    if reply.body.flags & wire.ERROR:
+        error = revive(found)
+        raise error if isinstance(error, MeshError) else RDMAError(f"{who} says: {found['type']}: {found['message']}")
+    return dict(found)
 
 
 class MeshLink:
@@ -87,24 +113,10 @@ class MeshLink:
 
     def ask(self, handle: Handle, fields: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         """See `Link`."""
-        office, owner = self._way_to(handle)
-        reply = OneReply(office, (owner,))
-        ref = office.expect(reply)
-        try:
-            office.post(owner, wire.CALL, codec.encode(dict(fields)), ref=ref, name=ASK)
-            office.check_ends(reply)
-            in_time = office.reader.wait(reply, time.monotonic() + timeout_s)
-        finally:
-            office.forget(ref)
-        if not in_time:
-            raise TransferTimeout(f"{handle.owner} didn't answer the data plane within {timeout_s:g} s")
-        if reply.body is None:
+        answer = ask_process(*self._way_to(handle), fields, timeout_s, str(handle.owner))
+        if answer is None:
             raise gone(handle, f"{handle.owner} has ended")
-        found = reply.body.value()
-        if reply.body.flags & wire.ERROR:
-            error = revive(found)
-            raise error if isinstance(error, RDMAError) else RDMAError(f"{handle.owner} says: {found['type']}: {found['message']}")
-        return dict(found)
+        return answer
 
     def serve(self, answerer: Answerer, submit: Callable[[Callable[[], None]], None]) -> None:
         """See `Link`."""

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb._post import here
 from monarch_nb._wire import address
+from monarch_nb.exceptions import RDMAError
 from monarch_nb.rdma.broadcast import BroadcastReceipt, spread
-from monarch_nb.rdma.buffer import RDMABuffer, deadline_of
-from monarch_nb.rdma.desk import desk
+from monarch_nb.rdma.buffer import RDMABuffer
+from monarch_nb.rdma.desk import LEAD
+from monarch_nb.rdma.gate import Gate, Where, wait_at
 from monarch_nb.rdma.lifting import land, lift, snapshot
+from monarch_nb.rdma.link import ask_process
 from monarch_nb.rdma.local_future import LocalFuture
-from monarch_nb.rdma.path import READ, Job
 from monarch_nb.rdma.segments import view
 
 if TYPE_CHECKING:
@@ -29,47 +31,44 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where ranks of a host find an array.
+    """Where the ranks of a host find an array. It's small: each of them unpacks it.
 
     Attributes:
-        buffer: what is mapped, or filled.
-        leader: whose segment it is in; none: the buffer itself is mapped.
+        leader: whose segment it is in.
         segment: pid, descriptor and inode of that.
+        shape, dtype, kind: of the array.
     """
 
-    buffer: RDMABuffer
-    leader: int | None = None
-    segment: tuple[int, int, int] = (0, 0, 0)
+    leader: int
+    segment: tuple[int, int, int]
+    shape: tuple[int, ...]
+    dtype: str
+    kind: str
 
     def open(self) -> Any:
         """Return the array, mapped copy-on-write."""
-        if self.leader is None:
-            return self.buffer.map()
-        mapping = here.office().open_segment(self.leader, *self.segment)
-        handle = self.buffer._handle
-        return _array(mapping, handle.layout.shape, handle.dtype, handle.kind)
+        return _array(here.office().open_segment(self.leader, *self.segment), self.shape, self.dtype, self.kind)
 
 
-Places = Mapping[int, Place]
-"""By host (its index)."""
+Places = Mapping[int, "Place | RDMABuffer"]
+"""By host (its index); a buffer is mapped itself."""
 
 
-def place(source: RDMABuffer, mesh: ProcMesh, timeout: float | None) -> tuple[Places, BroadcastReceipt]:
-    """Bring a buffer to each machine of a mesh; `release` it when all have opened it."""
+def place(source: RDMABuffer, mesh: ProcMesh, timeout: float | None) -> tuple[Places, list[RDMABuffer], BroadcastReceipt]:
+    """Bring a buffer to each machine of a mesh; return where it is, and the room that was made for it: `release` that when all have opened it."""
     hosts: dict[int, list[int]] = {}
     for position, proc in enumerate(mesh._procs):
         hosts.setdefault(address.host_of(proc), []).append(position)
-    places: dict[int, Place] = {h: Place(source) for h, p in hosts.items() if _can_map(source, mesh._procs[p[0]])}
+    places: dict[int, Place | RDMABuffer] = {h: source for h, p in hosts.items() if _can_map(source, mesh._procs[p[0]])}
     others = [h for h in hosts if h not in places]
+    rooms: list[RDMABuffer] = []
     if others:
         members = {h: [mesh._procs[p] for p in hosts[h]] for h in others}
-        leaders = mesh._at([hosts[h][0] for h in others])
-        if len(others) == 1:  # nobody to pass it on to: one message does both
-            room, receipt = leaders.execute(_make_room_and_fill, source, members, timeout).get().item()
-            return places | {others[0]: room}, receipt
-        found = leaders.execute(_make_room, source, members).get()
-        places |= dict(zip(others, found.values(), strict=True))
-    return places, spread(source, [places[h].buffer for h in others], timeout)
+        made = mesh._at([hosts[h][0] for h in others]).execute(_make_room, source, members).get()
+        for host, (found, room) in zip(others, made.values(), strict=True):
+            places[host] = found
+            rooms.append(room)
+    return places, rooms, spread(source, rooms, timeout)
 
 
 def _can_map(source: RDMABuffer, proc: int) -> bool:
@@ -78,31 +77,20 @@ def _can_map(source: RDMABuffer, proc: int) -> bool:
     return handle.shared is not None and handle.is_near and address.host_of(proc) == address.host_of(handle.owner.proc)
 
 
-def release(places: Places, source: RDMABuffer) -> None:
+def release(rooms: Sequence[RDMABuffer]) -> None:
     """Let go of what was made; whoever has opened it keeps it. It needn't be waited for."""
-    for each in places.values():
-        if each.buffer is not source:
-            each.buffer.drop()
+    for room in rooms:
+        room.drop()
 
 
-def _make_room(source: RDMABuffer, members: Mapping[int, Sequence[int]]) -> Place:
+def _make_room(source: RDMABuffer, members: Mapping[int, Sequence[int]]) -> tuple[Place, RDMABuffer]:
     """On the first rank of a host: make room that the host's ranks will open."""
     office = here.office()
     handle = source._handle
+    shape = tuple(handle.layout.shape)
     segment = office.pool.take(max(1, handle.nbytes), set(members[office.host]))
-    buffer = RDMABuffer(_array(segment.map, handle.layout.shape, handle.dtype, handle.kind))
-    return Place(buffer, office.me, (os.getpid(), segment.fd, segment.inode))
-
-
-def _make_room_and_fill(
-    source: RDMABuffer, members: Mapping[int, Sequence[int]], timeout: float | None
-) -> tuple[Place, BroadcastReceipt]:
-    """The same, and fill it here and now."""
-    found = _make_room(source, members)
-    start = time.perf_counter()
-    region = desk().region_of(found.buffer._handle)
-    receipt = desk().run(Job(READ, source._handle, region.memory, deadline_of(timeout)))
-    return found, BroadcastReceipt(source.size(), 1, (receipt,), 1, time.perf_counter() - start)
+    found = Place(office.me, (os.getpid(), segment.fd, segment.inode), shape, handle.dtype, handle.kind)
+    return found, RDMABuffer(_array(segment.map, shape, handle.dtype, handle.kind))
 
 
 def _array(memory: Any, shape: Sequence[int], dtype: str, kind: str) -> Any:
@@ -118,7 +106,20 @@ def _array(memory: Any, shape: Sequence[int], dtype: str, kind: str) -> Any:
 
 def bind(name: str, places: Places) -> None:
     """On a rank: make a placed array a variable of its cells."""
-    here.rank.worker.namespace[name] = places[here.office().host].open()
+    here.rank.worker.namespace[name] = _open(places)
+
+
+def bind_when_filled(name: str, place: Place, gate: Where) -> None:
+    """On a rank: map what is being filled, and make it a variable once it is."""
+    found = place.open()
+    if not wait_at(gate):
+        raise RDMAError(f"the rank that filled {name!r} for this machine has failed; the variable is as it was")
+    here.rank.worker.namespace[name] = found
+
+
+def _open(places: Places) -> Any:
+    found = places[here.office().host]
+    return found.open() if isinstance(found, Place) else found.map()
 
 
 def begin(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None) -> LocalFuture[BroadcastReceipt]:
@@ -126,14 +127,49 @@ def begin(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None) 
 
     def run() -> BroadcastReceipt:
         start = time.perf_counter()
-        places, receipt = place(source, mesh, timeout)
-        try:
-            mesh.execute(bind, name, places).get()
-        finally:
-            release(places, source)
+        if len({address.host_of(proc) for proc in mesh._procs}) == 1 and not _can_map(source, mesh._procs[0]):
+            receipt = _ask_to_lead(source, mesh, name, timeout)
+        else:
+            places, rooms, receipt = place(source, mesh, timeout)
+            try:
+                mesh.execute(bind, name, places).get()
+            finally:
+                release(rooms)
         return replace(receipt, num_receivers=len(mesh._procs), seconds=time.perf_counter() - start)
 
     return LocalFuture.of(run)
+
+
+def _ask_to_lead(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None) -> BroadcastReceipt:
+    """On one machine: its first rank does it all, which saves messages to and fro."""
+    fields = {"path": LEAD, "source": source, "mesh": mesh, "name": name, "timeout": timeout}
+    leader, wait_s = mesh._procs[0], (3600.0 if timeout is None else timeout) + 5.0
+    found = ask_process(mesh._office, leader, fields, wait_s, f"rank {mesh._own_shape.ranks[0]}")
+    if found is None:
+        raise RDMAError(f"rank {mesh._own_shape.ranks[0]} has ended; %mesh heal puts it back")
+    return found["receipt"]  # type: ignore[no-any-return]
+
+
+def lead(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """On the first rank of a machine, in a thread that answers others: bring a buffer to all of them.
+
+    They're told first and wait at a gate: once so many bytes have been copied, nothing of theirs is in a processor's cache, and every step costs.
+    """
+    source, mesh = fields["source"], fields["mesh"]
+    found, room = _make_room(source, {here.office().host: mesh._procs})
+    with Gate() as gate:
+        bound = mesh.execute(bind_when_filled, fields["name"], found, gate.where)
+        try:
+            receipt = spread(source, [room], fields["timeout"])
+        except BaseException:
+            gate.open(done=False)
+            bound.exception()  # they're through
+            raise
+        finally:
+            room.drop()
+        gate.open()
+        bound.get()
+    return {"receipt": receipt}
 
 
 def push(mesh: ProcMesh, variables: Mapping[str, Any], timeout: float | None = None) -> None:
@@ -141,21 +177,22 @@ def push(mesh: ProcMesh, variables: Mapping[str, Any], timeout: float | None = N
     light, arrays = lift(dict(variables))
     sources = [snapshot(array) for array in arrays]
     placed: list[Places] = []
+    rooms: list[RDMABuffer] = []
     try:
         for source in sources:
-            placed.append(place(source, mesh, timeout)[0])
+            places, made, _ = place(source, mesh, timeout)
+            placed.append(places)
+            rooms += made
         mesh.execute(set_variables, light, placed).get()
     finally:
-        for source, places in zip(sources, placed, strict=False):
-            release(places, source)
+        release(rooms)
         for source in sources:
             source.drop()
 
 
 def set_variables(light: Mapping[str, Any], placed: Sequence[Places]) -> None:
     """On a rank: take variables whose big arrays were placed before."""
-    host = here.office().host
-    here.rank.worker.namespace.update(land(light, [places[host].open() for places in placed]))
+    here.rank.worker.namespace.update(land(light, [_open(places) for places in placed]))
 
 
 def pull(mesh: ProcMesh, names: Sequence[str]) -> ValueMesh[dict[str, Any]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,8 +12,9 @@ import pytest
 import torch
 from memory_actors import Holder
 
-from monarch_nb.actor import ProcMesh
-from monarch_nb.exceptions import ActorError, BufferGone, MeshUsageError
+import monarch_nb.actor
+from monarch_nb.actor import ProcMesh, this_host
+from monarch_nb.exceptions import ActorError, BufferGone, MeshError, MeshUsageError, SupervisionError
 from monarch_nb.rdma import RDMABuffer, Receipt, empty
 from monarch_nb.rdma.broadcast import Spread
 from monarch_nb.rdma.handle import Handle
@@ -51,6 +54,34 @@ def test_into_the_namespace_of_a_mesh(procs: ProcMesh, mappable: bool) -> None:
     source.drop()
     sums = procs.execute(_sum_of_weights).get().values()
     assert list(sums) == [values.view(torch.int32).sum().item()] * 2
+
+
+def test_one_that_fails_leaves_the_variable_as_it_was(procs: ProcMesh) -> None:
+    kept = torch.randn(1000)
+    RDMABuffer(kept).broadcast_into(procs, "weights").get()
+    gone = RDMABuffer(torch.zeros(1000))
+    gone.drop()
+    with pytest.raises(BufferGone):
+        gone.broadcast_into(procs, "weights").get()
+    assert list(procs.execute(_sum_of_weights).get().values()) == [kept.view(torch.int32).sum().item()] * 2
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_lost_is_named(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    """On one machine the first one leads; if it's another that is lost, nobody waits for it."""
+    monkeypatch.setattr(monarch_nb.actor, "unhandled_fault_hook", lambda _failure: None)
+    mesh = this_host().spawn_procs({"gpus": 3})
+    pid = mesh.slice(gpus=rank).execute(os.getpid).get().item()
+    waiting = mesh.slice(gpus=rank).execute(signal.pause)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(SupervisionError):
+        waiting.get(60)
+    with pytest.raises(MeshError, match=f"rank {rank}"):
+        RDMABuffer(torch.zeros(1000)).broadcast_into(mesh, "weights").get(60)
+    mesh.heal()
+    RDMABuffer(torch.ones(1000)).broadcast_into(mesh, "weights").get(60)
+    assert len(set(mesh.execute(_sum_of_weights).get().values())) == 1
+    mesh.stop().get(60)
 
 
 def _sum_of_weights() -> int:

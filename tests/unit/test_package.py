@@ -58,7 +58,7 @@ def test_the_host_process_imports_no_torch() -> None:
 
 
 EXAMPLES = [
-    "_rank.frames", "rdma.boxes", "rdma.doctor", "rdma.layout", "rdma.local_future", "rdma.measuring", "rdma.segments", "rdma.transfer",
+    "_rank.frames", "rdma.boxes", "rdma.doctor", "rdma.gate", "rdma.layout", "rdma.local_future", "rdma.measuring", "rdma.segments", "rdma.transfer",
     "rdma.paths.tcp_checksum", "rdma.paths.tcp_dial", "rdma.paths.tcp_exchange", "rdma.paths.tcp_handshake", "rdma.paths.verbs_errors", "rdma.paths.verbs_plan",
     "rdma.paths.verbs_port",
     "_host.dumped", "_host.script", "_shape.elastic", "_shape.extent", "_shape.rank_set", "_shape.shape", "_wire.codec", "_wire.message", "_wire.page", "actor.value_mesh",
