@@ -195,7 +195,7 @@ class Cells:
         data = bytes(payload)
         (seconds,) = wire.CELL_SECONDS.unpack_from(data)
         cell = self._cells.get(n)
-        if cell is None:
+        if cell is None or rank in cell.unfinished:  # the latter while its process groups are made anew
             self._free_late(n, rank)
             return
         cell.seconds[rank] = seconds

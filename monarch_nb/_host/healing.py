@@ -181,9 +181,12 @@ class Healing:
         members = {p.proc: p for p in home.registry.procs.values() if p.group == group and p.state != "stopped"}
         wanted = set(fields["procs"]) if fields.get("procs") is not None else set(members)
         lost = [p for p in members.values() if p.end is not None and p.proc in wanted]
+        # Who asks wants a mesh that works. By itself nothing is ended that still lives: somebody may want to look at it.
+        hanging = [p for p in members.values() if home.cells.is_stuck(p.proc) and p.proc in wanted] if "procs" in fields else []
+        yield from self._restart(hanging, report)
         yield from self._start_ranks(lost, report)
         ranks = {p.rank: p.proc for p in members.values() if p.end is None}
-        report["ranks"] = sorted(p.rank for p in lost if p.end is None)
+        report["ranks"] = sorted(p.rank for p in (*lost, *hanging) if p.end is None)
         said = yield from remake_groups(home, ranks, if_torn=not report["ranks"])
         report["said"] += [said] if said else []
         yield from self.make_actors(set(ranks.values()) & wanted, report)
@@ -191,14 +194,25 @@ class Healing:
         report["seconds"] = time.monotonic() - began
         return report
 
+    def _restart(self, hanging: list[Proc], report: Report) -> Script[None]:
+        if not hanging:
+            return
+        self._home.restart_ranks([p.proc for p in hanging])
+        report["said"].append(f"{name_ranks(p.rank for p in hanging)} hung in a cell that was given up")
+        yield from self._await_start(hanging, report)
+
     def _start_ranks(self, lost: list[Proc], report: Report) -> Script[None]:
         home = self._home
         yield from self._replace_hosts(lost, report)
         startable = [p for p in lost if home.registry.hosts[address.host_of(p.proc)].state == "up"]
         for entry in startable:
             home.start_again(entry.proc)
-        yield partial(self.when_settled, {p.proc for p in startable})
-        for entry in startable:
+        yield from self._await_start(startable, report)
+
+    def _await_start(self, entries: list[Proc], report: Report) -> Script[None]:
+        """Wait until ranks that are being started are up, or have failed."""
+        yield partial(self.when_settled, {p.proc for p in entries})
+        for entry in entries:
             if entry.end is not None:
                 report["problems"].append(f"rank {entry.rank} did not start: {describe_end(entry.end)}")
             elif entry.state == "starting":

@@ -302,15 +302,19 @@ class HomeProcess(HostProcess):
 
     def do_restart(self, message: Message, fields: dict[str, Any]) -> object:
         """Kill ranks and start them anew at their places; answers once they're up. Handles on them stay good."""
-        for index, procs in self._by_host(fields["procs"]).items():
-            host = self._host(index)
-            dead = [p for p in procs if self.registry.procs[p].end is not None]
-            self._restarting.update(procs)
-            self._to_host(host, "signal_ranks", {"procs": procs, "number": int(signal.SIGKILL)})
-            for proc in dead:
-                self.start_again(proc)
+        self.restart_ranks(fields["procs"])
         self.note(message.src, "command", source=f"%mesh restart --ranks {fields.get('rank_set', '')}")
         return self._answer_when(message, set(fields["procs"]), restarted=True)
+
+    def restart_ranks(self, procs: Sequence[int]) -> None:
+        """Kill ranks, those that live; they're started anew at their places as soon as they have ended."""
+        for index, theirs in self._by_host(procs).items():
+            host = self._host(index)
+            dead = [p for p in theirs if self.registry.procs[p].end is not None]
+            self._restarting.update(theirs)
+            self._to_host(host, "signal_ranks", {"procs": theirs, "number": int(signal.SIGKILL)})
+            for proc in dead:
+                self.start_again(proc)
 
     def start_again(self, proc: int) -> None:
         """Start a rank that has ended anew at its place, under the same proc id."""

@@ -202,7 +202,8 @@ class ProcMesh(MeshTrait):
         """Put back what these processes have lost; returns once all is in its place again.
 
         Dead processes start anew at their points (on a new host, if theirs is lost), their actors are made again with the arguments they were
-        spawned with, as are actors that have failed; the default process group is formed anew. Old handles work again.
+        spawned with, as are actors that have failed; the default process group is formed anew. Old handles work again. Processes that hang in a
+        cell that was given up are ended first: no mesh works with them.
 
         Raises:
             HealError: if something couldn't be put back. What could, is.

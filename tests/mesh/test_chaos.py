@@ -17,6 +17,7 @@ from monarch_nb.actor import Checkpointed, MeshFailure, attach_to_workers, endpo
 from monarch_nb.actor.workers import new_key_file
 from monarch_nb.exceptions import ActorError, MeshError
 from monarch_nb.mesh import Mesh
+from monarch_nb.mesh.cell_run import CellError
 from monarch_nb.testing.chaos import KINDS, LETHAL, Chaos, Fault, inject, partition
 
 NUM_FAULTS = 200
@@ -121,6 +122,7 @@ def test_two_hundred_faults(mesh: Mesh, unhandled: list[MeshFailure]) -> None:
     for number in range(NUM_FAULTS):
         do = chaos.random.choice((work.call, work.cell, work.reduce))
         told: list[Any] = []
+        num_hanging = 0
         unhandled.clear()
         with chaos.strike() as fault:
             if fault.kind == "stop":  # it would wait for the end of the block
@@ -131,6 +133,8 @@ def test_two_hundred_faults(mesh: Mesh, unhandled: list[MeshFailure]) -> None:
                     do(number)
                 except MeshError as error:
                     told = [f for f in getattr(error, "failures", ()) if f.end is not None]
+                    # gloo may wait for good to send to a peer that has died: such a rank is given up, and started anew by the heal
+                    num_hanging = error.num_unfinished if isinstance(error, CellError) else 0
         if work_later is not None:
             work_later(number)
         if fault.kind == "memory":
@@ -156,7 +160,7 @@ def test_two_hundred_faults(mesh: Mesh, unhandled: list[MeshFailure]) -> None:
         for failure in (*told, *by_hook):
             check_report(fault, failure)
         report = mesh.heal()
-        assert report.ranks == (fault.rank,)
+        assert fault.rank in report.ranks and len(report.ranks) <= 1 + num_hanging
         work.check_ledger()
     assert {fault.kind for fault in chaos.faults} == set(KINDS)
     assert len(chaos.faults) == NUM_FAULTS

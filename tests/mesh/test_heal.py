@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from faults import kill
+from own_meshes import own_mesh
 from sample_actors import Counter, Faulty
 from two_by_two import spawn_two_by_two
 
@@ -210,3 +211,29 @@ def test_a_lost_host_is_replaced() -> None:
     procs.stop().get(T)
     job.kill()
     hosts.shutdown().get(T)
+
+
+HANGS = """
+import os, signal
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+os.read(os.pipe()[0], 1)
+"""
+
+
+def test_a_rank_that_hangs_in_a_cell_that_was_given_up_is_started_anew() -> None:
+    with own_mesh("hangs", {"gpus": 2}) as mesh:
+        counter: Any = mesh.spawn("counter", Counter, 0)
+        counter.increment.call().get(T)
+        run = mesh.submit(HANGS, ranks="1")
+        run.wait_for_number(T)
+        for _ in range(4):  # each is the next step: interrupt, abort, give up
+            run.interrupt()
+        assert set(run.wait(T).unfinished) == {1}
+        with pytest.raises(MeshError, match=r"rank 1 still hangs in cell #\d+, which was given up"):
+            mesh.run("1")
+        report = mesh.heal()
+        assert report.ranks == (1,) and report.actors == {"counter": (1,)}
+        assert report.said[0] == "rank 1 hung in a cell that was given up"
+        assert [mesh.run("rank").bundles[r]["text/plain"] for r in (0, 1)] == ["0", "1"]
+        assert list(counter.increment.call().get(T).values()) == [2, 1]
+        assert str(mesh.heal()) == "nothing was lost"
