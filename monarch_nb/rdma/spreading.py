@@ -158,12 +158,11 @@ def lead(fields: Mapping[str, Any]) -> dict[str, Any]:
     source, mesh = fields["source"], fields["mesh"]
     found, room = _make_room(source, {here.office().host: mesh._procs})
     with Gate() as gate:
-        bound = mesh.execute(bind_when_filled, fields["name"], found, gate.where)
         try:
+            bound = mesh.execute(bind_when_filled, fields["name"], found, gate.where)
             receipt = spread(source, [room], fields["timeout"])
         except BaseException:
-            gate.open(done=False)
-            bound.exception()  # they're through
+            gate.open(done=False)  # not waited for: some may be busy with a cell
             raise
         finally:
             room.drop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -215,17 +216,21 @@ def test_a_lost_host_is_replaced() -> None:
 
 HANGS = """
 import os, signal
-signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGINT}})
+open({path!r}, "w").close()
 os.read(os.pipe()[0], 1)
 """
 
 
-def test_a_rank_that_hangs_in_a_cell_that_was_given_up_is_started_anew() -> None:
+def test_a_rank_that_hangs_in_a_cell_that_was_given_up_is_started_anew(tmp_path: Path) -> None:
+    path = str(tmp_path / "hangs")
+    os.mkfifo(path)
     with own_mesh("hangs", {"gpus": 2}) as mesh:
         counter: Any = mesh.spawn("counter", Counter, 0)
         counter.increment.call().get(T)
-        run = mesh.submit(HANGS, ranks="1")
-        run.wait_for_number(T)
+        run = mesh.submit(HANGS.format(path=path), ranks="1")
+        with open(path):  # returns when the cell is there: from now on it hears no interrupt
+            run.wait_for_number(T)
         for _ in range(4):  # each is the next step: interrupt, abort, give up
             run.interrupt()
         assert set(run.wait(T).unfinished) == {1}

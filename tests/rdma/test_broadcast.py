@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -64,6 +65,22 @@ def test_one_that_fails_leaves_the_variable_as_it_was(procs: ProcMesh) -> None:
     with pytest.raises(BufferGone):
         gone.broadcast_into(procs, "weights").get()
     assert list(procs.execute(_sum_of_weights).get().values()) == [kept.view(torch.int32).sum().item()] * 2
+
+
+def test_a_failure_does_not_wait_for_ranks_that_are_busy(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "gate")
+    mesh = this_host().spawn_procs({"gpus": 2})
+    busy = mesh.slice(gpus=1).execute((tmp_path / "gate").read_bytes)
+    gone = RDMABuffer(torch.zeros(1000))
+    gone.drop()
+    with pytest.raises(BufferGone):
+        gone.broadcast_into(mesh, "weights").get(60)
+    assert not busy.done()
+    (tmp_path / "gate").write_bytes(b"now")
+    assert busy.get(60).item() == b"now"
+    RDMABuffer(torch.ones(1000)).broadcast_into(mesh, "weights").get(60)
+    assert len(set(mesh.execute(_sum_of_weights).get().values())) == 1
+    mesh.stop().get(60)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
