@@ -611,22 +611,36 @@ def test_a_number_of_streams_that_cannot_be(monkeypatch: pytest.MonkeyPatch, tex
 # --- the checksum
 
 
-def test_the_checksum_sees_what_changes() -> None:
+def in_blocks(chunk: memoryview, seed: int) -> int:
+    summed = tcp_checksum.Sum(chunk, tcp_wire.BLOCK_ROWS)
+    for i in range(len(summed.blocks)):
+        summed.add(i)
+    return summed.total(seed)
+
+
+@pytest.mark.parametrize("checksum", [tcp_checksum.summed_up, in_blocks])
+def test_the_checksum_sees_what_changes(checksum: Callable[[memoryview, int], int]) -> None:
     block = data(1, 3 * tcp_wire.BLOCK_BYTES // 2 + 5)
-    plain = tcp_checksum.summed_up(memoryview(block), 1)
+    plain = checksum(memoryview(block), 1)
     rng = random.Random(3)
     for _ in range(200):
         at, bit = rng.randrange(len(block)), 1 << rng.randrange(8)
         block[at] ^= bit
-        assert tcp_checksum.summed_up(memoryview(block), 1) != plain
+        assert checksum(memoryview(block), 1) != plain
         block[at] ^= bit
     for a, b in ((0, 8), (0, 4096), (1460, 2920), (len(block) - 1, 7)):
         block[[a, b]] = block[[b, a]]
-        assert tcp_checksum.summed_up(memoryview(block), 1) != plain
+        assert checksum(memoryview(block), 1) != plain
         block[[a, b]] = block[[b, a]]
-    assert tcp_checksum.summed_up(memoryview(block), 1) == plain
-    assert tcp_checksum.summed_up(memoryview(block), 2) != plain
-    assert tcp_checksum.summed_up(memoryview(block)[:-1], 1) != plain
+    assert checksum(memoryview(block), 1) == plain
+    assert checksum(memoryview(block), 2) != plain
+    assert checksum(memoryview(block)[:-1], 1) != plain
+
+
+@pytest.mark.parametrize("nbytes", [1, 7, 8, 8063, 8064, 8065, 100_003, 1 << 20, tcp_wire.BLOCK_BYTES])
+def test_a_chunk_of_one_block_has_the_same_checksum_either_way(nbytes: int) -> None:
+    chunk = memoryview(data(2, nbytes))
+    assert tcp_checksum.summed_up(chunk, 5) == in_blocks(chunk, 5)
 
 
 # --- the notice
