@@ -179,10 +179,11 @@ class Healing:
         home, group, report = self._home, fields["group"], empty_report()
         began = time.monotonic()
         members = {p.proc: p for p in home.registry.procs.values() if p.group == group and p.state != "stopped"}
-        wanted = set(fields["procs"]) if fields.get("procs") is not None else set(members)
+        asked = fields.get("procs")
+        wanted = set(members) if asked is None else set(asked)
         lost = [p for p in members.values() if p.end is not None and p.proc in wanted]
         # Who asks wants a mesh that works. By itself nothing is ended that still lives: somebody may want to look at it.
-        hanging = [p for p in members.values() if home.cells.is_stuck(p.proc) and p.proc in wanted] if "procs" in fields else []
+        hanging = [p for p in members.values() if p.proc in (asked or ()) and home.cells.is_stuck(p.proc)]
         yield from self._restart(hanging, report)
         yield from self._start_ranks(lost, report)
         ranks = {p.rank: p.proc for p in members.values() if p.end is None}

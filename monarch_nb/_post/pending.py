@@ -183,8 +183,6 @@ class Pending:
                 if self._callbacks is None:
                     self._callbacks = []
                 self._callbacks.append(callback)
-                if self.due is not None:
-                    self._arm()
                 self.office.reader.take_over()
                 return
         callback()
@@ -194,11 +192,7 @@ class Pending:
         due = time.monotonic() + grace_s
         if self.due is None or due < self.due:
             self.due = due
-            self._arm()  # for when no thread waits
-
-    def _arm(self) -> None:
-        if self.due is not None:
-            self.office.reader.call_at(self.due, self._on_timer)
+            self.office.reader.call_at(due, self._on_timer)  # for when no thread waits
 
     def _on_timer(self) -> None:
         if not self.ready and self.due is not None and time.monotonic() >= self.due:

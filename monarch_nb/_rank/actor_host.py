@@ -40,9 +40,9 @@ class ActorHost:
         self.debugger = debugger
         self.actors: dict[int, ActorRunner] = {}
         self.checkpoints: dict[int, Checkpoints] = {}
-        self.checkpoint_epochs: dict[int, int] = {}
-        """What the home has said of actors, by id, since when their members save together."""
         """By actor; they survive it."""
+        self.checkpoint_epochs: dict[int, int] = {}
+        """By actor, also one that is still being constructed: members that save together know the same one; the home counts."""
         self.singletons: dict[str, int] = {}
         self._on_work = on_work
         self._early: dict[int, list[Message]] = {}
@@ -84,12 +84,7 @@ class ActorHost:
         elif name == "reshaped":
             self._reshaped(fields)
         elif name == "checkpoint_epoch":
-            self._checkpoint_epoch(fields["actor_id"], fields["epoch"])
-
-    def _checkpoint_epoch(self, actor_id: int, epoch: int) -> None:
-        self.checkpoint_epochs[actor_id] = epoch  # for an actor that is still being constructed
-        if actor_id in self.checkpoints:
-            self.checkpoints[actor_id].epoch = epoch
+            self.checkpoint_epochs[fields["actor_id"]] = fields["epoch"]
 
     def _reshaped(self, record: dict[str, Any]) -> None:
         shape = Shape.full(Extent(record["labels"], record["sizes"]))

@@ -147,13 +147,14 @@ class ActorRunner:
         known = self.host.checkpoints
         found = known.get(self.actor_id)
         if found is None or not found.is_at(slot, size):
-            found = known[self.actor_id] = Checkpoints(self.host.office, self.actor_id, self.name, slot, size)
-            found.epoch = self.host.checkpoint_epochs.get(self.actor_id, 0)
+            found = known[self.actor_id] = Checkpoints(
+                self.host.office, self.actor_id, self.name, slot, size, self.host.checkpoint_epochs
+            )
         self.checkpoints = found
         found.kind, found.every = instance.checkpoint_state, instance.checkpoint_every
         found.keep, found.directory = instance.checkpoint_keep, instance.checkpoint_dir
         if self._wish is not None:
-            found.epoch = self._wish["epoch"]
+            self.host.checkpoint_epochs[self.actor_id] = self._wish["epoch"]
         if self._wish is not None and "version" in self._wish:
             found.restore(instance, self._wish)
         elif found.every:

@@ -7,6 +7,7 @@ here, or on a rank that has taken another's place, goes on from the newest one t
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     import torch
 
 KINDS = ("own", "replicated", "sharded")
-_MEMBER_S = 180.0
-"""How long the others may take to get to the same point of a save."""
 
 
 class CheckpointError(RuntimeError):
@@ -33,20 +32,22 @@ class Checkpoints:
     """The checkpoints of one actor in this process; survives the actor.
 
     Args:
+        epochs: see `ActorHost.checkpoint_epochs`.
+
+    Attributes:
         kind: own, replicated or sharded: see `Checkpointed.checkpoint_state`.
     """
 
-    def __init__(self, office: Office, actor_id: int, name: str, slot: int, size: int) -> None:
+    def __init__(self, office: Office, actor_id: int, name: str, slot: int, size: int, epochs: Mapping[int, int]) -> None:
         self.kind = "own"
         self.every = 0
         self.keep = 2
         self.directory = ""
         self.num_calls = 0
-        self.epoch = 0
-        """Members that save together know the same one; the home counts."""
         self.last_path = ""
         self._office = office
         self._actor_id = actor_id
+        self._epochs = epochs
         self._name = name
         self._slot = slot
         self._size = size
@@ -88,7 +89,7 @@ class Checkpoints:
         self._error = None
         self._saving_before = before
         self._saving = threading.Thread(
-            target=self._save, args=(snapshot, before, self.epoch), name=f"checkpoint-{self._name}", daemon=True
+            target=self._save, args=(snapshot, before, self._epochs.get(self._actor_id, 0)), name=f"checkpoint-{self._name}", daemon=True
         )
         self._saving.start()
 
