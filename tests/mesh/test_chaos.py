@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from faults import wait_for_news
 
 from monarch_nb import start
 from monarch_nb._client import session as sessions
@@ -110,12 +111,6 @@ def check_report(fault: Fault, failure: Any) -> None:
     assert end["signal"] == SIGNALS.get(fault.kind) and end["exit_code"] == (7 if fault.kind == "exit" else None)
 
 
-def wait_for_news(mesh: Mesh, fault: Fault) -> None:
-    """Return when this program has heard of the rank's end: news come in order, and the home is asked until it knows."""
-    while all(row["pid"] != fault.pid or row["end"] is None for row in mesh._session.request("status")["procs"]):
-        pass
-
-
 @pytest.mark.timeout(400)
 def test_two_hundred_faults(mesh: Mesh, unhandled: list[MeshFailure]) -> None:
     work, chaos = Work(mesh), Chaos(mesh, seed=2026)
@@ -144,7 +139,7 @@ def test_two_hundred_faults(mesh: Mesh, unhandled: list[MeshFailure]) -> None:
         if not fault.is_lethal:
             assert not told and not unhandled, f"fault {number}: {fault} was told as a death"
             continue
-        wait_for_news(mesh, fault)
+        wait_for_news(mesh, fault.pid)
         of_exit = []
         if fault.outcome is not None:
             with pytest.raises(MeshError) as caught:

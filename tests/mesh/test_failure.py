@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faults import wait_for_news
 from sample_actors import BadStart, Cleaner, Counter, Faulty, Owner, Stuck
 from two_by_two import spawn_two_by_two
 
@@ -124,12 +125,6 @@ def pids_of(mesh: ProcMesh) -> list[int]:
     return list(mesh.execute(os.getpid).get(T).values())
 
 
-def wait_for_death(mesh: ProcMesh, rank: int) -> None:
-    """Return when this program has heard of it: news come in order."""
-    while all(r["end"] is None for r in mesh._session.request("status")["procs"] if r["proc"] == mesh._procs[rank]):
-        pass
-
-
 def test_a_death_that_only_forgotten_calls_would_tell_of_reaches_the_hook(
     doomed: ProcMesh, unhandled: list[MeshFailure]
 ) -> None:
@@ -137,7 +132,7 @@ def test_a_death_that_only_forgotten_calls_would_tell_of_reaches_the_hook(
     doomed.spawn("never_asked", Stuck)
     doomed.execute(signal.pause)
     os.kill(pid, signal.SIGKILL)
-    wait_for_death(doomed, 3)
+    wait_for_news(doomed, pid)
     assert [f.pid for f in unhandled] == [pid]
 
 
@@ -145,7 +140,7 @@ def test_a_death_that_somebody_will_be_told_of_does_not(doomed: ProcMesh, unhand
     pid = pids_of(doomed)[3]
     held = doomed.slice(hosts=1, gpus=1).execute(signal.pause)
     os.kill(pid, signal.SIGKILL)
-    wait_for_death(doomed, 3)
+    wait_for_news(doomed, pid)
     while not held.done():  # without anybody who waits
         pass
     with pytest.raises(SupervisionError, match=f"SIGKILL \\(pid {pid} "):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,11 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from faults import kill
 from memory_actors import Holder
 
 import monarch_nb.actor
 from monarch_nb.actor import ProcMesh, this_host
-from monarch_nb.exceptions import ActorError, BufferGone, MeshError, MeshUsageError, SupervisionError
+from monarch_nb.exceptions import ActorError, BufferGone, MeshError, MeshUsageError
 from monarch_nb.rdma import RDMABuffer, Receipt, empty
 from monarch_nb.rdma.broadcast import Spread
 from monarch_nb.rdma.handle import Handle
@@ -88,11 +88,7 @@ def test_a_rank_that_is_lost_is_named(monkeypatch: pytest.MonkeyPatch, rank: int
     """On one machine the first one leads; if it's another that is lost, nobody waits for it."""
     monkeypatch.setattr(monarch_nb.actor, "unhandled_fault_hook", lambda _failure: None)
     mesh = this_host().spawn_procs({"gpus": 3})
-    pid = mesh.slice(gpus=rank).execute(os.getpid).get().item()
-    waiting = mesh.slice(gpus=rank).execute(signal.pause)
-    os.kill(pid, signal.SIGKILL)
-    with pytest.raises(SupervisionError):
-        waiting.get(60)
+    kill(mesh, rank)
     with pytest.raises(MeshError, match=f"rank {rank}"):
         RDMABuffer(torch.zeros(1000)).broadcast_into(mesh, "weights").get(60)
     mesh.heal()

@@ -13,6 +13,12 @@ from monarch_nb.exceptions import SupervisionError
 T = 60
 
 
+def wait_for_news(mesh: ProcMesh, pid: int) -> None:
+    """Return when this program has heard of a rank's end: news come in order, and the home is asked until it knows."""
+    while all(row["pid"] != pid or row["end"] is None for row in mesh._session.request("status")["procs"]):
+        pass
+
+
 def kill(mesh: ProcMesh, *ranks: int) -> list[int]:
     """Kill ranks and return once this program has heard of it; return their pids."""
     pids = list(mesh.execute(os.getpid).get(T).values())
