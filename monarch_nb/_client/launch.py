@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from monarch_nb._host.starting import host_command
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
+from monarch_nb._wire.directory import new_directory
 from monarch_nb.exceptions import MeshNotFound, MeshStartError
 
 JOURNAL_AGE_S = 30 * 86400.0
@@ -71,11 +72,9 @@ def importable_path() -> list[str]:
 
 def home_config(**extra: Any) -> dict[str, Any]:
     """Return the configuration of a new home host process."""
-    directory = os.path.join(address.socket_root(), secrets.token_hex(4))
-    os.mkdir(directory, 0o700)
     return {
         "host": 0,
-        "directory": os.path.join(directory, "h0"),
+        "directory": os.path.join(new_directory(), "h0"),
         "sys_path": importable_path(),
         "log": os.environ.get("MONARCH_NB_HOST_LOG"),
         **extra,

@@ -5,17 +5,28 @@ Single-threaded: one loop (`loop`) owns every socket, pipe and pidfd, so nothing
 
     main         where it begins
     process      what home and far host processes share
-    home         registry, journal, lease, requests of clients
+    request      which desk answers what is asked, by the name of a method
+    home         the first one, and its desks
     far          dials home and does what it says
     loop         readiness and timers
     supervisor   ranks: start, watch, interrupt, kill
     output       what ranks print: cut into pieces
     router       messages between this machine and others
-    registry     the home's books: hosts, procs, clients, names
+    zygote       a warm interpreter that forks ranks; a process of its own
+
+The home's desks, and what they use:
+
+    registry     the books: hosts, procs, groups, clients, names. Pure data
+    clients      programs that use the mesh; lease: how long it lives; names
+    hosts        other machines; link: the sockets to them
+    ranks        how they start and end; waiting: who waits for that
     cells        which cell runs on which ranks, and how it ends
-    ladder       what is done about a cell that shall end
-    watch        who is shown what of the journal
+    ladder       what is done about a cell that shall end; interrupts: who wants that
+    journal_desk what was done and printed; output_desk, watch: who is shown what of it
     asking       questions to ranks
     environment  what a mesh runs with, for the journal
-    zygote       a warm interpreter that forks ranks; a process of its own
+    board        the state, live; vitals, sampler, gpus: where it comes from
+    looks        stacks, and what ranks wait for; stack_desk: of those that don't answer
+    debug_desk   who stands at a breakpoint
+    healing      what is done about losses; reshaping, recipes, groups, checkpoints
 """

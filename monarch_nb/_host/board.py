@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._host.registry import Group, Host, Proc
+from monarch_nb._host.request import LATER
 from monarch_nb._host.vitals import Rows
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
+from monarch_nb._wire.message import Message
 from monarch_nb.exceptions import describe_end
 from monarch_nb.status import Versioned
 
@@ -66,6 +68,10 @@ class Board:
 
     # --- what comes in
 
+    def on_vitals(self, src: int, fields: dict[str, Any]) -> None:
+        """Another host has looked at its ranks."""
+        self.take(address.host_of(src), fields["rows"], fields["host"])
+
     @property
     def watched(self) -> bool:
         """Whether somebody watches."""
@@ -102,34 +108,37 @@ class Board:
 
     # --- who watches
 
-    def watch(self, client: int, ref: int, group: str) -> None:
-        """Send a client a group's state, and from then on what changes.
-
-        Raises:
-            KeyError: if there's no such group.
-        """
-        self._home.registry.groups[group]
+    def do_watch_status(self, message: Message, fields: dict[str, Any]) -> object:
+        """Send a client a group's state, and then what changes, as fast as it takes it."""
+        group = self._home.registry.group(fields["group"]).name
         was_watched = self.watched
-        self._watches.append(StatusWatch(client, ref, group))
+        self._watches.append(StatusWatch(message.src, message.ref, group))
         if not was_watched:
             self._boards.clear()  # nobody has kept them up to date
             self._home.watch_vitals(True)
             self._home.loop.call_later(_LEASE_S, self._touch_lease)
         self.touch()
+        return LATER
 
     def _touch_lease(self) -> None:
         if self._watches:
             self.touch()
             self._home.loop.call_later(_LEASE_S, self._touch_lease)
 
-    def taken(self, client: int, ref: int) -> None:
-        """A watch has taken what it was sent."""
+    def do_status_taken(self, message: Message, fields: dict[str, Any]) -> object:
+        """A client has taken the state that it was sent."""
         for watch in self._watches:
-            if (watch.client, watch.ref) == (client, ref):
+            if (watch.client, watch.ref) == (message.src, fields["watch"]):
                 watch.ready = True
                 board = self._boards.get(watch.group)
                 if board is not None and board.version > watch.seen:
                     self.touch()
+        return None
+
+    def do_unwatch_status(self, message: Message, fields: dict[str, Any]) -> object:
+        """A client doesn't watch the state any more."""
+        self.drop(message.src, fields["watch"])
+        return None
 
     def drop(self, client: int, ref: int | None = None) -> None:
         """A client doesn't watch any more, or is gone."""
@@ -176,33 +185,40 @@ class Board:
         for proc in procs:
             board.put_rank(proc, self._rank_row(self._home.registry.procs[proc]))
 
-    def snapshot(self, name: str) -> dict[str, Any]:
-        """Return the state of a group.
+    def do_snapshot(self, message: Message, fields: dict[str, Any]) -> object:
+        """Look at everything, and return a group's state: the fields of `MeshStatus`."""
+        home, src, ref = self._home, message.src, message.ref
+        group = home.registry.group(fields["group"])
+        if not fields.get("fresh", True):
+            home.vitals.glance()
+            return self._snapshot(group)
+        self._look(lambda: home.reply(src, ref, self._snapshot(group)))
+        return LATER
 
-        Raises:
-            KeyError: if there's no such group.
-        """
-        group = self._home.registry.groups[name]
+    def _snapshot(self, group: Group) -> dict[str, Any]:
         board = Versioned(tuple(group.procs))
         self._fill(board, group, group.procs)
         return board.full()["full"]  # type: ignore[no-any-return]
 
     # --- a fresh look
 
-    def look(self, done: Callable[[], None]) -> None:
+    def _look(self, done: Callable[[], None]) -> None:
         """Have all hosts look at everything; `done` is called when they have, or after `LOOK_S`."""
         self._num_looks += 1
         ref = self._num_looks
         home = self._home
-        hosts = {0, *(h.index for h in home.link.far_hosts() if h.state == "up")}
+        hosts = {0, *(h.index for h in home.hosts.link.far_hosts() if h.state == "up")}
         self._looks[ref] = (hosts, done)
         for index in hosts - {0}:
             home.event(address.host_proc(index), "look", {"ref": ref})
-        home.vitals.look(lambda: self.looked(0, ref))
+        home.vitals.look(lambda: self._looked(0, ref))
         home.loop.call_later(LOOK_S, lambda: self._end_look(ref))
 
-    def looked(self, host: int, ref: int) -> None:
-        """A host has looked."""
+    def on_looked(self, src: int, fields: dict[str, Any]) -> None:
+        """Another host has looked."""
+        self._looked(address.host_of(src), fields["ref"])
+
+    def _looked(self, host: int, ref: int) -> None:
         if ref in self._looks:
             self._looks[ref][0].discard(host)
             if not self._looks[ref][0]:
@@ -222,12 +238,12 @@ class Board:
             "pid": os.getpid(),
             "started": home.registry.started,
             "sizes": [list(item) for item in zip(group.extent.labels, group.extent.sizes, strict=True)],
-            "idle_timeout_s": home.idle_timeout_s,
-            "lease_left_s": home.lease_left_s(),
+            "idle_timeout_s": home.lease.idle_timeout_s,
+            "lease_left_s": home.lease.left_s(),
             "num_cells": home.cells.num_running,
             "is_healing": home.healing.is_busy(group.name),
             "on_failure": group.policy.on_failure,
-            "journal": home.store.directory,
+            "journal": home.journal.store.directory,
             "clients": [f"{c.what} (pid {c.pid})" for c in home.registry.clients.values() if not c.observes],
             "versions": home.versions,
             "environment": home.environment_id,

@@ -16,11 +16,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._host.ladder import Ladder
+from monarch_nb._host.request import LATER, RequestError
 from monarch_nb._host.watch import Watch
 from monarch_nb._journal import record as records
 from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
+from monarch_nb._wire.message import Message
 
 if TYPE_CHECKING:
     from monarch_nb._host.home import HomeProcess
@@ -85,10 +87,6 @@ class Cells:
         """Cells that aren't over."""
         return len(self._cells)
 
-    def find(self, n: int) -> Cell | None:
-        """Return a cell that isn't over."""
-        return self._cells.get(n)
-
     def on(self, proc: int) -> list[int]:
         """Return the numbers of the cells that run or wait on a rank."""
         return [cell.n for cell in self._queues.get(proc, ())]
@@ -116,8 +114,8 @@ class Cells:
 
     # --- beginning
 
-    def run(self, client: int, ref: int, fields: dict[str, Any]) -> None:
-        """Run a cell for a client.
+    def do_run_cell(self, message: Message, fields: dict[str, Any]) -> object:
+        """Run a cell; news of it go to whoever asked.
 
         Raises:
             ValueError: if a rank is stuck in a cell that was given up.
@@ -125,10 +123,10 @@ class Cells:
         procs: dict[int, int] = dict(zip(fields["ranks"], fields["procs"], strict=True))
         self._refuse_stuck(procs)
         home = self._home
-        entry = home.entries.begin(
-            "cell", who=home.who(client), when=time.time(), source=fields["source"][:MAX_SOURCE_SHOWN],
+        entry = home.journal.entries.begin(
+            "cell", who=home.clients.who(message.src), when=time.time(), source=fields["source"][:MAX_SOURCE_SHOWN],
             ranks=fields["rank_set"], group=fields["group"], number=fields["number"], env=home.environment_id,
-            position=home.store.end, **{k: fields[k] for k in ("rerun_of", "replay_of") if fields.get(k)},
+            position=home.journal.store.end, **{k: fields[k] for k in ("rerun_of", "replay_of") if fields.get(k)},
         )  # fmt: skip
         n = entry["n"]
         wanted = {"profile": fields["profile"]} if fields.get("profile") else {}
@@ -138,13 +136,14 @@ class Cells:
         free = all(not self._queues.get(p) and home.registry.procs[p].end is None for p in procs.values())
         if free:
             self._enqueue(cell)  # the ranks begin while the rest is done
-        if ref:
-            cell.watches.append(home.watch_cell(client, ref, n, None, None))
+        if message.ref:
+            cell.watches.append(home.output.watch_cell(message.src, message.ref, n, None, None))
         self._tell(cell, "began", n, soon=True)
         if not free:  # there's something to tell: that it waits, or that ranks are lost
             self._enqueue(cell)
         if fields.get("timeout_s") is not None:
             home.loop.call_later(fields["timeout_s"], lambda: self.time_is_up(n, fields["timeout_s"]))
+        return LATER
 
     def _refuse_stuck(self, procs: Mapping[int, int]) -> None:
         stuck = {rank: self._stuck[proc] for rank, proc in procs.items() if proc in self._stuck}
@@ -243,7 +242,7 @@ class Cells:
             ended = json.loads(body)
             ended["status"] = status
             body = json.dumps(ended).encode()
-        self._home.write_record(records.RESULT, "stdout", cell.group, rank, cell.n, body)
+        self._home.output.write(records.RESULT, "stdout", cell.group, rank, cell.n, body)
         self._next_on(cell.procs[rank], cell)
         self._check_over(cell)
 
@@ -366,8 +365,8 @@ class Cells:
             "said": cell.said,
             "seconds": {r: round(s, 6) for r, s in sorted(cell.seconds.items())},
         }
-        self._home.entries.add(
-            cell.n, ended=time.time(), failures=cell.failures, end_position=self._home.store.end, seen=any(not w.over for w in cell.watches),
+        self._home.journal.entries.add(
+            cell.n, ended=time.time(), failures=cell.failures, end_position=self._home.journal.store.end, seen=any(not w.over for w in cell.watches),
             **summary,
         )  # fmt: skip
         for watch in cell.watches:
@@ -381,17 +380,19 @@ class Cells:
 
     # --- watching
 
-    def watch(self, client: int, ref: int, n: int) -> None:
-        """Show a client a cell from its beginning.
+    def do_watch_cell(self, message: Message, fields: dict[str, Any]) -> object:
+        """Show a cell from its beginning."""
+        entry = self._home.journal.entries.entries.get(fields["n"])
+        if entry is None or entry["kind"] != "cell":
+            raise RequestError(f"the journal has no cell #{fields['n']}; see %mesh history")
+        self._watch(message.src, message.ref, entry)
+        return LATER
 
-        Raises:
-            KeyError: if the journal knows no such cell.
-        """
-        home = self._home
-        entry = home.entries.entries[n]
+    def _watch(self, client: int, ref: int, entry: Mapping[str, Any]) -> None:
+        home, n = self._home, entry["n"]
         cell = self._cells.get(n)
         if cell is not None:
-            watch = home.watch_cell(client, ref, n, entry["position"], None)
+            watch = home.output.watch_cell(client, ref, n, entry["position"], None)
             cell.watches.append(watch)
             watch.tell("began", n)
             for rank, status in cell.ended.items():
@@ -400,10 +401,15 @@ class Cells:
             for text in cell.said:
                 watch.tell("said", text)
             return
-        until = min(entry["end_position"] + LATE_BYTES, home.store.end)
-        watch = home.watch_cell(client, ref, n, entry["position"], until)
+        until = min(entry["end_position"] + LATE_BYTES, home.journal.store.end)
+        watch = home.output.watch_cell(client, ref, n, entry["position"], until)
         watch.tell("began", n)
         watch.tell("over", {k: entry[k] for k in ("status", "reason", "unfinished", "stopped", "said", "seconds")})
+
+    def is_watched(self, n: int) -> bool:
+        """Say whether somebody watches a cell that isn't over."""
+        cell = self._cells.get(n)
+        return cell is not None and any(not w.over for w in cell.watches)
 
     def busy(self, ranks: Mapping[int, int]) -> str:
         """Return which of some ranks can't do anything just now, as a rank set; empty if all can."""

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._host.process import PREEMPT_S
 from monarch_nb._host.recipes import Recipe
 from monarch_nb._host.registry import Proc
+from monarch_nb._host.request import LATER
+from monarch_nb._host.script import run_script
 from monarch_nb._shape import name_ranks
+from monarch_nb._wire import address
+from monarch_nb._wire.message import Message
 
 if TYPE_CHECKING:
     from monarch_nb._host.home import HomeProcess
@@ -64,8 +69,8 @@ class CheckpointDesk:
         for proc in procs:
             self._home.event(proc, "checkpoint_epoch", {"actor_id": actor_id, "epoch": self.epoch(actor_id)})
 
-    def join(self, src: int, ref: int, fields: dict[str, Any]) -> None:
-        """A member has got to a phase.
+    def do_checkpoint_gather(self, message: Message, fields: dict[str, Any]) -> object:
+        """A rank that saves has got to a phase; answers once all have.
 
         Raises:
             ValueError: if not all members live.
@@ -84,9 +89,10 @@ class CheckpointDesk:
             gathering = self._gatherings[key] = _Gathering()
             home.loop.call_later(GATHER_S, lambda: self._give_up(key, gathering))
         gathering.fields[fields["slot"]] = fields
-        gathering.asking.append((src, ref))
+        gathering.asking.append((message.src, message.ref))
         if len(gathering.fields) == fields["size"]:
             self._complete(key, self._gatherings.pop(key), recipe.name)
+        return LATER
 
     def _leave_behind(self, recipe: Recipe, fields: dict[str, Any]) -> None:
         """Members save one version after the other: who has got to this one isn't coming to what others still wait at, nor do those who are past it
@@ -108,7 +114,7 @@ class CheckpointDesk:
     def _complete(self, key: Key, gathering: _Gathering, name: str) -> None:
         actor_id, version, phase = key
         first = gathering.fields[min(gathering.fields)]
-        base = os.path.join(first["directory"] or os.path.join(self._home.store.directory, "checkpoints"), f"{name}-{actor_id & 0xFFFF:04x}")
+        base = os.path.join(first["directory"] or os.path.join(self._home.journal.store.directory, "checkpoints"), f"{name}-{actor_id & 0xFFFF:04x}")
         writing, final = os.path.join(base, f".step-{version}.writing"), os.path.join(base, f"step-{version}")
         path = writing
         if phase == "begin":
@@ -157,6 +163,30 @@ class CheckpointDesk:
             self._saved[actor_id].remove(later)
             with suppress(OSError):
                 shutil.rmtree(later.path)
+
+    # --- a host is about to be taken away
+
+    def on_preempted(self, src: int, fields: dict[str, Any]) -> None:
+        """Another host is: it leaves when what its ranks hold has been saved."""
+        theirs = {p.proc for p in self._home.registry.alive_on(address.host_of(src))}
+        self.save_then(theirs, lambda: self._home.event(src, "leave", {}))
+
+    def save_then(self, procs: set[int], go_on: Callable[[], None]) -> None:
+        """Have the actors that some ranks belong to save what they hold, as far as they can in the time there is; then go on."""
+        home = self._home
+        deadline_s = home.config.get("preempt_s", PREEMPT_S)
+        recipes = [r for r in home.healing.recipes.on(procs) if r.checkpointed]
+        left = [True]
+
+        def once(_outcome: object = None) -> None:
+            if left:
+                left.clear()
+                go_on()
+
+        if recipes:
+            home.journal.note(0, "note", text="this host is about to be taken away: states are saved")
+            home.loop.call_later(deadline_s, once)
+        run_script(home.healing.save(recipes, deadline_s), once)
 
 
 def _ranks(home: HomeProcess, procs: list[int]) -> str:

@@ -13,14 +13,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._host.request import LATER
 from monarch_nb._shape import name_ranks
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
+from monarch_nb._wire.message import Message
 
 if TYPE_CHECKING:
     from monarch_nb._host.home import HomeProcess
 
 ABANDONED_S = 600.0
+BREAK_S = 3.0
 POST_MORTEM_S = 10.0
 """How long ranks may take to stand where they failed: one that is busy doesn't get there before it's done."""
 
@@ -90,7 +93,7 @@ class DebugDesk:
         """Say whether a thread of a rank stands somewhere."""
         return any(stop.proc == proc for stop in self._stops.values())
 
-    def rows(self, group: str) -> list[dict[str, Any]]:
+    def _rows(self, group: str) -> list[dict[str, Any]]:
         """Return the stops of a group, by rank."""
         found = [self._row(stop) for stop in self._stops.values() if stop.group == group]
         return sorted(found, key=lambda row: (row["rank"], row["id"]))
@@ -101,39 +104,41 @@ class DebugDesk:
 
     # --- what ranks tell
 
-    def stopped(self, proc: int, fields: dict[str, Any]) -> None:
-        """A thread stands somewhere, or has answered a line."""
+    def do_debug_stopped(self, message: Message, fields: dict[str, Any]) -> object:
+        """A thread of a rank stands at a breakpoint, or has answered a line there."""
+        proc = message.src
         stop = self._find(proc, fields["key"])
         entry = self._home.registry.procs.get(proc)
         if entry is None:
-            return
+            return None
         if stop is None:
             if not self._has_stops(entry.group):
                 self._hold(entry.group, True)
             stop = Stop(next(self._ids), proc, fields["key"], entry.group, fields["where"])
             self._stops[stop.id] = stop
             self._check_abandoned()
-            for client in self._home.registry.clients.values():
-                if client.listens:
-                    self._home.event(client.proc, "stopped", {"group": stop.group})
+            self._home.clients.tell_listeners("stopped", {"group": stop.group})
         stop.where, stop.state, stop.mode = fields["where"], "stopped", fields["mode"]
         self._answered(stop, fields["n"], fields["text"])
         self._changed()
+        return None
 
-    def running(self, proc: int, key: int) -> None:
-        """A thread steps on."""
-        stop = self._find(proc, key)
+    def do_debug_running(self, message: Message, fields: dict[str, Any]) -> object:
+        """A thread steps on, and will come back."""
+        stop = self._find(message.src, fields["key"])
         if stop is not None:
             stop.state = "running"
             self._changed()
+        return None
 
-    def left(self, proc: int, fields: dict[str, Any]) -> None:
+    def do_debug_left(self, message: Message, fields: dict[str, Any]) -> object:
         """A thread runs on."""
-        stop = self._find(proc, fields["key"])
+        stop = self._find(message.src, fields["key"])
         if stop is not None:
             self._remove(stop)
             self._answered(stop, fields["n"], fields["text"], forget=True)
             self._changed()
+        return None
 
     def proc_has_ended(self, proc: int) -> None:
         """A rank is dead."""
@@ -169,10 +174,17 @@ class DebugDesk:
 
     # --- what clients ask
 
-    def command(self, client: int, ref: int, fields: dict[str, Any]) -> None:
-        """Send a line to stops; the answer is {"answers": by id, "left": ids that haven't come back, "stops": rows}."""
+    def do_debug_stops(self, message: Message, fields: dict[str, Any]) -> object:
+        """Return who stands where."""
+        return self._rows(fields["group"])
+
+    def do_debug_command(self, message: Message, fields: dict[str, Any]) -> object:
+        """Have some stops do what a line says; answers when all have, or the time is up.
+
+        The answer is {"answers": by id, "left": ids that haven't come back, "stops": rows}.
+        """
         stops = [self._stops[i] for i in fields["ids"] if i in self._stops]
-        command = Command(next(self._numbers), client, ref, {s.id for s in stops})
+        command = Command(next(self._numbers), message.src, message.ref, {s.id for s in stops})
         self._commands[command.n] = command
         command.answers.update({i: "it runs on, and no longer stands there" for i in fields["ids"] if i not in self._stops})
         for stop in stops:
@@ -185,6 +197,7 @@ class DebugDesk:
             self._finish(command)
         else:
             self._home.loop.call_later(fields["timeout_s"], lambda: self._finish(command))
+        return LATER
 
     def _send(self, stop: Stop, n: int, line: str) -> None:
         payload = pickle.dumps({"key": stop.key, "n": n, "line": line}, 5)
@@ -195,13 +208,18 @@ class DebugDesk:
         if self._commands.pop(command.n, None) is None:
             return
         groups = {self._home.registry.procs[s.proc].group for s in self._stops.values()}
-        rows = [row for group in sorted(groups) for row in self.rows(group)]
+        rows = [row for group in sorted(groups) for row in self._rows(group)]
         self._home.reply(
             command.client, command.ref, {"answers": command.answers, "left": sorted(command.left), "stops": rows}
         )
 
-    def post_mortem(self, procs: list[int], done: Callable[[], None]) -> None:
-        """Have ranks stop where they've raised last. Those that do don't answer before they run on: they stand, or have answered no."""
+    def do_debug_post_mortem(self, message: Message, fields: dict[str, Any]) -> object:
+        """Have ranks stop where they've raised last; answers once those that have something to show stand there."""
+        self._post_mortem(fields["procs"], partial(self._home.reply, message.src, message.ref, None))
+        return LATER
+
+    def _post_mortem(self, procs: list[int], done: Callable[[], None]) -> None:
+        """Those that stop don't answer before they run on: they stand, or have answered no."""
         waiting = set(procs)
         before = set(self._stops)
 
@@ -223,8 +241,17 @@ class DebugDesk:
         if self._on_change_once is not None:
             self._on_change_once()
 
-    def set(self, fields: dict[str, Any]) -> dict[str, bool]:
-        """Take settings: `skip` breakpoints, stop `on_error`; after how long without anybody to debug them ranks run on (`abandoned_s`)."""
+    def do_debug_break(self, message: Message, fields: dict[str, Any]) -> object:
+        """Set a breakpoint on ranks; answers with what each says of it."""
+        procs = fields.pop("procs")
+        self._home.asking.ask(procs, "__break__", fields, partial(self._home.reply, message.src, message.ref), BREAK_S)
+        return LATER
+
+    def do_debug_set(self, message: Message, fields: dict[str, Any]) -> object:
+        """Take settings, and return all; None leaves one as it is.
+
+        They are: `skip` breakpoints, stop `on_error`; after how long without anybody to debug them ranks run on (`abandoned_s`).
+        """
         if fields.get("abandoned_s") is not None:
             self.abandoned_s = float(fields["abandoned_s"])
             self._check_abandoned()
@@ -235,16 +262,18 @@ class DebugDesk:
 
     # --- who watches
 
-    def watch(self, client: int, ref: int, group: str) -> None:
-        """Tell a client of a group's stops."""
-        self._watches.append(DebugWatch(client, ref, group))
+    def do_watch_debug(self, message: Message, fields: dict[str, Any]) -> object:
+        """Tell a client who stands where, now and whenever that changes."""
+        self._watches.append(DebugWatch(message.src, message.ref, fields["group"]))
         self._leaving += 1
-        self._home.reply(client, ref, self.rows(group))
+        self._home.reply(message.src, message.ref, self._rows(fields["group"]))
+        return LATER
 
-    def unwatch(self, client: int, ref: int) -> None:
+    def do_unwatch_debug(self, message: Message, fields: dict[str, Any]) -> object:
         """A client doesn't want to know any more."""
-        self._watches = [w for w in self._watches if (w.client, w.ref) != (client, ref)]
+        self._watches = [w for w in self._watches if (w.client, w.ref) != (message.src, fields["watch"])]
         self._check_abandoned()
+        return None
 
     def client_gone(self, client: int) -> None:
         """A client is gone."""
@@ -262,7 +291,7 @@ class DebugDesk:
     def _tell(self) -> None:
         self._is_due = False
         for watch in self._watches:
-            self._home.reply(watch.client, watch.ref, self.rows(watch.group))
+            self._home.reply(watch.client, watch.ref, self._rows(watch.group))
 
     def _check_abandoned(self) -> None:
         if self._is_attended() or not self._stops:
@@ -280,7 +309,7 @@ class DebugDesk:
             return
         ranks = sorted({self._home.registry.procs[s.proc].rank for s in self._stops.values()})
         text = f"nobody has been there to debug {name_ranks(ranks)} for {self.abandoned_s:g} s: {'it runs' if len(ranks) == 1 else 'they run'} on"
-        self._home.note(0, "note", text=text)
+        self._home.journal.note(0, "note", text=text)
         for stop in list(self._stops.values()):
             self._send(stop, 0, wire.RUN_ON)
             self._home.cells.say_on(stop.proc, text)

@@ -13,6 +13,7 @@ from typing import Any
 import zmq
 
 from monarch_nb._host.process import BEAT_S, LOST_AFTER_S, PREEMPT_S, HostProcess, count_gpus
+from monarch_nb._host.stack_desk import Found
 from monarch_nb._host.supervisor import Rank
 from monarch_nb._host.vitals import Rows
 from monarch_nb._wire import address
@@ -73,36 +74,55 @@ class FarProcess(HostProcess):
     def send_far(self, host: int, frames: list[Any]) -> None:
         self._link.send_multipart(frames, copy=sum(map(len, frames)) < 1 << 16)
 
-    def on_event(self, src: int, name: str, fields: dict[str, Any]) -> None:
-        if name == "up":
-            self.rank_is_up(src)
-            frame = wire.pack(
-                wire.EVENT, src=src, dst=address.HOME, name=b"up", payload=pickle.dumps(fields, 5)
-            )
-            self._link.send(frame)
-        elif name == "exit":
-            for end in fields["ends"]:
-                self.router.forget(end["proc"])
-            self.spread_ends(fields["ends"])
-        elif name == "revived":
-            for proc in [p for p in self._routes if not address.is_client(p) and p not in fields["procs"]]:
-                self.event(proc, "revived", fields)
-        elif name == "beat":
-            self._last_beat = time.monotonic()
-        elif name == "watch_vitals":
-            self.vitals.watch(fields["on"])
-        elif name == "look":
-            self.vitals.look(lambda: self.event(address.HOME, "looked", {"ref": fields["ref"]}))
-        elif name == "take_stacks":
-            self.stack_desk.take(
-                fields["procs"], fields["native"],
-                lambda found: self.event(address.HOME, "stacks", {"ref": fields["ref"], "found": found}),
-            )  # fmt: skip
-        elif name == "leave":
-            self.shut_down()
-        elif name == "take_place":
-            self.successor = {**self.config, **fields, "directory": f"{self.directory}.{fields['host']}"}
-            self.shut_down()
+    # --- what the home and ranks tell
+
+    def on_up(self, src: int, fields: dict[str, Any]) -> None:
+        """A rank here answers: the home wants to know."""
+        self.rank_is_up(src)
+        frame = wire.pack(wire.EVENT, src=src, dst=address.HOME, name=b"up", payload=pickle.dumps(fields, 5))
+        self._link.send(frame)
+
+    def on_exit(self, src: int, fields: dict[str, Any]) -> None:
+        """Ranks have ended somewhere."""
+        for end in fields["ends"]:
+            self.router.forget(end["proc"])
+        self.spread_ends(fields["ends"])
+
+    def on_revived(self, src: int, fields: dict[str, Any]) -> None:
+        """Ranks have been started again somewhere."""
+        for proc in [p for p in self._routes if not address.is_client(p) and p not in fields["procs"]]:
+            self.event(proc, "revived", fields)
+
+    def on_beat(self, src: int, fields: dict[str, Any]) -> None:
+        """The home lives."""
+        self._last_beat = time.monotonic()
+
+    def on_watch_vitals(self, src: int, fields: dict[str, Any]) -> None:
+        """Somebody watches the state of the mesh, or nobody does any more."""
+        self.vitals.watch(fields["on"])
+
+    def on_look(self, src: int, fields: dict[str, Any]) -> None:
+        """The home wants to know how everything is now."""
+        self.vitals.look(lambda: self.event(address.HOME, "looked", {"ref": fields["ref"]}))
+
+    def on_take_stacks(self, src: int, fields: dict[str, Any]) -> None:
+        """The home wants the stacks of ranks that don't answer."""
+
+        def taken(found: Found) -> None:
+            self.event(address.HOME, "stacks", {"ref": fields["ref"], "found": found})
+
+        self.stack_desk.take(fields["procs"], fields["native"], taken)
+
+    def on_leave(self, src: int, fields: dict[str, Any]) -> None:
+        """This host isn't needed any more."""
+        self.shut_down()
+
+    def on_take_place(self, src: int, fields: dict[str, Any]) -> None:
+        """Another host is lost: begin anew in its place."""
+        self.successor = {**self.config, **fields, "directory": f"{self.directory}.{fields['host']}"}
+        self.shut_down()
+
+    # --- the end
 
     def preempted(self) -> None:
         self.event(address.HOME, "preempted", {})

@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb._host.asking import Refusal
 from monarch_nb._host.groups import remake_groups
 from monarch_nb._host.recipes import Recipe, Recipes
-from monarch_nb._host.registry import Group, Proc, Waiting
+from monarch_nb._host.registry import Group, Policy, Proc, Waiting
 from monarch_nb._host.report import Report, empty_report
+from monarch_nb._host.request import LATER
 from monarch_nb._host.reshaping import Reshaping
 from monarch_nb._host.script import Script, run_script
 from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
+from monarch_nb._wire.message import Message
 from monarch_nb.exceptions import describe_end
 
 if TYPE_CHECKING:
@@ -92,6 +94,35 @@ class Healing:
             owner = above.creator if above is not None else (0, 0)
         return 0, 0
 
+    # --- what is asked
+
+    def do_actor_spawned(self, message: Message, fields: dict[str, Any]) -> object:
+        """Keep what makes some actors again."""
+        self.recipes.add(fields)
+        return None
+
+    def do_actor_stopped(self, message: Message, fields: dict[str, Any]) -> object:
+        """Forget what made some actors."""
+        self.recipes.stopped(fields["actor_id"], fields["procs"])
+        return None
+
+    def do_policy(self, message: Message, fields: dict[str, Any]) -> object:
+        """Say what is done when a rank of a group dies."""
+        group = self._home.registry.group(fields.pop("group"))
+        group.policy = Policy(**fields)
+        self._home.board.touch()
+        return None
+
+    def do_heal(self, message: Message, fields: dict[str, Any]) -> object:
+        """Put back what a group has lost; answers with a report."""
+        self.heal(fields, partial(self._home.reply, message.src, message.ref))
+        return LATER
+
+    def do_resize(self, message: Message, fields: dict[str, Any]) -> object:
+        """Give a group other sizes; answers with a report."""
+        self.resize(fields, partial(self._home.reply, message.src, message.ref))
+        return LATER
+
     # --- one thing after the other
 
     def heal(self, fields: dict[str, Any], done: Done) -> None:
@@ -100,7 +131,7 @@ class Healing:
 
     def resize(self, fields: dict[str, Any], done: Done) -> None:
         """Give a group other sizes; without sizes: leave out what is lost."""
-        group, shapes = self._home.registry.groups[fields["group"]], Reshaping(self._home)
+        group, shapes = self._home.registry.group(fields["group"]), Reshaping(self._home)
         sizes = fields.get("sizes")
         self._enqueue(group.name, lambda: shapes.shrink(group) if sizes is None else shapes.resize(group, sizes), done)
 
@@ -136,7 +167,7 @@ class Healing:
     def _note(self, group: str, report: Report) -> None:
         if report["ranks"] or report["actors"] or report["problems"]:
             text = f"healed {name_ranks(report['ranks'])}" if report["ranks"] else "healed"
-            self._home.note(
+            self._home.journal.note(
                 0, "heal", text=text, group=group, ranks=format_ranks(report["ranks"]),
                 status="error" if report["problems"] else "ok", report=report,
             )  # fmt: skip
@@ -169,9 +200,7 @@ class Healing:
 
     def _tell(self, group: str, what: Report | str) -> None:
         """Have programs show what was done about a loss."""
-        for client in self._home.registry.clients.values():
-            if client.listens:
-                self._home.event(client.proc, "notice", {"group": group, "what": what})
+        self._home.clients.tell_listeners("notice", {"group": group, "what": what})
 
     # --- healing
 
@@ -198,7 +227,7 @@ class Healing:
     def _restart(self, hanging: list[Proc], report: Report) -> Script[None]:
         if not hanging:
             return
-        self._home.restart_ranks([p.proc for p in hanging])
+        self._home.ranks.restart([p.proc for p in hanging])
         report["said"].append(f"{name_ranks(p.rank for p in hanging)} hung in a cell that was given up")
         yield from self._await_start(hanging, report)
 
@@ -207,7 +236,7 @@ class Healing:
         yield from self._replace_hosts(lost, report)
         startable = [p for p in lost if home.registry.hosts[address.host_of(p.proc)].state == "up"]
         for entry in startable:
-            home.start_again(entry.proc)
+            home.ranks.start_again(entry.proc)
         yield from self._await_start(startable, report)
 
     def _await_start(self, entries: list[Proc], report: Report) -> Script[None]:
@@ -223,7 +252,7 @@ class Healing:
         indices = {address.host_of(p.proc) for p in lost}
         hosts = [h for i in sorted(indices) if (h := self._home.registry.hosts[i]).state != "up"]
         for host in hosts:
-            problem = self._home.link.replace(host)
+            problem = self._home.hosts.link.replace(host)
             if problem:
                 report["problems"].append(problem)
         replaced = {address.host_proc(h.index) for h in hosts if h.state == "expected"}

@@ -9,10 +9,13 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._host.request import LATER
 from monarch_nb._host.stack_desk import NATIVE_S, PY_SPY_S, Found
 from monarch_nb._wire import address
+from monarch_nb._wire.message import Message
 
 if TYPE_CHECKING:
     from monarch_nb._host.asking import Answers
@@ -43,6 +46,17 @@ class Looks:
         self._home = home
         self._takes: dict[int, _Take] = {}
         self._num_takes = 0
+
+    def do_stacks(self, message: Message, fields: dict[str, Any]) -> object:
+        """Return where ranks stand: by rank, the fields that `stacks` describes."""
+        ranks = self._home.registry.by_rank(fields["procs"])
+        self.stacks(ranks, partial(self._home.reply, message.src, message.ref), native=fields.get("native", False))
+        return LATER
+
+    def do_hang(self, message: Message, fields: dict[str, Any]) -> object:
+        """Return what ranks wait for: by rank, the fields that `hang` describes."""
+        self.hang(self._home.registry.by_rank(fields["procs"]), partial(self._home.reply, message.src, message.ref))
+        return LATER
 
     def stacks(self, ranks: Mapping[int, int], done: Done, *, native: bool = False) -> None:
         """Find the stacks of ranks (rank to proc).
@@ -114,7 +128,7 @@ class Looks:
         return _CELL_FRAME.sub(with_line, stack)
 
     def _cell_line(self, number: int, digest: str, line: int) -> str:
-        for entry in reversed(list(self._home.entries.entries.values())):
+        for entry in reversed(list(self._home.journal.entries.entries.values())):
             if entry["kind"] == "cell" and entry.get("number") in (0, number):
                 source = str(entry.get("source", ""))
                 if hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest().startswith(digest):
@@ -137,13 +151,16 @@ class Looks:
         self._takes[ref] = _Take(set(by_host), done)
         for host, theirs in by_host.items():
             if host == 0:
-                self._home.stack_desk.take(theirs, native, lambda found: self.taken(ref, found))
+                self._home.stack_desk.take(theirs, native, lambda found: self._taken(ref, found))
             else:
                 self._home.event(address.host_proc(host), "take_stacks", {"ref": ref, "procs": theirs, "native": native})
         self._home.loop.call_later((NATIVE_S if native else PY_SPY_S) + 1.0, lambda: self._end(ref))
 
-    def taken(self, ref: int, found: Found) -> None:
-        """A host has taken stacks."""
+    def on_stacks(self, src: int, fields: dict[str, Any]) -> None:
+        """Another host has taken stacks."""
+        self._taken(fields["ref"], fields["found"])
+
+    def _taken(self, ref: int, found: Found) -> None:
         take = self._takes.get(ref)
         if take is not None:
             take.found.update(found)

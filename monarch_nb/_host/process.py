@@ -11,7 +11,7 @@ import shutil
 import signal
 import socket as sockets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,12 +19,14 @@ import zmq
 
 from monarch_nb._host.loop import Loop
 from monarch_nb._host.pulse import PING_REF, Pulse
+from monarch_nb._host.request import LATER, Reception, RequestError
 from monarch_nb._host.router import Router
 from monarch_nb._host.stack_desk import StackDesk
 from monarch_nb._host.supervisor import STARTING, Rank, Supervisor
 from monarch_nb._host.vitals import WHERE_REF, Rows, Vitals
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
+from monarch_nb._wire.directory import private_directory
 from monarch_nb._wire.marks import Piece
 from monarch_nb._wire.message import Message
 
@@ -32,10 +34,6 @@ BEAT_S = 1.0
 LOST_AFTER_S = 4.0
 PREEMPT_S = 30.0
 """How long a host that is about to be taken away waits for its ranks to save their states."""
-
-
-class RequestError(Exception):
-    """A request that can't be done; the text goes to whoever asked."""
 
 
 class HostProcess:
@@ -49,8 +47,10 @@ class HostProcess:
         self.hostname = config.get("label") or sockets.gethostname()
         self.successor: dict[str, Any] | None = None
         """The configuration to begin again with, for a spare that takes another host's place."""
-        address.private_directory(self.directory)
+        private_directory(self.directory)
         self.loop = Loop()
+        self.reception = Reception()
+        self.reception.add(self)
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.context.set(zmq.MAX_SOCKETS, 65535)
         self._pull = self.context.socket(zmq.PULL)
@@ -91,6 +91,10 @@ class HostProcess:
     def _is_coming(self, dst: int) -> bool:
         rank = self.supervisor.ranks.get(dst)
         return rank is not None and rank.state == STARTING
+
+    def has_route(self, dst: int) -> bool:
+        """Say whether something was sent to a process of this machine."""
+        return dst in self._routes
 
     def drop_route(self, dst: int) -> None:
         """Close the way to a process that has ended."""
@@ -174,31 +178,27 @@ class HostProcess:
             elif message.ref == WHERE_REF:
                 self.vitals.answered(message.src, b"" if message.flags & wire.ERROR else message.payload)
             else:
-                self.on_answer(message)
+                self.take_answer(message)
             return
         name = message.name.decode()
         fields = pickle.loads(message.payload) if message.at < len(message.frame) else {}
         if message.kind == wire.EVENT:
-            self.on_event(message.src, name, fields)
+            news = self.reception.news(name)
+            if news is not None:
+                news(message.src, fields)
             return
         if message.kind != wire.CONTROL:
             return
-        method: Callable[[Message, dict[str, Any]], object] | None = getattr(self, "do_" + name, None)
         try:
-            if method is None:
-                raise RequestError(f"this host process knows no request {name!r}; is it of another version?")
-            answer = method(message, fields)
+            answer = self.reception.request(name)(message, fields)
         except (RequestError, ValueError, LookupError) as error:
             self.reply(message.src, message.ref, str(error), error=True)
             return
         if answer is not LATER:
             self.reply(message.src, message.ref, answer)
 
-    def on_answer(self, message: Message) -> None:
+    def take_answer(self, message: Message) -> None:
         """Take a rank's answer to something that we asked."""
-
-    def on_event(self, src: int, name: str, fields: dict[str, Any]) -> None:
-        """Take news."""
 
     # --- ranks of this machine
 
@@ -289,10 +289,6 @@ class HostProcess:
             self.loop.stop()
         else:
             self.loop.call_later(0.01, lambda: self._leave_when_empty(limit))
-
-
-LATER: Any = object()
-"""Returned by a request that is answered later."""
 
 
 def count_gpus() -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -179,3 +179,21 @@ class Registry:
     def alive(self) -> list[Proc]:
         """Return the ranks that haven't ended."""
         return [p for p in self.procs.values() if p.end is None]
+
+    def alive_on(self, host: int) -> list[Proc]:
+        """Return the ranks of a host that haven't ended."""
+        return [p for p in self.alive() if address.host_of(p.proc) == host]
+
+    def by_rank(self, procs: Iterable[int]) -> dict[int, int]:
+        """Return procs by their ranks."""
+        return {self.procs[p].rank: p for p in procs}
+
+    def group(self, name: str) -> Group:
+        """Return a group.
+
+        Raises:
+            LookupError: if there's none of that name.
+        """
+        if name not in self.groups:
+            raise LookupError(f"this mesh has no ranks {name!r}; it has {', '.join(self.groups)}")
+        return self.groups[name]

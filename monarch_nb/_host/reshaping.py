@@ -74,7 +74,7 @@ class Reshaping:
         if all(home.registry.procs[p].end is None for p in old_procs):  # else what the others hold may be half a step
             yield from home.healing.save(one_state, _SAVE_S)
         gone = [p for p in old_procs if p not in procs]
-        home.stop_ranks_of(gone)
+        home.ranks.leave_out(gone)
         fresh = []
         for place, proc in enumerate(procs):
             if proc is None:
@@ -84,7 +84,7 @@ class Reshaping:
         group.extent = new
         actors = home.healing.recipes.widen(old_procs, group.procs, group.context)
         self._renumber(group)
-        home.start_ranks(group, fresh)
+        home.ranks.start(group, fresh)
         self._tell_all(group, actors)
         yield partial(home.healing.when_settled, set(fresh))
         yield partial(self._when_ended, set(gone))
@@ -126,7 +126,7 @@ class Reshaping:
             raise ValueError(f"hosts of this mesh can't be added from here; start a mesh with {HOSTS}={len(like) + num}")
         added = [home.registry.new_host(f"host{len(like) + i}", PROCESS_JOB) for i in range(num)]
         for host in added:
-            home.link.start(home.link.ticket(host, model.endpoint))
+            home.hosts.link.start(home.hosts.link.ticket(host, model.endpoint))
         yield partial(home.healing.when_settled, {address.host_proc(h.index) for h in added})
         late = [h.label for h in added if h.state != "up"]
         if late:
@@ -155,7 +155,7 @@ class Reshaping:
         model = next((e for p in group.procs if (e := home.registry.procs[p].own_env)), {})
         for proc in group.procs:
             entry = home.registry.procs[proc]
-            place = home.place(group, entry)
+            place = home.ranks.place(group, entry)
             if "RANK" in model or "RANK" in entry.own_env:
                 entry.own_env = {**model, **entry.own_env, **elastic_numbers(place)}
             if entry.state == "running":
@@ -169,6 +169,6 @@ class Reshaping:
         known = self._home.registry.names.get("mesh")
         if known is not None and known["group"] == group.name:
             known.update({k: v for k, v in record.items() if k != "actors"})
-        self._home.note(0, "resize", text=f"the mesh is now {group.extent}", group=group.name, ranks=format_ranks(range(len(group.procs))))
+        self._home.journal.note(0, "resize", text=f"the mesh is now {group.extent}", group=group.name, ranks=format_ranks(range(len(group.procs))))
         for to in self._home.everybody():
             self._home.event(to, "reshaped", record)

@@ -8,19 +8,13 @@ it a round trip.
 
 from __future__ import annotations
 
-import os
 import secrets
-import stat
-import tempfile
 
 HOME = 0
 """Proc id of the home host process."""
 
 _CLIENT_BIT = 1 << 31
 _LOCAL_MASK = (1 << 32) - 1
-
-#: The kernel's limit for the path of a unix socket, less the terminating zero.
-MAX_SOCKET_PATH = 107
 
 
 def proc_id(host: int, local: int) -> int:
@@ -71,27 +65,3 @@ def dump_path(directory: str, proc: int) -> str:
 def endpoint(directory: str, proc: int) -> str:
     """Return the ZeroMQ endpoint that `proc` binds on its machine."""
     return "ipc://" + socket_path(directory, proc)
-
-
-def socket_root() -> str:
-    """Return this user's directory for sockets, made with mode 0700 and checked to be ours.
-
-    Raises:
-        PermissionError: if the directory belongs to somebody else or lets others in.
-    """
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    root = os.path.join(base, "monarch_nb") if base else ""
-    if not base or not os.path.isdir(base) or len(root) > MAX_SOCKET_PATH - 40:
-        root = os.path.join(tempfile.gettempdir(), f"monarch_nb-{os.getuid()}")
-    private_directory(root)
-    return root
-
-
-def private_directory(path: str) -> None:
-    """Make `path` a directory that only this user can enter, or raise PermissionError."""
-    os.makedirs(path, mode=0o700, exist_ok=True)
-    found = os.lstat(path)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise PermissionError(f"{path} is not a directory of this user; remove it, or set XDG_RUNTIME_DIR")
-    if found.st_mode & 0o077:
-        os.chmod(path, 0o700)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import socket as sockets
 import subprocess
 import tempfile
@@ -20,7 +19,7 @@ import zmq
 from monarch_nb._client import launch
 from monarch_nb._client import session as sessions
 from monarch_nb._shape import Extent, Shape
-from monarch_nb._wire import address as addresses
+from monarch_nb._wire.directory import new_directory
 from monarch_nb._wire.keys import Gatekeeper, KeyPair
 from monarch_nb.actor.host_mesh import HostMesh
 from monarch_nb.exceptions import MeshStartError
@@ -92,12 +91,10 @@ def _serve(listener: zmq.Socket[bytes], gatekeeper: Gatekeeper, hosts: list[subp
 
 
 def _start_host(ticket: dict[str, Any], hosts: list[subprocess.Popen[bytes]]) -> dict[str, str]:
-    root = os.path.join(addresses.socket_root(), secrets.token_hex(4))
-    os.mkdir(root, 0o700)
     config = {
         **ticket,
         "label": ticket["label"] or sockets.gethostname(),
-        "directory": os.path.join(root, f"h{ticket['host']}"),
+        "directory": os.path.join(new_directory(), f"h{ticket['host']}"),
         "sys_path": launch.importable_path(),
     }
     try:

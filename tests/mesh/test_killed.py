@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from processes import mesh_processes, wait_for_exit
 
-from monarch_nb._wire.address import socket_root
+from monarch_nb._wire.directory import socket_root
 
 PROGRAM = """
 import json, os, subprocess, sys

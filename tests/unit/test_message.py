@@ -79,17 +79,6 @@ def test_addresses() -> None:
     assert address.endpoint("/d", proc) == "ipc:///d/p7"
 
 
-def test_private_directory_refuses_others(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    path = tmp_path / "open"
-    path.mkdir(mode=0o777)
-    path.chmod(0o777)
-    address.private_directory(str(path))
-    assert path.stat().st_mode & 0o777 == 0o700
-    (tmp_path / "file").write_text("")
-    with pytest.raises((PermissionError, FileExistsError)):
-        address.private_directory(str(tmp_path / "file"))
-
-
 def test_golden_fanout_as_a_whole() -> None:
     frame = wire.pack_fanout(1, address.host_proc(2), [(10, 0), (11, 1)], b"\xaa\xbb")
     assert frame.hex() == (

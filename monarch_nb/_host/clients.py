@@ -1,0 +1,84 @@
+"""The programs that use a mesh: who comes, who goes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb._host.registry import Client
+from monarch_nb._wire import address
+from monarch_nb._wire.message import Message
+
+if TYPE_CHECKING:
+    from monarch_nb._host.home import HomeProcess
+
+
+class ClientDesk:
+    """Owned by the loop thread."""
+
+    def __init__(self, home: HomeProcess) -> None:
+        self._home = home
+
+    def do_hello(self, message: Message, fields: dict[str, Any]) -> object:
+        """A client comes."""
+        home = self._home
+        client = Client(message.src, fields["pid"], fields["what"], fields["number"], fields["listens"], fields.get("observes", False))
+        with suppress(OSError):
+            client.pidfd = os.pidfd_open(client.pid)
+            home.loop.watch_file(client.pidfd, lambda: self._gone(client))
+        home.registry.clients[message.src] = client
+        home.board.touch()
+        if client.listens:
+            home.output.watch_own(client)
+        return {
+            "pid": os.getpid(),
+            "name": home.name,
+            "mesh_id": home.mesh_id,
+            "groups": home.journal.store.groups,
+            "python": sys.version_info[:3],
+        }
+
+    def do_goodbye(self, message: Message, fields: dict[str, Any]) -> object:
+        """A client goes."""
+        client = self._home.registry.clients.get(message.src)
+        if client is not None:
+            self._gone(client)
+        return None
+
+    def _gone(self, client: Client) -> None:
+        home = self._home
+        if client.pidfd >= 0:
+            home.loop.forget_file(client.pidfd)
+            os.close(client.pidfd)
+            client.pidfd = -1
+        home.registry.clients.pop(client.proc, None)
+        if client.listens and not self.anybody_listens:
+            home.journal.is_alone()
+        home.output.watches.drop_client(client.proc)
+        home.board.drop(client.proc)
+        home.debug.client_gone(client.proc)
+        home.board.touch()
+        home.drop_route(client.proc)
+        home.router.forget(client.proc)
+        if not client.observes:
+            home.lease.begin_anew()
+        with suppress(OSError):
+            os.unlink(address.socket_path(home.directory, client.proc))
+
+    @property
+    def anybody_listens(self) -> bool:
+        """Whether some client shows what ranks print."""
+        return any(c.listens for c in self._home.registry.clients.values())
+
+    def tell_listeners(self, name: str, fields: dict[str, Any]) -> None:
+        """Send news to the clients that show what ranks print."""
+        for client in self._home.registry.clients.values():
+            if client.listens:
+                self._home.event(client.proc, name, fields)
+
+    def who(self, proc: int) -> str:
+        """Return what people know a client by."""
+        found = self._home.registry.clients.get(proc)
+        return f"{found.what} (pid {found.pid})" if found is not None else "a program that has left"

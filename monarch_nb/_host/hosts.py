@@ -1,0 +1,130 @@
+"""The machines of a mesh: who joins, who leaves, and what is sent to which."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb._host.link import HostLink
+from monarch_nb._host.process import LOST_AFTER_S
+from monarch_nb._host.registry import Host
+from monarch_nb._host.request import RequestError
+from monarch_nb._wire import address
+from monarch_nb._wire import message as wire
+from monarch_nb._wire.message import Message
+
+if TYPE_CHECKING:
+    from monarch_nb._host.home import HomeProcess
+
+_NOBODY: Any = None
+"""Who asks this host process itself for something: no message does."""
+_NOT_TOLD = ("backlog", "last_beat", "public_key")
+
+
+class HostDesk:
+    """Owned by the loop thread.
+
+    Attributes:
+        link: the way to other hosts.
+    """
+
+    def __init__(self, home: HomeProcess) -> None:
+        self._home = home
+        self.link = HostLink(home, self._lost)
+
+    def get(self, index: int) -> Host:
+        """Return a host that takes part.
+
+        Raises:
+            RequestError: if it doesn't.
+        """
+        known = self._home.registry.hosts
+        host = known.get(index)
+        if host is None or host.state in ("leaving", "lost", "stopped"):
+            state = host.state if host is not None else "unknown"
+            raise RequestError(f"host {index} is {state}; hosts: {[h.index for h in known.values()]}")
+        return host
+
+    def of(self, procs: Sequence[int]) -> dict[int, list[int]]:
+        """Return ranks by the index of their host.
+
+        Raises:
+            RequestError: for one that there has never been.
+        """
+        found: dict[int, list[int]] = {}
+        for proc in procs:
+            if proc not in self._home.registry.procs:
+                raise RequestError(f"this mesh has no process {proc:#x}")
+            found.setdefault(address.host_of(proc), []).append(proc)
+        return found
+
+    def ask(self, index: int, op: str, fields: dict[str, Any]) -> None:
+        """Have a host process do something for its ranks."""
+        if index == 0:
+            self._home.reception.request(op)(_NOBODY, fields)
+            return
+        to = address.host_proc(index)
+        frame = wire.pack(wire.CONTROL, src=self._home.me, dst=to, name=op.encode(), payload=pickle.dumps(fields, 5))
+        self.link.send(index, [frame])
+
+    def tell_all(self, name: str, fields: dict[str, Any]) -> None:
+        """Send news to all other hosts."""
+        for host in self.link.far_hosts():
+            self._home.event(address.host_proc(host.index), name, fields)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return what is known of all."""
+        return [{k: v for k, v in vars(h).items() if k not in _NOT_TOLD} for h in self._home.registry.hosts.values()]
+
+    # --- coming
+
+    def do_tickets(self, message: Message, fields: dict[str, Any]) -> object:
+        """Return what `num` new hosts need to dial home."""
+        bind = fields.get("bind") or "tcp://127.0.0.1:*"
+        labels = fields.get("labels") or [""] * fields["num"]
+        hosts = [self._home.registry.new_host(labels[i], fields.get("kind", "")) for i in range(fields["num"])]
+        return [self.link.ticket(host, bind) for host in hosts]
+
+    def on_join(self, src: int, fields: dict[str, Any]) -> None:
+        """A host process has dialled in."""
+        home, index = self._home, address.host_of(src)
+        self.link.has_joined(index, fields)
+        home.waits.settled(home.registry.host_is_up(index))
+        if home.board.watched:
+            home.event(src, "watch_vitals", {"on": True})
+        home.board.touch()
+
+    def on_beat(self, src: int, fields: dict[str, Any]) -> None:
+        """A host process lives."""
+        self._home.registry.hosts[address.host_of(src)].last_beat = time.monotonic()
+
+    # --- going
+
+    def on_leaving(self, src: int, fields: dict[str, Any]) -> None:
+        """A host process is about to end, on purpose."""
+        self.link.leaves(address.host_of(src))
+
+    def do_stop_hosts(self, message: Message, fields: dict[str, Any]) -> object:
+        """Have hosts leave."""
+        for index in fields["hosts"]:
+            host = self.get(index)
+            if index and host.state == "up":
+                self._home.board.touch()
+                self._home.event(address.host_proc(index), "leave", {})
+                self.link.leaves(index)
+                for entry in self._home.registry.alive_on(index):
+                    entry.state = "stopping"
+        return None
+
+    def _lost(self, host: Host) -> None:
+        self._home.board.touch()
+        for entry in self._home.registry.alive_on(host.index):
+            self._home.ranks.ended(
+                {
+                    "proc": entry.proc, "rank": entry.rank, "group": entry.group, "host": host.hostname,
+                    "pid": entry.pid, "signal": None, "exit_code": None, "stopped": host.state == "stopped", "last_lines": "",
+                    "reason": f"host {host.hostname} has not been heard of for {LOST_AFTER_S:g} s",
+                }
+            )  # fmt: skip

@@ -1,0 +1,42 @@
+"""What goes by which name in a mesh."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb._wire.message import Message
+
+if TYPE_CHECKING:
+    from monarch_nb._host.home import HomeProcess
+
+
+class NameDesk:
+    """Owned by the loop thread."""
+
+    def __init__(self, home: HomeProcess) -> None:
+        self._home = home
+        self._names = home.registry.names
+
+    def do_set_name(self, message: Message, fields: dict[str, Any]) -> object:
+        """Enter something under a name; `only_if_new` makes the first one win. Returns what is there now."""
+        if fields.get("only_if_new") and fields["name"] in self._names:
+            return self._names[fields["name"]]
+        self._names[fields["name"]] = fields["value"]
+        return fields["value"]
+
+    def do_get_name(self, message: Message, fields: dict[str, Any]) -> object:
+        """Return what was entered under a name, or None."""
+        return self._names.get(fields["name"])
+
+    def do_drop_name(self, message: Message, fields: dict[str, Any]) -> object:
+        """Forget a name."""
+        return self._names.pop(fields["name"], None)
+
+    def do_controller_proc(self, message: Message, fields: dict[str, Any]) -> object:
+        """Return the proc that named singletons live in; started when first asked for."""
+        known = self._names.get(fields["name"])
+        if known is not None and self._home.registry.procs[known["proc"]].end is None:
+            return known["proc"]
+        (proc,) = self._home.ranks.spawn({"hosts": [0], "per_host": 1, "group": "controllers", "spec": fields["spec"], "method": "fork"})
+        self._names[fields["name"]] = {"proc": proc}
+        return proc

@@ -1,0 +1,145 @@
+"""What ranks print: into the journal, and to those who watch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb._host.registry import Client
+from monarch_nb._host.request import LATER
+from monarch_nb._host.watch import Wanted, Watch, Watches
+from monarch_nb._journal import record as records
+from monarch_nb._journal.record import CLIENT_BITS, CLIENT_MASK, CLIENT_ORIGIN, Record, is_cell
+from monarch_nb._wire.marks import TEXT, Piece
+from monarch_nb._wire.message import Message
+
+if TYPE_CHECKING:
+    from monarch_nb._host.home import HomeProcess
+
+
+class OutputDesk:
+    """Owned by the loop thread."""
+
+    def __init__(self, home: HomeProcess) -> None:
+        self._home = home
+        self._store = home.journal.store
+        self.watches = Watches()
+
+    # --- what comes in
+
+    def on_output(self, src: int, fields: dict[str, Any]) -> None:
+        """A rank of another host has printed something."""
+        self.printed(fields["rank"], src, Piece(*fields["piece"]))
+
+    def printed(self, rank: int, proc: int, piece: Piece) -> None:
+        """A rank has printed something."""
+        entry = self._home.registry.procs.get(proc)
+        kind = records.TEXT if piece.kind == TEXT else records.DISPLAY
+        if piece.kind == TEXT:
+            self._home.board.printed(proc, piece.data)
+        group, number = (entry.group, entry.rank) if entry is not None else ("unknown", rank)
+        self.write(kind, piece.stream, group, number, piece.origin, piece.data)
+
+    def write(self, kind: int, stream: str, group: str, rank: int, origin: int, data: bytes) -> None:
+        """Put a piece into the journal and show it to those who watch."""
+        if group not in self._store.groups:
+            groups = {**self._store.groups, group: len(self._store.groups)}
+            self._home.clients.tell_listeners("groups", {"groups": groups})
+        self.watches.offer(*self._store.append(kind, stream, group, rank, origin, data))
+
+    # --- who watches
+
+    def watch_own(self, client: Client) -> None:
+        """Let a client see what its own calls print, and what belongs to nobody."""
+        self._watch(client.proc, 0, _own_output(client.number))
+
+    def watch_cell(self, client: int, ref: int, n: int, position: int | None, until: int | None) -> Watch:
+        """Let a client watch what a cell prints and how it ends."""
+
+        def wanted(record: Record) -> bool:
+            return record.origin == n
+
+        watch = Watch(self._home.loop, self._store, self._home.send_local, client, ref, wanted, position, until)
+        return self.watches.add(watch, n)
+
+    def _watch(self, client: int, ref: int, wanted: Wanted, position: int | None = None, until: int | None = None) -> None:
+        self.watches.add(Watch(self._home.loop, self._store, self._home.send_local, client, ref, wanted, position, until))
+
+    def do_settle_output(self, message: Message, fields: dict[str, Any]) -> object:
+        """Answer once what ranks of this machine have written before now has been passed on."""
+        self._home.supervisor.drain()
+        watch = self.watches.find(message.src, 0)
+        if watch is not None:
+            watch.flush()
+        return None
+
+    def do_taken(self, message: Message, fields: dict[str, Any]) -> object:
+        """A client has taken some of what it watches."""
+        watch = self.watches.find(message.src, fields["watch"])
+        if watch is not None:
+            watch.taken(fields["bytes"])
+        return None
+
+    def do_unwatch(self, message: Message, fields: dict[str, Any]) -> object:
+        """A client doesn't watch something any more."""
+        self.watches.drop(message.src, fields["watch"])
+        return None
+
+    def do_watch_output(self, message: Message, fields: dict[str, Any]) -> object:
+        """Send a client what ranks of a group print: from a position, or the last bytes; then on, or not."""
+        follow, position = fields.get("follow"), fields.get("position")
+        if position is None:
+            position = self._store.tail_start(fields["tail_bytes"])
+        is_unknown = fields.get("group") is not None and fields["group"] not in self._store.groups
+        if not follow and (is_unknown or position >= self._store.end):
+            self._home.reply(message.src, message.ref, [], last=True)
+        else:
+            self._watch(message.src, message.ref, self._chosen(fields), position, None if follow else self._store.end)
+        return LATER
+
+    def _chosen(self, fields: dict[str, Any]) -> Wanted:
+        """Return what tells the records that a client has asked for."""
+        group, ranks, origin, store = fields.get("group"), fields.get("ranks"), fields.get("origin"), self._store
+        chosen = None if ranks is None else set(ranks)
+
+        def wanted(record: Record) -> bool:
+            return (
+                record.kind != records.RESULT
+                and (group is None or store.groups.get(group) == record.group)
+                and (chosen is None or record.rank in chosen)
+                and (origin is None or record.origin == origin)
+                and not (fields.get("actors") and is_cell(record.origin))
+            )
+
+        return wanted
+
+    def do_read_output(self, message: Message, fields: dict[str, Any]) -> object:
+        """Return a stretch of what ranks of a group have printed: the one before a position, or after one.
+
+        "data" (records), "begin" and "end" (positions), "start" and "now" (of all that there is).
+        """
+        store = self._store
+        group, chosen = store.groups.get(fields["group"]), set(fields["ranks"])
+
+        def wanted(record: Record) -> bool:
+            return record.kind in (records.TEXT, records.NOTE) and record.group == group and record.rank in chosen
+
+        after = fields.get("after")
+        if after is None:
+            before = fields.get("before")
+            end = store.end if before is None else min(before, store.end)
+            scan, begin = store.scan_back(end, wanted)
+        else:
+            begin = after
+            scan = store.scan(after, wanted)
+            end = scan.position
+        return {"data": scan.data, "begin": begin, "end": end, "start": store.start, "now": store.end}
+
+
+def _own_output(number: int) -> Wanted:
+    """Return what a client sees without asking: output of its own calls, and what belongs to nobody."""
+    mine = CLIENT_ORIGIN >> CLIENT_BITS | (number & CLIENT_MASK)
+
+    def wanted(record: Record) -> bool:
+        return record.kind != records.RESULT and (not record.origin or record.origin >> CLIENT_BITS == mine)
+
+    return wanted

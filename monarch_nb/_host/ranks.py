@@ -1,0 +1,216 @@
+"""The lives of ranks: how they're started, stopped, started again, and what is done when one has ended."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb._host.registry import Group, Proc
+from monarch_nb._shape import decode_extent
+from monarch_nb._wire import address
+from monarch_nb._wire.message import Message
+
+if TYPE_CHECKING:
+    from monarch_nb._host.home import HomeProcess
+
+_LEFT_OUT_GRACE_S = 3.0
+
+
+class RankDesk:
+    """Owned by the loop thread."""
+
+    def __init__(self, home: HomeProcess) -> None:
+        self._home = home
+        self._restarting: set[int] = set()
+        """Procs that are started again as soon as they have ended."""
+
+    # --- starting
+
+    def do_spawn(self, message: Message, fields: dict[str, Any]) -> object:
+        """Start ranks on hosts; answers with their proc ids at once."""
+        return {"procs": self.spawn(fields)}
+
+    def spawn(self, fields: dict[str, Any]) -> list[int]:
+        """Start `per_host` ranks on each of `hosts`, as a group; return their proc ids."""
+        registry, per_host = self._home.registry, fields["per_host"]
+        hosts = [self._home.hosts.get(index) for index in fields["hosts"]]
+        procs = []
+        for i, host in enumerate(hosts):
+            ranks = list(range(i * per_host, (i + 1) * per_host))
+            for local_rank, entry in enumerate(registry.new_procs(host.index, fields["group"], ranks)):
+                entry.local_rank = local_rank
+                procs.append(entry.proc)
+        extent = decode_extent(fields["spec"]["extent"])
+        group = registry.groups[fields["group"]] = Group(fields["group"], extent, procs, fields["spec"], fields["method"])
+        self.start(group, procs)
+        return procs
+
+    def start(self, group: Group, procs: Sequence[int]) -> None:
+        """Start ranks of a group, each on its host."""
+        home = self._home
+        spec = {**group.spec, "extent": group.context, "procs": list(group.procs), "hosts": list(group.hosts),
+                "debug": home.debug.settings, "mesh_id": home.mesh_id}  # fmt: skip
+        for index, theirs in home.hosts.of(procs).items():
+            entries = [home.registry.procs[proc] for proc in theirs]
+            own = [{"proc": e.proc, **self.place(group, e), "own_env": e.own_env} for e in entries]
+            home.hosts.get(index)
+            home.hosts.ask(index, "start_ranks", {"ranks": own, "spec": spec, "method": group.method})
+
+    def place(self, group: Group, entry: Proc) -> dict[str, int]:
+        """Return what a rank is to know of its place."""
+        host = address.host_of(entry.proc)
+        return {
+            "rank": entry.rank,
+            "local_rank": entry.local_rank,
+            "local_world_size": sum(address.host_of(p) == host for p in group.procs),
+            "world_size": len(group.procs),
+        }
+
+    def on_up(self, src: int, fields: dict[str, Any]) -> None:
+        """A rank answers."""
+        home = self._home
+        home.rank_is_up(src)
+        home.waits.settled(home.registry.proc_is_up(src, fields["pid"]))
+        home.board.touch((src,))
+
+    def do_environment(self, message: Message, fields: dict[str, Any]) -> object:
+        """Remember what environment variables ranks were given, for those that take their places."""
+        procs = self._home.registry.procs
+        for proc, variables in fields["variables"].items():
+            if proc in procs:
+                procs[proc].own_env.update(variables)
+        return None
+
+    # --- starting again
+
+    def do_restart(self, message: Message, fields: dict[str, Any]) -> object:
+        """Kill ranks and start them anew at their places; answers once they're up. Handles on them stay good."""
+        self.restart(fields["procs"])
+        self._home.journal.note(message.src, "command", source=f"%mesh restart --ranks {fields.get('rank_set', '')}")
+        return self._home.waits.answer_when(message, set(fields["procs"]), restarted=True)
+
+    def restart(self, procs: Sequence[int]) -> None:
+        """Kill ranks, those that live; they're started anew at their places as soon as they have ended."""
+        home = self._home
+        for index, theirs in home.hosts.of(procs).items():
+            home.hosts.get(index)
+            dead = [p for p in theirs if home.registry.procs[p].end is not None]
+            self._restarting.update(theirs)
+            home.hosts.ask(index, "signal_ranks", {"procs": theirs, "number": int(signal.SIGKILL)})
+            for proc in dead:
+                self.start_again(proc)
+
+    def start_again(self, proc: int) -> None:
+        """Start a rank that has ended anew at its place, under the same proc id."""
+        home = self._home
+        self._restarting.discard(proc)
+        entry = home.registry.procs[proc]
+        entry.state, entry.end = "starting", None
+        home.board.touch((proc,))
+        for to in home.everybody():
+            home.event(to, "revived", {"procs": [proc]})
+        self.start(home.registry.groups[entry.group], [proc])
+
+    # --- stopping
+
+    def do_stop(self, message: Message, fields: dict[str, Any]) -> object:
+        """Stop ranks; answers once they have ended."""
+        self._stop(fields["procs"], fields["grace_s"])
+        left = {p for p in fields["procs"] if self._home.registry.procs[p].end is None}
+        return self._home.waits.answer_when(message, left)
+
+    def leave_out(self, procs: Sequence[int]) -> None:
+        """Stop ranks that a mesh does without from now on; dead ones count as stopped."""
+        known = self._home.registry.procs
+        for proc in procs:
+            if known[proc].end is not None:
+                known[proc].state = "stopped"
+        self._stop([p for p in procs if known[p].end is None], _LEFT_OUT_GRACE_S)
+        self._home.healing.recipes.procs_stopped(list(procs))
+
+    def _stop(self, procs: Sequence[int], grace_s: float) -> None:
+        for index, theirs in self._home.hosts.of(procs).items():
+            self._home.hosts.ask(index, "stop_ranks", {"procs": theirs, "grace_s": grace_s})
+
+    def do_signal(self, message: Message, fields: dict[str, Any]) -> object:
+        """Send a signal to ranks."""
+        self.signal(fields["procs"], fields["number"])
+        return None
+
+    def signal(self, procs: Sequence[int], number: int) -> None:
+        """Send a signal to ranks, here or elsewhere."""
+        for index, theirs in self._home.hosts.of(procs).items():
+            self._home.hosts.ask(index, "signal_ranks", {"procs": theirs, "number": number})
+
+    # --- the end, and signs of it
+
+    def on_pulse(self, src: int, fields: dict[str, Any]) -> None:
+        """A rank of another host doesn't react, or does again."""
+        self.pulse(fields["proc"], fields["trouble"])
+
+    def pulse(self, proc: int, trouble: str) -> None:
+        """A rank doesn't react, or does again (no trouble)."""
+        entry = self._home.registry.procs.get(proc)
+        if entry is None or entry.end is not None:
+            return
+        entry.trouble = trouble
+        self._home.board.touch((proc,))
+        self._home.cells.say_on(proc, f"rank {entry.rank} {trouble or 'reacts again'}")
+
+    def on_rank_ended(self, src: int, fields: dict[str, Any]) -> None:
+        """A rank of another host has ended."""
+        self.ended(fields["end"])
+
+    def ended(self, end: dict[str, Any]) -> None:
+        """Book a rank's end, and tell everybody in the order in which they need to know."""
+        home, proc = self._home, end["proc"]
+        home.router.forget(proc)
+        home.asking.forget(proc)
+        entry, again = home.registry.procs.get(proc), proc in self._restarting
+        end = self._describe(end, again)
+        done = home.registry.proc_has_ended(end, settle=not again)
+        self._spread(end)
+        home.waits.settled(done)
+        if not end["stopped"] and not again:
+            known = {k: v for k, v in end.items() if k != "last_lines"}
+            home.journal.note(0, "lost", text=f"rank {end['rank']} of {end['group']} is lost", end=known)
+            home.healing.lost(end)
+        if entry is not None:
+            home.checkpoints.lost(entry)
+        if end["stopped"]:
+            home.healing.recipes.procs_stopped([proc])
+        home.cells.proc_has_ended(end)
+        home.board.ended(proc)
+        home.debug.proc_has_ended(proc)
+        if again:
+            self.start_again(proc)
+
+    def _describe(self, end: dict[str, Any], again: bool) -> dict[str, Any]:
+        """Return an end with what the books know of it."""
+        home, proc = self._home, end["proc"]
+        entry, group = home.registry.procs.get(proc), home.registry.groups.get(end["group"])
+        if entry is not None:
+            end = {**end, "rank": entry.rank}  # it may have got another number since it started
+        end = {**end, "point": _point(end, group), "told": home.cells.told_of(proc), "restarted": again}
+        if group is not None:
+            end["policy"] = group.policy.on_failure
+        if again:
+            end["reason"] = "was restarted"
+        return end
+
+    def _spread(self, end: dict[str, Any]) -> None:
+        """Tell all processes of this machine, all clients and all other hosts."""
+        home = self._home
+        home.spread_ends([end])
+        for client in home.registry.clients:
+            if not home.has_route(client):
+                home.event(client, "exit", {"ends": [end]})
+        home.hosts.tell_all("exit", {"ends": [end]})
+
+
+def _point(end: dict[str, Any], group: Group | None) -> dict[str, int]:
+    """Return the coordinates of a rank."""
+    if group is None or end["proc"] not in group.procs:  # the mesh may do without it by now
+        return {}
+    return dict(group.extent.point(end["rank"]))

@@ -1,0 +1,84 @@
+"""Directories for sockets: what dead host processes have left goes, what may be in use stays."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from monarch_nb._wire.directory import new_directory, private_directory, socket_root
+
+LONG_AGO = 1_000_000_000
+
+
+@pytest.fixture
+def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir="/tmp") as base:  # pytest's own are too long for the path of a socket
+        monkeypatch.setenv("XDG_RUNTIME_DIR", base)
+        assert socket_root() == f"{base}/monarch_nb"
+        yield Path(base) / "monarch_nb"
+
+
+@pytest.fixture
+def listen(request: pytest.FixtureRequest) -> Callable[[str], socket.socket]:
+    def begin(directory: str, age: int = LONG_AGO) -> socket.socket:
+        os.mkdir(f"{directory}/h0")
+        found = socket.socket(socket.AF_UNIX)
+        request.addfinalizer(found.close)
+        found.bind(f"{directory}/h0/p0")
+        found.listen()
+        os.utime(f"{directory}/h0/p0", (age, age))
+        return found
+
+    return begin
+
+
+def test_one_that_lets_others_in_is_closed_and_what_is_none_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "open"
+    path.mkdir(mode=0o777)
+    path.chmod(0o777)
+    private_directory(str(path))
+    assert path.stat().st_mode & 0o777 == 0o700
+    (tmp_path / "file").write_text("")
+    with pytest.raises((PermissionError, FileExistsError)):
+        private_directory(str(tmp_path / "file"))
+
+
+def test_a_new_one_is_for_its_user_only(root: Path) -> None:
+    path = new_directory()
+    assert os.path.dirname(path) == str(root)
+    assert os.stat(path).st_mode & 0o777 == 0o700
+
+
+def test_one_in_which_somebody_listens_stays(root: Path, listen: Callable[[str], socket.socket]) -> None:
+    path = new_directory()
+    listen(path)
+    new_directory()
+    assert os.path.exists(path)
+
+
+def test_one_whose_host_process_is_dead_goes(root: Path, listen: Callable[[str], socket.socket]) -> None:
+    path = new_directory()
+    listen(path).close()
+    other = new_directory()
+    assert os.listdir(root) == [os.path.basename(other)]
+
+
+def test_one_whose_host_process_is_being_started_stays(root: Path, listen: Callable[[str], socket.socket]) -> None:
+    empty, before_its_socket, young = new_directory(), new_directory(), new_directory()
+    os.mkdir(f"{before_its_socket}/h0")
+    listen(young, 2**32).close()
+    new_directory()
+    assert all(map(os.path.exists, (empty, before_its_socket, young)))
+
+
+def test_one_of_another_machine_stays(root: Path, listen: Callable[[str], socket.socket]) -> None:
+    path = root / "000000-01234567"
+    path.mkdir()
+    listen(str(path)).close()
+    new_directory()
+    assert path.exists()
