@@ -5,13 +5,15 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._host.asking import Answers, Refusal
 from monarch_nb._host.script import Script
+from monarch_nb._shape import name_ranks
 
 if TYPE_CHECKING:
     from monarch_nb._host.home import HomeProcess
 
 _DESCRIBE_S = 2.0
-_ADDRESS_S = 5.0
+_START_S = 5.0
 _REMAKE_S = 20.0
 _ADVICE = (
     "the process group is broken and was not made anew{}: on all ranks, dist.destroy_process_group() and dist.init_process_group(...)"
@@ -40,9 +42,9 @@ def remake_groups(home: HomeProcess, ranks: dict[int, int], *, size_before: int 
     if busy:
         return _ADVICE.format(f", since ranks {busy} are busy or lost")
     first = min(ranks)
-    answers = yield partial(home.asking.ask, {first: ranks[first]}, "free_address", None, timeout_s=_ADDRESS_S)
+    answers = yield partial(home.asking.ask, {first: ranks[first]}, "start_rendezvous", None, timeout_s=_START_S)
     if not answers:
-        return _ADVICE.format("")
+        return _ADVICE.format(f", for rank {first} could not start a store")
     address, port = next(iter(answers.values()))
     ((backend, _),) = kinds
     timeout_s = max(g["timeout_s"] for g in known.values())
@@ -50,7 +52,15 @@ def remake_groups(home: HomeProcess, ranks: dict[int, int], *, size_before: int 
         "address": address, "port": port, "world_size": len(ranks), "backend": backend, "timeout_s": timeout_s,
         "places": {rank: place for place, rank in enumerate(sorted(ranks))},
     }  # fmt: skip
-    made = yield partial(home.asking.ask, ranks, "remake_group", fields, timeout_s=_REMAKE_S)
-    if len(made) == len(ranks):
-        return f"the process group has been made anew ({backend}, {len(ranks)} ranks)"
-    return _ADVICE.format("")
+    made = yield partial(home.asking.ask, ranks, "remake_group", fields, timeout_s=_REMAKE_S, keeps_refusals=True)
+    problem = _problem(ranks, made)
+    return _ADVICE.format(f", for {problem}") if problem else f"the process group has been made anew ({backend}, {len(ranks)} ranks)"
+
+
+def _problem(ranks: dict[int, int], made: Answers) -> str:
+    """Return why some ranks aren't in the new group; empty if all are."""
+    for rank, refusal in sorted(made.items()):
+        if isinstance(refusal, Refusal):
+            return f"rank {rank} raised {refusal['type']}: {refusal['message'].partition(chr(10))[0]}"
+    silent = [r for r in ranks if r not in made]
+    return f"{name_ranks(silent)} did not answer within {_REMAKE_S:g} s" if silent else ""

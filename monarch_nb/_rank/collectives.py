@@ -14,6 +14,8 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
+from monarch_nb._rank import rendezvous
+
 _JOIN_S = 15.0
 
 
@@ -91,7 +93,9 @@ def _abort_nccl(distributed: Any) -> int:
 
 def _store_ports(distributed: Any) -> set[int]:
     """Return the ports of the rendezvous: its connections must stay."""
-    ports = {int(os.environ["MASTER_PORT"])} if os.environ.get("MASTER_PORT", "").isdigit() else set()
+    ports = rendezvous.ports()
+    if os.environ.get("MASTER_PORT", "").isdigit():
+        ports.add(int(os.environ["MASTER_PORT"]))
     store = distributed.distributed_c10d._get_default_store()
     while store is not None:
         ports.add(getattr(store, "port", 0))
@@ -147,7 +151,11 @@ def _listens(found: socket.socket) -> bool:
 
 
 def remake(address: str, port: int, rank: int, world_size: int, backend: str, timeout_s: float) -> None:
-    """Make the default process group anew at a new rendezvous; all ranks call this together, also those that had none."""
+    """Make the default process group anew at a new rendezvous; all ranks call this together, also those that had none.
+
+    Args:
+        address, port: of the store, which the rank at place 0 has started.
+    """
     import torch.distributed as dist
 
     if dist.is_initialized():
@@ -158,8 +166,6 @@ def remake(address: str, port: int, rank: int, world_size: int, backend: str, ti
         import torch
 
         torch.cuda.set_device(torch.cuda.current_device())
-    dist.init_process_group(
-        backend, init_method=f"tcp://{address}:{port}", rank=rank, world_size=world_size,
-        timeout=timedelta(seconds=_JOIN_S),
-    )  # fmt: skip
+    store = rendezvous.join(rendezvous.GROUP, address, port, _JOIN_S)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=_JOIN_S))
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), None)

@@ -13,6 +13,8 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
+# The whole package, while there's one thread: two that import it by different modules would wait for each other.
+import monarch_nb.actor  # noqa: F401
 from monarch_nb._post import here
 from monarch_nb._post.context import CallContext, call_context
 from monarch_nb._post.office import Office

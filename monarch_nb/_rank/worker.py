@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,13 +28,13 @@ if TYPE_CHECKING:
     from monarch_nb._rank.shell import CellShell
 
 
-_UNINTERRUPTIBLE = ("run", "remake_group", "free_address", "set_environment", "profile")
+_UNINTERRUPTIBLE = ("run", "remake_group", "free_address", "start_rendezvous", "set_environment", "profile")
 
 
 UNHEARD_S = 0.1
 """After that long a signal that has reached no user code came too early."""
 
-_LABELS = {"run": b"cell", "execute": b"function"}
+_LABELS = {"run": b"cell", "execute": b"function", "bind": b"broadcast"}
 
 
 class CellAnswer(NamedTuple):
@@ -194,6 +193,13 @@ class Worker:
         """Call a function."""
         function, args, kwargs = self._fields(message)
         return function(*args, **kwargs)
+
+    def work_bind(self, message: Message) -> None:
+        """Take an array that is being put into memory of this machine, as a variable."""
+        from monarch_nb.rdma.spreading import Place, bind_when_filled
+
+        name, *place, gate = self._fields(message)
+        bind_when_filled(name, Place(*place), gate)
 
     def work_run(self, message: Message) -> CellAnswer:
         """Run a cell."""
@@ -389,20 +395,12 @@ class Worker:
 
     def work_free_address(self, message: Message) -> tuple[str, int]:
         """Return this host's address and a free tcp port, for a rendezvous."""
-        return free_address()
+        from monarch_nb._rank import rendezvous
 
+        return rendezvous.free_address()
 
-def free_address() -> tuple[str, int]:
-    """Return an address of this machine at which others find it, and a tcp port that's free just now."""
-    import socket
+    def work_start_rendezvous(self, message: Message) -> tuple[str, int]:
+        """Start a store at which all ranks can meet; return its address and port."""
+        from monarch_nb._rank import rendezvous
 
-    address = "127.0.0.1"
-    with suppress(OSError):
-        address = socket.gethostbyname(socket.gethostname())
-    with socket.socket() as probe:
-        try:
-            probe.bind((address, 0))
-        except OSError:
-            address = "127.0.0.1"
-            probe.bind((address, 0))
-        return address, probe.getsockname()[1]
+        return rendezvous.start(rendezvous.GROUP)

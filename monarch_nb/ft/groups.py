@@ -208,16 +208,8 @@ def _require_torchft() -> None:
         raise ImportError("replica groups need torchft: pip install torchft") from error
 
 
-_stores: list[Any] = []
-
-
 def _start_store() -> tuple[str, int]:
     """Start the store of this rank's group; the one before it has no users any more."""
-    from torch.distributed import TCPStore
+    from monarch_nb._rank import rendezvous
 
-    from monarch_nb._rank.worker import free_address
-
-    address, _ = free_address()
-    store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
-    _stores[:] = [store]
-    return address, store.port
+    return rendezvous.start("a replica group")

@@ -19,6 +19,7 @@ from monarch_nb.rdma.paths.shm import ShmPath
 from monarch_nb.rdma.transfer import Transfer, size_text
 
 if TYPE_CHECKING:
+    from monarch_nb.actor.future import Future
     from monarch_nb.rdma.broadcast import BroadcastReceipt
 
 DEFAULT_TIMEOUT_S = 60.0
@@ -140,7 +141,7 @@ class RDMABuffer:
 
     def broadcast_into(
         self, to: Any, name: str | None = None, timeout: float | None = DEFAULT_TIMEOUT_S
-    ) -> LocalFuture[BroadcastReceipt]:
+    ) -> Future[BroadcastReceipt]:
         """Copy the buffer to many: those who have it pass it on, so that N machines have it after about log N steps.
 
         Args:

@@ -25,7 +25,7 @@ from monarch_nb.rdma import handle as handles
 from monarch_nb.rdma import segments, staging
 from monarch_nb.rdma.batch import Batch, together
 from monarch_nb.rdma.handle import Handle, Owner, this_machine
-from monarch_nb.rdma.link import Link, MeshLink
+from monarch_nb.rdma.link import Answer, Answerer, Link, MeshLink
 from monarch_nb.rdma.memory import Memory
 from monarch_nb.rdma.path import Job, Path, PathUnavailable, gone
 from monarch_nb.rdma.paths import ENCRYPTED, chosen, load_paths, only_encrypted, use_path
@@ -41,6 +41,7 @@ MAX_ANSWERS = 64
 """More than may ever wait for each other; threads are made when they're needed."""
 DROP, FILL, LEAD = "", "fill", "lead"
 """What processes are asked, besides of their paths: end a registration; read another buffer into this one; bring one to all ranks of this machine."""
+_LEFT = "this process has left its mesh"
 _PR_SET_PTRACER = 0x59616D61
 _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 
@@ -63,7 +64,7 @@ class Desk:
         self._lock = threading.Lock()
         self._moves = ThreadPoolExecutor(MAX_MOVES, "monarch_nb-rdma")
         self._answers = ThreadPoolExecutor(MAX_ANSWERS, "monarch_nb-rdma-answer")
-        self.services: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+        self.services: dict[str, Answerer] = {
             DROP: self._drop_asked, FILL: self._fill_asked, LEAD: self._lead_asked,
         }  # fmt: skip
         """What others may ask of this process, besides of its paths."""
@@ -112,7 +113,7 @@ class Desk:
 
         return fill(self, fields)
 
-    def _lead_asked(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+    def _lead_asked(self, fields: Mapping[str, Any]) -> Answer:
         from monarch_nb.rdma.spreading import lead
 
         return lead(fields)
@@ -198,7 +199,8 @@ class Desk:
             with use_path(forced):  # as it is where the transfer was asked for
                 receipts = Batch(self, transfer.jobs, forced).run()
         except MeshError as error:
-            transfer.finish(None, error.with_traceback(None))  # the message says it all; the reader's own lines are what matters
+            # The message says it all; the reader's own lines are what matters.
+            transfer.finish(None, RDMAError(_LEFT) if self.closed else error.with_traceback(None))
         except BaseException as error:
             transfer.finish(None, error)
         else:
@@ -233,7 +235,7 @@ class Desk:
         """
         return self.link.ask(handle, {"path": path, "handle": handle, **fields}, timeout_s)
 
-    def answer(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+    def answer(self, fields: Mapping[str, Any]) -> dict[str, Any] | Answer:
         """Answer another process."""
         name = fields["path"]
         if name in self.services:
@@ -249,7 +251,7 @@ class Desk:
 
     def _check_open(self) -> None:
         if self.closed:
-            raise RDMAError("this process has left its mesh")
+            raise RDMAError(_LEFT)
 
     def close(self) -> None:
         """End all threads; what is on its way is called off."""
@@ -265,7 +267,7 @@ class Desk:
         self._answers.shutdown()
         for transfer in list(self._active):  # those that had not begun
             if not transfer.done():
-                transfer.finish(None, RDMAError("this process has left its mesh"))
+                transfer.finish(None, RDMAError(_LEFT))
 
 
 def _let_peers_read_us() -> None:

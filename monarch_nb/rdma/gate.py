@@ -1,26 +1,31 @@
 """A gate that other processes of this machine wait at, in the kernel: no message has to reach each of them when it opens.
 
 It's a lock on a file without a name: whoever waits asks for it to be shared. If the one who holds it dies, the kernel opens the gate; that it was
-opened on purpose is written in the file.
+opened on purpose is written in the file, before. Who comes says so through a pipe.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import select
 import struct
+import time
+from contextlib import suppress
 from types import TracebackType
 
-Where = tuple[int, int, int]
-"""Pid and descriptor of who holds it, and the file's inode."""
+Where = tuple[int, int, int, int]
+"""Pid of who holds it; descriptor and inode of the file; descriptor of the pipe."""
 _OPENED = b"1"
+_HERE, _LEFT = b".", b"!"
 
 
 class Gate:
-    """The side that opens. Leaving the block closes it for good: whoever has not come by then finds it gone.
+    """The side that opens. Leaving the block, or `close`, opens it for good: whoever has not come by then finds it gone.
 
     Example:
         >>> with Gate() as gate:
+        ...     gate.decide()
         ...     gate.open()
         ...     wait_at(gate.where)
         True
@@ -28,25 +33,53 @@ class Gate:
 
     def __init__(self) -> None:
         self._fd = os.memfd_create("monarch_nb-gate", os.MFD_CLOEXEC)
-        self.where: Where = (os.getpid(), self._fd, os.fstat(self._fd).st_ino)
+        self._arrivals, self._bell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._num_here, self._has_lost = 0, False
+        self.where: Where = (os.getpid(), self._fd, os.fstat(self._fd).st_ino, self._bell)
         _lock(self._fd, fcntl.F_WRLCK)
 
-    def open(self, *, done: bool = True) -> None:
-        """Let all through; `done`: what they wait for has been done."""
-        if done:
-            os.write(self._fd, _OPENED)
+    def wait_for(self, num: int, timeout_s: float) -> bool:
+        """Wait until so many have come; False if they haven't within `timeout_s`, or if one has left without going through."""
+        until = time.monotonic() + timeout_s
+        poll = select.poll()
+        poll.register(self._arrivals, select.POLLIN)
+        while True:
+            if self._count() >= num:
+                return not self._has_lost
+            left_s = until - time.monotonic()
+            if left_s <= 0 or not poll.poll(left_s * 1000):
+                return False
+
+    def _count(self) -> int:
+        with suppress(BlockingIOError):
+            said = os.read(self._arrivals, 1 << 16)
+            self._num_here += said.count(_HERE)
+            self._has_lost = self._has_lost or _LEFT in said
+        return self._num_here
+
+    def decide(self) -> None:
+        """What they wait for has been done: whatever happens now, all who go through know."""
+        os.write(self._fd, _OPENED)
+
+    def open(self) -> None:
+        """Let all through, those who come later, too."""
         _lock(self._fd, fcntl.F_UNLCK)
+
+    def close(self) -> None:
+        """Let all through who have come, and be gone."""
+        for fd in (self._fd, self._arrivals, self._bell):
+            os.close(fd)
 
     def __enter__(self) -> Gate:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        os.close(self._fd)
+        self.close()
 
 
 def wait_at(where: Where) -> bool:
     """Wait until a gate opens; say whether what was to be done has been done. May be interrupted."""
-    pid, fd, inode = where
+    pid, fd, inode, bell = where
     try:
         own = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -54,10 +87,24 @@ def wait_at(where: Where) -> bool:
     try:
         if os.fstat(own).st_ino != inode:
             return False
-        _lock(own, fcntl.F_RDLCK)
+        try:
+            _say(_HERE, f"/proc/{pid}/fd/{bell}")
+            _lock(own, fcntl.F_RDLCK)
+        except BaseException:
+            _say(_LEFT, f"/proc/{pid}/fd/{bell}")
+            raise
         return os.pread(own, 1, 0) == _OPENED
     finally:
         os.close(own)
+
+
+def _say(what: bytes, path: str) -> None:
+    with suppress(OSError):  # it's gone: the file tells more
+        bell = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            os.write(bell, what)
+        finally:
+            os.close(bell)
 
 
 def _lock(fd: int, kind: int) -> None:

@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 import os
+import pickle
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 from monarch_nb._post import here
 from monarch_nb._post.failure import describe, encode_failure, revive
 from monarch_nb._post.office import Office, OfficeClosed
-from monarch_nb._post.pending import Body, OneReply
+from monarch_nb._post.pending import Body, Exit, OneReply, Pending
 from monarch_nb._wire import codec
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.message import Message
+from monarch_nb.actor.future import Future
 from monarch_nb.exceptions import MeshError, RDMAError, TransferTimeout
 from monarch_nb.rdma.handle import Addresses, Handle
 from monarch_nb.rdma.path import gone
 
 ASK = b"__rdma__"
-Answerer = Callable[[Mapping[str, Any]], dict[str, Any]]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer with something that is done once it has been sent, whether that went well or not."""
+
+    fields: dict[str, Any]
+    afterwards: Callable[[], None]
+
+
+Answerer = Callable[[Mapping[str, Any]], "dict[str, Any] | Answer"]
 
 
 class Link(Protocol):
@@ -55,15 +69,66 @@ def ask_process(office: Office, proc: int, fields: Mapping[str, Any], timeout_s:
         TransferTimeout: if it didn't answer in time.
     """
     reply = OneReply(office, (proc,))
-    ref = office.expect(reply)
     try:
-        office.post(proc, wire.CALL, codec.encode(dict(fields)), ref=ref, name=ASK)
-        office.check_ends(reply)
+        _send(reply, fields)
         in_time = office.reader.wait(reply, time.monotonic() + timeout_s)
     finally:
-        office.forget(ref)
+        office.forget(reply.ref)
     if not in_time:
-        raise TransferTimeout(f"{who} didn't answer the data plane within {timeout_s:g} s")
+        raise _silent(who, timeout_s)
+    return _read(reply, who)
+
+
+class _LateReply(OneReply):
+    """A reply that somebody may wait for, or not; how long it took. Who is interrupted waits no longer, and the other goes on."""
+
+    __slots__ = ("seconds",)
+
+    def deliver(self, slot: int, body: Body) -> Pending | None:
+        self.seconds = time.perf_counter() - self.started
+        return super().deliver(slot, body)
+
+    def hears_of(self, end: Exit) -> bool:
+        return not self.ready and end["proc"] in self.procs and (self.asker is None or self.asker() is not None)
+
+    def at_work(self) -> tuple[int, ...]:
+        return ()
+
+
+def ask_later(
+    office: Office, proc: int, fields: Mapping[str, Any], timeout_s: float, who: str, finish: Callable[[dict[str, Any] | None, float], T]
+) -> Future[T]:
+    """Ask the data plane of a process as `ask_process` does, and don't wait.
+
+    Args:
+        finish: makes the future's value of the answer (None if the process has ended) and the seconds that it took.
+    """
+    reply = _LateReply(office, (proc,))
+    reply.started = time.perf_counter()
+    _send(reply, fields)
+    reply.limit(timeout_s)
+
+    def read(_pending: Any) -> T:
+        if reply.body is None and reply.end is None:
+            raise _silent(who, timeout_s)
+        return finish(_read(reply, who), reply.seconds if reply.body is not None else 0.0)
+
+    return Future(reply, read, who)
+
+
+def _send(reply: OneReply, fields: Mapping[str, Any]) -> None:
+    office, (proc,) = reply.office, reply.procs
+    body = codec.Encoded(pickle.dumps(dict(fields), 5))  # what is asked is made of basic types and of our own classes: nothing for cloudpickle
+    office.expect(reply)
+    office.post(proc, wire.CALL, body, ref=reply.ref, name=ASK)
+    office.check_ends(reply)
+
+
+def _silent(who: str, timeout_s: float) -> TransferTimeout:
+    return TransferTimeout(f"{who} didn't answer the data plane within {timeout_s:g} s")
+
+
+def _read(reply: OneReply, who: str) -> dict[str, Any] | None:
     if reply.body is None:
         return None
     found = reply.body.value()
@@ -133,14 +198,22 @@ class MeshLink:
             serve_office(office)
 
     def _answer(self, office: Office, answerer: Answerer, message: Message, body: Body) -> None:
-        flags = 0
+        flags, afterwards = 0, None
         try:
-            found = codec.encode(answerer(body.value()))
+            answer = answerer(body.value())
+            if isinstance(answer, Answer):
+                afterwards = answer.afterwards
+            found = codec.encode(answer.fields if isinstance(answer, Answer) else answer)
         except Exception as error:
             flags = wire.ERROR
             found = encode_failure(describe(error, **here.whereabouts(), endpoint="rdma"))
+        try:
+            with suppress(OfficeClosed):
+                office.post(message.src, wire.REPLY, found, flags=flags, slot=message.slot, ref=message.ref)
+        finally:
+            if afterwards is not None:
+                afterwards()
         with suppress(OfficeClosed):
-            office.post(message.src, wire.REPLY, found, flags=flags, slot=message.slot, ref=message.ref)
             office.settle()
 
 
@@ -156,7 +229,11 @@ class LoopLink:
         """See `Link`."""
         if not handle.is_ours or self._answerer is None:
             raise gone(handle, "its owner can't be asked from here")
-        return self._answerer(fields)
+        answer = self._answerer(fields)
+        if isinstance(answer, Answer):
+            answer.afterwards()
+            return answer.fields
+        return answer
 
     def serve(self, answerer: Answerer, submit: Callable[[Callable[[], None]], None]) -> None:
         """See `Link`."""

@@ -16,17 +16,23 @@ from monarch_nb._post import here
 from monarch_nb._wire import address
 from monarch_nb.exceptions import RDMAError
 from monarch_nb.rdma.broadcast import BroadcastReceipt, spread
-from monarch_nb.rdma.buffer import RDMABuffer
-from monarch_nb.rdma.desk import LEAD
+from monarch_nb.rdma.buffer import RDMABuffer, deadline_of
+from monarch_nb.rdma.desk import LEAD, desk
 from monarch_nb.rdma.gate import Gate, Where, wait_at
 from monarch_nb.rdma.lifting import land, lift, snapshot
-from monarch_nb.rdma.link import ask_process
+from monarch_nb.rdma.link import Answer, ask_later
 from monarch_nb.rdma.local_future import LocalFuture
+from monarch_nb.rdma.memory import memory_of
+from monarch_nb.rdma.path import READ, Job
 from monarch_nb.rdma.segments import view
 
 if TYPE_CHECKING:
+    from monarch_nb.actor.future import Future
     from monarch_nb.actor.proc_mesh import ProcMesh
     from monarch_nb.actor.value_mesh import ValueMesh
+
+_TOGETHER_S = 0.005
+"""How long one waits for ranks to be at the gate; who comes later is waited for until it has the variable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,10 @@ class Place:
     shape: tuple[int, ...]
     dtype: str
     kind: str
+
+    def fields(self) -> tuple[Any, ...]:
+        """Return what makes it, in basic types only."""
+        return self.leader, self.segment, self.shape, self.dtype, self.kind
 
     def open(self) -> Any:
         """Return the array, mapped copy-on-write."""
@@ -85,12 +95,17 @@ def release(rooms: Sequence[RDMABuffer]) -> None:
 
 def _make_room(source: RDMABuffer, members: Mapping[int, Sequence[int]]) -> tuple[Place, RDMABuffer]:
     """On the first rank of a host: make room that the host's ranks will open."""
-    office = here.office()
-    handle = source._handle
+    found, room = _take_room(source, members[here.office().host])
+    return found, RDMABuffer(room)
+
+
+def _take_room(source: RDMABuffer, members: Sequence[int]) -> tuple[Place, Any]:
+    """Return where the array of a buffer can be put for some ranks of this machine, and an array over that."""
+    office, handle = here.office(), source._handle
     shape = tuple(handle.layout.shape)
-    segment = office.pool.take(max(1, handle.nbytes), set(members[office.host]))
+    segment = office.pool.take(max(1, handle.nbytes), set(members))
     found = Place(office.me, (os.getpid(), segment.fd, segment.inode), shape, handle.dtype, handle.kind)
-    return found, RDMABuffer(_array(segment.map, shape, handle.dtype, handle.kind))
+    return found, _array(segment.map, shape, handle.dtype, handle.kind)
 
 
 def _array(memory: Any, shape: Sequence[int], dtype: str, kind: str) -> Any:
@@ -122,53 +137,60 @@ def _open(places: Places) -> Any:
     return found.open() if isinstance(found, Place) else found.map()
 
 
-def begin(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None) -> LocalFuture[BroadcastReceipt]:
-    """Make a buffer a variable of a mesh's cells, in a thread of its own."""
-
-    def run() -> BroadcastReceipt:
-        start = time.perf_counter()
-        if len({address.host_of(proc) for proc in mesh._procs}) == 1 and not _can_map(source, mesh._procs[0]):
-            receipt = _ask_to_lead(source, mesh, name, timeout)
-        else:
-            places, rooms, receipt = place(source, mesh, timeout)
-            try:
-                mesh.execute(bind, name, places).get()
-            finally:
-                release(rooms)
-        return replace(receipt, num_receivers=len(mesh._procs), seconds=time.perf_counter() - start)
-
-    return LocalFuture.of(run)
+def begin(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None) -> Future[BroadcastReceipt]:
+    """Make a buffer a variable of a mesh's cells."""
+    if len({address.host_of(proc) for proc in mesh._procs}) == 1 and not _can_map(source, mesh._procs[0]):
+        return _ask_to_lead(source, mesh, name, timeout)
+    return LocalFuture.of(lambda: _place_and_bind(source, mesh, name, timeout))
 
 
-def _ask_to_lead(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None) -> BroadcastReceipt:
+def _place_and_bind(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None) -> BroadcastReceipt:
+    start = time.perf_counter()
+    places, rooms, receipt = place(source, mesh, timeout)
+    try:
+        mesh.execute(bind, name, places).get()
+    finally:
+        release(rooms)
+    return replace(receipt, num_receivers=len(mesh._procs), seconds=time.perf_counter() - start)
+
+
+def _ask_to_lead(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None) -> Future[BroadcastReceipt]:
     """On one machine: its first rank does it all, which saves messages to and fro."""
     fields = {"path": LEAD, "source": source, "mesh": mesh, "name": name, "timeout": timeout}
-    leader, wait_s = mesh._procs[0], (3600.0 if timeout is None else timeout) + 5.0
-    found = ask_process(mesh._office, leader, fields, wait_s, f"rank {mesh._own_shape.ranks[0]}")
-    if found is None:
-        raise RDMAError(f"rank {mesh._own_shape.ranks[0]} has ended; %mesh heal puts it back")
-    return found["receipt"]  # type: ignore[no-any-return]
+    wait_s = (3600.0 if timeout is None else timeout) + 5.0
+    who = f"rank {mesh._own_shape.ranks[0]}"
+
+    def finish(found: dict[str, Any] | None, seconds: float) -> BroadcastReceipt:
+        if found is None:
+            raise RDMAError(f"{who} has ended; %mesh heal puts it back")
+        receipt: BroadcastReceipt = found["receipt"]
+        return replace(receipt, seconds=seconds)
+
+    return ask_later(mesh._office, mesh._procs[0], fields, wait_s, who, finish)
 
 
-def lead(fields: Mapping[str, Any]) -> dict[str, Any]:
+def lead(fields: Mapping[str, Any]) -> Answer:
     """On the first rank of a machine, in a thread that answers others: bring a buffer to all of them.
 
-    They're told first and wait at a gate: once so many bytes have been copied, nothing of theirs is in a processor's cache, and every step costs.
+    They're told first, get ready meanwhile and wait at a gate: once so many bytes have been copied, nothing of theirs is in a processor's cache, and every
+    step costs. When all are there the answer is sent before the gate opens. What a rank does next, it does with the variable, for it has no other way.
     """
     source, mesh = fields["source"], fields["mesh"]
-    found, room = _make_room(source, {here.office().host: mesh._procs})
-    with Gate() as gate:
-        try:
-            bound = mesh.execute(bind_when_filled, fields["name"], found, gate.where)
-            receipt = spread(source, [room], fields["timeout"])
-        except BaseException:
-            gate.open(done=False)  # not waited for: some may be busy with a cell
-            raise
-        finally:
-            room.drop()
-        gate.open()
-        bound.get()
-    return {"receipt": receipt}
+    start = time.perf_counter()
+    found, room = _take_room(source, mesh._procs)
+    gate = Gate()
+    try:
+        bound = mesh._work(b"bind", (fields["name"], *found.fields(), gate.where), "broadcast_into")
+        receipt = desk().run(Job(READ, source._handle, memory_of(room), deadline_of(fields["timeout"])))
+        gate.decide()
+        if bound.done() or not gate.wait_for(len(mesh._procs), _TOGETHER_S):  # some are busy with a cell, or have failed
+            gate.open()
+            bound.get()
+    except BaseException:
+        gate.close()
+        raise
+    spread_to_all = BroadcastReceipt(source.size(), len(mesh._procs), (receipt,), 1, time.perf_counter() - start)
+    return Answer({"receipt": spread_to_all}, gate.close)
 
 
 def push(mesh: ProcMesh, variables: Mapping[str, Any], timeout: float | None = None) -> None:

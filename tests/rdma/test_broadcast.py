@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,10 +16,18 @@ from memory_actors import Holder
 
 import monarch_nb.actor
 from monarch_nb.actor import ProcMesh, this_host
-from monarch_nb.exceptions import ActorError, BufferGone, MeshError, MeshUsageError
+from monarch_nb.exceptions import (
+    ActorError,
+    BufferGone,
+    MeshError,
+    MeshUsageError,
+    RankTimeout,
+    TransferTimeout,
+)
 from monarch_nb.rdma import RDMABuffer, Receipt, empty
 from monarch_nb.rdma.broadcast import Spread
 from monarch_nb.rdma.handle import Handle
+from monarch_nb.rdma.link import ask_later
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +89,50 @@ def test_a_failure_does_not_wait_for_ranks_that_are_busy(tmp_path: Path) -> None
     assert busy.get(60).item() == b"now"
     RDMABuffer(torch.ones(1000)).broadcast_into(mesh, "weights").get(60)
     assert len(set(mesh.execute(_sum_of_weights).get().values())) == 1
+    mesh.stop().get(60)
+
+
+def test_a_rank_that_is_busy_is_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "gate")
+    mesh = this_host().spawn_procs({"gpus": 2})
+    busy = mesh.slice(gpus=1).execute((tmp_path / "gate").read_bytes)
+    broadcast = RDMABuffer(torch.ones(1000)).broadcast_into(mesh, "weights")
+    with pytest.raises(RankTimeout, match=r"within 0.2 s; it goes on"):
+        broadcast.get(0.2)
+    (tmp_path / "gate").write_bytes(b"now")
+    assert broadcast.get(60).num_receivers == 2
+    assert busy.get(60).item() == b"now"
+    assert len(set(mesh.execute(_sum_of_weights).get().values())) == 1
+    mesh.stop().get(60)
+
+
+def test_one_that_nobody_asks_for_happens_all_the_same(procs: ProcMesh) -> None:
+    done = threading.Event()
+    broadcast = RDMABuffer(torch.full((1000,), 2.0)).broadcast_into(procs, "weights")
+    broadcast.add_done_callback(lambda _future: done.set())
+    assert done.wait(60) and broadcast.done()
+    expected = torch.full((1000,), 2.0).view(torch.int32).sum().item()
+    assert list(procs.execute(_sum_of_weights).get().values()) == [expected] * 2
+
+
+def test_one_after_the_other_each_rank_sees_the_last(procs: ProcMesh) -> None:
+    """The answer comes before the last of them has been let through the gate: what they're asked next comes after that."""
+    for turn in range(50):
+        RDMABuffer(torch.full((300_000,), turn, dtype=torch.int32)).broadcast_into(procs, "weights").get(60)
+        assert list(procs.execute(_sum_of_weights).get(60).values()) == [turn * 300_000] * 2
+
+
+def test_a_leader_that_does_not_answer_is_named() -> None:
+    mesh = this_host().spawn_procs({"gpus": 1})
+    assert mesh.execute(abs, -1).get(60).item() == 1
+    (pid,) = mesh.execute(os.getpid).get(60).values()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        asked = ask_later(mesh._office, mesh._procs[0], {"path": "lead"}, 0.1, "rank 0", lambda found, _seconds: found)
+        with pytest.raises(TransferTimeout, match=r"rank 0 didn't answer the data plane within 0.1 s"):
+            asked.get(60)
+    finally:
+        os.kill(pid, signal.SIGCONT)
     mesh.stop().get(60)
 
 

@@ -17,6 +17,7 @@ FCNTL = "72" if os.uname().machine == "x86_64" else "25"
 """The number of the system call."""
 HOLDER = "import sys\nfrom monarch_nb.rdma.gate import Gate\ngate = Gate()\nprint(*gate.where, flush=True)\nsys.stdin.read()"
 
+WAITER = "import ast\nfrom monarch_nb.rdma.gate import wait_at\nwait_at(ast.literal_eval(input()))"
 
 def waiting_at(where: Where) -> tuple[threading.Thread, list[bool]]:
     """Return a thread that waits in the kernel by now, and where it puts what it finds."""
@@ -38,7 +39,9 @@ def test_all_who_wait_go_through_together(done: bool) -> None:
     with Gate() as gate:
         waiting = [waiting_at(gate.where) for _ in range(3)]
         assert not any(found for _, found in waiting)
-        gate.open(done=done)
+        if done:
+            gate.decide()
+        gate.open()
         for thread, _ in waiting:
             thread.join(T)
         assert [found for _, found in waiting] == [[done]] * 3
@@ -49,9 +52,44 @@ def test_all_who_wait_go_through_together(done: bool) -> None:
 def test_a_holder_that_dies_keeps_nobody() -> None:
     holder = subprocess.Popen([sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None
-    pid, fd, inode = map(int, holder.stdout.readline().split())
-    thread, found = waiting_at((pid, fd, inode))
+    pid, fd, inode, bell = map(int, holder.stdout.readline().split())
+    thread, found = waiting_at((pid, fd, inode, bell))
     holder.send_signal(signal.SIGKILL)
     holder.communicate()
     thread.join(T)
     assert found == [False]
+
+
+def test_what_was_decided_holds_even_if_the_holder_closes_at_once() -> None:
+    gate = Gate()
+    waiting = [waiting_at(gate.where) for _ in range(3)]
+    gate.decide()
+    gate.close()
+    for thread, _ in waiting:
+        thread.join(T)
+    assert [found for _, found in waiting] == [[True]] * 3
+
+
+def test_the_holder_knows_how_many_have_come() -> None:
+    with Gate() as gate:
+        assert gate.wait_for(0, 0.0)
+        assert not gate.wait_for(1, 0.0)
+        waiting = [waiting_at(gate.where) for _ in range(2)]
+        assert gate.wait_for(2, T)
+        assert not gate.wait_for(3, 0.001)
+        gate.open()
+        for thread, _ in waiting:
+            thread.join(T)
+
+
+def test_who_is_interrupted_while_waiting_has_not_come() -> None:
+    waiter = subprocess.Popen([sys.executable, "-c", WAITER], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with Gate() as gate:
+        assert waiter.stdin is not None
+        waiter.stdin.write(f"{gate.where}\n")
+        waiter.stdin.flush()
+        assert gate.wait_for(1, T)
+        waiter.send_signal(signal.SIGINT)
+        _, text = waiter.communicate()
+        assert "KeyboardInterrupt" in text
+        assert not gate.wait_for(1, T)
