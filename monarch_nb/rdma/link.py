@@ -94,6 +94,11 @@ class _LateReply(OneReply):
     def at_work(self) -> tuple[int, ...]:
         return ()
 
+    def when_ready(self, callback: Callable[[], None]) -> None:
+        if self.due is not None and not self.ready:  # a thread that waits looks at the clock itself
+            self.office.reader.call_at(self.due, self._on_timer)
+        super().when_ready(callback)
+
 
 def ask_later(
     office: Office, proc: int, fields: Mapping[str, Any], timeout_s: float, who: str, finish: Callable[[dict[str, Any] | None, float], T]
@@ -105,8 +110,8 @@ def ask_later(
     """
     reply = _LateReply(office, (proc,))
     reply.started = time.perf_counter()
+    reply.due = time.monotonic() + timeout_s
     _send(reply, fields)
-    reply.limit(timeout_s)
 
     def read(_pending: Any) -> T:
         if reply.body is None and reply.end is None:
