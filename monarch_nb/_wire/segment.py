@@ -20,6 +20,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
 from monarch_nb._wire.message import ENTRY, SHM
 
@@ -53,8 +54,9 @@ class Segment:
         self.since = 0.0
 
     def close(self) -> None:
-        """Give the memory back, as far as this process holds it."""
-        self.map.close()
+        """Give the memory back, as far as this process holds it; what is still looked at goes with the last look."""
+        with suppress(BufferError):
+            self.map.close()
         os.close(self.fd)
 
 

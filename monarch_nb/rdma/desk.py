@@ -41,7 +41,7 @@ MAX_ANSWERS = 64
 """More than may ever wait for each other; threads are made when they're needed."""
 DROP, FILL, LEAD = "", "fill", "lead"
 """What processes are asked, besides of their paths: end a registration; read another buffer into this one; bring one to all ranks of this machine."""
-_LEFT = "this process has left its mesh"
+LEFT = "this process has left its mesh"
 _PR_SET_PTRACER = 0x59616D61
 _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 
@@ -114,9 +114,9 @@ class Desk:
         return fill(self, fields)
 
     def _lead_asked(self, fields: Mapping[str, Any]) -> Answer:
-        from monarch_nb.rdma.spreading import lead
+        from monarch_nb.rdma.spreading import lead_asked
 
-        return lead(fields)
+        return lead_asked(fields)
 
     def region_of(self, handle: Handle) -> Region:
         """Return the region that a handle of this process names.
@@ -200,7 +200,7 @@ class Desk:
                 receipts = Batch(self, transfer.jobs, forced).run()
         except MeshError as error:
             # The message says it all; the reader's own lines are what matters.
-            transfer.finish(None, RDMAError(_LEFT) if self.closed else error.with_traceback(None))
+            transfer.finish(None, RDMAError(LEFT) if self.closed else error.with_traceback(None))
         except BaseException as error:
             transfer.finish(None, error)
         else:
@@ -251,7 +251,7 @@ class Desk:
 
     def _check_open(self) -> None:
         if self.closed:
-            raise RDMAError(_LEFT)
+            raise RDMAError(LEFT)
 
     def close(self) -> None:
         """End all threads; what is on its way is called off."""
@@ -267,7 +267,7 @@ class Desk:
         self._answers.shutdown()
         for transfer in list(self._active):  # those that had not begun
             if not transfer.done():
-                transfer.finish(None, RDMAError(_LEFT))
+                transfer.finish(None, RDMAError(LEFT))
 
 
 def _let_peers_read_us() -> None:

@@ -1,36 +1,41 @@
 """Big arrays to all ranks of a mesh: once to each machine, where they're mapped copy-on-write.
 
-On each machine one rank, the first, gets a copy in a segment of its own, as it would send it in a message: so its pages are warm the next
-time, once all others have let go of it. Where the source itself can be mapped, nothing is copied.
+On each machine one process puts a copy into a segment of its own, as it would send it in a message: so its pages are warm the next time, once all
+others have let go of it. That's whoever asks, if it's there, else the first rank. Where the source itself can be mapped, nothing is copied.
 """
 
 from __future__ import annotations
 
+import contextvars
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._post import here
 from monarch_nb._wire import address
-from monarch_nb.exceptions import RDMAError
+from monarch_nb.exceptions import RankTimeout, RDMAError
 from monarch_nb.rdma.broadcast import BroadcastReceipt, spread
 from monarch_nb.rdma.buffer import RDMABuffer, deadline_of
-from monarch_nb.rdma.desk import LEAD, desk
+from monarch_nb.rdma.desk import LEAD, LEFT, desk
 from monarch_nb.rdma.gate import Gate, Where, wait_at
 from monarch_nb.rdma.lifting import land, lift, snapshot
 from monarch_nb.rdma.link import Answer, ask_later
 from monarch_nb.rdma.local_future import LocalFuture
 from monarch_nb.rdma.memory import memory_of
 from monarch_nb.rdma.path import READ, Job
+from monarch_nb.rdma.paths import chosen
 from monarch_nb.rdma.segments import view
 
 if TYPE_CHECKING:
+    from monarch_nb._post.office import Office
     from monarch_nb.actor.future import Future
     from monarch_nb.actor.proc_mesh import ProcMesh
     from monarch_nb.actor.value_mesh import ValueMesh
 
+_LOOK_UP_S = 0.5
 _TOGETHER_S = 0.005
 """How long one waits for ranks to be at the gate; who comes later is waited for until it has the variable."""
 
@@ -95,17 +100,18 @@ def release(rooms: Sequence[RDMABuffer]) -> None:
 
 def _make_room(source: RDMABuffer, members: Mapping[int, Sequence[int]]) -> tuple[Place, RDMABuffer]:
     """On the first rank of a host: make room that the host's ranks will open."""
-    found, room = _take_room(source, members[here.office().host])
-    return found, RDMABuffer(room)
+    office = here.office()
+    found, room = _take_room(office, source, members[office.host])
+    return found, RDMABuffer(_array(room, found.shape, found.dtype, found.kind))
 
 
-def _take_room(source: RDMABuffer, members: Sequence[int]) -> tuple[Place, Any]:
-    """Return where the array of a buffer can be put for some ranks of this machine, and an array over that."""
-    office, handle = here.office(), source._handle
+def _take_room(office: Office, source: RDMABuffer, members: Sequence[int]) -> tuple[Place, memoryview]:
+    """Return where the array of a buffer can be put for some ranks of this machine, and as many bytes there."""
+    handle = source._handle
     shape = tuple(handle.layout.shape)
     segment = office.pool.take(max(1, handle.nbytes), set(members))
     found = Place(office.me, (os.getpid(), segment.fd, segment.inode), shape, handle.dtype, handle.kind)
-    return found, _array(segment.map, shape, handle.dtype, handle.kind)
+    return found, memoryview(segment.map)[: handle.nbytes]
 
 
 def _array(memory: Any, shape: Sequence[int], dtype: str, kind: str) -> Any:
@@ -139,9 +145,39 @@ def _open(places: Places) -> Any:
 
 def begin(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None) -> Future[BroadcastReceipt]:
     """Make a buffer a variable of a mesh's cells."""
-    if len({address.host_of(proc) for proc in mesh._procs}) == 1 and not _can_map(source, mesh._procs[0]):
-        return _ask_to_lead(source, mesh, name, timeout)
-    return LocalFuture.of(lambda: _place_and_bind(source, mesh, name, timeout))
+    if len({address.host_of(proc) for proc in mesh._procs}) > 1 or _can_map(source, mesh._procs[0]):
+        return LocalFuture.of(lambda: _place_and_bind(source, mesh, name, timeout))
+    if _leads_itself(source, mesh):
+        return _lead_here(source, mesh, name, timeout)
+    return _ask_to_lead(source, mesh, name, timeout)
+
+
+def _leads_itself(source: RDMABuffer, mesh: ProcMesh) -> bool:
+    """Whether this process is on the mesh's machine and reads the buffer with nobody's help."""
+    handle = source._handle
+    if mesh._office.host != address.host_of(mesh._procs[0]) or handle.device != "cpu":
+        return False
+    try:
+        return next(desk().ways(handle, memory_of(bytearray(1)), chosen(), {})).is_quick(handle)
+    except RDMAError:
+        return False
+
+
+def _lead_here(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None) -> LocalFuture[BroadcastReceipt]:
+    future: LocalFuture[BroadcastReceipt] = LocalFuture()
+    context = contextvars.copy_context()
+
+    def run() -> None:
+        try:
+            receipt, gate = context.run(lead, source, mesh, name, timeout)
+        except BaseException as error:
+            future.finish(None, error)
+            return
+        future.finish(receipt)
+        gate.close()
+
+    desk().in_background(run)
+    return future
 
 
 def _place_and_bind(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None) -> BroadcastReceipt:
@@ -169,28 +205,42 @@ def _ask_to_lead(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float |
     return ask_later(mesh._office, mesh._procs[0], fields, wait_s, who, finish)
 
 
-def lead(fields: Mapping[str, Any]) -> Answer:
-    """On the first rank of a machine, in a thread that answers others: bring a buffer to all of them.
+def lead_asked(fields: Mapping[str, Any]) -> Answer:
+    """On the first rank of a machine, for somebody on another: lead."""
+    receipt, gate = lead(fields["source"], fields["mesh"], fields["name"], fields["timeout"])
+    return Answer({"receipt": receipt}, gate.close)
 
-    They're told first, get ready meanwhile and wait at a gate: once so many bytes have been copied, nothing of theirs is in a processor's cache, and every
-    step costs. When all are there the answer is sent before the gate opens. What a rank does next, it does with the variable, for it has no other way.
+
+def lead(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None) -> tuple[BroadcastReceipt, Gate]:
+    """Bring a buffer to all ranks of this machine; the gate is to be closed when whoever waits has been told.
+
+    They're asked first, get ready meanwhile and wait at a gate: once so many bytes have been copied, nothing of theirs is in a processor's cache, and every
+    step costs. When all are there it's over before the gate opens: what a rank does next, it does with the variable, for it has no other way.
     """
-    source, mesh = fields["source"], fields["mesh"]
     start = time.perf_counter()
-    found, room = _take_room(source, mesh._procs)
+    found, room = _take_room(mesh._office, source, mesh._procs)
     gate = Gate()
     try:
-        bound = mesh._work(b"bind", (fields["name"], *found.fields(), gate.where), "broadcast_into")
-        receipt = desk().run(Job(READ, source._handle, memory_of(room), deadline_of(fields["timeout"])))
+        bound = mesh._work(b"bind", (name, *found.fields(), gate.where), "broadcast_into")
+        receipt = desk().run(Job(READ, source._handle, memory_of(room), deadline_of(timeout)))
         gate.decide()
         if bound.done() or not gate.wait_for(len(mesh._procs), _TOGETHER_S):  # some are busy with a cell, or have failed
             gate.open()
-            bound.get()
+            _await(bound)
     except BaseException:
         gate.close()
         raise
-    spread_to_all = BroadcastReceipt(source.size(), len(mesh._procs), (receipt,), 1, time.perf_counter() - start)
-    return Answer({"receipt": spread_to_all}, gate.close)
+    return BroadcastReceipt(source.size(), len(mesh._procs), (receipt,), 1, time.perf_counter() - start), gate
+
+
+def _await(bound: Future[Any]) -> None:
+    """Wait as long as it takes, but not longer than this process is in its mesh."""
+    plane = desk()
+    while not plane.closed:
+        with suppress(RankTimeout):
+            bound.get(_LOOK_UP_S)
+            return
+    raise RDMAError(LEFT)
 
 
 def push(mesh: ProcMesh, variables: Mapping[str, Any], timeout: float | None = None) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 import torch
 
-from monarch_nb.actor import Actor, endpoint
+from monarch_nb.actor import Actor, ProcMesh, endpoint
 from monarch_nb.rdma import Published, RDMAAction, RDMABuffer, Receipt, empty, load_into, publish
 
 
@@ -48,6 +48,10 @@ class Holder(Actor):
     def put_pattern(self, name: str, length: int) -> RDMABuffer:
         self.arrays[name] = numpy.resize(numpy.arange(251, dtype=numpy.uint8), length)
         return RDMABuffer(self.arrays[name])
+
+    @endpoint
+    def broadcast(self, value: Any, mesh: ProcMesh, name: str) -> None:
+        RDMABuffer(value).broadcast_into(mesh, name).get(60)
 
     @endpoint
     def digest(self, name: str) -> str:

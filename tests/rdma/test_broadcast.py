@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,10 +26,25 @@ from monarch_nb.exceptions import (
     RankTimeout,
     TransferTimeout,
 )
-from monarch_nb.rdma import RDMABuffer, Receipt, empty
+from monarch_nb.rdma import RDMABuffer, Receipt, empty, spreading, use_path
 from monarch_nb.rdma.broadcast import Spread
 from monarch_nb.rdma.handle import Handle
 from monarch_nb.rdma.link import ask_later
+
+LEAVES = """
+import os, sys, torch
+from pathlib import Path
+from monarch_nb.actor import shutdown_context, this_host
+from monarch_nb.rdma import RDMABuffer
+mesh = this_host().spawn_procs({"gpus": 2})
+mesh.execute(os.getpid).get(60)
+busy = mesh.slice(gpus=1).execute(Path(sys.argv[1]).read_bytes)
+gate = open(sys.argv[1], "wb")  # now it reads
+broadcast = RDMABuffer(torch.zeros(1000)).broadcast_into(mesh, "weights")
+print(broadcast.done(), flush=True)
+shutdown_context()
+print("left")
+"""
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +66,14 @@ def test_into_buffers(pair: Holder) -> None:
         source.broadcast_into(targets).get()
 
 
+@pytest.fixture(params=["this program", "the first rank"])
+def leader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program on the mesh's machine does it by itself; for one elsewhere the first rank does."""
+    if request.param == "the first rank":
+        monkeypatch.setattr(spreading, "_leads_itself", lambda _source, _mesh: False)
+
+
+@pytest.mark.usefixtures("leader")
 @pytest.mark.parametrize("mappable", [False, True])
 def test_into_the_namespace_of_a_mesh(procs: ProcMesh, mappable: bool) -> None:
     values = torch.randn(1 << 19)
@@ -66,6 +91,7 @@ def test_into_the_namespace_of_a_mesh(procs: ProcMesh, mappable: bool) -> None:
     assert list(sums) == [values.view(torch.int32).sum().item()] * 2
 
 
+@pytest.mark.usefixtures("leader")
 def test_one_that_fails_leaves_the_variable_as_it_was(procs: ProcMesh) -> None:
     kept = torch.randn(1000)
     RDMABuffer(kept).broadcast_into(procs, "weights").get()
@@ -76,6 +102,7 @@ def test_one_that_fails_leaves_the_variable_as_it_was(procs: ProcMesh) -> None:
     assert list(procs.execute(_sum_of_weights).get().values()) == [kept.view(torch.int32).sum().item()] * 2
 
 
+@pytest.mark.usefixtures("leader")
 def test_a_failure_does_not_wait_for_ranks_that_are_busy(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "gate")
     mesh = this_host().spawn_procs({"gpus": 2})
@@ -92,20 +119,23 @@ def test_a_failure_does_not_wait_for_ranks_that_are_busy(tmp_path: Path) -> None
     mesh.stop().get(60)
 
 
+@pytest.mark.usefixtures("leader")
 def test_a_rank_that_is_busy_is_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "gate")
     mesh = this_host().spawn_procs({"gpus": 2})
     busy = mesh.slice(gpus=1).execute((tmp_path / "gate").read_bytes)
-    broadcast = RDMABuffer(torch.ones(1000)).broadcast_into(mesh, "weights")
-    with pytest.raises(RankTimeout, match=r"within 0.2 s; it goes on"):
-        broadcast.get(0.2)
-    (tmp_path / "gate").write_bytes(b"now")
+    with open(tmp_path / "gate", "wb") as gate:  # now it reads
+        broadcast = RDMABuffer(torch.ones(1000)).broadcast_into(mesh, "weights")
+        with pytest.raises(RankTimeout, match=r"within 0.2 s; it goes on"):
+            broadcast.get(0.2)
+        gate.write(b"now")
     assert broadcast.get(60).num_receivers == 2
     assert busy.get(60).item() == b"now"
     assert len(set(mesh.execute(_sum_of_weights).get().values())) == 1
     mesh.stop().get(60)
 
 
+@pytest.mark.usefixtures("leader")
 def test_one_that_nobody_asks_for_happens_all_the_same(procs: ProcMesh) -> None:
     done = threading.Event()
     broadcast = RDMABuffer(torch.full((1000,), 2.0)).broadcast_into(procs, "weights")
@@ -115,11 +145,32 @@ def test_one_that_nobody_asks_for_happens_all_the_same(procs: ProcMesh) -> None:
     assert list(procs.execute(_sum_of_weights).get().values()) == [expected] * 2
 
 
+@pytest.mark.usefixtures("leader")
 def test_one_after_the_other_each_rank_sees_the_last(procs: ProcMesh) -> None:
     """The answer comes before the last of them has been let through the gate: what they're asked next comes after that."""
     for turn in range(50):
         RDMABuffer(torch.full((300_000,), turn, dtype=torch.int32)).broadcast_into(procs, "weights").get(60)
         assert list(procs.execute(_sum_of_weights).get(60).values()) == [turn * 300_000] * 2
+
+
+def test_a_program_that_leaves_waits_for_no_busy_rank(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "gate")
+    program = subprocess.run([sys.executable, "-c", LEAVES, str(tmp_path / "gate")], capture_output=True, text=True, timeout=120, check=True)
+    assert program.stdout.split() == ["False", "left"]
+
+
+def test_one_that_goes_by_a_forced_path_is_left_to_the_first_rank(procs: ProcMesh) -> None:
+    with use_path("tcp"):
+        receipt = RDMABuffer(torch.full((1000,), 3.0)).broadcast_into(procs, "weights").get(60)
+    assert receipt.num_receivers == 2
+    expected = torch.full((1000,), 3.0).view(torch.int32).sum().item()
+    assert list(procs.execute(_sum_of_weights).get(60).values()) == [expected] * 2
+
+
+def test_an_actor_can_do_it(procs: ProcMesh, pair: Holder) -> None:
+    pair.slice(ranks=1).broadcast.call_one(torch.full((1000,), 4.0), procs, "weights").get(60)
+    expected = torch.full((1000,), 4.0).view(torch.int32).sum().item()
+    assert list(procs.execute(_sum_of_weights).get(60).values()) == [expected] * 2
 
 
 def test_a_leader_that_does_not_answer_is_named() -> None:
@@ -141,9 +192,9 @@ def test_a_leader_that_does_not_answer_is_named() -> None:
     mesh.stop().get(60)
 
 
+@pytest.mark.usefixtures("leader")
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_is_lost_is_named(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
-    """On one machine the first one leads; if it's another that is lost, nobody waits for it."""
     monkeypatch.setattr(monarch_nb.actor, "unhandled_fault_hook", lambda _failure: None)
     mesh = this_host().spawn_procs({"gpus": 3})
     kill(mesh, rank)
