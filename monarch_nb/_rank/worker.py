@@ -196,7 +196,8 @@ class Worker:
 
     def work_bind(self, message: Message) -> None:
         """Take an array that is being put into memory of this machine, as a variable."""
-        from monarch_nb.rdma.spreading import Place, bind_when_filled
+        from monarch_nb.rdma.leading import bind_when_filled
+        from monarch_nb.rdma.spreading import Place
 
         name, *place, gate = self._fields(message)
         bind_when_filled(name, Place(*place), gate)

@@ -9,7 +9,7 @@ The layers, lower ones first:
 - desk, link, batch: a process' data plane; how two of them talk
 - buffer, action: what users touch
 - published, boxes: whole models, sharded one way there and another way here
-- broadcast, spreading, gate: one to many; big arrays to all ranks of a mesh
+- broadcast, spreading, leading, gate: one to many; big arrays to all ranks of a mesh
 - transfer, totals: what a transfer took, and all of them
 
 Names below are loaded when first used. So importing this package imports none of its modules, and two threads may import any of them at the same time,

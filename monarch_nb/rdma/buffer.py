@@ -158,12 +158,12 @@ class RDMABuffer:
             >>> weights.broadcast_into(mesh, "weights").get()                         # doctest: +SKIP
         """
         from monarch_nb.actor.proc_mesh import ProcMesh
-        from monarch_nb.rdma import broadcast, spreading
+        from monarch_nb.rdma import broadcast, leading
 
         if isinstance(to, ProcMesh):
             if name is None or not name.isidentifier():
                 raise MeshUsageError(f"broadcast_into(mesh, name): name is the variable that the ranks get, not {name!r}")
-            return spreading.begin(self, to, name, timeout)
+            return leading.begin(self, to, name, timeout)
         if name is not None:
             raise MeshUsageError("a name goes with a mesh; buffers have their memory already")
         return broadcast.begin(self, to.values() if hasattr(to, "values") else to, timeout)

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -114,7 +113,7 @@ class Desk:
         return fill(self, fields)
 
     def _lead_asked(self, fields: Mapping[str, Any]) -> Answer:
-        from monarch_nb.rdma.spreading import lead_asked
+        from monarch_nb.rdma.leading import lead_asked
 
         return lead_asked(fields)
 
@@ -242,10 +241,13 @@ class Desk:
             return self.services[name](fields)
         return self.paths[name].answer(fields, self.region_of(fields["handle"]))
 
-    def in_background(self, function: Callable[[], None]) -> None:
-        """Run a function in a thread that answers others."""
-        with suppress(RuntimeError):  # we are closing: nobody waits for the answer any more
+    def in_background(self, function: Callable[[], None]) -> bool:
+        """Run a function in a thread that answers others; False if this process is leaving its mesh: then nobody waits for answers any more."""
+        try:
             self._answers.submit(function)
+        except RuntimeError:
+            return False
+        return True
 
     # --- the end
 

@@ -57,7 +57,7 @@ class Link(Protocol):
             TransferTimeout: if it didn't answer in time.
         """
 
-    def serve(self, answerer: Answerer, submit: Callable[[Callable[[], None]], None]) -> None:
+    def serve(self, answerer: Answerer, submit: Callable[[Callable[[], None]], object]) -> None:
         """From now on, answer those who ask: `submit` runs a function in another thread."""
 
 
@@ -188,7 +188,7 @@ class MeshLink:
             raise gone(handle, f"{handle.owner} has ended")
         return answer
 
-    def serve(self, answerer: Answerer, submit: Callable[[Callable[[], None]], None]) -> None:
+    def serve(self, answerer: Answerer, submit: Callable[[Callable[[], None]], object]) -> None:
         """See `Link`."""
 
         def serve_office(office: Office) -> None:
@@ -240,6 +240,6 @@ class LoopLink:
             return answer.fields
         return answer
 
-    def serve(self, answerer: Answerer, submit: Callable[[Callable[[], None]], None]) -> None:
+    def serve(self, answerer: Answerer, submit: Callable[[Callable[[], None]], object]) -> None:
         """See `Link`."""
         self._answerer = answerer

@@ -26,7 +26,7 @@ from monarch_nb.exceptions import (
     RankTimeout,
     TransferTimeout,
 )
-from monarch_nb.rdma import RDMABuffer, Receipt, empty, spreading, use_path
+from monarch_nb.rdma import RDMABuffer, Receipt, empty, leading, use_path
 from monarch_nb.rdma.broadcast import Spread
 from monarch_nb.rdma.handle import Handle
 from monarch_nb.rdma.link import ask_later
@@ -70,7 +70,7 @@ def test_into_buffers(pair: Holder) -> None:
 def leader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program on the mesh's machine does it by itself; for one elsewhere the first rank does."""
     if request.param == "the first rank":
-        monkeypatch.setattr(spreading, "_leads_itself", lambda _source, _mesh: False)
+        monkeypatch.setattr(leading, "_leads_itself", lambda _source, _mesh: False)
 
 
 @pytest.mark.usefixtures("leader")
@@ -136,6 +136,24 @@ def test_a_rank_that_is_busy_is_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("leader")
+def test_a_rank_that_stays_busy_is_named(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "gate")
+    mesh = this_host().spawn_procs({"gpus": 3})
+    RDMABuffer(torch.zeros(1000)).broadcast_into(mesh, "weights").get(60)
+    busy = mesh.slice(gpus=1).execute((tmp_path / "gate").read_bytes)
+    with open(tmp_path / "gate", "wb") as gate:  # now it reads
+        with pytest.raises(TransferTimeout, match=r"rank 1 did not take it within 0.5 s: .* there 'weights' is as it was"):
+            RDMABuffer(torch.ones(1000)).broadcast_into(mesh, "weights", timeout=0.5).get(60)
+        gate.write(b"now")
+    busy.get(60)
+    old, new = (torch.full((1000,), value).view(torch.int32).sum().item() for value in (0.0, 1.0))
+    assert list(mesh.execute(_sum_of_weights).get(60).values()) == [new, old, new]
+    RDMABuffer(torch.ones(1000)).broadcast_into(mesh, "weights").get(60)
+    assert list(mesh.execute(_sum_of_weights).get(60).values()) == [new, new, new]
+    mesh.stop().get(60)
+
+
+@pytest.mark.usefixtures("leader")
 def test_one_that_nobody_asks_for_happens_all_the_same(procs: ProcMesh) -> None:
     done = threading.Event()
     broadcast = RDMABuffer(torch.full((1000,), 2.0)).broadcast_into(procs, "weights")
@@ -165,6 +183,25 @@ def test_one_that_goes_by_a_forced_path_is_left_to_the_first_rank(procs: ProcMes
     assert receipt.num_receivers == 2
     expected = torch.full((1000,), 3.0).view(torch.int32).sum().item()
     assert list(procs.execute(_sum_of_weights).get(60).values()) == [expected] * 2
+
+
+@pytest.mark.parametrize("mappable", [False, True])
+def test_a_cell_of_one_rank_can_do_it(procs: ProcMesh, mappable: bool) -> None:
+    """The thread that asks for it is the one that would have to take it."""
+    assert procs.slice(ranks=1).execute(_broadcast_from_here, procs, 5.0, mappable).get(60).item() == 2
+    expected = torch.full((1000,), 5.0).view(torch.int32).sum().item()
+    assert list(procs.execute(_sum_of_weights).get(60).values()) == [expected] * 2
+    assert procs.slice(ranks=0).execute(_broadcast_from_here, procs.slice(ranks=0), 6.0, mappable).get(60).item() == 1
+    expected_6 = torch.full((1000,), 6.0).view(torch.int32).sum().item()
+    assert list(procs.execute(_sum_of_weights).get(60).values()) == [expected_6, expected]
+
+
+def _broadcast_from_here(mesh: ProcMesh, value: float, mappable: bool) -> int:
+    room = (empty if mappable else torch.empty)(1000)
+    source = RDMABuffer(room.fill_(value))
+    receipt = source.broadcast_into(mesh, "weights").get(30)
+    source.drop()
+    return receipt.num_receivers
 
 
 def test_an_actor_can_do_it(procs: ProcMesh, pair: Holder) -> None:

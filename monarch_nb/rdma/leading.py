@@ -1,0 +1,178 @@
+"""A buffer as a variable of a mesh's cells: who brings it to them, and how they get it together.
+
+On one machine whoever asks does it all, or the first rank if that is elsewhere; on several, each has its room filled first (`spreading`).
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb._post import here
+from monarch_nb._shape import name_ranks
+from monarch_nb._wire import address
+from monarch_nb.exceptions import RankTimeout, RDMAError, TransferTimeout
+from monarch_nb.rdma.broadcast import BroadcastReceipt
+from monarch_nb.rdma.buffer import RDMABuffer, deadline_of
+from monarch_nb.rdma.desk import LEAD, LEFT, desk
+from monarch_nb.rdma.gate import Gate, Where, wait_at
+from monarch_nb.rdma.link import Answer, ask_later
+from monarch_nb.rdma.local_future import LocalFuture
+from monarch_nb.rdma.memory import memory_of
+from monarch_nb.rdma.path import READ, Job
+from monarch_nb.rdma.paths import chosen
+from monarch_nb.rdma.spreading import Place, bind, can_map, place, release, take_room
+
+if TYPE_CHECKING:
+    from monarch_nb.actor.future import Future
+    from monarch_nb.actor.proc_mesh import ProcMesh
+
+_LOOK_UP_S = 0.5
+_TOGETHER_S = 0.005
+"""How long one waits for ranks to be at the gate; who comes later is waited for until it has the variable."""
+
+
+def begin(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None) -> Future[BroadcastReceipt]:
+    """Make a buffer a variable of a mesh's cells. A cell that asks for it on one of the mesh's ranks has it there, too, when it's over."""
+    own = _own_position(mesh)
+    if own is None:
+        return _begin(source, mesh, name, timeout)
+
+    def keep(receipt: BroadcastReceipt) -> BroadcastReceipt:
+        here.rank.worker.namespace[name] = source.read(timeout)
+        return replace(receipt, num_receivers=receipt.num_receivers + 1)
+
+    others = [position for position in range(len(mesh._procs)) if position != own]
+    if not others:
+        return LocalFuture.of(lambda: keep(BroadcastReceipt(source.size(), 0, (), 0, 0.0)))
+    return _begin(source, mesh._at(others), name, timeout).then(keep)
+
+
+def _own_position(mesh: ProcMesh) -> int | None:
+    """Return the place of this rank in a mesh if its main thread asks: that can't do what it's asked for before it's done asking."""
+    if here.rank is None or threading.current_thread() is not threading.main_thread() or mesh._office.me not in mesh._procs:
+        return None
+    return mesh._procs.index(mesh._office.me)
+
+
+def _begin(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None) -> Future[BroadcastReceipt]:
+    if len({address.host_of(proc) for proc in mesh._procs}) > 1 or can_map(source, mesh._procs[0]):
+        return LocalFuture.of(lambda: _place_and_bind(source, mesh, name, timeout))
+    if _leads_itself(source, mesh):
+        return _lead_here(source, mesh, name, timeout)
+    return _ask_to_lead(source, mesh, name, timeout)
+
+
+def _leads_itself(source: RDMABuffer, mesh: ProcMesh) -> bool:
+    """Whether this process is on the mesh's machine and reads the buffer with nobody's help."""
+    handle = source._handle
+    if mesh._office.host != address.host_of(mesh._procs[0]) or handle.device != "cpu":
+        return False
+    try:
+        return next(desk().ways(handle, memory_of(bytearray(1)), chosen(), {})).is_quick(handle)
+    except RDMAError:
+        return False
+
+
+def _lead_here(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None) -> LocalFuture[BroadcastReceipt]:
+    future: LocalFuture[BroadcastReceipt] = LocalFuture()
+    context = contextvars.copy_context()
+
+    def run() -> None:
+        try:
+            receipt, gate = context.run(lead, source, mesh, name, timeout)
+        except BaseException as error:
+            future.finish(None, error)
+            return
+        future.finish(receipt)
+        gate.close()
+
+    if not desk().in_background(run):
+        future.finish(None, RDMAError(LEFT))
+    return future
+
+
+def _place_and_bind(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None) -> BroadcastReceipt:
+    start, deadline = time.perf_counter(), deadline_of(timeout)
+    places, rooms, receipt = place(source, mesh, timeout)
+    try:
+        _await(mesh.execute(bind, name, places), mesh, timeout, deadline, f"{name!r} is set later, if the buffer is still there then")
+    finally:
+        release(rooms)
+    return replace(receipt, num_receivers=len(mesh._procs), seconds=time.perf_counter() - start)
+
+
+def _ask_to_lead(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None) -> Future[BroadcastReceipt]:
+    """On one machine: its first rank does it all, which saves messages to and fro."""
+    fields = {"path": LEAD, "source": source, "mesh": mesh, "name": name, "timeout": timeout}
+    wait_s = (3600.0 if timeout is None else timeout) + 5.0
+    who = f"rank {mesh._own_shape.ranks[0]}"
+
+    def finish(found: dict[str, Any] | None, seconds: float) -> BroadcastReceipt:
+        if found is None:
+            raise RDMAError(f"{who} has ended; %mesh heal puts it back")
+        receipt: BroadcastReceipt = found["receipt"]
+        return replace(receipt, seconds=seconds)
+
+    return ask_later(mesh._office, mesh._procs[0], fields, wait_s, who, finish)
+
+
+def lead_asked(fields: Mapping[str, Any]) -> Answer:
+    """On the first rank of a machine, for somebody on another: lead."""
+    receipt, gate = lead(fields["source"], fields["mesh"], fields["name"], fields["timeout"])
+    return Answer({"receipt": receipt}, gate.close)
+
+
+def lead(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None) -> tuple[BroadcastReceipt, Gate]:
+    """Bring a buffer to all ranks of this machine; the gate is to be closed when whoever waits has been told.
+
+    They're asked first, get ready meanwhile and wait at a gate: once so many bytes have been copied, nothing of theirs is in a processor's cache, and every
+    step costs. When all are there it's over before the gate opens: what a rank does next, it does with the variable, for it has no other way.
+    """
+    start, deadline = time.perf_counter(), deadline_of(timeout)
+    found, room = take_room(mesh._office, source, mesh._procs)
+    gate = Gate()
+    try:
+        bound = mesh._work(b"bind", (name, *found.fields(), gate.where), "broadcast_into")
+        receipt = desk().run(Job(READ, source._handle, memory_of(room), deadline))
+        gate.decide()
+        if bound.done() or not gate.wait_for(len(mesh._procs), _TOGETHER_S):  # some are busy with a cell, or have failed
+            gate.open()
+            _await(bound, mesh, timeout, deadline, f"{name!r} is as it was")
+    except BaseException:
+        gate.close()
+        raise
+    return BroadcastReceipt(source.size(), len(mesh._procs), (receipt,), 1, time.perf_counter() - start), gate
+
+
+def _await(bound: Future[Any], mesh: ProcMesh, timeout: float | None, deadline: float | None, otherwise: str) -> None:
+    """Wait for ranks that are busy, but not longer than this process is in its mesh; `otherwise`: how it is on those that are too late."""
+    plane = desk()
+    while not plane.closed:
+        left_s = _LOOK_UP_S if deadline is None else deadline - time.monotonic()
+        with suppress(RankTimeout):
+            bound.get(max(0.0, min(_LOOK_UP_S, left_s)))
+            return
+        if left_s <= 0:
+            at_work = bound._pending.at_work()
+            late = [rank for rank, proc in zip(mesh._own_shape.ranks, mesh._procs, strict=True) if proc in at_work]
+            raise TransferTimeout(
+                f"{name_ranks(late)} did not take it within {timeout:g} s: busy with something else? The others have it; there {otherwise}"
+            )
+    raise RDMAError(LEFT)
+
+
+# --- on a rank
+
+
+def bind_when_filled(name: str, place: Place, gate: Where) -> None:
+    """On a rank: map what is being filled, and make it a variable once it is."""
+    found = place.open()
+    if not wait_at(gate):
+        raise RDMAError(f"who filled {name!r} for this machine has failed; the variable is as it was")
+    here.rank.worker.namespace[name] = found
