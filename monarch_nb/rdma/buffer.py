@@ -146,11 +146,13 @@ class RDMABuffer:
 
         Args:
             to: buffers of the same size (a list, or the ValueMesh of a call), which are written; or a mesh of processes.
-            name: with a mesh: the variable under which its cells find the array. Ranks of a machine share its memory, copy-on-write.
+            name: with a mesh: the variable under which its cells find the array, and whatever else its main threads do next. Ranks of a machine share
+                its memory, copy-on-write. A rank that is busy has it when it's done.
             timeout: seconds for all of it.
 
         Raises:
             MeshUsageError: if a size differs, or a destination can't be written.
+            TransferTimeout: if a rank was busy until the time was up.
 
         Example:
             >>> print(weights.broadcast_into(generator.buffers.call().get()).get())   # doctest: +SKIP
@@ -160,6 +162,7 @@ class RDMABuffer:
         from monarch_nb.actor.proc_mesh import ProcMesh
         from monarch_nb.rdma import broadcast, leading
 
+        deadline_of(timeout)  # bad ones are told at once
         if isinstance(to, ProcMesh):
             if name is None or not name.isidentifier():
                 raise MeshUsageError(f"broadcast_into(mesh, name): name is the variable that the ranks get, not {name!r}")

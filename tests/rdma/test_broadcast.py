@@ -259,6 +259,9 @@ def test_bad_input(procs: ProcMesh, pair: Holder) -> None:
         source.broadcast_into(procs)
     with pytest.raises(MeshUsageError, match="a name goes with a mesh"):
         source.broadcast_into(small, "w")
+    for to, name in ((procs, "w"), (small, None)):
+        with pytest.raises(MeshUsageError, match="timeout=-1: "):
+            source.broadcast_into(to, name, timeout=-1)
     with pytest.raises(MeshUsageError, match="expected RDMABuffers to copy into, not a Tensor"):
         source.broadcast_into([torch.zeros(8)])
 
