@@ -11,6 +11,7 @@ from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.status import parse_duration
 
 Namespace = argparse.Namespace
+_SIZE = re.compile(r"(?<!\S)[A-Za-z_]\w*=\d+(?!\S)")
 DEFAULT_NAME = "mesh"
 """Of a mesh that is given no other."""
 
@@ -24,7 +25,12 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         usage = " ".join(self.format_usage().removeprefix("usage: ").split())
-        raise MeshUsageError(f"{self.prog}: {message}. Usage: {usage}")
+        raise MeshUsageError(f"{self.prog}: {message}. {self._hint(message)}Usage: {usage}")
+
+    def _hint(self, message: str) -> str:
+        """Return what was probably meant: sizes are often typed without their flag."""
+        sizes = _SIZE.findall(message) if message.startswith("unrecognized arguments") else []
+        return f"Did you mean --dims {','.join(sizes)}? " if sizes and "--dims" in self._option_string_actions else ""
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         raise Helped(message or "")

@@ -110,6 +110,7 @@ def test_timeout_interrupts(show: Callable[[str], str]) -> None:
         ("%mesh start x --gpus 0", "expected a number of at least 1, not '0'"),
         ("%mesh start x --gpus 2 --procs 2", "give one of --gpus, --procs, --dims"),
         ("%mesh start 1x", "a mesh's name is letters, digits"),
+        ("%mesh start x hosts=2 gpus=4", "unrecognized arguments: hosts=2 gpus=4. Did you mean --dims hosts=2,gpus=4? Usage: "),
         ("%mesh start x --dims gpus", "expected DIM=SIZE,... as in hosts=2,gpus=4"),
         ("%mesh start x --idle-timeout soon", "a duration is a number with s, m, h or d"),
         ("%mesh push nothing_here", "no variable nothing_here in this notebook"),
