@@ -179,11 +179,14 @@ class Gate:
 
 
 def shown(outputs: list[Any]) -> str:
-    """Return what outputs show as text."""
-    parts = []
-    for output in outputs:
+    """Return what outputs show as text. What is written together may come in pieces."""
+    parts: list[str] = []
+    for before, output in zip([None, *outputs], outputs, strict=False):
         if output.output_type == "stream":
-            parts.append(output.text)
+            if before is not None and before.output_type == "stream" and before.name == output.name:
+                parts[-1] += output.text
+            else:
+                parts.append(output.text)
         elif output.output_type == "error":
             parts.append("ERROR " + ANSI.sub("", "\n".join(output.traceback)))
         else:

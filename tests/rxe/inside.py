@@ -540,12 +540,15 @@ def posting_leaks_nothing(pair: Pair) -> str:
 
     for _ in range(2):
         read(buffer[:, :1100], mine[:, :1100])
-    before = pages()
-    for _ in range(6):
-        read(buffer[:, :1100], mine[:, :1100])
-    grown = (pages() - before) * 4096
-    assert grown < 12_000 * 48, f"{grown} bytes more after 12,000 requests"
-    return f"{grown} bytes more after 12,000 requests"
+    def growth() -> int:
+        before = pages()
+        for _ in range(6):
+            read(buffer[:, :1100], mine[:, :1100])
+        return (pages() - before) * 4096
+
+    grown = [growth() for _ in range(3)]  # what leaks does so each time; a huge page that the kernel makes of small ones comes once
+    assert min(grown) < 12_000 * 48, f"{grown} bytes more, each after 12,000 requests"
+    return f"{grown} bytes more, each after 12,000 requests"
 
 
 # --- what people are told
