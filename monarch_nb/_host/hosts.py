@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._host.link import HostLink
@@ -47,7 +47,7 @@ class HostDesk:
             raise RequestError(f"host {index} is {state}; hosts: {[h.index for h in known.values()]}")
         return host
 
-    def of(self, procs: Sequence[int]) -> dict[int, list[int]]:
+    def of(self, procs: Iterable[int]) -> dict[int, list[int]]:
         """Return ranks by the index of their host.
 
         Raises:

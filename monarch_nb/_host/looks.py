@@ -140,9 +140,7 @@ class Looks:
 
     def _take(self, procs: Any, native: bool, done: Callable[[Found], None]) -> None:
         """Have the hosts of ranks take their stacks."""
-        by_host: dict[int, list[int]] = {}
-        for proc in procs:
-            by_host.setdefault(address.host_of(proc), []).append(proc)
+        by_host = self._home.hosts.of(procs)
         if not by_host:
             done({})
             return
