@@ -70,7 +70,10 @@ def _rendered(error: BaseException) -> list[str]:
 
 
 class MeshError(Exception):
-    """Base of all errors of a mesh."""
+    """Base of all errors of a mesh. A notebook shows them without frames of this package: they'd tell the reader nothing."""
+
+    def _render_traceback_(self) -> list[str]:
+        return _rendered(self)
 
 
 class MeshStartError(MeshError, RuntimeError):
@@ -99,9 +102,6 @@ class MeshUsageError(MeshError, ValueError):
 
 class RDMAError(MeshError):
     """Bytes could not be moved. The memory that they were for may have part of them."""
-
-    def _render_traceback_(self) -> list[str]:
-        return _rendered(self)
 
 
 class BufferGone(RDMAError):
@@ -194,9 +194,6 @@ class DeviceMeshError(MeshError):
 
     def __str__(self) -> str:
         return "\n".join([self.message, *map(str, self.failures)])
-
-    def _render_traceback_(self) -> list[str]:
-        return _rendered(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.message, self.failures, self.results, self.num_unfinished)

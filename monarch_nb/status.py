@@ -17,6 +17,8 @@ from monarch_nb._shape import format_ranks
 STATES = ("starting", "idle", "busy", "debugging", "unresponsive", "stopping", "stopped", "lost")
 """Of ranks; unresponsive: it lives, but doesn't react; debugging: it stands at a breakpoint."""
 TROUBLED = ("lost", "unresponsive", "stopped")
+MAX_DURATION_S = 3650 * 86400
+"""What somebody may ask for; clocks and locks can't take any number."""
 
 
 @dataclass(frozen=True)
@@ -412,8 +414,8 @@ def parse_duration(text: str) -> float:
         seconds = float(number) * units[unit]
     except (ValueError, KeyError):
         raise ValueError(f"a duration is a number with s, m, h or d, as in 90s or 8h; not {text!r}") from None
-    if seconds <= 0:
-        raise ValueError(f"a duration must be more than 0, not {text!r}")
+    if not 0 < seconds <= MAX_DURATION_S:
+        raise ValueError(f"a duration is more than 0 and at most {MAX_DURATION_S // 86400} d, not {text!r}")
     return seconds
 
 

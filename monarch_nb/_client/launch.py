@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from monarch_nb._client.mesh_name import check_mesh_name
 from monarch_nb._host.starting import host_command
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
@@ -104,9 +105,7 @@ def runtime_directory() -> str:
 
 def connection_path(name: str) -> str:
     """Return the connection file of the mesh `name`."""
-    if not name.replace("-", "_").isidentifier() or not name.isascii():
-        raise ValueError(f"a mesh's name is letters, digits, '-' and '_', not starting with a digit: {name!r}")
-    return os.path.join(runtime_directory(), f"monarch_nb-{name}.json")
+    return os.path.join(runtime_directory(), f"monarch_nb-{check_mesh_name(name)}.json")
 
 
 def journal_root() -> str:

@@ -258,7 +258,7 @@ class DebugDesk:
         self.settings.update({name: bool(fields[name]) for name in self.settings if fields.get(name) is not None})
         for entry in self._home.registry.alive():
             self._home.event(entry.proc, "debug_settings", self.settings)
-        return self.settings
+        return {**self.settings, "abandoned_s": self.abandoned_s}
 
     # --- who watches
 

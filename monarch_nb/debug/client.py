@@ -118,15 +118,15 @@ class MeshDebugger:
 
     def set(
         self, *, skip: bool | None = None, on_error: bool | None = None, abandoned_s: float | None = None
-    ) -> Mapping[str, bool]:
-        """Change settings.
+    ) -> Mapping[str, Any]:
+        """Change settings; return all that hold.
 
         Args:
             skip: breakpoints do nothing.
             on_error: an error stops where it was raised.
             abandoned_s: seconds without a client that could debug, after which ranks run on.
         """
-        found: Mapping[str, bool] = self.mesh._session.request(
+        found: Mapping[str, Any] = self.mesh._session.request(
             "debug_set", skip=skip, on_error=on_error, abandoned_s=abandoned_s
         )
         return found

@@ -3,8 +3,9 @@
 mesh_magic  the magics class
 verbs       which function each verb calls, and its arguments
 arguments   types of arguments, each with a clear error
+refusal     what can't be done, said in one clear error
 state       which meshes this kernel uses
-lifecycle, data, journal, auto, reload   what the verbs do
+lifecycle, data, journal, auto, reload, settings, verb_help   what the verbs do
 cell        a cell on its way: live view while it runs, red when it fails
 missed      what nobody has seen, in one display
 completion  what Tab offers, and what `?` says of a remote name

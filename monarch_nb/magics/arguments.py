@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
+from monarch_nb._client.mesh_name import check_mesh_name
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.status import parse_duration
 
@@ -14,6 +16,8 @@ Namespace = argparse.Namespace
 _SIZE = re.compile(r"(?<!\S)[A-Za-z_]\w*=\d+(?!\S)")
 DEFAULT_NAME = "mesh"
 """Of a mesh that is given no other."""
+MAX_COUNT = 1_000_000
+"""Larger numbers of ranks, rows or entries are typing errors."""
 
 
 class Helped(Exception):
@@ -24,13 +28,21 @@ class Parser(argparse.ArgumentParser):
     """argparse that raises instead of leaving the kernel."""
 
     def error(self, message: str) -> NoReturn:
-        usage = " ".join(self.format_usage().removeprefix("usage: ").split())
-        raise MeshUsageError(f"{self.prog}: {message}. {self._hint(message)}Usage: {usage}")
+        raise MeshUsageError(f"{self.prog}: {message}. {self.hint(message)}Usage: {self.one_line_usage()}")
 
-    def _hint(self, message: str) -> str:
-        """Return what was probably meant: sizes are often typed without their flag."""
-        sizes = _SIZE.findall(message) if message.startswith("unrecognized arguments") else []
-        return f"Did you mean --dims {','.join(sizes)}? " if sizes and "--dims" in self._option_string_actions else ""
+    def one_line_usage(self) -> str:
+        """Return what may be typed, in one line."""
+        return " ".join(self.format_usage().removeprefix("usage: ").split())
+
+    def hint(self, message: str) -> str:
+        """Return what was probably meant: sizes are often typed without their flag, and flags with a wrong letter."""
+        if not message.startswith("unrecognized arguments: "):
+            return ""
+        sizes = _SIZE.findall(message)
+        if sizes and "--dims" in self._option_string_actions:
+            return f"Did you mean --dims {','.join(sizes)}? "
+        wrong = message.removeprefix("unrecognized arguments: ").split()[0].partition("=")[0]
+        return did_you_mean(wrong, self._option_string_actions)
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         raise Helped(message or "")
@@ -39,22 +51,83 @@ class Parser(argparse.ArgumentParser):
         raise Helped(self.format_help().rstrip())
 
 
+def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
+    """Return a question that names what is spelled nearly as `word`; nothing if nothing is.
+
+    >>> did_you_mean("statos", ["start", "status"], "%mesh ")
+    'Did you mean %mesh status? '
+    """
+    found = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6) if len(word) < 40 else []
+    return f"Did you mean {prefix}{found[0]}? " if found else ""
+
+
+def shortened(text: str) -> str:
+    """Return what was typed as a message quotes it: a long text by its beginning."""
+    return repr(text) if len(text) <= 60 else f"{text[:50]!r}... ({len(text)} characters)"
+
+
+def mesh_name(text: str) -> str:
+    """Read the name of a mesh."""
+    try:
+        return check_mesh_name(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def variable_name(text: str) -> str:
+    """Read the name of a variable."""
+    if not text.isidentifier():
+        raise argparse.ArgumentTypeError(f"expected a variable's name, as in loss; not {shortened(text)}")
+    return text
+
+
+def variable_part(text: str) -> str:
+    """Read the name of a variable, or of a part of it: model.fc, losses[0]."""
+    if not re.split(r"[.\[]", text, maxsplit=1)[0].isidentifier():
+        raise argparse.ArgumentTypeError(f"expected a variable, or a part of one, as in model or model.fc; not {shortened(text)}")
+    return text
+
+
+def pattern(text: str) -> str:
+    """Read a regular expression."""
+    try:
+        re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"expected a regular expression; {shortened(text)} is none: {error}") from None
+    return text
+
+
 def dims(text: str) -> dict[str, int]:
     """Read `hosts=2,gpus=4`."""
     found = {}
     for part in text.split(","):
         name, equals, size = part.partition("=")
-        if not equals or not name.isidentifier() or not size.isdigit() or int(size) < 1:
-            raise argparse.ArgumentTypeError(f"expected DIM=SIZE,... as in hosts=2,gpus=4; not {text!r}")
+        if not equals or not name.isidentifier() or _count(size) is None:
+            raise argparse.ArgumentTypeError(f"expected DIM=SIZE,... as in hosts=2,gpus=4; not {shortened(text)}")
         found[name] = int(size)
     return found
 
 
 def positive(text: str) -> int:
     """Read a number of at least 1."""
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a number of at least 1, not {text!r}")
+    found = _count(text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"expected a number of at least 1, not {shortened(text)}")
+    return found
+
+
+def whole(text: str) -> int:
+    """Read a whole number, also a negative one."""
+    if _count(text.removeprefix("-")) is None and text != "0":
+        raise argparse.ArgumentTypeError(f"expected a whole number, not {shortened(text)}")
     return int(text)
+
+
+def _count(text: str) -> int | None:
+    """Return the number from 1 to `MAX_COUNT` that a text is; None if it's something else."""
+    if not text.isascii() or not text.isdigit() or len(text) > 10:
+        return None
+    return int(text) if 1 <= int(text) <= MAX_COUNT else None
 
 
 def seconds(text: str) -> float:
@@ -67,17 +140,17 @@ def seconds(text: str) -> float:
 
 def num_bytes(text: str) -> int:
     """Read a size such as 64M or 1GiB; K, M and G are powers of 1024."""
-    found = re.fullmatch(r"(\d+)([KMG]?)(?:i?B)?", text, re.IGNORECASE)
-    if not found:
-        raise argparse.ArgumentTypeError(f"expected a size such as 64M or 1G, not {text!r}")
+    found = re.fullmatch(r"([0-9]{1,15})([KMG]?)(?:i?B)?", text, re.IGNORECASE)
+    if not found or not int(found[1]):
+        raise argparse.ArgumentTypeError(f"expected a size such as 64M or 1G, not {shortened(text)}")
     return int(found[1]) << " KMG".index(found[2].upper() or " ") * 10
 
 
 def variable(text: str) -> tuple[str, str]:
     """Read KEY=VALUE."""
     key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise argparse.ArgumentTypeError(f"expected KEY=VALUE, not {text!r}")
+    if not equals or not key or "\0" in text:
+        raise argparse.ArgumentTypeError(f"expected KEY=VALUE, not {shortened(text)}")
     return key, value
 
 
@@ -96,7 +169,7 @@ def add_doctor_arguments(add: Callable[..., Any]) -> None:
 
 def add_start_arguments(add: Callable[..., Any]) -> None:
     """Add what `start` takes, in a notebook and in a terminal."""
-    add("name", nargs="?", default=DEFAULT_NAME, help="name of the mesh, and of the notebook's variable for it")
+    add("name", nargs="?", type=mesh_name, default=DEFAULT_NAME, help="name of the mesh, and of the notebook's variable for it")
     add("--gpus", type=positive, help="ranks per host, one GPU each where there are any")
     add("--procs", type=positive, help="ranks per host")
     add("--hosts", type=positive, help="number of hosts")

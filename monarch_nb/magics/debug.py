@@ -1,4 +1,4 @@
-"""Verbs of the debugger: debug, break, set; and the prompt in a cell that waits."""
+"""Verbs of the debugger: debug, break; and the prompt in a cell that waits."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from monarch_nb.magics.state import State
 if TYPE_CHECKING:
     from monarch_nb._client.session import Session
     from monarch_nb.mesh import Mesh
-
-SETTINGS = "breakpoints stop|skip, debug-on-error on|off, debug-timeout TIME, why-after TIME|off"
 
 
 def debug(state: State, arguments: Namespace) -> None:
@@ -116,40 +114,3 @@ def break_(state: State, arguments: Namespace) -> None:
         by_text.setdefault(text, []).append(rank)
     for text, ranks in by_text.items():
         print(f"[{format_ranks(ranks)}] {text}")
-
-
-def set_(state: State, arguments: Namespace) -> None:
-    """Change a setting: breakpoints stop|skip; debug-on-error on|off; why-after 30s|off."""
-    name, value = arguments.setting, arguments.value
-    if name == "why-after":
-        _set_why(value)
-        return
-    mesh = state.mesh(arguments.name)
-    if name == "debug-timeout":
-        mesh.debugger().set(abandoned_s=_seconds(name, value))
-        print(f"{name}: {value}")
-        return
-    choices: dict[str, dict[str, dict[str, bool]]] = {
-        "breakpoints": {"stop": {"skip": False}, "skip": {"skip": True}},
-        "debug-on-error": {"on": {"on_error": True}, "off": {"on_error": False}},
-    }
-    if name not in choices or value not in choices[name]:
-        raise MeshUsageError(f"%mesh set: expected one of {SETTINGS}; not {name} {value}")
-    mesh.debugger().set(**choices[name][value])
-    print(f"{name}: {value}")
-
-
-def _set_why(value: str) -> None:
-    from monarch_nb.why.settings import set_why_after
-
-    set_why_after(None if value == "off" else _seconds("why-after", value))
-    print(f"why-after: {value}")
-
-
-def _seconds(name: str, value: str) -> float:
-    from monarch_nb.status import parse_duration
-
-    try:
-        return parse_duration(value)
-    except ValueError as error:
-        raise MeshUsageError(f"%mesh set {name}: {error}") from None

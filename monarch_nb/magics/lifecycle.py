@@ -60,7 +60,10 @@ def detach(state: State, arguments: Namespace) -> None:
 
 
 def use(state: State, arguments: Namespace) -> None:
-    """Make a mesh the one that %%mesh runs on."""
+    """Make a mesh the one that %%mesh runs on; without a name: say which one is."""
+    if arguments.name is None:
+        print(f"using {describe(state.mesh())}; another one: %mesh use NAME, of those in %mesh list")
+        return
     state.adopt(state.mesh(arguments.name))
     print(f"using {describe(state.mesh())}")
 

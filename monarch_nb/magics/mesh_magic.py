@@ -7,11 +7,13 @@ from typing import Any
 
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, magics_class
 
-from monarch_nb.exceptions import MeshError, MeshUsageError, RankSetError
-from monarch_nb.magics.arguments import Helped, Namespace
+from monarch_nb.exceptions import MeshUsageError
+from monarch_nb.magics.arguments import Helped, Namespace, shortened
 from monarch_nb.magics.auto import run_here
 from monarch_nb.magics.cell import run_cell
+from monarch_nb.magics.refusal import clear_error
 from monarch_nb.magics.state import State
+from monarch_nb.magics.verb_help import find_verb, verb_lines
 from monarch_nb.magics.verbs import VERBS, cell_parser, verb_parsers
 
 _STATE = "_monarch_nb_state"
@@ -35,45 +37,43 @@ class MeshMagics(Magics):
     @line_cell_magic
     def mesh(self, line: str, cell: str | None = None) -> Any:
         try:
-            return self._run_cell(line, cell) if cell is not None else self._run_verb(line)
+            if cell is None:
+                return self._run_verb(line)
+            runs_here = self._run_cell(line, cell)
         except Helped as helped:
             print(helped)
             return None
-        except (MeshError, RankSetError) as error:
-            # Frames of this package tell the reader nothing: show what is wrong, and nothing else.
-            if not hasattr(error, "_render_traceback_"):
-                text = f"{type(error).__name__}: {error}"
-                vars(error)["_render_traceback_"] = text.splitlines
-            raise
+        except Exception as error:
+            typed = f"{'%mesh' if cell is None else '%%mesh'} {line}".strip()
+            raise clear_error(error, typed) from error.__cause__
+        if runs_here and cell is not None:
+            run_here(self.shell, cell)  # what this raises is the user's own
+        return None
 
     @cell_magic
     def local(self, line: str, cell: str) -> None:
         """Run this cell here, in the kernel, also with `%mesh auto on`."""
         run_here(self.shell, cell)
 
-    def _run_cell(self, line: str, cell: str) -> None:
+    def _run_cell(self, line: str, cell: str) -> bool:
+        """Run a cell on the ranks; say whether it's to run here, too."""
         arguments = self._parsed.get(line)
         if arguments is None:
             arguments = self._parsed[line] = self.cell.parse_args(_split(line))
         run_cell(self.state, self.state.mesh(arguments.name), cell, arguments)
-        if arguments.local:
-            run_here(self.shell, cell)
+        return bool(arguments.local)
 
     def _run_verb(self, line: str) -> Any:
         verb, *rest = _split(line) or ["status"]
-        parser = self.verbs.get(verb)
-        if parser is None:
-            raise MeshUsageError(f"%mesh has no verb {verb!r}. Verbs: {', '.join(self.verbs)}")
-        return VERBS[verb](self.state, parser.parse_args(rest))
+        arguments = find_verb(self.verbs, verb).parse_args(rest)
+        return VERBS[verb](self.state, arguments)
 
 
 def _documentation() -> str:
     """Return what `%mesh?` shows."""
-    width = max(map(len, VERBS))
-    verbs = "\n".join(f"    {name:<{width}}  {(f.__doc__ or '').splitlines()[0]}" for name, f in VERBS.items())
     return (
         "Drive a mesh: `%mesh VERB ...`; or run this cell on its ranks: `%%mesh [--ranks R] ...`.\n\n"
-        f"Verbs (`%mesh VERB --help` explains one):\n\n{verbs}\n\n{cell_parser().format_help()}"
+        f"Verbs (`%mesh VERB --help` explains one):\n\n{verb_lines()}\n\n{cell_parser().format_help()}"
     )
 
 
@@ -81,4 +81,4 @@ def _split(line: str) -> list[str]:
     try:
         return shlex.split(line)
     except ValueError as error:
-        raise MeshUsageError(f"can't read {line!r}: {error}") from None
+        raise MeshUsageError(f"can't read {shortened(line)}: {error}. Close each quotation mark, or write \\\" for one") from None

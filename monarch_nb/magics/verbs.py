@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from monarch_nb.magics import auto, data, debug, doctor, journal, lifecycle, reload
+from monarch_nb.magics import auto, data, debug, doctor, journal, lifecycle, reload, settings, verb_help
 from monarch_nb.magics.arguments import (
     Namespace,
     Parser,
@@ -13,8 +13,13 @@ from monarch_nb.magics.arguments import (
     add_start_arguments,
     cell_number,
     dims,
+    num_bytes,
+    pattern,
     positive,
     seconds,
+    variable_name,
+    variable_part,
+    whole,
 )
 from monarch_nb.magics.profile import add_profile_arguments
 from monarch_nb.magics.state import State
@@ -42,7 +47,7 @@ VERBS: dict[str, Verb] = {
     "doctor": doctor.doctor,
     "debug": debug.debug,
     "break": debug.break_,
-    "set": debug.set_,
+    "set": settings.set_,
     "stop": lifecycle.stop,
     "push": data.push,
     "pull": data.pull,
@@ -56,6 +61,7 @@ VERBS: dict[str, Verb] = {
     "logs": journal.logs,
     "auto": auto.auto,
     "reload": reload.reload,
+    "help": verb_help.help_,
 }
 
 NAMES_A_MESH = ("attach", "detach", "use", "status", "top")
@@ -78,7 +84,7 @@ def cell_parser() -> Parser:
     add("--name", "-n", help="which mesh, if not the current one")
     add("--async", dest="background", action="store_true", help="return at once; %%mesh result waits for it")
     add("--output", "-o", metavar="VAR", help="put the last value of each rank here, as a ValueMesh")
-    add("--timeout", "-t", type=float, metavar="S", help="seconds; then the ranks are interrupted")
+    add("--timeout", "-t", type=seconds, metavar="T", help="90 or 90s; then the ranks are interrupted")
     add(
         "--group", "-g", choices=("fold", "rank", "order", "none"), default="fold",
         help="equal lines once (fold), rank by rank, in order of arrival, or bare",
@@ -91,12 +97,12 @@ def cell_parser() -> Parser:
 def _add_arguments(verb: str, parser: Parser) -> None:
     add = parser.add_argument
     if verb in NAMES_A_MESH:
-        add("name", nargs=None if verb == "use" else "?", help="name of the mesh")
+        add("name", nargs="?", help="name of the mesh")
     if verb in _OWN:
         _OWN[verb](add)
     if verb in _PER_RANK:
         add("--ranks", "-r", default=None if verb == "rerun" else "all", help="a rank set: all; 3; 0-3,7; ::2; hosts=0,gpus=2:8")
-    if verb not in ("start", "list", "stop", *NAMES_A_MESH):
+    if verb not in ("start", "list", "stop", "help", *NAMES_A_MESH):
         add("--name", "-n", help="which mesh, if not the current one")
 
 
@@ -114,8 +120,8 @@ def _break(add: Any) -> None:
 
 
 def _set(add: Any) -> None:
-    add("setting", choices=("breakpoints", "debug-on-error", "debug-timeout", "why-after"))
-    add("value", help="stop|skip; on|off; 10m; 30s|off")
+    add("setting", nargs="?", choices=tuple(settings.SETTINGS), help="without it: what holds")
+    add("value", nargs="?", help="; ".join(f"{name} {each.takes}" for name, each in settings.SETTINGS.items()))
 
 
 def _top(add: Any) -> None:
@@ -129,18 +135,18 @@ def _stop(add: Any) -> None:
 
 
 def _scatter(add: Any) -> None:
-    add("variable")
-    add("--dim", type=int, default=0)
+    add("variable", type=variable_name)
+    add("--dim", type=whole, default=0)
 
 
 def _logs(add: Any) -> None:
-    add("--grep", metavar="RE", help="only lines that match")
-    add("--bytes", type=positive, default=TAIL_BYTES, help="about how much of the end of the journal")
+    add("--grep", type=pattern, metavar="RE", help="only lines that match")
+    add("--bytes", type=num_bytes, default=TAIL_BYTES, metavar="SIZE", help="about how much of the end of the journal")
     add("--follow", "-f", action="store_true", help="go on until interrupted")
 
 
 def _diff(add: Any) -> None:
-    add("variable", nargs="?", help="a variable, or an attribute: model.fc")
+    add("variable", nargs="?", type=variable_part, help="a variable, or an attribute: model.fc")
     add("--env", "-e", action="store_true", help="versions, environment variables, code, drivers, settings, limits")
     add("--all", "-a", action="store_true", help="with --env: what is equal, too, and what is each rank's own")
 
@@ -169,9 +175,9 @@ _OWN: dict[str, Callable[[Any], None]] = {
     "set": _set,
     "scatter": _scatter,
     "logs": _logs,
-    "push": lambda add: add("names", nargs="+", metavar="VARIABLE"),
-    "pull": lambda add: add("names", nargs="+", metavar="VARIABLE"),
-    "vars": lambda add: add("names", nargs="*", metavar="VARIABLE", help="only these"),
+    "push": lambda add: add("names", nargs="+", type=variable_name, metavar="VARIABLE"),
+    "pull": lambda add: add("names", nargs="+", type=variable_name, metavar="VARIABLE"),
+    "vars": lambda add: add("names", nargs="*", type=variable_name, metavar="VARIABLE", help="only these"),
     "diff": _diff,
     "doctor": add_doctor_arguments,
     "lease": lambda add: add("time", nargs="?", type=seconds, help="such as 30m or 24h"),
@@ -184,6 +190,7 @@ _OWN: dict[str, Callable[[Any], None]] = {
     "rerun": lambda add: add("number", type=cell_number, help="number in %%mesh history"),
     "result": lambda add: add("number", type=cell_number, nargs="?", help="number in %%mesh history"),
     "export": lambda add: add("file", metavar="FILE", help="FILE.ipynb or FILE.py"),
+    "help": lambda add: add("verb", nargs="?", help="all about one verb"),
     "auto": lambda add: add("mode", choices=("on", "off")),
-    "reload": lambda add: add("cls", metavar="CLASS", help="the actor class, as this notebook defines it now"),
+    "reload": lambda add: add("cls", type=variable_name, metavar="CLASS", help="the actor class, as this notebook defines it now"),
 }

@@ -1,0 +1,108 @@
+"""The verb set: a table of settings, each with what it takes, what holds, and how it's changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from monarch_nb.exceptions import MeshUsageError
+from monarch_nb.magics.arguments import Namespace, shortened
+from monarch_nb.magics.state import State
+from monarch_nb.status import duration, parse_duration
+
+if TYPE_CHECKING:
+    from monarch_nb.mesh import Mesh
+
+
+class Setting(NamedTuple):
+    """One setting. It belongs to the mesh in use, or, without one, to this kernel.
+
+    Attributes:
+        takes: what its value may be, for people.
+        about: what it does.
+        read: returns the value that holds, as text.
+        change: takes a value as text; raises ValueError if it's none.
+        of_mesh: whether it's the mesh's: there must be one.
+    """
+
+    takes: str
+    about: str
+    read: Callable[[Mesh | None], str]
+    change: Callable[[Mesh | None, str], object]
+    of_mesh: bool = True
+
+
+def set_(state: State, arguments: Namespace) -> None:
+    """Show the settings that hold, or change one: breakpoints stop|skip; debug-on-error on|off; why-after 30s|off."""
+    if arguments.setting is None:
+        for name in SETTINGS:
+            print(_line(name, _mesh_for(state, arguments, name, must=False)))
+        return
+    mesh = _mesh_for(state, arguments, arguments.setting, must=True)
+    if arguments.value is None:
+        print(_line(arguments.setting, mesh))
+        return
+    setting = SETTINGS[arguments.setting]
+    try:
+        setting.change(mesh, arguments.value)
+    except (ValueError, KeyError):
+        raise MeshUsageError(
+            f"%mesh set {arguments.setting}: expected {setting.takes}, not {shortened(arguments.value)}"
+        ) from None
+    print(f"{arguments.setting}: {arguments.value}")
+
+
+def _mesh_for(state: State, arguments: Namespace, name: str, *, must: bool) -> Mesh | None:
+    if not SETTINGS[name].of_mesh or (not must and arguments.name is None and state.current is None):
+        return None
+    return state.mesh(arguments.name)
+
+
+def _line(name: str, mesh: Mesh | None) -> str:
+    setting = SETTINGS[name]
+    holds = setting.read(mesh) if mesh is not None or not setting.of_mesh else "(no mesh is in use)"
+    return f"{name:<15} {holds:<10} {setting.takes:<12} {setting.about}"
+
+
+def _debugger(mesh: Mesh | None, **changes: Any) -> Mapping[str, Any]:
+    """Return what holds in a mesh's debugger, after changes."""
+    assert mesh is not None
+    return mesh.debugger().set(**changes)
+
+
+def _choice(name: str, choices: Mapping[str, bool]) -> tuple[Callable[[Mesh | None], str], Callable[[Mesh | None, str], object]]:
+    """Return how a setting of two values is read and changed."""
+
+    def read(mesh: Mesh | None) -> str:
+        holds = _debugger(mesh)[name]
+        return next(text for text, value in choices.items() if value == holds)
+
+    return read, lambda mesh, text: _debugger(mesh, **{name: choices[text]})
+
+
+def _why_after(_mesh: Mesh | None) -> str:
+    from monarch_nb.why.settings import why_after_s
+
+    seconds = why_after_s()
+    return "off" if seconds is None else duration(seconds)
+
+
+def _set_why_after(_mesh: Mesh | None, text: str) -> None:
+    from monarch_nb.why.settings import set_why_after
+
+    set_why_after(None if text == "off" else parse_duration(text))
+
+
+SETTINGS: dict[str, Setting] = {
+    "breakpoints": Setting("stop|skip", "what breakpoints do", *_choice("skip", {"stop": False, "skip": True})),
+    "debug-on-error": Setting("on|off", "whether an error stops where it's raised", *_choice("on_error", {"on": True, "off": False})),
+    "debug-timeout": Setting(
+        "TIME",
+        "ranks that nobody debugs run on after it",
+        lambda mesh: duration(_debugger(mesh)["abandoned_s"]),
+        lambda mesh, text: _debugger(mesh, abandoned_s=parse_duration(text)),
+    ),
+    "why-after": Setting(
+        "TIME|off", "a cell that stands still as long is explained", _why_after, _set_why_after, of_mesh=False
+    ),
+}
