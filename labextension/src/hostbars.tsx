@@ -110,8 +110,8 @@ interface IBarProps {
 
 function Bar({ label, percent, text, title, history, historyLabel }: IBarProps): JSX.Element {
   return (
-    <div className="mnb-bar" title={title}>
-      <span className="mnb-bar-label">{label}</span>
+    <div className="mnb-host-bar" title={title}>
+      <span className="mnb-host-bar-label">{label}</span>
       <Meter percent={percent} label={title} />
       <span className="mnb-number">{text}</span>
       <Sparkline values={history} label={historyLabel} />

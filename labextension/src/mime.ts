@@ -10,7 +10,7 @@ import { MeshStore } from './store';
 import type { Stream } from './stream';
 import { linesText } from './widgetactions';
 import { WidgetFallback, WIDGET_MIME_TYPE } from './widgetfallback';
-import { clock, untranslated } from './words';
+import { dateAndTime, untranslated } from './words';
 import type { Translate } from './words';
 
 export const MIME_TYPE = 'application/vnd.monarch-nb.mesh+json';
@@ -170,7 +170,7 @@ class MeshOutput extends Widget implements IRenderMime.IRenderer {
   /** Say what the picture is, once that's known. */
   private _noteText(): string {
     const t = this._translate;
-    const asOf = this._data?.when ? t('As of %1.', clock(this._data.when)) : '';
+    const asOf = this._data?.when ? t('As of %1.', dateAndTime(this._data.when)) : '';
     if (this._picture?.ended) {
       return asOf;
     }

@@ -66,9 +66,19 @@ export function clock(when: number, now: number = Date.now() / 1000): string {
   const date = new Date(when * 1000);
   const time = date.toLocaleTimeString([], { hour: '2-digit', minute: '2-digit', second: '2-digit' });
   const isToday = date.toDateString() === new Date(now * 1000).toDateString();
-  return isToday
-    ? time
-    : `${date.toLocaleDateString([], { day: 'numeric', month: 'short', year: 'numeric' })} ${time}`;
+  return isToday ? time : dateAndTime(when);
+}
+
+/** Return day and time of a time in seconds since the epoch: for what is kept, and read on other days. */
+export function dateAndTime(when: number): string {
+  return new Date(when * 1000).toLocaleString([], {
+    day: 'numeric',
+    month: 'short',
+    year: 'numeric',
+    hour: '2-digit',
+    minute: '2-digit',
+    second: '2-digit'
+  });
 }
 
 /** Return ranks as a set: "0-3,7". */

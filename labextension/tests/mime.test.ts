@@ -102,6 +102,12 @@ describe('a mesh in an output', () => {
     expect(stream.watches[0].isOver).toBe(true);
   });
 
+  it('says the day even of today: a saved notebook is read later', async () => {
+    const now = Date.now() / 1000;
+    await show({ snapshot: status(), ended: 'stopped', when: now });
+    expect(text('.mnb-note')).toContain(String(new Date().getFullYear()));
+  });
+
   it('watches nothing that has ended', async () => {
     await show({ snapshot: status(), ended: 'stopped', when: 1000 });
     expect(stream.watches).toHaveLength(0);

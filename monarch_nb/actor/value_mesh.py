@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, Self, TypeVar
@@ -142,16 +141,13 @@ class ValueMesh(MeshTrait, Generic[T]):
         return f"ValueMesh({self.extent}): " + "; ".join(rows)
 
     def _repr_html_(self) -> str:
+        from monarch_nb.display.table import html_table
+
         groups = self.folded()
-        rows = "".join(
-            f"<tr><td>{format_ranks(r)}</td><td style='text-align:left'><pre style='margin:0'>"
-            f"{html.escape(_short(v))}</pre></td></tr>"
-            for r, v in groups[:_MAX_ROWS]
-        )
+        rows = [(format_ranks(r), _short(v)) for r, v in groups[:_MAX_ROWS]]
         more = len(groups) - _MAX_ROWS
-        note = f"<caption>{more} more distinct values</caption>" if more > 0 else ""
-        head = f"<tr><th>ranks ({html.escape(str(self.extent))})</th><th style='text-align:left'>value</th></tr>"
-        return f"<table>{note}<thead>{head}</thead><tbody>{rows}</tbody></table>"
+        note = f"{more} more distinct values" if more > 0 else ""
+        return html_table((f"ranks ({self.extent})", "value"), rows, title=note, code=[1])
 
 
 def same(a: Any, b: Any) -> bool:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from itertools import product
 
+from monarch_nb.display.style import style_for
 from monarch_nb.display.template import Markup, joined
 from monarch_nb.display.template import render as fill
 from monarch_nb.status import (
@@ -36,9 +37,8 @@ def render(status: MeshStatus, ended: str = "") -> str:
         ended: why there's nothing more to come, if so.
     """
     states = ", ".join(f"{len(ranks)} {state}" for state, ranks in _by_state(status).items())
-    return fill(
+    card = fill(
         "card.html",
-        style=fill("card_style.html"),
         name=status.name,
         shape=", ".join(f"{label}={size}" for label, size in status.sizes),
         health=status.health,
@@ -49,6 +49,7 @@ def render(status: MeshStatus, ended: str = "") -> str:
         when=time.strftime("%Y-%m-%d %H:%M:%S"),
         ended=f"; {ended}" if ended else "",
     )
+    return style_for(card, "card.css") + card
 
 
 def _by_state(status: MeshStatus) -> dict[str, list[RankStatus]]:

@@ -16,6 +16,7 @@ from monarch_nb.display.cell_text import cut_line, timing
 from monarch_nb.display.errors import ErrorGroup
 from monarch_nb.display.fold import NOTE, Row, prefix_of
 from monarch_nb.display.progress import CellState, duration, progress_text, strip_shown
+from monarch_nb.display.style import style_for
 from monarch_nb.display.template import Markup, joined
 from monarch_nb.display.template import render as fill
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from monarch_nb.display.cell_view import Snapshot
 
 MAX_BARS = 256
+LONG_LINES = 40
+"""Of more lines a notebook shows some; the box is about 30 lines high, and can be drawn larger."""
 
 _EMPTY = Markup("")
 
@@ -41,18 +44,23 @@ def render(snapshot: Snapshot) -> str:
     if not body and not snapshot.title:
         return ""
     title = fill("title.html", title=snapshot.title) if snapshot.title else _EMPTY
-    return fill("cell.html", style=fill("style.html"), title=title, body=body)
+    shown = title + body
+    return fill("cell.html", style=style_for(shown, "output.css"), body=Markup(shown))
 
 
 def _rows(snapshot: Snapshot) -> Markup:
     rows = [_row(row, snapshot.prefix) for row in snapshot.rows]
-    rows += [_row(row, snapshot.prefix, " mnb-partial") for row in snapshot.partial_rows]
+    rows += [_row(row, snapshot.prefix, " mno-partial") for row in snapshot.partial_rows]
     return _block(rows)
 
 
 def _block(lines: list[Markup]) -> Markup:
-    """Put lines below each other; the line ends count where styles are dropped."""
-    return fill("rows.html", rows=Markup("\n".join(lines))) if lines else _EMPTY
+    """Put lines below each other; the line ends count where styles are dropped. Many lines scroll in a box, which shows the last of them."""
+    if not lines:
+        return _EMPTY
+    rows = fill("rows.html", rows=Markup("\n".join(lines)))
+    num_lines = len(lines) + sum(line.count("\n") for line in lines)
+    return fill("long.html", rows=rows, label=f"{num_lines:,} lines") if num_lines > LONG_LINES else rows
 
 
 def _row(row: Row, prefix: bool, extra: str = "") -> Markup:
@@ -94,8 +102,8 @@ def _tabs(name: str, panels: list[tuple[tuple[int, ...], Markup]], prefix: bool)
     tabs = [
         fill(
             "tab.html",
-            id=f"mnb-{name}-{position}",
-            name=f"mnb-{name}",
+            id=f"mno-{name}-{position}",
+            name=f"mno-{name}",
             checked=Markup(" checked") if position == 0 else _EMPTY,
             label=name_ranks(ranks),
             content=content,

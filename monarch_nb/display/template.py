@@ -20,7 +20,7 @@ class Markup(str):
     """Text that is HTML already.
 
     >>> render("note.html", text="<b>"), render("note.html", text=Markup("<b>"))
-    ('<span class="mnb-note">&lt;b&gt;</span>', '<span class="mnb-note"><b></span>')
+    ('<span class="mno-note">&lt;b&gt;</span>', '<span class="mno-note"><b></span>')
     """
 
     __slots__ = ()
@@ -39,11 +39,15 @@ def joined(parts: list[Markup]) -> Markup:
     return Markup("".join(parts))
 
 
+def source(template: str) -> str:
+    """Return what a file in `templates/` holds."""
+    return (_FOLDER / template).read_text(encoding="utf-8").rstrip("\n")
+
+
 def _escaped(value: object) -> str:
     return value if isinstance(value, Markup) else escape(str(value))
 
 
 @lru_cache(maxsize=64)
 def _parts(template: str) -> tuple[str, ...]:
-    text = (_FOLDER / template).read_text(encoding="utf-8").rstrip("\n")
-    return tuple(_FIELD.split(text))
+    return tuple(_FIELD.split(source(template)))

@@ -59,7 +59,7 @@ def test_nbconvert_executes_and_keeps_text_and_html(tmp_path: Path) -> None:
     assert texts(path)[1] == "[0-1] hi\n[0] 0\n[1] 1"
     result = run("nbconvert", "--to", "html", str(path))
     assert result.returncode == 0, result.stderr
-    assert 'class="mnb-ranks">[0-1] </span>' in (tmp_path / "a.html").read_text()
+    assert 'class="mno-ranks">[0-1] </span>' in (tmp_path / "a.html").read_text()
 
 
 def test_a_failed_cell_fails_the_run(tmp_path: Path) -> None:

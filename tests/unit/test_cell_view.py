@@ -12,10 +12,11 @@ import pytest
 
 from monarch_nb.display import CellView, ErrorInfo, LiveDisplay, ansi, fold_errors
 from monarch_nb.display.bundle import MAX_TEXT_LINES, clipped
+from monarch_nb.display.cell_html import LONG_LINES
 from monarch_nb.display.errors import errors_text
 from monarch_nb.display.live import NotebookPublisher, TerminalPublisher, choose_publisher
 from monarch_nb.display.progress import CellState, strip_text
-from monarch_nb.display.template import Markup, render
+from monarch_nb.display.template import Markup, render, source
 
 VOID = {"input", "img", "br"}
 WAIT_S = 30
@@ -94,8 +95,8 @@ def test_ansi_to_html(text: str, html: str) -> None:
 
 
 def test_templates_escape_unless_markup() -> None:
-    assert render("note.html", text='<"') == '<span class="mnb-note">&lt;&quot;</span>'
-    assert render("note.html", text=Markup("<br>")) == '<span class="mnb-note"><br></span>'
+    assert render("note.html", text='<"') == '<span class="mno-note">&lt;&quot;</span>'
+    assert render("note.html", text=Markup("<br>")) == '<span class="mno-note"><br></span>'
     with pytest.raises(KeyError):
         render("note.html")
 
@@ -164,7 +165,7 @@ def test_output_is_escaped_and_folded() -> None:
     assert "<script" not in html
     assert html.count("&lt;script&gt;") == 1
     assert "dev &lt;&amp;&gt;" in html
-    assert html.count("mnb-stderr") == 2
+    assert html.count("mno-stderr") == 2
     assert view.text() == "dev <&>\n[0-7] <script>alert(1)</script>\n[0,2,4,6] warn 0\n[1,3,5,7] warn 1"
 
 
@@ -177,9 +178,38 @@ def test_html_stands_alone() -> None:
 
 
 def test_colours_in_the_style_are_theme_variables() -> None:
-    style = str(render("style.html"))
-    for value in re.findall(r"[ -](?:color|background): ([^;]+);", style):
-        assert "var(--jp-" in value or value in ("none", "inherit"), value
+    for file in ("output.css", "card.css"):
+        values = re.findall(r"[{;-](?:color|background):([^;}]+)", source(file))
+        assert len(values) > 5
+        assert all("var(--jp-" in value or value in ("none", "none!important", "inherit") for value in values), values
+
+
+def test_an_output_brings_the_rules_that_it_needs_and_no_others() -> None:
+    """All rules are 5 KB, and a notebook may have hundreds of outputs."""
+    view, _ = make_view()
+    view.output(0, "stdout", "x\n")
+    plain = view.html()
+    assert len(plain) < 1400
+    assert ".mno-rows{display:grid" in plain
+    assert "ansi" not in plain and "mno-tab" not in plain
+    view.output(1, "stdout", "\x1b[31mred\x1b[0m\n")
+    view.error(2, error(2))
+    html = view.html()
+    assert ".ansi-red-fg" in html and ".ansi-blue-fg" not in html
+    assert ".mno-error{" in html
+    used = {name for names in re.findall(r'class="([^"]*)"', html) for name in names.split()}
+    styled = set(re.findall(r"\.(mno-[\w-]+)", source("output.css")))
+    for name in used & styled:
+        assert f".{name}" in "".join(re.findall(r"<style>(.*?)</style>", html, flags=re.S)), name
+
+
+def test_many_lines_scroll_in_a_box() -> None:
+    view, _ = make_view(1)
+    view.output(0, "stdout", "x\n" * LONG_LINES)
+    assert "mno-long" not in view.html()
+    view.output(0, "stdout", "x\n")
+    assert 'class="mno-long" tabindex="0"' in view.html()
+    assert "max-height:40em" in view.html()
 
 
 def test_cap_points_to_the_rest() -> None:
@@ -195,16 +225,16 @@ def test_one_rank_mesh_has_no_prefix_one_rank_of_many_has() -> None:
         view.output(0, "stdout", "x\n")
         view.result(0, {"text/plain": "42"})
         assert view.text() == expected
-        assert ("mnb-ranks" in body_of(view.html())) is (world_size > 1)
+        assert ("mno-ranks" in body_of(view.html())) is (world_size > 1)
 
 
 def test_partial_lines_show() -> None:
     view, _ = make_view(2)
     view.output(0, "stderr", "\r 50%|#####     |")
     assert view.text() == "[0]  50%|#####     |"
-    assert "mnb-partial" in body_of(view.html())
+    assert "mno-partial" in body_of(view.html())
     view.close()
-    assert "mnb-partial" not in body_of(view.html())
+    assert "mno-partial" not in body_of(view.html())
 
 
 def test_equal_results_once() -> None:
@@ -212,7 +242,7 @@ def test_equal_results_once() -> None:
     for rank in range(8):
         view.result(rank, {"text/plain": "tensor([[1, 2],\n        [3, 4]])" if rank < 7 else "7"})
     assert view.text() == "[0-6] tensor([[1, 2],\n              [3, 4]])\n[7] 7"
-    assert "mnb-tabs" not in body_of(view.html())
+    assert "mno-tabs" not in body_of(view.html())
 
 
 def test_long_result_is_cut() -> None:
@@ -321,7 +351,7 @@ def test_time_strip_when_ranks_differ(seconds: list[float], text: str) -> None:
     for rank, took in enumerate(seconds):
         view.done(rank, took)
     assert view.text() == text
-    assert body_of(view.html()).count('class="mnb-bar"') == (len(seconds) if text else 0)
+    assert body_of(view.html()).count('class="mno-bar"') == (len(seconds) if text else 0)
 
 
 def test_no_strip_while_a_rank_runs() -> None:

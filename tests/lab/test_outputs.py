@@ -1,0 +1,70 @@
+"""Outputs of cells, as JupyterLab shows them: with its styles and ours on one page, in both themes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab import Lab, Page
+
+CELLS = [
+    "%load_ext monarch_nb\n%mesh start seen --gpus 4",
+    "%%mesh\nimport time\ntime.sleep(0.2 * (1 + rank))\nprint('came late')",
+    "%%mesh --ranks 0\nfor i in range(400_000):\n    print('line', i)",
+    "mesh.pull('rank')",
+    "%mesh stop seen",
+]
+GROUNDS = """() => [...document.querySelectorAll('.jp-OutputArea table tbody tr')].map(row => {
+  const transparent = 'rgba(0, 0, 0, 0)';
+  return [...row.querySelectorAll('td, td *')].map(e => getComputedStyle(e).backgroundColor).filter(c => c !== transparent).length;
+})"""
+
+
+@pytest.fixture(scope="module")
+def page(browser: Any, lab: Lab) -> Iterator[Page]:
+    opened = Page(browser, lab, CELLS, "outputs.ipynb")
+    opened.run(0)
+    yield opened
+    opened.run(len(CELLS) - 1)
+    assert opened.errors == []
+    opened.page.close()
+
+
+def test_bars_are_as_high_as_ranks_took_time(page: Page, pictures: Path) -> None:
+    page.run(1)
+    bars = page.page.locator(".mno-bar")
+    bars.first.wait_for()
+    heights = bars.evaluate_all("all => all.map(b => b.getBoundingClientRect().height)")
+    assert len(heights) == 4
+    assert heights == sorted(heights)
+    assert heights[0] < 0.6 * heights[3] <= 18
+    assert page.page.locator(".mno-text").first.evaluate("e => getComputedStyle(e).userSelect") in ("auto", "text")
+    page.picture(pictures / "bars.png")
+
+
+def test_rows_of_a_table_have_one_ground(page: Page, pictures: Path) -> None:
+    page.run(3)
+    page.page.locator(".jp-OutputArea table tbody tr").nth(3).wait_for()
+    for theme in ("JupyterLab Dark", "JupyterLab Light"):
+        page.page.evaluate("theme => jupyterapp.commands.execute('apputils:change-theme', {theme})", theme)
+        page.page.wait_for_function(f"document.body.dataset.jpThemeName === '{theme}'")
+        assert page.page.evaluate(GROUNDS) == [0, 0, 0, 0]
+        page.picture(pictures / f"table-{theme.split()[-1].lower()}.png")
+
+
+def test_400_000_lines_stay_in_a_box_at_its_end(page: Page, pictures: Path) -> None:
+    page.run(2)
+    box = page.page.locator(".mno-long")
+    box.wait_for()
+    assert box.bounding_box()["height"] < 800
+    shown = box.evaluate("b => [b.scrollHeight, b.clientHeight, b.scrollTop]")
+    assert shown[0] > 10_000
+    assert shown[2] == 0, "a box whose order is reversed begins at its end"
+    last = box.locator(".mno-text", has_text=re.compile("^line 399999$")).evaluate(
+        "(e) => [e.getBoundingClientRect().bottom, e.closest('.mno-long').getBoundingClientRect().bottom]"
+    )
+    assert abs(last[0] - last[1]) < 30
+    page.picture(pictures / "long.png")
