@@ -144,6 +144,7 @@ class MeshStatus:
         is_healing: whether lost ranks are being put back just now.
         on_failure: what is done when a rank dies: stop, heal, shrink or call.
         journal: directory of its journal.
+        journal_trouble: why it can't be written just now; empty if it can.
         versions: of Python and packages.
         environment: short hash of versions and variables; equal for equal environments.
     """
@@ -158,6 +159,7 @@ class MeshStatus:
     clients: tuple[str, ...]
     num_cells: int = 0
     journal: str = ""
+    journal_trouble: str = ""
     lease_left_s: float | None = None
     is_healing: bool = False
     on_failure: str = "stop"
@@ -214,7 +216,7 @@ class MeshStatus:
         if self.versions:
             lines.append(f"  {', '.join(f'{k} {v}' for k, v in self.versions.items())}; environment {self.environment}")
         if self.journal:
-            lines.append(f"  journal: {self.journal}")
+            lines.append(f"  journal: {self.journal}{self.journal_trouble and f'; not written: {self.journal_trouble}'}")
         lines += [f"  client: {c}" for c in self.clients]
         return "\n".join(lines)
 

@@ -150,10 +150,20 @@ class Feed(Pending):
             self._watcher.said(what)
         elif kind == "over":
             self.summary = what
+            for failure in what.get("failures", ()):
+                self._failed(failure)
             new = {rank: seconds for rank, seconds in what["seconds"].items() if rank not in self._ended}
             if new:
                 self._ended.update(new)
                 self._watcher.ended_well(new)
+
+    def _failed(self, failure: Mapping[str, Any]) -> None:
+        """A rank has failed; its own account of that isn't in the journal, or this would be known."""
+        rank, ename, evalue = failure["rank"], failure["type"], failure["message"]
+        if rank not in self._ended:
+            self._ended.add(rank)
+            text = f"{ename}: {evalue} (its traceback was not kept)"
+            self._watcher.ended(rank, {"status": "error", "ename": ename, "evalue": evalue, "traceback": text, "when": failure.get("when", 0.0)})
 
     def _done(self, rank: int, seconds: float) -> None:
         """A rank has ended the cell; those that have nothing to show are told of here only."""

@@ -244,6 +244,7 @@ class Board:
             "is_healing": home.healing.is_busy(group.name),
             "on_failure": group.policy.on_failure,
             "journal": home.journal.store.directory,
+            "journal_trouble": home.journal.trouble,
             "clients": [f"{c.what} (pid {c.pid})" for c in home.registry.clients.values() if not c.observes],
             "versions": home.versions,
             "environment": home.environment_id,

@@ -354,6 +354,8 @@ class Cells:
     def _finish(self, cell: Cell, said: str) -> None:
         if said:
             self.say(cell, said)
+        if self._home.journal.trouble:  # who watches has seen it all: it's for those who come later
+            cell.said.append(f"what it has printed may be missing here: {self._home.journal.trouble}")
         ladder = self._ladders.pop(cell.n, None)
         self._cells.pop(cell.n, None)
         self._home.supervisor.drain()  # what its ranks have printed goes before the news of its end
@@ -361,12 +363,13 @@ class Cells:
             "status": self._status(cell, ladder),
             "reason": ladder.reason if ladder is not None else "",
             "unfinished": cell.unfinished,
+            "failures": cell.failures,
             "stopped": sorted(r for r, s in cell.ended.items() if s == "interrupted"),
             "said": cell.said,
             "seconds": {r: round(s, 6) for r, s in sorted(cell.seconds.items())},
         }
         self._home.journal.entries.add(
-            cell.n, ended=time.time(), failures=cell.failures, end_position=self._home.journal.store.end, seen=any(not w.over for w in cell.watches),
+            cell.n, ended=time.time(), end_position=self._home.journal.store.end, seen=any(not w.over for w in cell.watches),
             **summary,
         )  # fmt: skip
         for watch in cell.watches:
@@ -404,7 +407,7 @@ class Cells:
         until = min(entry["end_position"] + LATE_BYTES, home.journal.store.end)
         watch = home.output.watch_cell(client, ref, n, entry["position"], until)
         watch.tell("began", n)
-        watch.tell("over", {k: entry[k] for k in ("status", "reason", "unfinished", "stopped", "said", "seconds")})
+        watch.tell("over", {k: entry[k] for k in ("status", "reason", "unfinished", "failures", "stopped", "said", "seconds")})
 
     def is_watched(self, n: int) -> bool:
         """Say whether somebody watches a cell that isn't over."""

@@ -32,6 +32,8 @@ class ClientDesk:
         home.board.touch()
         if client.listens:
             home.output.watch_own(client)
+            if home.journal.notice:
+                home.event(message.src, "notice", {"group": "", "what": home.journal.notice})
         return {
             "pid": os.getpid(),
             "name": home.name,

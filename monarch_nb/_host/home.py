@@ -173,6 +173,7 @@ class HomeProcess(HostProcess):
             "healing": [g for g in registry.groups if self.healing.is_busy(g)],
             "policies": {g.name: g.policy.on_failure for g in registry.groups.values()},
             "journal": self.journal.store.directory,
+            "journal_trouble": self.journal.trouble,
             "hosts": self.hosts.rows(),
             "clients": [{"pid": c.pid, "what": c.what} for c in registry.clients.values()],
             "procs": [

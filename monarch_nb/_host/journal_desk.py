@@ -1,17 +1,27 @@
-"""The journal of a mesh: what was printed, what was done by whom, and what nobody has seen yet."""
+"""The journal of a mesh: what was printed, what was done by whom, and what nobody has seen yet.
+
+When its disk is full, or can't be written to for another reason, the mesh goes on without: programs are told, once, and told again when it's kept again.
+"""
 
 from __future__ import annotations
 
 import os
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._journal.disk import check_room, why
 from monarch_nb._journal.entries import EntryLog
 from monarch_nb._journal.output import OutputStore
 from monarch_nb._wire.message import Message
+from monarch_nb.status import bytes_text
 
 if TYPE_CHECKING:
     from monarch_nb._host.home import HomeProcess
+
+RETRY_S = 1.0
+MAX_RETRY_S = 60.0
+"""How long it takes until the disk is tried again; twice as long each time that it has failed again within the maximum."""
 
 
 class JournalDesk:
@@ -20,6 +30,7 @@ class JournalDesk:
     Attributes:
         store: what was printed.
         entries: what was done.
+        trouble: why nothing is kept just now; empty if all is.
     """
 
     def __init__(self, home: HomeProcess) -> None:
@@ -29,11 +40,72 @@ class JournalDesk:
         self.entries = EntryLog(directory)
         self.entries.when_dirty = lambda: home.loop.call_shortly(self.entries.flush)
         self._missed_from: int | None = None
+        self.trouble = ""
+        self._place = directory
+        self._since = 0.0
+        self._retry_s = RETRY_S
+        self._back_at = -MAX_RETRY_S
+        self.store.when_broken = self.entries.when_broken = self._broken
+        if self.entries.problem is not None:
+            home.loop.call_later(0.0, partial(self._broken, self.entries.problem))
 
     def move(self, directory: str) -> None:
-        """Keep everything at another place."""
-        self.store.move(directory)
-        self.entries.move(directory)
+        """Keep everything at another place, as soon as that can be written to."""
+        self._place = directory
+        if self.trouble:
+            return
+        try:
+            self._go_there()
+        except OSError as error:
+            self._broken(error)
+
+    def _go_there(self) -> None:
+        for part in (self.store, self.entries):
+            if part.directory != self._place:
+                part.move(self._place)
+
+    # --- a disk that can't be written to
+
+    def _broken(self, error: OSError) -> None:
+        """Go on without, and try again now and then."""
+        if self.trouble:
+            return
+        self.trouble, self._since = why(error, self._place), time.time()
+        for part in (self.store, self.entries):
+            if not part.is_paused:
+                part.pause()
+        relapsed = time.monotonic() - self._back_at < MAX_RETRY_S
+        self._retry_s = min(MAX_RETRY_S, 2 * self._retry_s) if relapsed else RETRY_S
+        self._home.loop.call_later(self._retry_s, self._try_again)
+        self._tell(self.notice)
+
+    @property
+    def notice(self) -> str:
+        """What people are told while nothing is kept; empty if all is."""
+        return self.trouble and (
+            f"the journal of mesh {self._home.name!r} can't be written: {self.trouble}. Cells run on and show what they print, but nothing is kept "
+            f"of it. Make room; the journal goes on by itself"
+        )
+
+    def _try_again(self) -> None:
+        try:
+            check_room(_existing(self._place))
+            self._go_there()
+            missing = f"{bytes_text(self.store.num_unkept_bytes)} of output from {_clock(self._since)} to {_clock(time.time())} were not kept: {self.trouble}"
+            self.store.resume(missing + "\n")
+            self.entries.resume()
+        except OSError:
+            if not self.store.is_paused:
+                self.store.pause()
+            self._home.loop.call_later(self._retry_s, self._try_again)
+            return
+        self.trouble, self._back_at = "", time.monotonic()
+        self.note(0, "note", text=missing)
+        self._tell(f"the journal of mesh {self._home.name!r} is written again; {missing}")
+
+    def _tell(self, text: str) -> None:
+        self._home.board.touch()
+        self._home.clients.tell_listeners("notice", {"group": "", "what": text})
 
     def close(self) -> None:
         """Write out what there is."""
@@ -58,9 +130,9 @@ class JournalDesk:
         return None
 
     def do_history(self, message: Message, fields: dict[str, Any]) -> object:
-        """Return the last entries, oldest first, and how much output was dropped."""
+        """Return the last entries, oldest first, how much output was dropped, and why nothing is kept, if that's so."""
         entries = sorted(self.entries.entries.values(), key=lambda e: int(e["n"]))
-        return {"entries": entries[-fields["limit"] :], "num_dropped_bytes": self.store.start}
+        return {"entries": entries[-fields["limit"] :], "num_dropped_bytes": self.store.start, "trouble": self.trouble}
 
     def do_entry(self, message: Message, fields: dict[str, Any]) -> object:
         """Return one entry, or None."""
@@ -82,3 +154,14 @@ class JournalDesk:
         if fields.get("others"):
             self._missed_from = None
         return None
+
+
+def _existing(path: str) -> str:
+    """Return the directory, of a path and those above it, that is there."""
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def _clock(when: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(when))

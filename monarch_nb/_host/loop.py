@@ -13,6 +13,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import zmq
@@ -143,4 +144,5 @@ def _guarded(callback: Callback) -> None:
     try:
         callback()
     except Exception:
-        traceback.print_exc()
+        with suppress(OSError):  # the log's disk is full
+            traceback.print_exc()

@@ -44,7 +44,7 @@ class OutputDesk:
         if group not in self._store.groups:
             groups = {**self._store.groups, group: len(self._store.groups)}
             self._home.clients.tell_listeners("groups", {"groups": groups})
-        self.watches.offer(*self._store.append(kind, stream, group, rank, origin, data))
+        self.watches.offer(self._store.append(kind, stream, group, rank, origin, data))
 
     # --- who watches
 
@@ -102,7 +102,7 @@ class OutputDesk:
         chosen = None if ranks is None else set(ranks)
 
         def wanted(record: Record) -> bool:
-            return (
+            return record.kind == records.NOTE or (
                 record.kind != records.RESULT
                 and (group is None or store.groups.get(group) == record.group)
                 and (chosen is None or record.rank in chosen)

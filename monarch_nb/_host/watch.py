@@ -2,7 +2,7 @@
 
 The journal on disk is the one source. A watch that keeps up gets each piece as it is written; one that is more than `WINDOW_BYTES` ahead of
 what its client has taken is left to read on from disk later. So a slow or stopped client costs the host process nothing, and
-misses nothing but what the journal itself had to drop, which it's told.
+misses nothing but what the journal itself had to drop or couldn't keep, which it's told.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import Any
 
 from monarch_nb._host.loop import Loop
 from monarch_nb._journal import record as records
-from monarch_nb._journal.output import OutputStore
+from monarch_nb._journal.output import Appended, OutputStore
 from monarch_nb._journal.record import Record
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
+from monarch_nb.status import bytes_text
 
 WINDOW_BYTES = 8 << 20
 _BATCH_BYTES = 1 << 18
@@ -60,6 +61,8 @@ class Watch:
         self._batch: list[bytes] = []
         self._batch_bytes = 0
         self._ahead_bytes = 0
+        self._num_unkept_bytes = 0
+        """Of what couldn't be sent, and isn't on disk."""
         self._scheduled = False
         self._scheduled_soon = False
         self._news: list[tuple[Any, ...]] = []
@@ -70,20 +73,37 @@ class Watch:
         if not self._live:
             self._schedule()
 
-    def offer(self, record: Record, packed: bytes) -> None:
-        """A piece has just been written at the end of the journal."""
-        if not self._live or self.over or not self._wanted(record):
+    def offer(self, new: Appended) -> None:
+        """A piece has just come, and is at the end of the journal if it could be kept."""
+        record, packed, kept = new
+        if self.over or (kept and not self._live) or not self._wanted(record):
             return
-        if self._ahead_bytes > WINDOW_BYTES:
-            self._live = False
-            self._position = self._store.end - len(packed)
+        if not self._live or self._ahead_bytes > WINDOW_BYTES:
+            self._leave_behind(new)
             return
+        self._note_unkept()
         if record.kind == records.RESULT:
             self._batch.append(packed)  # ranks mostly end together, and then their results go together
             self._batch_bytes += len(packed)
             self._schedule_soon()
         else:
             self._add(packed)
+
+    def _leave_behind(self, new: Appended) -> None:
+        """A piece has come for a client that hasn't taken what came before."""
+        if new.kept:
+            self._live = False
+            self._position = self._store.end - len(new.packed)
+        elif new.record.kind == records.RESULT:  # how a cell has ended must be known
+            self._add(new.packed)
+        else:
+            self._num_unkept_bytes += len(new.packed)
+
+    def _note_unkept(self) -> None:
+        """Say what is missing here, if anything is."""
+        if self._num_unkept_bytes:
+            num, self._num_unkept_bytes = self._num_unkept_bytes, 0
+            self._add(_note(f"{bytes_text(num)} of output are missing here: the journal can't be written, and they came faster than they could be shown"))
 
     def tell(self, *news: Any, last: bool = False, soon: bool = False) -> None:
         """Send news about what is watched, after all output so far.
@@ -148,21 +168,17 @@ class Watch:
         scan = self._store.scan(self._position, self._wanted)
         self._position = scan.position
         if scan.num_lost_bytes:
-            self._add(self._note(scan.num_lost_bytes))
+            self._add(_note(f"{_size(scan.num_lost_bytes)} of older output were dropped: the journal keeps {self._store.max_bytes >> 20} MiB"))
         if scan.data:
             self._add(scan.data)
         end = self._store.end if self._until is None else min(self._until, self._store.end)
         if self._position >= end:
             self._live = True
+            self._note_unkept()
             self._is_last = self._is_last or self._until is not None
             self._news.append(("live", None))
         else:
             self._schedule()
-
-    def _note(self, num_bytes: int) -> bytes:
-        size = f"{num_bytes / 2**20:.3g} MiB" if num_bytes >= 1 << 20 else f"{num_bytes} bytes"
-        text = f"{size} of older output were dropped: the journal keeps {self._store.max_bytes >> 20} MiB"
-        return records.pack(Record(records.NOTE, "stderr", 0, 0, 0, 0, 0.0, text.encode()))
 
     def flush(self) -> None:
         """Send at once what has been offered so far."""
@@ -176,6 +192,7 @@ class Watch:
             )
 
     def _send_news(self) -> None:
+        self._note_unkept()
         news: list[Any] = []
         if self._batch:
             payload = b"".join(self._batch)
@@ -194,6 +211,14 @@ class Watch:
                 payload=pickle.dumps(news, 5),
             ),
         )  # fmt: skip
+
+
+def _note(text: str) -> bytes:
+    return records.pack(Record(records.NOTE, "stderr", 0, 0, 0, 0, 0.0, text.encode()))
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.3g} MiB" if num_bytes >= 1 << 20 else f"{num_bytes} bytes"
 
 
 class Watches:
@@ -216,12 +241,12 @@ class Watches:
                 del self._of_cells[oldest]
         return watch
 
-    def offer(self, record: Record, packed: bytes) -> None:
+    def offer(self, new: Appended) -> None:
         """Offer a new record to those that it may concern."""
-        for watch in self._of_cells.get(record.origin, ()):
-            watch.offer(record, packed)
+        for watch in self._of_cells.get(new.record.origin, ()):
+            watch.offer(new)
         for watch in self._others:
-            watch.offer(record, packed)
+            watch.offer(new)
 
     def _all(self) -> list[Watch]:
         return [*self._others, *(w for watches in self._of_cells.values() for w in watches)]

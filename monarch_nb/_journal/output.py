@@ -2,13 +2,16 @@
 
 A position is a number of bytes since the journal began, over all files. The oldest file goes when all are more than `max_bytes`, or
 when it hasn't been written to for `max_age_s`; who reads from a position that is gone hears how much is missing.
+
+A disk that can't be written to keeps nobody from anything: records pass through and aren't kept until `resume` has worked. What was written of a
+record in part is cut off again, and if that fails, too, it's the end of a file, where readers leave it out: the next record begins another file.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
@@ -24,6 +27,14 @@ MARK_BYTES = 1 << 18
 """How far apart positions are from which one can read, when going backwards."""
 
 
+class Appended(NamedTuple):
+    """A record, its bytes, and whether they're on disk."""
+
+    record: Record
+    packed: bytes
+    kept: bool
+
+
 class Scan(NamedTuple):
     """What a scan found: packed records, the position after it, and how many bytes were gone before it began."""
 
@@ -36,7 +47,7 @@ class OutputStore:
     """Appends and reads. One process writes; others may only read files that are there (`read_all`).
 
     Args:
-        directory: made with mode 0700 if it isn't there.
+        directory: made with mode 0700 by the first record, if it isn't there.
         max_bytes: what all files together may have.
     """
 
@@ -48,7 +59,6 @@ class OutputStore:
         segment_bytes: int = SEGMENT_BYTES,
         max_age_s: float = MAX_AGE_S,
     ) -> None:
-        os.makedirs(directory, mode=0o700, exist_ok=True)
         self.directory = directory
         self.max_bytes = max_bytes
         self._segment_bytes = segment_bytes
@@ -60,6 +70,12 @@ class OutputStore:
         self.end = 0
         """Position after the last record."""
         self.groups: dict[str, int] = {}
+        self.is_paused = False
+        """Whether records aren't kept just now."""
+        self.num_unkept_bytes = 0
+        """Of records since it was paused."""
+        self.when_broken: Callable[[OSError], None] = lambda _error: None
+        """Told why nothing is kept any more."""
         self._next_seq = 1
         self._written_groups: set[int] = set()
 
@@ -70,43 +86,89 @@ class OutputStore:
 
     def append(
         self, kind: int, stream: str, group: str, rank: int, origin: int, data: bytes
-    ) -> tuple[Record, bytes]:
-        """Write a record; return it, and its bytes."""
+    ) -> Appended:
+        """Write a record, if that can be done."""
         index = self.groups.setdefault(group, len(self.groups))
-        if self._fd < 0 or self.end - self._starts[-1] >= self._segment_bytes:
-            self._new_segment()
-        if index not in self._written_groups:
-            self._written_groups.add(index)
-            self._write(Record(records.GROUP, "stdout", index, 0, 0, 0, time.time(), group.encode()))
         record = Record(kind, stream, index, rank, origin, self._take_seq(), time.time(), data)
-        return record, self._write(record)
+        packed = records.pack(record)
+        kept = not self.is_paused and self._keep(group, index, packed)
+        if not kept:
+            self.num_unkept_bytes += len(packed)
+        return Appended(record, packed, kept)
 
     def _take_seq(self) -> int:
         self._next_seq += 1
         return self._next_seq - 1
 
-    def _write(self, record: Record) -> bytes:
-        packed = records.pack(record)
+    def _keep(self, group: str, index: int, packed: bytes) -> bool:
+        try:
+            if self._fd < 0 or self.end - self._starts[-1] >= self._segment_bytes:
+                self._new_segment()
+            if index not in self._written_groups:
+                self._write(records.pack(Record(records.GROUP, "stdout", index, 0, 0, 0, time.time(), group.encode())))
+                self._written_groups.add(index)
+            self._write(packed)
+        except OSError as error:
+            self.pause()
+            self.when_broken(error)
+            return False
+        return True
+
+    def _write(self, packed: bytes) -> None:
         if self.end - self._marks[-1] >= MARK_BYTES:
             self._marks.append(self.end)
         view = memoryview(packed)
         while view:
             view = view[os.write(self._fd, view) :]
         self.end += len(packed)
-        return packed
 
     def _new_segment(self) -> None:
         self.close()
+        os.makedirs(self.directory, mode=0o700, exist_ok=True)
+        self._fd = os.open(self._path(self.end), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         self._starts.append(self.end)
         self._marks.append(self.end)
         self._written_groups.clear()
-        self._fd = os.open(self._path(self.end), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
-        self._drop_old()
+        self.drop_old()
+
+    # --- pauses
+
+    def pause(self) -> None:
+        """Keep nothing from now on; what has been written in part is cut off."""
+        self.is_paused = True
+        if self._fd < 0:
+            return
+        with suppress(OSError):
+            os.ftruncate(self._fd, self.end - self._starts[-1])
+        self.close()
+        if self._starts[-1] == self.end:
+            self._drop_empty()
+
+    def _drop_empty(self) -> None:
+        """Drop the last file, into which nothing could be written: another begins at the same position."""
+        with suppress(OSError):
+            os.unlink(self._path(self._starts.pop()))
+        self._marks = [m for m in self._marks if m < self.end]
+
+    def resume(self, note: str) -> None:
+        """Keep records again; the first one is a note that says what is missing.
+
+        Raises:
+            OSError: if they still can't be kept.
+        """
+        try:
+            self._new_segment()
+            self._write(records.pack(Record(records.NOTE, "stderr", 0, 0, 0, self._take_seq(), time.time(), note.encode())))
+        except OSError:
+            self.pause()
+            raise
+        self.is_paused, self.num_unkept_bytes = False, 0
 
     def _path(self, start: int) -> str:
         return os.path.join(self.directory, f"output-{start:016x}.bin")
 
-    def _drop_old(self) -> None:
+    def drop_old(self) -> None:
+        """Drop files that are too old, or too much."""
         while len(self._starts) > 1 and (
             self.end - self.start > self.max_bytes or self._is_old(self._starts[0])
         ):
@@ -131,16 +193,29 @@ class OutputStore:
         position = max(position, self.start)
         if position >= self.end:
             return Scan(b"", position, num_lost)
-        segment = max(s for s in self._starts if s <= position)
-        with open(self._path(segment), "rb") as file:
-            file.seek(position - segment)
-            data = file.read(max_bytes)
-            if len(data) >= HEADER.size:
-                (size,) = HEADER.unpack_from(data)[:1]
-                if size + HEADER.size > len(data):
-                    data += file.read(size + HEADER.size - len(data))
+        data, end = self._read(position, max_bytes)
         kept, used = _pick(data, wanted)
+        if not used:  # somebody has taken the file away, or cut it off
+            return Scan(b"", end, num_lost + end - position)
         return Scan(kept, position + used, num_lost)
+
+    def _read(self, position: int, max_bytes: int) -> tuple[bytes, int]:
+        """Return some bytes from a position on, one record at least, and where that file ends."""
+        at = bisect_right(self._starts, position)
+        segment = self._starts[at - 1]
+        end = self._starts[at] if at < len(self._starts) else self.end
+        left = end - position  # what is behind that was written in part, and couldn't be cut off
+        try:
+            with open(self._path(segment), "rb") as file:
+                file.seek(position - segment)
+                data = file.read(min(max_bytes, left))
+                if len(data) >= HEADER.size:
+                    (size,) = HEADER.unpack_from(data)[:1]
+                    if size + HEADER.size > len(data):
+                        data += file.read(min(size + HEADER.size, left) - len(data))
+        except OSError:
+            return b"", end
+        return data, end
 
     def scan_back(self, before: int, wanted: Callable[[Record], bool] | None) -> tuple[Scan, int]:
         """Read the stretch that ends at `before`, where a record ends; return it, and where it begins (`start`: there's nothing before it)."""
@@ -162,14 +237,27 @@ class OutputStore:
             self._fd = -1
 
     def move(self, directory: str) -> None:
-        """Go on in another directory; what is there already goes along."""
+        """Go on in another directory; what is there already goes along.
+
+        Raises:
+            OSError: if that can't be written there; then all stays where it was.
+        """
         import shutil
 
         os.makedirs(directory, mode=0o700, exist_ok=True)
         self.close()
-        for start in self._starts:
-            name = os.path.basename(self._path(start))
-            shutil.move(os.path.join(self.directory, name), os.path.join(directory, name))
+        names = [os.path.basename(self._path(start)) for start in self._starts]
+        try:
+            for name in names:
+                shutil.copy2(os.path.join(self.directory, name), os.path.join(directory, name))
+        except OSError:
+            for name in names:
+                with suppress(OSError):
+                    os.unlink(os.path.join(directory, name))
+            raise
+        for name in names:
+            with suppress(OSError):
+                os.unlink(os.path.join(self.directory, name))
         self.directory = directory
         if self._starts:
             self._fd = os.open(self._path(self._starts[-1]), os.O_RDWR | os.O_APPEND)

@@ -154,8 +154,10 @@ class History:
         """Return the last entries, oldest first."""
         found = self._mesh._session.request("history", limit=limit)
         entries = Entries(Entry.of(row) for row in found["entries"])
-        dropped = found["num_dropped_bytes"]
-        if dropped:
+        dropped, trouble = found["num_dropped_bytes"], found["trouble"]
+        if trouble:
+            entries.note = f"(the journal can't be written: {trouble})"
+        elif dropped:
             entries.note = f"(the oldest {dropped / 2**20:.3g} MiB of output were dropped: the journal is at its limit)"
         return entries
 

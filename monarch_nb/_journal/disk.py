@@ -1,0 +1,50 @@
+"""Disks that are full, or can't be written to for another reason: how much room is wanted, and what people are told."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from monarch_nb.status import bytes_text
+
+ROOM_BYTES = 8 << 20
+"""So much must be free before something that has failed for lack of room is tried again; of a small file system, an eighth."""
+
+
+def check_room(directory: str) -> None:
+    """See whether there's room to go on.
+
+    Raises:
+        OSError: if there isn't, or nobody can say.
+    """
+    found = os.statvfs(directory)
+    wanted = min(ROOM_BYTES, found.f_blocks * found.f_frsize // 8)
+    if found.f_bavail * found.f_frsize < wanted:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), directory)
+
+
+def why(error: OSError, path: str) -> str:
+    """Return what keeps us from writing below `path`, in words that name the disk.
+
+    >>> why(OSError(errno.EROFS, "Read-only file system"), "/proc/self/x")
+    'Read-only file system: /proc/self/x'
+    """
+    reason = error.strerror or type(error).__name__
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return f"{reason}: {path}"
+    return f"{'no space left' if error.errno == errno.ENOSPC else 'disk quota exceeded'} on {_disk(path)}"
+
+
+def _disk(path: str) -> str:
+    """Return where a path is mounted, and how full that is."""
+    path = os.path.abspath(path)
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return path
+    while not os.path.ismount(path):
+        path = os.path.dirname(path)
+    free, whole = (bytes_text(n * found.f_frsize) for n in (found.f_bavail, found.f_blocks))
+    return f"the disk at {path} ({free} of {whole} free)"
