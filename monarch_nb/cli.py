@@ -5,102 +5,93 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from monarch_nb import __version__
-from monarch_nb.exceptions import MeshError, MeshNotFound
-from monarch_nb.magics.arguments import add_doctor_arguments, add_start_arguments
+from monarch_nb._shape import name_ranks
+from monarch_nb.exceptions import MeshNotFound, MeshUsageError
+from monarch_nb.magics.arguments import (
+    Parser,
+    add_doctor_arguments,
+    add_start_arguments,
+    did_you_mean,
+    dims,
+    num_bytes,
+    pattern,
+    positive,
+    seconds,
+    shortened,
+)
+from monarch_nb.status import duration
+from monarch_nb.terminal.words import in_terminal
 
 if TYPE_CHECKING:
     from monarch_nb.mesh import Mesh
 
+USAGE_ERROR = 2
+RANKS_HELP = "a rank set: all; 0-3,7; ::2; hosts=0"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
+    from monarch_nb.terminal.colours import colours_as_wanted
+    from monarch_nb.terminal.failure import exit_status
+
     arguments = _parser().parse_args(argv)
-    try:
-        return int(arguments.run(arguments) or 0)
-    except (MeshError, ValueError, LookupError) as error:
-        print(f"monarch-nb: {error}", file=sys.stderr)
-        return 1
+    with colours_as_wanted():
+        return exit_status(lambda: arguments.run(arguments), f"monarch-nb {arguments.command}", partial(_in_words, arguments))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="monarch-nb", description="Meshes that notebooks have started.")
+def _say(arguments: argparse.Namespace, text: str) -> None:
+    """Print a message of ours, in the terminal's words; what ranks have printed is left as it is."""
+    print(_in_words(arguments, text), flush=True)
+
+
+def _in_words(arguments: argparse.Namespace, text: str) -> str:
+    return in_terminal(text, COMMANDS, getattr(arguments, "name", None))
+
+
+class CommandParser(Parser):
+    """The notebook's parser in a terminal: it prints what is wrong, and leaves."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, rest = super().parse_known_args(args, namespace)
+        if rest and self.prog != "monarch-nb":  # a command knows its own arguments best
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        return found, rest
+
+    def error(self, message: str) -> NoReturn:
+        if message.startswith("argument COMMAND: invalid choice: "):
+            word = message.removeprefix("argument COMMAND: invalid choice: ").partition(" (choose from")[0].strip("'\"")
+            meant = did_you_mean(word, COMMANDS, "monarch-nb ")
+            self._leave(f"monarch-nb has no command {shortened(word)}. {meant}monarch-nb --help lists all commands")
+        self._leave(f"{self.prog}: {message}. {self.hint(message)}Usage: {self.one_line_usage()}")
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        argparse.ArgumentParser.exit(self, status, message)
+        raise AssertionError  # it doesn't come back
+
+    def print_help(self, file: Any = None) -> None:
+        argparse.ArgumentParser.print_help(self, file)
+
+    def _leave(self, text: str) -> NoReturn:
+        print(text, file=sys.stderr)
+        self.exit(USAGE_ERROR)
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser(prog="monarch-nb", description="Meshes of this user: those of notebooks, scripts and terminals.")
     parser.add_argument("--version", action="version", version=f"monarch-nb {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    command = commands.add_parser("start", help="start a mesh that goes on by itself")
-    add_start_arguments(command.add_argument)
-    command.set_defaults(run=start)
-    command = commands.add_parser("list", help="the meshes of this user")
-    command.set_defaults(run=list_meshes)
-    command = commands.add_parser("status", help="hosts and ranks of a mesh")
-    command.add_argument("name", nargs="?")
-    command.add_argument("--json", action="store_true", help="for programs; with --watch, one object a line")
-    command.add_argument("--watch", "-w", action="store_true", help="go on until interrupted")
-    command.set_defaults(run=show_status)
-    command = commands.add_parser("top", help="the same as status --watch")
-    command.add_argument("name", nargs="?")
-    command.set_defaults(run=show_status, json=False, watch=True)
-    command = commands.add_parser("stop", help="end a mesh")
-    command.add_argument("name", nargs="?")
-    command.set_defaults(run=stop)
-    command = commands.add_parser("logs", help="what ranks have printed")
-    command.add_argument("name", nargs="?")
-    command.add_argument("--ranks", default="all", help="a rank set: 0-3,7 or hosts=0")
-    command.add_argument("--grep", metavar="RE", help="only lines that match")
-    command.add_argument("--bytes", type=int, default=1 << 20, help="about how much of the end of the journal")
-    command.add_argument("--follow", "-f", action="store_true", help="go on until interrupted")
-    command.set_defaults(run=logs)
-    command = commands.add_parser("history", help="what ran on a mesh, also on one that has ended")
-    command.add_argument("name", nargs="?")
-    command.add_argument("--last", type=int, default=50)
-    command.set_defaults(run=history)
-    command = commands.add_parser("export", help="write the journal's cells to FILE.ipynb or FILE.py")
-    command.add_argument("name")
-    command.add_argument("file")
-    command.set_defaults(run=export)
-    command = commands.add_parser("exec", help="run code on the ranks")
-    command.add_argument("name")
-    command.add_argument("code", help="Python source; - reads it from standard input")
-    command.add_argument("--ranks", default="all")
-    command.add_argument("--timeout", type=float)
-    command.set_defaults(run=execute)
-    for name, function, text in (
-        ("interrupt", interrupt, "interrupt what runs on ranks"),
-        ("stacks", stacks, "where ranks stand: their Python stacks, equal ones once"),
-        ("why", why, "why nothing moves: which ranks wait for what, and which one is the odd one"),
-    ):
-        command = commands.add_parser(name, help=text)
-        command.add_argument("name", nargs="?")
-        command.add_argument("--ranks", default="all")
-        if function is stacks:
-            command.add_argument("--native", action="store_true", help="frames of C code, too: needs py-spy, takes seconds")
-        command.set_defaults(run=function)
-    command = commands.add_parser("diff-env", help="where ranks run with different versions, variables, code, settings")
-    command.add_argument("name", nargs="?")
-    command.add_argument("--ranks", default="all")
-    command.add_argument("--all", action="store_true", help="what is equal, too, and what is each rank's own")
-    command.set_defaults(run=diff_env)
-    command = commands.add_parser("doctor", help="what ranks have for moving bytes, what each path gives, and what to change")
-    command.add_argument("name", nargs="?")
-    add_doctor_arguments(command.add_argument)
-    command.add_argument("--json", action="store_true", help="for programs")
-    command.set_defaults(run=doctor)
-    command = commands.add_parser("heal", help="put back what a mesh has lost")
-    command.add_argument("name", nargs="?")
-    command.add_argument("--replay", action="store_true", help="run the cells again, on the new ranks, that defined their state")
-    command.set_defaults(run=heal)
-    command = commands.add_parser("debug", help="talk to ranks that stand at a breakpoint")
-    command.add_argument("name", nargs="?")
-    command.add_argument("--post-mortem", action="store_true", help="where ranks have failed; no breakpoint is needed")
-    command.add_argument("--ranks", default="all")
-    command.set_defaults(run=debug)
-    command = commands.add_parser("install-kernel", help='install the kernelspec "Python 3 (mesh)"')
-    command.add_argument("--prefix", default=sys.prefix, help="where to; by default this environment")
-    command.set_defaults(run=install_kernel)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
+    for name, command in COMMANDS.items():
+        found = commands.add_parser(name, help=command.about, description=command.about)
+        if command.named is not None:
+            found.add_argument("name", nargs="?" if command.named == "optional" else None, help="name of the mesh; may be left out if there's only one")
+        command.add_arguments(found.add_argument)
+        found.set_defaults(run=command.run)
     return parser
 
 
@@ -109,18 +100,15 @@ def start(arguments: argparse.Namespace) -> None:
     from monarch_nb.magics.starting import set_up, start_mesh
 
     mesh = start_mesh(arguments)
-    print(set_up(mesh, arguments))
+    _say(arguments, set_up(mesh, arguments))
 
 
 def list_meshes(arguments: argparse.Namespace) -> None:
     """Print the running meshes."""
-    from monarch_nb._client.launch import list_connections
+    from monarch_nb.mesh.listing import list_rows, table_text
 
-    connections = list_connections()
-    for connection in connections:
-        print(f"{connection.name:<16} home pid {connection.pid}")
-    if not connections:
-        print("no mesh runs. Start one in a notebook: %mesh start")
+    rows = list_rows()
+    _say(arguments, table_text(rows) if rows else "no mesh runs. Start one: %mesh start")
 
 
 def show_status(arguments: argparse.Namespace) -> None:
@@ -136,7 +124,12 @@ def show_status(arguments: argparse.Namespace) -> None:
         with suppress(KeyboardInterrupt):
             top.follow(mesh, lambda status: print(top.text(status), flush=True))
     else:
-        print(mesh.status().text())
+        _say(arguments, mesh.status().text())
+
+
+def top(arguments: argparse.Namespace) -> None:
+    """Print the snapshot of a mesh again and again."""
+    show_status(argparse.Namespace(**vars(arguments), json=False, watch=True))
 
 
 def _print_json(mesh: Mesh, *, watch: bool) -> None:
@@ -151,11 +144,14 @@ def _print_json(mesh: Mesh, *, watch: bool) -> None:
 
 def _watch_in_terminal(mesh: Mesh) -> None:
     from rich.live import Live
+    from rich.text import Text
 
-    from monarch_nb.display.top import follow, table
+    from monarch_nb.display.top import Watch, table
+    from monarch_nb.terminal.keys import key_ends
 
-    with suppress(KeyboardInterrupt), Live(screen=True, auto_refresh=False) as live:
-        follow(mesh, lambda status: live.update(table(status), refresh=True))
+    watch = Watch(mesh)
+    with suppress(KeyboardInterrupt), key_ends("q", watch.end), Live(screen=True, auto_refresh=False) as live:
+        watch.run(lambda status: live.update(table(status, Text("q: end", "dim")), refresh=True))
 
 
 def _attach(name: str | None, *, observes: bool = False) -> Mesh:
@@ -168,7 +164,7 @@ def stop(arguments: argparse.Namespace) -> None:
     """End a mesh."""
     mesh = _attach(arguments.name)
     mesh.stop().get(30)
-    print(f"mesh {mesh.name!r} has ended")
+    _say(arguments, f"mesh {mesh.name!r} has ended")
 
 
 def logs(arguments: argparse.Namespace) -> None:
@@ -200,8 +196,7 @@ def history(arguments: argparse.Namespace) -> None:
 
 def export(arguments: argparse.Namespace) -> None:
     """Write the journal's cells to a notebook or a script."""
-    num = _attach(arguments.name).journal.export(arguments.file)
-    print(f"{num} cells written to {arguments.file}")
+    _say(arguments, str(_attach(arguments.name).journal.export(arguments.file)))
 
 
 def interrupt(arguments: argparse.Namespace) -> None:
@@ -211,25 +206,57 @@ def interrupt(arguments: argparse.Namespace) -> None:
 
 def heal(arguments: argparse.Namespace) -> None:
     """Put back what a mesh has lost."""
-    print(_attach(arguments.name).heal(replay=arguments.replay))
+    _say(arguments, str(_attach(arguments.name).heal(replay=arguments.replay)))
+
+
+def restart(arguments: argparse.Namespace) -> None:
+    """Kill ranks and start them anew."""
+    mesh = _attach(arguments.name)
+    ranks = mesh.select(arguments.ranks)
+    mesh.restart(ranks)
+    again = "runs again, with nothing in it" if len(ranks) == 1 else "run again, with nothing in them"
+    _say(arguments, f"{name_ranks(ranks)} of mesh {mesh.name!r} {again}. %mesh heal makes actors and the process group anew")
+
+
+def lease(arguments: argparse.Namespace) -> None:
+    """Print after how long without a client a mesh ends, or set it."""
+    mesh = _attach(arguments.name, observes=True)
+    if arguments.time is not None:
+        mesh.set_lease(arguments.time)
+    limit = mesh.status(fresh=False).idle_timeout_s
+    _say(arguments, f"mesh {mesh.name!r} ends after {duration(limit or 0)} without a client and a running cell")
+
+
+def resize(arguments: argparse.Namespace) -> None:
+    """Give a mesh other sizes."""
+    mesh = _attach(arguments.name)
+    fewer = any(size < mesh.sizes.get(name, 0) for name, size in arguments.sizes.items())
+    if fewer and not arguments.force:
+        raise MeshUsageError(f"ranks of mesh {mesh.name!r} would leave, and what they hold be lost. --force does it")
+    _say(arguments, str(mesh.resize(**arguments.sizes)))
+
+
+def shrink(arguments: argparse.Namespace) -> None:
+    """Have a mesh go on without what is lost."""
+    _say(arguments, str(_attach(arguments.name).shrink()))
 
 
 def stacks(arguments: argparse.Namespace) -> None:
     """Print where ranks stand."""
     from monarch_nb.stacks import stacks_text
 
-    print(stacks_text(_attach(arguments.name).stacks(arguments.ranks, native=arguments.native)))
+    _say(arguments, stacks_text(_attach(arguments.name).stacks(arguments.ranks, native=arguments.native)))
 
 
 def why(arguments: argparse.Namespace) -> None:
     """Print why nothing moves."""
-    print(_attach(arguments.name, observes=True).why(arguments.ranks).text())
+    _say(arguments, _attach(arguments.name, observes=True).why(arguments.ranks).text())
 
 
 def diff_env(arguments: argparse.Namespace) -> int:
     """Print where ranks run with different things; the status is 1 if they do."""
     found = _attach(arguments.name).diff_env(arguments.ranks, shows_all=arguments.all)
-    print(found.text())
+    _say(arguments, found.text())
     return 1 if found else 0
 
 
@@ -238,7 +265,10 @@ def doctor(arguments: argparse.Namespace) -> None:
     found = _attach(arguments.name).doctor(
         arguments.ranks, size_bytes=arguments.size, measures=not arguments.quick, all_paths=arguments.all
     )
-    print(json.dumps(found.as_dict()) if arguments.json else found.text())
+    if arguments.json:
+        print(json.dumps(found.as_dict()))
+    else:
+        _say(arguments, found.text())
 
 
 def debug(arguments: argparse.Namespace) -> None:
@@ -251,11 +281,11 @@ def debug(arguments: argparse.Namespace) -> None:
     if arguments.post_mortem:
         debugger.post_mortem(arguments.ranks)
     if not debugger.stops():
-        print(f"no rank of mesh {mesh.name!r} stands at a breakpoint")
+        _say(arguments, f"no rank of mesh {mesh.name!r} stands at a breakpoint")
         return
     _complete_with(mesh)
     with suppress(KeyboardInterrupt):
-        Prompt(mesh, input, lambda text: print(text, flush=True)).run()
+        Prompt(mesh, input, lambda text: _say(arguments, text)).run()
     feed.close()
 
 
@@ -292,7 +322,8 @@ def execute(arguments: argparse.Namespace) -> int:
         result = run.wait()
     error = result.error()
     if error is not None:
-        print(error, file=sys.stderr)
+        lines = str(error).splitlines()  # what ranks have printed last is left as it is
+        print("\n".join(line if line.startswith("  | ") else _in_words(arguments, line) for line in lines), file=sys.stderr)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
@@ -302,6 +333,111 @@ def install_kernel(arguments: argparse.Namespace) -> None:
     from monarch_nb.kernelspec import install
 
     print(f"kernelspec installed in {install(arguments.prefix)}")
+
+
+class Command(NamedTuple):
+    """One command.
+
+    Attributes:
+        named: whether the first thing after it is a mesh's name: optional, needed, or None.
+    """
+
+    run: Callable[[argparse.Namespace], int | None]
+    about: str
+    named: str | None = "optional"
+    add_arguments: Callable[[Callable[..., Any]], object] = lambda add: None
+
+
+def _status_arguments(add: Callable[..., Any]) -> None:
+    add("--json", action="store_true", help="for programs; with --watch, one object a line")
+    add("--watch", "-w", action="store_true", help="go on until interrupted, or until q is pressed")
+
+
+def _logs_arguments(add: Callable[..., Any]) -> None:
+    add("--ranks", default="all", help=RANKS_HELP)
+    add("--grep", type=pattern, metavar="RE", help="only lines that match")
+    add("--bytes", type=num_bytes, default=1 << 20, metavar="SIZE", help="about how much of the end of the journal: 64M")
+    add("--follow", "-f", action="store_true", help="go on until interrupted")
+
+
+def _exec_arguments(add: Callable[..., Any]) -> None:
+    add("code", help="Python source; - reads it from standard input")
+    add("--ranks", default="all", help=RANKS_HELP)
+    add("--timeout", type=seconds, metavar="T", help="90 or 90s; then the ranks are interrupted")
+
+
+def _ranks_argument(add: Callable[..., Any]) -> None:
+    add("--ranks", default="all", help=RANKS_HELP)
+
+
+def _stacks_arguments(add: Callable[..., Any]) -> None:
+    _ranks_argument(add)
+    add("--native", action="store_true", help="frames of C code, too: needs py-spy, takes seconds")
+
+
+def _diff_env_arguments(add: Callable[..., Any]) -> None:
+    _ranks_argument(add)
+    add("--all", action="store_true", help="what is equal, too, and what is each rank's own")
+
+
+def _doctor_arguments(add: Callable[..., Any]) -> None:
+    add_doctor_arguments(add)
+    add("--json", action="store_true", help="for programs")
+
+
+def _resize_arguments(add: Callable[..., Any]) -> None:
+    add("sizes", type=dims, metavar="D=N,...", help="new sizes, as in gpus=4 or hosts=2,gpus=4")
+    add("--force", "-f", action="store_true", help="also if ranks leave, with what they hold")
+
+
+def _debug_arguments(add: Callable[..., Any]) -> None:
+    _ranks_argument(add)
+    add("--post-mortem", action="store_true", help="where ranks have failed; no breakpoint is needed")
+
+
+COMMANDS: dict[str, Command] = {
+    "start": Command(start, "start a mesh that goes on by itself", None, add_start_arguments),
+    "list": Command(list_meshes, "the meshes of this user: how big, how they are, how old, whose", None),
+    "status": Command(show_status, "hosts and ranks of a mesh", add_arguments=_status_arguments),
+    "top": Command(top, "the same as status --watch: live, until q is pressed"),
+    "stop": Command(stop, "end a mesh"),
+    "logs": Command(logs, "what ranks have printed", add_arguments=_logs_arguments),
+    "history": Command(
+        history, "what ran on a mesh, also on one that has ended",
+        add_arguments=lambda add: add("--last", type=positive, default=50, metavar="N", help="how many entries"),
+    ),
+    "export": Command(
+        export, "write the journal's cells to FILE.ipynb or FILE.py", "needed",
+        lambda add: add("file", metavar="FILE", help="FILE.ipynb (with output) or FILE.py (a script for torchrun)"),
+    ),
+    "exec": Command(execute, "run code on the ranks", "needed", _exec_arguments),
+    "interrupt": Command(interrupt, "interrupt what runs on ranks", add_arguments=_ranks_argument),
+    "stacks": Command(stacks, "where ranks stand: their Python stacks, equal ones once", add_arguments=_stacks_arguments),
+    "why": Command(why, "why nothing moves: which ranks wait for what, and which one is the odd one", add_arguments=_ranks_argument),
+    "diff-env": Command(
+        diff_env, "where ranks run with different versions, variables, code, settings", add_arguments=_diff_env_arguments
+    ),
+    "doctor": Command(doctor, "what ranks have for moving bytes, what each path gives, and what to change", add_arguments=_doctor_arguments),
+    "heal": Command(
+        heal, "put back what a mesh has lost",
+        add_arguments=lambda add: add("--replay", action="store_true", help="run the cells again, on the new ranks, that defined their state"),
+    ),
+    "restart": Command(
+        restart, "kill ranks and start them anew; what they held is lost",
+        add_arguments=lambda add: add("--ranks", required=True, help=RANKS_HELP),
+    ),
+    "lease": Command(
+        lease, "after how long without a client a mesh ends; with --set: change it",
+        add_arguments=lambda add: add("--set", dest="time", type=seconds, metavar="T", help="such as 30m or 24h"),
+    ),
+    "resize": Command(resize, "give a mesh other sizes", add_arguments=_resize_arguments),
+    "shrink": Command(shrink, "go on without what is lost"),
+    "debug": Command(debug, "talk to ranks that stand at a breakpoint", add_arguments=_debug_arguments),
+    "install-kernel": Command(
+        install_kernel, 'install the kernelspec "Python 3 (mesh)"', None,
+        lambda add: add("--prefix", default=sys.prefix, help="where to; by default this environment"),
+    ),
+}  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -192,8 +192,18 @@ class DeviceMeshError(MeshError):
         """The original exception that was first in time, if it could travel."""
         return next((f.exception for f in self.failures if f.first or len(self.failures) == 1), None)
 
+    def advice(self) -> str:
+        """Return what is done, or can be done, about ranks that are lost; empty if none is."""
+        ends = [f.end for f in self.failures if f.end is not None and not f.end.get("stopped")]
+        if not ends:
+            return ""
+        by_itself = {"heal": "healing begins by itself", "shrink": "the mesh will go on without it"}
+        many = sum(len(f.ranks) for f in self.failures if f.end in ends) > 1
+        return by_itself.get(str(ends[0].get("policy")), f"the other ranks go on; %mesh heal (or mesh.heal()) puts {'them' if many else 'it'} back")
+
     def __str__(self) -> str:
-        return "\n".join([self.message, *map(str, self.failures)])
+        advice = self.advice()
+        return "\n".join([self.message, *map(str, self.failures), *([advice] if advice else [])])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.message, self.failures, self.results, self.num_unfinished)

@@ -107,9 +107,6 @@ class MeshFailure(SupervisionError):
         """Return all that is known, as text: what, where, how, the last output, and what to do."""
         lines = [str(self)]
         lines += [f"at {', '.join(f'{k}={v}' for k, v in point.items())}" for point in self.points]
-        if any(f.type == "lost" for f in self.failures) and not self.stopped:
-            by_itself = {"heal": "healing begins by itself", "shrink": "the mesh will go on without it"}
-            lines.append(by_itself.get(str(self._known("policy")), "the other ranks go on; %mesh heal (or mesh.heal()) puts it back"))
         return "\n".join(lines)
 
     def __reduce__(self) -> tuple[Any, ...]:

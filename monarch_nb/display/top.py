@@ -30,8 +30,8 @@ COLOURS = {"idle": "green", "busy": "cyan", "debugging": "yellow", "unresponsive
 _BARS = "▁▂▃▄▅▆▇█"
 
 
-def table(status: MeshStatus) -> RenderableType:
-    """Return a mesh's state for a rich console."""
+def table(status: MeshStatus, *below: RenderableType) -> RenderableType:
+    """Return a mesh's state for a rich console, and what is to stand below it."""
     from rich.console import Group
     from rich.text import Text
 
@@ -44,7 +44,7 @@ def table(status: MeshStatus) -> RenderableType:
         left = f", {duration(status.lease_left_s)} left" if status.lease_left_s is not None else ""
         lease = f"  lease {duration(status.idle_timeout_s)}{left}"
     up = Text(f"home pid {status.pid}, up {duration(max(0.0, round(time.time() - status.started)))}{lease}", "dim")
-    return Group(head, up, _hosts(status), _ranks(status))
+    return Group(head, up, _hosts(status), _ranks(status), *below)
 
 
 def _hosts(status: MeshStatus) -> RenderableType:
@@ -142,48 +142,48 @@ def follow(mesh: Mesh, show: Callable[[MeshStatus], None], *, every_s: float = 0
         every_s: seconds between two pictures, at least.
         count: how many pictures.
     """
-    watch = _Watch(mesh)
-    try:
-        while count is None or count > 0:
-            status = watch.next(every_s)
-            if status is None:
-                return
-            show(status)
-            count = None if count is None else count - 1
-    finally:
-        watch.close()
+    Watch(mesh).run(show, every_s=every_s, count=count)
 
 
-class _Watch:
-    """The newest state, taken when it's wanted."""
+class Watch:
+    """A mesh's state, the newest one each time it's wanted. `end` may be called from any thread."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._new = threading.Event()
+        self._over = threading.Event()
         self._data: dict[str, Any] = {}
-        self._ended = False
         self._last = 0.0
-        self._feed = mesh.watch_status(self._take, self._end)
+        self._feed = mesh.watch_status(self._take, self.end)
+
+    def run(self, show: Callable[[MeshStatus], None], *, every_s: float = 0.5, count: int | None = None) -> None:
+        """Show the state again and again as it changes, until `end` is called or the mesh ends."""
+        try:
+            while count is None or count > 0:
+                status = self._next(every_s)
+                if status is None:
+                    return
+                show(status)
+                count = None if count is None else count - 1
+        finally:
+            self._feed.close()
+
+    def end(self) -> None:
+        """Show no more."""
+        self._over.set()
+        self._new.set()
 
     def _take(self, change: dict[str, Any]) -> None:
         self._data = apply(self._data, change)
         self._new.set()
 
-    def _end(self) -> None:
-        self._ended = True
-        self._new.set()
-
-    def next(self, every_s: float) -> MeshStatus | None:
+    def _next(self, every_s: float) -> MeshStatus | None:
         """Return a state that is newer than the last one; None if there's none any more."""
         wait_s = self._last + every_s - time.monotonic()
         if wait_s > 0:
-            threading.Event().wait(wait_s)  # interruptible, unlike a plain lock
+            self._over.wait(wait_s)
         if self._data:
             self._feed.taken()
         self._new.wait()
         self._new.clear()
         self._last = time.monotonic()
-        return None if self._ended else MeshStatus.of(self._data)
-
-    def close(self) -> None:
-        """Watch no longer."""
-        self._feed.close()
+        return None if self._over.is_set() else MeshStatus.of(self._data)

@@ -36,8 +36,7 @@ def rerun(state: State, arguments: Namespace) -> None:
 
 def export(state: State, arguments: Namespace) -> None:
     """Write the journal's cells to FILE.ipynb (with their output) or FILE.py (a script for torchrun)."""
-    num = state.mesh(arguments.name).journal.export(arguments.file)
-    print(f"{num} cells written to {arguments.file}")
+    print(state.mesh(arguments.name).journal.export(arguments.file))
 
 
 def logs(state: State, arguments: Namespace) -> None:

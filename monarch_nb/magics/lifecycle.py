@@ -33,15 +33,11 @@ def start(state: State, arguments: Namespace) -> None:
 
 
 def list_(state: State, arguments: Namespace) -> None:
-    """List the meshes of this user."""
-    from monarch_nb._client.launch import list_connections
+    """List the meshes of this user: how big, how they are, how old, whose."""
+    from monarch_nb.mesh.listing import list_rows, table_text
 
-    connections = list_connections()
-    for connection in connections:
-        mark = "*" if connection.name == state.current else " "
-        print(f"{mark} {connection.name:<16} home pid {connection.pid}")
-    if not connections:
-        print("no mesh runs. Start one: %mesh start")
+    rows = list_rows()
+    print(table_text(rows, state.current) if rows else "no mesh runs. Start one: %mesh start")
 
 
 def attach(state: State, arguments: Namespace) -> None:

@@ -17,6 +17,7 @@ from monarch_nb.actor.value_mesh import ValueMesh
 from monarch_nb.mesh.actors import Actors
 from monarch_nb.mesh.cell_run import CellResult, CellRun
 from monarch_nb.mesh.environment import EnvironmentDifference, find_environment_difference
+from monarch_nb.mesh.export import literals
 from monarch_nb.mesh.history import Entries, History
 from monarch_nb.mesh.replay import replay as run_again
 from monarch_nb.mesh.variables import Difference, Variables, check_name, find_difference
@@ -287,7 +288,7 @@ class Mesh(ProcMesh):
             spreading().push(part, variables)
         else:
             part._work(b"push", dict(variables), f"push of {', '.join(variables)}").get()
-        self._note("push", ", ".join(variables), self.select(ranks))
+        self._note("push", list(variables), self.select(ranks), values=literals(variables))
 
     def pull(self, *names: str, ranks: str | Sequence[int] = "all") -> ValueMesh[Any]:
         """Return variables of the cells' namespace: one value per rank, or a dict for several names.
@@ -303,7 +304,7 @@ class Mesh(ProcMesh):
             if part._is_far
             else part._work(b"pull", list(names), f"pull of {', '.join(names)}").get()
         )
-        self._note("pull", ", ".join(names), self.select(ranks))
+        self._note("pull", names, self.select(ranks))
         return found.map(lambda values: values[names[0]]) if len(names) == 1 else found
 
     def vars(self, ranks: str | Sequence[int] = "all", names: Sequence[str] = ()) -> Variables:
@@ -333,8 +334,9 @@ class Mesh(ProcMesh):
         """
         return find_environment_difference(self, self.select(ranks), shows_all=shows_all)
 
-    def _note(self, kind: str, names: str, ranks: tuple[int, ...]) -> None:
-        self._session.tell("note", kind="variables", source=f"%mesh {kind} {names}", ranks=format_ranks(ranks))
+    def _note(self, kind: str, names: Sequence[str], ranks: tuple[int, ...], **fields: Any) -> None:
+        source = f"%mesh {kind} {', '.join(names)}"
+        self._session.tell("note", kind="variables", source=source, ranks=format_ranks(ranks), names=list(names), **fields)
 
     # --- the journal
 

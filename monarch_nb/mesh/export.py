@@ -6,16 +6,99 @@ import io
 import json
 import textwrap
 import tokenize
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.display import CellView
 from monarch_nb.display.watcher import ViewWatcher
+from monarch_nb.exceptions import MeshUsageError
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.core import Mesh
     from monarch_nb.mesh.history import Entry
+
+_MAX_LITERAL = 500
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+        missing: variables that were pushed, and whose values the journal doesn't have: they are named in the file where they were pushed.
+    """
+
+    file: str
+    num_cells: int
+    missing: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        text = f"{self.num_cells} cell{'s' * (self.num_cells != 1)} written to {self.file}"
+        if not self.missing:
+            return text
+        are = "are" if len(self.missing) > 1 else "is"
+        return f"{text}; {', '.join(self.missing)}, pushed from a notebook, {are} missing: the file says where to define {'them' if are == 'are' else 'it'}"
+
+
+def literals(variables: Mapping[str, Any]) -> dict[str, str]:
+    """Return the source of each variable that is a number, or a short collection of numbers: what the journal keeps of a push.
+
+    Text isn't kept: it may be a password.
+
+    >>> literals({"lr": 0.1, "sizes": [8, None], "token": "secret"})
+    {'lr': '0.1', 'sizes': '[8, None]'}
+    """
+    found = {name: repr(value) for name, value in variables.items() if _is_plain(value)}
+    return {name: text for name, text in found.items() if len(text) <= _MAX_LITERAL}
+
+
+def _is_plain(value: Any, depth: int = 3) -> bool:
+    if type(value) in (int, bool, type(None)):
+        return True
+    if type(value) is float:
+        return value - value == 0  # inf and nan are no literals
+    return type(value) in (list, tuple) and depth > 0 and len(value) <= _MAX_LITERAL and all(_is_plain(v, depth - 1) for v in value)
+
+
+def export(path: str | Path, mesh: Mesh, entries: Sequence[Entry]) -> Exported:
+    """Write the cells of entries, and what was pushed between them, to FILE.ipynb or FILE.py.
+
+    Raises:
+        MeshUsageError: if it's another kind of file, or can't be written.
+    """
+    path = Path(path)
+    write = {".ipynb": write_notebook, ".py": write_script}.get(path.suffix)
+    if write is None:
+        raise MeshUsageError(f"export to FILE.py or FILE.ipynb, not to {str(path)!r}")
+    kept = [e for e in entries if _is_push(e) or (e.kind == "cell" and not (e.details.get("rerun_of") or e.details.get("replay_of")))]
+    try:
+        write(path, mesh, kept)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise MeshUsageError(f"can't write {str(path)!r}: {why}. Name a file in a directory that exists and that you can write to") from error
+    missing = dict.fromkeys(name for e in kept if _is_push(e) for name in _missing(e))
+    return Exported(str(path), sum(e.kind == "cell" for e in kept), tuple(missing))
+
+
+def _is_push(entry: Entry) -> bool:
+    return entry.kind == "variables" and "values" in entry.details
+
+
+def _missing(entry: Entry) -> list[str]:
+    """Return the names of what was pushed and isn't in the journal."""
+    return [name for name in entry.details["names"] if name not in entry.details["values"]]
+
+
+def _pushed(entry: Entry) -> str:
+    """Return the source that defines what was pushed; a comment where it isn't known."""
+    values = entry.details["values"]
+    return "\n".join(
+        f"{name} = {values[name]}" if name in values else f"# {name}: pushed from the notebook; define it here, its value isn't in the journal"
+        for name in entry.details["names"]
+    )
+
 
 _HEADER = '''"""Cells of mesh {name!r}, as they ran there. Run it on as many ranks: torchrun --nproc-per-node {size} {file}"""
 
@@ -35,6 +118,9 @@ def write_script(path: Path, mesh: Mesh, cells: Sequence[Entry]) -> None:
 
 
 def _script_cell(mesh: Mesh, entry: Entry) -> str:
+    if _is_push(entry):
+        body = _for_ranks(mesh, entry, _pushed(entry))
+        return f"# %% #{entry.n}, variables for ranks {entry.ranks}\n{body}\n"
     head = f"# %% #{entry.n}, ranks {entry.ranks}, {entry.status}"
     source = entry.source.rstrip()
     if entry.status != "ok":
@@ -43,12 +129,18 @@ def _script_cell(mesh: Mesh, entry: Entry) -> str:
         compile(source, f"#{entry.n}", "exec")
     except SyntaxError:
         return f"{head}: not plain Python (magics, !commands or await)\n{_commented(source)}\n"
+    if len(mesh.select(entry.ranks)) < len(mesh) and _has_long_string(source):
+        source = f"exec(compile({source!r}, '#{entry.n}', 'exec'))"  # indenting would change a string of several lines
+    return f"{head}\n{_for_ranks(mesh, entry, source)}\n"
+
+
+def _for_ranks(mesh: Mesh, entry: Entry, source: str) -> str:
+    """Return source that runs on an entry's ranks only."""
     ranks = mesh.select(entry.ranks)
     if len(ranks) == len(mesh):
-        return f"{head}\n{source}\n"
-    # Indenting would change a string of several lines.
-    body = f"exec(compile({source!r}, '#{entry.n}', 'exec'))" if _has_long_string(source) else source
-    return f"{head}\nif rank in {{{', '.join(map(str, ranks))}}}:\n{textwrap.indent(body, '    ')}\n"
+        return source
+    only_comments = all(line.startswith("#") for line in source.splitlines())
+    return f"if rank in {{{', '.join(map(str, ranks))}}}:\n{textwrap.indent(source, '    ')}" + ("\n    pass" if only_comments else "")
 
 
 def _commented(source: str) -> str:
@@ -66,7 +158,7 @@ def write_notebook(path: Path, mesh: Mesh, cells: Sequence[Entry]) -> None:
     notebook = {
         "cells": [
             _code_cell(f"%load_ext monarch_nb\n%mesh start {mesh.name} --dims {dims}", [], 0),
-            *(_code_cell(_with_magic(mesh, entry), _outputs(mesh, entry), entry.number) for entry in cells),
+            *(_notebook_cell(mesh, entry) for entry in cells),
         ],
         "metadata": {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}},
         "nbformat": 4,
@@ -75,9 +167,15 @@ def write_notebook(path: Path, mesh: Mesh, cells: Sequence[Entry]) -> None:
     path.write_text(json.dumps(notebook, indent=1) + "\n")
 
 
-def _with_magic(mesh: Mesh, entry: Entry) -> str:
+def _notebook_cell(mesh: Mesh, entry: Entry) -> dict[str, Any]:
+    if _is_push(entry):
+        return _code_cell(_with_magic(mesh, entry, _pushed(entry)), [], 0)
+    return _code_cell(_with_magic(mesh, entry, entry.source), _outputs(mesh, entry), entry.number)
+
+
+def _with_magic(mesh: Mesh, entry: Entry, source: str) -> str:
     ranks = "" if len(mesh.select(entry.ranks)) == len(mesh) else f" --ranks {entry.ranks}"
-    return f"%%mesh{ranks}\n{entry.source.rstrip()}"
+    return f"%%mesh{ranks}\n{source.rstrip()}"
 
 
 def _code_cell(source: str, outputs: list[Any], number: int) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from monarch_nb.mesh.cell_run import CellRun
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.core import Mesh
+    from monarch_nb.mesh.export import Exported
 
 TAIL_BYTES = 1 << 20
 _MAX_SHOWN = 70
@@ -60,8 +61,8 @@ class Entry:
             seconds={int(r): s for r, s in row.get("seconds", {}).items()}, env=row.get("env", ""), details=row,
         )  # fmt: skip
 
-    def line(self) -> str:
-        """Return it in one line."""
+    def columns(self) -> tuple[str, ...]:
+        """Return it in columns: number, time, what, ranks, status, how long, source, who."""
         took = "" if self.ended is None else f"{max(self.seconds.values(), default=self.ended - self.when):.3g} s"
         what = f"In[{self.number}]" if self.number else self.kind
         first = next((x for x in self.source.splitlines() if x.strip()), "")
@@ -71,9 +72,11 @@ class Entry:
         if self.kind == "calls":
             calls = ", ".join(f"{c['endpoint']} x{c['num']}" for c in self.details.get("calls", ()))
             shown = f"{calls}  |  {shown}"
-        clock = time.strftime("%H:%M:%S", time.localtime(self.when))
-        return f"#{self.n:<4} {clock} {what:<9} [{self.ranks}] {self.status:<11} {took:>8}  {shown}{extra}  — {self.who}"
+        return f"#{self.n}", _clock(self.when), what, f"[{self.ranks}]", self.status, took, f"{shown}{extra}", f"— {self.who}"
 
+    def line(self) -> str:
+        """Return it in one line."""
+        return _aligned([self.columns()])[0]
 
     def text(self) -> str:
         """Return all about it: the line, the source, how long each rank took; of calls, each by itself."""
@@ -85,6 +88,27 @@ class Entry:
             parts += [f"    {_call_line(each)}" for each in call.get("each", ())]
         parts += [f"rank {f['rank']}: {f['type']}: {f['message']}" for f in self.details.get("failures") or ()]
         return "\n".join(parts)
+
+
+_DAY_S = 86400.0
+_TOOK, _SOURCE = 5, 6
+"""Which columns are set flush right, and not filled up beyond `_MAX_SHOWN`."""
+
+
+def _clock(when: float) -> str:
+    """Return a time of today, or a date and a time."""
+    began = time.localtime(when)
+    return time.strftime("%H:%M:%S" if abs(time.time() - when) < _DAY_S else "%Y-%m-%d %H:%M:%S", began)
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return rows as lines whose columns stand below each other."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
+    widths = [width if i != _SOURCE else min(width, _MAX_SHOWN) for i, width in enumerate(widths)]
+    return [
+        "  ".join(cell.rjust(width) if i == _TOOK else cell.ljust(width) for i, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip()
+        for row in rows
+    ]
 
 
 def _by_rank(seconds: Mapping[Any, float]) -> str:
@@ -104,7 +128,7 @@ class Entries(list[Entry]):
 
     def text(self) -> str:
         """Return a line for each."""
-        lines = [entry.line() for entry in self]
+        lines = _aligned([entry.columns() for entry in self])
         return "\n".join([*([self.note] if self.note else []), *lines]) or "nothing has run"
 
     __str__ = text
@@ -233,23 +257,18 @@ class History:
                 self._mesh._session.tell("unwatch", watch=feed.ref)
                 feed.complete()
 
-    def export(self, path: str | Path) -> int:
-        """Write the cells of the journal to a notebook (.ipynb, with their output) or a script (.py, for torchrun).
+    def export(self, path: str | Path) -> Exported:
+        """Write the cells of the journal, and what was pushed to them, to a notebook (.ipynb, with output) or a script (.py, for torchrun).
 
         Returns:
-            How many cells were written.
-        """
-        from monarch_nb.mesh.export import write_notebook, write_script
+            what was written, and which variables are missing: the journal has numbers that were pushed, but no tensors and no text.
 
-        path = Path(path)
-        cells = [e for e in self.entries(1_000_000) if e.kind == "cell" and not (e.details.get("rerun_of") or e.details.get("replay_of"))]
-        if path.suffix == ".ipynb":
-            write_notebook(path, self._mesh, cells)
-        elif path.suffix == ".py":
-            write_script(path, self._mesh, cells)
-        else:
-            raise MeshUsageError(f"export to FILE.py or FILE.ipynb, not to {str(path)!r}")
-        return len(cells)
+        Raises:
+            MeshUsageError: if the file can't be written.
+        """
+        from monarch_nb.mesh.export import export
+
+        return export(path, self._mesh, self.entries(1_000_000))
 
 
 class LogLines:

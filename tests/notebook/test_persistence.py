@@ -49,7 +49,7 @@ def lasting() -> Iterator[str]:
 
 
 def test_the_command_line_finds_it(lasting: str) -> None:
-    assert re.search(r"lasting +home pid \d+", command("list"))
+    assert re.search(r"lasting +2 \(procs=2\) +ok .* home pid \d+", command("list"))
     assert "idle      ranks 0-1" in command("status", lasting)
     assert json.loads(command("status", lasting, "--json"))["name"] == lasting
     assert command("exec", lasting, "print('there')\nstate").splitlines() == ["[0-1] there", "[0] 40", "[1] 41"]
@@ -148,9 +148,9 @@ def test_history_rerun_and_export(lasting: str, notebook: Notebook, tmp_path: Pa
     notebook.run("%%mesh\nraise KeyError('k')")
     notebook.run("mesh.actors['counter'].add.call(0).get()")
     text = notebook.text("%mesh history")
-    assert re.search(r"#1 +\d\d:\d\d:\d\d start", text)
-    assert re.search(r"\[1\] ok +[\d.e-]+ s  value = state \(\+2 lines\)  — notebook \(pid \d+\)", text)
-    assert re.search(r"\[0-1\] error .*raise KeyError", text)
+    assert re.search(r"#1 +\d\d:\d\d:\d\d +start", text)
+    assert re.search(r"\[1\] +ok +[\d.e-]+ s  value = state \(\+2 lines\) +— notebook \(pid \d+\)", text)
+    assert re.search(r"\[0-1\] +error .*raise KeyError", text)
     assert "counter.add x1" in text
     calls = re.findall(r"#(\d+) .*counter.add x1", text)[-1]
     assert re.search(

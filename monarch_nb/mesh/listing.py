@@ -1,0 +1,96 @@
+"""The meshes of this user, a row each: how big, how they are, how old, who has started them. All are asked at once, and none can hold up the others."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from monarch_nb._client.launch import Connection, list_connections
+from monarch_nb.mesh.starting import attach
+from monarch_nb.status import MeshStatus, duration
+
+ANSWER_S = 3.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a list of meshes says of one.
+
+    Attributes:
+        state: ok or busy, or what is the trouble.
+        age: since when it runs.
+        owner: who has started it.
+        num_clients: programs that are connected.
+    """
+
+    name: str
+    pid: int
+    size: str
+    state: str
+    age: str
+    owner: str
+    num_clients: int | None
+
+    def cells(self) -> tuple[str, ...]:
+        """Return it as columns."""
+        clients = "" if self.num_clients is None else f"{self.num_clients or 'no'} client{'s' * (self.num_clients != 1)}"
+        return self.name, self.size, self.state, self.age, self.owner, clients, f"home pid {self.pid}"
+
+
+def list_rows(timeout_s: float = ANSWER_S) -> list[Row]:
+    """Return a row for each mesh of this user that runs."""
+    connections = list_connections()
+    found: dict[str, Row] = {}
+
+    def ask(connection: Connection) -> None:
+        try:
+            found[connection.name] = _asked(connection)
+        except Exception as error:  # whatever is wrong with one mesh is said of that one
+            found[connection.name] = _unknown(connection, str(error).partition("\n")[0][:80])
+
+    threads = [threading.Thread(target=ask, args=(c,), name="monarch-nb-list", daemon=True) for c in connections]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + timeout_s
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return [found.get(c.name) or _unknown(c, f"no answer within {timeout_s:g} s") for c in connections]
+
+
+def table_text(rows: Sequence[Row], current: str | None = None) -> str:
+    """Return rows as a table; the mesh in use is marked."""
+    lines = [("name", "ranks", "state", "up", "started by", "in use by", ""), *(row.cells() for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    marks = [" ", *("*" if row.name == current else " " for row in rows)]
+    return "\n".join(
+        f"{mark} {'  '.join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))}".rstrip()
+        for mark, line in zip(marks, lines, strict=True)
+    )
+
+
+def _asked(connection: Connection) -> Row:
+    mesh = attach(connection.name, listens=False, observes=True)
+    try:
+        status = mesh.status(fresh=False)
+        owner = mesh.journal.entry(1).who
+    finally:
+        with suppress(Exception):
+            mesh._session.close()
+    sizes = ", ".join(f"{label}={size}" for label, size in status.sizes)
+    age = duration(max(0.0, round(time.time() - status.started)))
+    return Row(connection.name, connection.pid, f"{len(status.ranks)} ({sizes})", _state(status), age, owner, len(status.clients))
+
+
+def _state(status: MeshStatus) -> str:
+    if status.is_healing:
+        return "is being healed"
+    by_state = status.ranks_by_state()
+    wrong = [f"{state} {by_state[state]}" for state in ("lost", "unresponsive", "stopped", "debugging") if state in by_state]
+    return ", ".join(wrong) or status.health
+
+
+def _unknown(connection: Connection, why: str) -> Row:
+    return Row(connection.name, connection.pid, "?", why, "?", "?", None)
