@@ -590,14 +590,14 @@ def refusals(pair: Pair) -> str:
     link = lambda state: subprocess.run(["ip", "link", "set", "net0", state], check=True)  # noqa: E731
     link("down")
     try:
-        verbs_device._look.until = 0
+        verbs_device.look_again()
         down = refusal()
         fails(RDMAError, lambda: read(buffer, bytearray(10)), "no RDMA port is active")
     finally:
         link("up")
     deadline = time.monotonic() + LIMIT_S
     while refusal():  # its address comes a moment later
-        verbs_device._look.until = 0
+        verbs_device.look_again()
         assert time.monotonic() < deadline
     works(pair)
     return f"{text}; {down}"

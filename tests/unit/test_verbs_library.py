@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import importlib.util
+import os
 import subprocess
 import sys
 import types
+from concurrent.futures import ThreadPoolExecutor
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -216,7 +218,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (nodes / "uverbs0").touch()
     monkeypatch.setattr(verbs_device, "CLASS", root)
     monkeypatch.setattr(verbs_device, "NODES", nodes)
-    monkeypatch.setattr(verbs_device, "LOOK_AGAIN_S", -1.0)
+    monkeypatch.setattr(verbs_device, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(verbs_device, "MIN_REST", 0.0)
     monkeypatch.delenv(verbs_device.VARIABLE, raising=False)
     return root
 
@@ -230,6 +233,48 @@ def test_ports_as_the_kernel_describes_them(machine: Path) -> None:
     assert first["gids"] == ["fe80::1 (RoCE v2, index 0)", "10.0.0.7 (RoCE v2, index 1)"]
     assert (second["state"], second["usable"]) == ("DOWN", False)
     assert [p.name for p in verbs_device.usable_ports()] == ["mlx5_2:1"]
+
+
+def _stall(machine: Path) -> Path:
+    """Let a look stand still in the table of addresses, until somebody writes into that file."""
+    gid = machine / "mlx5_0" / "ports" / "1" / "gids" / "0"
+    gid.unlink()
+    os.mkfifo(gid)
+    return gid
+
+
+def test_one_thread_looks_and_the_others_believe_the_old_look(machine: Path) -> None:
+    make_device(machine, "mlx5_0")
+    assert [p.name for p in verbs_device.usable_ports()] == ["mlx5_0:1"]
+    gid = _stall(machine)
+    with ThreadPoolExecutor(1) as pool:
+        looking = pool.submit(verbs_device.usable_ports)
+        with open(gid, "w") as file:  # opens once that thread has come to it
+            assert [p.name for p in verbs_device.usable_ports()] == ["mlx5_0:1"]
+            assert verbs_device.no_device_reason() == ""
+            assert not looking.done()
+            file.write("::\n")
+        assert looking.result(60) == []
+
+
+def test_of_many_threads_that_know_nothing_one_looks(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verbs_device, "LOOK_AGAIN_S", 60.0)
+    make_device(machine, "mlx5_0")
+    gid = _stall(machine)
+    with ThreadPoolExecutor(8) as pool:
+        looking = [pool.submit(verbs_device.usable_ports) for _ in range(8)]
+        gid.write_text("0000:0000:0000:0000:0000:ffff:0a00:0007\n")  # for one reader: a second one would wait for good
+        assert [p.name for ports in looking for p in ports.result(60)] == ["mlx5_0:1"] * 8
+
+
+def test_looks_take_a_small_part_of_the_time(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verbs_device, "MIN_REST", 1e9)  # however quick this one look is, the next one is far away
+    make_device(machine, "mlx5_0")
+    assert verbs_device.no_device_reason() == ""
+    (verbs_device.NODES / "uverbs0").unlink()
+    assert verbs_device.no_device_reason() == ""
+    verbs_device.look_again()
+    assert "--device=/dev/infiniband" in verbs_device.no_device_reason()
 
 
 def test_why_no_device_can_be_used(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

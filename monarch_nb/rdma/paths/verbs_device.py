@@ -1,14 +1,17 @@
 """RDMA devices of this machine, as the kernel's files describe them: nothing is opened or imported for it.
 
-Looking costs some milliseconds where a table of addresses is long, so what was seen is believed for some seconds.
+Looking costs some milliseconds where a table of addresses is long (Soft-RoCE's has 1,024 files), and seconds where a busy machine has no time for
+it. So what was seen is believed for some seconds, and for long enough that looking takes a small part of the time; and one thread looks, not all.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from ipaddress import IPv6Address
 from pathlib import Path
 from typing import Any
@@ -19,26 +22,40 @@ VARIABLE = "MONARCH_NB_RDMA_DEVICES"
 """Names of the devices that may be used, separated by commas, each with a port if wanted: `mlx5_0,mlx5_1:2`."""
 CLASS = Path("/sys/class/infiniband")
 NODES = Path("/dev/infiniband")
+MAX_TEXT_BYTES = 64 << 10
 LOOK_AGAIN_S = 5.0
+MIN_REST = 20.0
+"""So many times as long as a look took, at least, nobody looks again."""
 
 
 # --- reading the kernel's files
 
 
-def _text(path: Path) -> str:
+def _text(path: str | Path) -> str:
+    """Return what a file of the kernel's says. Many are read in a row: not by way of pathlib and a text decoder for each."""
     try:
-        return path.read_text().strip()
-    except OSError:  # an empty line of the table, a file that this kernel doesn't have
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:  # a file that this kernel doesn't have
         return ""
+    try:
+        return os.read(fd, MAX_TEXT_BYTES).decode(errors="replace").strip()
+    except OSError:  # an empty line of the table
+        return ""
+    finally:
+        os.close(fd)
 
 
 def _gids(port: Path, link_layer: str) -> Iterator[Gid]:
-    for file in sorted((port / "gids").glob("*"), key=lambda f: int(f.name)):
-        value = _text(file)
+    try:
+        numbers = sorted(map(int, os.listdir(port / "gids")))
+    except OSError:
+        return
+    for number in numbers:
+        value = _text(f"{port}/gids/{number}")
         if not value or not value.replace(":", "").strip("0"):
             continue
-        kind = INFINIBAND if link_layer == "InfiniBand" else _text(port / "gid_attrs" / "types" / file.name)
-        yield Gid(int(file.name), str(IPv6Address(value)), ROCE_V1 if kind == "IB/RoCE v1" else kind)
+        kind = INFINIBAND if link_layer == "InfiniBand" else _text(port / "gid_attrs" / "types" / str(number))
+        yield Gid(number, str(IPv6Address(value)), ROCE_V1 if kind == "IB/RoCE v1" else kind)
 
 
 def _number(text: str) -> float:
@@ -138,28 +155,51 @@ def _cpus(listed: str) -> set[int]:
 # --- what this process can use
 
 
+@dataclass(frozen=True, slots=True)
 class _Look:
-    """What was seen last, and when."""
+    """What was seen: for which settings, and until when that is believed."""
 
-    def __init__(self) -> None:
-        self.ports: list[Port] = []
-        self.why = ""
-        self.until = 0.0
-        self.key: tuple[Any, ...] = ()
+    ports: tuple[Port, ...] = ()
+    why: str = ""
+    key: tuple[Any, ...] = ()
+    until: float = 0.0
 
 
-_look = _Look()
+_last = _Look()
+_looking = threading.Lock()
 
 
 def _seen() -> _Look:
-    names = os.environ.get(VARIABLE, "")
-    key = (CLASS, NODES, names)
-    if _look.key != key or time.monotonic() > _look.until:
-        ports = read_ports(CLASS)
-        _look.why = why_none(ports, names, NODES)
-        _look.ports = [p for p in permitted(ports, names) if p.is_usable]
-        _look.key, _look.until = key, time.monotonic() + LOOK_AGAIN_S
-    return _look
+    """Return what was seen last. One thread at a time looks again; the others believe the old look meanwhile."""
+    key = (CLASS, NODES, os.environ.get(VARIABLE, ""))
+    last = _last
+    if last.key == key and time.monotonic() < last.until:
+        return last
+    if not _looking.acquire(blocking=last.key != key):
+        return last
+    try:
+        return _look(key)
+    finally:
+        _looking.release()
+
+
+def _look(key: tuple[Any, ...]) -> _Look:
+    global _last
+    start = time.monotonic()
+    if _last.key == key and start < _last.until:  # another thread has looked while we waited for it
+        return _last
+    root, nodes, names = key
+    ports = read_ports(root)
+    usable = tuple(p for p in permitted(ports, names) if p.is_usable)
+    end = time.monotonic()
+    _last = _Look(usable, why_none(ports, names, nodes), key, end + max(LOOK_AGAIN_S, MIN_REST * (end - start)))
+    return _last
+
+
+def look_again() -> None:
+    """Believe nothing that was seen before."""
+    global _last
+    _last = replace(_last, until=0.0)
 
 
 def usable_ports() -> list[Port]:
