@@ -72,10 +72,18 @@ def importable_path() -> list[str]:
 
 
 def home_config(**extra: Any) -> dict[str, Any]:
-    """Return the configuration of a new home host process."""
+    """Return the configuration of a new home host process.
+
+    Raises:
+        MeshStartError: if there's no place for its sockets.
+    """
+    try:
+        directory = new_directory()
+    except OSError as error:
+        raise MeshStartError(f"no mesh can be started here: {error}") from None
     return {
         "host": 0,
-        "directory": os.path.join(new_directory(), "h0"),
+        "directory": os.path.join(directory, "h0"),
         "sys_path": importable_path(),
         "log": os.environ.get("MONARCH_NB_HOST_LOG"),
         **extra,

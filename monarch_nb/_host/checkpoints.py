@@ -1,7 +1,7 @@
 """Where ranks meet that save together, and which checkpoints count.
 
 Members give a value for each phase and get all of them back; when one of them dies, the others hear at once. A checkpoint is written beside its
-place and gets its name when all have written: what has a name is whole.
+place and gets its name when all have written: what has a name is whole. When one can't write, the others hear why, and what was written goes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from monarch_nb._host.recipes import Recipe
 from monarch_nb._host.registry import Proc
 from monarch_nb._host.request import LATER
 from monarch_nb._host.script import run_script
+from monarch_nb._journal.disk import why
 from monarch_nb._shape import name_ranks
 from monarch_nb._wire import address
 from monarch_nb._wire.message import Message
@@ -38,6 +39,14 @@ class _Gathering:
 
 
 @dataclass
+class _Failure:
+    """A checkpoint that won't be: why, and who hasn't been told yet."""
+
+    reason: str
+    left: set[int]
+
+
+@dataclass
 class Saved:
     """A checkpoint on disk: after how many calls, and where."""
 
@@ -52,6 +61,12 @@ class CheckpointDesk:
         self._home = home
         self._gatherings: dict[Key, _Gathering] = {}
         self._saved: dict[int, list[Saved]] = {}
+        self._failures: dict[tuple[int, int], _Failure] = {}
+        """By actor and version."""
+        self._writing: dict[int, set[str]] = {}
+        """Where something is being written, by actor."""
+        self._in_trouble: set[int] = set()
+        """Actors whose last checkpoint couldn't be written, as programs have been told."""
         self._epochs: dict[int, int] = {}
         """How often members of an actor were lost, or it went back: what began to be saved before that isn't completed."""
 
@@ -82,6 +97,9 @@ class CheckpointDesk:
             raise ValueError(f"{_ranks(home, dead)} lost" if dead else "the actor was stopped")
         if fields["epoch"] != self.epoch(fields["actor_id"]):
             raise ValueError("a member was lost since this was begun")
+        failure = self._failures.get((fields["actor_id"], fields["version"]))
+        if failure is not None and fields["slot"] in failure.left:
+            raise ValueError(failure.reason)
         self._leave_behind(recipe, fields)
         key = (fields["actor_id"], fields["version"], fields["phase"])
         gathering = self._gatherings.get(key)
@@ -91,8 +109,46 @@ class CheckpointDesk:
         gathering.fields[fields["slot"]] = fields
         gathering.asking.append((message.src, message.ref))
         if len(gathering.fields) == fields["size"]:
-            self._complete(key, self._gatherings.pop(key), recipe.name)
+            try:
+                self._complete(key, gathering, recipe.name)
+            except OSError as error:
+                self._refuse(key, why(error, self._base(gathering, key, recipe.name)))
         return LATER
+
+    def do_checkpoint_failed(self, message: Message, fields: dict[str, Any]) -> object:
+        """A rank doesn't save any more: it can't write, or has heard that another one can't."""
+        actor_id, version, slot, reason = fields["actor_id"], fields["version"], fields["slot"], fields["reason"]
+        if fields["epoch"] == self.epoch(actor_id):
+            failure = self._failures.get((actor_id, version))
+            if failure is None and reason:
+                failure = self._failures[actor_id, version] = self._fail(fields)
+            if failure is not None:
+                failure.left.discard(slot)
+                if not failure.left:
+                    del self._failures[actor_id, version]
+        if fields["path"]:
+            shutil.rmtree(fields["path"], ignore_errors=True)
+        return None
+
+    def _fail(self, fields: dict[str, Any]) -> _Failure:
+        """Tell those who wait for a rank that it can't write; and programs, unless one has asked for this checkpoint."""
+        actor_id, version = fields["actor_id"], fields["version"]
+        recipe = self._home.healing.recipes.find(actor_id)
+        who = _ranks(self._home, [recipe.procs[fields["slot"]]]) if recipe is not None else f"member {fields['slot']}"
+        failure = _Failure(f"{who}: {fields['reason']}", set(range(fields["size"])))
+        for key in [k for k in self._gatherings if k[:2] == (actor_id, version)]:
+            self._refuse(key, failure.reason)
+        if not fields["asked"] and actor_id not in self._in_trouble:
+            self._in_trouble.add(actor_id)
+            self._tell_trouble(actor_id, version, failure.reason)
+        return failure
+
+    def _tell_trouble(self, actor_id: int, version: int, reason: str) -> None:
+        recipe, last = self._home.healing.recipes.find(actor_id), self.newest(actor_id)
+        name = recipe.name if recipe is not None else f"{actor_id:x}"
+        good = f"the last good one is {last.path}" if last is not None else "there is none yet"
+        what = f"the checkpoint of actor {name!r} after {version} calls could not be written: {reason}. Calls go on; {good}"
+        self._home.clients.tell_listeners("notice", {"group": "", "what": what})
 
     def _leave_behind(self, recipe: Recipe, fields: dict[str, Any]) -> None:
         """Members save one version after the other: who has got to this one isn't coming to what others still wait at, nor do those who are past it
@@ -111,20 +167,36 @@ class CheckpointDesk:
             if key[1:] != (version, phase):
                 self._refuse(key, f"{_ranks(self._home, [recipe.procs[slot]])} went on to the checkpoint after {version} calls")
 
-    def _complete(self, key: Key, gathering: _Gathering, name: str) -> None:
-        actor_id, version, phase = key
+    def _base(self, gathering: _Gathering, key: Key, name: str) -> str:
+        """Return where the checkpoints of an actor are."""
         first = gathering.fields[min(gathering.fields)]
-        base = os.path.join(first["directory"] or os.path.join(self._home.journal.store.directory, "checkpoints"), f"{name}-{actor_id & 0xFFFF:04x}")
-        writing, final = os.path.join(base, f".step-{version}.writing"), os.path.join(base, f"step-{version}")
+        folder = first["directory"] or os.path.join(self._home.journal.store.directory, "checkpoints")
+        return os.path.join(folder, f"{name}-{key[0] & 0xFFFF:04x}")
+
+    def _complete(self, key: Key, gathering: _Gathering, name: str) -> None:
+        """All members have got to a phase: do what is to be done, and let them go on.
+
+        Raises:
+            OSError: if the disk can't be written to; they're still there then.
+        """
+        actor_id, version, phase = key
+        first, base = gathering.fields[min(gathering.fields)], self._base(gathering, key, name)
+        # The epoch: members of before a loss may still be writing there.
+        writing, final = os.path.join(base, f".step-{version}.{first['epoch']}.writing"), os.path.join(base, f"step-{version}")
         path = writing
         if phase == "begin":
             os.makedirs(base, mode=0o700, exist_ok=True)
             shutil.rmtree(writing, ignore_errors=True)
+            os.mkdir(writing, 0o700)
+            self._writing.setdefault(actor_id, set()).add(writing)
         elif phase == "done":
             shutil.rmtree(final, ignore_errors=True)
             os.rename(writing, final)
+            self._writing[actor_id].discard(writing)
+            self._in_trouble.discard(actor_id)
             self._enter(actor_id, Saved(version, final), first["keep"])
             path = final
+        del self._gatherings[key]
         values = [] if phase in ("begin", "done") else [gathering.fields[s]["value"] for s in sorted(gathering.fields)]
         for src, ref in gathering.asking:
             self._home.reply(src, ref, {"path": path, "values": values})
@@ -148,7 +220,7 @@ class CheckpointDesk:
     def lost(self, entry: Proc) -> None:
         """A rank has died: what was being saved with it isn't completed."""
         for recipe in self._home.healing.recipes.on({entry.proc}):
-            self._epochs[recipe.actor_id] = self.epoch(recipe.actor_id) + 1
+            self._drop_unfinished(recipe.actor_id)
         for key in list(self._gatherings):
             found = self._home.healing.recipes.find(key[0])
             if found is None or entry.proc in found.procs:
@@ -158,11 +230,19 @@ class CheckpointDesk:
         """An actor goes back to a version: what is under way is dropped, and later versions don't count."""
         for key in [k for k in self._gatherings if k[0] == actor_id]:
             self._refuse(key, "the actor has gone back to an earlier checkpoint")
-        self._epochs[actor_id] = self.epoch(actor_id) + 1
+        self._drop_unfinished(actor_id)
         for later in [s for s in self._saved.get(actor_id, ()) if s.version > version]:
             self._saved[actor_id].remove(later)
             with suppress(OSError):
                 shutil.rmtree(later.path)
+
+    def _drop_unfinished(self, actor_id: int) -> None:
+        """What was begun isn't completed; who still writes hears of it, and what that leaves goes then (`do_checkpoint_failed`)."""
+        self._epochs[actor_id] = self.epoch(actor_id) + 1
+        for path in self._writing.pop(actor_id, ()):
+            shutil.rmtree(path, ignore_errors=True)
+        for key in [k for k in self._failures if k[0] == actor_id]:
+            del self._failures[key]
 
     # --- a host is about to be taken away
 

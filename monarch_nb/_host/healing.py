@@ -342,11 +342,16 @@ class Healing:
                 "are not kept; spawn it anew"
             )
             return
+        try:
+            data = self.recipes.read(recipe)
+        except OSError as error:
+            report["problems"].append(f"actor {recipe.name!r} was not made again on {name_ranks(ranks)}: {error}; spawn it anew")
+            return
         if wish is None and recipe.checkpointed:
             wish = {"epoch": self._home.checkpoints.epoch(recipe.actor_id)}
         answers = yield partial(
             self._home.asking.ask, slots, "__respawn__", None, timeout_s=CONSTRUCT_S, keeps_refusals=True,
-            target=recipe.actor_id, context=recipe.context, payload=pickle.dumps((self.recipes.read(recipe), wish), 5),
+            target=recipe.actor_id, context=recipe.context, payload=pickle.dumps((data, wish), 5),
         )  # fmt: skip
         made = [s for s in slots if not isinstance(answers.get(s, Refusal()), Refusal)]
         report["actors"][recipe.name] = sorted(self._home.registry.procs[slots[s]].rank for s in made)

@@ -7,6 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+MAX_IN_MEMORY_BYTES = 64 << 20
+"""What can't be written to disk is kept here, up to so much in all."""
+
 
 @dataclass
 class Recipe:
@@ -19,7 +22,7 @@ class Recipe:
         context: the extent it was spawned on, encoded.
         creator: proc and actor (0: none) that own it.
         size_bytes: of the arguments and the class.
-        kept: whether they are kept; too large ones aren't.
+        kept: whether they are kept; too large ones aren't, nor what neither the disk nor we have room for.
         checkpointed: "own", "replicated" or "sharded" if its state is saved, else empty.
     """
 
@@ -31,6 +34,8 @@ class Recipe:
     size_bytes: int
     kept: bool
     checkpointed: str = ""
+    data: bytes | None = None
+    """What couldn't be written to disk."""
 
     def slots_on(self, procs: set[int]) -> dict[int, int]:
         """Return the slots that are on some procs, with their procs."""
@@ -42,7 +47,6 @@ class Recipes:
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
-        os.makedirs(directory, mode=0o700, exist_ok=True)
         self._recipes: dict[int, Recipe] = {}
         self._stopped: dict[int, set[int]] = {}
 
@@ -55,14 +59,39 @@ class Recipes:
             fields["size_bytes"], data is not None, fields["checkpointed"],
         )  # fmt: skip
         if data is not None:
-            with open(os.open(self._path(actor_id), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            try:
+                self._write(self._path(actor_id), data)
+            except OSError:
+                self._keep_in_memory(self._recipes[actor_id], data)
+
+    @staticmethod
+    def _write(path: str, data: bytes) -> None:
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        try:
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
                 file.write(data)
+        except OSError:
+            with suppress(OSError):
+                os.unlink(path)
+            raise
+
+    def _keep_in_memory(self, recipe: Recipe, data: bytes) -> None:
+        if len(data) + sum(len(r.data) for r in self._recipes.values() if r.data is not None) <= MAX_IN_MEMORY_BYTES:
+            recipe.data = data
+        else:
+            recipe.kept = False
 
     def _path(self, actor_id: int) -> str:
         return os.path.join(self._directory, f"{actor_id:x}")
 
     def read(self, recipe: Recipe) -> bytes:
-        """Return the class and arguments, encoded."""
+        """Return the class and arguments, encoded.
+
+        Raises:
+            OSError: if somebody has taken the file away.
+        """
+        if recipe.data is not None:
+            return recipe.data
         with open(self._path(recipe.actor_id), "rb") as file:
             return file.read()
 

@@ -407,7 +407,10 @@ class ActorRunner:
             self._raised(error, message)
             return
         released = office.releases_for(message.src)
-        office.post(message.src, wire.REPLY, body, slot=message.slot, ref=message.ref, name=released)
+        try:
+            office.post(message.src, wire.REPLY, body, slot=message.slot, ref=message.ref, name=released)
+        except MemoryError as error:  # no shared memory for it
+            self._raised(error, message)
 
     # --- checkpoints
 

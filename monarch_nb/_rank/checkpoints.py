@@ -6,13 +6,15 @@ here, or on a rank that has taken another's place, goes on from the newest one t
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from monarch_nb._post.office import Office
+from monarch_nb._journal.disk import check_room, why
+from monarch_nb._post.office import Office, OfficeClosed
 from monarch_nb._post.pending import OneReply
 from monarch_nb._rank.snapshot import Snapshot, load, rebuild, save, take_snapshot
 from monarch_nb._wire import address, codec
@@ -56,6 +58,8 @@ class Checkpoints:
         self._saving: threading.Thread | None = None
         self._saving_before: threading.Thread | None = None
         self._error: BaseException | None = None
+        self._asked = False
+        """Whether somebody waits for a save, and will be told how it ended."""
 
     def move(self, slot: int, size: int) -> None:
         """The mesh has other sizes."""
@@ -110,8 +114,12 @@ class Checkpoints:
         Raises:
             CheckpointError: if another rank didn't save the same, or nothing could be written.
         """
-        self.take(instance)  # even if this version is there: on ranks that are new it may not be, and all save together
-        self.wait()
+        self._asked = True
+        try:
+            self.take(instance)  # even if this version is there: on ranks that are new it may not be, and all save together
+            self.wait()
+        finally:
+            self._asked = False
         if self._error is not None:
             raise CheckpointError(f"checkpoint of actor {self._name!r} after {self.num_calls} calls: {self._error}")
         return self.last_path
@@ -122,6 +130,7 @@ class Checkpoints:
         """Write a copy; `epoch` is that of when it was taken: a thread that comes late doesn't save with those who have gone back since."""
         if before is not None:
             before.join()  # one after the other, on all ranks alike
+        path = ""
         try:
             exchange = partial(self._exchange, epoch, snapshot.version)
             path = exchange("begin", None)[0]
@@ -129,6 +138,18 @@ class Checkpoints:
             self.last_path = exchange("done", None)[0]
         except Exception as error:  # kept for who asks; training goes on
             self._error = error
+            self._tell_failure(error, path, snapshot.version, epoch)
+
+    def _tell_failure(self, error: Exception, path: str, version: int, epoch: int) -> None:
+        """Tell the home that this rank doesn't save any more: the others needn't wait, and what is there of this checkpoint can go."""
+        own = "" if isinstance(error, CheckpointError) else _why(error, path)
+        if own:
+            self._error = CheckpointError(own)
+        with suppress(OfficeClosed):
+            self._office.tell(
+                address.HOME, "checkpoint_failed", actor_id=self._actor_id, version=version, epoch=epoch, slot=self._slot, size=self._size,
+                path=path, reason=own, asked=self._asked,
+            )  # fmt: skip
 
     @property
     def _prefix(self) -> str:
@@ -196,6 +217,19 @@ class Checkpoints:
         if found is None:
             raise CheckpointError(f"version {version} of actor {self._name!r} could not be had from its peer")
         return found
+
+
+def _why(error: BaseException, path: str) -> str:
+    """Return what has kept us from writing: the disk, where it's that; torch wraps what the system says."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__cause__ or cause.__context__
+    if cause is None and path:
+        try:
+            check_room(os.path.dirname(path))
+        except OSError as full:
+            cause = full
+    return why(cause, path) if isinstance(cause, OSError) else f"{type(error).__name__}: {error}"
 
 
 def _fresh(snapshot: Snapshot) -> Any:

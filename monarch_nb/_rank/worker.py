@@ -182,7 +182,11 @@ class Worker:
             )  # fmt: skip
             office.send(message.src, frame)
         else:
-            office.post(message.src, wire.REPLY, body, flags=flags, slot=message.slot, ref=message.ref)
+            try:
+                office.post(message.src, wire.REPLY, body, flags=flags, slot=message.slot, ref=message.ref)
+            except MemoryError as error:  # no shared memory for it
+                body = encode_failure(describe(error, **here.whereabouts(), endpoint=message.name.decode()))
+                office.post(message.src, wire.REPLY, body, flags=wire.ERROR, slot=message.slot, ref=message.ref)
 
     def _fields(self, message: Message) -> Any:
         return Body(self.rank.office, message).value()

@@ -13,6 +13,7 @@ import socket
 import stat
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 
 MAX_SOCKET_PATH = 107
@@ -23,17 +24,32 @@ _YOUNG_S = 10.0
 
 
 def socket_root() -> str:
-    """Return this user's directory for sockets, made with mode 0700 and checked to be ours.
+    """Return this user's directory for sockets, made with mode 0700 and checked to be ours: in the user's runtime directory, or where temporary files go.
 
     Raises:
-        PermissionError: if the directory belongs to somebody else or lets others in.
+        OSError: if neither can be had; the text says why.
     """
+    problems = []
+    for root in _possible_roots():
+        if len(root) > MAX_SOCKET_PATH - _RESERVED:
+            problems.append(f"{root}: this path is too long for a socket")
+            continue
+        try:
+            private_directory(root)
+        except OSError as error:
+            problems.append(f"{root}: {error.strerror or error}")
+        else:
+            if os.access(root, os.W_OK | os.X_OK):
+                return root
+            problems.append(f"{root}: it can't be written to")
+    raise OSError("there is no directory for sockets that can be written to; set XDG_RUNTIME_DIR or TMPDIR to one. " + "; ".join(problems))
+
+
+def _possible_roots() -> Iterator[str]:
     base = os.environ.get("XDG_RUNTIME_DIR")
-    root = os.path.join(base, "monarch_nb") if base else ""
-    if not base or not os.path.isdir(base) or len(root) > MAX_SOCKET_PATH - _RESERVED:
-        root = os.path.join(tempfile.gettempdir(), f"monarch_nb-{os.getuid()}")
-    private_directory(root)
-    return root
+    if base and os.path.isdir(base):
+        yield os.path.join(base, "monarch_nb")
+    yield os.path.join(tempfile.gettempdir(), f"monarch_nb-{os.getuid()}")
 
 
 def private_directory(path: str) -> None:

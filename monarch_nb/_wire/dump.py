@@ -34,20 +34,35 @@ class Header(NamedTuple):
 
 
 class DumpFile:
-    """The rank's side: made once, kept for as long as it lives."""
+    """The rank's side: made once, kept for as long as it lives. Where the disk is full there's none, and py-spy has to do."""
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self.fd = -1
         temporary = f"{path}.{os.getpid()}"
         with suppress(OSError):
             os.unlink(temporary)
-        self.fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        os.write(self.fd, _header(0))
-        faulthandler.register(NUMBER, file=self.fd, all_threads=True, chain=False)
-        os.rename(temporary, path)
+        try:
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        except OSError:
+            return
+        try:
+            if os.write(fd, _header(0)) < HEADER_BYTES:
+                raise OSError(f"no room for {temporary}")
+            faulthandler.register(NUMBER, file=fd, all_threads=True, chain=False)
+            os.rename(temporary, path)
+        except OSError:
+            faulthandler.unregister(NUMBER)
+            os.close(fd)
+            with suppress(OSError):
+                os.unlink(temporary)
+        else:
+            self.fd = fd
 
     def aim(self, thread_id: int) -> None:
         """Say which thread shall take the signal, by the kernel's id."""
+        if self.fd < 0:
+            return
         fd = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
         os.pwrite(fd, _header(thread_id), 0)
         os.close(fd)

@@ -98,11 +98,11 @@ class Page:
     """A process' page.
 
     Args:
-        path: the file to make it in; without one, nobody reads it.
+        path: the file to make it in; without one, or where its disk is full, nobody reads it.
     """
 
     def __init__(self, path: str = "") -> None:
-        self._buffer: mmap.mmap | bytearray = _map(path) if path else bytearray(PAGE_BYTES)
+        self._buffer = _map(path) if path else bytearray(PAGE_BYTES)
         self._free = list(range(NUM_SLOTS - 1, 0, -1))
         self._nowhere = bytearray(SLOT_BYTES)
         self._taken: dict[Slot, int] = {}
@@ -131,13 +131,19 @@ class Page:
             _TOTAL.pack_into(self._buffer, TOTALS_AT + index * _TOTAL.size, total.path.encode(), *total[1:])
 
 
-def _map(path: str) -> mmap.mmap:
-    with suppress(FileNotFoundError):
+def _map(path: str) -> mmap.mmap | bytearray:
+    with suppress(OSError):
         os.unlink(path)  # of a rank that was here before; whoever has it open keeps the old one
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        os.ftruncate(fd, PAGE_BYTES)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return bytearray(PAGE_BYTES)
+    try:
+        os.posix_fallocate(fd, 0, PAGE_BYTES)  # a page without its place on the disk is a SIGBUS when it's written to
         return mmap.mmap(fd, PAGE_BYTES)
+    except OSError:
+        os.unlink(path)
+        return bytearray(PAGE_BYTES)
     finally:
         os.close(fd)
 

@@ -14,6 +14,7 @@ Accounting is by `(segment id, receiver proc)`. All methods may be called from a
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import mmap
 import os
@@ -38,6 +39,28 @@ class SegmentError(RuntimeError):
     """A segment could not be opened: its owner is gone, or it is another one by now."""
 
 
+def reserve(fd: int, nbytes: int) -> None:
+    """Give a file in memory its size.
+
+    Where the kernel keeps count of promised memory (`vm.overcommit_memory=2`), a page that can't be had when it's touched is a SIGBUS: there, all are
+    had now. Elsewhere memory is had page by page, by several threads, while it's filled.
+
+    Raises:
+        OSError: if there isn't as much.
+    """
+    if _promises_are_kept():
+        os.posix_fallocate(fd, 0, nbytes)
+    else:
+        os.ftruncate(fd, nbytes)
+
+
+@functools.cache
+def _promises_are_kept() -> bool:
+    with suppress(OSError), open("/proc/sys/vm/overcommit_memory", "rb") as file:
+        return file.read().strip() == b"2"
+    return False
+
+
 class Segment:
     """One memfd of this process, and the receivers that still hold it."""
 
@@ -47,8 +70,12 @@ class Segment:
         self.key = key
         self.capacity = capacity
         self.fd = os.memfd_create("monarch_nb", os.MFD_CLOEXEC)
-        os.ftruncate(self.fd, capacity)
-        self.map = mmap.mmap(self.fd, capacity)
+        try:
+            reserve(self.fd, capacity)
+            self.map = mmap.mmap(self.fd, capacity)
+        except (OSError, ValueError) as error:
+            os.close(self.fd)
+            raise MemoryError(f"no {capacity:,} bytes of shared memory: {getattr(error, 'strerror', None) or error}") from None
         self.inode = os.fstat(self.fd).st_ino
         self.holders: set[int] = set()
         self.since = 0.0
@@ -70,7 +97,11 @@ class SegmentPool:
         self._free: list[Segment] = []
 
     def write(self, buffers: Sequence[memoryview], receivers: Iterable[int]) -> bytes:
-        """Copy `buffers` into one segment held by `receivers`; return the table entries for the message."""
+        """Copy `buffers` into one segment held by `receivers`; return the table entries for the message.
+
+        Raises:
+            MemoryError: if there's no memory for them.
+        """
         offsets, total = [], 0
         for buffer in buffers:
             offsets.append(total)

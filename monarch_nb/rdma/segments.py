@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
+from monarch_nb._wire.segment import reserve
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.rdma.handle import Shared
 from monarch_nb.rdma.memory import Memory
@@ -43,7 +44,7 @@ def allocate(nbytes: int) -> Segment:
     """Return that much shared memory, zeroed; it's given back with the last array in it."""
     fd = os.memfd_create("monarch_nb-buffer", os.MFD_CLOEXEC)
     try:
-        os.ftruncate(fd, max(nbytes, 1))
+        reserve(fd, max(nbytes, 1))
         segment = Segment(fd, max(nbytes, 1))
     except (OSError, ValueError) as error:
         os.close(fd)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
+import subprocess
+import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from faults import kill
 from own_meshes import own_mesh
 from processes import wait_for_exit
 from small_disk import SmallDisk, small_disk
@@ -18,7 +24,8 @@ from monarch_nb import mesh as meshes
 from monarch_nb._client import session as sessions
 from monarch_nb._journal import entries as journal_entries
 from monarch_nb._journal.output import read_all
-from monarch_nb.exceptions import RankTimeout
+from monarch_nb.actor import Actor, Checkpointed, ProcMesh, endpoint, this_host
+from monarch_nb.exceptions import ActorError, RankTimeout
 from monarch_nb.mesh import Mesh
 from monarch_nb.mesh.cell_run import CellError
 
@@ -160,3 +167,143 @@ def test_what_a_killed_home_leaves_on_a_full_disk_can_be_read(disk: SmallDisk, n
     assert [e["kind"] for e in journal_entries.read(directory)] == ["start", "cell"]
     mesh._session.close()
     sessions._current = before
+
+
+class Keeper(Actor):
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    @endpoint
+    def get(self) -> int:
+        return self.value
+
+
+def test_with_a_full_runtime_directory_all_works_that_needs_no_disk(tmp_path: Path, notices: Notices, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sockets take no room. Ranks have no page there and no file for their stacks, and what makes actors again is kept in memory."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as base, small_disk(Path(base) / "r") as disk:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(disk.path))
+        disk.fill()
+        with own_mesh("homeless", {"procs": 2}) as mesh:
+            assert mesh._session.office.directory.startswith(str(disk.path))
+            assert run(mesh, "print('here')", ranks="1") == "here\n"
+            keeper: Any = mesh.spawn("keeper", Keeper, 42)
+            assert list(keeper.get.call().get(T).values()) == [42, 42]
+            kill(mesh, 1)
+            assert not mesh.heal().problems
+            assert list(keeper.get.call().get(T).values()) == [42, 42]
+            assert mesh.status().ranks_by_state() == {"idle": "0-1"}
+            disk.free()
+
+
+def test_no_shared_memory_is_an_error_where_it_was_wanted(procs: ProcMesh) -> None:
+    """A file of that size can't be had, in memory neither: the caller hears, and everybody lives."""
+    keeper: Any = procs.spawn("keeper", Keeper, torch.zeros(1 << 20))
+    keeper.initialized.get(T)
+    procs.execute(_limit_files, 1 << 20).get(T)
+    with pytest.raises(ActorError, match=r"MemoryError: no 4,194,304 bytes of shared memory: File too large"):
+        keeper.get.call().get(T)
+    with pytest.raises(ActorError, match=r"MemoryError: no 8,388,608 bytes of shared memory"):
+        procs.execute(torch.zeros, 2 << 20).get(T)
+    assert list(procs.execute(os.getpid).get(T).values())
+
+
+PROGRAM = """
+import torch
+from monarch_nb.actor import this_host
+from monarch_nb.rdma import RDMABuffer, empty
+
+def look(buffer, tensor):
+    there = torch.zeros(1 << 22)
+    buffer.read_into(there).get()
+    return there.sum().item(), tensor.sum().item(), torch.ones(1 << 22)
+
+procs = this_host().spawn_procs({"gpus": 2})
+ours = empty(1 << 22)
+ours.fill_(2.0)
+for a, b, tensor in procs.execute(look, RDMABuffer(ours), torch.ones(1 << 22)).get(60).values():
+    print(a / (1 << 22), b / (1 << 22), tensor.sum().item() / (1 << 22))
+"""
+
+
+def test_a_full_dev_shm_is_not_needed(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    (tmp_path / "disk").mkdir()
+    script = f"mount -t tmpfs -o size=64k tmpfs /dev/shm && head -c 64k /dev/zero > /dev/shm/stuffing && exec {sys.executable} {program}"
+    found = subprocess.run(["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, timeout=100, check=False)
+    if "unshare" in found.stderr or "mount" in found.stderr:
+        pytest.skip(f"no file system can be mounted here: {found.stderr.strip()}")
+    assert found.stdout == "2.0 1.0 1.0\n" * 2, found.stderr
+
+
+class Saver(Checkpointed):
+    """Each rank has a megabyte of state."""
+
+    def __init__(self, folder: str, every: int = 0) -> None:
+        self.checkpoint_dir = folder
+        self.checkpoint_every = every
+        self.numbers = torch.arange(20_000, dtype=torch.int64)
+
+    def state_dict(self) -> Any:
+        return {"numbers": self.numbers}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.numbers = state["numbers"]
+
+    @endpoint
+    def add(self) -> None:
+        self.numbers += 1
+
+
+@pytest.fixture
+def procs() -> Iterator[ProcMesh]:
+    mesh = this_host().spawn_procs({"gpus": 2})
+    mesh.initialized.get(T)
+    yield mesh
+    mesh.stop(grace_s=0.0).get(T)
+
+
+def test_a_checkpoint_that_cant_be_written_is_the_callers_error(procs: ProcMesh, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        saver: Any = procs.spawn("saver", Saver, str(disk.path))
+        disk.fill()
+        for _ in range(2):
+            with pytest.raises(ActorError, match=r"CheckpointError: .* after 0 calls: .*no space left on the disk at") as error:
+                saver.checkpoint.call().get(T)
+            assert str(disk.path) in str(error.value)
+        (folder,) = [p for p in disk.path.iterdir() if p.is_dir()]
+        assert list(folder.iterdir()) == [], "nothing broken is left"
+        disk.free()
+        good = Path(saver.checkpoint.call().get(T).item(gpus=0))
+        disk.fill()
+        saver.add.call().get(T)
+        with pytest.raises(ActorError, match="no space left"):
+            saver.checkpoint.call().get(T)
+        assert [p.name for p in folder.iterdir()] == [good.name], "the last good one is still there"
+
+
+def test_one_rank_whose_disk_is_full_keeps_nobody_waiting(procs: ProcMesh, tmp_path: Path) -> None:
+    """The other rank writes elsewhere: it hears at once, and not by a time-out."""
+    procs.flatten("rank").slice(rank=1).execute(_limit_files, 50_000).get(T)
+    saver: Any = procs.spawn("saver", Saver, str(tmp_path))
+    with pytest.raises(ActorError, match=r"CheckpointError.*rank 1: File too large"):
+        saver.checkpoint.call().get(T)
+    (folder,) = tmp_path.iterdir()
+    assert list(folder.iterdir()) == []
+
+
+def _limit_files(num_bytes: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, num_bytes))
+
+
+def test_a_save_behind_the_scenes_that_fails_is_told_once(procs: ProcMesh, tmp_path: Path, notices: Notices) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        disk.fill()
+        saver: Any = procs.spawn("saver", Saver, str(disk.path), 1)
+        assert "the checkpoint of actor 'saver' after 0 calls could not be written: rank" in notices.wait()
+        assert "no space left" in notices.texts[0]
+        for _ in range(3):
+            saver.add.call().get(T)
+        disk.free()
+        saver.checkpoint.call().get(T)
+        assert len(notices.texts) == 1

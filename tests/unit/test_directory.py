@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from monarch_nb._client.launch import home_config
 from monarch_nb._wire.directory import new_directory, private_directory, socket_root
+from monarch_nb.exceptions import MeshStartError
 
 LONG_AGO = 1_000_000_000
 
@@ -82,3 +84,17 @@ def test_one_of_another_machine_stays(root: Path, listen: Callable[[str], socket
     listen(str(path)).close()
     new_directory()
     assert path.exists()
+
+
+def test_where_one_cant_be_written_to_another_is_taken(root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    root.parent.joinpath("monarch_nb").rmdir()
+    root.parent.joinpath("monarch_nb").write_text("in the way")
+    with tempfile.TemporaryDirectory(dir="/tmp") as base:
+        monkeypatch.setattr(tempfile, "tempdir", base)
+        assert socket_root() == f"{base}/monarch_nb-{os.getuid()}"
+        os.rmdir(f"{base}/monarch_nb-{os.getuid()}")
+        Path(base, f"monarch_nb-{os.getuid()}").write_text("in the way, too")
+        with pytest.raises(OSError, match=r"set XDG_RUNTIME_DIR or TMPDIR to one\. .*/monarch_nb: File exists; .*: File exists"):
+            new_directory()
+        with pytest.raises(MeshStartError, match="no mesh can be started here: there is no directory for sockets"):
+            home_config()
