@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._host import capacity
 from monarch_nb._host.link import HostLink
 from monarch_nb._host.process import LOST_AFTER_S
 from monarch_nb._host.registry import Host
@@ -82,6 +83,7 @@ class HostDesk:
 
     def do_tickets(self, message: Message, fields: dict[str, Any]) -> object:
         """Return what `num` new hosts need to dial home."""
+        capacity.check_room(fields["num"], force=True)
         bind = fields.get("bind") or "tcp://127.0.0.1:*"
         labels = fields.get("labels") or [""] * fields["num"]
         hosts = [self._home.registry.new_host(labels[i], fields.get("kind", "")) for i in range(fields["num"])]

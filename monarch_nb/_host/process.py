@@ -180,22 +180,27 @@ class HostProcess:
             else:
                 self.take_answer(message)
             return
-        name = message.name.decode()
-        fields = pickle.loads(message.payload) if message.at < len(message.frame) else {}
         if message.kind == wire.EVENT:
-            news = self.reception.news(name)
+            news = self.reception.news(message.name.decode())
             if news is not None:
-                news(message.src, fields)
-            return
-        if message.kind != wire.CONTROL:
-            return
+                news(message.src, _fields(message))
+        elif message.kind == wire.CONTROL:
+            self._answer(message)
+
+    def _answer(self, message: Message) -> None:
+        """Answer a request, whatever comes of it: who asks waits."""
         try:
-            answer = self.reception.request(name)(message, fields)
-        except (RequestError, ValueError, LookupError) as error:
+            answer = self.reception.request(message.name.decode())(message, _fields(message))
+            if answer is not LATER:
+                self.reply(message.src, message.ref, answer)
+        except (RequestError, ValueError) as error:
             self.reply(message.src, message.ref, str(error), error=True)
-            return
-        if answer is not LATER:
-            self.reply(message.src, message.ref, answer)
+        except Exception as error:
+            known = isinstance(error, LookupError) and not isinstance(error, KeyError | IndexError)
+            text = str(error) if known else f"the host process could not do this: {type(error).__name__}: {error}"
+            self.reply(message.src, message.ref, text, error=True)
+            if not known:
+                raise  # into the log
 
     def take_answer(self, message: Message) -> None:
         """Take a rank's answer to something that we asked."""
@@ -289,6 +294,15 @@ class HostProcess:
             self.loop.stop()
         else:
             self.loop.call_later(0.01, lambda: self._leave_when_empty(limit))
+
+
+def _fields(message: Message) -> dict[str, Any]:
+    if message.at == len(message.frame):
+        return {}
+    try:
+        return dict(pickle.loads(message.payload))
+    except Exception as error:  # a pickle may raise anything
+        raise RequestError(f"this request can't be read: {type(error).__name__}: {error}") from None
 
 
 def count_gpus() -> int:

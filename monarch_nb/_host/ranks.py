@@ -6,7 +6,9 @@ import signal
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._host import capacity
 from monarch_nb._host.registry import Group, Proc
+from monarch_nb._host.starting import PROCESS_JOB
 from monarch_nb._shape import decode_extent
 from monarch_nb._wire import address
 from monarch_nb._wire.message import Message
@@ -34,6 +36,7 @@ class RankDesk:
     def spawn(self, fields: dict[str, Any]) -> list[int]:
         """Start `per_host` ranks on each of `hosts`, as a group; return their proc ids."""
         registry, per_host = self._home.registry, fields["per_host"]
+        self._check_room(fields["hosts"], per_host, force=fields.get("force", False))
         hosts = [self._home.hosts.get(index) for index in fields["hosts"]]
         procs = []
         for i, host in enumerate(hosts):
@@ -45,6 +48,16 @@ class RankDesk:
         group = registry.groups[fields["group"]] = Group(fields["group"], extent, procs, fields["spec"], fields["method"])
         self.start(group, procs)
         return procs
+
+    def _check_room(self, hosts: Sequence[int], per_host: int, *, force: bool) -> None:
+        """See whether hosts have room for so many more ranks each: our machine, with the hosts that are processes of it, or one like it.
+
+        Raises:
+            ValueError: if they haven't.
+        """
+        known = self._home.registry.hosts
+        here = [h for h in hosts if not h or (h in known and known[h].kind == PROCESS_JOB)]
+        capacity.check_room(per_host * max(1, len(here)), force=force, how="--force (force=True)")
 
     def start(self, group: Group, procs: Sequence[int]) -> None:
         """Start ranks of a group, each on its host."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._host import capacity
 from monarch_nb._host.groups import remake_groups
 from monarch_nb._host.registry import Group, Host
 from monarch_nb._host.report import Report, empty_report
@@ -45,6 +46,7 @@ class Reshaping:
         if wrong:
             raise ValueError(f"a dimension has a size of at least 1, not {wrong[0]}; end a mesh with %mesh stop")
         new = Extent(group.extent.labels, [sizes.get(n, group.extent[n]) for n in group.extent.labels])
+        capacity.check_room(new.nelements - group.extent.nelements, force=True)
         kept = [dict(p) for p in group.extent.points()]
         places = {tuple(point.values()): proc for point, proc in zip(kept, group.procs, strict=True)}
         return (yield from self._rearrange(group, new, [places.get(tuple(dict(p).values())) for p in new.points()]))

@@ -60,6 +60,7 @@ class HostMesh(MeshTrait):
         *,
         env: Mapping[str, str] | None = None,
         method: str = "fork",
+        force: bool = False,
     ) -> ProcMesh:
         """Start processes on each host. Doesn't wait until they are up: calls may follow at once.
 
@@ -71,10 +72,12 @@ class HostMesh(MeshTrait):
             bootstrap_command: not needed here: ranks are forked from a warm interpreter.
             env: environment variables, set before user code runs; what must be there before torch is imported wants
                 method="spawn".
+            force: start more than the machine seems to have room for.
             method: "fork" from a warm interpreter (10 ms each), or "spawn" a fresh one (a second each with torch).
 
         Raises:
             ValueError: for a size below 1, or an unknown method.
+            RequestFailed: if there's no room for so many.
 
         Example:
             >>> procs = this_host().spawn_procs({"gpus": 4})  # doctest: +SKIP
@@ -89,7 +92,7 @@ class HostMesh(MeshTrait):
         spec = self._spec(group, extent, bootstrap, env or {}, proc_bind)
         session = self._session
         fields: dict[str, Any] = {"hosts": list(self._hosts), "per_host": inner.nelements, "group": group}
-        answer = session.request("spawn", **fields, spec=spec, method=method)
+        answer = session.request("spawn", **fields, spec=spec, method=method, force=force)
         if session.output is not None:
             session.output.default.sizes[group] = extent.nelements
         mesh = ProcMesh(group, answer["procs"], Shape.full(extent), self._hosts, session.office)

@@ -13,6 +13,7 @@ from typing import Any
 from monarch_nb._client import launch
 from monarch_nb._client import session as sessions
 from monarch_nb._client.session import Session
+from monarch_nb._host import capacity
 from monarch_nb._host.starting import PROCESS_JOB
 from monarch_nb._shape import Extent, Shape
 from monarch_nb.actor.host_mesh import HostMesh
@@ -38,6 +39,7 @@ class ProcessJob(JobTrait):
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def _create(self) -> JobState:
+        capacity.check_room(sum(self.meshes.values()), force=True)
         session = sessions.current()
         labels = [f"{name}{i}" for name, num in self.meshes.items() for i in range(num)]
         tickets, self._processes = start_hosts(session, labels)

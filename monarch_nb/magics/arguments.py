@@ -104,6 +104,8 @@ def dims(text: str) -> dict[str, int]:
         name, equals, size = part.partition("=")
         if not equals or not name.isidentifier() or _count(size) is None:
             raise argparse.ArgumentTypeError(f"expected DIM=SIZE,... as in hosts=2,gpus=4; not {shortened(text)}")
+        if name in found:
+            raise argparse.ArgumentTypeError(f"expected each dimension once; {name!r} is there twice in {shortened(text)}")
         found[name] = int(size)
     return found
 
@@ -182,3 +184,4 @@ def add_start_arguments(add: Callable[..., Any]) -> None:
     add("--on-failure", choices=("stop", "heal", "shrink"), default="stop", help="what is done when a rank dies")
     add("--spares", type=positive, help="hosts that wait to take a lost one's place")
     add("--spawn", action="store_true", help="fresh interpreters instead of forks of a warm one")
+    add("--force", "-f", action="store_true", help="more ranks than the machine seems to have room for")

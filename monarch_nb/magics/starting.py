@@ -30,6 +30,7 @@ def start_mesh(arguments: Namespace) -> Mesh:
         method="spawn" if arguments.spawn else "fork",
         on_failure=arguments.on_failure,
         num_spares=arguments.spares or 0,
+        force=arguments.force,
     )
 
 

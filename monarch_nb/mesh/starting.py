@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from monarch_nb._client import launch, spare
 from monarch_nb._client.session import RequestFailed, Session
+from monarch_nb._host import capacity
 from monarch_nb._shape import Extent, Shape, format_ranks
 from monarch_nb.actor.host_mesh import HostMesh
 from monarch_nb.actor.supervision import MeshFailure
@@ -29,6 +31,7 @@ def start(
     on_failure: str | Callable[[MeshFailure], Any] = "stop",
     max_restarts: int = 5,
     num_spares: int = 0,
+    force: bool = False,
 ) -> Mesh:
     """Start a mesh that outlives this program, and wait until its ranks are up.
 
@@ -41,23 +44,34 @@ def start(
         on_failure: what is done when a rank dies; see `ProcMesh.on_failure`.
         max_restarts: how often it's healed by itself within ten minutes.
         num_spares: further host processes that wait to take a lost host's place.
+        force: start more ranks than the machine seems to have room for.
 
     Raises:
-        MeshUsageError: if a mesh of that name runs already.
+        MeshUsageError: if a mesh of that name runs already, or the machine has no room for so many ranks.
     """
+    _check_room(dims or {}, num_hosts, num_spares, force=force)
     path = launch.connection_path(name)
     if any(c.name == name for c in launch.list_connections()):
         raise MeshUsageError(f"mesh {name!r} runs already. Attach to it: %mesh start {name}, or choose another name")
     launch.refuse_other_version(name)
     session = Session.connect(spare.take())
     try:
-        mesh = _start_on(session, name, path, dims, (num_hosts, num_spares), env or {}, idle_timeout_s, method)
+        mesh = _start_on(session, name, path, dims, (num_hosts, num_spares), env or {}, idle_timeout_s, method, force=force)
         if on_failure != "stop":
             mesh.on_failure(on_failure, max_restarts=max_restarts)
         return mesh
     except BaseException:
         _abandon(session)
         raise
+
+
+def _check_room(dims: Mapping[str, int], num_hosts: int, num_spares: int, *, force: bool) -> None:
+    """See whether this machine has room for a mesh, before anything is made for it; the home looks again."""
+    num_ranks = math.prod(dims.values()) * max(1, num_hosts)
+    try:
+        capacity.check_room(num_ranks + num_hosts + num_spares, force=force, how="--force (force=True)")
+    except ValueError as error:
+        raise MeshUsageError(str(error)) from None
 
 
 def _start_on(
@@ -69,11 +83,13 @@ def _start_on(
     env: Mapping[str, str],
     idle_timeout_s: float,
     method: str,
+    *,
+    force: bool,
 ) -> Mesh:
     hosts = _hosts(session, *num_hosts)
     if dims is None:
         dims = default_dims(session)
-    procs = hosts.spawn_procs(dims, name=name, env=env, method=method)
+    procs = hosts.spawn_procs(dims, name=name, env=env, method=method, force=force)
     procs.initialized.get(120)
     record = {
         "group": procs._group,

@@ -81,6 +81,8 @@ def read_sizes(value: Any, field: str) -> dict[str, int]:
     for pair in pairs:
         if not (isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) and pair[0].isidentifier() and _is_count(pair[1])):
             raise BadBody(f'{field} must be a list of names and sizes (1 to {MAX_SIZE}), as in [["hosts", 2], ["gpus", 4]]; not {value!r}')
+        if pair[0] in found:
+            raise BadBody(f"{field} must name each dimension once; {pair[0]!r} is there twice")
         found[pair[0]] = pair[1]
     return found
 

@@ -1,0 +1,109 @@
+"""How many processes this machine has room for, so that a number that was mistyped is refused before it has eaten all memory.
+
+There are two bounds. What is more than the first is probably a mistake, and must be asked for by force; what is more than the second can't be.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import NamedTuple
+
+from monarch_nb.status import bytes_text
+
+RANK_BYTES = 32 << 20
+"""What an idle rank with torch takes of its own, at least."""
+LEAST_RANK_BYTES = 4 << 20
+RANKS_PER_CORE = 64
+FEW_RANKS = 256
+"""So many may wait for few cores."""
+TRIED_RANKS = 8
+"""So few are started without a look."""
+THREADS_PER_RANK = 5
+FILES_PER_RANK = 6
+"""Descriptors that the host process has open for a rank."""
+MOST_RANKS = 1 << 16
+
+_GROUP = "/sys/fs/cgroup"
+_LIMITS = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
+_PIDS = (("pids.max", "pids.current"), ("pids/pids.max", "pids/pids.current"))
+
+
+class Bound(NamedTuple):
+    """A number of ranks, and what it comes from."""
+
+    num: int
+    why: str
+
+
+def bound(*, force: bool = False) -> Bound:
+    """Return how many more ranks may be started on this machine."""
+    found = list(_hard())
+    if not force:
+        found += _soft()
+    return Bound(*min(found))
+
+
+def check_room(num: int, *, force: bool = False, how: str = "") -> None:
+    """See whether so many more ranks may be started.
+
+    Args:
+        how: by which more can be had, if it can.
+
+    Raises:
+        ValueError: saying how many can, and why.
+    """
+    if num <= TRIED_RANKS:
+        return
+    limit = bound(force=force)
+    if num <= limit.num:
+        return
+    most = bound(force=True).num
+    more = f"; {how} allows {most:,}" if how and not force and limit.num < most else ""
+    raise ValueError(f"{num:,} processes are too many for this machine: it has room for {limit.num:,} more ({limit.why}){more}")
+
+
+def _soft() -> Iterator[tuple[int, str]]:
+    free = _free_memory()
+    yield free // RANK_BYTES, f"{bytes_text(free)} of memory are free, and each takes {bytes_text(RANK_BYTES)} at least"
+    cores = len(os.sched_getaffinity(0))
+    yield max(FEW_RANKS, RANKS_PER_CORE * cores), f"{cores} cores"
+
+
+def _hard() -> Iterator[tuple[int, str]]:
+    yield MOST_RANKS, "a host has no more"
+    free = _free_memory()
+    yield free // LEAST_RANK_BYTES, f"{bytes_text(free)} of memory are free"
+    threads = _free_threads()
+    yield threads // THREADS_PER_RANK, f"the system lets {threads:,} more threads be started"
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    yield files // FILES_PER_RANK, f"a process may have {files:,} files open: ulimit -n"
+
+
+def _free_memory() -> int:
+    """Return what can be had: of the machine's memory, or of the cgroup's, if that's less."""
+    with open("/proc/meminfo") as file:
+        known = {line.split(":")[0]: int(line.split()[1]) << 10 for line in file}
+    free = known.get("MemAvailable", known.get("MemFree", 0)) + known.get("SwapFree", 0)
+    return min([free, *_left(_LIMITS)])
+
+
+def _free_threads() -> int:
+    most = min(_number("/proc/sys/kernel/pid_max"), _number("/proc/sys/kernel/threads-max"))
+    with open("/proc/loadavg") as file:
+        running = int(file.read().split()[3].split("/")[1])
+    return min([max(0, most - running), *_left(_PIDS)])
+
+
+def _left(files: tuple[tuple[str, str], ...]) -> Iterator[int]:
+    """Yield what is left of a cgroup's limits."""
+    for limit, used in files:
+        with suppress(OSError, ValueError):  # there's none, or no number ("max") in it
+            yield max(0, _number(f"{_GROUP}/{limit}") - _number(f"{_GROUP}/{used}"))
+
+
+def _number(path: str) -> int:
+    with open(path) as file:
+        return int(file.read())

@@ -1,0 +1,117 @@
+"""What is asked for is answered, whatever it is; and more than the machine has room for is refused before it has cost anything."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from typing import Any
+
+import pytest
+from processes import mesh_processes
+
+from monarch_nb import mesh as meshes
+from monarch_nb._client import session as sessions
+from monarch_nb._client.session import RequestFailed
+from monarch_nb._host import capacity
+from monarch_nb._post.pending import OneReply
+from monarch_nb._wire import address
+from monarch_nb._wire import message as wire
+from monarch_nb._wire.codec import Encoded
+from monarch_nb.actor import this_host
+from monarch_nb.exceptions import MeshUsageError
+from monarch_nb.job import ProcessJob
+from monarch_nb.magics.arguments import Parser, add_start_arguments
+from monarch_nb.server.bodies import BadBody, read_sizes
+
+LOTS = 999_999_999
+SOON_S = 20.0
+"""Less than a request may take."""
+
+
+def memory_bytes(pid: int) -> int:
+    with open(f"/proc/{pid}/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize(
+    ("op", "fields", "said"),
+    [
+        ("spawn", {}, "could not do this: KeyError: 'per_host'"),
+        ("spawn", {"per_host": "many", "hosts": [0], "group": "g", "spec": {}, "method": "fork"}, "TypeError"),
+        ("stop", {"procs": [None], "grace_s": 0}, "no process|TypeError"),
+        ("status", {"unknown": 1}, ""),
+        ("set_lease", {"idle_timeout_s": "soon"}, "TypeError|ValueError"),
+        ("nonsense", {}, "knows no request 'nonsense'"),
+        ("read_output", {"group": "g"}, "KeyError"),
+        ("checkpoint_gather", {"actor_id": 1}, "KeyError|was stopped"),
+    ],
+)
+def test_every_request_is_answered(op: str, fields: dict[str, Any], said: str) -> None:
+    this_host().initialized.get(60)
+    session = sessions.current()
+    if said:
+        with pytest.raises(RequestFailed, match=said):
+            session.request(op, _timeout_s=SOON_S, **fields)
+    else:
+        session.request(op, _timeout_s=SOON_S, **fields)
+    assert session.request("status", _timeout_s=SOON_S)["pid"]
+
+
+@pytest.mark.parametrize("payload", [b"no pickle", pickle.dumps(3), pickle.dumps(["a", "b"]), b""])
+def test_what_cant_be_read_is_answered_too(payload: bytes) -> None:
+    session = sessions.current()
+    reply = OneReply(session.office, (address.HOME,))
+    ref = session.office.expect(reply)
+    session.office.post(address.HOME, wire.CONTROL, Encoded(payload), ref=ref, name=b"get_name")
+    assert session.office.reader.wait(reply, time.monotonic() + SOON_S)
+    with pytest.raises(RequestFailed, match=r"can't be read: |could not do this: KeyError"):
+        session.read(reply)
+
+
+def test_more_ranks_than_there_is_room_for_cost_nothing() -> None:
+    this_host().initialized.get(60)
+    home = sessions.current().request("status")["pid"]
+    before, running = [memory_bytes(p) for p in (os.getpid(), home)], mesh_processes()
+    with pytest.raises(MeshUsageError, match=r"999,999,999 processes are too many for this machine: it has room for [\d,]+ more \(.*--force"):
+        meshes.start("huge", {"gpus": LOTS})
+    with pytest.raises(MeshUsageError, match="too many for this machine"):
+        meshes.start("huge", {"gpus": 2}, num_hosts=LOTS)
+    with pytest.raises(MeshUsageError, match=r"too many for this machine: it has room for [\d,]+ more \(.*\)$"):
+        meshes.start("huge", {"gpus": LOTS}, force=True)
+    with pytest.raises(RequestFailed, match="too many for this machine"):
+        this_host().spawn_procs({"gpus": LOTS})
+    with pytest.raises(ValueError, match="too many for this machine"):
+        ProcessJob({"hosts": LOTS}).state()
+    with pytest.raises(RequestFailed, match="too many for this machine"):
+        sessions.current().request("tickets", num=LOTS)
+    assert mesh_processes() == running
+    for pid, bytes_before in zip((os.getpid(), home), before, strict=True):
+        assert memory_bytes(pid) - bytes_before < 64 << 20
+
+
+def test_a_resize_is_bounded_too() -> None:
+    procs = this_host().spawn_procs({"gpus": 1})
+    procs.initialized.get(60)
+    with pytest.raises(Exception, match="too many for this machine"):
+        procs.resize(gpus=LOTS)
+    procs.resize(gpus=2)
+    procs.stop().get(30)
+
+
+def test_force_goes_further_and_not_beyond_what_the_system_allows() -> None:
+    some, most = capacity.bound().num, capacity.bound(force=True).num
+    assert capacity.TRIED_RANKS < some <= most <= capacity.MOST_RANKS
+    capacity.check_room(some - 1 if some == most else some + 1, force=True)
+    with pytest.raises(ValueError, match="too many"):
+        capacity.check_room(capacity.MOST_RANKS + 1, force=True)
+    capacity.check_room(1)
+
+
+def test_a_dimension_is_given_once() -> None:
+    parser = Parser(prog="%mesh start")
+    add_start_arguments(parser.add_argument)
+    with pytest.raises(MeshUsageError, match="each dimension once; 'gpus' is there twice in 'gpus=1,gpus=2'"):
+        parser.parse_args(["--dims", "gpus=1,gpus=2"])
+    with pytest.raises(BadBody, match="'gpus' is there twice"):
+        read_sizes([["gpus", 1], ["gpus", 2]], "dims")
