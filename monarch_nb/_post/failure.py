@@ -1,4 +1,8 @@
-"""A failure on its way to the caller: what was raised, where, and the traceback without our own frames."""
+"""A failure on its way to the caller: what was raised, where, and the traceback without our own frames.
+
+What is described here is the user's: its `__str__`, `__repr__` or `__reduce__` may raise anything, and its text or its stack may be enormous. Nothing of that gets
+out: a failure can always be told, and is never long.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import os
 import pickle
 import time
 import traceback
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -13,7 +18,14 @@ from monarch_nb._wire import codec
 from monarch_nb._wire.codec import Encoded
 
 _OWN_CODE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_MAX_TEXT = 200_000
+_TRACE: Any = BaseException.__dict__["__traceback__"]
+_ORDER = "most recent call last"
+MAX_MESSAGE = 10_000
+MAX_TRACEBACK = 60_000
+MAX_FRAMES = 40
+"""Of a deeper stack its ends are shown."""
+MAX_EXCEPTION_BYTES = 1 << 20
+"""What is larger is told of, and stays where it is."""
 
 
 def strip_machinery(trace: TracebackType | None) -> TracebackType | None:
@@ -25,12 +37,10 @@ def strip_machinery(trace: TracebackType | None) -> TracebackType | None:
 
 def describe(error: BaseException, **where: Any) -> dict[str, Any]:
     """Return `error` as plain data; `where` says rank, host, actor and so on."""
-    trace = strip_machinery(error.__traceback__)
-    text = "".join(traceback.format_exception(type(error), error, trace or error.__traceback__))
     return {
-        "type": type(error).__qualname__,
-        "message": str(error),
-        "traceback": text[-_MAX_TEXT:],
+        "type": class_name(error, qualified=True),
+        "message": message_of(error),
+        "traceback": traceback_of(error),
         "exception": _pickled(error),
         "when": time.time(),
         "pid": os.getpid(),
@@ -38,14 +48,111 @@ def describe(error: BaseException, **where: Any) -> dict[str, Any]:
     }
 
 
+def class_name(value: object, *, qualified: bool = False) -> str:
+    """Return the name of an object's class, whatever its metaclass says."""
+    return str(type.__getattribute__(type(value), "__qualname__" if qualified else "__name__"))
+
+
+def message_of(error: BaseException) -> str:
+    """Return `str(error)`, cut if it's long; if that raises, what it raised."""
+    text, trouble = _shown_by(str, error, "__str__")
+    return trouble or clipped(text, MAX_MESSAGE, "on the rank, str(sys.last_value) has it all")
+
+
+def is_printable(error: BaseException) -> bool:
+    """Say whether `str(error)` doesn't raise."""
+    return not _shown_by(str, error, "__str__")[1]
+
+
+def _shown_by(method: Callable[[Any], str], value: object, name: str) -> tuple[str, str]:
+    """Return what `str` or `repr` makes of an object, or, in the second place, what is to be said of it."""
+    trace = trace_of(value) if isinstance(value, BaseException) else None
+    try:
+        return method(value), ""
+    except BaseException as error:
+        what = "itself" if error is value else class_name(error)
+        reason = "" if error is value else _reason(error)
+        return "", f"<{class_name(value)} object: its {name} raised {what}{reason}>"
+    finally:
+        if isinstance(value, BaseException):  # one that raises itself would keep our frames
+            set_trace(value, trace)
+
+
+def _reason(error: BaseException) -> str:
+    try:
+        return f": {clipped(str(error), 200, '')}"
+    except BaseException:
+        return ""
+
+
+def trace_of(error: BaseException) -> TracebackType | None:
+    """Return an error's traceback, whatever its class says."""
+    found: TracebackType | None = _TRACE.__get__(error)
+    return found
+
+
+def set_trace(error: BaseException, trace: TracebackType | None) -> None:
+    """Give an error another traceback."""
+    _TRACE.__set__(error, trace)
+
+
+def traceback_of(error: BaseException) -> str:
+    """Return the traceback as text, without our own frames; cut if it's long."""
+    whole = trace_of(error)
+    trace, num_hidden = shortened(strip_machinery(whole) or whole)
+    try:
+        text = "".join(traceback.format_exception(type(error), error, trace))
+    except BaseException:  # of its causes or notes; the places are still good
+        text = "".join(traceback.format_tb(trace)) + f"{class_name(error)}: {message_of(error)}\n"
+    finally:
+        set_trace(error, whole)
+    return traceback_text(text, error, num_hidden)
+
+
+def traceback_text(text: str, error: BaseException, num_hidden: int = 0) -> str:
+    """Return the text of a traceback, cut where it's long; it says how many frames aren't in it."""
+    message, _ = _shown_by(str, error, "__str__")
+    if len(message) > MAX_MESSAGE:
+        text = text.replace(message, message_of(error))
+    if num_hidden:
+        before, head, after = text.rpartition(_ORDER)
+        text = f"{before}{head}; {num_hidden:,} frames left out in the middle{after}" if head else text
+    return clipped(text, MAX_TRACEBACK, "")
+
+
+def shortened(trace: TracebackType | None) -> tuple[TracebackType | None, int]:
+    """Return a traceback of at most `MAX_FRAMES` frames, of a deep one its ends; and how many frames that leaves out."""
+    frames = []
+    while trace is not None:
+        frames.append(trace)
+        trace = trace.tb_next
+    if len(frames) <= MAX_FRAMES:
+        return (frames[0] if frames else None), 0
+    result: TracebackType | None = None
+    for frame in reversed(frames[: MAX_FRAMES // 2] + frames[-MAX_FRAMES // 2 :]):
+        result = TracebackType(result, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return result, len(frames) - MAX_FRAMES
+
+
+def clipped(text: str, limit: int, how_to_get_all: str) -> str:
+    """Return a text that can be encoded, with at most about `limit` characters: of a longer one its ends, and how much was left out."""
+    if not text.isascii():
+        text = text.encode("utf-8", "backslashreplace").decode()  # lone surrogates
+    if len(text) <= limit:
+        return text
+    tail = limit // 4
+    more = f"; {how_to_get_all}" if how_to_get_all else ""
+    return f"{text[: limit - tail]}\n... {len(text) - limit:,} characters left out{more} ...\n{text[-tail:]}"
+
+
 def _pickled(error: BaseException) -> bytes | None:
-    """Return the exception itself in bytes, or None if it can't travel (or couldn't be read back)."""
+    """Return the exception itself in bytes, or None if it can't travel, couldn't be read back, or is large."""
     try:
         body = codec.encode(error, "exception")
-        if body.buffers:
+        if body.buffers or len(body.payload) > MAX_EXCEPTION_BYTES:
             return None
         codec.decode(body.payload)
-    except Exception:
+    except BaseException:
         return None
     return body.payload
 

@@ -280,7 +280,7 @@ class ActorRunner:
             self._raised(error, message)
             return
         del args, kwargs  # so that their buffers are released with the answer
-        self._finish_call(message, method, result)
+        self._answer_call(message, method, result)
 
     # --- interrupts
 
@@ -356,7 +356,7 @@ class ActorRunner:
             if not self._num_running:
                 self.slot.end()
         del args, kwargs
-        self._finish_call(message, method, result)
+        self._answer_call(message, method, result)
 
     async def _interruptible(self, message: Message, result: Any) -> Any:
         """Await the result of an endpoint; being interrupted counts as a KeyboardInterrupt of it, not of its actor."""
@@ -372,6 +372,15 @@ class ActorRunner:
             raise
         finally:
             del self._task_of[key]
+
+    def _answer_call(self, message: Message, method: Method, result: object) -> None:
+        """Answer a call in any case: what can't be sent is its failure."""
+        try:
+            self._finish_call(message, method, result)
+        except OfficeClosed:
+            raise
+        except BaseException as error:  # no room for a large value, or a result whose way into bytes raises anything
+            self._raised(error, message)
 
     def _finish_call(self, message: Message, method: Method, result: object) -> None:
         if message.flags & wire.KEEP:

@@ -18,7 +18,9 @@ def run_command(command: str) -> int:
     Raises:
         KeyboardInterrupt: after it, and what it had started, have been ended.
     """
-    sys.stdout.flush()
+    flush = getattr(sys.stdout, "flush", None)
+    if flush is not None:
+        flush()
     process = subprocess.Popen(command, shell=True, stdin=subprocess.DEVNULL)
     try:
         return process.wait()

@@ -88,8 +88,7 @@ def run_rank(spec: dict[str, Any], host_pid: int) -> None:
     with suppress(SystemExit):
         rank.worker.serve()
     rank.actors.stop()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    pipe.settle()
     rank.office.close(500)
     os._exit(0)
 

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import ast
 import base64
+import sys
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from types import CodeType
+from types import CodeType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._post.context import current_origin
-from monarch_nb._post.failure import _pickled, strip_machinery
+from monarch_nb._post.failure import (
+    _pickled,
+    class_name,
+    is_printable,
+    message_of,
+    set_trace,
+    shortened,
+    strip_machinery,
+    trace_of,
+    traceback_of,
+    traceback_text,
+)
+from monarch_nb._rank.bundles import encode_bundle, encode_metadata
 from monarch_nb._rank.command import run_command
 from monarch_nb._rank.debugger import CellParts
 
@@ -22,15 +36,20 @@ if TYPE_CHECKING:
 
 
 class CellShell:
-    """Runs cells. Owned by the main thread."""
+    """Runs cells. Owned by the main thread.
 
-    def __init__(self, namespace: dict[str, Any], pipe: OutputPipe) -> None:
+    Args:
+        restore: called when the user's code is over, first of all.
+    """
+
+    def __init__(self, namespace: dict[str, Any], pipe: OutputPipe, restore: Callable[[], None]) -> None:
         self.namespace = namespace
         self.last_error: BaseException | None = None
         """What the last cell has raised: its frames are kept for the debugger, until the next cell."""
         self.error_when = 0.0
         self.error_number = 0
         self._pipe = pipe
+        self._restore = restore
         self._shell = _make_shell(namespace, pipe)
 
     def run(self, source: str, number: int) -> tuple[dict[str, Any], Any]:
@@ -40,18 +59,19 @@ class CellShell:
         shell.execution_count = number
         shell.last_bundle = None
         shell.last_traceback = ""
+        shell.num_hidden = 0
         codes = None if _is_automagic(shell, source) else _plain_python(shell, source, number)
         if codes is None:
             result = shell.run_cell(source, store_history=False)
             error = result.error_before_exec or result.error_in_exec
         else:
-            error = _run_plain(shell, codes)
+            error = _run_plain(shell, codes, self._restore)
         value, shell.last_value = shell.last_value, None
-        if error is None:
+        if error is None or _is_plain_exit(error):
             return {"status": "ok", "value": shell.last_bundle}, value
         self._keep(error, number)
-        return {"value": shell.last_bundle, **describe_cell_error(error, shell.last_traceback)}, value
-
+        traceback = traceback_text(shell.last_traceback, error, shell.num_hidden) if shell.last_traceback else ""
+        return {"value": shell.last_bundle, **describe_cell_error(error, traceback)}, value
 
     def _keep(self, error: BaseException, number: int) -> None:
         """Keep an error for the debugger; stop there, if that's wanted."""
@@ -64,7 +84,7 @@ class CellShell:
             here.rank.debugger.post_mortem(error, "exception")
 
 
-def _run_plain(shell: Any, codes: list[CodeType]) -> BaseException | None:
+def _run_plain(shell: Any, codes: list[CodeType], restore: Callable[[], None]) -> BaseException | None:
     """Run a cell that is plain Python as IPython would, without what that does for others: a fifth of the time for a short one."""
     shell.events.trigger("pre_execute")
     error: BaseException | None = None
@@ -73,9 +93,13 @@ def _run_plain(shell: Any, codes: list[CodeType]) -> BaseException | None:
             CellParts.more_follow = i < len(codes)
             exec(code, shell.user_global_ns, shell.user_ns)
     except BaseException as raised:
-        error = raised.with_traceback(strip_machinery(raised.__traceback__))
-        shell.showtraceback((type(error), error, error.__traceback__), tb_offset=0)
+        restore()
+        error = raised
+        set_trace(error, strip_machinery(trace_of(error)))
+        if not _is_plain_exit(error):
+            shell.showtraceback((type(error), error, trace_of(error)), tb_offset=0)
     finally:
+        restore()
         shell.events.trigger("post_execute")
     return error
 
@@ -99,19 +123,41 @@ def _compiled(shell: Any, source: str, name: str) -> list[CodeType]:
     return codes + [shell.compile(ast.Interactive([node]), name, "single") for node in shown]
 
 
+class CellExit:
+    """`quit()` and `exit()` in a cell: as `sys.exit()`, they end the cell, and not the rank."""
+
+    def __call__(self, code: object = None) -> None:
+        print("quit() ends this cell; the rank lives on, and so do its variables. To end the mesh: %mesh stop")
+        raise SystemExit(code)
+
+    def __repr__(self) -> str:
+        return "quit() and exit() end the cell. To end the mesh: %mesh stop"
+
+
+def _display_id(transient: Any) -> str | None:
+    """Return the id under which a display is updated."""
+    found = transient.get("display_id") if isinstance(transient, dict) else None
+    return None if found is None else str(found)
+
+
+def _is_plain_exit(error: BaseException) -> bool:
+    """Say whether an error is a program's way to say that it's done: `sys.exit()`, `sys.exit(0)`."""
+    return type(error) is SystemExit and (error.code is None or (type(error.code) is int and error.code == 0))
+
+
 _MAX_EXCEPTION_BYTES = 1 << 16
 
 
-def describe_cell_error(error: BaseException, traceback: str) -> dict[str, Any]:
+def describe_cell_error(error: BaseException, traceback: str = "") -> dict[str, Any]:
     """Return an error as JSON can carry it; the exception itself in base64, if it can travel and isn't large."""
     pickled = _pickled(error)
     if pickled is not None and len(pickled) > _MAX_EXCEPTION_BYTES:
         pickled = None
     return {
         "status": "error",
-        "ename": type(error).__name__,
-        "evalue": str(error),
-        "traceback": traceback,
+        "ename": class_name(error),
+        "evalue": message_of(error),
+        "traceback": traceback or traceback_of(error),
         "exception": None if pickled is None else base64.b64encode(pickled).decode(),
         "when": time.time(),
     }
@@ -173,6 +219,8 @@ def run_coroutine(coroutine: Any) -> Any:
 def _make_shell(namespace: dict[str, Any], pipe: OutputPipe) -> Any:
     from IPython.core.displayhook import DisplayHook
     from IPython.core.displaypub import DisplayPublisher
+    from IPython.core.error import UsageError
+    from IPython.core.formatters import DisplayFormatter
     from IPython.core.interactiveshell import InteractiveShell
 
     class Publisher(DisplayPublisher):
@@ -182,9 +230,9 @@ def _make_shell(namespace: dict[str, Any], pipe: OutputPipe) -> Any:
                     **_: Any) -> None:  # fmt: skip
             content = {
                 "data": encode_bundle(data),
-                "metadata": metadata or {},
-                "display_id": (transient or {}).get("display_id"),
-                "update": update,
+                "metadata": encode_metadata(metadata),
+                "display_id": _display_id(transient),
+                "update": bool(update),
             }
             pipe.display(current_origin(), content)
 
@@ -200,9 +248,26 @@ def _make_shell(namespace: dict[str, Any], pipe: OutputPipe) -> Any:
             shell: Any = self.shell
             self.update_user_ns(result)
             data, _ = shell.display_formatter.format(result)
-            shell.last_bundle = encode_bundle(data)
+            shell.last_bundle = encode_bundle(data) if data else None  # an object that has displayed itself has none
             shell.last_value = result
             self.fill_exec_result(result)
+
+    class Formatter(DisplayFormatter):
+        """Names what couldn't be shown."""
+
+        def format(self, obj: Any, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+            errors: list[BaseException] = []
+            before, self.parent.format_errors = self.parent.format_errors, errors
+            try:
+                data, metadata = super().format(obj, include, exclude)
+            finally:
+                self.parent.format_errors = before
+            for text in dict.fromkeys(map(_place_of, errors)):
+                print(text, end="", file=sys.stderr)
+            if errors and "text/plain" not in data:
+                what = f"{class_name(errors[-1])}: {message_of(errors[-1])}"
+                data["text/plain"] = f"<{class_name(obj)} object that can't be shown: {what}>"
+            return data, metadata
 
     class Shell(InteractiveShell):
         """IPython without history, files or a terminal."""
@@ -210,6 +275,10 @@ def _make_shell(namespace: dict[str, Any], pipe: OutputPipe) -> Any:
         last_bundle: dict[str, Any] | None = None
         last_value: Any = None
         last_traceback = ""
+        num_hidden = 0
+        """Frames that aren't in the traceback."""
+        format_errors: list[Any] | None = None
+        """What has been raised by what makes a value's representations, while that goes on."""
         display_pub_class = Publisher
         displayhook_class = Hook
 
@@ -217,6 +286,55 @@ def _make_shell(namespace: dict[str, Any], pipe: OutputPipe) -> Any:
             from IPython.core.history import HistoryManager
 
             self.history_manager = HistoryManager(shell=self, parent=self, hist_file=":memory:", enabled=False)
+
+        def init_display_formatter(self) -> None:
+            self.display_formatter = Formatter(parent=self)
+            self.configurables.append(self.display_formatter)
+
+        def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
+            """Keep the traceback for the answer, if it can be made."""
+            error = exc_tuple[1] if exc_tuple else sys.exc_info()[1]
+            if self.format_errors is not None:
+                self.format_errors.append(error)
+                return
+            if error is None:
+                return
+            sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace_of(error)
+            ends, self.num_hidden = shortened(trace_of(error))
+            trace = _users_frames(ends)
+            if isinstance(error, BaseExceptionGroup) or not is_printable(error):
+                return  # Python's own text does: IPython would print something else
+            try:
+                if isinstance(error, SyntaxError | UsageError):
+                    super().showtraceback((type(error), error, trace), *args, **kwargs)
+                else:
+                    self._showtraceback(type(error), error, self._lines_of(error, trace, kwargs.get("tb_offset")))
+            except Exception:
+                self.last_traceback = ""  # the same
+
+        def _lines_of(self, error: BaseException, trace: Any, tb_offset: int | None) -> Any:
+            render = getattr(error, "_render_traceback_", None)
+            if render is not None:
+                return render()
+            return self.InteractiveTB.structured_traceback(type(error), error, trace, tb_offset=tb_offset)
+
+        def safe_execfile(self, *args: Any, **kwargs: Any) -> None:
+            """Run a file for `%run`; what it raises, the cell raises."""
+            super().safe_execfile(*args, **{**kwargs, "raise_exceptions": not kwargs.get("exit_ignore")})
+
+        def safe_run_module(self, mod_name: str, where: dict[str, Any]) -> None:
+            """Run a module for `%run -m`; what it raises, the cell raises."""
+            import runpy
+
+            try:
+                where.update(runpy.run_module(str(mod_name), run_name="__main__", alter_sys=True))
+            except SystemExit as error:
+                if not _is_plain_exit(error):
+                    raise
+
+        def init_user_ns(self) -> None:
+            super().init_user_ns()
+            self.user_ns["exit"] = self.user_ns["quit"] = CellExit()
 
         def _showtraceback(self, etype: Any, evalue: Any, stb: Any) -> None:
             self.last_traceback = self.InteractiveTB.stb2text(stb)
@@ -234,10 +352,32 @@ def _make_shell(namespace: dict[str, Any], pipe: OutputPipe) -> Any:
     _adopt_as_current(Shell, shell)
     shell.set_hook("show_in_pager", _print_page, priority=0)
     _prepare_plots(shell)
+    warnings.filterwarnings("ignore", "To exit: use")  # sys.exit() ends a cell, and that's all
     # All that a rank runs is a cell: what IPython puts in place for each one stays.
     shell.builtin_trap.__enter__()
     shell.display_trap.__enter__()
     return shell
+
+
+def _users_frames(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the frames of this module, which stand between a cell and what `%run` runs."""
+    if trace is None:
+        return None
+    rest = _users_frames(trace.tb_next)
+    if trace.tb_frame.f_code.co_filename == __file__:
+        return rest
+    return trace if rest is trace.tb_next else TracebackType(rest, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
+
+
+def _place_of(error: BaseException) -> str:
+    """Return where a representation has raised, if that was in the user's code."""
+    trace = trace_of(error)
+    while trace is not None and "/IPython/" in trace.tb_frame.f_code.co_filename:
+        trace = trace.tb_next
+    if trace is None:
+        return ""
+    set_trace(error, trace)
+    return traceback_of(error)
 
 
 def _is_automagic(shell: Any, source: str) -> bool:
@@ -263,8 +403,3 @@ def _prepare_plots(shell: Any) -> None:
     import os
 
     os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
-
-
-def encode_bundle(data: dict[str, Any]) -> dict[str, Any]:
-    """Return a mimebundle that JSON can carry: bytes become base64."""
-    return {k: base64.b64encode(v).decode() if isinstance(v, bytes) else v for k, v in data.items()}

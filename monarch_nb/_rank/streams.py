@@ -2,21 +2,29 @@
 
 Both Python streams use one pipe, so their order is kept. What C code or a subprocess writes to descriptors 1 and 2 belongs to
 the cell that runs. Lines leave at once, so a crash finds them written.
+
+Descriptors 1 and 2 and `sys.stdout` are the user's to close, redirect or replace. We keep copies, and look after each piece of work (`OutputPipe.settle`).
 """
 
 from __future__ import annotations
 
 import contextvars
+import errno
+import fcntl
 import io
 import os
+import select
 import sys
 import threading
 from typing import Any
 
 from monarch_nb._post.context import call_context
+from monarch_nb._post.failure import class_name, message_of
 from monarch_nb._wire import marks
 
 _MAX_HELD = 1 << 14
+_FIRST_KEPT = 100
+"""Low numbers are what programs expect to get for the files they open."""
 
 
 class OutputPipe:
@@ -31,6 +39,11 @@ class OutputPipe:
         self._token = token
         self._cell = 0
         self._marked = False
+        self._kept = {fd: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_KEPT) for fd in (1, 2)}
+        """Copies of the descriptors that nobody else knows of."""
+        self._identity = {fd: _identity(kept) for fd, kept in self._kept.items()}
+        self.streams: dict[str, RankStream] = {}
+        """Our own, by name."""
 
     def begin(self, origin: int) -> None:
         """From now on, unmarked output belongs to cell `origin`; also after it has ended, for what comes late is its own."""
@@ -38,7 +51,7 @@ class OutputPipe:
             self._cell = origin
             if self._marked:
                 self._marked = False
-                _write_all(1, marks.mark(self._token, marks.TEXT, origin, "stdout"))
+                self._write_all(marks.mark(self._token, marks.TEXT, origin, "stdout"))
 
     def write(self, origin: int, stream: str, text: str) -> None:
         """Write text of one cell and stream."""
@@ -48,12 +61,42 @@ class OutputPipe:
                 self._marked = True
                 before = marks.mark(self._token, marks.TEXT, origin, stream)
                 data = before + data + marks.mark(self._token, marks.TEXT, self._cell, "stdout")
-            _write_all(1, data)
+            self._write_all(data)
 
     def display(self, origin: int, content: dict[str, Any]) -> None:
         """Put a rich display between the lines."""
         with self.lock:
-            _write_all(1, marks.display_mark(self._token, origin, content))
+            self._write_all(marks.display_mark(self._token, origin, content))
+
+    def _write_all(self, data: bytes) -> None:
+        try:
+            _write_all(1, data)
+        except OSError as error:  # closed, or open for reading: the copy is good
+            if error.errno not in (errno.EBADF, errno.EINVAL, errno.EPERM):
+                raise
+            _write_all(self._kept[1], data)
+
+    def settle(self) -> list[str]:
+        """Write what is held, and mend what user code has done to the descriptors and streams; return what there is to say of it."""
+        with self.lock:
+            found = [text for fd in (1, 2) if (text := self._mended(fd))]
+            for name, stream in self.streams.items():
+                if getattr(sys, name, None) is None:
+                    setattr(sys, name, stream)
+                    found.append(f"sys.{name} was None: it is the rank's own again")
+                stream.flush()
+        return found
+
+    def _mended(self, fd: int) -> str:
+        """Put a descriptor back that leads elsewhere; return what there is to say of it."""
+        try:
+            now = _identity(fd)
+        except OSError:
+            now = None
+        if now == self._identity[fd]:
+            return ""
+        os.dup2(self._kept[fd], fd)
+        return f"descriptor {fd} was {'closed' if now is None else 'redirected'}: it leads to the cell's output again"
 
 
 class RankStream(io.TextIOBase):
@@ -120,8 +163,8 @@ class RankStream(io.TextIOBase):
 def install(token: str) -> OutputPipe:
     """Replace sys.stdout and sys.stderr; return the pipe."""
     pipe = OutputPipe(token)
-    sys.stdout = sys.__stdout__ = RankStream(pipe, "stdout", 1)  # type: ignore[assignment,misc]
-    sys.stderr = sys.__stderr__ = RankStream(pipe, "stderr", 2)  # type: ignore[assignment,misc]
+    sys.stdout = sys.__stdout__ = pipe.streams["stdout"] = RankStream(pipe, "stdout", 1)  # type: ignore[assignment,misc]
+    sys.stderr = sys.__stderr__ = pipe.streams["stderr"] = RankStream(pipe, "stderr", 2)  # type: ignore[assignment,misc]
     _let_threads_inherit()
     return pipe
 
@@ -141,4 +184,31 @@ def _let_threads_inherit() -> None:
 def _write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
-        view = view[os.write(fd, view) :]
+        try:
+            view = view[os.write(fd, view) :]
+        except BlockingIOError:  # somebody has made it so
+            select.select([], [fd], [])
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    """Return what tells a file from others.
+
+    Raises:
+        OSError: if the descriptor is closed.
+    """
+    found = os.fstat(fd)
+    return found.st_dev, found.st_ino
+
+
+def flush_replaced(own: OutputPipe) -> str:
+    """Flush what a user has put in the place of `sys.stdout` and `sys.stderr`; return what there is to say of it."""
+    for name, stream in own.streams.items():
+        now = getattr(sys, name, None)
+        flush = None if now is stream else getattr(now, "flush", None)  # a thing with `write` alone is enough for print
+        if flush is None:
+            continue
+        try:
+            flush()
+        except Exception as error:
+            return f"sys.{name} is {class_name(now)}, whose flush raised {class_name(error)}: {message_of(error)}"
+    return ""

@@ -9,6 +9,8 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from monarch_nb._post.failure import class_name, message_of
+
 MAX_TEXT = 60
 MAX_LEAVES = 100_000
 LARGE_BYTES = 256 << 20
@@ -25,29 +27,47 @@ def user_names(namespace: Mapping[str, Any]) -> list[str]:
     return sorted(
         name
         for name, value in namespace.items()
-        if not name.startswith("_") and name not in _GIVEN and not isinstance(value, types.ModuleType)
+        if not name.startswith("_") and name not in _GIVEN and not is_a(value, types.ModuleType)
     )
 
 
+def is_a(value: Any, kind: Any) -> bool:
+    """Do what `isinstance` does, without asking the object, which may say anything of its `__class__`, or raise."""
+    return issubclass(type(value), kind)
+
+
 def describe(name: str, value: Any) -> dict[str, Any]:
-    """Return a row about a variable: type, shape, dtype, device, norm, text, and a digest of its content."""
-    row: dict[str, Any] = {"name": name, "type": type(value).__name__}
+    """Return a row about a variable: type, shape, dtype, device, norm, text, and a digest of its content.
+
+    An object that can't be looked at has a row that says so.
+    """
+    row: dict[str, Any] = {"name": name, "type": class_name(value)}
+    try:
+        return {**row, **_describe(value)}
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return {**row, "text": f"<can't be looked at: {class_name(error)}: {message_of(error)[:MAX_TEXT]}>", "digest": class_name(value)}
+
+
+def _describe(value: Any) -> dict[str, Any]:
+    row: dict[str, Any] = {}
     torch = sys.modules.get("torch")
     numpy = sys.modules.get("numpy")
     if torch is not None and _is_dtensor(value):
         row.update(shape=tuple(value.shape), dtype=_dtype(value), device=str(value.device), sharded=_placements(value))
-    elif torch is not None and isinstance(value, torch.Tensor):
+    elif torch is not None and is_a(value, torch.Tensor):
         row.update(shape=tuple(value.shape), dtype=_dtype(value), device=str(value.device), norm=_tensor_norm(value))
-    elif torch is not None and isinstance(value, torch.nn.Module):
+    elif torch is not None and is_a(value, torch.nn.Module):
         parameters = list(value.parameters())
         row.update(
             shape=(sum(p.numel() for p in parameters),), dtype=", ".join(sorted({_dtype(p) for p in parameters})),
             device=", ".join(sorted({str(p.device) for p in parameters})),
             norm=sum(_tensor_norm(p) ** 2 for p in parameters if not _is_dtensor(p)) ** 0.5,
         )  # fmt: skip
-    elif numpy is not None and isinstance(value, numpy.ndarray):
+    elif numpy is not None and is_a(value, numpy.ndarray):
         row.update(shape=value.shape, dtype=str(value.dtype), norm=_array_norm(numpy, value))
-    elif isinstance(value, str | bytes | list | tuple | dict | set | frozenset):
+    elif is_a(value, str | bytes | list | tuple | dict | set | frozenset):
         row.update(shape=(len(value),), text=_short(value))
     else:
         row.update(text=_short(value))
@@ -56,18 +76,21 @@ def describe(name: str, value: Any) -> dict[str, Any]:
 
 
 def _num_bytes(value: Any) -> int:
-    if hasattr(value, "parameters") and hasattr(value, "state_dict"):
+    torch = sys.modules.get("torch")
+    if torch is not None and is_a(value, torch.nn.Module):
         return sum(p.numel() * p.element_size() for p in value.parameters())
-    return int(getattr(value, "nbytes", 0) or 0)
+    return 0 if is_a(value, type) else int(getattr(value, "nbytes", 0) or 0)
 
 
 def _short(value: Any) -> str:
-    if isinstance(value, type | types.FunctionType):
+    if is_a(value, type | types.FunctionType):
         return f"{value.__module__}.{value.__qualname__}".removeprefix("__main__.")
     try:
         text = repr(value)
-    except Exception as error:
-        return f"<repr raised {type(error).__name__}>"
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return f"<repr raised {class_name(error)}: {message_of(error)}>"[:MAX_TEXT]
     text = " ".join(text.split())
     return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
 
@@ -78,7 +101,7 @@ def _dtype(tensor: Any) -> str:
 
 def _is_dtensor(value: Any) -> bool:
     """Say whether a tensor is distributed; without importing what defines DTensor."""
-    return hasattr(value, "placements") and hasattr(value, "to_local")
+    return not is_a(value, type) and hasattr(type(value), "placements") and hasattr(type(value), "to_local")
 
 
 def _placements(value: Any) -> str:
@@ -114,12 +137,12 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     {"['a'][0]": 1, "['a'][1]": 2}
     """
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.nn.Module | torch.optim.Optimizer):
+    if torch is not None and is_a(value, torch.nn.Module | torch.optim.Optimizer):
         value = value.state_dict()
-    if isinstance(value, Mapping):
+    if is_a(value, Mapping):
         for key, item in value.items():
             yield from leaves(item, f"{path}[{key!r}]")
-    elif isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+    elif is_a(value, list | tuple) and not hasattr(type(value), "_fields"):
         for i, item in enumerate(value):
             yield from leaves(item, f"{path}[{i}]")
     else:
@@ -139,17 +162,17 @@ def digest(value: Any) -> str:
 
 def _leaf_digest(leaf: Any) -> bytes:
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(leaf, torch.Tensor):
+    if torch is not None and is_a(leaf, torch.Tensor):
         return _tensor_digest(torch, leaf)
     numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(leaf, numpy.ndarray) and leaf.dtype.kind != "O":
+    if numpy is not None and is_a(leaf, numpy.ndarray) and leaf.dtype.kind != "O":
         head = f"{leaf.dtype}{leaf.shape}".encode()
         return hashlib.blake2b(numpy.ascontiguousarray(leaf).data, digest_size=_DIGEST_BYTES, key=head[:64]).digest()
     return hashlib.blake2b(_plain_bytes(leaf), digest_size=_DIGEST_BYTES).digest()
 
 
 def _plain_bytes(leaf: Any) -> bytes:
-    if isinstance(leaf, type | types.FunctionType | types.MethodType):
+    if is_a(leaf, type | types.FunctionType | types.MethodType):
         return f"{leaf.__module__}.{leaf.__qualname__}".encode()
     try:
         return pickle.dumps(leaf, 4)
@@ -182,7 +205,7 @@ def leaf_at(value: Any, path: str) -> Any:
     for found, leaf in leaves(value):
         if found == path:
             torch = sys.modules.get("torch")
-            if torch is not None and isinstance(leaf, torch.Tensor):
+            if torch is not None and is_a(leaf, torch.Tensor):
                 return leaf.to_local().detach().cpu() if _is_dtensor(leaf) else leaf.detach().cpu()
             return leaf
     raise KeyError(path)

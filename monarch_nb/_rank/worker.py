@@ -14,11 +14,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monarch_nb._post import here
 from monarch_nb._post.context import NO_CALL, CallContext, call_context
-from monarch_nb._post.failure import describe, encode_failure
+from monarch_nb._post.failure import class_name, describe, encode_failure, message_of, trace_of
+from monarch_nb._post.office import OfficeClosed
 from monarch_nb._post.pending import Body
 from monarch_nb._rank import environment, profiling, variables
+from monarch_nb._rank.debugger import place
 from monarch_nb._rank.inbox import Inbox
+from monarch_nb._rank.mending import Mender, guard_handlers
 from monarch_nb._rank.shell import Diversion, describe_cell_error
+from monarch_nb._rank.streams import flush_replaced
 from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.message import Message
@@ -42,6 +46,22 @@ class CellAnswer(NamedTuple):
 
     payload: bytes
     failed: bool
+
+
+def _cell_answer(ended: dict[str, Any], seconds: float) -> CellAnswer:
+    """Return how a cell ended, as the home takes it: what is in it is plain already."""
+    failed = ended["status"] != "ok"
+    plain = not failed and ended["value"] is None
+    body = b"" if plain else json.dumps({**ended, "seconds": seconds}).encode()
+    return CellAnswer(wire.CELL_SECONDS.pack(seconds) + body, failed)
+
+
+def _place_of(error: BaseException) -> str:
+    """Return the line that has raised."""
+    trace = trace_of(error)
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return "" if trace is None else f", in {trace.tb_frame.f_code.co_name} ({place(trace.tb_frame.f_code.co_filename)}, line {trace.tb_lineno})"
 
 
 class Worker:
@@ -73,6 +93,8 @@ class Worker:
         signal.signal(signal.SIGINT, self._on_interrupt)
         self._show_unraisable = sys.unraisablehook
         sys.unraisablehook = self._on_unraisable
+        self._said_last = ""
+        self._mender = Mender(rank.pipe, self._on_interrupt)
 
     def _on_interrupt(self, number: int, frame: Any) -> None:
         """An interrupt that comes when nothing runs concerns nobody. (SIG_IGN would be inherited by subprocesses.)"""
@@ -127,31 +149,57 @@ class Worker:
 
     def serve(self) -> None:
         """Work until the inbox closes."""
+        guard_handlers(lambda: self._interruptible, self._raised_between)
         office = self.rank.office
-        while True:
-            message = self.inbox.take(office)
-            if message is None:
-                return
+        while (message := self.inbox.take(office)) is not None:
             self._handle(message)
 
+    def _raised_between(self, error: BaseException) -> None:
+        """A signal handler of the user's has raised while nothing ran."""
+        self._say_once(f"raised between two cells: {class_name(error)}: {message_of(error)}{_place_of(error)}")
+
     def _handle(self, message: Message) -> None:
+        """Do what a message asks and answer it, whatever user code does: the answer is the last step, and needs nothing of the user's."""
         call_context.set(CallContext(message.origin, message.slot, message.context, None, message.src))
         name = message.name.decode()
+        flags = 0
+        body: codec.Encoded | CellAnswer
         try:
             result = self._work(name, message)
             body = result if isinstance(result, CellAnswer) else codec.encode(result, "return value")
         except BaseException as error:
-            self._interruptible = False
-            body = encode_failure(describe(error, **here.whereabouts(), endpoint=name))
-            self._reply(message, body, wire.ERROR)
-        else:
-            self._reply(message, body, 0)
-        finally:
-            if self.rank.debugger.in_use:
-                self.rank.debugger.done()
-            self.slot.end()
-            call_context.set(NO_CALL)
-            self.rank.office.settle()
+            body, flags = self._failed(name, error), wire.ERROR
+        try:
+            self._tidy_up(name)
+            self._reply(message, body, flags)
+        except OfficeClosed:
+            raise
+        except BaseException as error:  # no room for a large value, or a signal handler that raises
+            self._reply(message, self._failed(name, error), wire.ERROR)
+        call_context.set(NO_CALL)
+        self.rank.office.settle()
+
+    def _failed(self, name: str, error: BaseException) -> codec.Encoded | CellAnswer:
+        """Return the answer of work that has raised."""
+        self._interruptible = False
+        if name == "run":  # not the cell: what we do before and after it
+            return _cell_answer(describe_cell_error(error), 0.0)
+        return encode_failure(describe(error, **here.whereabouts(), endpoint=name))
+
+    def _tidy_up(self, name: str) -> None:
+        """Mend what user code has broken, and say so, in the cell or call that is about to be answered."""
+        if self.rank.debugger.in_use:
+            self.rank.debugger.done()
+        self.slot.end()
+        if name in _LABELS:  # code of the user's
+            self._say(self._mender.mend())
+
+    def _say(self, texts: list[str]) -> None:
+        """Write what there is to say about user code where its output goes, whatever it has put into the place of sys.stderr."""
+        if texts:
+            stream = self.rank.pipe.streams["stderr"]
+            stream.write("".join(f"{text}\n" for text in texts))
+            stream.flush()
 
     def _work(self, name: str, message: Message) -> Any:
         work = getattr(self, "work_" + name, None)
@@ -166,9 +214,8 @@ class Worker:
             return work(message)
         finally:
             self._interruptible = False
+            self._mender.restore_builtins()
             self.current = None
-            sys.stdout.flush()
-            sys.stderr.flush()
 
     def _reply(self, message: Message, body: codec.Encoded | CellAnswer, flags: int) -> None:
         if not message.ref:
@@ -216,14 +263,9 @@ class Worker:
             ended = self._run_cell(message.origin, self._fields(message))
         except BaseException as error:  # an interrupt between two lines of ours, or a shell that can't be made
             self._interruptible = False
-            ended = describe_cell_error(error, "")
-        seconds = ended["seconds"] = time.perf_counter() - start
-        sys.stdout.flush()
-        sys.stderr.flush()
-        failed = ended["status"] != "ok"
-        plain = not failed and ended["value"] is None
-        body = b"" if plain else json.dumps(ended, default=str).encode()
-        return CellAnswer(wire.CELL_SECONDS.pack(seconds) + body, failed)
+            self._mender.restore_builtins()
+            ended = describe_cell_error(error)
+        return _cell_answer(ended, time.perf_counter() - start)
 
     def _run_cell(self, n: int, fields: dict[str, Any]) -> dict[str, Any]:
         assert self._shell is not None
@@ -236,6 +278,7 @@ class Worker:
             if n in self.cancelled:
                 raise KeyboardInterrupt
             ended, self._last_value = self._shell.run(fields["source"], fields["number"])
+            self._flush_replaced()
         finally:
             self._interruptible = False
             self.cancelled.discard(n)
@@ -244,6 +287,16 @@ class Worker:
         if self._num_hits and ended.get("ename") == "CancelledError":
             ended["ename"] = "KeyboardInterrupt"  # that's how an event loop is interrupted
         return ended
+
+    def _flush_replaced(self) -> None:
+        """Flush what the user has put into the place of our streams; say what it raises, once."""
+        self._say_once(flush_replaced(self.rank.pipe))
+
+    def _say_once(self, text: str) -> None:
+        """Say what goes on being so, once."""
+        if text and text != self._said_last:
+            self._say([text])
+            self._said_last = text
 
     def work_post_mortem(self, message: Message) -> bool:
         """Stop where the last cell, or the last call of an actor, has raised; False if nothing has."""
@@ -293,7 +346,8 @@ class Worker:
         from monarch_nb._rank.shell import CellShell
 
         self.namespace.update(self._place())
-        self._shell = CellShell(self.namespace, self.rank.pipe)
+        self._shell = CellShell(self.namespace, self.rank.pipe, self._mender.restore_builtins)
+        self._mender.learn()
 
     def renumbered(self) -> None:
         """The rank has another number: cells find it."""

@@ -87,7 +87,7 @@ def test_a_repr_that_raises_does_no_harm() -> None:
         def __repr__(self) -> str:
             raise RuntimeError("no")
 
-    assert variables.describe("b", Bad())["text"] == "<repr raised RuntimeError>"
+    assert variables.describe("b", Bad())["text"] == "<repr raised RuntimeError: no>"
 
 
 def test_properties_are_not_run_for_completion() -> None:

@@ -1,0 +1,102 @@
+"""What a rank shows, made so that it can always be sent: a mimebundle is the user's, and may hold anything.
+
+What can't be shown is left out, and named in the bundle's text.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from monarch_nb._post.failure import class_name, clipped, message_of
+
+MAX_TEXT = 1 << 20
+TEXT_LEFT = 18_000
+"""What is left of a text that is longer: displays show as much as that. What is richer is whole or not there at all."""
+MAX_RICH_BYTES = 8 << 20
+_HOW_TO_GET_ALL = "%%mesh --output NAME brings the value of a cell's last line itself, %mesh pull a variable"
+_WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+class _Refused(Exception):
+    """Why something can't be shown."""
+
+
+def encode_bundle(data: Any) -> dict[str, Any]:
+    """Return a mimebundle that JSON can carry: bytes become base64; what can't be shown is named in its text."""
+    if not isinstance(data, Mapping):
+        return {"text/plain": f"<nothing to show: expected a dict of data by MIME type, not {class_name(data)}>"}
+    found: dict[str, Any] = {}
+    refused: list[str] = []
+    for mime, value in list(data.items()):
+        try:
+            name = _type_of(mime)
+            found[name] = _encoded(name, value)
+        except _Refused as reason:
+            refused.append(f"<{_name_of(mime)} not shown: {reason}>")
+        except BaseException as error:
+            refused.append(f"<{_name_of(mime)} not shown: {class_name(error)}: {message_of(error)}>")
+    if refused:
+        found["text/plain"] = "\n".join([*([found["text/plain"]] if "text/plain" in found else []), *refused])
+    return found
+
+
+def encode_metadata(metadata: Any) -> dict[str, Any]:
+    """Return metadata that JSON can carry; what it can't carry is left out."""
+    try:
+        found = json.loads(json.dumps(metadata or {}))
+    except BaseException:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _type_of(mime: Any) -> str:
+    if not isinstance(mime, str):
+        raise _Refused(f"a MIME type is a str, not {class_name(mime)}")
+    return clipped(mime, 200, "")
+
+
+def _name_of(mime: Any) -> str:
+    return clipped(mime, 200, "") if isinstance(mime, str) else "something"
+
+
+def is_json(mime: str) -> bool:
+    """Say whether the data of a MIME type is JSON."""
+    return mime == "application/json" or mime.endswith("+json")
+
+
+def _encoded(mime: str, value: Any) -> Any:
+    if is_json(mime):
+        return _encoded_json(value)
+    if isinstance(value, bytes | bytearray | memoryview):
+        if len(value) > MAX_RICH_BYTES:
+            raise _Refused(_too_large(len(value)))
+        return base64.b64encode(value).decode()
+    if isinstance(value, list | tuple) and all(isinstance(line, str) for line in value):
+        value = "".join(value)
+    if not isinstance(value, str):
+        raise _Refused(f"expected text, not {class_name(value)}")
+    if mime == "text/plain":
+        return clipped(value, TEXT_LEFT if len(value) > MAX_TEXT else MAX_TEXT, _HOW_TO_GET_ALL)
+    if len(value) > MAX_RICH_BYTES:
+        raise _Refused(_too_large(len(value)))
+    return clipped(value, len(value), "")
+
+
+def _encoded_json(value: Any) -> Any:
+    """Return a value as JSON gives it back.
+
+    Raises:
+        Exception: whatever JSON says of it.
+    """
+    text = json.dumps(value, ensure_ascii=False)
+    text.encode()  # lone surrogates can't be sent
+    if len(text) > MAX_RICH_BYTES:
+        raise _Refused(_too_large(len(text)))
+    return json.loads(text)
+
+
+def _too_large(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.0f} MiB of it, and {MAX_RICH_BYTES >> 20} MiB are the limit; {_HOW_TO_GET_ALL}"

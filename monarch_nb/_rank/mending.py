@@ -1,0 +1,101 @@
+"""What a rank itself needs of the interpreter, put back where user code has taken it away: after each piece of work, and with a word about it.
+
+A cell may close descriptors, delete builtins, empty `sys.modules` or ignore signals. That is its own affair until it ends; the next one, and the answer to this one,
+need these things.
+"""
+
+from __future__ import annotations
+
+import builtins
+import signal
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from monarch_nb._rank.streams import OutputPipe
+
+_COME_AND_GO = frozenset({"_", "exit", "quit"})
+"""Builtins that IPython hides."""
+_NEEDED = frozenset({"sys", "json", "os", "monarch_nb", "monarch_nb._rank", "monarch_nb._rank.worker"})
+"""If one of these is missing, all that were there are put back. Others are the user's to reload."""
+
+
+class Mender:
+    """Looks after what this process needs. Owned by the main thread.
+
+    Args:
+        on_interrupt: the handler of SIGINT.
+    """
+
+    def __init__(self, pipe: OutputPipe, on_interrupt: Callable[[int, Any], None]) -> None:
+        self._pipe = pipe
+        self._on_interrupt = on_interrupt
+        self._set_handler = signal.signal  # the real one
+        self._builtins: dict[str, Any] = {}
+        self._modules: dict[str, Any] = {}
+        self._restored: set[str] = set()
+        """Builtins that were put back and haven't been told of."""
+        self.learn()
+
+    def learn(self) -> None:
+        """Take note of what is there by now."""
+        self._builtins = {name: value for name, value in vars(builtins).items() if name not in _COME_AND_GO}
+        self._modules = dict(sys.modules)
+
+    def restore_builtins(self) -> None:
+        """Put back what was deleted of the builtins. Itself it needs none."""
+        missing = self._builtins.keys() - builtins.__dict__.keys()
+        if missing:
+            builtins.__dict__.update({name: self._builtins[name] for name in missing})
+            self._restored |= missing
+
+    def mend(self) -> list[str]:
+        """Put back what is missing; return what there is to say of it."""
+        self.restore_builtins()
+        found = []
+        if self._restored:
+            found.append(f"builtins were deleted: {_named(self._restored)}: they are back")
+            self._restored = set()
+        if not sys.modules.keys() >= _NEEDED:
+            gone = self._modules.keys() - sys.modules.keys()
+            sys.modules.update({name: self._modules[name] for name in gone})
+            found.append(f"modules were taken out of sys.modules: {_named(gone)}: they are back")
+        if signal.getsignal(signal.SIGINT) != self._on_interrupt:
+            self._set_handler(signal.SIGINT, self._on_interrupt)
+            found.append("the handler of SIGINT was replaced: the rank's own is back, by which cells are interrupted")
+        return found + self._pipe.settle()
+
+
+class UserHandler:
+    """A signal handler of the user's. In a cell it may raise, as anywhere; between two cells, what it raises is told of and goes no further."""
+
+    def __init__(self, function: Callable[[int, Any], Any], is_running: Callable[[], bool], tell: Callable[[BaseException], None]) -> None:
+        self.function = function
+        self._is_running = is_running
+        self._tell = tell
+
+    def __call__(self, number: int, frame: Any) -> Any:
+        if self._is_running():
+            return self.function(number, frame)
+        try:
+            return self.function(number, frame)
+        except BaseException as error:
+            self._tell(error)
+            return None
+
+
+def guard_handlers(is_running: Callable[[], bool], tell: Callable[[BaseException], None]) -> None:
+    """Have handlers that are set from now on be the user's."""
+    original = signal.signal
+
+    def set_handler(signalnum: int, handler: Any) -> Any:
+        before = original(signalnum, UserHandler(handler, is_running, tell) if callable(handler) else handler)
+        return before.function if isinstance(before, UserHandler) else before
+
+    signal.signal = set_handler
+
+
+def _named(names: set[str]) -> str:
+    shown = sorted(names)[:4]
+    return ", ".join(shown) + (f" and {len(names) - 4:,} more" if len(names) > 4 else "")
