@@ -20,6 +20,7 @@ from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.marks import Piece
 from monarch_nb._wire.message import Message
+from monarch_nb._wire.pieces import cut, join
 
 _HANDSHAKE_MS = 5000
 
@@ -52,7 +53,7 @@ class FarProcess(HostProcess):
         self.loop.call_later(BEAT_S, self._beats)
 
     def _take_link(self) -> None:
-        self.take_far([f.buffer for f in self._link.recv_multipart(copy=False)])
+        self.take_far(join([f.buffer for f in self._link.recv_multipart(copy=False)]))
 
     def before_accept(self, message: Message) -> None:
         """What ranks write before a cell begins belongs to the one before: read it first."""
@@ -72,7 +73,7 @@ class FarProcess(HostProcess):
         self._last_beat = min(self._last_beat, time.monotonic() - LOST_AFTER_S + 2 * BEAT_S)
 
     def send_far(self, host: int, frames: list[Any]) -> None:
-        self._link.send_multipart(frames, copy=sum(map(len, frames)) < 1 << 16)
+        self._link.send_multipart(cut(frames), copy=sum(map(len, frames)) < 1 << 16)
 
     # --- what the home and ranks tell
 
@@ -80,7 +81,7 @@ class FarProcess(HostProcess):
         """A rank here answers: the home wants to know."""
         self.rank_is_up(src)
         frame = wire.pack(wire.EVENT, src=src, dst=address.HOME, name=b"up", payload=pickle.dumps(fields, 5))
-        self._link.send(frame)
+        self.send_far(0, [frame])
 
     def on_exit(self, src: int, fields: dict[str, Any]) -> None:
         """Ranks have ended somewhere."""
@@ -154,7 +155,7 @@ class FarProcess(HostProcess):
         frame = wire.pack(
             wire.EVENT, src=rank.proc, dst=address.HOME, name=b"output", payload=pickle.dumps(fields, 5)
         )
-        self._link.send(frame)
+        self.send_far(0, [frame])
 
     def close_link(self) -> None:
         self._link.disable_monitor()

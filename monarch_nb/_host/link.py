@@ -22,6 +22,8 @@ from monarch_nb._host.starting import PROCESS_JOB, host_command
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.keys import Gatekeeper, KeyPair
+from monarch_nb._wire.pieces import cut, join
+from monarch_nb._wire.strangers import Strangers
 
 if TYPE_CHECKING:
     from monarch_nb._host.home import HomeProcess
@@ -41,6 +43,7 @@ class HostLink:
         self._on_lost = on_lost
         self._socket: zmq.Socket[bytes] | None = None
         self._gatekeeper: Gatekeeper | None = None
+        self._strangers: Strangers | None = None
         self._keys: KeyPair | None = None
         self._endpoints: dict[str, str] = {}
         self._identities: dict[int, bytes] = {}
@@ -87,6 +90,8 @@ class HostLink:
         link.setsockopt(zmq.RCVHWM, 0)
         link.setsockopt(zmq.LINGER, 500)
         link.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self._strangers = Strangers(home.context, link)
+        home.loop.watch_socket(self._strangers.monitor, self._strangers.hear)
         link.curve_server = True
         link.curve_secretkey, link.curve_publickey = self._keys.secret.encode(), self._keys.public.encode()
         home.loop.watch_socket(link, self._take)
@@ -95,8 +100,9 @@ class HostLink:
     # --- messages
 
     def _take(self) -> None:
-        assert self._socket is not None
+        assert self._socket is not None and self._strangers is not None
         frames = self._socket.recv_multipart(copy=False)
+        self._strangers.knows(frames[0])
         identity = bytes(frames[0].buffer)
         index, generation = (int(n) for n in identity[1:].split(b"."))
         host = self._home.registry.hosts.get(index)
@@ -106,7 +112,7 @@ class HostLink:
             self._send_away(identity, index)
             return
         self._identities[index] = identity
-        self._home.take_far([f.buffer for f in frames[1:]])
+        self._home.take_far(join([f.buffer for f in frames[1:]]))
 
     def _send_away(self, identity: bytes, index: int) -> None:
         """Tell a host process whose place is no longer its own to end: its ranks count as dead."""
@@ -122,7 +128,7 @@ class HostLink:
         if host.state == "expected":
             host.backlog.append([bytes(f) for f in frames])
             return
-        self._socket.send_multipart([self._identities[index], *frames], copy=sum(map(len, frames)) < _BIG_BYTES)
+        self._socket.send_multipart([self._identities[index], *cut(frames)], copy=sum(map(len, frames)) < _BIG_BYTES)
 
     def has_joined(self, index: int, fields: dict[str, Any]) -> None:
         """A host process has dialled in."""
@@ -207,6 +213,7 @@ class HostLink:
 
     def close(self) -> None:
         """Close the sockets."""
-        if self._socket is not None and self._gatekeeper is not None:
+        if self._socket is not None and self._gatekeeper is not None and self._strangers is not None:
+            self._strangers.close()
             self._socket.close(500)
             self._gatekeeper.close()

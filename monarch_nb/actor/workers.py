@@ -21,6 +21,7 @@ from monarch_nb._client import session as sessions
 from monarch_nb._shape import Extent, Shape
 from monarch_nb._wire.directory import new_directory
 from monarch_nb._wire.keys import Gatekeeper, KeyPair
+from monarch_nb._wire.strangers import Strangers
 from monarch_nb.actor.host_mesh import HostMesh
 from monarch_nb.exceptions import MeshStartError
 
@@ -68,26 +69,33 @@ def run_worker_loop_forever(address: str, ca: str | None = None) -> None:
     listener = context.socket(zmq.REP)
     listener.curve_server = True
     listener.curve_publickey, listener.curve_secretkey = keys.public.encode(), keys.secret.encode()
+    strangers = Strangers(context, listener)
     hosts: list[subprocess.Popen[bytes]] = []
     try:
         listener.bind(address)
-        _serve(listener, gatekeeper, hosts)
+        _serve(listener, gatekeeper, strangers, hosts)
     finally:
         for host in hosts:
             host.terminate()
+        strangers.close()
         listener.close(0)
         gatekeeper.close()
         context.term()
 
 
-def _serve(listener: zmq.Socket[bytes], gatekeeper: Gatekeeper, hosts: list[subprocess.Popen[bytes]]) -> None:
+def _serve(listener: zmq.Socket[bytes], gatekeeper: Gatekeeper, strangers: Strangers, hosts: list[subprocess.Popen[bytes]]) -> None:
+    watched = [(s, zmq.POLLIN) for s in (listener, gatekeeper.socket, strangers.monitor)]
     while True:
-        ready = {s for s, _ in zmq.zmq_poll([(listener, zmq.POLLIN), (gatekeeper.socket, zmq.POLLIN)], -1)}
+        ready = {s for s, _ in zmq.zmq_poll(watched, -1)}
+        if strangers.monitor in ready:
+            strangers.hear()
         if gatekeeper.socket in ready:
             gatekeeper.answer()
         if listener in ready:
             hosts[:] = [h for h in hosts if h.poll() is None]
-            listener.send_json(_start_host(json.loads(listener.recv()), hosts))
+            request = listener.recv(copy=False)
+            strangers.knows(request)
+            listener.send_json(_start_host(json.loads(request.bytes), hosts))
 
 
 def _start_host(ticket: dict[str, Any], hosts: list[subprocess.Popen[bytes]]) -> dict[str, str]:

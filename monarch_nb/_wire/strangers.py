@@ -1,0 +1,88 @@
+"""Those who have connected to a port of ours and haven't shown a key that we know: what they may cost is bounded.
+
+They're cut after `HANDSHAKE_S`, or when there are too many: of the address with the most, the one that came first, so that nobody keeps hosts of
+other addresses out. What each may have in memory is one frame.
+"""
+
+from __future__ import annotations
+
+import socket as sockets
+from collections import Counter
+from contextlib import suppress
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from monarch_nb._wire.pieces import FRAME_BYTES
+
+HANDSHAKE_S = 5.0
+MAX_STRANGERS = 64
+_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
+
+Peer = tuple[Any, ...]
+
+
+class Strangers:
+    """Watches the connections of a socket that listens. Make it before the socket binds; owned by the thread that uses the socket.
+
+    Attributes:
+        monitor: call `hear` whenever it's readable.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes]) -> None:
+        self._socket = socket
+        self._waiting: dict[int, Peer] = {}
+        """By descriptor, in the order in which they came."""
+        self.num_cut = 0
+        socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
+        address = f"inproc://monarch_nb-strangers-{id(self):x}"
+        socket.monitor(address, _EVENTS)
+        self.monitor = context.socket(zmq.PAIR)
+        self.monitor.setsockopt(zmq.RCVHWM, 0)  # ZeroMQ's own thread waits while it's full
+        self.monitor.connect(address)
+
+    def hear(self) -> None:
+        """Take a piece of news."""
+        event = parse_monitor_message(self.monitor.recv_multipart())
+        fd = int(event["value"])
+        if event["event"] == zmq.EVENT_DISCONNECTED:
+            self._waiting.pop(fd, None)
+            return
+        peer = _peer(fd)
+        if peer is not None:
+            self._waiting.pop(fd, None)
+            self._waiting[fd] = peer
+        while len(self._waiting) > MAX_STRANGERS:
+            self._cut(self._least_welcome())
+
+    def knows(self, frame: zmq.Frame) -> None:
+        """A frame has come, so whoever has sent it has shown its key."""
+        if self._waiting:
+            self._waiting.pop(int(frame.get(zmq.SRCFD)), None)
+
+    def _least_welcome(self) -> int:
+        most = Counter(peer[0] for peer in self._waiting.values()).most_common(1)[0][0]
+        return next(fd for fd, peer in self._waiting.items() if peer[0] == most)
+
+    def _cut(self, fd: int) -> None:
+        """End a connection: ZeroMQ reads its end, and closes it."""
+        peer = self._waiting.pop(fd)
+        with suppress(OSError), sockets.fromfd(fd, sockets.AF_INET, sockets.SOCK_STREAM) as connection:
+            if connection.getpeername() == peer:  # else the descriptor is another one's by now
+                connection.shutdown(sockets.SHUT_RDWR)
+                self.num_cut += 1
+
+    def close(self) -> None:
+        """Watch no longer; call it before the socket is closed."""
+        self._socket.disable_monitor()
+        self.monitor.close(0)
+
+
+def _peer(fd: int) -> Peer | None:
+    """Return who is at the other end; None if the connection has ended."""
+    with suppress(OSError), sockets.fromfd(fd, sockets.AF_INET, sockets.SOCK_STREAM) as connection:
+        found = connection.getpeername()
+        return found if isinstance(found, tuple) else None
+    return None

@@ -1,0 +1,156 @@
+"""Strangers at the port for other hosts: they can't have more than a little memory taken, nor keep hosts out."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from monarch_nb._client import session as sessions
+from monarch_nb._wire.pieces import FRAME_BYTES, cut, join
+from monarch_nb._wire.strangers import MAX_STRANGERS
+from monarch_nb.actor import attach_to_workers
+from monarch_nb.actor.workers import key_file
+from monarch_nb.job import ProcessJob
+
+T = 60
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
+"""How ZMTP begins: a peer that would go on with a handshake."""
+LONG = b"\x06"
+"""A command whose length has eight bytes."""
+MANY = 300
+MEBIBYTE = 1 << 20
+
+
+def memory_bytes(pid: int) -> int:
+    with open(f"/proc/{pid}/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def num_sockets(pid: int, port: int) -> int:
+    """Count the connections of a process at a port."""
+    inodes = set()
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(OSError):
+            inodes.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    with open("/proc/net/tcp") as file:
+        rows = [line.split() for line in file.readlines()[1:]]
+    return sum(row[1].endswith(f":{port:04X}") and row[3] == "01" and f"socket:[{row[9]}]" in inodes for row in rows)
+
+
+def dial(port: int) -> socket.socket:
+    found = socket.create_connection(("127.0.0.1", port), timeout=10)
+    return found
+
+
+def send_huge(port: int, greeting: bytes, num_bytes: int) -> int:
+    """Announce a gigabyte and send what is taken of it; return how much."""
+    sent = 0
+    with suppress(OSError), dial(port) as stranger:
+        stranger.sendall(greeting)
+        stranger.sendall(LONG + struct.pack(">Q", 1 << 30))
+        while sent < num_bytes:
+            sent += stranger.send(bytes(MEBIBYTE))
+    return sent
+
+
+@pytest.fixture(scope="module")
+def job() -> Iterator[ProcessJob]:
+    started = ProcessJob({"hosts": 1})
+    started.state().hosts.initialized.get(T)
+    yield started
+    started.kill()
+
+
+@pytest.fixture
+def home(job: ProcessJob) -> tuple[int, int]:
+    """The home's pid, and its port."""
+    session = sessions.current()
+    ticket = session.request("tickets", num=1)[0]
+    return session.request("status")["pid"], int(ticket["home"].rpartition(":")[2])
+
+
+def test_a_huge_frame_of_a_stranger_is_not_read(home: tuple[int, int]) -> None:
+    pid, port = home
+    before = memory_bytes(pid)
+    for greeting in (GREETING, b"", GREETING + b"\x04\x19\x05READY" + bytes(19)):
+        threads = [threading.Thread(target=send_huge, args=(port, greeting, 64 * MEBIBYTE)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert memory_bytes(pid) - before < 32 * MEBIBYTE
+
+
+def test_many_who_never_speak_keep_nobody_out(home: tuple[int, int], job: ProcessJob) -> None:
+    pid, port = home
+    before = memory_bytes(pid)
+    strangers = []
+    for i in range(MANY):
+        stranger = dial(port)
+        strangers.append(stranger)
+        with suppress(OSError):
+            stranger.sendall(GREETING[: i % len(GREETING)])
+    other = ProcessJob({"others": 1})
+    procs = other.state().others.spawn_procs({"gpus": 1})
+    assert list(procs.execute(os.getpid).get(T).values())
+    assert num_sockets(pid, port) <= MAX_STRANGERS + 2 + 2, "those that were too many have been cut"
+    assert memory_bytes(pid) - before < 32 * MEBIBYTE
+    for stranger in strangers:
+        stranger.close()
+    other.kill()
+
+
+def test_hosts_may_say_as_much_as_they_like(job: ProcessJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pickle of megabytes travels in the message itself, there and back."""
+    procs = job.state().hosts.spawn_procs({"gpus": 1}, env={"MONARCH_NB_RDMA_ENCRYPTED": "1"})
+    numbers = list(range(1_000_000))
+    assert list(procs.execute(sum, numbers).get(T).values()) == [sum(numbers)]
+    assert list(procs.execute(list, range(1_000_000)).get(T).values()) == [numbers]
+    assert list(procs.execute(bytearray, 20 * MEBIBYTE).get(T).values()) == [bytearray(20 * MEBIBYTE)]
+    procs.stop().get(T)
+
+
+def test_a_worker_is_not_to_be_filled_either(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    keys = str(tmp_path / "keys")
+    key_file(keys)
+    code = f"from monarch_nb.actor import run_worker_loop_forever; run_worker_loop_forever('tcp://127.0.0.1:{port}', {keys!r})"
+    worker = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        hosts = attach_to_workers(keys, [f"tcp://127.0.0.1:{port}"])
+        hosts.initialized.get(T)
+        before = memory_bytes(worker.pid)
+        send_huge(port, GREETING, 64 * MEBIBYTE)
+        strangers = [dial(port) for _ in range(MANY)]
+        again = attach_to_workers(keys, [f"tcp://127.0.0.1:{port}"])
+        again.initialized.get(T)
+        assert num_sockets(worker.pid, port) <= MAX_STRANGERS + 4
+        assert memory_bytes(worker.pid) - before < 32 * MEBIBYTE
+        for stranger in strangers:
+            stranger.close()
+        for each in (hosts, again):
+            each.shutdown()
+    finally:
+        worker.terminate()
+        worker.wait(10)
+
+
+def test_long_frames_are_cut_and_joined() -> None:
+    frames = [b"\x01" * 10, b"a" * (3 * FRAME_BYTES), b"", b"b"]
+    parts = cut(frames)
+    assert max(map(len, parts)) < FRAME_BYTES
+    assert [bytes(f) for f in join(parts)] == frames
+    short = [b"\x01head", b"body"]
+    assert cut(short) is short
+    assert join(short) is short
