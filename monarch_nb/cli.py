@@ -273,7 +273,7 @@ def doctor(arguments: argparse.Namespace) -> None:
 
 def debug(arguments: argparse.Namespace) -> None:
     """Show the debugger's prompt in this terminal; Ctrl-D leaves it, and the ranks where they are."""
-    from monarch_nb.debug import Prompt
+    from monarch_nb.debug import Prompt, Question
 
     mesh = _attach(arguments.name)
     debugger = mesh.debugger()
@@ -284,8 +284,8 @@ def debug(arguments: argparse.Namespace) -> None:
         _say(arguments, f"no rank of mesh {mesh.name!r} stands at a breakpoint")
         return
     _complete_with(mesh)
-    with suppress(KeyboardInterrupt):
-        Prompt(mesh, input, lambda text: _say(arguments, text)).run()
+    with suppress(KeyboardInterrupt), Question(on_taken_back=print) as read:
+        Prompt(mesh, read, lambda text: _say(arguments, text)).run()
     feed.close()
 
 

@@ -15,6 +15,7 @@ import type { Widget } from '@lumino/widgets';
 import { Api, openSocket } from './api';
 import { addCommands } from './commands';
 import { createDebugTab, type DebugPane } from './debug';
+import { closeInputBoxes } from './inputbox';
 import { createLogTab, type LogPane } from './logs';
 import { createMimeRenderer } from './mime';
 import { MeshesModel } from './model';
@@ -44,7 +45,7 @@ const service: JupyterFrontEndPlugin<IMeshService> = {
   }
 };
 
-/** Meshes in outputs of notebooks. */
+/** Meshes in outputs of notebooks, and what else outputs need of us. */
 const renderer: JupyterFrontEndPlugin<void> = {
   id: 'monarch-nb:renderer',
   description: 'Shows meshes in outputs.',
@@ -57,6 +58,9 @@ const renderer: JupyterFrontEndPlugin<void> = {
     { stream, api }: IMeshService,
     notebooks: INotebookTracker | null
   ) => {
+    if (notebooks) {
+      closeInputBoxes(notebooks);
+    }
     const findRenderMime = (node: HTMLElement) =>
       notebooks?.find(panel => panel.node.contains(node))?.content.rendermime ?? null;
     registry.addFactory(createMimeRenderer(stream, api, { findRenderMime }), RENDERER_RANK);

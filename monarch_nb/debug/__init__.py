@@ -3,10 +3,12 @@
 client   the stops of a mesh, and commands to them
 fold     equal places and equal answers once
 grammar  what is typed at the prompt
+question a question at the keyboard that can be taken back
 prompt   the prompt itself: in a cell, after `%mesh debug`, or in a terminal
 """
 
 from monarch_nb.debug.client import Answers, MeshDebugger, Stop
 from monarch_nb.debug.prompt import Prompt
+from monarch_nb.debug.question import Question
 
-__all__ = ["Answers", "MeshDebugger", "Prompt", "Stop"]
+__all__ = ["Answers", "MeshDebugger", "Prompt", "Question", "Stop"]

@@ -1,13 +1,16 @@
 """The prompt: lines go to all stops in focus, answers come back folded.
 
 It runs wherever somebody can type: in the cell that waits, after `%mesh debug`, in a terminal. It returns when nobody stands anywhere any more, or on `detach`.
+Several prompts may talk to one mesh: if another one, or the debugger's tab, lets those run on that a prompt is about, its question is taken back.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from monarch_nb._shape import format_ranks, parse_ranks
 from monarch_nb._shape.rank_set import RankSetError
@@ -15,6 +18,8 @@ from monarch_nb.debug import grammar
 from monarch_nb.debug.client import Answers, MeshDebugger, Stop
 from monarch_nb.debug.fold import answers_text, places, stops_text
 from monarch_nb.debug.grammar import PromptError
+from monarch_nb.debug.question import Question, TakenBack
+from monarch_nb.exceptions import MeshError
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.core import Mesh
@@ -39,28 +44,74 @@ class Prompt:
         self._ranks: tuple[int, ...] | None = None
         self._thread = ""
         self._last = ""
+        self._lock = threading.Lock()
+        self._num_changes = 0
+        self._asked: set[int] = set()
 
     def run(self) -> bool:
         """Talk until nobody stands anywhere (True), or the user leaves (False)."""
+        if not isinstance(self._read, Question):
+            return self._talk()
+        feed = self._debugger.watch(self._changed, self._ended)
+        try:
+            return self._talk()
+        finally:
+            with suppress(MeshError):
+                feed.close()
+
+    def _talk(self) -> bool:
+        seen = self._num_changes
         stops = self._gathered()
         if stops:
             self._write(stops_text(stops))
         while stops:
             focus = self._focus(stops)
-            try:
-                line = self._read(self._prompt(focus)).strip()
-            except EOFError:
-                line = "detach"
             stops_before = stops
             try:
+                line = self._ask(focus, seen)
                 if not self._do(line or self._last, stops, focus):
                     return False
                 self._last = line or self._last
+            except TakenBack:
+                pass
             except (PromptError, RankSetError) as error:
                 self._write(f"*** {error}")
+            seen = self._num_changes
             stops = self._gathered({s.rank for s in stops_before})
             self._say_moved(stops_before, stops)
         return True
+
+    def _ask(self, focus: list[Stop], seen: int) -> str:
+        """Ask for a line.
+
+        Args:
+            seen: number of the change before the focus was looked up.
+
+        Raises:
+            TakenBack: if nobody of the focus stands there any more.
+        """
+        with self._lock:
+            if self._num_changes != seen:
+                raise TakenBack  # perhaps they've gone meanwhile: look again
+            self._asked = {s.id for s in focus}
+        try:
+            return self._read(self._prompt(focus)).strip()
+        except EOFError:
+            return "detach"
+        finally:
+            self._asked = set()
+
+    def _changed(self, rows: list[dict[str, Any]]) -> None:
+        """Take who stands where. Called in the reading thread."""
+        with self._lock:
+            self._num_changes += 1
+            asked = self._asked
+            is_over = bool(asked) and asked.isdisjoint(row["id"] for row in rows)
+        if is_over and isinstance(self._read, Question):
+            self._read.take_back()
+
+    def _ended(self) -> None:
+        self._changed([])
 
     def _gathered(self, wanted: set[int] | None = None) -> list[Stop]:
         """Return the stops once all wanted ranks stand, or nobody has come for a while: they mostly come together.

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from monarch_nb._client.session import RequestFailed
@@ -19,6 +15,8 @@ from monarch_nb.magics.state import State
 if TYPE_CHECKING:
     from monarch_nb._client.session import Session
     from monarch_nb.mesh import Mesh
+
+INPUT_OVER_MIME = "application/vnd.monarch-nb.input-over+json"
 
 
 def debug(state: State, arguments: Namespace) -> None:
@@ -41,11 +39,11 @@ def talk(mesh: Mesh) -> bool:
     Raises:
         MeshUsageError: if nobody can type here; the ranks run on, without breakpoints.
     """
-    from monarch_nb.debug import Prompt
+    from monarch_nb.debug import Prompt, Question
 
     try:
-        with _plain_interrupts():
-            return Prompt(mesh, input).run()
+        with Question(on_taken_back=_close_box) as read:
+            return Prompt(mesh, read).run()
     except (NotImplementedError, RuntimeError) as error:  # StdinNotImplementedError is either, by version
         if "stdin" not in str(error).lower() and "input" not in str(error).lower():
             raise
@@ -59,17 +57,18 @@ def talk(mesh: Mesh) -> bool:
         ) from None
 
 
-@contextmanager
-def _plain_interrupts() -> Iterator[None]:
-    """Let Ctrl-C leave the prompt, also in a cell that passes it on otherwise."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
+def _close_box() -> None:
+    """Have the front end take its input box away: the kernel doesn't wait for it any more.
+
+    Jupyter's protocol has no message for that. An update of a display that isn't there is one that everybody else passes over, and ours looks for the type.
+    """
+    from IPython import get_ipython
+
+    shell = get_ipython()
+    if getattr(shell, "kernel", None) is None:
+        print()  # what follows doesn't belong behind the prompt
         return
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+    shell.display_pub.publish(data={INPUT_OVER_MIME: {}}, transient={"display_id": "monarch-nb-input"}, update=True)
 
 
 class CellPrompt:

@@ -15,12 +15,16 @@ def step(loss):
     scale += rank
     return loss * scale
 found = step(rank // 2)"""
-CELLS = ["%load_ext monarch_nb\n%mesh start debugged --procs 4", BREAKS, "%mesh pull found", "%mesh stop"]
+STOPS = "%%mesh\nbreakpoint()\nprint('ran on')\nwhile not os.path.exists('{gate}'): time.sleep(0.01)\n'over'"
+CELLS = [
+    "%load_ext monarch_nb\n%mesh start debugged --procs 4", BREAKS, "%mesh pull found",
+    "%%mesh\nimport os, time", STOPS, "'the kernel is free'", "%mesh stop",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def page(lab: Lab, browser: Any) -> Page:
-    return Page(browser, lab, CELLS, "debugged.ipynb")
+    return Page(browser, lab, [c.replace("{gate}", f"{lab.root}/gate") for c in CELLS], "debugged.ipynb")
 
 
 def show_notebook(page: Page) -> None:
@@ -76,6 +80,28 @@ def test_ranks_are_debugged_together_in_a_tab(page: Page, pictures: Path) -> Non
     tab.get_by_role("button", name="Continue", exact=True).click()
     tab.get_by_text("No rank has stopped.").wait_for()
     show_notebook(page)
-    assert "has ended" in page.run(3)
+    assert not page.errors
+
+
+def test_who_continues_in_the_tab_closes_the_prompt_in_the_notebook(lab: Lab, page: Page, pictures: Path) -> None:
+    page.run(3)
+    page.start(4)
+    box = page.page.locator(".jp-Stdin-input")
+    page.page.locator(".jp-Stdin-prompt", has_text="(mesh-pdb").wait_for()
+    page.picture(pictures / "prompt-open.png")
+    page.page.evaluate("() => { jupyterapp.commands.execute('monarch-nb:debug', {mesh: 'debugged'}); }")
+    tab = page.page.locator(".mnb-debug")
+    tab.get_by_text("ranks 0-3: In [4] line").first.wait_for()
+    tab.get_by_role("button", name="Continue", exact=True).click()
+    tab.get_by_text("No rank has stopped.").wait_for()
+    show_notebook(page)
+    box.wait_for(state="detached")  # while the cell goes on
+    page.wait_for(4, "ran on")
+    page.picture(pictures / "prompt-closed.png")
+    (lab.root / "gate").touch()
+    page.wait_for(4, "over")
+    assert "the kernel is free" in page.run(5)
+    assert page.page.locator(".jp-Dialog").count() == 0
+    assert "has ended" in page.run(6)
     assert not page.errors
     assert not page.strangers

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 from kernels import Notebook
-from typist import Typist
+from typist import PATIENCE_S, Typist
+
+from monarch_nb.mesh import attach
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +41,35 @@ def test_a_call_that_is_waited_for_does_so_too(typist: Typist) -> None:
     assert "in add: return y" in shown and "        y = x + 1" in shown  # the source of a class that was defined in a cell
     assert "[0-3] 5" in shown
     assert "[9, 9, 9, 9]" in shown
+
+
+def test_who_lets_ranks_run_on_elsewhere_closes_the_prompt_here(typist: Typist) -> None:
+    """As the debugger's tab does: the cell ends, nobody types, and the front end is told that its box has no meaning any more."""
+    _, shown = typist.run("mesh.name")
+    other = attach(shown.strip().strip("'"))
+    cell = typist.client.execute("%%mesh\nbreakpoint()\nfirst = 1\nbreakpoint()\nprint('end')", allow_stdin=True)
+    asked, overs, shown = [], 0, ""
+    while typist.client.get_stdin_msg(timeout=PATIENCE_S)["content"]["prompt"] != "(mesh-pdb 0-3) ":
+        typist.client.input("list")
+    other.debugger().command(None, "c")  # the next breakpoint asks anew
+    while not asked or asked[-1] != "(mesh-pdb 0-3) ":
+        asked.append(typist.client.get_stdin_msg(timeout=PATIENCE_S)["content"]["prompt"])
+        if asked[-1] != "(mesh-pdb 0-3) ":
+            typist.client.input("list")
+    other.debugger().command(None, "c")
+    while True:
+        message = typist.client.get_iopub_msg(timeout=PATIENCE_S)
+        content = message["content"]
+        if message["parent_header"].get("msg_id") != cell:
+            continue
+        overs += "application/vnd.monarch-nb.input-over+json" in content.get("data", {})
+        shown += content.get("text", "") + content.get("data", {}).get("text/plain", "")
+        if content.get("execution_state") == "idle":
+            break
+    assert overs >= 2
+    assert "ranks 0-3 run on" in shown and "[0-3] end" in shown
+    assert "[0-3] 5" in typist.run("%%mesh\n5")[1]
+    other._session.close()
 
 
 def test_detach_come_back_and_quit(typist: Typist) -> None:
@@ -77,7 +108,7 @@ def test_post_mortem_and_settings(typist: Typist) -> None:
     _, shown = typist.run("%%mesh --ranks 1\nsecret = 7\n[][1]", "p secret", "c")
     assert "[1] 7" in shown and "IndexError" in shown
     typist.run("%mesh set debug-on-error off")
-    assert "expected one of breakpoints stop|skip" in typist.run("%mesh set breakpoints maybe")[1]
+    assert "expected stop|skip" in typist.run("%mesh set breakpoints maybe")[1]
 
 
 def test_breakpoints_from_outside(typist: Typist) -> None:
