@@ -6,7 +6,7 @@ import hashlib
 import pickle
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from monarch_nb._post.failure import class_name, message_of
@@ -41,38 +41,58 @@ def describe(name: str, value: Any) -> dict[str, Any]:
 
     An object that can't be looked at has a row that says so.
     """
+    return _row(name, value, lambda outline: _content(value, outline))
+
+
+def _row(name: str, value: Any, content: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
     row: dict[str, Any] = {"name": name, "type": class_name(value)}
     try:
-        return {**row, **_describe(value)}
+        outline = _outline(value)
+        return {**row, **outline, **content(outline)}
     except KeyboardInterrupt:
         raise
     except BaseException as error:
         return {**row, "text": f"<can't be looked at: {class_name(error)}: {message_of(error)[:MAX_TEXT]}>", "digest": class_name(value)}
 
 
-def _describe(value: Any) -> dict[str, Any]:
+def _content(value: Any, outline: dict[str, Any]) -> dict[str, Any]:
+    """Return what of a row takes reading all data."""
+    row = {"norm": _norm(value)} if "norm" in outline else {}
+    return {**row, "digest": digest(value) if _num_bytes(value) <= LARGE_BYTES else repr(row.get("norm"))}
+
+
+def _outline(value: Any) -> dict[str, Any]:
+    """Return what of a row costs nothing; a norm that could be told is None."""
     row: dict[str, Any] = {}
     torch = sys.modules.get("torch")
     numpy = sys.modules.get("numpy")
     if torch is not None and _is_dtensor(value):
         row.update(shape=tuple(value.shape), dtype=_dtype(value), device=str(value.device), sharded=_placements(value))
     elif torch is not None and is_a(value, torch.Tensor):
-        row.update(shape=tuple(value.shape), dtype=_dtype(value), device=str(value.device), norm=_tensor_norm(value))
+        row.update(shape=tuple(value.shape), dtype=_dtype(value), device=str(value.device), norm=None)
     elif torch is not None and is_a(value, torch.nn.Module):
         parameters = list(value.parameters())
         row.update(
             shape=(sum(p.numel() for p in parameters),), dtype=", ".join(sorted({_dtype(p) for p in parameters})),
             device=", ".join(sorted({str(p.device) for p in parameters})),
-            norm=sum(_tensor_norm(p) ** 2 for p in parameters if not _is_dtensor(p)) ** 0.5,
+            norm=None,
         )  # fmt: skip
     elif numpy is not None and is_a(value, numpy.ndarray):
-        row.update(shape=value.shape, dtype=str(value.dtype), norm=_array_norm(numpy, value))
+        row.update(shape=value.shape, dtype=str(value.dtype), norm=None)
     elif is_a(value, str | bytes | list | tuple | dict | set | frozenset):
         row.update(shape=(len(value),), text=_short(value))
     else:
         row.update(text=_short(value))
-    row["digest"] = digest(value) if _num_bytes(value) <= LARGE_BYTES else repr(row.get("norm"))
     return row
+
+
+def _norm(value: Any) -> float | None:
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if torch is not None and is_a(value, torch.Tensor):
+        return _tensor_norm(value)
+    if torch is not None and is_a(value, torch.nn.Module):
+        return float(sum(_tensor_norm(p) ** 2 for p in value.parameters() if not _is_dtensor(p)) ** 0.5)
+    return _array_norm(numpy, value)
 
 
 def _num_bytes(value: Any) -> int:
@@ -258,19 +278,41 @@ def _module_names(value: Any) -> dict[str, Any]:
     return found
 
 
+GLANCE_BYTES = 16 << 20
+"""Of what is larger, whoever looks at a name isn't told whether ranks agree: that would take too long for a tooltip."""
+GLANCE_ITEMS = 8
+
+
+def glance(name: str, value: Any) -> dict[str, Any]:
+    """Return what a tooltip says of a variable on one rank: a row, the content of what is small, a digest unless it's large."""
+    row = _row(name, value, lambda outline: _content(value, outline) if _num_bytes(value) <= GLANCE_BYTES else {})
+    if "text" not in row and row.get("dtype") and row["type"] != "type" and _num_items(row) <= GLANCE_ITEMS:
+        row["text"] = _short(value)
+    return row
+
+
+def _num_items(row: Mapping[str, Any]) -> int:
+    num = 1
+    for size in row.get("shape", ()):
+        num *= size
+    return num
+
+
 def look_at(name: str, value: Any) -> dict[str, Any]:
     """Return what `NAME?` shows: type, text, signature, documentation, source file."""
     import inspect
 
-    found = {k: v for k, v in describe(name, value).items() if k != "digest"}
-    try:
-        found["signature"] = f"{name}{inspect.signature(value)}"
-    except (TypeError, ValueError):
-        found["signature"] = ""
-    found["doc"] = inspect.getdoc(value) or ""
-    found["repr"] = repr(value)[:1000]
-    try:
-        found["source"] = inspect.getsource(value) if callable(value) else ""
-    except (OSError, TypeError):
-        found["source"] = ""
+    found = glance(name, value)
+    found["repr"] = _tried(lambda: repr(value)[:1000], lambda error: f"<repr raised {type(error).__name__}>")
+    found["signature"] = _tried(lambda: f"{name}{inspect.signature(value)}" if callable(value) else "")
+    found["doc"] = _tried(lambda: inspect.getdoc(value) or "")
+    found["source"] = _tried(lambda: inspect.getsource(value) if callable(value) else "")
     return found
+
+
+def _tried(look: Callable[[], str], otherwise: Callable[[Exception], str] = lambda _error: "") -> str:
+    """Return a text, whatever the user's code does that is run for it."""
+    try:
+        return look()
+    except Exception as error:
+        return otherwise(error)

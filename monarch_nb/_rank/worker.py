@@ -439,13 +439,13 @@ class Worker:
         return variables.complete(self.namespace, self._fields(message))
 
     def work_look_at(self, message: Message) -> dict[str, Any] | None:
-        """Return what `NAME?` shows of a name here."""
-        name = self._fields(message)
+        """Return what `NAME?` shows of a name here, or (is_brief) what of it may differ between ranks; None if there's no such name."""
+        name, is_brief = self._fields(message)
         try:
             value = self._look_up(name)
-        except (NameError, AttributeError):
+        except Exception:  # a property may raise anything
             return None
-        return variables.look_at(name, value)
+        return variables.glance(name, value) if is_brief else variables.look_at(name, value)
 
     def work_set_environment(self, message: Message) -> None:
         """Set environment variables; each rank may have its own."""

@@ -8,7 +8,8 @@ state       which meshes this kernel uses
 lifecycle, data, journal, auto, reload, settings, verb_help   what the verbs do
 cell        a cell on its way: live view while it runs, red when it fails
 missed      what nobody has seen, in one display
-completion  what Tab offers, and what `?` says of a remote name
+completion, values   what Tab offers
+remote_help what Shift+Tab and `?` say of a name that the ranks know
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ def load(shell: Any) -> None:
     """Register the magics, say what runs, and warm up."""
     from monarch_nb._client import spare, waiting
     from monarch_nb.display.transfer_bar import show_long
-    from monarch_nb.magics.completion import Completion, RemoteHelp, explain_verbs
+    from monarch_nb.magics.completion import Completion, explain_verbs
     from monarch_nb.magics.debug import CellPrompt
     from monarch_nb.magics.lifecycle import say_what_runs
     from monarch_nb.magics.mesh_magic import MeshMagics
     from monarch_nb.magics.reload import StaleClasses
+    from monarch_nb.magics.remote_help import RemoteHelp
 
     unload(shell)
     magics = MeshMagics(shell)
@@ -33,7 +35,7 @@ def load(shell: Any) -> None:
     waiting.on_long = show_long
     completion = Completion(magics)
     shell.Completer.custom_matchers.append(completion.matcher)
-    RemoteHelp(completion, shell).install()
+    RemoteHelp(magics.state, shell).install()
     shell.input_transformers_cleanup.append(explain_verbs)
     shell.events.register("post_run_cell", StaleClasses(magics.state).__call__)
     spare.prepare()
@@ -46,6 +48,7 @@ def unload(shell: Any) -> None:
     from monarch_nb.magics import auto
     from monarch_nb.magics.completion import Completion, explain_verbs
     from monarch_nb.magics.reload import StaleClasses
+    from monarch_nb.magics.remote_help import RemoteHelp
 
     if explain_verbs in shell.input_transformers_cleanup:
         shell.input_transformers_cleanup.remove(explain_verbs)
@@ -54,7 +57,7 @@ def unload(shell: Any) -> None:
             shell.magics_manager.magics[kind].pop(name, None)
     auto.remove(shell)
     waiting.on_stop = waiting.on_long = None
-    vars(shell).pop("object_inspect_mime", None)
+    RemoteHelp.remove(shell)
     matchers = shell.Completer.custom_matchers
     matchers[:] = [m for m in matchers if not isinstance(getattr(m, "__self__", None), Completion)]
     for callback in list(shell.events.callbacks["post_run_cell"]):

@@ -15,6 +15,9 @@ CELLS = [
     "%%mesh\nimport time\ntime.sleep(0.2 * (1 + rank))\nprint('came late')",
     "%%mesh --ranks 0\nfor i in range(400_000):\n    print('line', i)",
     "mesh.pull('rank')",
+    "%%mesh\nloss = 0.5 * (rank // 2)\ndef step(x, lr=0.1):\n    'Steps once.'\n    return x",
+    "%%mesh\nloss",
+    "%mesh on-failure ",
     "%mesh stop seen",
 ]
 GROUNDS = """() => [...document.querySelectorAll('.jp-OutputArea table tbody tr')].map(row => {
@@ -68,3 +71,31 @@ def test_400_000_lines_stay_in_a_box_at_its_end(page: Page, pictures: Path) -> N
     )
     assert abs(last[0] - last[1]) < 30
     page.picture(pictures / "long.png")
+
+
+def test_shift_tab_tells_what_the_ranks_have(page: Page, pictures: Path) -> None:
+    page.run(4)
+    type_at_the_end(page, 5, "Shift+Tab")
+    tooltip = page.page.locator(".jp-Tooltip")
+    tooltip.get_by_text("[2-3] 0.5").wait_for()
+    assert "[0-1] 0.0" in tooltip.inner_text()
+    page.picture(pictures / "tooltip.png")
+    page.page.keyboard.press("Escape")
+
+
+def test_tab_offers_values_and_no_files(page: Page, pictures: Path) -> None:
+    type_at_the_end(page, 6, "Tab")
+    offers = page.page.locator(".jp-Completer-item")
+    offers.first.wait_for()
+    texts = offers.all_inner_texts()
+    assert [text.split()[0] for text in texts[:3]] == ["heal", "shrink", "stop"]
+    assert not any("unknown" in text for text in texts[:3])
+    assert not any("outputs.ipynb" in text or "server.log" in text for text in texts)
+    page.picture(pictures / "values.png")
+    page.page.keyboard.press("Escape")
+
+
+def type_at_the_end(page: Page, n: int, key: str) -> None:
+    page.page.locator(".jp-Notebook .jp-Cell").nth(n).locator(".cm-content").click()
+    page.page.keyboard.press("Control+End")
+    page.page.keyboard.press(key)

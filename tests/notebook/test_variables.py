@@ -20,7 +20,9 @@ class Kernel(RawKernel):
         return [code[reply["cursor_start"] : reply["cursor_start"]] + m for m in reply["matches"]]
 
     def inspect(self, code: str) -> str:
-        return str(self._ask(self.client.inspect(code, len(code)))["data"].get("text/plain", ""))
+        """Return what Shift+Tab shows; nothing if the kernel says that nothing was found."""
+        reply = self._ask(self.client.inspect(code, len(code)))
+        return str(reply["data"].get("text/plain", "")) if reply["found"] else ""
 
     def _ask(self, request: str) -> dict[str, Any]:
         while True:
@@ -109,6 +111,21 @@ def test_scatter_and_push_to_some(show: Callable[[str], str]) -> None:
         ("%mesh start --ga", []),
         ("%mesh start --gp", ["--gpus"]),
         ("%mesh start --init-process-group ", ["nccl", "gloo"]),
+        ("%mesh start --on-failure=he", ["heal"]),
+        ("%mesh start --dims hosts=2,", ["gpus="]),
+        ("%mesh start --idle-timeout ", ["8h"]),
+        ("%mesh start --gpus ", ["1", "8"]),
+        ("%mesh on-failure ", ["heal", "shrink", "stop"]),
+        ("%mesh on-failure heal --max-restarts ", ["5"]),
+        ("%mesh resize ", ["gpus="]),
+        ("%mesh resize gpus=", ["1", "2", "4", "6"]),
+        ("%mesh set ", ["breakpoints", "why-after"]),
+        ("%mesh set breakpoints ", ["skip", "stop"]),
+        ("%mesh set why-after ", ["off", "5m"]),
+        ("%mesh lease ", ["30m", "24h"]),
+        ("%mesh logs --ranks gpus=", ["0", "1", "2"]),
+        ("%mesh logs --grep ", []),
+        ("%mesh reload ", ["Reloaded"]),
         ("%mesh attach va", ["varied"]),
         ("%mesh auto o", ["on", "off"]),
         ("%%mesh --gr", ["--group"]),
@@ -126,6 +143,7 @@ def test_completion(kernel: Kernel, code: str, expected: list[str]) -> None:
         "%%mesh\nclass Thing:\n    def start(self): raise SystemError\n    @property\n    def stabilized(self): raise SystemError\n"
         "unusual_name = Thing()"
     )
+    kernel.run("class Reloaded: pass")
     matches = kernel.complete(code)
     if expected:
         assert set(expected) <= set(matches)
@@ -154,6 +172,31 @@ def test_help_on_remote_names(kernel: Kernel) -> None:
     assert "rerun      " in kernel.show("print(get_ipython().find_magic('mesh').__doc__)")
     assert "--idle-timeout" in kernel.show("%mesh start --help")
     assert "--idle-timeout" in kernel.show("%mesh start?")
+
+
+def test_help_tells_what_ranks_have(kernel: Kernel) -> None:
+    """Shift+Tab in Lab: type, shape and dtype, where ranks differ, what is only there on some; the kernel's own names come second."""
+    kernel.run("shared = 'in the kernel'\ndef local_only(): 'Here.'")
+    kernel.run(
+        "%%mesh\nimport torch\nshared = torch.ones(2 + (rank == 2), 3)\nloss = torch.tensor(0.5 * rank)\nbig = torch.zeros(5_000_000)\n"
+        "if rank == 0: alone = [1]\nclass Loud:\n    def __repr__(self): raise SystemError\nloud = Loud()"
+    )
+    text = kernel.inspect("%%mesh\nshared")
+    assert text.splitlines()[:4] == ["Type:      Tensor", "Shape:     [0-1] 2x3", "           [2] 3x3", "Dtype:     float32"]
+    assert "Ranks:     differ: 0-1 | 2" in text
+    assert "in the kernel" in kernel.inspect("shared")
+    assert "[1] tensor(0.5000)" in kernel.inspect("%%mesh\nloss")
+    assert "Shape:     5000000" in kernel.inspect("%%mesh\nbig")
+    assert "Undefined: ranks 1-2" in kernel.inspect("%%mesh\nalone")
+    assert "repr raised SystemError" in kernel.inspect("%%mesh\nloud")
+    assert "Here." in kernel.inspect("%%mesh\nlocal_only")
+    assert "only on the ranks" not in kernel.inspect("%%mesh\nnowhere")
+    assert kernel.inspect("%%mesh\nnowhere") == ""
+    kernel.run("%%mesh --async --ranks 0\nimport time\nwhile 'let_go' not in dir(time): time.sleep(0.01)")
+    kernel.run("while mesh.status().ranks[0].state != 'busy': pass")
+    assert "Busy:      rank 0; not asked" in kernel.inspect("%%mesh\nloss")
+    kernel.run("%mesh interrupt")
+    assert "interrupted" in kernel.show("%mesh result")
 
 
 def test_hot_swap_keeps_the_state(kernel: Kernel, show: Callable[[str], str]) -> None:
