@@ -160,6 +160,11 @@ def _write(stream: str, text: str) -> None:
 
 def _show(content: dict[str, Any]) -> None:
     """Show what an actor displays, where there is a front end; else its text."""
+    bar = content.get("bar")
+    if bar is not None:
+        _write("stdout", f"\r{bar['text']}" if bar["text"] else "")
+    if not content["data"]:
+        return  # what else is there isn't the actor's to take away
     ipython = sys.modules.get("IPython")
     if ipython is not None and ipython.get_ipython() is not None:
         from IPython.display import display

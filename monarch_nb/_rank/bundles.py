@@ -17,7 +17,6 @@ TEXT_LEFT = 18_000
 """What is left of a text that is longer: displays show as much as that. What is richer is whole or not there at all."""
 MAX_RICH_BYTES = 8 << 20
 _HOW_TO_GET_ALL = "%%mesh --output NAME brings the value of a cell's last line itself, %mesh pull a variable"
-_WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 class _Refused(Exception):

@@ -25,6 +25,7 @@ from monarch_nb._post.failure import (
     traceback_of,
     traceback_text,
 )
+from monarch_nb._rank import tqdm_bars
 from monarch_nb._rank.bundles import encode_bundle, encode_metadata
 from monarch_nb._rank.command import run_command
 from monarch_nb._rank.debugger import CellParts
@@ -134,6 +135,38 @@ class CellExit:
         return "quit() and exit() end the cell. To end the mesh: %mesh stop"
 
 
+MAX_DISPLAYS = 1000
+_WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+def _origin_of(content: dict[str, Any], origins: dict[str, int]) -> int:
+    """Return the cell that a display belongs to: an update goes where the first one of its id was shown."""
+    key = content["display_id"]
+    if key is None:
+        return current_origin()
+    if content["update"]:
+        return origins.get(key) or current_origin()
+    origins[key] = current_origin()
+    if len(origins) > MAX_DISPLAYS:
+        del origins[next(iter(origins))]
+    return origins[key]
+
+
+def _without_widgets(data: dict[str, Any], pipe: OutputPipe) -> dict[str, Any]:
+    """Return what can be shown of a widget: it needs a kernel to talk to, and a rank is none. Says so, once."""
+    if _WIDGET not in data:
+        return data
+    if not pipe.has_told_of_widgets:
+        pipe.has_told_of_widgets = True
+        print(
+            "ipywidgets can't be used on a rank: nothing that is clicked or moved gets here, so they are shown as text. "
+            "Show them in the notebook's own cells, and bring their values here: %mesh push NAME",
+            file=sys.stderr,
+        )
+    rest = {mime: value for mime, value in data.items() if mime != _WIDGET}
+    return rest or {"text/plain": "<a widget>"}
+
+
 def _display_id(transient: Any) -> str | None:
     """Return the id under which a display is updated."""
     found = transient.get("display_id") if isinstance(transient, dict) else None
@@ -223,21 +256,28 @@ def _make_shell(namespace: dict[str, Any], pipe: OutputPipe) -> Any:
     from IPython.core.formatters import DisplayFormatter
     from IPython.core.interactiveshell import InteractiveShell
 
+    origins: dict[str, int] = {}
+
     class Publisher(DisplayPublisher):
         """Sends what is displayed to whoever watches the cell."""
 
         def publish(self, data: Any, metadata: Any = None, *, transient: Any = None, update: bool = False,
                     **_: Any) -> None:  # fmt: skip
             content = {
-                "data": encode_bundle(data),
+                "data": _without_widgets(encode_bundle(data), pipe),
                 "metadata": encode_metadata(metadata),
                 "display_id": _display_id(transient),
                 "update": bool(update),
             }
-            pipe.display(current_origin(), content)
+            pipe.display(_origin_of(content, origins), content)
 
         def clear_output(self, wait: bool = False) -> None:
-            """Output of many ranks is never cleared by one of them."""
+            """Take away what this rank has shown in its cell."""
+            for stream in pipe.streams.values():
+                stream.flush()
+            content: dict[str, Any] = {"data": {}, "metadata": {}, "display_id": None, "update": False}
+            content["clear"] = "wait" if wait else "now"
+            pipe.display(current_origin(), content)
 
     class Hook(DisplayHook):
         """Keeps the last value instead of printing it."""
@@ -248,7 +288,7 @@ def _make_shell(namespace: dict[str, Any], pipe: OutputPipe) -> Any:
             shell: Any = self.shell
             self.update_user_ns(result)
             data, _ = shell.display_formatter.format(result)
-            shell.last_bundle = encode_bundle(data) if data else None  # an object that has displayed itself has none
+            shell.last_bundle = _without_widgets(encode_bundle(data), pipe) if data else None  # an object that has displayed itself has none
             shell.last_value = result
             self.fill_exec_result(result)
 
@@ -352,6 +392,8 @@ def _make_shell(namespace: dict[str, Any], pipe: OutputPipe) -> Any:
     _adopt_as_current(Shell, shell)
     shell.set_hook("show_in_pager", _print_page, priority=0)
     _prepare_plots(shell)
+    _prepare_colours()
+    tqdm_bars.install(pipe)
     warnings.filterwarnings("ignore", "To exit: use")  # sys.exit() ends a cell, and that's all
     # All that a rank runs is a cell: what IPython puts in place for each one stays.
     shell.builtin_trap.__enter__()
@@ -403,3 +445,11 @@ def _prepare_plots(shell: Any) -> None:
     import os
 
     os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
+
+
+def _prepare_colours() -> None:
+    """Programs and rich colour what they print, as in a notebook, but don't move the cursor: other ranks print, too."""
+    import os
+
+    for name, value in (("TERM", "xterm-color"), ("FORCE_COLOR", "1"), ("CLICOLOR_FORCE", "1"), ("TTY_INTERACTIVE", "0")):
+        os.environ.setdefault(name, value)

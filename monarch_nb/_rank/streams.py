@@ -44,6 +44,7 @@ class OutputPipe:
         self._identity = {fd: _identity(kept) for fd, kept in self._kept.items()}
         self.streams: dict[str, RankStream] = {}
         """Our own, by name."""
+        self.has_told_of_widgets = False
 
     def begin(self, origin: int) -> None:
         """From now on, unmarked output belongs to cell `origin`; also after it has ended, for what comes late is its own."""

@@ -1,14 +1,15 @@
 """What one rank displays: a mimebundle, compared, shown as HTML or as text.
 
 A bundle is what IPython's display machinery made on the rank: MIME type to data. The richest type that a
-saved page can hold wins: HTML, SVG, then images; types that need a script or a live kernel (widgets,
-JavaScript) fall back to their text/plain. Text is escaped; `text/html` and SVG are the user's own and go in
-as they are.
+saved page can hold wins: HTML, SVG, then images. Others (Markdown, LaTeX, JSON, JavaScript, plots of plotly or vega) are the
+front end's own: a notebook gets them as outputs of their own (`is_native`), text shows what they say. Text is escaped;
+`text/html` and SVG are the user's own and go in as they are.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,12 @@ from monarch_nb.display import ansi
 from monarch_nb.display.template import Markup, render
 
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+NATIVE_TYPES = frozenset(
+    {"text/markdown", "text/latex", "application/json", "application/geo+json", "application/javascript", "application/pdf"}
+)
+"""What front ends draw by themselves; and all that programs have made types of their own for (`application/vnd...`), video and audio."""
+_READABLE = ("text/markdown", "text/latex", "application/javascript", "application/json")
+_OBJECT = re.compile(r"<[\w.]+ object>")
 MAX_RICH_CHARS = 8 << 20
 MAX_TEXT_CHARS = 20_000
 MAX_TEXT_LINES = 200
@@ -49,9 +56,27 @@ class Bundle:
                 return mime
         return None
 
+    @property
+    def is_native(self) -> bool:
+        """Whether the front end draws it better than a page of ours can."""
+        drawn = [mime for mime in self.data if mime in NATIVE_TYPES or mime.startswith(("application/vnd.", "video/", "audio/"))]
+        if self.rich_type == "text/html":
+            return any(mime.startswith("application/vnd.") for mime in drawn)
+        return bool(drawn)
+
+    def _plain(self) -> Any:
+        """Return the text; what it says, of something whose text only names its class."""
+        plain = self.data.get("text/plain")
+        if plain is None or (isinstance(plain, str) and _OBJECT.fullmatch(plain)):
+            for mime in _READABLE:
+                if mime in self.data:
+                    found = self.data[mime]
+                    return found if isinstance(found, str) else json.dumps(found, indent=1)
+        return plain
+
     def text(self) -> str:
         """Return the text/plain, capped; the names of the types where there is none."""
-        plain = self.data.get("text/plain")
+        plain = self._plain()
         text = ansi.strip(joined_text(plain)) if plain is not None else f"<{', '.join(sorted(self.data))}>"
         large = [
             mime

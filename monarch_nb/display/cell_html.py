@@ -48,6 +48,12 @@ def render(snapshot: Snapshot) -> str:
     return fill("cell.html", style=style_for(shown, "output.css"), body=Markup(shown))
 
 
+def label_bundle(label: str) -> dict[str, str]:
+    """Return what stands above an output that the front end draws: the ranks that it's from."""
+    shown = fill("caption.html", label=label)
+    return {"text/plain": f"{label}:", "text/html": fill("cell.html", style=style_for(shown, "output.css"), body=shown)}
+
+
 def _rows(snapshot: Snapshot) -> Markup:
     rows = [_row(row, snapshot.prefix) for row in snapshot.rows]
     rows += [_row(row, snapshot.prefix, " mno-partial") for row in snapshot.partial_rows]

@@ -13,11 +13,13 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from monarch_nb._shape.rank_set import name_ranks
 from monarch_nb.display import cell_html, cell_text
+from monarch_nb.display.bars import merge_bars
 from monarch_nb.display.bundle import Bundle
 from monarch_nb.display.errors import ErrorGroup, ErrorInfo, fold_errors
 from monarch_nb.display.fold import Fold, Row
@@ -27,6 +29,19 @@ from monarch_nb.display.progress import PROGRESS_AFTER_S, CellState
 PROGRESS_EVERY_S = 1.0
 
 _Key = TypeVar("_Key")
+
+
+MAX_NATIVES = 32
+"""How many outputs of their own a cell's displays may have in a notebook; more are shown as text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Native:
+    """What a notebook shows as an output of its own. `key` is the place: which display of a rank, which of those that differ by rank."""
+
+    key: str
+    label: str
+    bundle: Bundle
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +98,10 @@ class CellView:
                 ranks, prefix=self._prefix, by_rank=group == "rank", max_rows=max_rows, more_hint=more_hint
             )
         self._displays: dict[int, list[tuple[str | None, Bundle]]] = {rank: [] for rank in ranks}
+        self._bars: dict[int, dict[str, str]] = {}
+        """Progress bars by rank, in the order in which they came."""
+        self._to_clear: set[int] = set()
+        """Ranks whose output goes when they show something new."""
         self._results: dict[int, Bundle] = {}
         self._errors: list[ErrorInfo] = []
         self._done: dict[int, float] = {}
@@ -122,6 +141,7 @@ class CellView:
     def output(self, rank: int, stream: str, text: str) -> None:
         """Take a piece of what a rank printed."""
         with self._lock:
+            self._clear_before(rank)
             self._fold.feed(rank, stream, text)
             self._touch()
         self._tell()
@@ -137,6 +157,7 @@ class CellView:
         """Take what a rank displayed; with `update`, in place of what it displayed under this id."""
         bundle = Bundle.of(mimebundle, metadata)
         with self._lock:
+            self._clear_before(rank)
             shown = self._displays[rank]
             replaced = [place for place, (known, _) in enumerate(shown) if update and known == display_id]
             for place in replaced:
@@ -145,6 +166,45 @@ class CellView:
                 shown.append((display_id, bundle))
             self._touch()
         self._tell()
+
+    def bar(self, rank: int, key: str, text: str) -> None:
+        """Take how a progress bar of a rank looks now; empty: it has gone."""
+        with self._lock:
+            self._clear_before(rank)
+            bars = self._bars.setdefault(rank, {})
+            if text:
+                bars[key] = text
+            else:
+                bars.pop(key, None)
+            self._touch()
+        self._tell()
+
+    def _partial_rows(self) -> list[Row]:
+        """Return unfinished lines and bars as they look now: bars that say the same are one."""
+        num_levels = max(map(len, self._bars.values()), default=0)
+        bars = [
+            Row((rank,), "stdout", list(bars.values())[level])
+            for level in range(num_levels)
+            for rank, bars in sorted(self._bars.items())
+            if len(bars) > level
+        ]
+        return merge_bars([*self._fold.partial_rows(), *bars])
+
+    def clear(self, rank: int, *, wait: bool) -> None:
+        """Take away what a rank has shown so far; with `wait`, when it shows something new."""
+        with self._lock:
+            self._to_clear.add(rank)
+            if not wait:
+                self._clear_before(rank)
+            self._touch()
+        self._tell()
+
+    def _clear_before(self, rank: int) -> None:
+        if rank in self._to_clear:
+            self._to_clear.discard(rank)
+            self._fold.clear(rank)
+            self._displays[rank] = []
+            self._bars.pop(rank, None)
 
     def result(self, rank: int, bundle: Mapping[str, Any] | None) -> None:
         """Take the value of the last expression on a rank; None when it has none."""
@@ -214,23 +274,46 @@ class CellView:
             state = self._state()
             content = self._fold.num_rows or any(self._displays.values()) or self._results or self._errors
             return bool(
-                content or state.shows_progress or self._fold.partial_rows() or cell_text.timing(state)
+                content or state.shows_progress or self._partial_rows() or cell_text.timing(state)
             )
 
-    def snapshot(self) -> Snapshot:
-        """Return everything, folded."""
+    def natives(self) -> list[Native]:
+        """Return what a notebook shows as outputs of its own, equal ones of several ranks once."""
+        with self._lock:
+            return self._natives()
+
+    def _natives(self) -> list[Native]:
+        found: list[Native] = []
+        most = max(map(len, self._displays.values()), default=0)
+        places = [
+            (f"d{place}", {rank: shown[place][1] for rank, shown in self._displays.items() if len(shown) > place})
+            for place in range(most)
+        ]
+        for name, bundles in [*places, ("r", self._results)]:
+            native = {rank: bundle for rank, bundle in bundles.items() if bundle.is_native}
+            for number, (ranks, bundle) in enumerate(_by_value(native)):
+                found.append(Native(f"{name}-{number}", name_ranks(ranks) if self._prefix else "", bundle))
+                if len(found) == MAX_NATIVES:
+                    return found
+        return found
+
+    def snapshot(self, *, without: Collection[Bundle] = ()) -> Snapshot:
+        """Return everything, folded; without bundles that are shown elsewhere."""
         with self._lock:
             displays = {
-                rank: tuple(bundle for _, bundle in shown) for rank, shown in self._displays.items() if shown
+                rank: bundles
+                for rank, shown in self._displays.items()
+                if (bundles := tuple(bundle for _, bundle in shown if bundle not in without))
             }
+            results = {rank: bundle for rank, bundle in self._results.items() if bundle not in without}
             return Snapshot(
                 title=self._title,
                 key=self._key,
                 prefix=self._prefix,
-                rows=self._fold.rows(),
-                partial_rows=self._fold.partial_rows(),
+                rows=merge_bars(self._fold.rows()),
+                partial_rows=self._partial_rows(),
                 displays=_by_value(displays),
-                results=_by_value(self._results),
+                results=_by_value(results),
                 errors=fold_errors(self._errors),
                 state=self._state(),
             )
@@ -244,8 +327,8 @@ class CellView:
         return cell_html.render(self.snapshot())
 
     def mimebundle(self) -> dict[str, str]:
-        """Return text/plain and text/html of the same moment."""
-        snapshot = self.snapshot()
+        """Return text/plain and text/html of the same moment; `natives` come beside it."""
+        snapshot = self.snapshot(without={native.bundle for native in self.natives()})
         return {"text/plain": cell_text.render(snapshot), "text/html": cell_html.render(snapshot)}
 
     def drain(self) -> str:

@@ -165,6 +165,33 @@ class Fold:
         if tail:
             pieces.append(last_state(tail) + "\r" if tail.endswith("\r") else last_state(tail))
 
+    def clear(self, rank: int) -> None:
+        """Forget what a rank has printed."""
+        place = self._places.pop(rank, None)
+        if place is None:
+            return
+        del self._owners[place.bit]
+        for row in list(self._walk()):
+            if row.mask == place.bit:
+                self._remove(row)
+            else:
+                row.mask &= ~place.bit
+
+    def _remove(self, row: _Line) -> None:
+        """Take a row out that no rank has any more."""
+        equal = self._index[row.stream][row.text]
+        equal.remove(row)
+        if not equal:
+            del self._index[row.stream][row.text]
+        if row in self._touched:
+            self._touched.remove(row)
+        self._unlink(row)
+        self._num_rows -= 1
+        assert row.prev is not None
+        for place in self._places.values():
+            if place.anchor is row:
+                place.anchor = row.prev
+
     def say(self, text: str) -> None:
         """Add a line that no rank has printed."""
         row = _Line(self._last.label + _GAP, NOTE, text, 0)

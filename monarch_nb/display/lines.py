@@ -43,6 +43,18 @@ class Lines:
         if tail:
             self._partial[rank, stream] = tail
 
+    def clear(self, rank: int) -> None:
+        """Forget what a rank has printed."""
+        for rows in (self._rows, self._new):
+            kept = [row for row in rows if row.ranks != (rank,)]
+            if rows is self._rows:
+                self.num_rows -= len(rows) - len(kept)
+            else:
+                self._num_undrained -= len(rows) - len(kept)
+            rows.clear()
+            rows.extend(kept)
+        self._partial = {key: text for key, text in self._partial.items() if key[0] != rank}
+
     def say(self, text: str) -> None:
         """Add a line that no rank has printed."""
         self._add(Row((), NOTE, text))

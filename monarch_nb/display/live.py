@@ -24,13 +24,17 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Protocol, TextIO
 
+from monarch_nb.display.cell_html import label_bundle
+from monarch_nb.display.cell_view import Native
 from monarch_nb.display.progress import PROGRESS_AFTER_S, CellState, progress_text
 
 INTERVAL_S = 0.1
+_NOTHING = {"text/plain": "", "text/html": ""}
+_GONE = ("", "")
 BYTES_PER_S = 400_000
 LINGER_S = 5.0
 
@@ -46,6 +50,7 @@ class View(Protocol):
     def next_tick_s(self) -> float | None: ...
     def visible(self) -> bool: ...
     def mimebundle(self) -> dict[str, str]: ...
+    def natives(self) -> list[Native]: ...
     def drain(self) -> str: ...
     def closing_text(self) -> str: ...
 
@@ -65,6 +70,8 @@ class NotebookPublisher:
         self._context = contextvars.copy_context()
         self._shown = False
         self._version = -1
+        self._natives: dict[str, tuple[str, str]] = {}
+        """What is shown in outputs of their own: label and bundle, by place."""
 
     def publish(self, view: View, *, final: bool) -> int:
         """Display the view's mimebundle, or update the one displayed before."""
@@ -77,7 +84,36 @@ class NotebookPublisher:
         if self._shown or bundle["text/html"]:
             self._send(bundle)
             self._version = version
-        return sum(map(len, bundle.values()))
+        return sum(map(len, bundle.values())) + self._publish_natives(view.natives())
+
+    def _publish_natives(self, natives: list[Native]) -> int:
+        """Show what the front end itself draws, each below the ranks that it's from; return how many bytes that took."""
+        num_bytes = 0
+        for native in natives:
+            before = self._natives.get(native.key)
+            self._natives[native.key] = (native.label, native.bundle.key)
+            if native.label and (before is None or before[0] != native.label):
+                self._send_native(f"{native.key}-ranks", label_bundle(native.label), {}, known=before is not None)
+            if before is None or before[1] != native.bundle.key:
+                data = {**native.bundle.data, "text/plain": native.bundle.text()}
+                self._send_native(native.key, data, native.bundle.metadata, known=before is not None)
+                num_bytes += len(native.bundle.key)
+        for key in self._natives.keys() - {native.key for native in natives}:
+            if self._natives[key] != _GONE:
+                self._send_native(key, _NOTHING, {}, known=True)
+                if self._natives[key][0]:
+                    self._send_native(f"{key}-ranks", _NOTHING, {}, known=True)
+                self._natives[key] = _GONE
+        return num_bytes
+
+    def _send_native(self, key: str, data: Mapping[str, Any], metadata: Mapping[str, Any], *, known: bool) -> None:
+        from IPython.display import display, update_display
+
+        display_id = f"{self._display_id}-{key}"
+        if known:
+            update_display(dict(data), raw=True, metadata=dict(metadata), display_id=display_id)
+        else:
+            self._context.copy().run(display, dict(data), raw=True, metadata=dict(metadata), display_id=display_id)
 
     def _send(self, bundle: dict[str, Any]) -> None:
         from IPython.display import display, update_display

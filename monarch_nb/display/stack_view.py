@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from monarch_nb.display.cell_view import CellView
+from monarch_nb.display.cell_view import CellView, Native
 from monarch_nb.display.progress import CellState
 
 
@@ -67,6 +67,14 @@ class StackView:
             "text/plain": "\n".join(b["text/plain"] for b in bundles if b["text/plain"]),
             "text/html": "".join(b["text/html"] for b in bundles),
         }
+
+    def natives(self) -> list[Native]:
+        """Return what a notebook shows as outputs of its own."""
+        return [
+            Native(f"{position}-{native.key}", " ".join(filter(None, (view.title, native.label))), native.bundle)
+            for position, view in enumerate(self._views)
+            for native in view.natives()
+        ]
 
     def drain(self) -> str:
         """Return the lines completed since the last call, each view's after its title."""

@@ -25,7 +25,13 @@ class ViewWatcher:
         self._view.output(rank, stream, text)
 
     def display(self, rank: int, content: dict[str, Any]) -> None:
-        """A rank shows something rich."""
+        """A rank shows something rich, or takes away what it has shown."""
+        if content.get("clear"):
+            self._view.clear(rank, wait=content["clear"] == "wait")
+            return
+        if content.get("bar"):
+            self._view.bar(rank, content["bar"]["key"], content["bar"]["text"])
+            return
         self._view.display(
             rank, content["data"], content["metadata"], display_id=content["display_id"], update=content["update"]
         )

@@ -297,7 +297,8 @@ class LogLines:
 
     def display(self, rank: int, content: dict[str, Any]) -> None:
         """A rank has shown something rich: its text."""
-        self.text(rank, "stdout", str(content["data"].get("text/plain", "")) + "\n")
+        if content["data"]:
+            self.text(rank, "stdout", str(content["data"].get("text/plain", "")) + "\n")
 
     def ended(self, rank: int, ended: Mapping[str, Any]) -> None:
         """How cells end isn't in the logs."""

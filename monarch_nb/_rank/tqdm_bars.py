@@ -1,0 +1,108 @@
+"""tqdm on a rank: its bars go to the cell as bars, by name, instead of as text that moves a cursor.
+
+All of `tqdm`, `tqdm.auto` and `tqdm.notebook` become the plain class, whose `display` is sent; so nested bars don't write over each other, other ranks' bars join
+them (`display.bars`), and no widget is needed. A bar that stays when it's done ends as a line of text.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb._post.context import current_origin
+
+if TYPE_CHECKING:
+    from monarch_nb._rank.streams import OutputPipe
+
+
+def install(pipe: OutputPipe) -> None:
+    """Have tqdm show its bars this way, once it is imported, or now if it has been."""
+    patches: dict[str, Callable[[Any], None]] = {"tqdm.std": lambda module: _patch_bars(module.tqdm, pipe), "tqdm.notebook": _patch_notebook}
+    for name, patch in patches.items():
+        if name in sys.modules:
+            patch(sys.modules[name])
+    sys.meta_path.insert(0, _Finder(patches))
+
+
+class _Finder(MetaPathFinder):
+    """Finds the modules that are patched when they are imported."""
+
+    def __init__(self, patches: dict[str, Callable[[Any], None]]) -> None:
+        self._patches = patches
+
+    def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
+        patch = self._patches.get(fullname)
+        found = PathFinder.find_spec(fullname, path, target) if patch is not None else None
+        if found is not None and found.loader is not None and patch is not None:
+            found.loader = _PatchingLoader(found.loader, patch)
+        return found
+
+
+class _PatchingLoader(Loader):
+    def __init__(self, loader: Any, patch: Callable[[Any], None]) -> None:
+        self._loader = loader
+        self._patch = patch
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        found: ModuleType | None = self._loader.create_module(spec)
+        return found
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        self._patch(module)
+
+
+def _patch_notebook(module: Any) -> None:
+    """Bars made of widgets are plain ones here."""
+    from tqdm import std  # type: ignore[import-untyped]
+
+    module.tqdm = module.tqdm_notebook = std.tqdm
+    module.trange = module.tnrange = std.trange
+
+
+def _patch_bars(bars: Any, pipe: OutputPipe) -> None:
+    """Send what a bar displays, if it would write to the rank's own output."""
+    display, close, clear = bars.display, bars.close, bars.clear
+
+    def is_ours(bar: Any) -> bool:
+        return getattr(bar.fp, "_wrapped", bar.fp) in pipe.streams.values()
+
+    def send(bar: Any, text: str) -> None:
+        content = {"data": {}, "metadata": {}, "display_id": None, "update": False, "bar": {"key": f"{id(bar):x}", "text": text}}
+        pipe.display(current_origin(), content)
+
+    def display_bar(bar: Any, msg: str | None = None, pos: int | None = None) -> Any:
+        last = getattr(bar, "_last_shown", None)
+        if last is not None:  # it closes
+            last.append(str(bar) if msg is None else msg)
+        elif is_ours(bar):
+            send(bar, str(bar) if msg is None else msg)
+        else:
+            return display(bar, msg, pos)
+        return True
+
+    def close_bar(bar: Any) -> None:
+        if getattr(bar, "disable", True) or not is_ours(bar):
+            close(bar)
+            return
+        own, bar.fp, bar._last_shown = bar.fp, io.StringIO(), []
+        try:
+            close(bar)
+            send(bar, "")
+            for text in bar._last_shown:
+                if text:
+                    own.write(text + "\n")
+        finally:
+            bar.fp = own
+            del bar._last_shown
+
+    def clear_bar(bar: Any, nolock: bool = False) -> None:
+        if not is_ours(bar):
+            clear(bar, nolock)
+
+    bars.display, bars.close, bars.clear = display_bar, close_bar, clear_bar

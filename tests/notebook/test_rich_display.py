@@ -1,0 +1,124 @@
+"""What ranks display: drawn by the front end itself where that's its own, updated in place, cleared; bars of many ranks are one."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kernels import Gate, Notebook, RawKernel, shown
+
+
+@pytest.fixture(scope="module")
+def notebook() -> Iterator[Notebook]:
+    opened = Notebook()
+    opened.run("%load_ext monarch_nb")
+    assert "is ready" in opened.text(f"%mesh start rich{uuid.uuid4().hex[:6]} --gpus 3")
+    opened.run("%%mesh\nfrom IPython.display import *")
+    yield opened
+    assert "has ended" in opened.text("%mesh stop")
+    opened.close()
+
+
+@pytest.fixture
+def run(notebook: Notebook) -> Callable[[str], list[Any]]:
+    return lambda source: notebook.run(f"%%mesh\n{source}")
+
+
+@pytest.fixture
+def show(notebook: Notebook) -> Callable[[str], str]:
+    return lambda source: notebook.text(f"%%mesh\n{source}")
+
+
+@pytest.mark.parametrize(
+    ("source", "mime", "data", "text"),
+    [
+        ("Markdown('# Title')", "text/markdown", "# Title", "# Title"),
+        ("Latex('$x^2$')", "text/latex", "$x^2$", "$x^2$"),
+        ("Math('x^2')", "text/latex", "$\\displaystyle x^2$", "$\\displaystyle x^2$"),
+        ("JSON({'a': [1]})", "application/json", {"a": [1]}, '{\n "a": [\n  1\n ]\n}'),
+        ("Javascript('1')", "application/javascript", "1", "1"),
+        ("GeoJSON({'type': 'Point'})", "application/geo+json", {"type": "Point"}, "<IPython.display.GeoJSON object>"),
+    ],
+)
+def test_the_front_end_draws_what_is_its_own(run: Callable[[str], list[Any]], source: str, mime: str, data: Any, text: str) -> None:
+    for statement in (f"display({source})", source):  # shown, and as the value of the cell
+        label, output = run(statement)
+        assert label.data["text/plain"] == "ranks 0-2:" and "ranks 0-2" in label.data["text/html"]
+        assert output.data[mime] == data and output.data["text/plain"] == text
+
+
+@pytest.mark.parametrize("mime", ["application/vnd.plotly.v1+json", "application/vnd.vegalite.v5+json"])
+def test_plots_go_with_the_text_of_the_cell(run: Callable[[str], list[Any]], mime: str) -> None:
+    outputs = run(f"print('before')\ndisplay({{{mime!r}: {{'rank': rank // 2}}, 'text/html': '<p>', 'text/plain': 'plot'}}, raw=True)")
+    assert shown(outputs) == "[0-2] before\nranks 0-1:\nplot\nrank 2:\nplot"
+    assert [o.data[mime] for o in outputs if mime in o.data] == [{"rank": 0}, {"rank": 1}]
+
+
+def test_pages_and_images_stay_in_the_page(run: Callable[[str], list[Any]]) -> None:
+    (output,) = run("display(SVG('<svg xmlns=\"http://www.w3.org/2000/svg\"/>'))\nHTML('<b>bold</b>')")
+    assert "<svg" in output.data["text/html"] and "<b>bold</b>" in output.data["text/html"]
+
+
+def test_updates_stay_in_place_also_from_later_cells(notebook: Notebook, show: Callable[[str], str]) -> None:
+    assert show("handle = display('one', display_id='here')\nprint('between')\nhandle.update('two')") == "[0-2] between\n[0-2] 'two'"
+    assert show("md = display(Markdown(f'v1'), display_id=True)\nmd.update(Markdown('v2'))") == "ranks 0-2:\nv2"
+
+
+def test_an_update_of_a_later_cell_goes_to_the_first() -> None:
+    kernel = RawKernel()
+    kernel.run("%load_ext monarch_nb\n%mesh start updated --procs 2")
+    first = kernel.run("%%mesh\nfrom IPython.display import display, update_display\ndisplay('one', display_id='x')\nNone")
+    second = kernel.run("%%mesh\nupdate_display('two', display_id='x')\nprint('later')")
+    kernel.wait_for(first, "[0-1] 'two'")
+    assert kernel.text(second) == "[0-1] later"
+    kernel.run("%mesh stop updated")
+    kernel.close()
+
+
+def test_what_is_cleared_is_gone(show: Callable[[str], str]) -> None:
+    assert show("for i in range(5):\n    clear_output(wait=True)\n    print('step', i)\n    display(HTML(f'<i>{i}</i>'))").startswith("[0-2] step 4\n[0-2] <")
+    assert show("print('a')\nif rank == 1: clear_output()\nprint('b')") == "[0,2] a\n[0-2] b"
+    assert show("print('last')\nclear_output(wait=True)") == "[0-2] last"
+
+
+def test_rich_has_colours(run: Callable[[str], list[Any]]) -> None:
+    (output,) = run("import rich\nrich.print('[red]danger[/red]')")
+    assert output.data["text/plain"] == "[0-2] danger"
+    assert "ansi-red-fg" in output.data["text/html"]
+
+
+@pytest.mark.parametrize("module", ["tqdm", "tqdm.auto", "tqdm.notebook"])
+def test_bars_of_all_ranks_are_one(show: Callable[[str], str], module: str) -> None:
+    text = show(
+        f"from {module} import tqdm\nfor epoch in tqdm(range(3), desc='epochs'):\n"
+        "    for _ in tqdm(range(4), leave=False): pass\nprint('done')"
+    )
+    bar, done = (line for line in text.splitlines() if not line.startswith("time: "))
+    assert bar.startswith("[0-2] epochs: 100%|██████████| 3/3 [")
+    assert done == "[0-2] done"
+
+
+def test_a_bar_is_live_while_ranks_are_at_different_places(tmp_path: Path) -> None:
+    kernel = RawKernel()
+    kernel.run("%load_ext monarch_nb\n%mesh start bars --procs 2")
+    gate = Gate(tmp_path / "gate")
+    wait = gate.source.replace("\n", "\n        ")
+    cell = kernel.start(
+        "%%mesh\nfrom tqdm.notebook import tqdm\nfor i in tqdm(range(10), mininterval=0, desc='steps'):\n"
+        f"    if i == 2 + 3 * rank:\n        {wait}"
+    )
+    kernel.wait_for(cell, "[0-1] steps:  20%|██        | 2-5/10 [")
+    gate.open()
+    kernel.finish(cell)
+    assert "[0-1] steps: 100%|██████████| 10/10 [" in kernel.text(cell)
+    kernel.run("%mesh stop bars")
+    kernel.close()
+
+
+def test_widgets_say_once_what_they_cannot_do(show: Callable[[str], str]) -> None:
+    first = show("import ipywidgets\ndisplay(ipywidgets.IntSlider())\nipywidgets.Button()")
+    assert first.count("ipywidgets can't be used on a rank") == 1 and "[0-2] IntSlider(value=0)" in first
+    assert show("ipywidgets.IntSlider()") == "[0-2] IntSlider(value=0)"
