@@ -3,6 +3,7 @@
     MeshError
      ├── DeviceMeshError        what was done on a mesh has failed: what a recovery loop catches
      │    ├── ActorError        an endpoint, function or cell raised, on some ranks
+     │    │    └── UnknownVariable  (NameError) ranks have no variable of that name
      │    └── SupervisionError  something used is dead: a rank, an actor, a mesh
      │         └── MeshFailure  what happened to it, as a value and as an exception
      ├── RankTimeout            (TimeoutError) an answer didn't come in time; the mesh is unharmed
@@ -10,6 +11,7 @@
      ├── MeshStartError         a host process or rank didn't start
      ├── MeshNotFound           (LookupError) no mesh of that name
      ├── MeshUsageError         (ValueError) a magic that was typed wrongly, a cell that isn't Python, an argument that can't be
+     ├── WrongArguments         (TypeError) a call or a spawn with other arguments than it takes
      ├── RDMAError              bytes could not be moved; the memory they were for may have part of them
      │    ├── BufferGone        the buffer was dropped, or its owner has ended or is another process by now
      │    ├── PathFailed        the path broke while it was used: says how, and the likely cause
@@ -21,13 +23,14 @@ Ranks in messages are positions in the mesh (or slice) that was called.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 from monarch_nb._shape.rank_set import RankSetError, name_ranks
 from monarch_nb._wire.codec import CannotPickle
+from monarch_nb.folding import fold
+from monarch_nb.tracebacks import ShowsItself
 
 __all__ = [
     "ActorError",
@@ -46,34 +49,13 @@ __all__ = [
     "RankTimeout",
     "SupervisionError",
     "TransferTimeout",
+    "UnknownVariable",
+    "WrongArguments",
 ]
 
 
-_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-
-
-def _place(filename: str) -> str:
-    """Return a file as people know it: cells have a made-up name."""
-    return "a cell of this notebook" if "ipykernel_" in filename or filename.startswith("<") else filename
-
-
-def _rendered(error: BaseException) -> list[str]:
-    """Return what a notebook shows: what happened, and the reader's own lines that led there."""
-    import traceback
-
-    frames = [
-        f"  {_place(f.filename)}, line {f.lineno}, in {f.name}\n    {f.line}"
-        for f in traceback.extract_tb(error.__traceback__)
-        if _PACKAGE not in f.filename and f"{os.sep}IPython{os.sep}" not in f.filename
-    ]
-    return "\n".join([f"{type(error).__name__}: {error}", *(["called from:"] if frames else []), *frames]).split("\n")
-
-
-class MeshError(Exception):
-    """Base of all errors of a mesh. A notebook shows them without frames of this package: they'd tell the reader nothing."""
-
-    def _render_traceback_(self) -> list[str]:
-        return _rendered(self)
+class MeshError(ShowsItself, Exception):
+    """Base of all errors of a mesh."""
 
 
 class MeshStartError(MeshError, RuntimeError):
@@ -98,6 +80,12 @@ class MeshNotFound(MeshError, LookupError):
 
 class MeshUsageError(MeshError, ValueError):
     """Something that was typed wrongly; nothing has been sent."""
+
+
+class WrongArguments(MeshError, TypeError):
+    """A call or a spawn with other arguments than it takes, or of what can't be called that way; nothing has been sent."""
+
+    _shown_as = "TypeError"
 
 
 class RDMAError(MeshError):
@@ -146,12 +134,28 @@ class RankFailure:
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def headline(self) -> str:
-        """Return one line: ranks, type, message."""
+        """Return ranks, type and message."""
         mark = " (first)" if self.first else ""
-        return f"{name_ranks(self.ranks)}{mark}: {self.type}: {self.message}"
+        return f"{name_ranks(self.ranks)}{mark}: {self.type}" + (f": {self.message}" if self.message else "")
 
     def __str__(self) -> str:
         return "\n".join(part for part in (self.headline(), self.traceback.rstrip()) if part)
+
+
+def fold_alike(failures: Sequence[RankFailure]) -> list[RankFailure]:
+    """Return failures that differ only in numbers as one, for people to read: its texts have the values of all.
+
+    >>> print(*fold_alike([RankFailure((r,), "ValueError", f"rank {r} broken") for r in range(4)]))
+    ranks 0-3: ValueError: rank {0-3} broken
+    """
+    groups = fold((f.type, f.ranks, (f.message, f.traceback)) for f in failures)
+    return [
+        replace(
+            failures[group.members[0]], ranks=group.ranks, message=group.texts[0], traceback=group.texts[1],
+            first=len(groups) > 1 and any(failures[i].first for i in group.members),
+        )
+        for group in groups
+    ]  # fmt: skip
 
 
 class DeviceMeshError(MeshError):
@@ -162,12 +166,16 @@ class DeviceMeshError(MeshError):
         results: the values of the ranks that succeeded, by rank.
         num_unfinished: how many ranks had not finished.
 
+    Its text has failures that differ only in numbers once, with the values listed (see `folding`).
+
     Example:
         >>> try:                                         # doctest: +SKIP
         ...     trainer.step.call(batch).get()
         ... except DeviceMeshError:
         ...     mesh = monarch_nb.heal_mesh(mesh)
     """
+
+    _is_brief = False
 
     def __init__(
         self,
@@ -202,11 +210,22 @@ class DeviceMeshError(MeshError):
         return by_itself.get(str(ends[0].get("policy")), f"the other ranks go on; %mesh heal (or mesh.heal()) puts {'them' if many else 'it'} back")
 
     def __str__(self) -> str:
+        if self._is_brief:
+            return self.message
         advice = self.advice()
-        return "\n".join([self.message, *map(str, self.failures), *([advice] if advice else [])])
+        return "\n".join([self.message, *map(self._block, fold_alike(self.failures)), *([advice] if advice else [])])
+
+    def _block(self, failure: RankFailure) -> str:
+        said = failure.traceback and f"{failure.type}: {failure.message}" in self.message
+        return failure.traceback.rstrip() if said else str(failure)
+
+    def briefly(self) -> Self:
+        """Return this error with a text of one line: what has happened was told in full before. The failures have all of it."""
+        self._is_brief = True
+        return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.message, self.failures, self.results, self.num_unfinished)
+        return type(self), (self.message, self.failures, self.results, self.num_unfinished), {"_is_brief": self._is_brief}
 
 
 class ActorError(DeviceMeshError):
@@ -224,6 +243,29 @@ class ActorError(DeviceMeshError):
         ... except ActorError as error:
         ...     print(error.ranks, error.exception)  # doctest: +SKIP
     """
+
+
+class UnknownVariable(ActorError, NameError):
+    """A variable that isn't defined on ranks; says on which, and what may have been meant."""
+
+    _shown_as = "NameError"
+
+
+class NotDefinedHere(NameError):
+    """On a rank: variables that aren't defined.
+
+    Attributes:
+        names: those.
+        near: names that are, and are like them.
+        held: some that are.
+    """
+
+    def __init__(self, names: Sequence[str], near: Sequence[str], held: Sequence[str]) -> None:
+        super().__init__(f"name{'s' * (len(names) > 1)} {', '.join(map(repr, names))} {'is' if len(names) == 1 else 'are'} not defined")
+        self.names, self.near, self.held = tuple(names), tuple(near), tuple(held)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.names, self.near, self.held)
 
 
 class SupervisionError(DeviceMeshError):

@@ -70,6 +70,7 @@ class NotebookHooks:
         # The same for all sessions of this program: a cell may call actors of several meshes.
         self.origin = client_origin(PROGRAM_NUMBER, self._shell.execution_count)
         call_context.set(CallContext(self.origin))
+        self._session.reports.begin_cell()
         if self._session.output is not None:
             self._session.output.default.remember(self.origin, contextvars.copy_context())
 

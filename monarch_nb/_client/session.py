@@ -22,6 +22,7 @@ from monarch_nb._client.feed import Feed
 from monarch_nb._client.launch import Connection
 from monarch_nb._client.notebook import PROGRAM_NUMBER, NotebookHooks
 from monarch_nb._client.output import OutputHub
+from monarch_nb._client.reports import Reports
 from monarch_nb._client.state import StatusFeed
 from monarch_nb._client.waiting import Bell
 from monarch_nb._post import here
@@ -32,6 +33,7 @@ from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.codec import Encoded
 from monarch_nb.exceptions import MeshError, MeshStartError, RankTimeout
+from monarch_nb.tracebacks import hide_in_scripts
 
 _by_office: dict[int, Session] = {}
 
@@ -67,6 +69,8 @@ class Session:
         """Actor meshes of this program, by actor id: where news of a failure goes."""
         self.fault_handlers: dict[str, Callable[[Any], None]] = {}
         """What this program does about a death, by group."""
+        self.reports = Reports(self)
+        office.on_dropped = self.reports.dropped
         self.proc_meshes: weakref.WeakSet[Any] = weakref.WeakSet()
         """Handles on processes that take on new sizes."""
 
@@ -108,6 +112,7 @@ class Session:
         session.output.learn_groups(answer["groups"])
         atexit.register(session.close)
         session.notebook = NotebookHooks.install(session) if listens else None
+        hide_in_scripts()
         if session.notebook is None and connection.name:
             office.calls = {}  # a script's calls are journalled when it leaves
         return session
@@ -177,7 +182,7 @@ class Session:
         if name == "groups" and self.output is not None:
             self.output.learn_groups(fields["groups"])
         elif name == "actor_failed":
-            _on_actor_failure(self, fields["actor_id"], fields["failure"])
+            self.reports.actor_failed(fields["actor_id"], fields["failure"])
         elif name == "exit":
             for end in fields["ends"]:
                 self._on_end(end)
@@ -195,6 +200,8 @@ class Session:
         if end["stopped"] or end.get("restarted") or self.observes:
             return
         failure = MeshFailure.from_end(end)
+        if not end["heard"]:
+            self.office.told_ends.add(end["proc"])
         handler = self.fault_handlers.get(end["group"])
         if handler is not None:  # it may wait for answers, and this is the thread that reads them
             threading.Thread(target=handler, args=(failure,), name="monarch-nb-fault", daemon=True).start()
@@ -218,7 +225,7 @@ class Session:
         for actor_id in actor_ids:
             mesh = self.meshes.get(actor_id)
             if mesh is not None:
-                mesh._state.failure = None
+                mesh._state.heal()
 
     # --- the end
 
@@ -234,6 +241,9 @@ class Session:
             if self.notebook is None:
                 self.note_calls(_program(), self._began)
             self.office.post(address.HOME, wire.CONTROL, name=b"shut_down" if self.private else b"goodbye")
+        with suppress(Exception):
+            self.office.drop_unread()
+            self.reports.flush()
         self.office.close(500)
         _by_office.pop(id(self.office), None)
 
@@ -289,17 +299,6 @@ def _private() -> Session:
     here.set_office(session.office)
     here.set_whereabouts(rank="client", host=os.uname().nodename, pid=os.getpid())
     return session
-
-
-def _on_actor_failure(session: Session, actor_id: int, failure: dict[str, Any]) -> None:
-    """Mark the mesh that an actor belongs to, and tell the program's hook."""
-    from monarch_nb.actor.supervision import MeshFailure, call_fault_hook
-
-    found = MeshFailure.from_failure(failure)
-    mesh = session.meshes.get(actor_id)
-    if mesh is not None:
-        mesh._break(found)
-    call_fault_hook(found)
 
 
 def _show_notice(what: Any) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from monarch_nb._wire import codec
 from monarch_nb._wire.codec import Encoded
+from monarch_nb.tracebacks import format_error, shown_frames
 
 _OWN_CODE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TRACE: Any = BaseException.__dict__["__traceback__"]
@@ -97,11 +98,11 @@ def set_trace(error: BaseException, trace: TracebackType | None) -> None:
 
 
 def traceback_of(error: BaseException) -> str:
-    """Return the traceback as text, without our own frames; cut if it's long."""
+    """Return the traceback as text, without our own frames; empty if that leaves none; cut if it's long."""
     whole = trace_of(error)
-    trace, num_hidden = shortened(strip_machinery(whole) or whole)
+    trace, num_hidden = shortened(shown_frames(whole))
     try:
-        text = "".join(traceback.format_exception(type(error), error, trace))
+        text = format_error(error, trace)
     except BaseException:  # of its causes or notes; the places are still good
         text = "".join(traceback.format_tb(trace)) + f"{class_name(error)}: {message_of(error)}\n"
     finally:

@@ -15,7 +15,7 @@ from typing import Any
 import zmq
 
 from monarch_nb._post.context import call_context
-from monarch_nb._post.pending import Body, CallTimes, Exit, OneReply, Pending
+from monarch_nb._post.pending import Body, CallTimes, Exit, OneReply, Pending, Unread
 from monarch_nb._post.reader import OfficeClosed, Reader
 from monarch_nb._wire import address, segment
 from monarch_nb._wire import message as wire
@@ -85,6 +85,12 @@ class Office:
         self.on_output: Callable[[Message], None] = lambda _message: None
         self.on_unheard: Callable[[Exit], None] = lambda _end: None
         """Takes the end of a process that somebody was to be told of, whose answer then came after all."""
+        self.on_dropped: Callable[[Pending, str], None] | None = None
+        """Takes calls that have failed and whose answer nobody can ask for any more; what was called, if that's known."""
+        self.unread: dict[int, Unread] = {}
+        """Calls that have failed, and whose answer hasn't been read, by the identity of the pending."""
+        self.told_ends: set[int] = set()
+        """Processes of whose end this program was told, by an exception or by its hook."""
         self.on_close: list[Callable[[], None]] = []
         """Called when this process leaves the mesh, while it can still send."""
         self.num_sent = 0
@@ -208,6 +214,11 @@ class Office:
             if end is not None:
                 pending.lost(proc, end)
 
+    def drop_unread(self) -> None:
+        """This program leaves the mesh: what wasn't read won't be."""
+        for unread in list(self.unread.values()):
+            unread.drop()
+
     def forget(self, ref: int) -> None:
         """Drop the pending registered under `ref`."""
         self._pending.pop(ref, None)
@@ -281,6 +292,7 @@ class Office:
         elif name == "revived":
             for proc in fields["procs"]:
                 self.ends.pop(proc, None)
+                self.told_ends.discard(proc)
         for hook in self.event_hooks:
             hook(name, fields)
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from monarch_nb._wire import codec, segment
 from monarch_nb._wire.message import BULK, EMPTY, ENTRY, ERROR, Message
@@ -113,6 +114,28 @@ class CallTimes(CallTime):
         return self.each[-1]
 
 
+class Unread(weakref.ref[Any]):
+    """Whoever could ask for the answer of a call that has failed. If it goes without having asked, `on_dropped` of the office is told."""
+
+    __slots__ = ("pending", "what")
+
+    pending: Pending
+    what: str
+
+    @classmethod
+    def of(cls, asker: Any, pending: Pending) -> Self:
+        """Take note that `asker` has an error to read."""
+        found = cls(asker, cls.drop)
+        found.pending, found.what = pending, getattr(asker, "_what", "")
+        return found
+
+    def drop(self) -> None:
+        """The answer won't be read any more."""
+        office = self.pending.office
+        if office.unread.pop(id(self.pending), None) is not None and office.on_dropped is not None:
+            office.on_dropped(self.pending, self.what)
+
+
 class Pending:
     """Base of all that waits. State is changed by the reading thread only, or under the office's care."""
 
@@ -149,6 +172,16 @@ class Pending:
     def hears_of(self, end: Exit) -> bool:
         """Say whether whoever waits here will be told of a process' end by it."""
         return end["proc"] in self.at_work() and (self.asker is None or self.asker() is not None)
+
+    def failed_on(self) -> None:
+        """An answer is an error: somebody should read it. Called at every error, and never else, so that good answers cost nothing."""
+        if self.asker is None or self.office.on_dropped is None or id(self) in self.office.unread:
+            return
+        asker = self.asker()
+        if asker is not None:
+            self.office.unread[id(self)] = Unread.of(asker, self)
+        else:
+            self.office.on_dropped(self, "")
 
     def at_work(self) -> tuple[int, ...]:
         """Return the procs that still owe an answer."""
@@ -216,6 +249,8 @@ class OneReply(Pending):
             self.times.note(slot, time.perf_counter() - self.started, failed=bool(body.flags & ERROR))
         self.slot = slot
         self.body = body
+        if body.flags & ERROR:
+            self.failed_on()
         if self.end is not None:  # its last answer overtook the news of its end: that has nobody to tell now
             self.office.on_unheard(self.end)
             self.end = None
@@ -226,6 +261,7 @@ class OneReply(Pending):
         if proc not in self.procs or self.ready:
             return None
         self.end = end
+        self.failed_on()
         self.limit(LOST_GRACE_S)
         return self
 
@@ -259,6 +295,7 @@ class Gather(Pending):
         self.num_left -= 1
         if body.flags & ERROR:
             self.failed.append(slot)
+            self.failed_on()
             self.limit(ERROR_GRACE_S)
         elif self.num_left:
             return None
@@ -273,6 +310,7 @@ class Gather(Pending):
             if slot not in self.ends:
                 self.ends[slot] = end
                 self.failed.append(slot)
+                self.failed_on()
                 self.limit(LOST_GRACE_S)
         return self if self.ends else None  # awake, it sets its alarm anew
 

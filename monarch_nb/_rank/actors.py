@@ -469,12 +469,11 @@ class ActorRunner:
         self._keep(error)
         answers = message.ref and not message.flags & wire.KEEP
         fatal = not isinstance(error, Exception | KeyboardInterrupt) or not answers
-        if answers:
-            self._reply_failure(message, describe(error, **self._where(endpoint)))
-        if not fatal:
-            self._count(message, failed=True)
+        if fatal:
+            self._fail(error, message if answers else None, endpoint)
         else:
-            self._fail(error, None, endpoint)
+            self._reply_failure(message, describe(error, **self._where(endpoint)))
+            self._count(message, failed=True)
         self.host.office.settle()
 
     def _keep(self, error: BaseException) -> None:
@@ -491,12 +490,12 @@ class ActorRunner:
             message.src, wire.REPLY, body, flags=wire.ERROR, slot=message.slot, ref=message.ref
         )
 
-    def _fail(self, error: BaseException, spawn: Message | None, endpoint: str) -> None:
-        """The actor has failed: it takes no more work, and its owner hears."""
-        self.failure = describe(error, **self._where(endpoint))
+    def _fail(self, error: BaseException, asked: Message | None, endpoint: str) -> None:
+        """The actor has failed: it takes no more work; who has asked for what has failed hears, and its owner."""
+        self.failure = describe(error, **self._where(endpoint), actor_id=self.actor_id)
         self._ended_with = error
-        if spawn is not None and spawn.ref:
-            self._reply_failure(spawn, self.failure)
+        if asked is not None and asked.ref:
+            self._reply_failure(asked, self.failure)
         self.host.report_failure(self.creator, self.actor_id, self.failure)
 
     def _refuse(self, message: Message) -> None:

@@ -60,7 +60,7 @@ class CellShell:
         shell.execution_count = number
         shell.last_bundle = None
         shell.last_traceback = ""
-        shell.num_hidden = 0
+        shell.num_hidden, shell.raised_at = 0, 0.0
         codes = None if _is_automagic(shell, source) else _plain_python(shell, source, number)
         if codes is None:
             result = shell.run_cell(source, store_history=False)
@@ -72,7 +72,9 @@ class CellShell:
             return {"status": "ok", "value": shell.last_bundle}, value
         self._keep(error, number)
         traceback = traceback_text(shell.last_traceback, error, shell.num_hidden) if shell.last_traceback else ""
-        return {"value": shell.last_bundle, **describe_cell_error(error, traceback)}, value
+        ended = describe_cell_error(error, traceback)
+        ended["when"] = shell.raised_at or ended["when"]
+        return {"value": shell.last_bundle, **ended}, value
 
     def _keep(self, error: BaseException, number: int) -> None:
         """Keep an error for the debugger; stop there, if that's wanted."""
@@ -315,6 +317,8 @@ def _make_shell(namespace: dict[str, Any], pipe: OutputPipe) -> Any:
         last_bundle: dict[str, Any] | None = None
         last_value: Any = None
         last_traceback = ""
+        raised_at = 0.0
+        """When the cell has raised: the first traceback of a rank takes a second to render, and which rank was first is told."""
         num_hidden = 0
         """Frames that aren't in the traceback."""
         format_errors: list[Any] | None = None
@@ -337,6 +341,7 @@ def _make_shell(namespace: dict[str, Any], pipe: OutputPipe) -> Any:
             if self.format_errors is not None:
                 self.format_errors.append(error)
                 return
+            self.raised_at = time.time()
             if error is None:
                 return
             sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace_of(error)

@@ -6,13 +6,16 @@ import hashlib
 import pickle
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from monarch_nb._post.failure import class_name, message_of
+from monarch_nb.exceptions import NotDefinedHere
 
 MAX_TEXT = 60
 MAX_LEAVES = 100_000
+MAX_NEAR = 3
+MAX_HELD = 20
 LARGE_BYTES = 256 << 20
 """Of what is larger, the overview compares the norm only; `diff` compares all."""
 _DIGEST_BYTES = 8
@@ -20,6 +23,15 @@ _GIVEN = frozenset({
     "rank", "world_size", "local_rank", "point", "mesh", "device", "In", "Out", "get_ipython", "exit", "quit", "open",
 })  # fmt: skip
 """What every rank's namespace has from the start."""
+
+
+def not_defined(names: Sequence[str], namespace: Mapping[str, Any]) -> NotDefinedHere:
+    """Return the error for variables that aren't there."""
+    import difflib
+
+    held = user_names(namespace)
+    near = [found for name in names for found in difflib.get_close_matches(name, held, MAX_NEAR)]
+    return NotDefinedHere(names, near, held[:MAX_HELD])
 
 
 def user_names(namespace: Mapping[str, Any]) -> list[str]:

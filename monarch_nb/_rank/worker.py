@@ -384,7 +384,7 @@ class Worker:
         """
         missing = [n for n in names if n not in self.namespace]
         if missing:
-            raise NameError(f"name {', '.join(map(repr, missing))} is not defined on rank {self.rank.rank}")
+            raise variables.not_defined(missing, self.namespace)
         return {n: self.namespace[n] for n in names}
 
     def work_vars(self, message: Message) -> list[dict[str, Any]]:
@@ -408,7 +408,7 @@ class Worker:
         """Return a variable, or an attribute of one: `model.fc`."""
         first, *rest = name.split(".")
         if first not in self.namespace:
-            raise NameError(f"name {first!r} is not defined on rank {self.rank.rank}")
+            raise variables.not_defined([first], self.namespace)
         value = self.namespace[first]
         for attribute in rest:
             value = getattr(value, attribute)

@@ -16,9 +16,10 @@ from collections.abc import Iterable
 
 from monarch_nb._shape.extent import Extent
 from monarch_nb._shape.shape import Shape
+from monarch_nb.tracebacks import ShowsItself
 
 
-class RankSetError(ValueError):
+class RankSetError(ShowsItself, ValueError):
     """A set of ranks that can't be read or doesn't fit the mesh."""
 
 

@@ -26,6 +26,7 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from monarch_nb._wire.segment import MIN_BYTES
+from monarch_nb.tracebacks import ShowsItself
 
 _ATOMS: Final = frozenset({type(None), bool, int, float, str, bytes})
 _SOURCED: Final = b"\x01"
@@ -41,7 +42,7 @@ class Encoded(NamedTuple):
     buffers: Sequence[memoryview] = ()
 
 
-class CannotPickle(TypeError):
+class CannotPickle(ShowsItself, TypeError):
     """A value that can't be sent, named by the path that leads to the culprit."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import secrets
-from collections.abc import Generator
+from collections.abc import Generator, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from monarch_nb._client import session as sessions
@@ -20,7 +20,8 @@ from monarch_nb.actor.endpoint import Endpoint, EndpointProperty, signature_of
 from monarch_nb.actor.future import Future
 from monarch_nb.actor.outcome import value_mesh
 from monarch_nb.actor.supervision import MeshFailure
-from monarch_nb.exceptions import SupervisionError
+from monarch_nb.exceptions import SupervisionError, WrongArguments
+from monarch_nb.folding import split
 
 if TYPE_CHECKING:
     from monarch_nb.actor.proc_mesh import ProcMesh
@@ -57,12 +58,45 @@ class Actor:
 
 
 class MeshState:
-    """What all handles on one spawn share in this process."""
+    """What all handles on one spawn share in this process.
 
-    __slots__ = ("failure",)
+    Attributes:
+        failure: what the actors have failed of, if they have.
+    """
+
+    __slots__ = ("_told", "described", "failure")
 
     def __init__(self) -> None:
         self.failure: MeshFailure | None = None
+        self.described: list[Mapping[str, Any]] = []
+        self._told: set[Hashable] = set()
+
+    def fail(self, described: Mapping[str, Any]) -> None:
+        """Take note that an actor has failed for good."""
+        self.described.append(described)
+        self.failure = MeshFailure.from_failures(self.described)
+
+    def tell(self, described: Sequence[Mapping[str, Any]], whom: str = "reader") -> list[Mapping[str, Any]]:
+        """Return the failures of which nothing alike has been told yet. They're told now, with their tracebacks: once to the reader, be it
+        by an exception or by what's written to stderr; and once to a fault hook of the program's own.
+        """
+        kinds = [(whom, f["type"], split(f["message"])[0], split(f["traceback"])[0]) for f in described]
+        news = [f for f, kind in zip(described, kinds, strict=True) if kind not in self._told]
+        self._told.update(kinds)
+        return news
+
+    def heal(self) -> None:
+        """The actors have been made again."""
+        self.failure = None
+        self.described.clear()
+        self._told.clear()
+
+    def text(self, what: str, described: Sequence[Mapping[str, Any]] = ()) -> str:
+        """Return in a line why `what` can't be called; `described`: what is known of it, if no news have come yet."""
+        failure = self.failure or MeshFailure.from_failures(described)
+        if any(f.details.get("endpoint") == "__init__" for f in failure.failures):
+            return f"{what}: {failure.message}. Next: spawn it again, or %mesh heal (mesh.heal())"
+        return f"{what}: the actor mesh {failure.mesh!r} is dead: {failure.message}"
 
 
 class Load:
@@ -268,11 +302,10 @@ class ActorMesh(MeshTrait, Generic[T]):
         self._state.failure = failure
 
     def _raise_broken(self, what: str) -> None:
-        failure = self._state.failure
+        state, failure = self._state, self._state.failure
         assert failure is not None
-        raise SupervisionError(
-            f"{what}: the actor mesh {self._name!r} is dead: {failure.message}", failure.failures
-        )
+        error = SupervisionError(state.text(what), failure.failures)
+        raise error if state.tell(state.described) else error.briefly()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickle, (self._class, self._name, self._actor_id, self._all_procs, self._own_shape)
@@ -302,7 +335,7 @@ def spawn_actors(
 ) -> ActorMesh[T]:
     """Spawn one actor of class `cls` on each proc of a mesh."""
     if not inspect.isclass(cls) or not issubclass(cls, Actor):
-        raise TypeError(f"spawn takes a subclass of Actor, not {cls!r}")
+        raise WrongArguments(f"spawn takes a subclass of Actor, not {cls!r}")
     _check_constructor(cls, args, kwargs)
     procs = proc_mesh._procs
     shape = Shape.full(proc_mesh.extent)
@@ -315,7 +348,7 @@ def _check_constructor(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any])
     try:
         inspect.signature(cls).bind(*args, **kwargs)
     except TypeError as error:
-        raise TypeError(
+        raise WrongArguments(
             f"{cls.__name__}{inspect.signature(cls)} was spawned with other arguments: {error}"
         ) from None
     except ValueError:
@@ -330,7 +363,7 @@ class NotAnEndpoint:
         self._name = name
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        raise TypeError(
+        raise WrongArguments(
             f"{self._mesh._class.__name__}.{self._name} is no endpoint: decorate it with @endpoint, "
             f"or use as_endpoint(mesh.{self._name}).call(...)"
         )

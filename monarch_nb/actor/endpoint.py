@@ -26,6 +26,7 @@ from monarch_nb._wire.codec import CannotPickle, Encoded
 from monarch_nb._wire.segment import MIN_BYTES
 from monarch_nb.actor.future import Future
 from monarch_nb.actor.outcome import one_value, value_mesh
+from monarch_nb.exceptions import MeshUsageError, WrongArguments
 
 if TYPE_CHECKING:
     from monarch_nb.actor.actor_mesh import ActorMesh
@@ -170,7 +171,7 @@ class Endpoint(Generic[P, R]):
             ValueError: if the mesh has several actors; slice it first.
         """
         if len(self._receivers) != 1:
-            raise ValueError(
+            raise MeshUsageError(
                 f"{self._what}.call_one needs a mesh of one actor; this one has {len(self._receivers)} "
                 f"({self._mesh.extent}). Slice it first, as in .slice({self._mesh._example()}), or use .call"
             )
@@ -244,7 +245,7 @@ class Endpoint(Generic[P, R]):
         """
         entries = list(arguments)
         if len(entries) != len(self._receivers):
-            raise ValueError(
+            raise MeshUsageError(
                 f"{self._what}.scatter got {len(entries)} entries for {len(self._receivers)} actors ({self._mesh.extent})"
             )
         office = self._ready_office()
@@ -344,7 +345,7 @@ class Endpoint(Generic[P, R]):
         try:
             self._signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise TypeError(
+            raise WrongArguments(
                 f"{self._what}{self._signature} was called with other arguments: {error}"
             ) from None
 
@@ -361,7 +362,7 @@ class Endpoint(Generic[P, R]):
         return error
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        raise TypeError(
+        raise WrongArguments(
             f"{self._what} is called through an adverb: .call(...), .call_one(...), .choose(...), .stream(...) or "
             ".broadcast(...)"
         )

@@ -87,6 +87,7 @@ class Future(Generic[T]):
             self._value = finish(self._pending)
         except BaseException as error:
             self._error = error
+            self._pending.office.unread.pop(id(self._pending), None)  # it's read
         self._finish = None
 
     def result(self, timeout: float | None = None) -> T:
@@ -131,7 +132,9 @@ class Future(Generic[T]):
 
     def then(self, function: Callable[[T], U]) -> Future[U]:
         """Return a future of `function` of the value; it's called when that is asked for."""
-        return Future(self._pending, lambda _pending: function(self.get()), self._what)
+        other = Future(self._pending, lambda _pending: function(self.get()), self._what)
+        self._pending.asker = weakref.ref(self)  # which the other one keeps, so that either may be dropped
+        return other
 
     def to_concurrent(self) -> concurrent.futures.Future[T]:
         """Return a `concurrent.futures.Future` for code that wants one."""

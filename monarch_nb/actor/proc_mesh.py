@@ -19,7 +19,7 @@ from monarch_nb._wire import message as wire
 from monarch_nb.actor.actor_mesh import spawn_actors
 from monarch_nb.actor.future import Future
 from monarch_nb.actor.heal import HealReport
-from monarch_nb.actor.outcome import value_mesh
+from monarch_nb.actor.outcome import refuse_dead, value_mesh
 from monarch_nb.actor.supervision import MeshFailure
 from monarch_nb.exceptions import HealError, MeshStartError, SupervisionError, describe_end
 
@@ -120,11 +120,17 @@ class ProcMesh(MeshTrait):
     def execute(self, function: Callable[..., R], *args: Any, **kwargs: Any) -> Future[ValueMesh[R]]:
         """Call `function` on the main thread of each process.
 
+        Raises:
+            SupervisionError: (a DeviceMeshError) at once, if one of them is dead: nothing is called then, for the others might wait for
+                it. Heal the mesh, or call a slice without them.
+
         Example:
             >>> procs.execute(lambda: torch.cuda.get_device_name()).get()  # doctest: +SKIP
         """
-        name = getattr(function, "__name__", "function")
-        return self._work(b"execute", (function, args, kwargs), f"execute({name})")
+        what = f"execute({getattr(function, '__name__', 'function')})"
+        if self._office.ends:
+            refuse_dead(self._office, self._procs, what)
+        return self._work(b"execute", (function, args, kwargs), what)
 
     def _work(self, name: bytes, fields: object, what: str, *, origin: int | None = None) -> Future[Any]:
         """Have all main threads do something; a future of the values."""

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from monarch_nb._post.failure import revive
-from monarch_nb.exceptions import RankFailure, SupervisionError, describe_end
+from monarch_nb._shape import name_ranks
+from monarch_nb.actor.outcome import rank_failures, rank_of
+from monarch_nb.exceptions import RankFailure, SupervisionError, describe_end, fold_alike
 
 
 class MeshFailure(SupervisionError):
@@ -33,22 +35,15 @@ class MeshFailure(SupervisionError):
     @classmethod
     def from_failure(cls, failure: Mapping[str, Any]) -> MeshFailure:
         """Return the failure that a rank has described."""
-        rank = failure.get("rank", 0)
-        found = RankFailure(
-            ranks=(rank if isinstance(rank, int) else 0,),
-            type=failure["type"],
-            message=failure["message"],
-            traceback=failure["traceback"],
-            exception=revive(dict(failure)),
-            when=failure.get("when", 0.0),
-            first=True,
-            end=failure.get("end"),
-            details={k: failure[k] for k in ("host", "pid", "actor", "endpoint") if k in failure},
-        )
-        actor = str(failure.get("actor", ""))
-        if found.end is not None:
-            return cls(actor, f"actor {actor!r} is lost on rank {rank}", [found])
-        return cls(actor, f"{actor}.{failure.get('endpoint', '')} raised {found.type}: {found.message}", [found])
+        return cls.from_failures([failure])
+
+    @classmethod
+    def from_failures(cls, failures: Sequence[Mapping[str, Any]]) -> MeshFailure:
+        """Return what ranks have described of one actor mesh, in the order of time."""
+        found = rank_failures([(rank_of(0, failure), failure) for failure in failures])
+        found[0] = replace(found[0], first=True)
+        actor = str(failures[0].get("actor", ""))
+        return cls(actor, "; ".join(_in_a_line(actor, each) for each in fold_alike(found)), found)
 
     @classmethod
     def from_end(cls, end: Mapping[str, Any]) -> MeshFailure:
@@ -113,6 +108,18 @@ class MeshFailure(SupervisionError):
         return MeshFailure, (self.mesh, self.message, self.failures, self.stopped)
 
 
+def _in_a_line(actor: str, failure: RankFailure) -> str:
+    """Return what an actor has failed of."""
+    ranks = name_ranks(failure.ranks)
+    if failure.end is not None:
+        return f"actor {actor!r} is lost on {ranks}"
+    what = failure.type + (f": {failure.message.splitlines()[0]}" if failure.message else "")
+    endpoint = failure.details.get("endpoint", "")
+    if endpoint == "__init__":
+        return f"actor {actor!r} was not constructed on {ranks}: {what}"
+    return f"{actor}.{endpoint} raised {what}" + (f" on {ranks}" if len(failure.ranks) > 1 else "")
+
+
 def _write_to_stderr(failure: MeshFailure) -> None:
     print(f"unhandled failure in mesh {failure.mesh!r}:\n{failure.report()}", file=sys.stderr, flush=True)
 
@@ -123,6 +130,13 @@ _hook: Callable[[MeshFailure], Any] = _write_to_stderr
 def unhandled_fault_hook(failure: MeshFailure) -> None:
     """What is called with a failure that no owner handled. Replace it by assigning `monarch_nb.actor.unhandled_fault_hook`."""
     _write_to_stderr(failure)
+
+
+def has_own_hook() -> bool:
+    """Say whether the program has put a hook of its own in place."""
+    import monarch_nb.actor
+
+    return monarch_nb.actor.unhandled_fault_hook is not unhandled_fault_hook
 
 
 def call_fault_hook(failure: MeshFailure) -> None:

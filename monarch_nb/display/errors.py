@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from monarch_nb._shape.rank_set import name_ranks
 from monarch_nb.display import ansi
+from monarch_nb.folding import fold
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +48,17 @@ class ErrorGroup:
 
 
 def fold_errors(errors: Iterable[ErrorInfo]) -> list[ErrorGroup]:
-    """Return each distinct failure once, the first in time at the top.
+    """Return each distinct failure once, the first in time at the top; those that differ only in numbers are one (`folding`).
 
     >>> group, = fold_errors([ErrorInfo(0, "E", "x", "tb"), ErrorInfo(1, "E", "x", "tb")])
     >>> group.ranks, group.first
     ((0, 1), True)
     """
     in_time = sorted(errors, key=lambda error: (not error.first, error.when, error.rank))
-    groups: dict[tuple[str, str, str], set[int]] = {}
-    for error in in_time:
-        groups.setdefault((error.ename, error.evalue, error.traceback_text), set()).add(error.rank)
+    groups = fold((e.ename, (e.rank,), (e.evalue, e.traceback_text)) for e in in_time)
     return [
-        ErrorGroup(tuple(sorted(ranks)), *what, first=position == 0)
-        for position, (what, ranks) in enumerate(groups.items())
+        ErrorGroup(group.ranks, in_time[group.members[0]].ename, group.texts[0], group.texts[1], first=position == 0)
+        for position, group in enumerate(groups)
     ]
 
 

@@ -10,6 +10,7 @@ import os
 import traceback
 
 from monarch_nb.exceptions import MeshError, RankSetError
+from monarch_nb.tracebacks import ShowsItself, headline
 
 
 def explanation(error: BaseException, typed: str) -> str:
@@ -42,8 +43,8 @@ def clear_error(error: Exception, typed: str) -> Exception:
     """Return what a notebook shows without frames of this package: `error` itself where it says all, else one in its place."""
     own = getattr(type(error), "_render_traceback_", None)
     if isinstance(error, MeshError | RankSetError):
-        if own is None or own is MeshError._render_traceback_:
-            vars(error)["_render_traceback_"] = f"{type(error).__name__}: {error}".splitlines
+        if own is ShowsItself._render_traceback_:
+            vars(error)["_render_traceback_"] = headline(error).splitlines
         return error
     found = MeshError(explanation(error, typed))
     found.__cause__ = error

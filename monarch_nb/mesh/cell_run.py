@@ -14,6 +14,7 @@ from monarch_nb._client.interrupts import Interrupts
 from monarch_nb._post.failure import revive
 from monarch_nb._post.office import OfficeClosed
 from monarch_nb._shape import format_ranks, name_ranks
+from monarch_nb.display import ansi
 from monarch_nb.exceptions import (
     ActorError,
     MeshError,
@@ -21,6 +22,7 @@ from monarch_nb.exceptions import (
     RankFailure,
     RankTimeout,
     describe_end,
+    fold_alike,
 )
 from monarch_nb.stacks import innermost
 
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 _ENDED = "the mesh has ended, and this cell with it"
 
 
-@dataclass
+@dataclass(repr=False)
 class CellResult:
     """How a cell ended.
 
@@ -55,6 +57,17 @@ class CellResult:
     stopped: tuple[int, ...] = ()
     reason: str = ""
     said: list[str] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        error = self.error()
+        how = "ok" if error is None else f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        took = f", {max(self.seconds.values()):.3g} s" if self.seconds else ""
+        return f"<CellResult of #{self.n} on {name_ranks(self.ranks)}: {how}{took}>"
+
+    @property
+    def ended(self) -> tuple[int, ...]:
+        """Ranks that have ended it by now."""
+        return tuple(sorted({*self.seconds, *self.failures}))
 
     def error(self) -> BaseException | None:
         """Return what to raise for this result, if anything."""
@@ -81,7 +94,7 @@ class CellResult:
     def _interrupted(self) -> list[str]:
         lines = [f"{name_ranks(self.stopped)} {_were(self.stopped)} interrupted"] if self.stopped else []
         if self.failures:
-            lines += [str(f) for f in fold_failures(self.failures.values())]
+            lines += [str(f) for f in fold_alike(fold_failures(self.failures.values()))]
         return [*lines, *self._stuck()] or ["the cell had ended"]
 
     def _stuck(self) -> list[str]:
@@ -111,10 +124,13 @@ def _hang(ranks: Mapping[int, Any]) -> str:
 
 
 class CellError(ActorError):
-    """A cell failed on some ranks. Shown without the frames of this package: they'd tell the reader nothing."""
+    """A cell failed on some ranks. A notebook shows it in colours, and without the frames of this package: they'd tell the reader nothing."""
+
+    def __str__(self) -> str:
+        return ansi.strip(super().__str__())
 
     def _render_traceback_(self) -> list[str]:
-        return str(self).split("\n")
+        return super().__str__().split("\n")
 
 
 class CellInterrupted(KeyboardInterrupt):
@@ -135,13 +151,13 @@ class _Nobody:
 
 
 class CellRun:
-    """A cell on its way. `wait` may be called from any thread, and again.
+    """A cell on its way. `wait` and `get` may be called from any thread, and again.
 
     Example:
         >>> run = mesh.submit("train()")           # doctest: +SKIP
-        >>> run.done                               # doctest: +SKIP
-        False
-        >>> run.wait().seconds[0]                  # doctest: +SKIP
+        >>> run                                    # doctest: +SKIP
+        <CellRun of #12 on ranks 0-7: running>
+        >>> run.get().seconds[0]                   # doctest: +SKIP
         3600.2
     """
 
@@ -264,6 +280,32 @@ class CellRun:
         result.stopped = tuple(feed.summary["stopped"])
         result.reason = feed.summary["reason"] or result.reason
         return result
+
+    def get(self, timeout: float | None = None) -> CellResult:
+        """Wait until it's over, and return its result, as `mesh.run` does.
+
+        Args:
+            timeout: seconds; then RankTimeout is raised and the cell goes on.
+
+        Raises:
+            CellError: if it raised on any rank.
+            RankTimeout: if it's not over in time, or was given less.
+            CellInterrupted: (a KeyboardInterrupt) if it was interrupted.
+        """
+        result = self.wait(timeout)
+        self._mesh.last_error = result.error() or self._mesh.last_error
+        result.raise_error()
+        return result
+
+    def __repr__(self) -> str:
+        if not self.done:
+            how = f"{len(self.result.ended)} of {len(self.result.ranks)} ranks have ended it" if self.result.ended else "running"
+        else:
+            how = "over" if self._feed.summary is not None else "refused" if self._feed.error else "lost with its mesh"
+            failed = self.result.failures
+            how = f"failed on {name_ranks(failed)}" if failed else how
+        number = f"#{self.n}" if self.n else "a cell"
+        return f"<CellRun of {number} on {name_ranks(self.result.ranks)}: {how}>"
 
     def seen(self) -> None:
         """Tell the journal that somebody has seen how it ended."""

@@ -14,13 +14,14 @@ from monarch_nb.actor.future import Future
 from monarch_nb.actor.heal import HealReport
 from monarch_nb.actor.proc_mesh import HEAL_S, ProcMesh
 from monarch_nb.actor.value_mesh import ValueMesh
+from monarch_nb.exceptions import ActorError
 from monarch_nb.mesh.actors import Actors
 from monarch_nb.mesh.cell_run import CellResult, CellRun
 from monarch_nb.mesh.environment import EnvironmentDifference, find_environment_difference
 from monarch_nb.mesh.export import literals
 from monarch_nb.mesh.history import Entries, History
 from monarch_nb.mesh.replay import replay as run_again
-from monarch_nb.mesh.variables import Difference, Variables, check_name, find_difference
+from monarch_nb.mesh.variables import Difference, Variables, check_name, explained, find_difference
 from monarch_nb.status import MeshStatus
 
 if TYPE_CHECKING:
@@ -129,8 +130,17 @@ class Mesh(ProcMesh):
         watcher: Watcher | None = None,
         number: int = 0,
         timeout: float | None = None,
+        quiet: bool = False,
     ) -> CellResult:
-        """Run a cell on ranks and wait for it; the arguments are those of `submit`.
+        """Run a cell on ranks, show what it prints and returns, as `%%mesh` does, and wait for it.
+
+        Args:
+            source: IPython source: `await`, `!command` and magics work.
+            ranks: a rank set.
+            watcher: sees output and results as they come; nothing is shown then.
+            number: the notebook's number of the cell, for tracebacks.
+            timeout: seconds; then the ranks are interrupted.
+            quiet: show nothing.
 
         Raises:
             CellError: if it raised on any rank.
@@ -138,13 +148,20 @@ class Mesh(ProcMesh):
             CellInterrupted: (a KeyboardInterrupt) if the user has interrupted it, and with it the ranks.
 
         Example:
-            >>> mesh.run("x = rank ** 2").seconds     # doctest: +SKIP
+            >>> mesh.run("print('rank', rank)", "0-1").seconds     # doctest: +SKIP
+            [0] rank 0
+            [1] rank 1
+            {0: 0.0002, 1: 0.0002}
         """
-        run = self.submit(source, ranks, watcher=watcher, number=number, timeout=timeout)
-        result = run.wait()
-        self.last_error = result.error() or self.last_error
-        result.raise_error()
-        return result
+        if quiet or watcher is not None:
+            return self.submit(source, ranks, watcher=watcher, number=number, timeout=timeout).get()
+        from monarch_nb.display import CellView, LiveDisplay, ViewWatcher
+
+        view = CellView(self.select(ranks), len(self))
+        with LiveDisplay(view):
+            view.started()
+            run = self.submit(source, ranks, watcher=ViewWatcher(view), number=number, timeout=timeout)
+            return run.get()
 
     def profile(
         self,
@@ -294,17 +311,21 @@ class Mesh(ProcMesh):
         """Return variables of the cells' namespace: one value per rank, or a dict for several names.
 
         Raises:
-            ActorError: if a rank has no such variable.
+            UnknownVariable: (an ActorError and a NameError) if a rank has no such variable.
         """
         for name in names:
             check_name(name)
+        chosen = self.select(ranks)
         part = self.part(ranks) if ranks != "all" else self
-        found: ValueMesh[Any] = (
-            spreading().pull(part, names)
-            if part._is_far
-            else part._work(b"pull", list(names), f"pull of {', '.join(names)}").get()
-        )
-        self._note("pull", names, self.select(ranks))
+        try:
+            found: ValueMesh[Any] = (
+                spreading().pull(part, names)
+                if part._is_far
+                else part._work(b"pull", list(names), f"pull of {', '.join(names)}").get()
+            )
+        except ActorError as error:
+            raise explained(error, chosen) from None
+        self._note("pull", names, chosen)
         return found.map(lambda values: values[names[0]]) if len(names) == 1 else found
 
     def vars(self, ranks: str | Sequence[int] = "all", names: Sequence[str] = ()) -> Variables:
@@ -321,7 +342,7 @@ class Mesh(ProcMesh):
         """Return where ranks disagree on a variable: a tensor, a module, a state dict, or anything else.
 
         Raises:
-            ActorError: if a rank has no such variable.
+            UnknownVariable: (an ActorError and a NameError) if a rank has no such variable.
         """
         check_name(name.partition(".")[0].partition("[")[0])
         return find_difference(self, name, self.select(ranks))

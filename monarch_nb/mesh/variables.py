@@ -7,13 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from monarch_nb._shape import format_ranks
+from monarch_nb._shape import format_ranks, name_ranks
+from monarch_nb.exceptions import ActorError, NotDefinedHere, UnknownVariable
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.core import Mesh
 
 _COLUMNS = ("ranks", "name", "type", "shape", "dtype", "device", "norm", "value")
 MAX_LEAVES_SHOWN = 10
+MAX_NAMES_SHOWN = 8
 
 
 def check_name(name: str) -> None:
@@ -24,6 +26,36 @@ def check_name(name: str) -> None:
     """
     if not name.isidentifier():
         raise ValueError(f"a variable's name is an identifier, not {name!r}")
+
+
+def explained(error: ActorError, ranks: Sequence[int]) -> ActorError:
+    """Return what is said of variables that aren't defined: in one line, on which of these ranks, and what may have been meant.
+
+    Any other error is returned as it is.
+    """
+    if not all(isinstance(f.exception, NotDefinedHere) for f in error.failures):
+        return error
+    missing = [f.exception for f in error.failures if isinstance(f.exception, NotDefinedHere)]
+    where = [ranks[i] for i in error.ranks]
+    others = [ranks[i] for i in error.results]
+    near, held = (list(dict.fromkeys(name for m in missing for name in found(m))) for found in (_near, _held))
+    if others:
+        more = f"; {name_ranks(others)} {'has' if len(others) == 1 else 'have'} it: --ranks {format_ranks(others)}"
+    elif near:
+        more = f". Did you mean {' or '.join(map(repr, near[:3]))}?"
+    elif held:
+        more = f". Defined there: {', '.join(held[:MAX_NAMES_SHOWN])}{', ...' if len(held) > MAX_NAMES_SHOWN else ''}"
+    else:
+        more = ". Nothing is defined there yet: a %%mesh cell or %mesh push does that"
+    return UnknownVariable(f"{missing[0]} on {name_ranks(where)}{more}", error.failures, error.results, error.num_unfinished).briefly()
+
+
+def _near(missing: NotDefinedHere) -> tuple[str, ...]:
+    return missing.near
+
+
+def _held(missing: NotDefinedHere) -> tuple[str, ...]:
+    return missing.held
 
 
 class Variables:
@@ -172,7 +204,10 @@ class Difference:
 def find_difference(mesh: Mesh, name: str, ranks: tuple[int, ...]) -> Difference:
     """Compare a variable on ranks: by digests first; of what differs, one copy of each kind is brought here."""
     part = mesh.part(ranks)
-    digests = part._work(b"leaf_digests", name, f"diff of {name}").get().values()
+    try:
+        digests = part._work(b"leaf_digests", name, f"diff of {name}").get().values()
+    except ActorError as error:
+        raise explained(error, ranks) from None
     by_rank = dict(zip(ranks, digests, strict=True))
     paths = list(dict.fromkeys(path for found in by_rank.values() for path in found))
     differing = [(path, groups) for path in paths if len(groups := _grouped(by_rank, path)) > 1]

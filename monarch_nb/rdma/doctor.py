@@ -203,7 +203,7 @@ def _chosen(mesh: Mesh, ranks: str | Sequence[int]) -> tuple[int, ...]:
 
 def _examined(mesh: Mesh, ranks: Sequence[int]) -> tuple[dict[int, Examination], dict[int, str]]:
     """Ask all at once; who is busy or dead is left out, and why."""
-    asked = {rank: mesh.part([rank]).execute(examine) for rank in ranks}
+    asked = {rank: mesh.part([rank])._work(b"execute", (examine, (), {}), "doctor") for rank in ranks}
     deadline = time.monotonic() + EXAMINE_S
     found: dict[int, Examination] = {}
     silent: dict[int, str] = {}

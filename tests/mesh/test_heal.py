@@ -102,6 +102,7 @@ def test_an_actor_that_failed_is_made_again(doomed: ProcMesh, unhandled: list[Me
     assert report.ranks == ()
     assert report.actors == {"unlucky": (0, 1, 2, 3)}
     assert faulty.ok.call().get(T).reduce("equal") == "ok"
+    doomed._session.reports.flush()
     assert any("unlucky.raise_alone raised ValueError" in str(f) for f in unhandled)
 
 
@@ -153,7 +154,7 @@ def test_nobody_waiting_the_hook_hears_once_with_all_that_is_known(doomed: ProcM
     os.kill(pid, signal.SIGSEGV)
     while doomed.healthy():
         pass
-    doomed.execute(int).exception(T)  # news come in order: the hook has been called by now
+    doomed.slice(hosts=0).execute(int).exception(T)  # news come in order: the hook has been called by now
     (failure,) = [f for f in unhandled if f.pid == pid]
     assert (failure.ranks, failure.signal, failure.exit_code) == ((2,), signal.SIGSEGV, None)
     assert failure.points == ({"hosts": 1, "gpus": 0},)

@@ -1,0 +1,116 @@
+"""What is said of failures that no exception brings: folded, and once.
+
+Actors that have failed by themselves (`__init__`, a broadcast) go to the program's fault hook: those of one mesh that fail within `WINDOW_S`
+are one failure, and one that was told before, by the hook or by an exception, isn't told again. Calls that have failed and whose future is
+dropped unread are said on stderr, as asyncio does: the office takes note of them when their answer comes, and only of those that failed.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb._post.pending import Pending
+
+if TYPE_CHECKING:
+    from monarch_nb._client.session import Session
+
+WINDOW_S = 0.2
+"""What fails together is said together; who waits for an answer (see `ERROR_GRACE_S`) has it by then."""
+SILENCE_S = 60.0
+"""How long a dropped failure that was said isn't said again."""
+
+
+class Reports:
+    """Of one session. `actor_failed` and `dropped` are quick and may be called in any thread; the reader's keeper says it."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._lock = threading.Lock()
+        self._actors: dict[int, list[Mapping[str, Any]]] = {}
+        self._dropped: dict[int, tuple[Pending, str, contextvars.Context]] = {}
+        self._said: dict[Any, float] = {}
+        """When each kind of dropped failure was said."""
+        self._armed = False
+
+    def begin_cell(self) -> None:
+        """Another cell begins: what was said before may be said again."""
+        self._said.clear()
+
+    def actor_failed(self, actor_id: int, failure: Mapping[str, Any]) -> None:
+        """Mark the mesh that an actor belongs to; say it in a moment, if nobody is told by an exception until then."""
+        mesh = self._session.meshes.get(actor_id)
+        if mesh is not None:
+            mesh._state.fail(failure)
+        with self._lock:
+            self._actors.setdefault(actor_id, []).append(failure)
+        self._arm()
+
+    def dropped(self, pending: Pending, what: str) -> None:
+        """A call has failed, and nobody can ask for its answer any more."""
+        with self._lock:
+            self._dropped[id(pending)] = pending, what, contextvars.copy_context()
+        self._arm()
+
+    def _arm(self) -> None:
+        office = self._session.office
+        if office.closed:
+            self.flush()
+            return
+        with self._lock:
+            if self._armed:
+                return
+            self._armed = True
+        office.reader.call_at(time.monotonic() + WINDOW_S, self.flush)
+
+    def flush(self) -> None:
+        """Say what there is to say."""
+        with self._lock:
+            self._armed = False
+            actors, self._actors = self._actors, {}
+            over = {key: each for key, each in self._dropped.items() if each[0].ready or self._session.office.closed}
+            self._dropped = {key: each for key, each in self._dropped.items() if key not in over}
+        for actor_id, failures in actors.items():
+            self._tell_hook(actor_id, failures)
+        if over:
+            self._say_dropped(list(over.values()))
+        if self._dropped:  # the other ranks may still go on for a moment
+            self._arm()
+
+    def _tell_hook(self, actor_id: int, failures: list[Mapping[str, Any]]) -> None:
+        from monarch_nb.actor.supervision import MeshFailure, call_fault_hook, has_own_hook
+
+        mesh = self._session.meshes.get(actor_id)
+        news = failures if mesh is None else mesh._state.tell(failures)
+        if has_own_hook() and mesh is not None:  # the program acts on it, also if somebody has been told
+            news = mesh._state.tell(failures, "hook")
+        if news:
+            call_fault_hook(MeshFailure.from_failures(news))
+
+    def _say_dropped(self, dropped: list[tuple[Pending, str, contextvars.Context]]) -> None:
+        from monarch_nb.actor.outcome import dropped_error
+
+        errors: dict[tuple[str, str], list[tuple[Any, contextvars.Context]]] = {}
+        for pending, what, context in dropped:
+            error = dropped_error(pending, what)
+            if error is not None:
+                key = (error.message.partition(":")[0], " ".join(sorted({f.type for f in error.failures})))
+                errors.setdefault(key, []).append((error, context))
+        now = time.monotonic()
+        for key, found in errors.items():
+            if now - self._said.get(key, -SILENCE_S) < SILENCE_S:
+                continue
+            self._said[key] = now
+            error, context = found[0]
+            many = f" ({len(found)} calls)" if len(found) > 1 else ""
+            context.run(_write, f"a call has failed, and nobody has asked for its answer{many}: {error}\n")
+
+
+def _write(text: str) -> None:
+    if sys.stderr is not None:
+        sys.stderr.write(text)
+        sys.stderr.flush()
