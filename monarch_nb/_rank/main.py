@@ -146,11 +146,15 @@ def _reseed() -> None:
 
 def _limit_threads(spec: dict[str, Any]) -> None:
     """Give this rank its share of the cores, unless the user has said otherwise."""
-    if "OMP_NUM_THREADS" in spec["env"] or "OMP_NUM_THREADS" in os.environ:
-        num = int(os.environ["OMP_NUM_THREADS"])
-    else:
+    given = os.environ.get("OMP_NUM_THREADS")
+    if given is None:
         num = max(1, (os.cpu_count() or 1) // spec["local_world_size"])
         os.environ["OMP_NUM_THREADS"] = str(num)
+    else:
+        outermost = given.split(",")[0].strip()  # OpenMP takes a number for each level of nesting
+        if not outermost.isdecimal() or not int(outermost):
+            return  # as OpenMP does: it's of no effect
+        num = int(outermost)
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(num)

@@ -26,6 +26,7 @@ T = TypeVar("T")
 RESOURCE = "monarch_nb"
 """What an authoriser is asked about: "read" for GET and the stream, "write" for what changes something."""
 MAX_LINES = 5000
+MAX_BODY_BYTES = 1 << 20
 
 
 class MeshHandler(APIHandler):
@@ -51,6 +52,8 @@ class MeshHandler(APIHandler):
         """
         if not self.request.body:
             return {}
+        if len(self.request.body) > MAX_BODY_BYTES:
+            raise BadBody(f"the body must have at most {MAX_BODY_BYTES:,} bytes, not {len(self.request.body):,}")
         try:
             found = json.loads(self.request.body)
         except ValueError:
@@ -74,14 +77,17 @@ class MeshHandler(APIHandler):
 
     def log_exception(self, typ: Any, value: Any, tb: Any) -> None:
         """What is the asker's fault isn't the server's business."""
-        if not isinstance(value, MeshError | ValueError | HTTPError):
-            super().log_exception(typ, value, tb)
+        if not isinstance(value, MeshError | ValueError | RecursionError | HTTPError):
+            # Not by tornado's own means: it logs the request with its address, in which a token may be.
+            self.log.error("Uncaught exception in %s %s", self.request.method, self.request.path, exc_info=(typ, value, tb))
 
 
 def _explain(error: BaseException | None, status: int) -> tuple[int, str]:
     """Return status and sentence for an error."""
     if isinstance(error, BadBody | MeshUsageError | RankSetError):
         return 400, str(error)
+    if isinstance(error, RecursionError):  # nothing of ours goes deep
+        return 400, "the body's JSON is nested too deep"
     if isinstance(error, MeshNotFound):
         return 404, str(error)
     if isinstance(error, RankTimeout):

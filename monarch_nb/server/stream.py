@@ -34,6 +34,7 @@ FOLLOW_S = 0.25
 LIST_S = 0.1
 """How often the list of meshes is sent at most."""
 MAX_WATCHES = 200
+MAX_MESSAGE_BYTES = 1 << 16
 Send = Callable[[dict[str, Any]], None]
 
 
@@ -225,6 +226,15 @@ class StreamHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
 
     auth_resource = "monarch_nb"
 
+    @property
+    def max_message_size(self) -> int:
+        """The longest message that is taken; the connection of who sends a longer one is closed."""
+        return MAX_MESSAGE_BYTES
+
+    def log_exception(self, typ: Any, value: Any, tb: Any) -> None:
+        """Log an error without the address: a token may be in it."""
+        self.log.error("Uncaught exception in %s %s", self.request.method, self.request.path, exc_info=(typ, value, tb))
+
     def initialize(self, **kwargs: Any) -> None:
         super().initialize(**kwargs)
         self._watches: dict[int, Watch] = {}
@@ -252,7 +262,7 @@ class StreamHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
             op, number = message["op"], message["id"]
             if not isinstance(number, int):
                 raise TypeError("id")
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             self._write({"type": "error", "id": 0, "message": 'expected {"op": "watch", "id": 1, "what": ...}'})
             return
         if op == "watch":
@@ -275,7 +285,7 @@ class StreamHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
             watch = _make(meshes, send, message)
             if len(self._watches) >= MAX_WATCHES:
                 raise ValueError(f"one page may watch {MAX_WATCHES} things")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             send({"type": "error", "message": str(error)})
             return
         self._watches[number] = watch
