@@ -16,6 +16,7 @@ import { Api, openSocket } from './api';
 import { addCommands } from './commands';
 import { createDebugTab, type DebugPane } from './debug';
 import { closeInputBoxes } from './inputbox';
+import { watchKernels } from './left';
 import { createLogTab, type LogPane } from './logs';
 import { createMimeRenderer } from './mime';
 import { MeshesModel } from './model';
@@ -259,4 +260,17 @@ const RESTORE_ARGUMENTS = {
   properties: { key: { type: 'string' }, mesh: { type: 'string' }, ranks: { type: 'string' } }
 };
 
-export default [service, renderer, plugin];
+/** Cells whose kernel goes while they run. */
+const left: JupyterFrontEndPlugin<void> = {
+  id: 'monarch-nb:left',
+  description: 'Says in a cell that its kernel has gone, and that it runs on in its mesh.',
+  autoStart: true,
+  requires: [INotebookTracker],
+  optional: [ITranslator],
+  activate: (_app: JupyterFrontEnd, notebooks: INotebookTracker, translator: ITranslator | null) => {
+    const trans = (translator ?? nullTranslator).load('monarch_nb');
+    watchKernels(notebooks, (text, ...args) => trans.__(text, ...args));
+  }
+};
+
+export default [service, renderer, plugin, left];

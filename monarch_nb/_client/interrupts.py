@@ -2,7 +2,7 @@
 
 A KeyboardInterrupt may come between any two bytecodes, in the middle of a send or of a display. So, while a cell runs, SIGINT only
 rings: a background thread tells the home, and the waiting thread goes on until the cell is over. Who presses `MAX_PRESSES` times wants out
-in any case.
+in any case. In a kernel, an interrupt that comes before a shutdown isn't passed on (`kernel`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
+from monarch_nb._client import kernel
 from monarch_nb._post.reader import Reader
 
 MAX_PRESSES = 5
@@ -22,7 +23,7 @@ class Interrupts:
     """Passes SIGINT on while the `with` block runs; does nothing in other threads than the main one.
 
     Args:
-        press: tells the home; called in a background thread, once for each Ctrl-C. It may be given later (`pass_to`).
+        press: tells the home; called in the reader's keeper, once for each Ctrl-C. It may be given later (`pass_to`).
     """
 
     def __init__(self, reader: Reader, press: Callable[[], None] | None = None) -> None:
@@ -50,11 +51,16 @@ class Interrupts:
         if self.num_presses >= MAX_PRESSES:
             raise KeyboardInterrupt("given up waiting; what runs on the ranks goes on")
         if self._press is not None:
-            self._reader.call_from_signal(self._press)
+            self._reader.call_from_signal(self._pass_on)
+
+    def _pass_on(self) -> None:
+        press = self._press
+        if press is not None:
+            kernel.when_meant(lambda: self._reader.call_from_signal(press))
 
     def pass_to(self, press: Callable[[], None]) -> None:
         """Pass Ctrl-C to `press` from now on, and what has come before."""
         num = self.num_presses
         self._press = press
         for _ in range(num):
-            press()
+            self._pass_on()

@@ -14,6 +14,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._client import kernel
 from monarch_nb._journal.record import client_origin
 from monarch_nb._post.context import CallContext, call_context
 from monarch_nb.exceptions import MeshError
@@ -50,6 +51,9 @@ class NotebookHooks:
         session.office.calls = {}
         shell.events.register("pre_run_cell", hooks.before_cell)
         shell.events.register("post_run_cell", hooks.after_cell)
+        watched = kernel.watch()
+        if watched is not None:
+            watched.on_end.append(hooks.leave)
         hooks.before_cell()  # the cell that connects has begun already
         return hooks
 
@@ -58,6 +62,21 @@ class NotebookHooks:
         for event, hook in (("pre_run_cell", self.before_cell), ("post_run_cell", self.after_cell)):
             with suppress(ValueError):
                 self._shell.events.unregister(event, hook)
+        watched = kernel.known()
+        if watched is not None and self.leave in watched.on_end:
+            watched.on_end.remove(self.leave)
+
+    def leave(self) -> bool:
+        """The kernel is being shut down: nobody sees what comes from now on, and nobody waits any more. Called in the control thread.
+
+        Says whether somebody was waiting.
+        """
+        with suppress(Exception):  # the mesh may have ended; the kernel is to end, too
+            self._session.tell("leaving")
+        bells = list(self._session.bells)
+        for bell in bells:
+            bell.ring()
+        return bool(bells)
 
     def before_cell(self, info: Any = None) -> None:
         """Give the cell that begins its origin."""

@@ -1,6 +1,7 @@
-"""Waiting for answers in a notebook: if a rank stops at a breakpoint meanwhile, the waiting cell becomes the debugger's prompt.
+"""Waiting for answers in a notebook: if a rank stops at a breakpoint meanwhile, the waiting cell becomes the debugger's prompt; if the kernel is
+shut down, the wait ends, and what is waited for goes on.
 
-Who can show a prompt sets `on_stop`; without it, and in other threads than the main one, this is a plain wait.
+Who can show a prompt sets `on_stop`. In a program that is no notebook, and in other threads than the main one, this is a plain wait.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._client import kernel
 from monarch_nb._post.office import Office
 from monarch_nb._post.pending import Pending
 
@@ -46,15 +48,19 @@ class Bell(Pending):
 
 
 def wait(pending: Pending, deadline: float | None) -> bool:
-    """Wait until an answer is there; False if `deadline` (monotonic) passed first."""
-    if on_stop is None or threading.get_ident() != _main:
+    """Wait until an answer is there; False if `deadline` (monotonic) passed first.
+
+    Raises:
+        KernelShutDown: if this is a kernel, and it is being shut down.
+    """
+    if (on_stop is None and kernel.known() is None) or threading.get_ident() != _main:
         return _wait(pending, deadline)
     from monarch_nb._client import session as sessions
 
     session = sessions.known(pending.office)
     if session is None or session.notebook is None:
         return _wait(pending, deadline)
-    return _wait_and_debug(session, pending, deadline, on_stop)
+    return _wait_in_notebook(session, pending, deadline)
 
 
 def _wait(pending: Pending, deadline: float | None) -> bool:
@@ -74,13 +80,15 @@ def _wait_beside(pending: Pending, deadline: float | None) -> bool:
     return pending.ready
 
 
-def _wait_and_debug(session: Session, pending: Pending, deadline: float | None, show: Callable[[Session], Exception | None]) -> bool:
+def _wait_in_notebook(session: Session, pending: Pending, deadline: float | None) -> bool:
     error: Exception | None = None
     while True:
         bell = Bell(pending.office)
         session.bells.append(bell)
         if session.num_stops > session.num_stops_shown:
             bell.ring_for_stop()  # it came before anybody waited
+        if kernel.is_ending():
+            bell.ring()
         pending.when_ready(bell.ring)
         try:
             pending.office.reader.wait(bell, deadline)
@@ -90,7 +98,9 @@ def _wait_and_debug(session: Session, pending: Pending, deadline: float | None, 
             raise error
         if pending.ready:
             return True
+        if kernel.is_ending():
+            raise kernel.KernelShutDown
         if not bell.rung:
             return False
         session.num_stops_shown = session.num_stops
-        error = show(session) or error
+        error = (on_stop(session) if on_stop is not None else None) or error

@@ -42,6 +42,19 @@ class ClientDesk:
             "python": sys.version_info[:3],
         }
 
+    def do_leaving(self, message: Message, fields: dict[str, Any]) -> object:
+        """A client is about to go, and shows nothing any more: a kernel that is being shut down."""
+        client = self._home.registry.clients.get(message.src)
+        if client is not None:
+            self._shows_nothing(client)
+        return None
+
+    def _shows_nothing(self, client: Client) -> None:
+        listened, client.listens = client.listens, False
+        if listened and not self.anybody_listens:
+            self._home.journal.is_alone()
+        self._home.output.watches.drop_client(client.proc)
+
     def do_goodbye(self, message: Message, fields: dict[str, Any]) -> object:
         """A client goes."""
         client = self._home.registry.clients.get(message.src)
@@ -56,9 +69,7 @@ class ClientDesk:
             os.close(client.pidfd)
             client.pidfd = -1
         home.registry.clients.pop(client.proc, None)
-        if client.listens and not self.anybody_listens:
-            home.journal.is_alone()
-        home.output.watches.drop_client(client.proc)
+        self._shows_nothing(client)
         home.board.drop(client.proc)
         home.debug.client_gone(client.proc)
         home.board.touch()

@@ -10,7 +10,8 @@ import weakref
 from collections.abc import Callable, Generator
 from typing import Any, Generic, TypeVar
 
-from monarch_nb._client import waiting
+from monarch_nb._client import kernel, waiting
+from monarch_nb._client.kernel import KernelShutDown
 from monarch_nb._post.pending import Pending
 from monarch_nb.exceptions import RankTimeout
 
@@ -54,6 +55,7 @@ class Future(Generic[T]):
             RankTimeout: if `timeout` passed; the future can be waited for again.
             ActorError: if the other side raised.
             SupervisionError: if the other side died.
+            KernelShutDown: (a KeyboardInterrupt) if this kernel is being shut down; the call goes on.
         """
         __tracebackhide__ = True
         pending = self._pending
@@ -61,6 +63,10 @@ class Future(Generic[T]):
             deadline = None if timeout is None else time.monotonic() + timeout
             try:
                 in_time = waiting.wait(pending, deadline)
+            except KernelShutDown:
+                from monarch_nb.actor.interrupt import shut_down
+
+                raise shut_down(pending, self._what) from None
             except KeyboardInterrupt:
                 from monarch_nb.actor.interrupt import interrupt_and_raise
 
@@ -124,11 +130,10 @@ class Future(Generic[T]):
     def _cancelled(self) -> None:
         """The wait was cancelled. If it is the notebook's whole cell that is, the user has pressed Ctrl-C."""
         from monarch_nb._client import session as sessions
-        from monarch_nb.actor.interrupt import send_interrupts
 
         notebook = sessions.of_office(self._pending.office).notebook
         if notebook is not None and notebook.is_interrupted():
-            send_interrupts(self._pending)
+            kernel.when_meant(lambda: _interrupt(self._pending))
 
     def then(self, function: Callable[[T], U]) -> Future[U]:
         """Return a future of `function` of the value; it's called when that is asked for."""
@@ -152,6 +157,12 @@ class Future(Generic[T]):
 
     def __repr__(self) -> str:
         return f"<Future{self._to_what()}: {'done' if self.done() else 'pending'}>"
+
+
+def _interrupt(pending: Pending) -> None:
+    from monarch_nb.actor.interrupt import send_interrupts
+
+    send_interrupts(pending)
 
 
 def wait_in_loop(

@@ -2,7 +2,7 @@
 
 The steps are those of a cell (`_host.ladder`): a KeyboardInterrupt where the endpoint or function runs; after `INTERRUPT_S`, collectives are
 aborted on all ranks of the call; after `ABORT_S` more the wait ends and says which ranks hang, and where. Ctrl-C again takes the next
-step at once.
+step at once. In a kernel that is being shut down, nobody is interrupted, and the call goes on.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import time
 from contextlib import suppress
 from typing import NoReturn
 
+from monarch_nb._client import kernel
 from monarch_nb._client import session as sessions
+from monarch_nb._client.kernel import KernelShutDown
 from monarch_nb._post.pending import Pending
 from monarch_nb._shape import name_ranks
 from monarch_nb._wire import codec
@@ -44,8 +46,11 @@ def interrupt_and_raise(pending: Pending, what: str) -> NoReturn:
 
     Raises:
         KeyboardInterrupt: saying which ranks were interrupted, and which hang.
+        KernelShutDown: if this is a kernel, and it is being shut down.
     """
     __tracebackhide__ = True
+    if not kernel.is_meant():
+        raise shut_down(pending, what) from None
     procs = send_interrupts(pending)
     if not procs:
         raise KeyboardInterrupt
@@ -54,6 +59,16 @@ def interrupt_and_raise(pending: Pending, what: str) -> NoReturn:
             sessions.of_office(pending.office).request("abort_call", procs=list(procs))
         _wait(pending, ABORT_S)
     raise CallInterrupted(_report(pending, procs, what)) from None
+
+
+def shut_down(pending: Pending, what: str) -> KernelShutDown:
+    """Return what is raised from a wait for a call when the kernel is being shut down."""
+    session = sessions.of_office(pending.office)
+    call = f"the call of {what}" if what else "what it waited for"
+    if session.private or session.connection is None:
+        return KernelShutDown(f"this kernel is being shut down; {call}, and its mesh, end with it")
+    name = session.connection.name
+    return KernelShutDown(f"this kernel is being shut down; {call} goes on in mesh {name!r}. Come back: %mesh attach {name}")
 
 
 def _wait(pending: Pending, seconds: float) -> bool:

@@ -108,6 +108,7 @@ class CellView:
         self._started_at: float | None = None
         self._ended_at: float | None = None
         self._closed = False
+        self._goes_on: Callable[[], str] | None = None
         self._version = 0
         self._listener: Callable[[], None] | None = None
 
@@ -131,6 +132,22 @@ class CellView:
             self._title = title
             self._version += 1
         self._tell()
+
+    def describe_rest(self, goes_on: Callable[[], str]) -> None:
+        """Have this say what becomes of the cell when its display is left before its end."""
+        self._goes_on = goes_on
+
+    def unfinished_text(self) -> str:
+        """Return what becomes of the cell if nobody shows it from now on; empty if it's over."""
+        return self._goes_on() if self._goes_on is not None and self.state().running else ""
+
+    def leave(self, why: str) -> None:
+        """Say that nobody shows the cell from now on, and what becomes of it."""
+        rest = self.unfinished_text()
+        if rest:
+            with self._lock:
+                self._fold.finish()  # lines that aren't complete stand above it
+            self.note(f"{why}; {rest}")
 
     def started(self) -> None:
         """Start the clock of the cell. The first event does so too."""

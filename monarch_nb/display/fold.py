@@ -413,7 +413,7 @@ def _ranks_of(mask: int) -> tuple[int, ...]:
 def in_rank_order(rows: list[Row]) -> list[Row]:
     """Return rows with neighbours that share no rank in rank order; the order of each rank's lines stays.
 
-    Which rank was faster by a millisecond is no news, and readers look for rank 3 after rank 2.
+    Which rank was faster by a millisecond is no news, and readers look for rank 3 after rank 2. A line that no rank has printed stays where it was said.
 
     >>> [row.ranks for row in in_rank_order([Row((2,), "stdout", "b"), Row((0,), "stdout", "a")])]
     [(0,), (2,)]
@@ -422,13 +422,16 @@ def in_rank_order(rows: list[Row]) -> list[Row]:
     run: list[Row] = []
     seen: set[int] = set()
     for row in rows:
-        if not seen.isdisjoint(row.ranks):
+        if not row.ranks or not seen.isdisjoint(row.ranks):
             result += sorted(run, key=_first_rank)
             run, seen = [], set()
+        if not row.ranks:
+            result.append(row)
+            continue
         run.append(row)
         seen.update(row.ranks)
     return result + sorted(run, key=_first_rank)
 
 
 def _first_rank(row: Row) -> int:
-    return row.ranks[0] if row.ranks else -1
+    return row.ranks[0]

@@ -53,6 +53,8 @@ class View(Protocol):
     def natives(self) -> list[Native]: ...
     def drain(self) -> str: ...
     def closing_text(self) -> str: ...
+    def unfinished_text(self) -> str: ...
+    def leave(self, why: str) -> None: ...
 
 
 class Publisher(Protocol):
@@ -63,7 +65,11 @@ class Publisher(Protocol):
 
 
 class NotebookPublisher:
-    """One output of a notebook cell, replaced by each update. For front ends that show HTML."""
+    """One output of a notebook cell, replaced by each update. For front ends that show HTML.
+
+    While the cell runs, the output's metadata say what becomes of it if the kernel should go: our JupyterLab extension then writes that into the output,
+    for a kernel that is restarted can't: JupyterLab doesn't listen to it any more.
+    """
 
     def __init__(self) -> None:
         self._display_id = f"monarch-nb-{secrets.token_hex(8)}"
@@ -82,7 +88,8 @@ class NotebookPublisher:
             return 0  # a cell without output: nothing to render
         bundle: dict[str, Any] = view.mimebundle()
         if self._shown or bundle["text/html"]:
-            self._send(bundle)
+            unfinished = "" if final else view.unfinished_text()
+            self._send(bundle, {"monarch_nb": {"unfinished": unfinished}} if unfinished else {})
             self._version = version
         return sum(map(len, bundle.values())) + self._publish_natives(view.natives())
 
@@ -115,14 +122,14 @@ class NotebookPublisher:
         else:
             self._context.copy().run(display, dict(data), raw=True, metadata=dict(metadata), display_id=display_id)
 
-    def _send(self, bundle: dict[str, Any]) -> None:
+    def _send(self, bundle: dict[str, Any], metadata: dict[str, Any]) -> None:
         from IPython.display import display, update_display
 
         if self._shown:
-            update_display(bundle, raw=True, display_id=self._display_id)
+            update_display(bundle, raw=True, metadata=metadata, display_id=self._display_id)
         else:
             self._shown = True
-            self._context.copy().run(display, bundle, raw=True, display_id=self._display_id)
+            self._context.copy().run(display, bundle, raw=True, metadata=metadata, display_id=self._display_id)
 
 
 class TerminalPublisher:
@@ -229,6 +236,12 @@ class LiveDisplay:
             if not self._finished and self._view.visible():
                 self._publisher.publish(self._view, final=False)
 
+    def leave(self, why: str) -> None:
+        """Say in the display that nobody shows the rest here, and publish it a last time, on the caller's thread."""
+        self._view.leave(why)
+        self.finish()
+        self._view.listen(None)
+
     def finish_soon(self) -> None:
         """Have it finished in the background; returns at once."""
         self._ending = True
@@ -286,6 +299,11 @@ class _Clock:
         if asleep:
             self._wake.set()
 
+    def displays(self) -> list[LiveDisplay]:
+        """Return those that have shown something and aren't finished."""
+        with self._lock:
+            return list(self._displays)
+
     def _run(self) -> None:
         idle_since = time.monotonic()
         while True:
@@ -323,6 +341,12 @@ def _ticks_on(display: LiveDisplay) -> bool:
 _clock = _Clock()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: _clock.__init__())  # type: ignore[misc]
+
+
+def leave_displays(why: str) -> None:
+    """Have each display that isn't finished say so: this program is about to end."""
+    for display in _clock.displays():
+        display.leave(why)
 
 
 def choose_publisher() -> Publisher:

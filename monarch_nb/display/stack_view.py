@@ -48,6 +48,15 @@ class StackView:
         """Return in how many seconds something changes by itself."""
         return min((t for v in self._views if (t := v.next_tick_s()) is not None), default=None)
 
+    def unfinished_text(self) -> str:
+        """Return what becomes of the cells that aren't over, if nobody shows them from now on."""
+        return "; ".join(text for view in self._views if (text := view.unfinished_text()))
+
+    def leave(self, why: str) -> None:
+        """Say that nobody shows the cells from now on, and what becomes of them."""
+        for view in self._views:
+            view.leave(why)
+
     def visible(self) -> bool:
         """Say whether there is anything to show."""
         return any(view.visible() or view.title for view in self._views)

@@ -19,7 +19,8 @@ from typing import Any
 
 def load(shell: Any) -> None:
     """Register the magics, say what runs, and warm up."""
-    from monarch_nb._client import spare, waiting
+    from monarch_nb._client import kernel, spare, waiting
+    from monarch_nb.display.live import leave_displays
     from monarch_nb.display.transfer_bar import show_long
     from monarch_nb.magics.completion import Completion, explain_verbs
     from monarch_nb.magics.debug import CellPrompt
@@ -33,6 +34,7 @@ def load(shell: Any) -> None:
     shell.register_magics(magics)
     waiting.on_stop = CellPrompt(magics.state)
     waiting.on_long = show_long
+    kernel.leave_first(leave_displays)
     completion = Completion(magics)
     shell.Completer.custom_matchers.append(completion.matcher)
     RemoteHelp(magics.state, shell).install()

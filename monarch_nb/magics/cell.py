@@ -65,6 +65,7 @@ def show_cell(
         run = mesh.submit(
             source, ranks, watcher=ViewWatcher(view), number=number, timeout=timeout, rerun_of=rerun_of, profile=profile
         )
+        view.describe_rest(run.goes_on)
         patience.watch(run)
         interrupts.pass_to(run.interrupt)
         result = run.wait(interrupts=interrupts)
@@ -94,6 +95,7 @@ def start_cell(
     display = LiveDisplay(view, on_tick=patience.tick)
     view.started()
     run = mesh.submit(source, ranks, watcher=ViewWatcher(view, show_errors=True), number=number, timeout=timeout)
+    view.describe_rest(run.goes_on)
     patience.watch(run)
     n = run.wait_for_number(BEGIN_S)
     view.retitle(f"#{n} runs in the background; %mesh result {n} waits for it")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from monarch_nb._client import kernel
 from monarch_nb._client.session import RequestFailed
 from monarch_nb._post.office import OfficeClosed
 from monarch_nb._shape import format_ranks, name_ranks
@@ -90,7 +91,8 @@ class CellPrompt:
         except MeshUsageError as error:
             return error
         except KeyboardInterrupt:
-            mesh.interrupt(sorted({s.rank for s in mesh.debugger().stops()}))
+            if kernel.is_meant():  # else the ranks stay where they stand, for whoever comes next
+                mesh.interrupt(sorted({s.rank for s in mesh.debugger().stops()}))
         return None
 
 

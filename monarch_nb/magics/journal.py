@@ -71,6 +71,7 @@ def result(state: State, arguments: Namespace) -> None:
     view = CellView(mesh.select(entry.ranks), len(mesh))
     with LiveDisplay(view):
         run = mesh.journal.replay(entry, ViewWatcher(view))
+        view.describe_rest(run.goes_on)
         ended = run.wait()
     run.seen()
     finish_cell(mesh, ended)

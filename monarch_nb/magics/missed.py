@@ -27,7 +27,9 @@ def show_missed(mesh: Mesh) -> None:
     for entry in missed.cells:
         view = CellView(mesh.select(entry.ranks), len(mesh), title=_title(entry))
         views.append(view)
-        runs.append(mesh.journal.replay(entry, ViewWatcher(view, show_errors=True)))
+        run = mesh.journal.replay(entry, ViewWatcher(view, show_errors=True))
+        view.describe_rest(run.goes_on)
+        runs.append(run)
     if not views:
         return
     display = LiveDisplay(StackView(views))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb._client import waiting
 from monarch_nb._client.feed import Feed, Watcher
 from monarch_nb._client.interrupts import Interrupts
+from monarch_nb._client.kernel import KernelShutDown
 from monarch_nb._post.failure import revive
 from monarch_nb._post.office import OfficeClosed
 from monarch_nb._shape import format_ranks, name_ranks
@@ -250,6 +251,7 @@ class CellRun:
 
         Raises:
             MeshUsageError: if the home refused it.
+            KernelShutDown: (a KeyboardInterrupt) if this kernel is being shut down; the cell goes on.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         if interrupts is None:
@@ -268,6 +270,14 @@ class CellRun:
             return waiting.wait(self._feed, deadline)
         except OfficeClosed:
             raise MeshError(_ENDED) from None
+        except KernelShutDown:
+            raise KernelShutDown(f"this kernel is being shut down; {self.goes_on()}") from None
+
+    def goes_on(self) -> str:
+        """Return what to say where it's left, for it goes on without whoever waited."""
+        number = f"cell #{self.n}" if self.n else "the cell"
+        name = self._mesh.name
+        return f"{number} goes on in mesh {name!r}. See it: %mesh attach {name}"
 
     def _finished(self) -> CellResult:
         feed, result = self._feed, self.result

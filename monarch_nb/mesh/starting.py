@@ -159,7 +159,8 @@ def _made(name: str, session: Session, record: Mapping[str, Any], *, make_curren
     from monarch_nb._client import session as sessions
 
     mesh = Mesh(name, session, record)
-    assert session.output is not None
+    assert session.output is not None and session.connection is not None
+    session.connection = session.connection._replace(name=name)  # a spare has had none
     session.output.default.sizes[record["group"]] = len(mesh)
     if make_current:
         sessions.use(session)

@@ -6,6 +6,7 @@ from jupyter_server.extension.application import ExtensionApp
 
 from monarch_nb import __version__
 from monarch_nb.server.handlers import routes
+from monarch_nb.server.interrupts import InterruptWitness
 from monarch_nb.server.meshes import Meshes
 from monarch_nb.server.metrics import MeshCollector, register, unregister
 
@@ -18,6 +19,7 @@ class MeshExtension(ExtensionApp):
     extension_url = "/monarch_nb/api/version"
     load_other_extensions = True
     _collector: MeshCollector | None = None
+    _witness: InterruptWitness | None = None
     _meshes: Meshes
 
     def initialize_settings(self) -> None:
@@ -25,6 +27,8 @@ class MeshExtension(ExtensionApp):
         self._meshes = Meshes()
         self.settings["monarch_nb_meshes"] = self._meshes
         self._collector = register(self._meshes.pool)
+        if self.serverapp is not None:
+            self._witness = InterruptWitness(self.serverapp)
 
     def initialize_handlers(self) -> None:
         """Say who answers where."""
@@ -35,4 +39,7 @@ class MeshExtension(ExtensionApp):
         if self._collector is not None:
             unregister(self._collector)
             self._collector = None
+        if self._witness is not None:
+            self._witness.close()
+            self._witness = None
         self._meshes.close()

@@ -6,7 +6,10 @@ import os
 import re
 import select
 import threading
+import time
+from contextlib import suppress
 from pathlib import Path
+from queue import Empty
 from typing import Any
 
 import nbformat
@@ -78,15 +81,13 @@ class Notebook:
         assert not self._manager.is_alive()
 
 
-class RawKernel:
-    """A kernel whose messages are looked at one by one: which cell does an output belong to?"""
+class Messages:
+    """The messages of a kernel, looked at one by one: which cell does an output belong to?"""
 
-    def __init__(self) -> None:
-        self._manager = KernelManager(transport="ipc", kernel_name="python3")
-        self._manager.start_kernel()
-        self.client = self._manager.client()
+    def __init__(self, client: Any) -> None:
+        self.client = client
         self.client.start_channels()
-        self.client.wait_for_ready(timeout=60)
+        self.begin_anew()
         self._texts: dict[str, list[tuple[str, str]]] = {}
         self._displays: dict[str, str] = {}
 
@@ -115,7 +116,10 @@ class RawKernel:
         return "\n".join(text for _, text in self._texts.get(cell, []))
 
     def _take(self, timeout_s: float) -> tuple[str, str]:
-        message = self.client.get_iopub_msg(timeout=timeout_s)
+        return self.take(self.client.get_iopub_msg(timeout=timeout_s))
+
+    def take(self, message: Any) -> tuple[str, str]:
+        """Note what a message shows; return whose it is, and the state of the kernel that it tells."""
         parent = message["parent_header"].get("msg_id", "")
         content = message["content"]
         if message["msg_type"] in ("display_data", "update_display_data", "execute_result"):
@@ -137,10 +141,45 @@ class RawKernel:
         else:
             shown.append((display, text))
 
+    def run_text(self, source: str) -> str:
+        """Run a cell; return what it shows."""
+        return self.text(self.run(source))
+
+    def take_the_rest(self) -> None:
+        """Take what a kernel that is shut down still says."""
+        while True:
+            message = self.client.get_iopub_msg(timeout=60)
+            if message["msg_type"] == "shutdown_reply":
+                return
+            self.take(message)
+
+    def begin_anew(self) -> None:
+        """Wait until a new kernel answers, and what it shows comes here. `wait_for_ready` gives a loaded machine too little time."""
+        deadline = time.monotonic() + 60
+        asked, shown = "", False
+        while not shown:
+            assert time.monotonic() < deadline, "the kernel doesn't answer"
+            asked = asked or self.client.kernel_info()
+            with suppress(Empty):
+                while self.client.get_shell_msg(timeout=1)["parent_header"].get("msg_id") != asked:
+                    pass
+                asked, wanted = "", asked
+                while not shown:
+                    shown = self.client.get_iopub_msg(timeout=0.5)["parent_header"].get("msg_id") == wanted
+
+
+class RawKernel(Messages):
+    """A kernel of its own."""
+
+    def __init__(self) -> None:
+        self.manager = KernelManager(transport="ipc", kernel_name="python3")
+        self.manager.start_kernel()
+        super().__init__(self.manager.client())
+
     def close(self) -> None:
         """End the kernel."""
         self.client.stop_channels()
-        self._manager.shutdown_kernel(now=True)
+        self.manager.shutdown_kernel(now=True)
 
 
 class Signal:
