@@ -143,21 +143,22 @@ class Kernel:
             drop()
         with suppress(Exception):  # whatever can't be shown any more, the kernel ends
             self.leave(f"this kernel was shut down at {time.strftime('%H:%M:%S')}")
-        return any([each() for each in list(self.on_end)])
+        woken = [each() for each in list(self.on_end)]
+        return any(woken)
 
 
 async def _come_to_rest(kernel: Any) -> None:
     """Wait, in the control thread, until the main thread is back in its event loop, so that what the cell ends with is still sent."""
     loop = asyncio.get_running_loop()
-    rested = loop.create_future()
+    rested = asyncio.Event()
 
     def at_rest() -> None:
         with suppress(RuntimeError):  # the control thread's loop has been closed
-            loop.call_soon_threadsafe(lambda: rested.done() or rested.set_result(None))
+            loop.call_soon_threadsafe(rested.set)
 
     kernel.io_loop.add_callback(kernel.io_loop.call_later, _REPLY_S, at_rest)
     with suppress(TimeoutError):
-        await asyncio.wait_for(rested, _COME_TO_REST_S)
+        await asyncio.wait_for(rested.wait(), _COME_TO_REST_S)
 
 
 _kernel: Kernel | None = None
