@@ -2,6 +2,9 @@
 
 It's folded by rank set and written where the cell that made the call shows its output. `take` runs in the reading thread and must be quick; the
 writing is done by the reader's keeper.
+
+What a rank prints before an answer is shown before the answer is had: the answer says up to which mark in the rank's output that is (`Office.owed`), and who
+asks for the value waits for the mark (`catch_up`). Of a rank that hasn't printed, the answer says nothing, and nobody waits.
 """
 
 from __future__ import annotations
@@ -13,16 +16,22 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from monarch_nb._client.feed import ACK_BYTES, Feed
+from monarch_nb._client.waiting import Bell
 from monarch_nb._journal import record as records
 from monarch_nb._journal.record import Record
-from monarch_nb._post.office import Office
+from monarch_nb._post.office import Office, OfficeClosed
+from monarch_nb._post.pending import in_callback
 from monarch_nb._wire import address
 from monarch_nb._wire.message import Message
 
 FOLD_S = 0.1
+CATCH_UP_S = 3.0
+"""How long an answer waits for what was printed before it: the home may be busy, or the output have been dropped."""
+
 _MAX_FOLDS = 64
 _MAX_LATE = 50
 
@@ -37,7 +46,12 @@ class OutputHub:
         self._late: dict[int, Feed] = {}
         self.groups: dict[int, str] = {}
         self.default = StandardOutput(office)
+        self._reached: dict[int, int] = {}
+        """The last mark that has come of each proc."""
+        self._bells: list[Bell] = []
         office.on_output = self.take
+        office.on_printed = self._owe
+        office.catch_up = self.catch_up
 
     def learn_groups(self, groups: dict[str, int]) -> None:
         """Take note of the names of groups of ranks."""
@@ -63,10 +77,56 @@ class OutputHub:
                 self.default.text(record.origin, group, record.rank, record.stream, self._decode(record))
             elif record.kind == records.DISPLAY:
                 self.default.display(record.origin, json.loads(record.data))
+            elif record.kind == records.SETTLED:
+                self._settled(*records.MARK.unpack(record.data))
         self._num_taken += len(data)
         if self._num_taken >= ACK_BYTES:
             num, self._num_taken = self._num_taken, 0
             self._office.tell(address.HOME, "taken", watch=0, bytes=num)
+
+    def _owe(self, proc: int, number: int) -> None:
+        """An answer has come that something was printed before: in the reading thread."""
+        self._office.owed[proc] = number
+
+    def _settled(self, proc: int, number: int) -> None:
+        self._reached[proc] = number
+        self._ring_if_all_has_come()
+
+    def forget(self, proc: int) -> None:
+        """A rank has died: what it still owed doesn't come, and its successor counts anew. In the reading thread."""
+        self._reached.pop(proc, None)
+        self._office.owed.pop(proc, None)
+        self._ring_if_all_has_come()
+
+    def _ring_if_all_has_come(self) -> None:
+        for bell in list(self._bells) if self._bells and self._has_come(self._office.owed) else ():
+            bell.ring()
+
+    def _has_come(self, owed: dict[int, int]) -> bool:
+        return not any(_is_before(self._reached.get(proc, 0), number) for proc, number in list(owed.items()))
+
+    def catch_up(self) -> None:
+        """Show what ranks had printed before the answers that have come; waits for it, but not for long."""
+        if in_callback() or not self.default.enabled:
+            return
+        owed = dict(self._office.owed)
+        if not self._has_come(owed):
+            self._wait_for_the_rest()
+        for proc, number in owed.items():
+            if self._office.owed.get(proc) == number:
+                self._office.owed.pop(proc, None)
+        self.default.flush()
+
+    def _wait_for_the_rest(self) -> None:
+        bell = Bell(self._office)
+        self._bells.append(bell)
+        if self._has_come(self._office.owed):
+            bell.ready = True  # just now, before anybody could ring
+        try:
+            with suppress(OfficeClosed):
+                self._office.reader.wait(bell, time.monotonic() + CATCH_UP_S)
+        finally:
+            self._bells.remove(bell)
 
     def _decode(self, record: Record) -> str:
         """Decode UTF-8 that may be cut anywhere."""
@@ -75,6 +135,11 @@ class OutputHub:
         if decoder is None:
             decoder = self._decoders[key] = codecs.getincrementaldecoder("utf-8")("replace")
         return str(decoder.decode(record.data))
+
+
+def _is_before(one: int, other: int) -> bool:
+    """Compare numbers of marks, which begin anew after 32 bits."""
+    return 0 < (other - one) & 0xFFFFFFFF < 1 << 31
 
 
 class StandardOutput:
@@ -86,6 +151,7 @@ class StandardOutput:
     def __init__(self, office: Office) -> None:
         self._office = office
         self._lock = threading.Lock()
+        self._writing = threading.RLock()
         self._folds: dict[tuple[int, str], Any] = {}
         self._contexts: dict[int, contextvars.Context] = {}
         self._armed = False
@@ -138,15 +204,16 @@ class StandardOutput:
             context.copy().run(function, *args)
 
     def flush(self) -> None:
-        """Write what has been folded."""
-        with self._lock:
-            self._armed = False
-            texts = [(origin, fold.drain()) for (origin, _), fold in self._folds.items()]
-            for key in list(self._folds)[:-_MAX_FOLDS]:
-                del self._folds[key]
-        for origin, text in texts:
-            if text:
-                self._run(origin, self.write, "stdout", text)
+        """Write what has been folded. When it returns, what was there before has been written, by whichever thread."""
+        with self._writing:
+            with self._lock:
+                self._armed = False
+                texts = [(origin, fold.drain()) for (origin, _), fold in self._folds.items()]
+                for key in list(self._folds)[:-_MAX_FOLDS]:
+                    del self._folds[key]
+            for origin, text in texts:
+                if text:
+                    self._run(origin, self.write, "stdout", text)
 
 
 def _write(stream: str, text: str) -> None:

@@ -185,6 +185,8 @@ class Session:
             self.reports.actor_failed(fields["actor_id"], fields["failure"])
         elif name == "exit":
             for end in fields["ends"]:
+                if self.output is not None:
+                    self.output.forget(end["proc"])
                 self._on_end(end)
         elif name == "stopped":
             self.num_stops += 1

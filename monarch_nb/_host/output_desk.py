@@ -9,7 +9,7 @@ from monarch_nb._host.request import LATER
 from monarch_nb._host.watch import Wanted, Watch, Watches
 from monarch_nb._journal import record as records
 from monarch_nb._journal.record import CLIENT_BITS, CLIENT_MASK, CLIENT_ORIGIN, Record, is_cell
-from monarch_nb._wire.marks import TEXT, Piece
+from monarch_nb._wire.marks import SETTLED, TEXT, Piece
 from monarch_nb._wire.message import Message
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ class OutputDesk:
         self._home = home
         self._store = home.journal.store
         self.watches = Watches()
+        self._own: list[Watch] = []
+        """What clients see of their own calls."""
 
     # --- what comes in
 
@@ -32,12 +34,26 @@ class OutputDesk:
 
     def printed(self, rank: int, proc: int, piece: Piece) -> None:
         """A rank has printed something."""
+        if piece.kind == SETTLED:
+            self._settled(proc, piece)
+            return
         entry = self._home.registry.procs.get(proc)
         kind = records.TEXT if piece.kind == TEXT else records.DISPLAY
         if piece.kind == TEXT:
             self._home.board.printed(proc, piece.data)
         group, number = (entry.group, entry.rank) if entry is not None else ("unknown", rank)
         self.write(kind, piece.stream, group, number, piece.origin, piece.data)
+
+    def _settled(self, proc: int, piece: Piece) -> None:
+        """All that was printed before an answer has come: tell the client that waits for it."""
+        if not piece.data.isdigit():
+            return  # nothing of ours
+        data = records.MARK.pack(proc, int(piece.data) & 0xFFFFFFFF)
+        record = Record(records.SETTLED, "stdout", 0, 0, piece.origin, 0, 0.0, data)
+        packed = records.pack(record)
+        self._own = [w for w in self._own if not w.over]
+        for watch in self._own:
+            watch.mark(record, packed)
 
     def write(self, kind: int, stream: str, group: str, rank: int, origin: int, data: bytes) -> None:
         """Put a piece into the journal and show it to those who watch."""
@@ -50,7 +66,7 @@ class OutputDesk:
 
     def watch_own(self, client: Client) -> None:
         """Let a client see what its own calls print, and what belongs to nobody."""
-        self._watch(client.proc, 0, _own_output(client.number))
+        self._own.append(self._watch(client.proc, 0, _own_output(client.number)))
 
     def watch_cell(self, client: int, ref: int, n: int, position: int | None, until: int | None) -> Watch:
         """Let a client watch what a cell prints and how it ends."""
@@ -61,8 +77,9 @@ class OutputDesk:
         watch = Watch(self._home.loop, self._store, self._home.send_local, client, ref, wanted, position, until)
         return self.watches.add(watch, n)
 
-    def _watch(self, client: int, ref: int, wanted: Wanted, position: int | None = None, until: int | None = None) -> None:
-        self.watches.add(Watch(self._home.loop, self._store, self._home.send_local, client, ref, wanted, position, until))
+    def _watch(self, client: int, ref: int, wanted: Wanted, position: int | None = None, until: int | None = None) -> Watch:
+        watch = Watch(self._home.loop, self._store, self._home.send_local, client, ref, wanted, position, until)
+        return self.watches.add(watch)
 
     def do_settle_output(self, message: Message, fields: dict[str, Any]) -> object:
         """Answer once what ranks of this machine have written before now has been passed on."""

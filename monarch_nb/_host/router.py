@@ -125,7 +125,7 @@ class Router:
         if gathering is None:
             return False
         gathering.left -= 1
-        by_itself = bool(message.table) or len(message.frame) > COMBINE_BYTES
+        by_itself = bool(message.table or message.origin) or len(message.frame) > COMBINE_BYTES
         if not by_itself:
             answer = (message.flags, bytes(message.payload))
             gathering.answers.setdefault(answer, []).append(message.slot)

@@ -105,6 +105,11 @@ class Watch:
             num, self._num_unkept_bytes = self._num_unkept_bytes, 0
             self._add(_note(f"{bytes_text(num)} of output are missing here: the journal can't be written, and they came faster than they could be shown"))
 
+    def mark(self, record: Record, packed: bytes) -> None:
+        """Send a record that the journal doesn't keep, behind what was offered so far."""
+        if not self.over and self._wanted(record):
+            self._add(packed)
+
     def tell(self, *news: Any, last: bool = False, soon: bool = False) -> None:
         """Send news about what is watched, after all output so far.
 

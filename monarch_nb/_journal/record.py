@@ -2,7 +2,7 @@
 
     offset  bytes  field
          0      4  number of bytes of data
-         4      1  kind (TEXT, DISPLAY, NOTE, GROUP, RESULT)
+         4      1  kind (TEXT, DISPLAY, NOTE, GROUP, RESULT; SETTLED travels only)
          5      1  stream: 0 stdout, 1 stderr
          6      2  index of the group of ranks, in the order in which the journal met them
          8      4  rank
@@ -27,6 +27,9 @@ DISPLAY: Final = 2  #: a rich display, as JSON
 NOTE: Final = 3  #: words of the host process itself, such as that something was dropped
 GROUP: Final = 4  #: the name of a group; stands before its first record in each file
 RESULT: Final = 5  #: how a cell ended on a rank, as JSON
+SETTLED: Final = 6  #: a rank's output has come as far as one of its answers; data: MARK of its proc and the number in the answer
+
+MARK: Final = struct.Struct("<QI")
 
 STREAMS: Final = ("stdout", "stderr")
 CLIENT_ORIGIN: Final = 1 << 31

@@ -91,6 +91,16 @@ class Office:
         """Calls that have failed, and whose answer hasn't been read, by the identity of the pending."""
         self.told_ends: set[int] = set()
         """Processes of whose end this program was told, by an exception or by its hook."""
+        self.unsettled: set[int] = set()
+        """In a rank: cells that it has printed something for since its last answer."""
+        self.mark_output: Callable[[int], int] = lambda _origin: 0
+        """In a rank: marks how far its output for a cell has come; returns the mark."""
+        self.owed: dict[int, int] = {}
+        """In a program that shows output: up to which mark that of procs that have answered is to be shown still."""
+        self.on_printed: Callable[[int, int], None] | None = None
+        """In a program that shows output: told of an answer's proc and mark, in the reading thread."""
+        self.catch_up: Callable[[], None] = lambda: None
+        """Waits, for a bounded time, until nothing is owed any more, and shows it."""
         self.on_close: list[Callable[[], None]] = []
         """Called when this process leaves the mesh, while it can still send."""
         self.num_sent = 0
@@ -195,6 +205,10 @@ class Office:
             payload, flags = b"", wire.BULK
         return Encoded(payload), flags, self.pool.write(buffers, holders)
 
+    def printed_for(self, origin: int) -> int:
+        """Return how far this process' output for a cell has come, for an answer; 0 if there was none."""
+        return self.mark_output(origin) if origin in self.unsettled else 0
+
     def poke(self) -> None:
         """Make the thread that reads the socket look up."""
         self.route(self.me).send(wire.pack(wire.WAKE, src=self.me, dst=self.me))
@@ -251,6 +265,8 @@ class Office:
                     self.pool.release(inode, message.src)
             pending = self._pending.get(message.ref)
             if pending is not None:
+                if message.origin and self.on_printed is not None:
+                    self.on_printed(message.src, message.origin)
                 return pending.deliver(message.slot, Body(self, message))
             if message.table:
                 Body(self, message)  # nobody waits any more: opened and dropped, so that the sender hears

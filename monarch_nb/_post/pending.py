@@ -200,8 +200,8 @@ class Pending:
             callbacks, self._callbacks = self._callbacks, None
         if self.ref:
             self.office.forget(self.ref)
-        for callback in callbacks or ():
-            callback()
+        if callbacks:
+            _run_callbacks(callbacks)
 
     def claim(self) -> bool:
         """Be the one thread that waits for this in the reader, until it sets `waited` back; False if another does."""
@@ -231,6 +231,23 @@ class Pending:
         if not self.ready and self.due is not None and time.monotonic() >= self.due:
             self.complete()
             self.office.reader.notify(self)
+
+
+_callback = threading.local()
+
+
+def _run_callbacks(callbacks: Sequence[Callable[[], None]]) -> None:
+    outer, _callback.runs = in_callback(), True
+    try:
+        for callback in callbacks:
+            callback()
+    finally:
+        _callback.runs = outer
+
+
+def in_callback() -> bool:
+    """Say whether this thread runs a callback of an answer that has come: it may be the one that reads the socket, and must not wait."""
+    return getattr(_callback, "runs", False)
 
 
 class OneReply(Pending):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Generic, TypeVar
 
 from monarch_nb._post import here
+from monarch_nb._post.context import call_context
 from monarch_nb._post.failure import describe, encode_failure
 from monarch_nb._wire import codec
 from monarch_nb._wire import message as wire
@@ -44,7 +45,8 @@ class Port(Generic[T]):
         office = here.office()
         if body is None:
             body, flags = codec.Encoded(b""), flags | wire.EMPTY
-        office.post(self._proc, wire.REPLY, body, flags=flags, slot=self._slot, ref=self._ref)
+        printed = office.printed_for(call_context.get().origin)
+        office.post(self._proc, wire.REPLY, body, flags=flags, slot=self._slot, ref=self._ref, origin=printed)
 
     def with_slot(self, slot: int) -> Port[T]:
         """Return the same port as another sender: its values are told apart by `slot`."""

@@ -406,7 +406,7 @@ class ActorRunner:
         if result is None:
             frame = wire.pack(
                 wire.REPLY, src=office.me, dst=message.src, flags=wire.EMPTY, slot=message.slot, ref=message.ref,
-                name=office.releases_for(message.src),
+                name=office.releases_for(message.src), origin=office.printed_for(message.origin),
             )  # fmt: skip
             office.send(message.src, frame)
             return
@@ -416,8 +416,9 @@ class ActorRunner:
             self._raised(error, message)
             return
         released = office.releases_for(message.src)
+        printed = office.printed_for(message.origin)
         try:
-            office.post(message.src, wire.REPLY, body, slot=message.slot, ref=message.ref, name=released)
+            office.post(message.src, wire.REPLY, body, slot=message.slot, ref=message.ref, name=released, origin=printed)
         except MemoryError as error:  # no shared memory for it
             self._raised(error, message)
 
@@ -485,10 +486,9 @@ class ActorRunner:
             self.host.debugger.post_mortem(error, "exception", self.name)
 
     def _reply_failure(self, message: Message, failure: dict[str, Any]) -> None:
-        body = encode_failure(failure)
-        self.host.office.post(
-            message.src, wire.REPLY, body, flags=wire.ERROR, slot=message.slot, ref=message.ref
-        )
+        body, office = encode_failure(failure), self.host.office
+        printed = office.printed_for(message.origin)
+        office.post(message.src, wire.REPLY, body, flags=wire.ERROR, slot=message.slot, ref=message.ref, origin=printed)
 
     def _fail(self, error: BaseException, asked: Message | None, endpoint: str) -> None:
         """The actor has failed: it takes no more work; who has asked for what has failed hears, and its owner."""

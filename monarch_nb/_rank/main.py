@@ -43,6 +43,7 @@ class Rank:
         self.pipe = pipe
         self.office = Office(spec["proc"], spec["directory"])
         self.office.mesh_id = spec["mesh_id"]
+        self.office.unsettled, self.office.mark_output = pipe.unsettled, pipe.mark_answer
         self.page = Page(address.page_path(spec["directory"], spec["proc"]))
         self.debugger = Debugger(self.office)
         self.worker = Worker(self)

@@ -16,6 +16,7 @@ import os
 import select
 import sys
 import threading
+import time
 from typing import Any
 
 from monarch_nb._post.context import call_context
@@ -45,6 +46,9 @@ class OutputPipe:
         self.streams: dict[str, RankStream] = {}
         """Our own, by name."""
         self.has_told_of_widgets = False
+        self.unsettled: set[int] = set()
+        """Cells that something was printed for since the last mark."""
+        self._num_marks = int(time.time()) & 0x3FFFFFFF  # so that a successor's marks aren't taken for older ones
 
     def begin(self, origin: int) -> None:
         """From now on, unmarked output belongs to cell `origin`; also after it has ended, for what comes late is its own."""
@@ -64,9 +68,21 @@ class OutputPipe:
                 data = before + data + marks.mark(self._token, marks.TEXT, self._cell, "stdout")
             self._write_all(data)
 
+    def mark_answer(self, origin: int) -> int:
+        """Mark what was printed for a cell before an answer to it; return the mark's number, for the answer."""
+        with self.lock:
+            for stream in self.streams.values():
+                stream.flush()
+            self.unsettled.discard(origin)
+            self._num_marks = self._num_marks % 0xFFFFFFFF + 1
+            # To our own copy: user code may have led descriptor 1 into a file, where a mark is of no use.
+            _write_all(self._kept[1], marks.mark(self._token, marks.SETTLED, origin, str(self._num_marks)))
+            return self._num_marks
+
     def display(self, origin: int, content: dict[str, Any]) -> None:
         """Put a rich display between the lines."""
         with self.lock:
+            self.unsettled.add(origin)
             self._write_all(marks.display_mark(self._token, origin, content))
 
     def _write_all(self, data: bytes) -> None:
@@ -143,6 +159,7 @@ class RankStream(io.TextIOBase):
             if self._held and origin != self._held_origin:
                 self._send()
             self._held_origin = origin
+            self._pipe.unsettled.add(origin)
             self._held.append(text)
             self._held_size += len(text)
             if "\n" in text or "\r" in text or self._held_size > _MAX_HELD:

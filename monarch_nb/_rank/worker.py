@@ -229,8 +229,9 @@ class Worker:
             )  # fmt: skip
             office.send(message.src, frame)
         else:
+            printed = office.printed_for(message.origin)
             try:
-                office.post(message.src, wire.REPLY, body, flags=flags, slot=message.slot, ref=message.ref)
+                office.post(message.src, wire.REPLY, body, flags=flags, slot=message.slot, ref=message.ref, origin=printed)
             except MemoryError as error:  # no shared memory for it
                 body = encode_failure(describe(error, **here.whereabouts(), endpoint=message.name.decode()))
                 office.post(message.src, wire.REPLY, body, flags=wire.ERROR, slot=message.slot, ref=message.ref)

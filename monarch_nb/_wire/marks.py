@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 
 TEXT = "t"  #: what follows is text of this origin and stream
 DISPLAY = "d"  #: a rich display; the argument is base64 of JSON
+SETTLED = "s"  #: what comes before this was printed before an answer that names the same number, the argument
 
 _MAX_HELD_BYTES = 64 << 20
 
 
 class Piece(NamedTuple):
-    """A stretch of output: `kind` is TEXT or DISPLAY; `stream` is "stdout" or "stderr"."""
+    """A stretch of output: `kind` is TEXT, DISPLAY or SETTLED; `stream` is "stdout" or "stderr"."""
 
     kind: str
     origin: int
@@ -95,6 +96,8 @@ class Parser:
             self.stream = argument or self.stream
         elif kind == DISPLAY:
             yield from self._display(number, argument)
+        elif kind == SETTLED:
+            yield Piece(SETTLED, number, self.stream, argument.encode())
 
     def _display(self, origin: int, argument: str) -> Iterator[Piece]:
         try:

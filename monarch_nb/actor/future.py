@@ -76,6 +76,8 @@ class Future(Generic[T]):
                     f"no answer{self._to_what()} within {timeout:g} s; it goes on: .get() again, or stop the mesh"
                 )
         if self._finish is not None:
+            if pending.office.owed:
+                pending.office.catch_up()
             self._settle()
         if self._error is not None:
             raise self._error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 import time
 from typing import Any
@@ -314,3 +315,44 @@ class AsyncHolder(Actor):
 
     async def _wait(self) -> None:
         await asyncio.sleep(600)
+
+
+class Talker(Actor):
+    """Prints before it answers."""
+
+    def __init__(self) -> None:
+        print("made")
+
+    @endpoint
+    def say(self, what: object) -> object:
+        print("said", what)
+        return what
+
+    @endpoint
+    def err(self, what: object) -> object:
+        print("warned", what, file=sys.stderr)
+        return what
+
+    @endpoint
+    def fail(self, what: str) -> None:
+        print("before", what)
+        raise ValueError(what)
+
+    @endpoint(explicit_response_port=True)
+    def send(self, port: Port[str], what: str) -> None:
+        print("sent", what)
+        port.send(what)
+
+    @endpoint
+    def silent(self, what: object) -> object:
+        return what
+
+
+class AsyncTalker(Actor):
+    """Prints before it answers, in an event loop."""
+
+    @endpoint
+    async def say(self, what: object) -> object:
+        await asyncio.sleep(0)
+        print("said", what)
+        return what
