@@ -7,7 +7,8 @@ rank joins an equal row further down than what that rank printed last, or become
 Invariants, whatever the interleaving and however the text was cut into chunks:
 
 * the rows that contain a rank, read from top to bottom, are exactly the lines of that rank, in order;
-* a row contains a rank at most once, and lines that differ in anything, a number too, are different rows.
+* a row contains a rank at most once, and lines that differ in anything, a number too, are different rows; but on stderr, a warning or a
+  line that tells of a failure may differ in its values (`monarch_nb.folding`): its row then lists them.
 
 A line that only one rank printed so far *floats*: it stands at the end, where it happened, and when its rank
 next joins a row further up, the floating line moves up in front of that row. So `hello 0, same` of rank 0
@@ -33,6 +34,7 @@ from functools import lru_cache
 from operator import attrgetter
 
 from monarch_nb._shape.rank_set import format_ranks
+from monarch_nb.folding import Values, is_trouble, merge, split
 
 LOOKAHEAD_ROWS = 1000
 FLOATING_ROWS = 64
@@ -60,7 +62,7 @@ class Row:
 
 
 class _Line:
-    __slots__ = ("drained", "label", "mask", "next", "prev", "stream", "text", "touched")
+    __slots__ = ("drained", "label", "mask", "next", "prev", "stream", "text", "touched", "values")
 
     def __init__(self, label: int, stream: str, text: str, mask: int) -> None:
         self.label = label
@@ -69,6 +71,8 @@ class _Line:
         self.mask = mask
         self.drained = 0
         self.touched = True
+        self.values: dict[int, Values] | None = None
+        """Of a warning or failure, by rank; `text` is then its pattern."""
         self.prev: _Line | None = None
         self.next: _Line | None = None
 
@@ -248,10 +252,15 @@ class Fold:
         for line in touched:
             new = line.mask & ~line.drained
             line.drained, line.touched = line.mask, False
-            parts.append(f"{prefix_of(_ranks_of(new)) if self._prefix else ''}{line.text}\n")
+            parts.append(f"{prefix_of(_ranks_of(new)) if self._prefix else ''}{_text_of(line, new)}\n")
         return "".join(parts)
 
     def _add(self, place: _Place, stream: str, text: str) -> None:
+        if stream == "stderr" and len(self._ranks) > 1 and is_trouble(text):
+            text, values = split(text)
+            if values:
+                self._add_trouble(place, stream, text, values)
+                return
         row = place.anchor.next
         if row is None or row.text != text or place.floating or row.stream != stream:
             row = self._find(place, stream, text)
@@ -259,6 +268,16 @@ class Fold:
             self._append(place, stream, text)
         else:
             self._join(place, row)
+
+    def _add_trouble(self, place: _Place, stream: str, pattern: str, values: Values) -> None:
+        row = self._find(place, stream, pattern)
+        if row is None:
+            row = self._append(place, stream, pattern)
+            row.values = {}
+        else:
+            self._join(place, row)
+        assert row.values is not None
+        row.values[place.bit.bit_length() - 1] = values
 
     def _find(self, place: _Place, stream: str, text: str) -> _Line | None:
         equal = self._index.get(stream, {}).get(text)
@@ -271,7 +290,7 @@ class Fold:
             found = _first(equal, recent, self._last.label, place.bit)
         return found
 
-    def _append(self, place: _Place, stream: str, text: str) -> None:
+    def _append(self, place: _Place, stream: str, text: str) -> _Line:
         row = _Line(self._last.label + _GAP, stream, text, place.bit)
         row.prev = self._last
         self._last.next = self._last = row
@@ -289,6 +308,7 @@ class Fold:
         self._num_rows += 1
         if self._max_rows is not None and self._num_rows > KEPT_PER_SHOWN * self._max_rows:
             self._forget(self._max_rows)
+        return row
 
     def _join(self, place: _Place, row: _Line) -> None:
         owner = self._owners.get(row.mask)
@@ -402,7 +422,14 @@ def _first(equal: list[_Line], after: int, until: int, bit: int) -> _Line | None
 
 
 def _public(row: _Line) -> Row:
-    return Row(_ranks_of(row.mask), row.stream, row.text)
+    return Row(_ranks_of(row.mask), row.stream, row.text if row.values is None else _text_of(row, row.mask))
+
+
+def _text_of(row: _Line, mask: int) -> str:
+    """Return what a row says of some of its ranks."""
+    if not row.values or not mask:
+        return row.text
+    return merge(row.text, {rank: row.values[rank] for rank in _ranks_of(mask)})
 
 
 @lru_cache(maxsize=4096)

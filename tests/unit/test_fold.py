@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import Callable
 
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monarch_nb.display.fold import FLOATING_ROWS, LOOKAHEAD_ROWS, NOTE, Fold, Row, last_state
+from monarch_nb.folding import is_trouble, split
 
 LINES = st.sampled_from(
     ["a", "b", "c", "epoch 1", "epoch 2", "", "10%\r20%\r", "x\ry", "\x1b[31mred\x1b[0m", "日本語 🙂"]
@@ -222,3 +224,75 @@ def test_speed(line: Callable[[int, int], str], chunk: int) -> None:
     for rank, text in texts:
         fold.feed(rank, "stdout", text)
     assert time.process_time() - begin < 2.0
+
+
+def test_warnings_and_failures_differ_in_their_values_only() -> None:
+    fold = Fold(range(4))
+    for rank in range(4):
+        fold.feed(rank, "stderr", f"t.py:3: UserWarning: rank {rank} is slow\n  warnings.warn(text)\n")
+        fold.feed(rank, "stdout", f"ERROR of rank {rank}\n")
+        fold.feed(rank, "stderr", f"loss {rank}\n")
+    assert [(r.ranks, r.text) for r in fold.rows()] == [
+        ((0, 1, 2, 3), "t.py:3: UserWarning: rank {0-3} is slow"),
+        ((0, 1, 2, 3), "  warnings.warn(text)"),
+        *[((rank,), text) for rank in range(4) for text in (f"ERROR of rank {rank}", f"loss {rank}")],
+    ]
+
+
+def test_what_a_terminal_is_sent_of_a_warning_has_the_values_of_these_ranks_only() -> None:
+    fold = Fold(range(3))
+    fold.feed(0, "stderr", "ERROR port 4000\n")
+    fold.feed(1, "stderr", "ERROR port 4001\n")
+    assert fold.drain() == "[0-1] ERROR port {4000, 4001}\n"
+    fold.feed(2, "stderr", "ERROR port 4002\n")
+    assert fold.drain() == "[2] ERROR port 4002\n"
+    assert [r.text for r in fold.rows()] == ["ERROR port {4000-4002}"]
+
+
+TROUBLE = st.lists(
+    st.tuples(st.integers(0, 3), st.sampled_from(["ERROR {n}", "E: Warning: {n} of {n}", "plain {n}", "WARN no number"]), st.integers(0, 3)),
+    max_size=40,
+)
+
+
+@given(TROUBLE)
+def test_each_rank_has_its_warnings_in_their_order(lines: list[tuple[int, str, int]]) -> None:
+    fold = Fold(range(4))
+    for rank, form, n in lines:
+        fold.feed(rank, "stderr", form.format(n=n) + "\n")
+    rows = fold.rows()
+    for rank in range(4):
+        own = [form.format(n=n) for r, form, n in lines if r == rank]
+        shown = [row for row in rows if rank in row.ranks]
+        assert [split(row.text)[0] if "{" not in row.text else None for row in shown] == [
+            None if "{" in row.text else split(text)[0] for row, text in zip(shown, own, strict=True)
+        ]
+        for row, text in zip(shown, own, strict=True):
+            if len({f for f in own if f == text}) and "{" not in row.text:
+                assert row.text == text
+            else:
+                assert is_trouble(text) and len(row.ranks) > 1
+                for value in split(text)[1]:
+                    assert listed(row.text, int(value))
+
+
+def listed(text: str, value: int) -> bool:
+    """Say whether a value is among those that a folded text lists."""
+    for part in re.findall(r"\{([^}]*)\}|(\d+)", text):
+        for item in re.sub(r"\[[^]]*\] ", "", part[0] or part[1]).replace(";", ",").split(","):
+            low, _, high = item.strip().partition("-")
+            if int(low) <= value <= int(high or low):
+                return True
+    return False
+
+
+def test_many_lines_of_warnings_are_bounded_and_fold() -> None:
+    fold = Fold(range(8), max_rows=1000)
+    for step in range(0, 5_000, 1000):
+        for rank in range(8):
+            fold.feed(rank, "stderr", "".join(f"step {i}: UserWarning: rank {rank} at 0x{i:x}{rank}\n" for i in range(step, step + 1000)))
+    rows = fold.rows()
+    assert fold.num_rows == 5_000  # of 40,000 lines
+    assert len(rows) == 1001
+    assert rows[0].ranks == tuple(range(8))
+    assert "rank {0-7}" in rows[0].text
