@@ -39,6 +39,8 @@ _by_office: dict[int, Session] = {}
 
 REQUEST_S = 30.0
 HELLO_S = 20.0
+UNATTENDED_S = 3.0
+"""How long a rank that asks something waits for a cell that waits for it."""
 
 
 class RequestFailed(MeshError):
@@ -59,6 +61,8 @@ class Session:
         self.observes = False
         self.bells: list[Bell] = []
         """Who waits in a notebook, and is to know when a rank stops at a breakpoint."""
+        self.num_waiting = 0
+        """Cells that wait in a notebook, and can ask whoever sits there."""
         self.num_stops = self.num_stops_shown = 0
         """Stops that this program has been told of, and those that a prompt was shown for."""
         self._began = time.time()
@@ -192,8 +196,22 @@ class Session:
             self.num_stops += 1
             for bell in list(self.bells):
                 bell.ring_for_stop()
+        elif name == "asked":
+            self._asked()
         elif name == "notice":
             _show_notice(fields["what"])
+
+    def _asked(self) -> None:
+        """A rank wants something typed. If nobody waits for it in a cell, nobody will see the question."""
+        self.num_stops += 1
+        for bell in list(self.bells):
+            bell.ring_for_stop()
+
+        def refuse() -> None:
+            if not self.num_waiting:
+                self.tell("refuse_user", reason="no cell of the notebook waits for it (it runs in the background, or was called by a script)")
+
+        self.office.reader.call_at(time.monotonic() + UNATTENDED_S, refuse)
 
     def _on_end(self, end: Mapping[str, Any]) -> None:
         """Tell the program's hook of a rank that has died, unless somebody waited for it and is told by an exception."""

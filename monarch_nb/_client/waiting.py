@@ -60,7 +60,11 @@ def wait(pending: Pending, deadline: float | None) -> bool:
     session = sessions.known(pending.office)
     if session is None or session.notebook is None:
         return _wait(pending, deadline)
-    return _wait_in_notebook(session, pending, deadline)
+    session.num_waiting += on_stop is not None
+    try:
+        return _wait_in_notebook(session, pending, deadline)
+    finally:
+        session.num_waiting -= on_stop is not None
 
 
 def _wait(pending: Pending, deadline: float | None) -> bool:

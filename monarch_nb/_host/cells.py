@@ -302,8 +302,8 @@ class Cells:
     def _climb(self, cell: Cell, reason: str) -> None:
         if cell.over or not cell.left:
             return
-        if reason != "user" and any(self._home.debug.is_stopped(cell.procs[r]) for r in cell.left):
-            # Somebody looks at it in the debugger: time-outs and graces begin anew when the rank runs on.
+        if reason != "user" and any(self._is_attended(cell.procs[r]) for r in cell.left):
+            # Somebody looks at it in the debugger, or is asked: time-outs and graces begin anew when the rank runs on.
             self._home.loop.call_later(GRACE_S, partial(self._climb, cell, reason))
             return
         ladder = self._ladders.get(cell.n)
@@ -408,6 +408,14 @@ class Cells:
         watch = home.output.watch_cell(client, ref, n, entry["position"], until)
         watch.tell("began", n)
         watch.tell("over", {k: entry[k] for k in ("status", "reason", "unfinished", "failures", "stopped", "said", "seconds")})
+
+    def _is_attended(self, proc: int) -> bool:
+        return self._home.debug.is_stopped(proc) or self._home.questions.is_asking(proc)
+
+    def watchers(self, n: int) -> list[int]:
+        """Return the clients that watch a cell that isn't over."""
+        cell = self._cells.get(n)
+        return [w.client for w in cell.watches if not w.over] if cell is not None else []
 
     def is_watched(self, n: int) -> bool:
         """Say whether somebody watches a cell that isn't over."""

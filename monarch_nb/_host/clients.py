@@ -72,6 +72,7 @@ class ClientDesk:
         self._shows_nothing(client)
         home.board.drop(client.proc)
         home.debug.client_gone(client.proc)
+        home.questions.client_gone(client.proc)
         home.board.touch()
         home.drop_route(client.proc)
         home.router.forget(client.proc)

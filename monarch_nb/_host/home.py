@@ -31,6 +31,7 @@ from monarch_nb._host.names import NameDesk
 from monarch_nb._host.output_desk import OutputDesk
 from monarch_nb._host.process import HostProcess, count_gpus
 from monarch_nb._host.pulse import process_trouble
+from monarch_nb._host.question_desk import QuestionDesk
 from monarch_nb._host.ranks import RankDesk
 from monarch_nb._host.recipes import Recipes
 from monarch_nb._host.registry import Registry
@@ -73,12 +74,13 @@ class HomeProcess(HostProcess):
         self.asking = Asking(self.loop, self.send_to_rank)
         self.looks = Looks(self)
         self.debug = DebugDesk(self)
+        self.questions = QuestionDesk(self)
         self.checkpoints = CheckpointDesk(self)
         self.healing = Healing(self, Recipes(os.path.join(self.directory, "recipes")))
         self.lease = Lease(self)
         for desk in (
             self.clients, self.hosts, self.ranks, self.waits, self.names, self.journal, self.output, self.board, self.cells,
-            self.interrupts, self.looks, self.debug, self.checkpoints, self.healing, self.lease,
+            self.interrupts, self.looks, self.debug, self.questions, self.checkpoints, self.healing, self.lease,
         ):  # fmt: skip
             self.reception.add(desk)
 

@@ -196,6 +196,7 @@ class RankDesk:
         home.cells.proc_has_ended(end)
         home.board.ended(proc)
         home.debug.proc_has_ended(proc)
+        home.questions.proc_has_ended(proc)
         if again:
             self.start_again(proc)
 

@@ -18,7 +18,7 @@ import monarch_nb.actor  # noqa: F401
 from monarch_nb._post import here
 from monarch_nb._post.context import CallContext, call_context
 from monarch_nb._post.office import Office
-from monarch_nb._rank import streams
+from monarch_nb._rank import keyboard, streams
 from monarch_nb._rank.actor_host import ActorHost
 from monarch_nb._rank.debugger import Debugger
 from monarch_nb._rank.worker import Worker
@@ -80,6 +80,7 @@ def run_rank(spec: dict[str, Any], host_pid: int) -> None:
         _run_bootstrap(spec, rank)
     _prepare_namespace(rank)
     rank.debugger.install()
+    keyboard.install(rank.office)
     rank.debugger.set(**spec.get("debug", {}))
     rank.office.start()
     dump_file.aim(rank.office.reader.keeper_id)

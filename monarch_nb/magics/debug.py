@@ -11,6 +11,7 @@ from monarch_nb._post.office import OfficeClosed
 from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.magics.arguments import Namespace
+from monarch_nb.magics.keyboard import answer_questions
 from monarch_nb.magics.state import State
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def _close_box() -> None:
 
 
 class CellPrompt:
-    """Makes the waiting cell of a notebook the prompt, when ranks stop."""
+    """Makes the waiting cell of a notebook the prompt, when ranks stop, or ask for a line."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -84,6 +85,7 @@ class CellPrompt:
         if mesh is None:
             return None
         try:
+            answer_questions(mesh)
             if mesh.debugger().stops():
                 talk(mesh)
         except (RequestFailed, OfficeClosed):

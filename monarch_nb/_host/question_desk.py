@@ -1,0 +1,113 @@
+"""What ranks ask whoever sits at the keyboard (`input`, `getpass`): passed on to the client that their cell, or their call, belongs to.
+
+A rank asks by a request, which is answered when somebody has typed. Only one client is asked: one that watches the cell, or that made the call. When it leaves, or
+says that nobody can type there, the rank is told why.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb._host.request import LATER
+from monarch_nb._journal.record import CLIENT_BITS, CLIENT_MASK, is_cell
+from monarch_nb._wire.message import Message
+
+if TYPE_CHECKING:
+    from monarch_nb._host.home import HomeProcess
+
+
+@dataclass(frozen=True)
+class Question:
+    """A rank waits for a line.
+
+    Attributes:
+        id: its number in the mesh.
+        ref: under which the rank waits.
+        client: who is asked.
+        hidden: whether what is typed isn't shown.
+    """
+
+    id: int
+    proc: int
+    ref: int
+    client: int
+    prompt: str
+    hidden: bool
+
+
+class QuestionDesk:
+    """Owned by the loop thread."""
+
+    def __init__(self, home: HomeProcess) -> None:
+        self._home = home
+        self._ids = itertools.count(1)
+        self._questions: dict[int, Question] = {}
+
+    def is_asking(self, proc: int) -> bool:
+        """Say whether a rank waits for somebody to type."""
+        return any(q.proc == proc for q in self._questions.values())
+
+    # --- ranks
+
+    def do_ask_user(self, message: Message, fields: dict[str, Any]) -> object:
+        """Pass on what a rank asks; answers {"text"} or {"refused": why}."""
+        client = self._client_of(fields["origin"])
+        if client is None:
+            return {"refused": "no notebook watches this cell"}
+        question = Question(next(self._ids), message.src, message.ref, client, fields["prompt"], fields["hidden"])
+        self._questions[question.id] = question
+        self._home.event(client, "asked", {})
+        return LATER
+
+    def _client_of(self, origin: int) -> int | None:
+        """Return the client that a cell, or a call, belongs to, if it has a notebook."""
+        clients = self._home.registry.clients
+        if is_cell(origin):
+            found = self._home.cells.watchers(origin)
+        else:
+            found = [c.proc for c in clients.values() if c.number & CLIENT_MASK == origin >> CLIENT_BITS & CLIENT_MASK]
+        return next((proc for proc in reversed(found) if proc in clients and clients[proc].listens), None)
+
+    def do_ask_no_more(self, message: Message, fields: dict[str, Any]) -> object:
+        """A rank doesn't wait for an answer any more."""
+        self._forget(lambda q: (q.proc, q.ref) == (message.src, fields["ref"]))
+        return None
+
+    def proc_has_ended(self, proc: int) -> None:
+        """A rank is dead."""
+        self._forget(lambda q: q.proc == proc)
+
+    def _forget(self, chosen: Any) -> None:
+        self._questions = {q.id: q for q in self._questions.values() if not chosen(q)}
+
+    # --- clients
+
+    def do_user_questions(self, message: Message, fields: dict[str, Any]) -> object:
+        """Return what a client is asked, by rank."""
+        ranks = self._home.registry.procs
+        mine = [q for q in self._questions.values() if q.client == message.src]
+        rows = [{"id": q.id, "rank": ranks[q.proc].rank, "prompt": q.prompt, "hidden": q.hidden} for q in mine]
+        return sorted(rows, key=lambda row: (row["rank"], row["id"]))
+
+    def do_answer_user(self, message: Message, fields: dict[str, Any]) -> object:
+        """Take an answer; False if the rank doesn't wait for it any more."""
+        question = self._questions.pop(fields["id"], None)
+        if question is not None:
+            self._home.reply(question.proc, question.ref, {"text": fields["text"]})
+        return question is not None
+
+    def do_refuse_user(self, message: Message, fields: dict[str, Any]) -> object:
+        """Nobody can type where a client is."""
+        self._refuse(message.src, fields["reason"])
+        return None
+
+    def client_gone(self, client: int) -> None:
+        """A client is gone."""
+        self._refuse(client, "the notebook that was asked is gone")
+
+    def _refuse(self, client: int, reason: str) -> None:
+        for question in [q for q in self._questions.values() if q.client == client]:
+            del self._questions[question.id]
+            self._home.reply(question.proc, question.ref, {"refused": reason})

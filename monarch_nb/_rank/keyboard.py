@@ -1,0 +1,56 @@
+"""`input()` and `getpass()` on a rank: whoever waits for the cell is asked, in the notebook."""
+
+from __future__ import annotations
+
+import builtins
+import getpass
+import sys
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb._post import here
+from monarch_nb._post.context import current_origin
+from monarch_nb._wire import address
+
+if TYPE_CHECKING:
+    from monarch_nb._post.office import Office
+
+
+def install(office: Office) -> None:
+    """Have `input` and `getpass` ask there."""
+
+    def ask_line(prompt: object = "", /) -> str:
+        return _ask(office, str(prompt), hidden=False)
+
+    def ask_password(prompt: str = "Password: ", stream: Any = None, **_: Any) -> str:
+        return _ask(office, prompt, hidden=True)
+
+    builtins.input = ask_line
+    getpass.getpass = ask_password
+
+
+def _ask(office: Office, prompt: str, *, hidden: bool) -> str:
+    """Ask, and wait for the answer; an interrupt ends that.
+
+    Raises:
+        StdinNotImplementedError: if nobody can type.
+    """
+    flush = getattr(sys.stdout, "flush", None)
+    if flush is not None:
+        flush()
+    reply = office.request(address.HOME, "ask_user", {"prompt": prompt, "hidden": hidden, "origin": current_origin()})
+    try:
+        office.reader.wait(reply)
+    finally:
+        if not reply.ready:
+            office.forget(reply.ref)
+            office.tell(address.HOME, "ask_no_more", ref=reply.ref)
+    answer = reply.body.value() if reply.body is not None else {"refused": "the mesh has ended"}
+    if "refused" in answer:
+        from IPython.core.error import StdinNotImplementedError
+
+        what = "getpass()" if hidden else "input()"
+        raise StdinNotImplementedError(
+            f"{what} on rank {here.whereabouts().get('rank', '?')} needs somebody who types, and {answer['refused']}. "
+            "Set the value in the notebook, and bring it here: %mesh push NAME"
+        )
+    return str(answer["text"])
