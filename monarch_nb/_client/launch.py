@@ -14,13 +14,11 @@ from typing import Any, NamedTuple
 
 from monarch_nb._client.mesh_name import check_mesh_name
 from monarch_nb._host.starting import host_command
+from monarch_nb._journal.retention import KEEP_S, keep_s
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.directory import new_directory
 from monarch_nb.exceptions import MeshNotFound, MeshStartError
-
-JOURNAL_AGE_S = 30 * 86400.0
-"""How long the journal of a mesh that has ended is kept."""
 
 
 class Connection(NamedTuple):
@@ -129,7 +127,7 @@ def new_journal(name: str) -> str:
     os.makedirs(root, mode=0o700, exist_ok=True)
     for entry in os.scandir(root):
         with suppress(OSError):
-            if entry.is_dir() and time.time() - _last_change(entry.path) > JOURNAL_AGE_S:
+            if entry.is_dir() and time.time() - _last_change(entry.path) > keep_s(entry.path):
                 shutil.rmtree(entry.path, ignore_errors=True)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     return os.path.join(root, f"{name}-{stamp}-{secrets.token_hex(2)}")
@@ -151,7 +149,7 @@ def find_journal(name: str) -> str:
         key=lambda d: _last_change(os.path.join(root, d)),
     )
     if not found:
-        raise MeshNotFound(f"there is no journal of a mesh {name!r}; journals are kept for {JOURNAL_AGE_S / 86400:g} days")
+        raise MeshNotFound(f"there is no journal of a mesh {name!r}; journals are kept for {KEEP_S / 86400:g} days, if nothing else was set")
     return os.path.join(root, found[-1])
 
 

@@ -19,6 +19,7 @@ from monarch_nb._host.ladder import Ladder
 from monarch_nb._host.request import LATER, RequestError
 from monarch_nb._host.watch import Watch
 from monarch_nb._journal import record as records
+from monarch_nb._journal.secrets import logged_source
 from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
@@ -124,7 +125,7 @@ class Cells:
         self._refuse_stuck(procs)
         home = self._home
         entry = home.journal.entries.begin(
-            "cell", who=home.clients.who(message.src), when=time.time(), source=fields["source"][:MAX_SOURCE_SHOWN],
+            "cell", who=home.clients.who(message.src), when=time.time(), **logged_source(fields["source"][:MAX_SOURCE_SHOWN]),
             ranks=fields["rank_set"], group=fields["group"], number=fields["number"], env=home.environment_id,
             position=home.journal.store.end, **{k: fields[k] for k in ("rerun_of", "replay_of") if fields.get(k)},
         )  # fmt: skip
@@ -354,8 +355,6 @@ class Cells:
     def _finish(self, cell: Cell, said: str) -> None:
         if said:
             self.say(cell, said)
-        if self._home.journal.trouble:  # who watches has seen it all: it's for those who come later
-            cell.said.append(f"what it has printed may be missing here: {self._home.journal.trouble}")
         ladder = self._ladders.pop(cell.n, None)
         self._cells.pop(cell.n, None)
         self._home.supervisor.drain()  # what its ranks have printed goes before the news of its end
@@ -368,12 +367,21 @@ class Cells:
             "said": cell.said,
             "seconds": {r: round(s, 6) for r, s in sorted(cell.seconds.items())},
         }
+        kept = {**summary, **self._unkept(cell)}
         self._home.journal.entries.add(
             cell.n, ended=time.time(), end_position=self._home.journal.store.end, seen=any(not w.over for w in cell.watches),
-            **summary,
+            **kept,
         )  # fmt: skip
         for watch in cell.watches:
             watch.tell("over", summary, last=True)
+
+    def _unkept(self, cell: Cell) -> dict[str, Any]:
+        """Return what the journal has otherwise than those who watch; they have seen it all."""
+        journal = self._home.journal
+        if journal.is_unlogged(cell.n):
+            failures = [{**f, "message": "(not kept)"} for f in cell.failures]
+            return {"failures": failures, "missing": "this cell's source and output are not kept: # nolog"}
+        return {"missing": f"what it has printed may be missing here; the journal isn't written: {journal.trouble}"} if journal.trouble else {}
 
     @staticmethod
     def _status(cell: Cell, ladder: Ladder | None) -> str:
@@ -407,6 +415,8 @@ class Cells:
         until = min(entry["end_position"] + LATE_BYTES, home.journal.store.end)
         watch = home.output.watch_cell(client, ref, n, entry["position"], until)
         watch.tell("began", n)
+        if "missing" in entry:
+            watch.tell("said", entry["missing"])
         watch.tell("over", {k: entry[k] for k in ("status", "reason", "unfinished", "failures", "stopped", "said", "seconds")})
 
     def _is_attended(self, proc: int) -> bool:

@@ -13,12 +13,16 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb._journal.disk import check_room, why
 from monarch_nb._journal.entries import EntryLog
 from monarch_nb._journal.output import OutputStore
+from monarch_nb._journal.retention import KEEP_S, set_keep_s
+from monarch_nb._journal.secrets import logged_source
 from monarch_nb._wire.message import Message
 from monarch_nb.status import bytes_text
 
 if TYPE_CHECKING:
     from monarch_nb._host.home import HomeProcess
 
+DROP_S = 3600.0
+"""How often what is too old is looked for."""
 RETRY_S = 1.0
 MAX_RETRY_S = 60.0
 """How long it takes until the disk is tried again; twice as long each time that it has failed again within the maximum."""
@@ -41,10 +45,12 @@ class JournalDesk:
         self.entries.when_dirty = lambda: home.loop.call_shortly(self.entries.flush)
         self._missed_from: int | None = None
         self.trouble = ""
+        self.is_off = False
         self._place = directory
         self._since = 0.0
         self._retry_s = RETRY_S
         self._back_at = -MAX_RETRY_S
+        home.loop.call_later(DROP_S, self._drop_old_again)
         self.store.when_broken = self.entries.when_broken = self._broken
         if self.entries.problem is not None:
             home.loop.call_later(0.0, partial(self._broken, self.entries.problem))
@@ -82,26 +88,75 @@ class JournalDesk:
     @property
     def notice(self) -> str:
         """What people are told while nothing is kept; empty if all is."""
+        if self.is_off:
+            return f"the journal of mesh {self._home.name!r} is off: what cells print isn't kept. Turn it on: %mesh set journal on"
         return self.trouble and (
             f"the journal of mesh {self._home.name!r} can't be written: {self.trouble}. Cells run on and show what they print, but nothing is kept "
             f"of it. Make room; the journal goes on by itself"
         )
 
     def _try_again(self) -> None:
+        if self.is_off or not self.trouble:
+            return
         try:
             check_room(_existing(self._place))
             self._go_there()
             missing = f"{bytes_text(self.store.num_unkept_bytes)} of output from {_clock(self._since)} to {_clock(time.time())} were not kept: {self.trouble}"
             self.store.resume(missing + "\n")
             self.entries.resume()
-        except OSError:
+        except OSError as error:
+            self.trouble = why(error, self._place)
             if not self.store.is_paused:
                 self.store.pause()
             self._home.loop.call_later(self._retry_s, self._try_again)
             return
         self.trouble, self._back_at = "", time.monotonic()
         self.note(0, "note", text=missing)
+        if self.store.max_age_s != KEEP_S:
+            self._keep_for(self.store.max_age_s)
         self._tell(f"the journal of mesh {self._home.name!r} is written again; {missing}")
+
+    # --- what is kept, and for how long
+
+    def is_unlogged(self, n: int) -> bool:
+        """Say whether a cell is one that isn't to be kept."""
+        entry = self.entries.entries.get(n)
+        return entry is not None and "nolog" in entry
+
+    def do_set_journal(self, message: Message, fields: dict[str, Any]) -> object:
+        """Turn the journal off or on, or say for how many seconds it's kept; None leaves that as it is. Returns what holds."""
+        if fields.get("off") is not None and fields["off"] != self.is_off:
+            self._turn_off() if fields["off"] else self._turn_on()
+        if fields.get("keep_s") is not None:
+            self._keep_for(fields["keep_s"])
+        return {"off": self.is_off, "keep_s": self.store.max_age_s, "directory": self.store.directory, "trouble": self.trouble}
+
+    def _turn_off(self) -> None:
+        self.is_off, self.trouble, self._since = True, "it was turned off (%mesh set journal on)", time.time()
+        self.store.pause()
+        self.entries.pause()
+        self._home.board.touch()
+
+    def _turn_on(self) -> None:
+        self.is_off = False
+        self._try_again()
+
+    def _keep_for(self, seconds: float) -> None:
+        """Keep things for so long: while the mesh runs, and its directory after that."""
+        self.store.max_age_s = seconds
+        self._drop_old()
+        try:
+            set_keep_s(self.store.directory, seconds)
+        except OSError as error:
+            self._broken(error)
+
+    def _drop_old(self) -> None:
+        self.store.drop_old()
+        self.entries.drop_before(time.time() - self.store.max_age_s)
+
+    def _drop_old_again(self) -> None:
+        self._home.loop.call_later(DROP_S, self._drop_old_again)
+        self._drop_old()
 
     def _tell(self, text: str) -> None:
         self._home.board.touch()
@@ -120,6 +175,8 @@ class JournalDesk:
     def note(self, client: int, kind: str, **fields: Any) -> None:
         """Enter a command, or an event, that is over already; `client` 0: nobody has asked for it."""
         now = time.time()
+        if "source" in fields:
+            fields |= logged_source(fields["source"])
         who = self._home.clients.who(client) if client else "the host process"
         self.entries.begin(kind, who=who, **{"when": now, "ended": now, "status": "ok", **fields})
 
@@ -132,7 +189,7 @@ class JournalDesk:
     def do_history(self, message: Message, fields: dict[str, Any]) -> object:
         """Return the last entries, oldest first, how much output was dropped, and why nothing is kept, if that's so."""
         entries = sorted(self.entries.entries.values(), key=lambda e: int(e["n"]))
-        return {"entries": entries[-fields["limit"] :], "num_dropped_bytes": self.store.start, "trouble": self.trouble}
+        return {"entries": entries[-fields["limit"] :], "num_dropped_bytes": self.store.start, "trouble": self.trouble, "keep_s": self.store.max_age_s}
 
     def do_entry(self, message: Message, fields: dict[str, Any]) -> object:
         """Return one entry, or None."""

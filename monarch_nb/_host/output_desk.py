@@ -60,7 +60,8 @@ class OutputDesk:
         if group not in self._store.groups:
             groups = {**self._store.groups, group: len(self._store.groups)}
             self._home.clients.tell_listeners("groups", {"groups": groups})
-        self.watches.offer(self._store.append(kind, stream, group, rank, origin, data))
+        keep = not self._home.journal.is_unlogged(origin)
+        self.watches.offer(self._store.append(kind, stream, group, rank, origin, data, keep=keep))
 
     # --- who watches
 

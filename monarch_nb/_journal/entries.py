@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
+from monarch_nb._journal.secrets import mask_all
+
 FILE = "journal.jsonl"
 MAX_ENTRIES = 10_000
 """Beyond this, the older half is dropped, with an entry that says so."""
@@ -95,7 +97,7 @@ class EntryLog:
         if not entries or self._fd < 0:
             return
         try:
-            self._write("".join(_encode(e) + "\n" for e in entries).encode())
+            self._write("".join(_encode(mask_all(e)) + "\n" for e in entries).encode())
         except OSError as error:
             self._break(error)
 
@@ -135,7 +137,7 @@ class EntryLog:
         temporary = self._path + ".new"
         try:
             with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-                file.writelines(_encode(entry) + "\n" for entry in self.entries.values())
+                file.writelines(_encode(mask_all(entry)) + "\n" for entry in self.entries.values())
             os.replace(temporary, self._path)
         except OSError:
             with suppress(OSError):
@@ -143,6 +145,17 @@ class EntryLog:
             raise
         self._shut()
         self._open()
+
+    def drop_before(self, when: float) -> None:
+        """Drop what had ended before then."""
+        old = [n for n, entry in self.entries.items() if entry.get("ended", when) < when]
+        for n in old:
+            del self.entries[n]
+        if old and not self.is_paused:
+            try:
+                self._write_anew()
+            except OSError as error:
+                self._break(error)
 
     def _drop_older_half(self) -> None:
         numbers = sorted(self.entries)

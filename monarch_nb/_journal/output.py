@@ -18,10 +18,11 @@ from typing import NamedTuple
 
 from monarch_nb._journal import record as records
 from monarch_nb._journal.record import HEADER, Record
+from monarch_nb._journal.retention import KEEP_S
+from monarch_nb._journal.secrets import mask
 
 MAX_BYTES = 1 << 30
 SEGMENT_BYTES = 32 << 20
-MAX_AGE_S = 30 * 86400.0
 _SCAN_BYTES = 1 << 20
 MARK_BYTES = 1 << 18
 """How far apart positions are from which one can read, when going backwards."""
@@ -57,12 +58,13 @@ class OutputStore:
         *,
         max_bytes: int = MAX_BYTES,
         segment_bytes: int = SEGMENT_BYTES,
-        max_age_s: float = MAX_AGE_S,
+        max_age_s: float = KEEP_S,
     ) -> None:
+        self._segment_since = 0.0
         self.directory = directory
         self.max_bytes = max_bytes
         self._segment_bytes = segment_bytes
-        self._max_age_s = max_age_s
+        self.max_age_s = max_age_s
         self._starts: list[int] = []
         self._marks: list[int] = []
         """Beginnings of records, `MARK_BYTES` apart or so; each file's beginning is one."""
@@ -85,13 +87,20 @@ class OutputStore:
         return self._starts[0] if self._starts else self.end
 
     def append(
-        self, kind: int, stream: str, group: str, rank: int, origin: int, data: bytes
+        self, kind: int, stream: str, group: str, rank: int, origin: int, data: bytes, *, keep: bool = True
     ) -> Appended:
-        """Write a record, if that can be done."""
+        """Write a record, if that can be done, without what looks like a secret.
+
+        Args:
+            keep: whether it's to be written.
+        """
         index = self.groups.setdefault(group, len(self.groups))
         record = Record(kind, stream, index, rank, origin, self._take_seq(), time.time(), data)
         packed = records.pack(record)
-        kept = not self.is_paused and self._keep(group, index, packed)
+        if not keep:
+            return Appended(record, packed, False)
+        masked = mask(data)
+        kept = not self.is_paused and self._keep(group, index, packed if masked is data else records.pack(record._replace(data=masked)))
         if not kept:
             self.num_unkept_bytes += len(packed)
         return Appended(record, packed, kept)
@@ -102,7 +111,7 @@ class OutputStore:
 
     def _keep(self, group: str, index: int, packed: bytes) -> bool:
         try:
-            if self._fd < 0 or self.end - self._starts[-1] >= self._segment_bytes:
+            if self._fd < 0 or self._is_full():
                 self._new_segment()
             if index not in self._written_groups:
                 self._write(records.pack(Record(records.GROUP, "stdout", index, 0, 0, 0, time.time(), group.encode())))
@@ -113,6 +122,10 @@ class OutputStore:
             self.when_broken(error)
             return False
         return True
+
+    def _is_full(self) -> bool:
+        """Say whether the file is long, or old enough that what is in it couldn't go by its age."""
+        return self.end - self._starts[-1] >= self._segment_bytes or time.time() - self._segment_since > self.max_age_s / 8
 
     def _write(self, packed: bytes) -> None:
         if self.end - self._marks[-1] >= MARK_BYTES:
@@ -126,6 +139,7 @@ class OutputStore:
         self.close()
         os.makedirs(self.directory, mode=0o700, exist_ok=True)
         self._fd = os.open(self._path(self.end), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        self._segment_since = time.time()
         self._starts.append(self.end)
         self._marks.append(self.end)
         self._written_groups.clear()
@@ -178,7 +192,7 @@ class OutputStore:
 
     def _is_old(self, start: int) -> bool:
         try:
-            return time.time() - os.stat(self._path(start)).st_mtime > self._max_age_s
+            return time.time() - os.stat(self._path(start)).st_mtime > self.max_age_s
         except OSError:
             return True
 

@@ -16,8 +16,8 @@ Namespace = argparse.Namespace
 _SIZE = re.compile(r"(?<!\S)[A-Za-z_]\w*=\d+(?!\S)")
 DEFAULT_NAME = "mesh"
 """Of a mesh that is given no other."""
-MAX_COUNT = 1_000_000
-"""Larger numbers of ranks, rows or entries are typing errors."""
+MAX_COUNT = 1_000_000_000
+"""Larger numbers are typing errors; how many ranks there may be, the machine says."""
 
 
 class Helped(Exception):

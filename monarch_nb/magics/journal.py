@@ -30,6 +30,8 @@ def rerun(state: State, arguments: Namespace) -> None:
     entry = mesh.journal.entry(arguments.number)
     if entry.kind != "cell":
         raise MeshUsageError(f"#{entry.n} of the journal is no cell but {entry.kind}; only cells can be run again")
+    if entry.details.get("nolog"):
+        raise MeshUsageError(f"#{entry.n} of the journal can't be run again: its source isn't kept (# nolog)")
     ranks = mesh.select(arguments.ranks or entry.ranks)
     show_cell(mesh, entry.source, ranks, number=entry.number, rerun_of=entry.n)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,23 +34,24 @@ class Setting(NamedTuple):
 
 
 def set_(state: State, arguments: Namespace) -> None:
-    """Show the settings that hold, or change one: breakpoints stop|skip; debug-on-error on|off; why-after 30s|off."""
+    """Show the settings that hold, or change one: breakpoints stop|skip; debug-on-error on|off; why-after 30s|off; journal 7 days|off|on."""
     if arguments.setting is None:
         for name in SETTINGS:
             print(_line(name, _mesh_for(state, arguments, name, must=False)))
         return
     mesh = _mesh_for(state, arguments, arguments.setting, must=True)
-    if arguments.value is None:
+    value = " ".join(arguments.value)
+    if not value:
         print(_line(arguments.setting, mesh))
         return
     setting = SETTINGS[arguments.setting]
     try:
-        setting.change(mesh, arguments.value)
+        setting.change(mesh, value)
     except (ValueError, KeyError):
         raise MeshUsageError(
-            f"%mesh set {arguments.setting}: expected {setting.takes}, not {shortened(arguments.value)}"
+            f"%mesh set {arguments.setting}: expected {setting.takes}, not {shortened(value)}"
         ) from None
-    print(f"{arguments.setting}: {arguments.value}")
+    print(f"{arguments.setting}: {value}")
 
 
 def _mesh_for(state: State, arguments: Namespace, name: str, *, must: bool) -> Mesh | None:
@@ -93,6 +95,31 @@ def _set_why_after(_mesh: Mesh | None, text: str) -> None:
     set_why_after(None if text == "off" else parse_duration(text))
 
 
+def _journal(mesh: Mesh | None) -> str:
+    assert mesh is not None
+    found = mesh.journal.settings()
+    return "off" if found["off"] else _days(found["keep_s"])
+
+
+def _set_journal(mesh: Mesh | None, text: str) -> None:
+    assert mesh is not None
+    days = re.fullmatch(r"([1-9][0-9]{0,3})\s*(d|days?)?", text)
+    if days is None and text not in ("on", "off"):
+        raise ValueError(text)
+    found = mesh.journal.settings(off=text == "off", keep_s=None if days is None else int(days[1]) * 86400.0)
+    if found["off"]:
+        print(f"nothing is kept from now on of what cells print and of their sources; what was kept so far is in {found['directory']}")
+    elif found["trouble"]:
+        print(f"it can't be written yet: {found['trouble']}")
+    else:
+        print(f"cells' sources and what they print are kept for {_days(found['keep_s'])} in {found['directory']}")
+
+
+def _days(seconds: float) -> str:
+    num = seconds / 86400
+    return f"{num:g} day{'s' * (num != 1)}"
+
+
 SETTINGS: dict[str, Setting] = {
     "breakpoints": Setting("stop|skip", "what breakpoints do", *_choice("skip", {"stop": False, "skip": True})),
     "debug-on-error": Setting("on|off", "whether an error stops where it's raised", *_choice("on_error", {"on": True, "off": False})),
@@ -102,6 +129,7 @@ SETTINGS: dict[str, Setting] = {
         lambda mesh: duration(_debugger(mesh)["abandoned_s"]),
         lambda mesh, text: _debugger(mesh, abandoned_s=parse_duration(text)),
     ),
+    "journal": Setting("DAYS|on|off", "how long cells' sources and output are kept on disk", _journal, _set_journal),
     "why-after": Setting(
         "TIME|off", "a cell that stands still as long is explained", _why_after, _set_why_after, of_mesh=False
     ),

@@ -121,7 +121,7 @@ def _break(add: Any) -> None:
 
 def _set(add: Any) -> None:
     add("setting", nargs="?", choices=tuple(settings.SETTINGS), help="without it: what holds")
-    add("value", nargs="?", help="; ".join(f"{name} {each.takes}" for name, each in settings.SETTINGS.items()))
+    add("value", nargs="*", help="; ".join(f"{name} {each.takes}" for name, each in settings.SETTINGS.items()))
 
 
 def _top(add: Any) -> None:

@@ -180,10 +180,20 @@ class History:
         entries = Entries(Entry.of(row) for row in found["entries"])
         dropped, trouble = found["num_dropped_bytes"], found["trouble"]
         if trouble:
-            entries.note = f"(the journal can't be written: {trouble})"
+            entries.note = f"(the journal isn't written: {trouble})"
         elif dropped:
             entries.note = f"(the oldest {dropped / 2**20:.3g} MiB of output were dropped: the journal is at its limit)"
+        else:
+            entries.note = (
+                f"(sources and output of cells are kept on disk for {found['keep_s'] / 86400:g} days: %mesh set journal DAYS|off; "
+                "not of a cell whose first line has # nolog)"
+            )
         return entries
+
+    def settings(self, *, off: bool | None = None, keep_s: float | None = None) -> dict[str, Any]:
+        """Turn the journal off or on, or say for how long what is in it is kept; return what holds: "off", "keep_s", "directory", "trouble"."""
+        found: dict[str, Any] = self._mesh._session.request("set_journal", off=off, keep_s=keep_s)
+        return found
 
     def rows(self, limit: int = 1000) -> list[dict[str, Any]]:
         """Return the last entries as plain data, oldest first: number, kind, who, when, status, ranks, source."""

@@ -34,7 +34,7 @@ def replay(mesh: Mesh, ranks: Sequence[int]) -> list[str]:
         chosen = sorted(set(ranks) & set(mesh.select(entry.ranks))) if defines_state(entry) else []
         if not chosen:
             continue
-        reason = _cannot(entry.source)
+        reason = "it isn't kept: # nolog" if entry.details.get("nolog") else _cannot(entry.source)
         if reason:
             said.append(f"cell #{entry.n} was not replayed: {reason}")
             continue
@@ -70,6 +70,8 @@ def defines_state(entry: Entry) -> bool:
     """Say whether an entry is a cell that ended well and did more than show something."""
     if entry.kind != "cell" or entry.status != "ok" or entry.details.get("replay_of"):
         return False
+    if entry.details.get("nolog"):
+        return True  # it may have: nobody knows
     try:
         body = ast.parse(entry.source).body
     except SyntaxError:

@@ -1,0 +1,102 @@
+"""What looks like a secret isn't written to disk: keys and tokens of well-known forms, and values that are said to be passwords.
+
+Each is replaced by as many asterisks, so that what is around it keeps its place. It's a net for mishaps, with holes: what mustn't be kept in any
+case belongs into a cell whose first line has `# nolog`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_NOLOG = re.compile(r"\s*[^\n]*#\s*nolog\b")
+_QUOTE = rb"\\*[\"']"
+_IS = rb"(?:" + _QUOTE + rb"\]?)?\s*[:=]\s*"
+_QUOTED = _IS + _QUOTE + rb"(?P<quoted>[^\"'\\\n]+)"
+_BARE = rb"\s*=\s*(?P<bare>[^\s\"'\\,;&=(){}\[\]]++)(?![(\[])"
+_VALUE = rb"(?:" + _QUOTED + rb"|" + _BARE + rb")"
+_WORD = rb"[\w.~+/=-]"
+_FORMS = (
+    ((b"AKIA", b"ASIA"), rb"[0-9A-Z]{20}"),  # AWS
+    ((b"hf_",), rb"hf_[A-Za-z0-9]{16,}"),  # Hugging Face
+    ((b"ghp_", b"gho_", b"ghs_"), rb"gh._[A-Za-z0-9]{16,}"),
+    ((b"github_pat_",), rb"github_pat_\w{16,}"),
+    ((b"glpat-", b"sk-", b"xox"), rb"(?:glpat-|sk-|xox[abprs]-)[\w-]{16,}"),  # GitLab, OpenAI and the like, Slack
+    ((b"assw", b"ASSW"), rb"(?i:assw(?:or)?d)" + _VALUE),
+    ((b"ecret", b"ECRET"), rb"(?i:ecret)" + _VALUE),
+    ((b"key", b"KEY"), rb"(?i:(?:(?<=pi_)|(?<=ess_)|(?<=ate_)|(?<=ret_)|(?<=api)|(?<=ess)|(?<=ate)|(?<=ret))key)" + _VALUE),
+    ((b"oken", b"OKEN"), rb"(?i:oken)(?:" + _QUOTED + rb"|(?:(?<=_TOKEN)|(?<=[?&]token))" + _BARE + rb")"),
+    ((b"earer ",), rb"earer\s+(?P<header>" + _WORD + rb"{16,})"),
+    ((b"uthorization",), rb"uthorization" + _IS + rb"(?:" + _QUOTE + rb")?(?i:bearer|basic|token)\s+(?P<header>" + _WORD + rb"+)"),
+    ((b"://",), rb"://[^\s/:@\"'\\]*:(?P<url>[^\s/@\"'\\]+)@"),
+    ((b"-----BEGIN ",), rb"-----BEGIN [A-Z ]*PRIVATE KEY-----(?P<pem>[\s\S]+?)(?:-----END|\Z)"),
+)
+"""What is found quickly, and what must stand there; of that, the group is masked, or all."""
+_SIGNS = tuple((sign, re.compile(form)) for signs, form in _FORMS for sign in signs)
+
+
+def mask(data: bytes) -> bytes:
+    """Return text with asterisks for what looks like a secret; the text itself if nothing does.
+
+    >>> mask(b"password = 'hunter2'; login(hf_abcdefghijklmnopqrst)")
+    b"password = '*******'; login(***********************)"
+    >>> mask(b"password = getpass()")
+    b'password = getpass()'
+    """
+    spans: list[tuple[int, int]] = []
+    for sign, form in _SIGNS:
+        if sign in data:
+            spans += _spans(data, sign, form)
+    if not spans:
+        return data
+    masked = bytearray(data)
+    for begin, end in spans:
+        masked[begin:end] = b"*" * (end - begin)
+    return bytes(masked)
+
+
+def _spans(data: bytes, sign: bytes, form: re.Pattern[bytes]) -> Iterator[tuple[int, int]]:
+    at = data.find(sign)
+    while at >= 0:
+        found = form.match(data, at)
+        if found:
+            yield found.span(found.lastgroup or 0)
+        at = data.find(sign, at + len(sign))
+
+
+def mask_all(value: T) -> T:
+    """Return plain data with its texts masked."""
+    return _mask_any(value)  # type: ignore[no-any-return]
+
+
+def _mask_any(value: Any) -> Any:
+    if isinstance(value, str):
+        data = value.encode("utf-8", "surrogatepass")
+        masked = mask(data)
+        return value if masked is data else masked.decode("utf-8", "surrogatepass")
+    if isinstance(value, dict):
+        return {k: _mask_any(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_mask_any(v) for v in value]
+    return value
+
+
+def is_unlogged(source: str) -> bool:
+    """Say whether a cell isn't to be kept.
+
+    >>> is_unlogged("# nolog\\nlogin()"), is_unlogged("login()  # nolog"), is_unlogged("x = 1\\n# nolog")
+    (True, True, False)
+    """
+    return _NOLOG.match(source) is not None
+
+
+def logged_source(source: str) -> dict[str, Any]:
+    """Return what an entry has of a cell's source.
+
+    >>> logged_source("# nolog\\nlogin()")
+    {'source': '# nolog', 'nolog': True}
+    """
+    return {"source": "# nolog", "nolog": True} if is_unlogged(source) else {"source": source}
