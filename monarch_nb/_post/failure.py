@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import time
 import traceback
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from monarch_nb.tracebacks import format_error, shown_frames
 
 _OWN_CODE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TRACE: Any = BaseException.__dict__["__traceback__"]
+_CELL_FILE = re.compile(r'File "<ipython-input-(\d+)-\w+>", line')
 _ORDER = "most recent call last"
 MAX_MESSAGE = 10_000
 MAX_TRACEBACK = 60_000
@@ -111,14 +113,14 @@ def traceback_of(error: BaseException) -> str:
 
 
 def traceback_text(text: str, error: BaseException, num_hidden: int = 0) -> str:
-    """Return the text of a traceback, cut where it's long; it says how many frames aren't in it."""
+    """Return the text of a traceback, cut where it's long; it says how many frames aren't in it, and names cells by number."""
     message, _ = _shown_by(str, error, "__str__")
     if len(message) > MAX_MESSAGE:
         text = text.replace(message, message_of(error))
     if num_hidden:
         before, head, after = text.rpartition(_ORDER)
         text = f"{before}{head}; {num_hidden:,} frames left out in the middle{after}" if head else text
-    return clipped(text, MAX_TRACEBACK, "")
+    return clipped(_CELL_FILE.sub(r"Cell In[\1], line", text), MAX_TRACEBACK, "")
 
 
 def shortened(trace: TracebackType | None) -> tuple[TracebackType | None, int]:

@@ -95,8 +95,8 @@ def _patch_bars(bars: Any, pipe: OutputPipe) -> None:
             close(bar)
             send(bar, "")
             for text in bar._last_shown:
-                if text:
-                    own.write(text + "\n")
+                if text:  # a bar is no error, whatever it's written to
+                    pipe.streams["stdout"].write(text + "\n")
         finally:
             bar.fp = own
             del bar._last_shown

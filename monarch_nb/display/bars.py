@@ -59,9 +59,13 @@ def _merged(group: list[tuple[Row, re.Match[str]]]) -> list[Row]:
     return [Row(ranks, group[0][0].stream, text)]
 
 
-def _amount(bar: re.Match[str]) -> float:
+def _amount(bar: re.Match[str]) -> tuple[float, float]:
+    """Return how far a bar is; of two that are as far, the one that took longer is behind."""
     try:
         number = float(bar["n"])
     except ValueError:
         number = 0.0
-    return number * 1000.0 ** " kMGTP".index(bar["unit"] or " ")
+    elapsed = 0.0
+    for part in bar["times"].partition("<")[0].split(":"):
+        elapsed = 60 * elapsed + (float(part) if part.isdigit() else 0.0)
+    return number * 1000.0 ** " kMGTP".index(bar["unit"] or " "), -elapsed

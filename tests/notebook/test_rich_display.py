@@ -91,11 +91,13 @@ def test_rich_has_colours(run: Callable[[str], list[Any]]) -> None:
 
 
 @pytest.mark.parametrize("module", ["tqdm", "tqdm.auto", "tqdm.notebook"])
-def test_bars_of_all_ranks_are_one(show: Callable[[str], str], module: str) -> None:
+def test_bars_of_all_ranks_are_one(notebook: Notebook, show: Callable[[str], str], module: str) -> None:
     text = show(
         f"from {module} import tqdm\nfor epoch in tqdm(range(3), desc='epochs'):\n"
         "    for _ in tqdm(range(4), leave=False): pass\nprint('done')"
     )
+    outputs = notebook.cells[-1].outputs
+    assert "mno-stderr" not in outputs[-1].data["text/html"]  # a bar is no error
     bar, done = (line for line in text.splitlines() if not line.startswith("time: "))
     assert bar.startswith("[0-2] epochs: 100%|██████████| 3/3 [")
     assert done == "[0-2] done"
