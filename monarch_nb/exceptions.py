@@ -5,12 +5,15 @@
      │    ├── ActorError        an endpoint, function or cell raised, on some ranks
      │    │    └── UnknownVariable  (NameError) ranks have no variable of that name
      │    └── SupervisionError  something used is dead: a rank, an actor, a mesh
-     │         └── MeshFailure  what happened to it, as a value and as an exception
+     │         ├── MeshFailure  what happened to it, as a value and as an exception
+     │         └── MeshEnded    (OfficeClosed) the mesh itself is no more: it was stopped, or its home was killed
+     ├── OfficeClosed           (RuntimeError) this program has left the mesh
      ├── RankTimeout            (TimeoutError) an answer didn't come in time; the mesh is unharmed
      ├── HealError              not all that was lost could be put back
      ├── MeshStartError         a host process or rank didn't start
      ├── MeshNotFound           (LookupError) no mesh of that name
      ├── MeshUsageError         (ValueError) a magic that was typed wrongly, a cell that isn't Python, an argument that can't be
+     │    └── NameTaken         a mesh of that name runs, or is being started
      ├── WrongArguments         (TypeError) a call or a spawn with other arguments than it takes
      ├── RDMAError              bytes could not be moved; the memory they were for may have part of them
      │    ├── BufferGone        the buffer was dropped, or its owner has ended or is another process by now
@@ -38,10 +41,13 @@ __all__ = [
     "CannotPickle",
     "DeviceMeshError",
     "HealError",
+    "MeshEnded",
     "MeshError",
     "MeshNotFound",
     "MeshStartError",
     "MeshUsageError",
+    "NameTaken",
+    "OfficeClosed",
     "PathFailed",
     "RDMAError",
     "RankFailure",
@@ -56,6 +62,10 @@ __all__ = [
 
 class MeshError(ShowsItself, Exception):
     """Base of all errors of a mesh."""
+
+
+class OfficeClosed(MeshError, RuntimeError):
+    """This program's connection to the mesh was closed: nothing can be sent or waited for any more."""
 
 
 class MeshStartError(MeshError, RuntimeError):
@@ -86,6 +96,10 @@ class WrongArguments(MeshError, TypeError):
     """A call or a spawn with other arguments than it takes, or of what can't be called that way; nothing has been sent."""
 
     _shown_as = "TypeError"
+
+
+class NameTaken(MeshUsageError):
+    """A mesh of that name runs, or is being started by another program."""
 
 
 class RDMAError(MeshError):
@@ -272,6 +286,13 @@ class SupervisionError(DeviceMeshError):
     """Something that was used is dead: a rank, an actor or a mesh. Says which, on which host, and how it ended."""
 
 
+class MeshEnded(SupervisionError, OfficeClosed):
+    """The mesh itself is no more: somebody has stopped it, or its home was killed. One sentence: who, how, what is lost, what to type."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"{type(self).__name__}: {self}"]
+
+
 def describe_end(end: Mapping[str, Any]) -> str:
     """Return how a process ended in one line, its last lines of output below."""
     if end.get("reason"):
@@ -282,7 +303,8 @@ def describe_end(end: Mapping[str, Any]) -> str:
         how = f"was killed by {signal_name(end['signal'])}"
     else:
         how = f"exited with code {end.get('exit_code')}"
-    text = f"the process {how} (pid {end.get('pid')} on {end.get('host')})"
+    pid = f"pid {end['pid']} " if end.get("pid") else ""
+    text = f"the process {how} ({pid}on {end.get('host')})"
     lines = [] if end.get("stopped") else str(end.get("last_lines", "")).splitlines()[-10:]
     return "\n".join([text, *(["its last output:"] if lines else []), *(f"  | {line}" for line in lines)])
 

@@ -26,5 +26,8 @@ def nothing_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         wait_for_exit(pid, max(0.1, deadline - time.monotonic()))
     left = {pid: name for pid, name in mesh_processes().items() if pid not in before}
     assert not left, f"processes are left: {left}"
-    threads = [t.name for t in threading.enumerate() if t.name.startswith(("monarch_nb", "actor-"))]
+    ours = [t for t in threading.enumerate() if t.name.startswith(("monarch_nb", "actor-"))]
+    for thread in ours:
+        thread.join(PATIENCE_S)  # whoever watches a home's end has just heard of it
+    threads = [t.name for t in ours if t.is_alive()]
     assert not threads, f"threads are left: {threads}"

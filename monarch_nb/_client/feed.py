@@ -178,6 +178,11 @@ class Feed(Pending):
             return
         self.office.tell(address.HOME, "interrupt_cell", n=self.n)
 
+    def give_up(self, fault: Exception) -> None:
+        super().give_up(fault)
+        for what in ("began", "live"):
+            self._reach(what)
+
     def hears_of(self, end: Exit) -> bool:
         return not self.ready and (self.office.me, self.ref) in end.get("told", ())
 

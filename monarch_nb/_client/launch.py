@@ -9,26 +9,23 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
+from monarch_nb._client import children, connection_file
+from monarch_nb._client.connection_file import Connection
 from monarch_nb._client.mesh_name import check_mesh_name
 from monarch_nb._host.starting import host_command
 from monarch_nb._journal.retention import KEEP_S, keep_s
-from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
-from monarch_nb._wire.directory import new_directory
+from monarch_nb._wire.directory import new_directory, private_directories, private_directory
+from monarch_nb._wire.process import start_time
 from monarch_nb.exceptions import MeshNotFound, MeshStartError
 
-
-class Connection(NamedTuple):
-    """How to reach a home host process: the content of its connection file."""
-
-    name: str
-    pid: int
-    directory: str
-    path: str = ""
-    wire_version: int = wire.VERSION
+SETTLE_S = 150.0
+"""How long a name may be in other hands before there's a mesh: longer than a start may take."""
+LOOK_S = 0.05
 
 
 def start_host_process(config: dict[str, Any]) -> subprocess.Popen[bytes]:
@@ -55,6 +52,7 @@ def start_host_process(config: dict[str, Any]) -> subprocess.Popen[bytes]:
     process.stdout.close()
     if process.stderr:
         process.stderr.close()
+    children.look_after(process)
     return process
 
 
@@ -92,9 +90,7 @@ def start_home(**extra: Any) -> Connection:
     """Start a home host process; `extra` goes into its configuration."""
     config = home_config(**extra)
     process = start_host_process(config)
-    # Nobody waits for it: it isn't ours. Popen would warn, and its zombie goes with this process.
-    process.returncode = 0
-    return Connection(extra.get("name", ""), process.pid, config["directory"])
+    return Connection(extra.get("name", ""), process.pid, config["directory"], start_time=start_time(process.pid))
 
 
 # --- connection files
@@ -104,9 +100,9 @@ def runtime_directory() -> str:
     """Return Jupyter's runtime directory, where the connection files lie."""
     from jupyter_core.paths import jupyter_runtime_dir
 
-    path = jupyter_runtime_dir()
-    os.makedirs(path, mode=0o700, exist_ok=True)
-    return str(path)
+    path = str(jupyter_runtime_dir())
+    private_directories(path)
+    return path
 
 
 def connection_path(name: str) -> str:
@@ -124,7 +120,9 @@ def journal_root() -> str:
 def new_journal(name: str) -> str:
     """Return the directory for the journal of a new mesh; journals that nobody has written to for a month go."""
     root = journal_root()
-    os.makedirs(root, mode=0o700, exist_ok=True)
+    private_directories(root)
+    private_directory(os.path.dirname(root))  # it's ours, and older versions may have left it open
+    private_directory(root)
     for entry in os.scandir(root):
         with suppress(OSError):
             if entry.is_dir() and time.time() - _last_change(entry.path) > keep_s(entry.path):
@@ -154,20 +152,16 @@ def find_journal(name: str) -> str:
 
 
 def list_connections() -> list[Connection]:
-    """Return the meshes of this user that run and speak our language; files of dead ones are removed."""
-    return [c for c in list_all_connections() if c.wire_version == wire.VERSION]
+    """Return the meshes of this user that run, can be reached, and speak our language; files of dead ones are removed."""
+    return [c for c in list_all_connections() if not why_unusable(c)]
 
 
 def list_all_connections() -> list[Connection]:
-    """Return the meshes of this user that run, whatever language they speak; files of dead ones are removed."""
-    found = []
+    """Return the meshes of this user that run on this machine, whatever language they speak; files of dead ones are removed."""
     directory = runtime_directory()
-    for file in sorted(os.listdir(directory)):
-        if file.startswith("monarch_nb-") and file.endswith(".json"):
-            connection = _read(os.path.join(directory, file))
-            if connection is not None:
-                found.append(connection)
-    return found
+    names = [n for n in os.listdir(directory) if n.startswith(connection_file.PREFIX) and n.endswith(connection_file.SUFFIX)]
+    found = (connection_file.read(os.path.join(directory, name)) for name in sorted(names))
+    return [connection for connection in found if connection is not None]
 
 
 def find_connection(name: str | None) -> Connection:
@@ -185,38 +179,81 @@ def find_connection(name: str | None) -> Connection:
     for connection in connections:
         if connection.name == name:
             return connection
-    refuse_other_version(name)
+    refuse_unusable(name)
+    with suppress(ValueError):  # nobody has a name that can't be
+        claim = find_claim(name)
+        if claim is not None:
+            raise MeshNotFound(f"{describe_claim(name, claim)}. Attach to it once it runs: %mesh start {name}")
     raise MeshNotFound(f"mesh {name!r} is not running. Start it: %mesh start {name}; running: {names}")
 
 
-def refuse_other_version(name: str) -> None:
-    """Say so if a mesh of that name runs, but with another version of this package.
+def refuse_unusable(name: str) -> None:
+    """Say so if a mesh of that name runs, but can't be used: it's of another version of this package, or can't be reached.
 
     Raises:
         MeshNotFound: saying what to do.
     """
     for connection in list_all_connections():
-        if connection.name == name and connection.wire_version != wire.VERSION:
-            raise MeshNotFound(
-                f"mesh {name!r} runs with another version of monarch_nb (protocol {connection.wire_version}; this program "
-                f"speaks {wire.VERSION}). Use the environment that it was started in, or end it: kill {connection.pid}"
-            )
+        text = why_unusable(connection)
+        if connection.name == name and text:
+            raise MeshNotFound(text)
 
 
-def _read(path: str) -> Connection | None:
-    """Return what a connection file says, or None; one whose process is gone is removed."""
-    try:
-        if os.stat(path).st_uid != os.getuid():
-            return None
-        with open(path) as file:
-            content = json.load(file)
-        os.kill(content["pid"], 0)
-        if os.path.exists(address.socket_path(content["directory"], address.HOME)):
-            return Connection(
-                content["name"], content["pid"], content["directory"], path, content.get("wire_version", 0)
-            )
-    except (OSError, ValueError, KeyError):
-        pass
-    with suppress(OSError):
-        os.unlink(path)
-    return None
+def why_unusable(connection: Connection) -> str:
+    """Return why a mesh that runs can't be used, and what to do; an empty text if it can."""
+    if connection.trouble or connection.wire_version == wire.VERSION:
+        return connection.trouble
+    return (
+        f"mesh {connection.name!r} runs with another version of monarch_nb (protocol {connection.wire_version}; this program "
+        f"speaks {wire.VERSION}). Use the environment that it was started in, or end it: kill {connection.pid}"
+    )
+
+
+# --- who has a name
+
+
+def claim_path(name: str) -> str:
+    """Return the file whose lock is the right to a name."""
+    return connection_file.claim_path(connection_path(name))
+
+
+def find_claim(name: str) -> dict[str, Any] | None:
+    """Return what the home says that has claimed a name: `state` (starting, running or ending), `pid`, `who` has started it; None if it's free."""
+    return connection_file.claimant(connection_path(name))
+
+
+def wait_until_settled(
+    name: str, timeout_s: float = SETTLE_S, *, states: Sequence[str] = ("starting", "running", "ending"), on_wait: Callable[[str], None] = lambda _text: None
+) -> bool:
+    """Wait while a mesh of that name is being started, or is about to end; say whether it runs then.
+
+    Args:
+        states: of the claim to the name, that are waited for; one that is running can be found soon.
+        on_wait: told, if there's something to wait for, what that is.
+
+    Raises:
+        MeshStartError: if that takes too long.
+    """
+    deadline, waits = time.monotonic() + timeout_s, False
+    while True:
+        if any(c.name == name for c in list_connections()):
+            return True
+        refuse_unusable(name)
+        claim = find_claim(name)
+        if claim is None or claim.get("state", "starting") not in states:
+            return False
+        if time.monotonic() > deadline:
+            raise MeshStartError(f"{describe_claim(name, claim)}, for {timeout_s:g} s now; choose another name")
+        if not waits:
+            waits = True
+            on_wait(describe_claim(name, claim))
+        time.sleep(LOOK_S)
+
+
+def describe_claim(name: str, claim: Mapping[str, Any]) -> str:
+    """Return who has a name that can't be attached to, in words."""
+    if claim.get("state") == "ending":
+        return f"mesh {name!r} is about to end (home pid {claim.get('pid')})"
+    if claim.get("state") == "running":
+        return f"mesh {name!r} runs (home pid {claim.get('pid')}), but its connection file is gone"
+    return f"mesh {name!r} is being started by {claim.get('who', 'another program')}"

@@ -18,13 +18,14 @@ from contextlib import suppress
 from typing import Any
 
 from monarch_nb._client import spare
+from monarch_nb._client.connection_file import Connection
+from monarch_nb._client.ending import Ending
 from monarch_nb._client.feed import Feed
-from monarch_nb._client.launch import Connection
 from monarch_nb._client.notebook import PROGRAM_NUMBER, NotebookHooks
 from monarch_nb._client.output import OutputHub
 from monarch_nb._client.reports import Reports
 from monarch_nb._client.state import StatusFeed
-from monarch_nb._client.waiting import Bell
+from monarch_nb._client.waiting import Bell, wait_simply
 from monarch_nb._post import here
 from monarch_nb._post.office import Office
 from monarch_nb._post.pending import OneReply
@@ -32,6 +33,7 @@ from monarch_nb._shape import Extent, Shape
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.codec import Encoded
+from monarch_nb._wire.process import process_trouble
 from monarch_nb.exceptions import MeshError, MeshStartError, RankTimeout
 from monarch_nb.tracebacks import hide_in_scripts
 
@@ -66,6 +68,11 @@ class Session:
         self.num_stops = self.num_stops_shown = 0
         """Stops that this program has been told of, and those that a prompt was shown for."""
         self._began = time.time()
+        self.ending: Ending | None = None
+        """Knows how to say that the mesh has ended; none in a rank, which ends with it."""
+        self.listens = False
+        self.when_lost: list[Callable[[str], None]] = []
+        """Told in a sentence how the mesh has ended, by the thread that has noticed."""
         self.notebook: NotebookHooks | None = None
         self.output: OutputHub | None = None
         self.local_actors: Any = None
@@ -92,11 +99,13 @@ class Session:
         """
         office = Office(address.new_client_id(), connection.directory)
         session = cls(office, connection)
-        session.observes = observes
+        session.observes, session.listens = observes, listens
         session.output = OutputHub(office)
         office.event_hooks.append(session._on_event)
         office.on_unheard = lambda end: session._on_end({**end, "heard": False})
-        office.watch_home(connection.pid)
+        ending = session.ending = Ending(connection)
+        office.watch_home(connection.pid, ending.describe)
+        office.on_lost = session._on_lost
         office.start()
         hello = {
             "pid": os.getpid(),
@@ -109,9 +118,8 @@ class Session:
             answer = session.request("hello", _timeout_s=HELLO_S, **hello)
         except RankTimeout:
             office.close(0)
-            raise MeshStartError(
-                f"mesh {connection.name!r} (pid {connection.pid}) does not answer; end it: kill {connection.pid}"
-            ) from None
+            what_is = process_trouble(connection.pid) or f"does not answer; end it: kill {connection.pid}"
+            raise MeshStartError(f"the home of mesh {connection.name!r} (pid {connection.pid}) {what_is}") from None
         office.mesh_id = answer["mesh_id"]
         session.output.learn_groups(answer["groups"])
         atexit.register(session.close)
@@ -129,9 +137,10 @@ class Session:
         Raises:
             RequestFailed: with the home's reason.
             RankTimeout: if it didn't answer in time.
+            MeshEnded: if it's gone.
         """
         reply = self.ask(op, **fields)
-        if not self.office.reader.wait(reply, time.monotonic() + _timeout_s):
+        if not wait_simply(reply, time.monotonic() + _timeout_s):
             raise RankTimeout(f"the home host process did not answer {op!r} within {_timeout_s:g} s")
         return self.read(reply)
 
@@ -166,6 +175,7 @@ class Session:
     @staticmethod
     def read(reply: OneReply) -> Any:
         """Return the answer of the home."""
+        reply.check_fault()
         if reply.body is None:
             raise RequestFailed("the mesh has ended")
         if reply.body.flags & wire.ERROR:
@@ -200,6 +210,8 @@ class Session:
             self._asked()
         elif name == "notice":
             _show_notice(fields["what"])
+        elif name == "ending" and self.ending is not None:
+            self.ending.how = fields["how"]
 
     def _asked(self) -> None:
         """A rank wants something typed. If nobody waits for it in a cell, nobody will see the question."""
@@ -249,6 +261,13 @@ class Session:
 
     # --- the end
 
+    def _on_lost(self, heard: bool) -> None:
+        """The home is gone. If nobody has waited for it, and so been told by an exception, say so here."""
+        for tell in self.when_lost:
+            tell(self.office.lost)
+        if self.listens and not heard and self.ending is not None and not self.ending.is_wanted:
+            _show_notice(self.office.lost)
+
     def close(self) -> None:
         """Disconnect. A private mesh ends."""
         if self.office.closed:
@@ -256,6 +275,8 @@ class Session:
         atexit.unregister(self.close)
         if self.notebook is not None:
             self.notebook.remove()
+        if self.ending is not None:
+            self.ending.is_wanted = True
         with suppress(Exception):
             self.settle_output()
             if self.notebook is None:
@@ -290,9 +311,11 @@ def current() -> Session:
     """Return this process' session: a rank's own, or a client's, which starts a private mesh if it has none."""
     global _current
     session = _current
-    if session is not None and not session.office.closed:
+    if session is not None and not session.office.closed and not (session.private and session.office.lost):
         return session
     with _lock:
+        if _current is not None and _current.private and _current.office.lost:
+            _current.close()
         if _current is None or _current.office.closed:
             _current = _of_rank() if here.rank is not None else _private()
         return _current

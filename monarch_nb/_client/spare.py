@@ -7,10 +7,13 @@ Importing torch takes most of a second. `%load_ext monarch_nb` starts a private 
 from __future__ import annotations
 
 import os
+import signal
 import threading
+from contextlib import suppress
 
 from monarch_nb._client import launch
-from monarch_nb._client.launch import Connection
+from monarch_nb._client.connection_file import Connection
+from monarch_nb._wire.process import is_running
 from monarch_nb.exceptions import MeshStartError
 
 _lock = threading.Lock()
@@ -44,6 +47,18 @@ def take() -> Connection:
         if _starting is not None:
             _starting.join()
         found, _ready, _starting = _ready, None, None
-    if found is not None and os.path.exists(f"/proc/{found.pid}"):
+    if found is not None and is_running(found.pid, found.start_time):
         return found
     return launch.start_home(owner_pid=os.getpid())
+
+
+def put_back(connection: Connection) -> None:
+    """Keep a home that was taken and isn't needed after all; this program isn't connected to it any more."""
+    global _ready
+    with _lock:
+        if _ready is None and _starting is None:
+            _ready = connection
+            return
+    if is_running(connection.pid, connection.start_time):
+        with suppress(ProcessLookupError):
+            os.kill(connection.pid, signal.SIGTERM)

@@ -52,6 +52,10 @@ class StatusFeed(Pending):
             self._callbacks = None
             self.complete()
 
+    @property
+    def is_awaited(self) -> bool:
+        return False  # who looks at a picture hasn't asked for anything
+
     def hears_of(self, end: Exit) -> bool:
         return False
 

@@ -54,12 +54,12 @@ def wait(pending: Pending, deadline: float | None) -> bool:
         KernelShutDown: if this is a kernel, and it is being shut down.
     """
     if (on_stop is None and kernel.known() is None) or threading.get_ident() != _main:
-        return _wait(pending, deadline)
+        return wait_simply(pending, deadline)
     from monarch_nb._client import session as sessions
 
     session = sessions.known(pending.office)
     if session is None or session.notebook is None:
-        return _wait(pending, deadline)
+        return wait_simply(pending, deadline)
     session.num_waiting += on_stop is not None
     try:
         return _wait_in_notebook(session, pending, deadline)
@@ -67,7 +67,8 @@ def wait(pending: Pending, deadline: float | None) -> bool:
         session.num_waiting -= on_stop is not None
 
 
-def _wait(pending: Pending, deadline: float | None) -> bool:
+def wait_simply(pending: Pending, deadline: float | None) -> bool:
+    """Wait until an answer is there, whatever stops meanwhile; False if `deadline` (monotonic) passed first."""
     if not pending.claim():
         return _wait_beside(pending, deadline)
     try:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import time
 from typing import Any
 
 import zmq
@@ -22,6 +21,8 @@ from monarch_nb._wire.marks import Piece
 from monarch_nb._wire.message import Message
 from monarch_nb._wire.pieces import cut, join
 
+SILENT_S = 60.0
+"""How long the home may say nothing though the connection stands: its process was stopped, or its machine is out of reach."""
 _HANDSHAKE_MS = 5000
 
 
@@ -42,7 +43,8 @@ class FarProcess(HostProcess):
         link.connect(config["home"])
         self.loop.watch_socket(link, self._take_link)
         self.loop.watch_socket(self._home_gone, self._on_disconnect)
-        self._last_beat = time.monotonic() + LOST_AFTER_S
+        self._last_beat = self.loop.clock() + LOST_AFTER_S
+        self._limit_s = LOST_AFTER_S
         fields = {
             "hostname": self.hostname,
             "pid": os.getpid(),
@@ -70,7 +72,8 @@ class FarProcess(HostProcess):
     def _on_disconnect(self) -> None:
         self._home_gone.recv_multipart()
         # A home that only lost the connection is back within its beat; one that ended isn't.
-        self._last_beat = min(self._last_beat, time.monotonic() - LOST_AFTER_S + 2 * BEAT_S)
+        self._limit_s = LOST_AFTER_S
+        self._last_beat = min(self._last_beat, self.loop.clock() - LOST_AFTER_S + 2 * BEAT_S)
 
     def send_far(self, host: int, frames: list[Any]) -> None:
         self._link.send_multipart(cut(frames), copy=sum(map(len, frames)) < 1 << 16)
@@ -95,8 +98,8 @@ class FarProcess(HostProcess):
             self.event(proc, "revived", fields)
 
     def on_beat(self, src: int, fields: dict[str, Any]) -> None:
-        """The home lives."""
-        self._last_beat = time.monotonic()
+        """The home lives. From now on its end is seen by the connection's; if that stands, it's only being slow."""
+        self._last_beat, self._limit_s = self.loop.clock(), SILENT_S
 
     def on_watch_vitals(self, src: int, fields: dict[str, Any]) -> None:
         """Somebody watches the state of the mesh, or nobody does any more."""
@@ -134,7 +137,7 @@ class FarProcess(HostProcess):
         super().shut_down()
 
     def _beats(self) -> None:
-        if time.monotonic() - self._last_beat > LOST_AFTER_S:
+        if self.loop.clock() - self._last_beat > self._limit_s:
             self.shut_down()
             return
         self.event(address.HOME, "beat", {})

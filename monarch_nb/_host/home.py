@@ -1,6 +1,6 @@
 """The home: the first host process of a mesh. It's made of desks, each of which is in charge of something; what clients ask comes to them by its name.
 
-- `clients`: programs that use the mesh. `lease`: whose it is, how long it lives. `names`: what goes by which name.
+- `clients`: programs that use the mesh. `mesh_name`: the claim to its name. `lease`: whose it is, how long it lives. `names`: what goes by which name.
 - `hosts`: other machines. `ranks`: how they start and end. `waits`: who waits until either is up.
 - `cells`: what runs where. `interrupts`: making it stop. `asking`: questions to ranks.
 - `journal`: what was done and printed. `output`: who sees it.
@@ -27,10 +27,10 @@ from monarch_nb._host.interrupts import InterruptDesk
 from monarch_nb._host.journal_desk import JournalDesk
 from monarch_nb._host.lease import Lease
 from monarch_nb._host.looks import Looks
+from monarch_nb._host.mesh_name import MeshName
 from monarch_nb._host.names import NameDesk
 from monarch_nb._host.output_desk import OutputDesk
 from monarch_nb._host.process import HostProcess, count_gpus
-from monarch_nb._host.pulse import process_trouble
 from monarch_nb._host.question_desk import QuestionDesk
 from monarch_nb._host.ranks import RankDesk
 from monarch_nb._host.recipes import Recipes
@@ -43,6 +43,7 @@ from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.marks import Piece
 from monarch_nb._wire.message import Message
+from monarch_nb._wire.process import process_trouble
 
 
 class HomeProcess(HostProcess):
@@ -77,10 +78,11 @@ class HomeProcess(HostProcess):
         self.questions = QuestionDesk(self)
         self.checkpoints = CheckpointDesk(self)
         self.healing = Healing(self, Recipes(os.path.join(self.directory, "recipes")))
+        self.mesh_name = MeshName(self)
         self.lease = Lease(self)
         for desk in (
             self.clients, self.hosts, self.ranks, self.waits, self.names, self.journal, self.output, self.board, self.cells,
-            self.interrupts, self.looks, self.debug, self.questions, self.checkpoints, self.healing, self.lease,
+            self.interrupts, self.looks, self.debug, self.questions, self.checkpoints, self.healing, self.mesh_name, self.lease,
         ):  # fmt: skip
             self.reception.add(desk)
 
@@ -189,19 +191,22 @@ class HomeProcess(HostProcess):
     # --- the end
 
     def preempted(self) -> None:
-        self.checkpoints.save_then({p.proc for p in self.registry.alive()}, self.shut_down)
+        self.checkpoints.save_then({p.proc for p in self.registry.alive()}, lambda: self.shut_down("was told to end by a signal (SIGTERM or SIGHUP)"))
 
     def do_shut_down(self, message: Message, fields: dict[str, Any]) -> object:
         """Stop everything."""
         self.reply(message.src, message.ref, None)
-        self.shut_down()
+        self.shut_down(f"was stopped by {self.clients.who(message.src)}")
         return LATER
 
-    def shut_down(self) -> None:
-        self.lease.end()
+    def shut_down(self, how: str = "") -> None:
+        self.mesh_name.hide()
+        for client in self.registry.clients:
+            self.event(client, "ending", {"how": how})
         self.hosts.tell_all("leave", {})
         super().shut_down()
 
     def close_link(self) -> None:
         self.journal.close()
         self.hosts.link.close()
+        self.mesh_name.release()

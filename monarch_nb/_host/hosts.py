@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +99,7 @@ class HostDesk:
 
     def on_beat(self, src: int, fields: dict[str, Any]) -> None:
         """A host process lives."""
-        self._home.registry.hosts[address.host_of(src)].last_beat = time.monotonic()
+        self._home.registry.hosts[address.host_of(src)].last_beat = self._home.loop.clock()
 
     # --- going
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._host.environment import describe_environment
-from monarch_nb._wire import message as wire
+from monarch_nb._host.request import RequestError
 from monarch_nb._wire.message import Message
+from monarch_nb.status import duration
 
 if TYPE_CHECKING:
     from monarch_nb._host.home import HomeProcess
@@ -23,39 +22,44 @@ class Lease:
 
     def __init__(self, home: HomeProcess) -> None:
         self._home = home
-        self._owner: int | None = home.config.get("owner_pid")
+        self._owner_fd = -1
+        """Watches the process that this mesh belongs to, if it belongs to one."""
         self.idle_timeout_s: float | None = home.config.get("idle_timeout_s")
         self._idle_since = time.monotonic()
-        if self._owner:
-            self._watch_owner(self._owner)
+        if home.config.get("owner_pid"):
+            self._watch_owner(home.config["owner_pid"])
         if self.idle_timeout_s:
             self._look_later(self.idle_timeout_s)
-        if home.config.get("connection_file"):
-            self._write_connection_file()
 
     # --- whose it is
 
     def _watch_owner(self, pid: int) -> None:
         try:
-            fd = os.pidfd_open(pid)
+            self._owner_fd = os.pidfd_open(pid)
         except OSError:
             self._home.loop.call_later(0, self._home.shut_down)
             return
 
         def gone() -> None:
-            self._home.loop.forget_file(fd)
-            if self._owner == pid:
-                self._home.shut_down()
+            self._forget_owner()
+            self._home.shut_down(f"ended with the program that it belonged to (pid {pid})")
 
-        self._home.loop.watch_file(fd, gone)
+        self._home.loop.watch_file(self._owner_fd, gone)
+
+    def _forget_owner(self) -> None:
+        """Belong to no process any more."""
+        fd, self._owner_fd = self._owner_fd, -1
+        if fd >= 0:
+            self._home.loop.forget_file(fd)
+            os.close(fd)
 
     def do_adopt(self, message: Message, fields: dict[str, Any]) -> object:
         """Become a named mesh that belongs to its user, not to a process."""
         home = self._home
-        self._owner = None
+        if not home.mesh_name.is_claimed:
+            raise RequestError(f"this home has no claim to the name {fields['name']!r}")
         home.name = fields["name"]
         self.idle_timeout_s = fields["idle_timeout_s"]
-        home.config["connection_file"] = fields["connection_file"]
         if fields.get("journal"):
             home.journal.move(fields["journal"])
         environment = describe_environment(home.hostname, fields.get("env") or {})
@@ -64,34 +68,11 @@ class Lease:
         home.journal.note(
             message.src, "start", when=home.registry.started, ranks=fields.get("rank_set", ""), dims=fields.get("dims"), environment=environment
         )
-        self._write_connection_file()
+        home.mesh_name.show(fields["connection_file"])
+        self._forget_owner()  # last: what goes wrong before leaves no home that nobody can find
         if self.idle_timeout_s:
             self._look_later(self.idle_timeout_s)
         return None
-
-    def _write_connection_file(self) -> None:
-        home = self._home
-        path = home.config["connection_file"]
-        content = {
-            "name": home.name,
-            "pid": os.getpid(),
-            "directory": home.directory,
-            "hostname": home.hostname,
-            "wire_version": wire.VERSION,
-            "started": home.registry.started,
-            "journal": home.journal.store.directory,
-        }
-        temporary = f"{path}.{os.getpid()}"
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(fd, "w") as file:
-            json.dump(content, file)
-        os.replace(temporary, path)
-
-    def end(self) -> None:
-        """The mesh ends: nobody can find it any more."""
-        if self._home.config.get("connection_file"):
-            with suppress(OSError):
-                os.unlink(self._home.config["connection_file"])
 
     # --- how long it lives
 
@@ -105,10 +86,14 @@ class Lease:
     def _look(self) -> None:
         if self.idle_timeout_s is None:
             return
+        home = self._home
+        if not home.mesh_name.stays() and not self._is_held():
+            home.shut_down("ended: its files were removed, and another mesh has its name")
+            return
         if self._is_held():
             self.begin_anew()
         if time.monotonic() - self._idle_since >= self.idle_timeout_s:
-            self._home.shut_down()
+            home.shut_down(f"ended by its lease: no client and no running cell for {duration(self.idle_timeout_s)}")
         else:
             self._look_later(self.idle_timeout_s)
 

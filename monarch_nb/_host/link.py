@@ -10,7 +10,6 @@ import json
 import os
 import pickle
 import subprocess
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -135,7 +134,7 @@ class HostLink:
         host = self._home.registry.hosts[index]
         for key in ("hostname", "pid", "num_cores", "num_gpus"):
             setattr(host, key, fields[key])
-        host.state, host.last_beat = "up", time.monotonic()
+        host.state, host.last_beat = "up", self._home.loop.clock()
         backlog, host.backlog = host.backlog, []
         for frames in backlog:
             self.send(index, frames)
@@ -144,7 +143,7 @@ class HostLink:
         """A host process is about to end, on purpose."""
         host = self._home.registry.hosts.get(index)
         if host is not None and host.state == "up":
-            host.state, host.last_beat = "leaving", time.monotonic()
+            host.state, host.last_beat = "leaving", self._home.loop.clock()
 
     # --- beats
 
@@ -154,7 +153,7 @@ class HostLink:
 
     def _beats(self) -> None:
         self._home.loop.call_later(BEAT_S, self._beats)  # first: whatever goes wrong below, the beat goes on
-        now = time.monotonic()
+        now = self._home.loop.clock()
         for host in self._home.registry.hosts.values():
             if host.state == "leaving" and now - host.last_beat > LOST_AFTER_S:
                 host.state = "stopped"

@@ -2,11 +2,16 @@
 
 A ZeroMQ socket's descriptor is edge-triggered and may fall silent while messages wait, so each round looks at every ZeroMQ socket
 before it blocks. There are three at most; the hundreds of pipes and pidfds of ranks cost nothing in epoll.
+
+The loop itself may stand still: its process was stopped, the machine was suspended or overloaded, a callback took long. Whoever judges others by their silence
+would then blame them for its own. So there's a `clock` that stands still meanwhile, and what has arrived is read before
+any timer runs.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 import os
 import select
 import time
@@ -22,6 +27,8 @@ import zmq.backend
 Callback = Callable[[], None]
 _MESSAGES_PER_ROUND = 200
 SHORTLY_S = 0.01
+LATE_S = 1.0
+"""By how much a round may be late without having stood still."""
 # Plain ints and the bare call: zmq's own enums would take a tenth of this process' time.
 _EVENTS, _IN = int(zmq.EVENTS), int(zmq.POLLIN)
 _events_of: Any = zmq.backend.Socket.get
@@ -37,6 +44,9 @@ class Loop:
         self._timers: list[tuple[float, int, Callback]] = []
         self._count = 0
         self._running = False
+        self._stalled_s = 0.0
+        self._expected = 0.0
+        """Until when the round that was begun last should have ended."""
         self._shortly: list[Callback] = []
         self._soon: deque[Callback] = deque()
         self._later_this_round: list[Callback] = []
@@ -77,6 +87,10 @@ class Loop:
         self._count += 1
         heapq.heappush(self._timers, (when, self._count, callback))
 
+    def clock(self) -> float:
+        """Return a time in seconds that doesn't go on while this loop stands still: for judging others by how long they've been silent."""
+        return time.monotonic() - self._stalled_s
+
     def call_later(self, delay_s: float, callback: Callback) -> None:
         """Call `callback` in `delay_s` seconds."""
         self.call_at(time.monotonic() + delay_s, callback)
@@ -99,7 +113,11 @@ class Loop:
     def run(self) -> None:
         """Serve until `stop`."""
         self._running = True
+        self._expected = time.monotonic()
         while self._running:
+            if self._was_late():
+                self._serve_sockets()
+                self._serve_files(0.0)
             self._run_timers()
             busy = self._serve_sockets()  # last: a timer that sends may swallow a socket's signal
             if self._later_this_round:
@@ -108,6 +126,16 @@ class Loop:
             if not self._running:
                 break
             self._serve_files(0.0 if busy else self._wait_s())
+
+    def _was_late(self) -> bool:
+        """Say whether the loop has stood still since the last round began, and take note for how long."""
+        now = time.monotonic()
+        late_s = now - self._expected
+        self._expected = now
+        if late_s < LATE_S:
+            return False
+        self._stalled_s += late_s
+        return True
 
     def _end_round(self) -> None:
         callbacks, self._later_this_round = self._later_this_round, []
@@ -133,7 +161,13 @@ class Loop:
         return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
 
     def _serve_files(self, wait_s: float | None) -> None:
-        for fd, _ in self._epoll.poll(wait_s):
+        now = time.monotonic()
+        if now - self._expected >= LATE_S:
+            return  # the next round takes note of it, and reads before it runs timers
+        self._expected = math.inf if wait_s is None else now + wait_s
+        ready = self._epoll.poll(wait_s)
+        self._expected = min(self._expected, time.monotonic())  # what is late from here on isn't the wait
+        for fd, _ in ready:
             callback = self._files.get(fd)
             if callback is not None:
                 _guarded(callback)

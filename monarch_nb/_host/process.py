@@ -58,7 +58,7 @@ class HostProcess:
         self._routes: dict[int, zmq.Socket[bytes]] = {}
         self.router = Router(self.me, self.loop, self.send_local, self.send_far)
         self.supervisor = Supervisor(
-            self.loop, self.index, self.hostname, self.rank_ended, self.rank_printed, config["sys_path"]
+            self.loop, self.index, self.hostname, self.rank_ended, self.rank_printed, config["sys_path"], self.directory
         )
         self.pulse = Pulse(self.me, self.loop, self.supervisor, self.send_local, self.rank_pulse)
         self.vitals = Vitals(

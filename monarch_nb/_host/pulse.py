@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from contextlib import suppress
 
 from monarch_nb._host.loop import Loop
 from monarch_nb._host.supervisor import RUNNING, Supervisor
 from monarch_nb._wire import message as wire
+from monarch_nb._wire.process import process_trouble
 
 LOOK_S = 2.0
 PING_S = 6.0
@@ -38,7 +37,7 @@ class Pulse:
         self._send = send
         self._on_change = on_change
         self._asked: dict[int, float] = {}
-        """By proc: the time of the question that hasn't been answered."""
+        """By proc: the time of the question that hasn't been answered, by the loop's clock: our own silence is nobody's fault."""
         self._answered: dict[int, float] = {}
         self._trouble: dict[int, str] = {}
         loop.call_later(LOOK_S, self._look)
@@ -46,7 +45,7 @@ class Pulse:
     def answered(self, src: int) -> None:
         """A rank has answered."""
         self._asked.pop(src, None)
-        self._answered[src] = time.monotonic()
+        self._answered[src] = self._loop.clock()
 
     def forget(self, proc: int) -> None:
         """A rank has ended."""
@@ -55,7 +54,7 @@ class Pulse:
 
     def _look(self) -> None:
         self._loop.call_later(LOOK_S, self._look)
-        now = time.monotonic()
+        now = self._loop.clock()
         for proc, rank in list(self._supervisor.ranks.items()):
             if rank.state == RUNNING:
                 self._look_at(proc, rank.pid, now)
@@ -72,15 +71,3 @@ class Pulse:
         if trouble != self._trouble.get(proc, ""):
             self._trouble[proc] = trouble
             self._on_change(proc, trouble)
-
-
-def process_trouble(pid: int, *, stopped_only: bool = False) -> str:
-    """Return what the kernel says of a process that can't run, in words; empty if nothing is special."""
-    with suppress(OSError, IndexError):
-        with open(f"/proc/{pid}/stat") as file:
-            letter = file.read().rpartition(")")[2].split()[0]
-        if letter in "Tt":
-            return f"is stopped by a signal; wake it: kill -CONT {pid}"
-        if letter == "D" and not stopped_only:
-            return "waits in the kernel for a device or a file system"
-    return ""

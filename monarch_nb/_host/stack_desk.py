@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 from monarch_nb._host.dumped import from_faulthandler, from_py_spy, is_whole
 from monarch_nb._host.loop import Loop
-from monarch_nb._host.pulse import process_trouble
 from monarch_nb._host.supervisor import Supervisor
 from monarch_nb._wire import address, dump
+from monarch_nb._wire.process import process_trouble
 
 WRITE_S = 0.3
 """How long a rank may take to write its stacks. It's C code in a signal handler: some milliseconds, unless the machine is overloaded."""

@@ -23,6 +23,7 @@ from typing import Any
 from monarch_nb._host.loop import Loop
 from monarch_nb._host.output import OutputReader
 from monarch_nb._host.zygote import HUGE_PAGES, RANKS_PER_REQUEST, set_process_name
+from monarch_nb._wire.process import count_oom_kills
 
 STARTING, RUNNING, STOPPING, LOST, STOPPED = "starting", "running", "stopping", "lost", "stopped"
 STOP_GRACE_S = 3.0
@@ -63,6 +64,7 @@ class Supervisor:
         on_end: Callable[[dict[str, Any]], None],
         on_piece: Callable[[Rank, Any], None],
         sys_path: list[str],
+        directory: str,
     ) -> None:
         self.ranks: dict[int, Rank] = {}
         self._loop = loop
@@ -71,6 +73,7 @@ class Supervisor:
         self._on_end = on_end
         self._on_piece = on_piece
         self._sys_path = sys_path
+        self._directory = directory
         self._num_oom_kills = count_oom_kills()
         self._pipes = select.epoll()
         self._readers: dict[int, OutputReader] = {}
@@ -89,9 +92,9 @@ class Supervisor:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         code = (
             "import sys, json; a = json.loads(sys.argv[1]); sys.path[:] = a['path'];"
-            "from monarch_nb._host.zygote import main; main(a['fd'], a['path'])"
+            "from monarch_nb._host.zygote import main; main(a['fd'], a['path'], a['directory'])"
         )
-        argument = json.dumps({"path": self._sys_path, "fd": theirs.fileno()})
+        argument = json.dumps({"path": self._sys_path, "fd": theirs.fileno(), "directory": self._directory})
         environment = dict(os.environ)
         # numpy's OpenBLAS starts a thread per core when it's imported, and threads don't survive a fork.
         environment.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -131,7 +134,7 @@ class Supervisor:
         assert self._zygote is not None
         self._zygote.wait()
         for rank in [r for r in self.ranks.values() if r.state == STARTING and not r.pid]:
-            self._ended(rank, None, "the zygote process died before it could fork this rank")
+            self._ended(rank, None, "was never started: the zygote, which forks ranks, had died")
 
     # --- starting
 
@@ -301,15 +304,6 @@ class Supervisor:
             self._zygote.kill()
             self._zygote.wait()
         _kill_children()
-
-
-def count_oom_kills() -> int:
-    """Return how many processes the kernel has killed on this machine for lack of memory, in all or in a cgroup."""
-    with suppress(OSError, ValueError), open("/proc/vmstat") as file:
-        for line in file:
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    return 0
 
 
 def _become_subreaper() -> None:

@@ -9,8 +9,8 @@ otherwise. A request that comes earlier is served at once, between two imports.
 
 Protocol, on a SOCK_SEQPACKET pair with the host process: one request is a JSON object {"ranks": [...]} with descriptors (spec, then stdout and
 stderr of each rank); each rank is answered by {"proc": ..., "pid": ...}. When the host process goes, the socket ends, and the zygote kills
-the process groups of its ranks and leaves: ranks die with the host process by themselves, what they started does not. (So the zygote must not
-ask the kernel to be killed with its parent.)
+the process groups of its ranks, takes the directory of their sockets away, and leaves: ranks die with the host process by themselves, what they started
+does not, nor do files go. (So the zygote must not ask the kernel to be killed with its parent.)
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import json
 import os
 import pickle
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -58,8 +59,8 @@ def set_process_name(name: str) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
-def main(link_fd: int, sys_path: list[str]) -> None:
-    """Serve the host process at the other end of `link_fd` until it goes."""
+def main(link_fd: int, sys_path: list[str], directory: str) -> None:
+    """Serve the host process at the other end of `link_fd`, whose sockets lie in `directory`, until it goes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     set_process_name("mnb-zygote")
     sys.path[:] = sys_path
@@ -67,7 +68,7 @@ def main(link_fd: int, sys_path: list[str]) -> None:
     os.environ.setdefault(*HUGE_PAGES)
     for name in PRELOAD_FIRST:
         _preload(name)
-    _Zygote(link).serve()
+    _Zygote(link, directory).serve()
 
 
 def _preload(name: str) -> None:
@@ -77,8 +78,9 @@ def _preload(name: str) -> None:
 
 
 class _Zygote:
-    def __init__(self, link: socket.socket) -> None:
+    def __init__(self, link: socket.socket, directory: str) -> None:
         self._link = link
+        self._directory = directory
         self._later = list(PRELOAD_IDLE)
         self._groups: set[int] = set()
         self._parent = os.getppid()
@@ -95,7 +97,14 @@ class _Zygote:
         for group in self._groups:
             with suppress(OSError):
                 os.killpg(group, signal.SIGKILL)
+        self._tidy_up()
         os._exit(0)
+
+    def _tidy_up(self) -> None:
+        """Remove what a host process that was killed has left. One that ends by itself does so, and kills us first."""
+        shutil.rmtree(self._directory, ignore_errors=True)
+        with suppress(OSError):
+            os.rmdir(os.path.dirname(self._directory))
 
     def _serve_one(self) -> bool:
         try:

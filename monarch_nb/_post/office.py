@@ -7,6 +7,7 @@ import os
 import pickle
 import struct
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -16,11 +17,12 @@ import zmq
 
 from monarch_nb._post.context import call_context
 from monarch_nb._post.pending import Body, CallTimes, Exit, OneReply, Pending, Unread
-from monarch_nb._post.reader import OfficeClosed, Reader
+from monarch_nb._post.reader import Reader
 from monarch_nb._wire import address, segment
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.codec import Encoded
 from monarch_nb._wire.message import Message
+from monarch_nb.exceptions import MeshEnded, OfficeClosed
 
 __all__ = ["Office", "OfficeClosed", "Receiver"]
 
@@ -31,6 +33,8 @@ LINGER_MS = 2000
 RECONNECT_MS = 10
 _INLINE_PAYLOAD_BYTES = segment.MIN_BYTES
 _NOTHING = Encoded(b"")
+_OWN_ENDPOINT = "inproc://own"
+"""Where a process sends to itself: within its own context."""
 _INODE = struct.Struct("<Q")
 
 
@@ -112,6 +116,8 @@ class Office:
         self._pending: dict[int, Pending] = {}
         self._refs = itertools.count(1)
         self._routes: dict[int, Route] = {}
+        self._old_routes: set[Route] = set()
+        """Lead nowhere since the home has gone, though others may still hold one; and one to ourselves."""
         self._route_lock = threading.Lock()
         self._releases: deque[tuple[int, int]] = deque()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -120,9 +126,12 @@ class Office:
         self._pull.setsockopt(zmq.RCVHWM, 0)
         self._pull.bind(address.endpoint(directory, me))
         self.closed = False
-        self.lost = False
-        """Whether the home has gone: nothing can be sent or received any more, but the sockets are still there."""
+        self.lost = ""
+        """How the mesh has ended, in a sentence, once its home has gone: nothing can be sent or received any more."""
+        self.on_lost: Callable[[bool], None] = lambda _heard: None
+        """Told that the home has gone, in the keeper's thread, and whether some thread has heard of it by an exception."""
         self.reader = Reader(self._pull, self._dispatch)
+        self.reader.closing_error = self.closing_error
         self.reader.idle_work = self._idle_work
 
     def start(self) -> None:
@@ -138,7 +147,7 @@ class Office:
             near = dst if address.host_of(dst) == self.host else address.host_proc(self.host)
             with self._route_lock:
                 if self.closed or self.lost:
-                    raise OfficeClosed("the connection to the mesh has been closed")
+                    raise self.closing_error()
                 route = self._routes.get(near)
                 if route is None:
                     route = self._routes[near] = Route(self._context, address.endpoint(self.directory, near))
@@ -219,6 +228,8 @@ class Office:
         """Register `pending` and return the ref under which answers reach it."""
         ref = pending.ref = self.num_sent = next(self._refs)
         self._pending[ref] = pending
+        if self.lost:
+            pending.give_up(self.closing_error())
         return ref
 
     def check_ends(self, pending: Pending) -> None:
@@ -358,7 +369,7 @@ class Office:
                 owner, inode = self._releases.popleft()
             except IndexError:
                 return
-            if owner not in self.ends and not self.closed:
+            if owner not in self.ends and not self.closed and not self.lost:
                 self.route(owner).send(wire.pack(wire.RELEASE, src=self.me, dst=owner, ref=inode))
 
     def _idle_work(self) -> float | None:
@@ -374,14 +385,19 @@ class Office:
             return
         for callback in self.on_close:
             callback()
-        self._flush_releases()
-        self._wake_all()
+        if self.lost:
+            linger_ms = 0
+        else:
+            self._flush_releases()
+            self._wake_all()
         self.reader.close()
         with self._route_lock:
             self.closed = True
             for route in set(self._routes.values()):
                 route.close(linger_ms)
             self._routes.clear()
+            for route in self._old_routes:
+                route.close(0)
         self._pull.close(0)
         self._context.term()
         self.pool.close()
@@ -390,19 +406,43 @@ class Office:
         except OSError:
             return
 
-    def watch_home(self, pid: int) -> None:
-        """Let nobody wait any more once the home, a process of this machine, is gone. Call it before `start`."""
+    def closing_error(self) -> OfficeClosed:
+        """Return what to raise, now that nothing can be sent or waited for any more."""
+        return MeshEnded(self.lost) if self.lost else OfficeClosed("the connection to the mesh has been closed")
+
+    def watch_home(self, pid: int, describe: Callable[[], str]) -> None:
+        """Let nobody wait any more once the home, a process of this machine, is gone. Call it before `start`.
+
+        Args:
+            describe: called then; returns how the mesh has ended, in a sentence.
+        """
         try:
             fd = os.pidfd_open(pid)
         except OSError:
             return  # it's gone already: nobody will answer the greeting
+        # Not by way of our socket's file: whoever cleans up after a home that was killed may have removed it by then.
+        self._pull.bind(_OWN_ENDPOINT)
+        waker = Route(self._context, _OWN_ENDPOINT)
+        self._old_routes.add(waker)
+        self.reader.end_with(fd, lambda: self._lose(describe(), waker))
 
-        def gone() -> None:
-            os.close(fd)
-            self._wake_all()
-            self.lost = True
-
-        self.reader.end_with(fd, gone)
+    def _lose(self, how: str, waker: Route) -> None:
+        """The home has gone: whoever waits, or comes later, is told so by an exception."""
+        heard = any(p.is_awaited for p in list(self._pending.values()))
+        with self._route_lock:
+            if self.closed:
+                return
+            self.lost = how
+            self._old_routes |= set(self._routes.values())
+            self._routes.clear()
+        for pending in list(self._pending.values()):
+            try:
+                pending.give_up(self.closing_error())
+            except Exception:  # of somebody's callback: the others are to hear of it all the same
+                traceback.print_exc()
+        self.reader.begin_close()
+        waker.send(wire.pack(wire.WAKE, src=self.me, dst=self.me))  # the thread that reads looks up
+        self.on_lost(heard)
 
     def _wake_all(self) -> None:
         """Make every waiting thread look up; the reader's `closing` flag then ends its wait."""

@@ -139,13 +139,17 @@ class Unread(weakref.ref[Any]):
 class Pending:
     """Base of all that waits. State is changed by the reading thread only, or under the office's care."""
 
-    __slots__ = ("_callbacks", "asker", "due", "office", "park", "procs", "ready", "ref", "started", "times", "urgent", "waited")
+    __slots__ = (
+        "_callbacks", "asker", "due", "fault", "office", "park", "procs", "ready", "ref", "started", "times", "urgent", "waited",
+    )  # fmt: skip
 
     def __init__(self, office: Office, procs: Sequence[int]) -> None:
         self.office = office
         self.ref = 0
         self.procs = procs
         self.ready = False
+        self.fault: Exception | None = None
+        """Why no answer comes any more: whoever waits is to raise it."""
         self.asker: Callable[[], object] | None = None
         """Returns who asks for the answer, or None if nobody does any more; without it, who has made this waits."""
         self.park: threading.Lock | None = None
@@ -182,6 +186,23 @@ class Pending:
             self.office.unread[id(self)] = Unread.of(asker, self)
         else:
             self.office.on_dropped(self, "")
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether some thread or task waits for this just now, and so will hear of its fault."""
+        return not self.ready and (self.waited or bool(self._callbacks))
+
+    def give_up(self, fault: Exception) -> None:
+        """No answer comes any more: complete, with what is to be raised."""
+        if not self.ready:
+            self.fault = fault
+            self.complete()
+        self.office.reader.notify(self)
+
+    def check_fault(self) -> None:
+        """Raise what has kept the answer from coming, if something has."""
+        if self.fault is not None:
+            raise self.fault
 
     def at_work(self) -> tuple[int, ...]:
         """Return the procs that still owe an answer."""
@@ -253,13 +274,19 @@ def in_callback() -> bool:
 class OneReply(Pending):
     """Waits for a single answer."""
 
-    __slots__ = ("body", "end", "slot")
+    __slots__ = ("accepts_end", "body", "end", "slot")
 
     def __init__(self, office: Office, procs: Sequence[int]) -> None:
         super().__init__(office, procs)
+        self.accepts_end = False
+        """Whether the end of the mesh is an answer, too: who stops it wants nothing else."""
         self.body: Body | None = None
         self.end: Exit | None = None
         self.slot = 0
+
+    def check_fault(self) -> None:
+        if not self.accepts_end:
+            super().check_fault()
 
     def deliver(self, slot: int, body: Body) -> Pending | None:
         if self.times is not None:
@@ -356,6 +383,15 @@ class Arrivals(Pending):
         reply.slot = slot
         return reply.lost(proc, end)
 
+    @property
+    def is_awaited(self) -> bool:
+        return any(reply.is_awaited for reply in self.replies)
+
+    def give_up(self, fault: Exception) -> None:
+        for reply in self.replies[self._next :]:
+            reply.give_up(fault)
+        super().give_up(fault)
+
     def hears_of(self, end: Exit) -> bool:
         if self.ready or end["proc"] not in self.procs:
             return False
@@ -388,9 +424,24 @@ class Mailbox(Pending):
             if self._queue:
                 reply.slot, reply.body = self._queue.popleft()
                 reply.ready = True
+            elif self.fault is not None:
+                reply.fault, reply.ready = self.fault, True
             else:
                 self._takers.append(reply)
         return reply
+
+    @property
+    def is_awaited(self) -> bool:
+        return any(reply.is_awaited for reply in list(self._takers))
+
+    def give_up(self, fault: Exception) -> None:
+        with self.office.callback_lock:
+            self.fault = fault
+            takers = list(self._takers)
+            self._takers.clear()
+        for reply in takers:
+            reply.give_up(fault)
+        super().give_up(fault)
 
     def deliver(self, slot: int, body: Body) -> Pending | None:
         with self.office.callback_lock:

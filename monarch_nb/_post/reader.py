@@ -38,17 +38,17 @@ from typing import Any, Protocol
 
 import zmq
 
+from monarch_nb.exceptions import OfficeClosed
+
 TICK_S = 0.002
 QUIET_TICKS = 20
 SIGNAL_S = 0.2
+LAST_WORDS_S = 0.02
+"""For how long messages are still read when the file says that no more will come."""
 _BATCH = 64
 _ONE = (0,)
 _NOW = (zmq.NOBLOCK,)
 _MAIN = threading.main_thread().ident
-
-
-class OfficeClosed(RuntimeError):
-    """The process' connection to its mesh was closed while somebody waited."""
 
 
 class Waiter(Protocol):
@@ -95,6 +95,10 @@ class Reader:
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._keeper_asleep = False
         self._closing = False
+        self._poller = select.poll()
+        """What the keeper sleeps on."""
+        self.closing_error: Callable[[], OfficeClosed] = OfficeClosed
+        """Makes what is raised to those who wait when nothing comes any more."""
         self.idle_work: Callable[[], float | None] = lambda: None
         """Called by the keeper between its waits; returns the seconds until it wants to be called again."""
         self._keeper = threading.Thread(target=self._keep, name="monarch_nb-keeper", daemon=True)
@@ -105,7 +109,10 @@ class Reader:
         return self._keeper.native_id or 0
 
     def end_with(self, fd: int, callback: Callable[[], None]) -> None:
-        """When `fd` becomes readable, nobody waits any more, and the keeper calls `callback`. Call it before `start`."""
+        """Soon after `fd` has become readable, the keeper calls `callback`: what is under way has arrived then. Call it before `start`.
+
+        The callback is to see that nobody waits any more. `fd` is closed by then, or by `close`.
+        """
         self._watched[fd] = callback
 
     def start(self) -> None:
@@ -123,7 +130,7 @@ class Reader:
         try:
             while not waiter.ready:
                 if self._closing:
-                    raise OfficeClosed("the connection to the mesh has been closed")
+                    raise self.closing_error()
                 leads = self._enter(waiter)
                 if not (self._take_lead(waiter, deadline) if leads else self._follow(waiter, deadline)):
                     break
@@ -219,7 +226,7 @@ class Reader:
                         return False, False
                     continue
                 except zmq.ContextTerminated:
-                    raise OfficeClosed("the connection to the mesh has been closed") from None
+                    raise self.closing_error() from None
                 finally:
                     self._reading = False
             if self._deliver(arrived, waiter):
@@ -334,7 +341,7 @@ class Reader:
         self.ring()
 
     def _keep(self) -> None:
-        poller = select.poll()
+        poller = self._poller
         for fd in (self._bell, *self._watched):
             poller.register(fd, select.POLLIN)
         quiet = 0
@@ -348,9 +355,9 @@ class Reader:
             quiet = quiet + 1 if self._reading and seen == self._turns else 0
             seen = self._turns
             if quiet < QUIET_TICKS:
-                self._sleep(poller, TICK_S, asleep=False)
+                self._sleep(TICK_S, asleep=False)
             else:
-                self._sleep(poller, due_s, asleep=True)
+                self._sleep(due_s, asleep=True)
                 quiet = 0
 
     def _take_lead_if_free(self, seen: int) -> bool:
@@ -360,12 +367,12 @@ class Reader:
             self._leader = self._keeper
             return True
 
-    def _sleep(self, poller: select.poll, timeout_s: float | None, *, asleep: bool) -> None:
+    def _sleep(self, timeout_s: float | None, *, asleep: bool) -> None:
         with self._mutex:
             if asleep and (self._leader is None or not self._reading):
                 return  # the leader left between our look and now
             self._keeper_asleep = asleep
-        ready = poller.poll(None if timeout_s is None else max(1, int(timeout_s * 1000)))
+        ready = self._poller.poll(None if timeout_s is None else max(1, int(timeout_s * 1000)))
         self._keeper_asleep = False
         self._answer({fd for fd, _ in ready})
 
@@ -374,8 +381,10 @@ class Reader:
         if self._bell in ready:
             self._answer_bell()
         for fd in [fd for fd in self._watched if fd in ready]:
-            self._closing = True  # nothing comes any more; let the callback say why
-            self._watched.pop(fd)()
+            callback = self._watched.pop(fd)
+            self._poller.unregister(fd)
+            os.close(fd)
+            self.call_at(time.monotonic() + LAST_WORDS_S, callback)
 
     def _answer_bell(self) -> None:
         try:
@@ -385,9 +394,9 @@ class Reader:
 
     def _keep_reading(self) -> None:
         """Lead until somebody wants to, or the office closes."""
-        fds = [self._bell, *self._watched]
-        items: list[tuple[Any, int]] = [(self._pull, zmq.POLLIN), *((fd, zmq.POLLIN) for fd in fds)]
         while not self._closing:
+            fds = [self._bell, *self._watched]
+            items: list[tuple[Any, int]] = [(self._pull, zmq.POLLIN), *((fd, zmq.POLLIN) for fd in fds)]
             due_s = self._run_idle_work()
             if self._bequeath():
                 return
@@ -451,5 +460,7 @@ class Reader:
         self.ring()
         if self._keeper.is_alive() and threading.current_thread() is not self._keeper:
             self._keeper.join()
+        while self._watched:
+            os.close(self._watched.popitem()[0])
         if threading.current_thread() is not self._keeper:
             os.close(self._bell)

@@ -52,6 +52,17 @@ def _possible_roots() -> Iterator[str]:
     yield os.path.join(tempfile.gettempdir(), f"monarch_nb-{os.getuid()}")
 
 
+def private_directories(path: str) -> None:
+    """Make a directory, and those above it that aren't there, for this user only, whatever the umask is. Those that are there stay as they are."""
+    above = os.path.dirname(path)
+    if above and not os.path.isdir(above):
+        private_directories(above)
+    with suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    if not os.path.isdir(path):
+        raise NotADirectoryError(f"{path} is no directory; remove it")
+
+
 def private_directory(path: str) -> None:
     """Make `path` a directory that only this user can enter, or raise PermissionError."""
     os.makedirs(path, mode=0o700, exist_ok=True)

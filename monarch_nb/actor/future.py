@@ -92,6 +92,8 @@ class Future(Generic[T]):
         if finish is None:
             return
         try:
+            if self._pending.fault is not None:
+                self._pending.check_fault()
             self._value = finish(self._pending)
         except BaseException as error:
             self._error = error

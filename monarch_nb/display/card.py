@@ -117,7 +117,20 @@ def show_card(mesh: Mesh) -> None:
     card = _cards.get(mesh)
     if card is None:
         card = _cards[mesh] = Card(mesh, shell)
+        _end_with(mesh)
     card.show()
+
+
+def _end_with(mesh: Mesh) -> None:
+    """Leave a picture as soon as the mesh has ended, whoever has ended it."""
+    known = weakref.ref(mesh)
+
+    def lost(reason: str) -> None:
+        found = known()
+        if found is not None:
+            end_cards(reason, found)
+
+    mesh._session.when_lost.append(lost)
 
 
 def end_cards(reason: str, mesh: Mesh | None = None) -> None:

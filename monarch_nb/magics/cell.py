@@ -102,6 +102,8 @@ def start_cell(
 
     def ended() -> None:
         view.retitle(f"#{n} has ended")
+        if run.fault is not None:
+            view.note(str(run.fault))
         display.finish_soon()
 
     run.when_done(ended)

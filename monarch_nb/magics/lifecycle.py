@@ -10,7 +10,7 @@ from monarch_nb._shape import name_ranks
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.magics.arguments import Namespace
 from monarch_nb.magics.missed import show_missed
-from monarch_nb.magics.starting import describe, set_up, start_mesh
+from monarch_nb.magics.starting import describe, set_up, start_or_attach
 from monarch_nb.magics.state import State
 from monarch_nb.status import MeshStatus, duration
 
@@ -20,14 +20,11 @@ if TYPE_CHECKING:
 
 def start(state: State, arguments: Namespace) -> None:
     """Start a mesh, or attach to the running one of that name. With no size: one rank per GPU, or per core."""
-    from monarch_nb._client.launch import list_connections
-
-    if any(c.name == arguments.name for c in list_connections()):
-        mesh = state.attach(arguments.name)
+    mesh, is_new = start_or_attach(state, arguments)
+    if not is_new:
         print(f"attached to {describe(mesh)}, which was running")
         show_missed(mesh)
         return
-    mesh = start_mesh(arguments)
     state.adopt(mesh)
     print(set_up(mesh, arguments))
 

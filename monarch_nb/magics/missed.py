@@ -56,6 +56,8 @@ def show_missed(mesh: Mesh) -> None:
 def _ended(display: LiveDisplay, run: CellRun, view: CellView, entry: Entry, left: list[int]) -> None:
     """A cell that still ran has ended. Called in the reading thread, one at a time."""
     view.retitle(_title(entry, ended=True))
+    if run.fault is not None:
+        view.note(str(run.fault))
     run.seen()
     left[0] -= 1
     if not left[0]:

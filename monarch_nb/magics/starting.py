@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from monarch_nb.exceptions import MeshUsageError
+from monarch_nb.exceptions import MeshNotFound, MeshUsageError, NameTaken
 from monarch_nb.magics.arguments import Namespace
 from monarch_nb.status import duration
 
 if TYPE_CHECKING:
+    from monarch_nb.magics.state import State
     from monarch_nb.mesh import Mesh
 
 
@@ -32,6 +34,19 @@ def start_mesh(arguments: Namespace) -> Mesh:
         num_spares=arguments.spares or 0,
         force=arguments.force,
     )
+
+
+def start_or_attach(state: State, arguments: Namespace) -> tuple[Mesh, bool]:
+    """Start a mesh, unless one of that name runs; say whether it's new. Waits for one that another program is starting just now."""
+    from monarch_nb._client.launch import wait_until_settled
+
+    while True:
+        if wait_until_settled(arguments.name, on_wait=lambda text: print(f"{text}; waiting for that", flush=True)):
+            with suppress(MeshNotFound):  # it has just ended: look again
+                return state.attach(arguments.name), False
+        else:
+            with suppress(NameTaken):  # somebody else was quicker: look again
+                return start_mesh(arguments), True
 
 
 def set_up(mesh: Mesh, arguments: Namespace) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from monarch_nb.exceptions import MeshUsageError
+from monarch_nb.exceptions import MeshNotFound, MeshUsageError
 from monarch_nb.magics.arguments import DEFAULT_NAME
 
 if TYPE_CHECKING:
+    from monarch_nb._post.office import Office
     from monarch_nb.mesh import Mesh
 
 
@@ -28,9 +29,18 @@ class State:
         if name is None:
             raise MeshUsageError("no mesh is in use. Start one: %mesh start; or see what runs: %mesh list")
         office = self.meshes[name]._office if name in self.meshes else None
-        if office is None or office.closed or office.lost:
+        if office is not None and office.lost:
+            return self._after_end(name, office)
+        if office is None or office.closed:
             return self.attach(name)
         return self.meshes[name]
+
+    def _after_end(self, name: str, office: Office) -> Mesh:
+        """Return the mesh that has the name of one that has ended; if there's none, say how that one has."""
+        try:
+            return self.attach(name)
+        except MeshNotFound:
+            raise office.closing_error() from None
 
     def attach(self, name: str | None) -> Mesh:
         """Connect to a running mesh and make it current."""
@@ -42,6 +52,10 @@ class State:
         """Make a mesh current, and known to the notebook by its name."""
         from monarch_nb._client import session
 
+        before = self.meshes.get(mesh.name)
+        lost = session.known(before._office) if before is not None and before is not mesh and before._office.lost else None
+        if lost is not None:
+            lost.close()
         self.meshes[mesh.name] = mesh
         self.current = mesh.name
         session.use(mesh._session)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +14,14 @@ from monarch_nb._client.feed import Feed, Watcher
 from monarch_nb._client.interrupts import Interrupts
 from monarch_nb._client.kernel import KernelShutDown
 from monarch_nb._post.failure import revive
-from monarch_nb._post.office import OfficeClosed
 from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb.display import ansi
 from monarch_nb.exceptions import (
     ActorError,
+    MeshEnded,
     MeshError,
     MeshUsageError,
+    OfficeClosed,
     RankFailure,
     RankTimeout,
     describe_end,
@@ -220,6 +222,7 @@ class CellRun:
         self._mesh._office.reader.take_over()
         if not self._feed.wait_for("began", timeout_s):
             raise MeshError(f"the host process did not take the cell within {timeout_s:g} s; see %mesh status")
+        self._feed.check_fault()
         if self._feed.error:
             raise MeshUsageError(self._feed.error)
         return self._feed.n
@@ -233,6 +236,11 @@ class CellRun:
     def done(self) -> bool:
         """Whether it's over."""
         return self._feed.ready
+
+    @property
+    def fault(self) -> Exception | None:
+        """Why nothing more will be heard of it, if its mesh has ended."""
+        return self._feed.fault
 
     def when_done(self, callback: Callable[[], None]) -> None:
         """Call this once it's over, in the thread that hears of it: it must be quick."""
@@ -268,6 +276,8 @@ class CellRun:
     def _wait(self, deadline: float | None) -> bool:
         try:
             return waiting.wait(self._feed, deadline)
+        except MeshEnded:
+            raise
         except OfficeClosed:
             raise MeshError(_ENDED) from None
         except KernelShutDown:
@@ -281,6 +291,7 @@ class CellRun:
 
     def _finished(self) -> CellResult:
         feed, result = self._feed, self.result
+        feed.check_fault()
         if feed.error:
             raise MeshUsageError(feed.error)
         if feed.summary is None:
@@ -319,7 +330,8 @@ class CellRun:
 
     def seen(self) -> None:
         """Tell the journal that somebody has seen how it ended."""
-        self._mesh._session.tell("seen", cells=[self._feed.n])
+        with suppress(OfficeClosed):
+            self._mesh._session.tell("seen", cells=[self._feed.n])
 
 
 def failure_of(rank: int, ended: Mapping[str, Any]) -> RankFailure:

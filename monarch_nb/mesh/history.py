@@ -262,6 +262,7 @@ class History:
             text = lines.drain()
             if text:
                 yield text
+            feed.check_fault()
         finally:
             if not feed.ready:
                 self._mesh._session.tell("unwatch", watch=feed.ref)

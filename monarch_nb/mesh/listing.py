@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from monarch_nb._client.launch import Connection, list_connections
+from monarch_nb._client.connection_file import Connection
+from monarch_nb._client.launch import list_all_connections, why_unusable
 from monarch_nb.mesh.starting import attach
 from monarch_nb.status import MeshStatus, duration
 
@@ -42,7 +43,7 @@ class Row:
 
 def list_rows(timeout_s: float = ANSWER_S) -> list[Row]:
     """Return a row for each mesh of this user that runs."""
-    connections = list_connections()
+    connections = list_all_connections()
     found: dict[str, Row] = {}
 
     def ask(connection: Connection) -> None:
@@ -72,6 +73,8 @@ def table_text(rows: Sequence[Row], current: str | None = None) -> str:
 
 
 def _asked(connection: Connection) -> Row:
+    if why_unusable(connection):  # which `attach` says in full
+        return _unknown(connection, "out of reach" if connection.trouble else "another version")
     mesh = attach(connection.name, listens=False, observes=True)
     try:
         status = mesh.status(fresh=False)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from monarch_nb._client import launch, spare
-from monarch_nb._client.session import RequestFailed, Session
+from monarch_nb._client.session import Session
 from monarch_nb._host import capacity
 from monarch_nb._shape import Extent, Shape, format_ranks
 from monarch_nb.actor.host_mesh import HostMesh
 from monarch_nb.actor.supervision import MeshFailure
-from monarch_nb.exceptions import MeshUsageError
+from monarch_nb.exceptions import MeshError, MeshUsageError, NameTaken
 from monarch_nb.mesh.core import Mesh
 
 IDLE_TIMEOUT_S = 8 * 3600.0
@@ -47,14 +48,14 @@ def start(
         force: start more ranks than the machine seems to have room for.
 
     Raises:
-        MeshUsageError: if a mesh of that name runs already, or the machine has no room for so many ranks.
+        MeshUsageError: if the machine has no room for so many ranks.
+        NameTaken: if a mesh of that name runs already, or is being started by another program.
     """
     _check_room(dims or {}, num_hosts, num_spares, force=force)
     path = launch.connection_path(name)
-    if any(c.name == name for c in launch.list_connections()):
-        raise MeshUsageError(f"mesh {name!r} runs already. Attach to it: %mesh start {name}, or choose another name")
-    launch.refuse_other_version(name)
-    session = Session.connect(spare.take())
+    if launch.wait_until_settled(name, states=("ending",)):
+        raise NameTaken(f"mesh {name!r} runs already. Attach to it: %mesh start {name}, or choose another name")
+    session = _claimed(name, path)
     try:
         mesh = _start_on(session, name, path, dims, (num_hosts, num_spares), env or {}, idle_timeout_s, method, force=force)
         if on_failure != "stop":
@@ -72,6 +73,28 @@ def _check_room(dims: Mapping[str, int], num_hosts: int, num_spares: int, *, for
         capacity.check_room(num_ranks + num_hosts + num_spares, force=force, how="--force (force=True)")
     except ValueError as error:
         raise MeshUsageError(str(error)) from None
+
+
+def _claimed(name: str, path: str) -> Session:
+    """Return a session with a home that has the right to a name, as nobody else has.
+
+    Raises:
+        NameTaken: if another home has it.
+    """
+    claim = launch.find_claim(name)
+    if claim is None:
+        connection = spare.take()
+        session = Session.connect(connection)
+        try:
+            if session.request("claim", path=launch.claim_path(name)):
+                return session
+        except BaseException:
+            _abandon(session)
+            raise
+        session.close()
+        spare.put_back(connection)
+        claim = launch.find_claim(name) or {}
+    raise NameTaken(f"{launch.describe_claim(name, claim)}. Attach to it when it runs: %mesh start {name}; or choose another name")
 
 
 def _start_on(
@@ -128,9 +151,7 @@ def default_dims(session: Session) -> dict[str, int]:
 
 
 def _abandon(session: Session) -> None:
-    from contextlib import suppress
-
-    with suppress(RequestFailed, TimeoutError):
+    with suppress(MeshError):
         session.request("shut_down")
     session.close()
 
@@ -162,6 +183,8 @@ def _made(name: str, session: Session, record: Mapping[str, Any], *, make_curren
     assert session.output is not None and session.connection is not None
     session.connection = session.connection._replace(name=name)  # a spare has had none
     session.output.default.sizes[record["group"]] = len(mesh)
+    if session.ending is not None:
+        session.ending.name, session.ending.num_ranks = name, len(mesh)
     if make_current:
         sessions.use(session)
     return mesh

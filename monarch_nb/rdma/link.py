@@ -134,6 +134,7 @@ def _silent(who: str, timeout_s: float) -> TransferTimeout:
 
 
 def _read(reply: OneReply, who: str) -> dict[str, Any] | None:
+    reply.check_fault()
     if reply.body is None:
         return None
     found = reply.body.value()

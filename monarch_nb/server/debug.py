@@ -14,6 +14,7 @@ from tornado.web import authenticated
 from monarch_nb.exceptions import MeshError
 from monarch_nb.server.bodies import BadBody, read_text
 from monarch_nb.server.handlers import MeshHandler
+from monarch_nb.server.link import how_ended
 from monarch_nb.server.meshes import Meshes
 from monarch_nb.server.stream import Send, Watch
 
@@ -87,15 +88,14 @@ class DebugWatch(Watch):
             with suppress(RuntimeError):  # the server is closing
                 loop.call_soon_threadsafe(callback)
 
-        return mesh.debugger().watch(lambda rows: soon(partial(self._heard, rows)), lambda: soon(self._ended))
+        return mesh.debugger().watch(lambda rows: soon(partial(self._heard, rows)), lambda: soon(partial(self._ended, how_ended(mesh))))
 
     def _heard(self, stops: list[dict[str, Any]]) -> None:
         self._stops = stops
         self.wake()
 
-    def _ended(self) -> None:
-        reason = self._link.mirror.gone if self._link is not None else ""
-        self.end("gone", reason=reason or f"mesh {self._name!r} has ended")
+    def _ended(self, how: str) -> None:
+        self.end("gone", reason=how)
 
     def news(self) -> dict[str, Any] | None:
         stops, self._stops = self._stops, None

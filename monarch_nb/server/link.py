@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from monarch_nb._client.launch import Connection
+from monarch_nb._client.connection_file import Connection
 from monarch_nb.exceptions import MeshError
 from monarch_nb.server.mirror import Mirror
 
@@ -112,7 +112,8 @@ class Link:
             self._feed.taken()
 
     def _home_gone(self) -> None:
-        self._call_soon(lambda: self.ended(f"mesh {self.connection.name!r} has ended"))
+        how = how_ended(self._opened.result())
+        self._call_soon(lambda: self.ended(how))
 
     def _call_soon(self, callback: Callable[[], None]) -> None:
         with suppress(RuntimeError):  # the server is closing
@@ -140,6 +141,11 @@ class Link:
     def _close_late(self, opened: asyncio.Future[Mesh]) -> None:
         if not opened.cancelled() and opened.exception() is None:
             self._pool.submit(_disconnect, opened.result())
+
+
+def how_ended(mesh: Mesh) -> str:
+    """Return how a mesh has ended, in a sentence, as far as it's known."""
+    return mesh._office.lost or f"mesh {mesh.name!r} has ended"
 
 
 def _disconnect(mesh: Mesh) -> None:

@@ -8,9 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from monarch_nb._client import launch
-from monarch_nb._client.launch import Connection
-from monarch_nb._wire import message as wire
-from monarch_nb.exceptions import MeshError, MeshNotFound
+from monarch_nb._client.connection_file import Connection
+from monarch_nb.exceptions import MeshError
 from monarch_nb.server.link import Link
 
 LOOK_S = 1.0
@@ -56,7 +55,7 @@ class Meshes:
         return list(await asyncio.gather(*(self._summary(c) for c in launch.list_all_connections())))
 
     async def _summary(self, connection: Connection) -> dict[str, Any]:
-        trouble = refusal(connection)
+        trouble = launch.why_unusable(connection)
         if not trouble:
             try:
                 from monarch_nb.status import summary
@@ -72,17 +71,6 @@ class Meshes:
         for link in list(self._links.values()):
             link.close()
         self.pool.shutdown(wait=True)
-
-
-def refusal(connection: Connection) -> str:
-    """Return why a mesh can't be talked to, or an empty text."""
-    if connection.wire_version == wire.VERSION:
-        return ""
-    try:
-        launch.refuse_other_version(connection.name)
-    except MeshNotFound as error:
-        return str(error)
-    return "it has just ended"
 
 
 class MeshList:
@@ -138,7 +126,7 @@ class MeshList:
         text, again = self._troubles.get(key, ("", 0.0))
         if text and now < again:
             return
-        trouble = refusal(connection)
+        trouble = launch.why_unusable(connection)
         if not trouble:
             link = self._meshes.link_to(connection)
             try:

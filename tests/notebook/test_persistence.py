@@ -230,4 +230,4 @@ def test_a_stopped_mesh_is_told(notebook: Notebook) -> None:
     notebook.run("%load_ext monarch_nb\n%mesh start shortlived --procs 1")
     command("stop", "shortlived")
     text = notebook.text("%%mesh\n1")
-    assert "mesh 'shortlived' is not running. Start it: %mesh start shortlived" in text
+    assert "MeshEnded: mesh 'shortlived' was stopped by " in text and "start it anew: %mesh start shortlived" in text

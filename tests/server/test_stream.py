@@ -51,7 +51,7 @@ async def test_a_lost_rank_says_why_and_a_mesh_that_ends_is_gone(page: Any, demo
     assert "killed by SIGKILL" in row["reason"]
     demo.stop(grace_s=0.0)
     gone = await socket.until(lambda m: m["type"] == "gone")
-    assert gone["reason"] == "mesh 'demo' has ended"
+    assert gone["reason"].startswith("mesh 'demo' was stopped by ")
 
 
 async def test_the_list_follows_meshes_as_they_come_and_go(page: Any, demo: Mesh) -> None:

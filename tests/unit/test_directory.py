@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from monarch_nb._client import launch
 from monarch_nb._client.launch import home_config
 from monarch_nb._wire.directory import new_directory, private_directory, socket_root
 from monarch_nb.exceptions import MeshStartError
@@ -98,3 +99,27 @@ def test_where_one_cant_be_written_to_another_is_taken(root: Path, monkeypatch: 
             new_directory()
         with pytest.raises(MeshStartError, match="no mesh can be started here: there is no directory for sockets"):
             home_config()
+
+
+def test_the_journals_are_for_their_user_only_whatever_the_umask_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "share" / "jupyter"))
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "run" / "jupyter"))
+    before = os.umask(0)
+    try:
+        path = Path(launch.new_journal("x"))
+        launch.runtime_directory()
+    finally:
+        os.umask(before)
+    made = [path.parent, path.parent.parent, tmp_path / "share" / "jupyter", tmp_path / "share", tmp_path / "run", tmp_path / "run" / "jupyter"]
+    assert {str(p): oct(p.stat().st_mode & 0o777) for p in made} == {str(p): "0o700" for p in made}
+
+
+def test_journals_that_were_open_to_others_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path))
+    (tmp_path / "monarch_nb" / "journals").mkdir(parents=True)
+    for folder in ("monarch_nb", "monarch_nb/journals"):
+        (tmp_path / folder).chmod(0o777)
+    launch.new_journal("x")
+    assert (tmp_path / "monarch_nb").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "monarch_nb" / "journals").stat().st_mode & 0o777 == 0o700
+    assert tmp_path.stat().st_mode & 0o777 != 0o777

@@ -1,0 +1,133 @@
+"""Connection files: how the programs of a user find the homes of named meshes.
+
+They lie in Jupyter's runtime directory, where anybody may have put anything. So a file is believed only if it's a plain one of ours, of bounded size, that says what
+such a file says; what else lies there is left alone. A home is named by its pid and the time when it started: a pid alone may be an innocent process'.
+The home writes its file, and holds a claim (`_wire/claim`) as long as it lives; the file of a dead one is removed by whoever
+gets the claim.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import struct
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from monarch_nb._wire import address
+from monarch_nb._wire import message as wire
+from monarch_nb._wire.claim import Claim, holder
+from monarch_nb._wire.process import is_running, machine_id
+
+PREFIX, SUFFIX = "monarch_nb-", ".json"
+_MAX_BYTES = 1 << 16
+_PEER = struct.Struct("3i")
+
+
+class Connection(NamedTuple):
+    """How to reach a home host process: the content of its connection file.
+
+    Attributes:
+        start_time: when the process started, in ticks since boot; None if its version doesn't say so.
+        trouble: why nobody can reach it, though it runs.
+    """
+
+    name: str
+    pid: int
+    directory: str
+    path: str = ""
+    wire_version: int = wire.VERSION
+    start_time: int | None = None
+    trouble: str = ""
+
+
+def read(path: str) -> Connection | None:
+    """Return the mesh that a connection file names, if it runs on this machine; the file of one that has ended is removed."""
+    content = _content(path)
+    if content is None or content.get("machine", machine_id()) != machine_id():
+        return None  # on a shared file system: only that machine can say whether it runs
+    if not _lives(content):
+        _remove(path)
+        return None
+    name, pid, directory = content["name"], content["pid"], content["directory"]
+    trouble = ""
+    if not os.path.exists(address.socket_path(directory, address.HOME)):
+        trouble = f"mesh {name!r} runs, but its sockets in {directory} are gone: nobody can reach it; end it: kill {pid}"
+    return Connection(name, pid, directory, path, content.get("wire_version", 0), content.get("start_time"), trouble)
+
+
+def claimant(path: str) -> dict[str, Any] | None:
+    """Return what the home that has the name of a connection file says of itself; None if the name is free."""
+    return holder(claim_path(path))
+
+
+def claim_path(path: str) -> str:
+    """Return the file whose lock is the right to a connection file."""
+    return path.removesuffix(SUFFIX) + ".claim"
+
+
+def _content(path: str) -> dict[str, Any] | None:
+    """Return what a connection file says, or None if it's none. Nothing that lies there makes this wait or fail."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return None
+    try:
+        about = os.fstat(fd)
+        if not stat.S_ISREG(about.st_mode) or about.st_uid != os.getuid() or about.st_size > _MAX_BYTES:
+            return None
+        found = json.loads(os.pread(fd, _MAX_BYTES, 0))
+    except (OSError, ValueError, RecursionError):
+        return None
+    finally:
+        os.close(fd)
+    return found if _is_sound(found, path) else None
+
+
+def _is_sound(content: Any, path: str) -> bool:
+    """Say whether a connection file has what it must have, each of its type."""
+    if not isinstance(content, dict):
+        return False
+    kinds = (("name", str), ("pid", int), ("directory", str))
+    others = (("wire_version", int), ("start_time", int), ("machine", str))
+    if not all(type(content.get(key)) is kind for key, kind in kinds):
+        return False
+    if not all(type(content.get(key, kind())) is kind for key, kind in others):
+        return False
+    right_name = os.path.basename(path) == f"{PREFIX}{content['name']}{SUFFIX}"
+    return right_name and content["pid"] > 1 and os.path.isabs(content["directory"])
+
+
+def _lives(content: dict[str, Any]) -> bool:
+    if "start_time" in content:
+        return is_running(content["pid"], content["start_time"])
+    # A home of an older version: it's the one that listens at its socket.
+    return is_running(content["pid"], None) and _listener(content["directory"]) == content["pid"]
+
+
+def _listener(directory: str) -> int | None:
+    """Return the pid of the process that listens at a home's socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(address.socket_path(directory, address.HOME))
+            peer = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+        except (OSError, ValueError):
+            return None
+    return int(_PEER.unpack(peer)[0])
+
+
+def _remove(path: str) -> None:
+    """Remove the file of a mesh that has ended, unless somebody has the name by now."""
+    with suppress(OSError):
+        claim = Claim.take(claim_path(path), {})
+        if claim is None:
+            return
+        try:
+            content = _content(path)
+            if content is not None and not _lives(content):
+                os.unlink(path)
+        finally:
+            claim.release()

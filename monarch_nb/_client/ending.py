@@ -1,0 +1,48 @@
+"""Saying how a mesh has ended: in one sentence, who, how, what is lost with it, and what to type."""
+
+from __future__ import annotations
+
+import socket
+
+from monarch_nb._client.connection_file import Connection
+from monarch_nb._wire.process import count_oom_kills, describe_status, zombie_status
+
+
+class Ending:
+    """Of one mesh, as a program that is connected to it sees it.
+
+    Attributes:
+        name: the mesh's; empty as long as it has none.
+        how: what the home has said of its end, if it ended on purpose: "was stopped by ...".
+        num_ranks: how many ranks it had, as far as this program knows.
+        is_wanted: whether this program has asked for it: then nobody needs to be told.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self.name = connection.name
+        self._pid = connection.pid
+        self._num_oom_kills = count_oom_kills()
+        self.how = ""
+        self.num_ranks = 0
+        self.is_wanted = False
+
+    def describe(self) -> str:
+        """Return the sentence. Called as soon as the home has ended, while the kernel may still know how."""
+        if self.how and self.name:
+            return f"mesh {self.name!r} {self.how}; {self._next()}"
+        how = describe_status(zombie_status(self._pid), out_of_memory=count_oom_kills() > self._num_oom_kills)
+        process = f"(pid {self._pid} on {socket.gethostname()}) {how}, and {self._lost()}; {self._next()}"
+        if not self.name:
+            return f"the home process of this program's ranks {process}"
+        return f"mesh {self.name!r} has ended: its home process {process}"
+
+    def _lost(self) -> str:
+        if not self.num_ranks:
+            return "what its ranks held is lost"
+        ranks = f"its {self.num_ranks} ranks" if self.num_ranks > 1 else "its rank"
+        return f"with it went {ranks} and what they held"
+
+    def _next(self) -> str:
+        if not self.name:
+            return "spawn anew what is needed: this_host() has a new one"
+        return f"start it anew: %mesh start {self.name}; what ran on it: monarch-nb history {self.name}"

@@ -1,0 +1,105 @@
+"""The name that a mesh goes by: the claim to it, and the connection file by which programs find this home."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb._wire import message as wire
+from monarch_nb._wire.claim import Claim
+from monarch_nb._wire.message import Message
+from monarch_nb._wire.process import machine_id, start_time
+
+if TYPE_CHECKING:
+    from monarch_nb._host.home import HomeProcess
+
+
+class MeshName:
+    """Owned by the loop thread. The claim is held until this process has ended: by itself, or by whatever kills it."""
+
+    def __init__(self, home: HomeProcess) -> None:
+        self._home = home
+        self._claim: Claim | None = None
+        self._claim_path = ""
+        self._connection_path = ""
+        self._who = ""
+
+    def do_claim(self, message: Message, fields: dict[str, Any]) -> object:
+        """Take the right to a name; answers whether it was free."""
+        self._who = self._home.clients.who(message.src)
+        if self._claim is None:
+            self._claim_path = fields["path"]
+            self._claim = Claim.take(self._claim_path, self._note("starting"))
+        return self._claim is not None
+
+    @property
+    def is_claimed(self) -> bool:
+        """Whether this home has the right to a name."""
+        return self._claim is not None
+
+    def _note(self, state: str) -> dict[str, Any]:
+        """Return what others may know who want the same name."""
+        return {"state": state, "pid": os.getpid(), "who": self._who}
+
+    def show(self, connection_path: str) -> None:
+        """Let programs find this mesh."""
+        assert self._claim is not None
+        self._connection_path = connection_path
+        self._write()
+        self._claim.write(self._note("running"))
+
+    def _write(self) -> None:
+        home = self._home
+        content = {
+            "name": home.name,
+            "pid": os.getpid(),
+            "start_time": start_time(os.getpid()),
+            "machine": machine_id(),
+            "directory": home.directory,
+            "hostname": home.hostname,
+            "wire_version": wire.VERSION,
+            "started": home.registry.started,
+            "journal": home.journal.store.directory,
+        }
+        temporary = f"{self._connection_path}.{os.getpid()}"
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            with open(fd, "w") as file:
+                json.dump(content, file)
+            os.replace(temporary, self._connection_path)
+        except OSError:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
+
+    def stays(self) -> bool:
+        """See that programs can find this mesh: files that somebody has removed are made anew. False if another mesh has the name by now."""
+        if self._claim is None or not self._connection_path:
+            return True
+        with suppress(OSError):
+            if not self._claim.holds:
+                again = Claim.take(self._claim_path, self._note("running"))
+                if again is None:
+                    return False
+                self._claim.release()
+                self._claim = again
+            if not os.path.lexists(self._connection_path):
+                self._write()
+        return True
+
+    def hide(self) -> None:
+        """The mesh is about to end: nobody can find it any more. Its name is free when its ranks have gone, and what they held."""
+        if self._claim is not None and self._claim.holds:
+            with suppress(OSError):
+                self._claim.write(self._note("ending"))
+            if self._connection_path:
+                with suppress(OSError):
+                    os.unlink(self._connection_path)
+
+    def release(self) -> None:
+        """Give the name up: the ranks have ended."""
+        if self._claim is not None:
+            self._claim.release()
+            self._claim = None

@@ -1,0 +1,94 @@
+"""What the kernel says of a process: since when it runs, whether it still does, how it ended.
+
+A pid alone names nobody, because the kernel gives it to another process later. A pid and the time at which it started do, on one machine
+until that boots again, and within one PID namespace.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+
+_STATE, _START_TIME, _EXIT_CODE = 0, 19, 49
+"""Where these stand among the fields of /proc/PID/stat that follow the name."""
+
+
+def start_time(pid: int) -> int | None:
+    """Return when a process started, in ticks since boot; None if there's none, or only what is left of one (a zombie)."""
+    fields = _stat(pid)
+    return None if not fields or fields[_STATE] in "ZX" else int(fields[_START_TIME])
+
+
+def is_running(pid: int, started: int | None) -> bool:
+    """Say whether the process that started then still runs; without a time, whether any process of that pid does."""
+    found = start_time(pid)
+    return found is not None and started in (None, found)
+
+
+def zombie_status(pid: int) -> int | None:
+    """Return the wait status of a process that has ended and that its parent hasn't waited for yet; None if it can't be had."""
+    fields = _stat(pid)
+    if not fields or fields[_STATE] != "Z" or len(fields) <= _EXIT_CODE:
+        return None
+    return int(fields[_EXIT_CODE])
+
+
+def _stat(pid: int) -> list[str]:
+    with suppress(OSError):
+        with open(f"/proc/{pid}/stat", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()
+    return []
+
+
+def process_trouble(pid: int, *, stopped_only: bool = False) -> str:
+    """Return what the kernel says of a process that can't run, in words; empty if nothing is special."""
+    letter = (_stat(pid) or "?")[_STATE]
+    if letter in "Tt":
+        return f"is stopped by a signal; wake it: kill -CONT {pid}"
+    if letter == "D" and not stopped_only:
+        return "waits in the kernel for a device or a file system"
+    return ""
+
+
+def describe_status(status: int | None, *, out_of_memory: bool) -> str:
+    """Return how a process ended, from its wait status: "was killed by SIGKILL". None: nobody knows.
+
+    Args:
+        out_of_memory: whether the kernel has killed some process for lack of memory meanwhile.
+
+    >>> describe_status(9, out_of_memory=True)
+    'was killed by the kernel (SIGKILL): out of memory'
+    >>> describe_status(0x300, out_of_memory=False)
+    'exited with code 3'
+    """
+    if status is None:
+        guess = "the kernel has just killed a process for lack of memory" if out_of_memory else "was it killed?"
+        return f"ended without a word ({guess})"
+    if not os.WIFSIGNALED(status):
+        return f"exited with code {os.WEXITSTATUS(status)}"
+    number = os.WTERMSIG(status)
+    if number == signal.SIGKILL and out_of_memory:
+        return "was killed by the kernel (SIGKILL): out of memory"
+    with suppress(ValueError):
+        return f"was killed by {signal.Signals(number).name}"
+    return f"was killed by signal {number}"
+
+
+def count_oom_kills() -> int:
+    """Return how many processes the kernel has killed on this machine for lack of memory, in all or in a cgroup."""
+    with suppress(OSError, ValueError), open("/proc/vmstat") as file:
+        for line in file:
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
+
+
+def machine_id() -> str:
+    """Return what names this machine, since it was booted, and our PID namespace on it: where pids mean what they mean here."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        boot = file.read().strip()
+    try:
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return boot

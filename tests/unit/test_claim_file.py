@@ -1,0 +1,109 @@
+"""Claims: of any number of processes that want a name at the same time, one gets it, and loses it when it dies."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import wait_for_exit
+
+from monarch_nb._wire.claim import Claim, holder
+
+CODE = """
+import sys
+from monarch_nb._wire.claim import Claim
+sys.stdin.readline()
+claim = Claim.take(sys.argv[1], {"number": int(sys.argv[2])})
+print("yes" if claim else "no", flush=True)
+sys.stdin.readline()
+"""
+
+
+def start(path: str, number: int) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", CODE, path, str(number)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def close(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.communicate()
+
+
+def ask(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def answer(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def test_one_of_many_gets_it_and_a_killed_one_loses_it(tmp_path: Path) -> None:
+    path = str(tmp_path / "claim")
+    for _ in range(3):
+        processes = [start(path, number) for number in range(6)]
+        for process in processes:
+            ask(process)
+        answers = [answer(process) for process in processes]
+        assert sorted(answers) == ["no"] * 5 + ["yes"]
+        winner = answers.index("yes")
+        assert holder(path) == {"number": winner}
+        processes[winner].send_signal(signal.SIGKILL)
+        assert wait_for_exit(processes[winner].pid)
+        assert holder(path) is None
+        claim = Claim.take(path, {})
+        assert claim is not None
+        claim.release()
+        for process in processes:
+            close(process)
+
+
+def test_looking_takes_nothing(tmp_path: Path) -> None:
+    path = str(tmp_path / "claim")
+    process = start(path, 1)
+    assert holder(path) is None
+    assert not os.path.exists(path)
+    ask(process)
+    assert answer(process) == "yes"
+    assert holder(path) == {"number": 1}
+    assert Claim.take(path, {}) is None
+    close(process)
+
+
+def test_a_file_that_was_removed_is_claimed_anew(tmp_path: Path) -> None:
+    path = str(tmp_path / "claim")
+    first = Claim.take(path, {"number": 1})
+    assert first is not None and first.holds
+    os.unlink(path)
+    assert not first.holds
+    second = Claim.take(path, {"number": 2})
+    assert second is not None
+    first.release()
+    assert holder(path) == {"number": 2}, "who has lost a name doesn't take the next one's away"
+    second.release()
+
+
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real: Any = fcntl.fcntl
+
+    def refuse(fd: int, *arguments: Any) -> Any:
+        if os.readlink(f"/proc/self/fd/{fd}").startswith(str(tmp_path)):
+            raise OSError(errno.ENOLCK, "no locks available")
+        return real(fd, *arguments)
+
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    path = str(tmp_path / "claim")
+    claim = Claim.take(path, {"number": 1})
+    assert claim is not None
+    assert holder(path) == {"number": 1}
+    assert Claim.take(path, {}) is None
+    claim.release()
+    assert holder(path) is None
