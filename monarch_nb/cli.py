@@ -186,7 +186,9 @@ def history(arguments: argparse.Namespace) -> None:
     from monarch_nb.mesh.history import Entries, Entry
 
     try:
-        print(_attach(arguments.name).history(arguments.last).text())
+        entries_now = _attach(arguments.name).history(arguments.last)
+        entries_now.note = _in_words(arguments, entries_now.note)
+        print(entries_now.text())
     except MeshNotFound:
         if arguments.name is None:
             raise

@@ -206,3 +206,10 @@ def test_what_a_notebook_can_do_the_terminal_can(mesh: str) -> None:
     assert "ends after 3 h" in ran("lease", mesh, "--set", "3h").stdout
     assert "ends after 3 h" in ran("lease", mesh).stdout
     assert "--force does it" in ran("resize", mesh, "procs=1").stderr
+
+
+def test_history_says_in_a_terminals_words_what_is_kept(mesh: str) -> None:
+    assert ran("exec", mesh, "print('%mesh heal')").returncode == 0
+    shown = ran("history", mesh).stdout
+    assert "kept on disk for 30 days: %mesh set (in a notebook) journal" in shown
+    assert "print('%mesh heal')" in shown
