@@ -17,6 +17,16 @@ pytest.importorskip("jupyterlab", reason="needs JupyterLab: pip install jupyterl
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
 
 
+TEST_S = 600
+"""A test waits for many things one after the other, each for `PATIENCE_MS` at most."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent == Path(__file__).parent and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TEST_S))
+
+
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     if not CHROMIUM:

@@ -17,7 +17,8 @@ from typing import Any
 import nbformat
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome") or ""
-PATIENCE_MS = 60_000
+PATIENCE_MS = 180_000
+"""So long things may take on a busy machine. With eight programs on two cores JupyterLab alone takes more than a minute to start."""
 _DIRECTORIES = (
     "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR",
     "IPYTHONDIR",
@@ -77,7 +78,7 @@ class Lab:
         self.url = self._wait_for_url(Path(environment["JUPYTER_RUNTIME_DIR"]) / f"jpserver-{self._process.pid}.json")
 
     def _wait_for_url(self, file: Path) -> str:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_MS / 1000
         while not file.exists():
             assert self._process.poll() is None, (self.root / "server.log").read_text()
             assert time.monotonic() < deadline, "JupyterLab did not start"

@@ -31,6 +31,7 @@ def show_notebook(page: Page) -> None:
     page.page.evaluate(
         "() => { const w = [...jupyterapp.shell.widgets('main')].find(w => w.context); jupyterapp.shell.activateById(w.id); }"
     )
+    page.page.wait_for_function("() => jupyterapp.shell.currentWidget?.context")  # activation comes with the next frame
 
 
 def test_ranks_are_debugged_together_in_a_tab(page: Page, pictures: Path) -> None:
