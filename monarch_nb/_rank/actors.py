@@ -25,6 +25,7 @@ from monarch_nb._post.failure import describe, encode_failure
 from monarch_nb._post.office import OfficeClosed
 from monarch_nb._post.pending import Body
 from monarch_nb._post.port import Port
+from monarch_nb._rank.forked import end_if_forked
 from monarch_nb._rank.inbox import Inbox
 from monarch_nb._shape import decode_extent
 from monarch_nb._wire import codec
@@ -375,6 +376,7 @@ class ActorRunner:
 
     def _answer_call(self, message: Message, method: Method, result: object) -> None:
         """Answer a call in any case: what can't be sent is its failure."""
+        end_if_forked()
         try:
             self._finish_call(message, method, result)
         except OfficeClosed:
@@ -466,6 +468,7 @@ class ActorRunner:
 
     def _raised(self, error: BaseException, message: Message) -> None:
         """An endpoint has raised: tell the caller, or, if nobody waits, the owner."""
+        end_if_forked(error)
         endpoint = message.name.decode()
         self._keep(error)
         answers = message.ref and not message.flags & wire.KEEP

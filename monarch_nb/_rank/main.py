@@ -18,7 +18,7 @@ import monarch_nb.actor  # noqa: F401
 from monarch_nb._post import here
 from monarch_nb._post.context import CallContext, call_context
 from monarch_nb._post.office import Office
-from monarch_nb._rank import keyboard, streams
+from monarch_nb._rank import forked, keyboard, streams
 from monarch_nb._rank.actor_host import ActorHost
 from monarch_nb._rank.debugger import Debugger
 from monarch_nb._rank.worker import Worker
@@ -79,6 +79,7 @@ def run_rank(spec: dict[str, Any], host_pid: int) -> None:
     if spec.get("bootstrap") is not None:
         _run_bootstrap(spec, rank)
     _prepare_namespace(rank)
+    forked.install()
     rank.debugger.install()
     keyboard.install(rank.office)
     rank.debugger.set(**spec.get("debug", {}))

@@ -29,6 +29,7 @@ from monarch_nb._rank import tqdm_bars
 from monarch_nb._rank.bundles import encode_bundle, encode_metadata
 from monarch_nb._rank.command import run_command
 from monarch_nb._rank.debugger import CellParts
+from monarch_nb._rank.forked import end_if_forked
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -67,6 +68,7 @@ class CellShell:
             error = result.error_before_exec or result.error_in_exec
         else:
             error = _run_plain(shell, codes, self._restore)
+        end_if_forked(error)
         value, shell.last_value = shell.last_value, None
         if error is None or _is_plain_exit(error):
             return {"status": "ok", "value": shell.last_bundle}, value

@@ -19,6 +19,7 @@ from monarch_nb._post.office import OfficeClosed
 from monarch_nb._post.pending import Body
 from monarch_nb._rank import environment, profiling, variables
 from monarch_nb._rank.debugger import place
+from monarch_nb._rank.forked import end_if_forked
 from monarch_nb._rank.inbox import Inbox
 from monarch_nb._rank.mending import Mender, guard_handlers
 from monarch_nb._rank.shell import Diversion, describe_cell_error
@@ -168,7 +169,9 @@ class Worker:
             result = self._work(name, message)
             body = result if isinstance(result, CellAnswer) else codec.encode(result, "return value")
         except BaseException as error:
+            end_if_forked(error)
             body, flags = self._failed(name, error), wire.ERROR
+        end_if_forked()
         try:
             self._tidy_up(name)
             self._reply(message, body, flags)

@@ -1,0 +1,46 @@
+"""A process that user code has forked off ends where it comes back from that code: else it would answer in the rank's place, and take its messages."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+
+from monarch_nb._post.failure import traceback_of
+
+_is_child = False
+
+
+def install() -> None:
+    """From now on know of each child that is one."""
+    os.register_at_fork(after_in_child=_note)
+
+
+def _note() -> None:
+    global _is_child
+    _is_child = True
+
+
+def end_if_forked(error: BaseException | None = None) -> None:
+    """End this process if it's a child of the rank: as Python ends one, by what it has raised."""
+    if not _is_child:
+        return
+    status = 0
+    with suppress(BaseException):  # whatever the user's streams and errors do
+        if isinstance(error, SystemExit):
+            status = _status_of(error.code)
+        elif error is not None:
+            status = 1
+            sys.stderr.write(traceback_of(error))
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    os._exit(status)
+
+
+def _status_of(code: object) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    sys.stderr.write(f"{code}\n")
+    return 1
