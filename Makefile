@@ -69,7 +69,7 @@ test: lint labcheck
 	$(MAKE) notebooks
 
 soak: env
-	MONARCH_NB_SOAK_CALLS=100000 $(PY) -m pytest tests -m soak --timeout 900
+	MONARCH_NB_SOAK_CALLS=100000 MONARCH_NB_HOSTILE=full $(PY) -m pytest tests -m soak --timeout 900
 
 bench: env
 	$(PY) tests/benchmarks/run.py

@@ -125,13 +125,15 @@ def check_source(source: str, number: int) -> None:
     """
     from IPython.core.inputtransformer2 import TransformerManager
 
-    with suppress(SyntaxError, ValueError):
+    with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
         compile(source, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         return  # plain Python
     try:
         # Not the shell's own: that one may turn whole cells into %%mesh cells (`%mesh auto on`).
         transformed = TransformerManager().transform_cell(source)
         compile(transformed, f"Cell In[{number}]", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    except (RecursionError, MemoryError):
+        raise MeshUsageError("this cell is nested too deeply for Python's compiler, so nothing was sent to the ranks. Split its longest expression") from None
     except SyntaxError as error:
         text = "".join(traceback.format_exception_only(error)).strip()
         raise MeshUsageError(f"this cell is not Python, so nothing was sent to the ranks\n{text}") from None

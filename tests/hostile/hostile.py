@@ -1,0 +1,144 @@
+"""What all hostile tests share: how much of them runs, whether a text shows our own insides, what is left behind."""
+
+from __future__ import annotations
+
+import os
+import queue
+import random
+import re
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from jupyter_client.manager import KernelManager
+from processes import PATIENCE_S, mesh_processes, wait_for_exit
+
+FULL = os.environ.get("MONARCH_NB_HOSTILE") == "full"
+SEED = int(os.environ.get("MONARCH_NB_HOSTILE_SEED", "14"))
+_OWN_FRAME = re.compile(r"(File |^)\S*/monarch_nb/\S+\.py\S*[:,] ?(line )?\d+", re.MULTILINE)
+_OWN_TROUBLE = ("That's a fault of monarch_nb", "OfficeClosed", "zmq.error", "Traceback (most recent call last):\n  File \"<frozen")
+
+
+def num_tries(short: int, full: int) -> int:
+    return full if FULL else short
+
+
+def generator(name: str) -> random.Random:
+    """Return a generator of random numbers, the same in each run."""
+    return random.Random(f"{name} {SEED}")
+
+
+def insides_in(text: str) -> str:
+    """Return what of our own insides a text shows to people; empty if nothing."""
+    found = _OWN_FRAME.search(text)
+    if found:
+        return found[0]
+    return next((word for word in _OWN_TROUBLE if word in text), "")
+
+
+def _sockets() -> set[str]:
+    from monarch_nb._wire.directory import socket_root
+
+    root = Path(socket_root())
+    return {str(p) for p in root.iterdir()} if root.is_dir() else set()
+
+
+def _shared_memory() -> set[str]:
+    return {p.name for p in Path("/dev/shm").iterdir() if "mnb" in p.name or "monarch" in p.name}
+
+
+@contextmanager
+def nothing_left() -> Iterator[None]:
+    """Fail if processes, socket directories or shared memory of this test run outlive the block."""
+    processes, sockets, memory = set(mesh_processes()), _sockets(), _shared_memory()
+    yield
+    for pid in set(mesh_processes()) - processes:
+        assert wait_for_exit(pid, PATIENCE_S), f"{mesh_processes().get(pid)} (pid {pid}) is left"
+    assert not _sockets() - sockets, f"sockets are left: {_sockets() - sockets}"
+    assert not _shared_memory() - memory, f"shared memory is left: {_shared_memory() - memory}"
+
+
+class Hang(AssertionError):
+    """Something hasn't ended in time."""
+
+
+class Shown:
+    """What a cell has left in a notebook: its text, its size, and whether it ended with an error."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.num_bytes = 0
+        self.is_error = False
+
+    def take(self, kind: str, content: dict[str, Any]) -> None:
+        """Take a message of the kernel's."""
+        if kind == "error":
+            self.is_error = True
+            self.text += "\n".join(content["traceback"]) + "\n"
+        elif kind == "stream":
+            self.text += content["text"]
+        elif kind in ("display_data", "update_display_data", "execute_result"):
+            self.text += content["data"].get("text/plain", "") + "\n"
+        else:
+            return
+        self.num_bytes = max(self.num_bytes, len(str(content)))  # an update takes the place of what was there
+
+
+class Kernel:
+    """A notebook's kernel, whose cells may hang: then it's killed, with the meshes that it has started."""
+
+    def __init__(self, folder: Path, patience_s: float = 60.0) -> None:
+        self._patience_s = patience_s
+        self._before = set(mesh_processes())
+        self._sockets = tempfile.TemporaryDirectory()
+        self._manager = KernelManager(transport="ipc", kernel_name="python3", ip=f"{self._sockets.name}/k")
+        self._manager.start_kernel(cwd=str(folder))
+        self._client = self._manager.blocking_client()
+        self._client.start_channels()
+        self._client.wait_for_ready(timeout=PATIENCE_S * 8)
+        self.run("%load_ext monarch_nb")
+
+    @property
+    def pid(self) -> int:
+        return int(self._manager.provisioner.pid)
+
+    def run(self, source: str) -> Shown:
+        """Run a cell.
+
+        Raises:
+            Hang: if it doesn't end.
+        """
+        cell = self._client.execute(source, store_history=True, allow_stdin=False)
+        shown = Shown()
+        until = time.monotonic() + self._patience_s
+        while True:
+            try:
+                if time.monotonic() > until:
+                    raise queue.Empty
+                message = self._client.get_iopub_msg(timeout=max(0.1, until - time.monotonic()))
+            except queue.Empty:
+                raise Hang(f"still running after {self._patience_s:g} s:\n{source[:2000]}\nshown so far:\n{shown.text[-2000:]}") from None
+            if message["parent_header"].get("msg_id") == cell:
+                if message["content"].get("execution_state") == "idle":
+                    return shown
+                shown.take(message["msg_type"], message["content"])
+
+    def close(self) -> None:
+        """End it in good order; what it has started ends by itself."""
+        self._client.stop_channels()
+        self._manager.shutdown_kernel(now=False)
+        self._sockets.cleanup()
+
+    def kill(self) -> None:
+        """End it at once, and what it has started."""
+        self._client.stop_channels()
+        self._manager.shutdown_kernel(now=True)
+        self._sockets.cleanup()
+        for pid in set(mesh_processes()) - self._before:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            wait_for_exit(pid)

@@ -1,0 +1,197 @@
+"""Noise at every door of a mesh: sockets of its processes, the port for other machines, the Jupyter server. Nobody dies of it, nobody grows."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import psutil
+import pytest
+import zmq
+from frames import absurd_json, frame
+from hostile import generator, nothing_left, num_tries
+from own_meshes import own_mesh
+from processes import PATIENCE_S
+
+from monarch_nb._wire import address
+from monarch_nb.mesh import Mesh
+
+MAX_GROWTH_BYTES = 100 << 20
+MAX_MORE_FILES = 8
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[Mesh]:
+    with nothing_left(), own_mesh("noise", {"gpus": 2}, num_hosts=2) as started:
+        started.run("1")
+        yield started
+
+
+class Unharmed:
+    """Processes that must live on, answer, and be no bigger than before."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+        books = mesh._session.request("status")
+        self.processes = [psutil.Process(pid) for pid in [*(h["pid"] for h in books["hosts"]), *(p["pid"] for p in books["procs"])]]
+        self._memory = [p.memory_info().rss for p in self.processes]
+        self._files = [p.num_fds() for p in self.processes]
+
+    def check(self) -> None:
+        assert self._answers()
+        for process, memory, files in zip(self.processes, self._memory, self._files, strict=True):
+            assert process.is_running() and process.status() != psutil.STATUS_ZOMBIE, process
+            assert process.memory_info().rss < memory + MAX_GROWTH_BYTES, f"{process} has grown from {memory:,} to {process.memory_info().rss:,} bytes"
+            assert process.num_fds() <= files + MAX_MORE_FILES, f"{process} had {files} descriptors open, now {process.num_fds()}"
+
+    def _answers(self) -> bool:
+        return set(self._mesh.execute(os.getpid).get(60).values()) <= {p.pid for p in self.processes}
+
+
+def test_sockets_of_processes(mesh: Mesh) -> None:
+    unharmed, rng = Unharmed(mesh), generator("sockets")
+    books = mesh._session.request("status")
+    doors = [(mesh._session.office.directory, address.HOME), *((mesh._session.office.directory, p["proc"]) for p in books["procs"] if not address.host_of(p["proc"]))]
+    context = zmq.Context()
+    try:
+        for directory, proc in doors:
+            for _ in range(num_tries(4, 20)):
+                sender = context.socket(zmq.PUSH)
+                sender.connect(address.endpoint(directory, proc))
+                for _ in range(50):
+                    sender.send_multipart(frame(rng, proc))
+                sender.close(linger=10_000)
+                unharmed.check()
+    finally:
+        context.destroy()
+
+
+def test_the_port_for_other_machines(mesh: Mesh) -> None:
+    unharmed, rng = Unharmed(mesh), generator("port")
+    home = unharmed.processes[0]
+    (port,) = {c.laddr.port for c in home.net_connections() if c.status == psutil.CONN_LISTEN}
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01CURVE" + bytes(15) + b"\x00" + bytes(31)
+    for _ in range(num_tries(10, 60)):
+        opened = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
+        for each in opened:
+            start = greeting[: rng.choice([0, 1, 9, 10, 11, 12, 32, 64])]
+            with suppress(OSError):
+                each.sendall(start + rng.randbytes(rng.choice([0, 1, 10, 1000, 100_000])))
+        for each in opened:
+            each.close()
+        unharmed.check()
+
+
+class Server:
+    """A Jupyter server with our extension."""
+
+    def __init__(self, folder: Path) -> None:
+        self._log = open(folder / "server.log", "w+")  # noqa: SIM115 - closed with the server
+        self._process = subprocess.Popen(
+            [
+                sys.executable, "-m", "jupyter_server", "--allow-root", "--ip=127.0.0.1", "--ServerApp.port=0", "--IdentityProvider.token=T", f"--ServerApp.root_dir={folder}",
+                "--ServerApp.jpserver_extensions={'monarch_nb': True}",
+            ],
+            stdout=subprocess.DEVNULL, stderr=self._log,
+        )  # fmt: skip
+        self.pid = self._process.pid
+        self.url = f"http://127.0.0.1:{self._port()}"
+
+    def _port(self) -> int:
+        file = Path(os.environ["JUPYTER_RUNTIME_DIR"]) / f"jpserver-{self.pid}.json"
+        until = time.monotonic() + PATIENCE_S * 8
+        while time.monotonic() < until and self._process.poll() is None:
+            with suppress(OSError, ValueError):
+                return int(json.loads(file.read_text())["port"])
+        raise AssertionError(f"the server did not start: {self.log()}")
+
+    def log(self) -> str:
+        self._log.seek(0)
+        return self._log.read()
+
+    def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, str]:
+        request = urllib.request.Request(f"{self.url}/{path}", body, {"Authorization": "token T"}, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=PATIENCE_S * 4) as answer:
+                return answer.status, answer.read().decode(errors="replace")
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode(errors="replace")
+
+    def close(self) -> str:
+        """End it; return its log."""
+        self._process.terminate()
+        self._process.wait(PATIENCE_S * 4)
+        with self._log:
+            return self.log()
+
+
+@pytest.fixture
+def server(tmp_path: Path, mesh: Mesh) -> Iterator[Server]:
+    opened = Server(tmp_path)
+    yield opened
+    log = opened.close()
+    assert "Uncaught exception" not in log, log[-6000:]
+    assert "stream?token=T" not in log, "the log names the token"
+
+
+ACTIONS = ("interrupt", "heal", "resize", "debug")
+LOOKS = ("", "/logs", "/stacks", "/journal", "/attach")
+NOT_STARTED: tuple[dict[str, Any], ...] = ({"dims": [["gpus", 0]]}, {"gpus": 2}, {"num_hosts": -1}, {"idle_timeout": "soon"}, {"job": "slurm"}, {"name": "a b"})
+QUERIES = ("limit", "before", "ranks", "grep", "other")
+
+
+def test_bodies_and_addresses(server: Server, mesh: Mesh) -> None:
+    unharmed, rng = Unharmed(mesh), generator("rest")
+    for _ in range(num_tries(60, 1000)):
+        if rng.random() < 0.5:
+            action = rng.choice([*(f"meshes/noise/{a}" for a in ACTIONS), "meshes"])
+            status, text = server.ask("POST", f"monarch_nb/api/{action}", absurd_body(rng, action))
+        else:
+            query = urllib.parse.urlencode({rng.choice(QUERIES): rng.choice(["", "-1", "x", "9" * 400, "(", "(a+)+$", "🎉", "\x00", "0-", "all"])})
+            status, text = server.ask("GET", f"monarch_nb/api/meshes/{rng.choice(['noise', 'nope', '..', '%00', 'x' * 300])}{rng.choice(LOOKS)}?{query}")
+        assert status < 500, (status, text[:2000])
+        assert "Traceback" not in text
+        assert status < 400 or json.loads(text)["message"] if text.startswith("{") else status in (200, 204, 404), text[:2000]
+    unharmed.check()
+
+
+def absurd_body(rng: Random, action: str) -> bytes:
+    """Return a body. For a start there's always something in it that makes no sense: a mesh would be started else."""
+    body = absurd_json(rng)
+    if action == "meshes":
+        with suppress(ValueError, RecursionError):
+            found = json.loads(body)
+            if not isinstance(found, dict):
+                found = {"name": found or 0}
+            body = json.dumps({**found, **rng.choice(NOT_STARTED)})
+        body = body or "{"
+    return body.encode(errors="replace")
+
+
+def test_messages_of_pages(server: Server, mesh: Mesh) -> None:
+    import websocket
+
+    unharmed, rng = Unharmed(mesh), generator("pages")
+    for _ in range(num_tries(3, 20)):
+        page = websocket.create_connection(f"{server.url.replace('http', 'ws')}/monarch_nb/stream?token=T", timeout=PATIENCE_S * 4)
+        assert "hello" in page.recv()
+        for _ in range(30):
+            page.send(absurd_json(rng).encode(errors="replace").decode())
+        page.send(json.dumps({"op": "watch", "id": 10**6, "what": "status", "mesh": "noise"}))
+        while json.loads(page.recv())["id"] != 10**6:
+            pass
+        page.close()
+    unharmed.check()
