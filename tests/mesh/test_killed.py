@@ -136,6 +136,15 @@ def test_killed_zygote_does_not_touch_ranks(program: Program) -> None:
     assert program.ask("list(hosts.spawn_procs({'gpus': 1}).execute(lambda: 7).get(60).values())")[0] == 7
 
 
+def test_a_zygote_that_dies_before_it_has_forked_is_said_in_a_sentence(program: Program) -> None:
+    os.kill(program.about["zygote"], signal.SIGSTOP)
+    assert program.ask("globals().__setitem__('made', hosts.spawn_procs({'gpus': 1}))") is None
+    program.ask("session.current().request('status')['pid']")  # the home has asked the zygote by now
+    os.kill(program.about["zygote"], signal.SIGKILL)
+    error = program.ask("made.initialized.get(60)")
+    assert "the process was never started: the zygote, which forks ranks, had died (on " in error
+
+
 def test_killed_rank_takes_its_children_along(program: Program) -> None:
     os.kill(program.about["ranks"][1], signal.SIGKILL)
     assert wait_for_exit(program.about["children"][1])
