@@ -129,6 +129,12 @@ class Session:
             office.calls = {}  # a script's calls are journalled when it leaves
         return session
 
+    def is_open_to(self, connection: Connection) -> bool:
+        """Say whether this is a connection to that home, and still good, and shows what ranks print."""
+        mine, office = self.connection, self.office
+        is_it = mine is not None and (mine.pid, mine.directory) == (connection.pid, connection.directory)
+        return is_it and self.listens and not office.closed and not office.lost
+
     # --- requests
 
     def request(self, op: str, _timeout_s: float = REQUEST_S, **fields: Any) -> Any:
@@ -373,6 +379,11 @@ def num_open() -> int:
 def open_offices() -> list[Office]:
     """Return the offices of all sessions of this program."""
     return [session.office for session in list(_by_office.values()) if not session.office.closed]
+
+
+def open_to(connection: Connection) -> Session | None:
+    """Return this program's session with that home that shows output, if it has one."""
+    return next((session for session in list(_by_office.values()) if session.is_open_to(connection)), None)
 
 
 def known(office: Office) -> Session | None:

@@ -10,6 +10,7 @@ from monarch_nb._shape import name_ranks
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.magics.arguments import Namespace
 from monarch_nb.magics.missed import show_missed
+from monarch_nb.magics.running import refuse_other, take_on
 from monarch_nb.magics.starting import describe, set_up, start_or_attach
 from monarch_nb.magics.state import State
 from monarch_nb.status import MeshStatus, duration
@@ -20,9 +21,15 @@ if TYPE_CHECKING:
 
 def start(state: State, arguments: Namespace) -> None:
     """Start a mesh, or attach to the running one of that name. With no size: one rank per GPU, or per core."""
+    before = state.current
     mesh, is_new = start_or_attach(state, arguments)
     if not is_new:
-        print(f"attached to {describe(mesh)}, which was running")
+        try:
+            refuse_other(mesh, arguments)
+        except MeshUsageError:
+            state.go_back(before)
+            raise
+        print(f"attached to {describe(mesh)}, which was running{take_on(mesh, arguments)}")
         show_missed(mesh)
         return
     state.adopt(mesh)

@@ -22,15 +22,15 @@ def start_mesh(arguments: Namespace) -> Mesh:
     """
     from monarch_nb import mesh as meshes
 
-    dims, num_hosts = _sizes(arguments)
+    dims, num_hosts = read_sizes(arguments)
     return meshes.start(
         arguments.name,
         dims,
         num_hosts=num_hosts,
         env=dict(arguments.env or ()),
-        idle_timeout_s=arguments.idle_timeout,
+        idle_timeout_s=_lease(arguments),
         method="spawn" if arguments.spawn else "fork",
-        on_failure=arguments.on_failure,
+        on_failure=arguments.on_failure or "stop",
         num_spares=arguments.spares or 0,
         force=arguments.force,
     )
@@ -51,12 +51,23 @@ def start_or_attach(state: State, arguments: Namespace) -> tuple[Mesh, bool]:
 
 def set_up(mesh: Mesh, arguments: Namespace) -> str:
     """Prepare a new mesh for torch.distributed; return what there is to say about it."""
-    backend = _prepare_distributed(mesh, arguments.init_process_group, arguments.group_timeout)
+    backend = prepare_distributed(mesh, arguments.init_process_group, arguments.group_timeout)
     ready = f"; torch.distributed is ready ({backend})" if backend else ""
-    return f"{describe(mesh)} is ready{ready}; it ends after {duration(arguments.idle_timeout)} without a client and a running cell"
+    return f"{describe(mesh)} is ready{ready}; it ends after {duration(_lease(arguments))} without a client and a running cell"
 
 
-def _sizes(arguments: Namespace) -> tuple[dict[str, int] | None, int]:
+def _lease(arguments: Namespace) -> float:
+    from monarch_nb.mesh.starting import IDLE_TIMEOUT_S
+
+    return IDLE_TIMEOUT_S if arguments.idle_timeout is None else float(arguments.idle_timeout)
+
+
+def read_sizes(arguments: Namespace) -> tuple[dict[str, int] | None, int]:
+    """Return dimensions on each host, if any were asked for, and the number of hosts, 0 for this machine.
+
+    Raises:
+        MeshUsageError: if the arguments contradict each other.
+    """
     given = [k for k in ("gpus", "procs", "dims") if getattr(arguments, k) is not None]
     if len(given) > 1:
         raise MeshUsageError(f"start: give one of --gpus, --procs, --dims; not {' and '.join('--' + g for g in given)}")
@@ -79,7 +90,7 @@ def describe(mesh: Mesh) -> str:
     return f"mesh {mesh.name!r} ({mesh.extent}: ranks 0-{len(mesh) - 1})"
 
 
-def _prepare_distributed(mesh: Mesh, backend: str | None, timeout_s: float) -> str:
+def prepare_distributed(mesh: Mesh, backend: str | None, timeout_s: float) -> str:
     """Set RANK, MASTER_ADDR and the like; make a process group if asked for."""
     from monarch_nb.spmd import setup_torch_elastic_env
 

@@ -43,10 +43,20 @@ class State:
             raise office.closing_error() from None
 
     def attach(self, name: str | None) -> Mesh:
-        """Connect to a running mesh and make it current."""
+        """Connect to a running mesh, unless this kernel is connected to it, and make it current."""
         from monarch_nb import mesh as meshes
+        from monarch_nb._client.launch import find_connection
 
-        return self.adopt(meshes.attach(name))
+        connection = find_connection(name)
+        known = self.meshes.get(connection.name)
+        if known is not None and known._session.is_open_to(connection):
+            return self.adopt(known)
+        return self.adopt(meshes.attach(connection.name))
+
+    def go_back(self, name: str | None) -> None:
+        """Make the mesh current that was so before, if there was one."""
+        if name is not None and name in self.meshes:
+            self.adopt(self.meshes[name])
 
     def adopt(self, mesh: Mesh) -> Mesh:
         """Make a mesh current, and known to the notebook by its name."""

@@ -62,6 +62,12 @@ class Mesh(ProcMesh):
         self.journal = History(self)
 
     @property
+    def started_with_env(self) -> dict[str, str]:
+        """The environment variables that its ranks were given when it was started."""
+        record = self._session.request("get_name", name="mesh") or {}
+        return dict(record.get("env", {}))
+
+    @property
     def name(self) -> str:
         """The name that `%mesh start` gave it."""
         return self._name

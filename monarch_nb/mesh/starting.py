@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from monarch_nb._client import launch, spare
+from monarch_nb._client import session as sessions
 from monarch_nb._client.session import Session
 from monarch_nb._host import capacity
 from monarch_nb._shape import Extent, Shape, format_ranks
@@ -120,6 +121,7 @@ def _start_on(
         "labels": procs.extent.labels,
         "sizes": procs.extent.sizes,
         "hosts": procs._hosts,
+        "env": dict(env),
     }
     session.request("set_name", name=_RECORD, value=record)
     session.request(
@@ -157,7 +159,7 @@ def _abandon(session: Session) -> None:
 
 
 def attach(name: str | None = None, *, listens: bool = True, observes: bool = False) -> Mesh:
-    """Return a running mesh of this user.
+    """Return a running mesh of this user. A program has one connection to a mesh, however often it attaches.
 
     Args:
         name: its name; may be left out if there's only one.
@@ -168,17 +170,17 @@ def attach(name: str | None = None, *, listens: bool = True, observes: bool = Fa
         MeshNotFound: naming those that run.
     """
     connection = launch.find_connection(name)
-    session = Session.connect(connection, listens=listens, observes=observes)
+    known = sessions.open_to(connection) if listens and not observes else None
+    session = known or Session.connect(connection, listens=listens, observes=observes)
     record = session.request("get_name", name=_RECORD)
     if record is None:
-        session.close()
+        if known is None:
+            session.close()
         raise ValueError(f"{connection.name!r} has not finished starting")
     return _made(connection.name, session, record, make_current=listens)
 
 
 def _made(name: str, session: Session, record: Mapping[str, Any], *, make_current: bool = True) -> Mesh:
-    from monarch_nb._client import session as sessions
-
     mesh = Mesh(name, session, record)
     assert session.output is not None and session.connection is not None
     session.connection = session.connection._replace(name=name)  # a spare has had none
