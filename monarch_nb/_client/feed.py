@@ -42,6 +42,10 @@ class Watcher(Protocol):
         """A cell has ended well on ranks, with no value to show; its run time by rank."""
         ...
 
+    def waits(self, text: str) -> None:
+        """The cell waits for others, as the text says; an empty one: it doesn't any more."""
+        ...
+
     def said(self, text: str) -> None:
         """The host process has something to say."""
         ...
@@ -148,6 +152,8 @@ class Feed(Pending):
             self._done(*what)
         elif kind == "said":
             self._watcher.said(what)
+        elif kind == "waits":
+            self._watcher.waits(what)
         elif kind == "over":
             self.summary = what
             for failure in what.get("failures", ()):

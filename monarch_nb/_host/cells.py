@@ -47,6 +47,7 @@ class Cell:
         running: ranks on which it runs.
         began: since when, by rank.
         ended: status by rank: ok, error, lost, interrupted.
+        waits: for what it waits, as long as it hasn't begun on all ranks.
     """
 
     n: int
@@ -64,6 +65,7 @@ class Cell:
     watches: list[Watch] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
     unfinished: dict[int, dict[str, Any]] = field(default_factory=dict)
+    waits: str = ""
     over: bool = False
 
     @property
@@ -172,7 +174,8 @@ class Cells:
                 begin.append(rank)
             queue.append(cell)
         if behind:
-            self.say(cell, f"waits for cell {', '.join(f'#{n}' for n in sorted(behind))}")
+            cell.waits = f"waits for cell {', '.join(f'#{n}' for n in sorted(behind))}"
+            self._tell(cell, "waits", cell.waits)
         if begin:
             self._begin(cell, begin)
         self._check_over(cell)
@@ -182,6 +185,9 @@ class Cells:
         cell.running.update(ranks)
         cell.began.update(dict.fromkeys(ranks, time.time()))
         self._home.board.touch(cell.procs[r] for r in ranks)
+        if cell.waits and not cell.waiting:
+            cell.waits = ""
+            self._tell(cell, "waits", "")
         frame = wire.pack(
             wire.CALL, src=address.HOME, dst=0, ref=cell.n, name=b"run", origin=cell.n, context=cell.context,
             payload=cell.payload,
@@ -411,6 +417,8 @@ class Cells:
                     watch.tell("done", (rank, cell.seconds[rank]))
             for text in cell.said:
                 watch.tell("said", text)
+            if cell.waits:
+                watch.tell("waits", cell.waits)
             return
         until = min(entry["end_position"] + LATE_BYTES, home.journal.store.end)
         watch = home.output.watch_cell(client, ref, n, entry["position"], until)

@@ -22,7 +22,7 @@ from monarch_nb.display import cell_html, cell_text
 from monarch_nb.display.bars import merge_bars
 from monarch_nb.display.bundle import Bundle
 from monarch_nb.display.errors import ErrorGroup, ErrorInfo, fold_errors
-from monarch_nb.display.fold import Fold, Row
+from monarch_nb.display.fold import NOTE, Fold, Row
 from monarch_nb.display.lines import Lines
 from monarch_nb.display.progress import PROGRESS_AFTER_S, CellState
 
@@ -108,6 +108,7 @@ class CellView:
         self._started_at: float | None = None
         self._ended_at: float | None = None
         self._closed = False
+        self._waits = ""
         self._goes_on: Callable[[], str] | None = None
         self._version = 0
         self._listener: Callable[[], None] | None = None
@@ -149,9 +150,18 @@ class CellView:
                 self._fold.finish()  # lines that aren't complete stand above it
             self.note(f"{why}; {rest}")
 
-    def started(self) -> None:
-        """Start the clock of the cell. The first event does so too."""
+    def started(self, ago_s: float = 0.0) -> None:
+        """Start the clock of the cell, as of some time ago. The first event does so too, as of now."""
         with self._lock:
+            if self._started_at is None:
+                self._started_at = self._clock() - max(0.0, ago_s)
+            self._touch()
+        self._tell()
+
+    def wait_for(self, text: str) -> None:
+        """Say for what the cell waits; an empty text: it doesn't any more."""
+        with self._lock:
+            self._waits = text
             self._touch()
         self._tell()
 
@@ -205,7 +215,8 @@ class CellView:
             for rank, bars in sorted(self._bars.items())
             if len(bars) > level
         ]
-        return merge_bars([*self._fold.partial_rows(), *bars])
+        waits = [Row((), NOTE, self._waits)] if self._waits and self._state().running else []
+        return [*merge_bars([*self._fold.partial_rows(), *bars]), *waits]
 
     def clear(self, rank: int, *, wait: bool) -> None:
         """Take away what a rank has shown so far; with `wait`, when it shows something new."""

@@ -48,6 +48,10 @@ class ViewWatcher:
         """The cell has ended well on ranks, with no value to show."""
         self._view.done_all(seconds)
 
+    def waits(self, text: str) -> None:
+        """The cell waits for others, or no longer."""
+        self._view.wait_for(text)
+
     def said(self, text: str) -> None:
         """The host process has something to say."""
         self._view.note(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.display import CellView, LiveDisplay, ViewWatcher
@@ -72,6 +73,7 @@ def result(state: State, arguments: Namespace) -> None:
         raise MeshUsageError(f"%mesh result: #{number} of the journal is no cell but {entry.kind}")
     view = CellView(mesh.select(entry.ranks), len(mesh))
     with LiveDisplay(view):
+        view.started(ago_s=time.time() - entry.when)
         run = mesh.journal.replay(entry, ViewWatcher(view))
         view.describe_rest(run.goes_on)
         ended = run.wait()

@@ -29,6 +29,7 @@ def show_missed(mesh: Mesh) -> None:
         views.append(view)
         run = mesh.journal.replay(entry, ViewWatcher(view, show_errors=True))
         view.describe_rest(run.goes_on)
+        view.started(ago_s=time.time() - entry.when)
         runs.append(run)
     if not views:
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from monarch_nb._shape import name_ranks
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from monarch_nb.mesh import Mesh
 
 _ANSWER_S = 20.0
+_PASSES_S = 1.0
 
 
 def refuse_other(mesh: Mesh, arguments: Namespace) -> None:
@@ -67,7 +69,7 @@ def take_on(mesh: Mesh, arguments: Namespace) -> str:
 
 
 def _take_on_group(mesh: Mesh, backend: str, timeout_s: float) -> str:
-    busy = [r.rank for r in mesh.status(fresh=False).ranks if r.state != "idle"]
+    busy = _busy(mesh)
     if busy:
         one = len(busy) == 1
         return f"--init-process-group was not looked at, for {name_ranks(busy)} {'is' if one else 'are'} busy: run this again afterwards"
@@ -82,6 +84,16 @@ def _take_on_group(mesh: Mesh, backend: str, timeout_s: float) -> str:
             "%%mesh, then torch.distributed.destroy_process_group(); then start again"
         )
     return f"torch.distributed is ready ({has.pop()}), as it was"
+
+
+def _busy(mesh: Mesh) -> list[int]:
+    """Return ranks that do something, and go on doing it for a while: what a rank has just ended may still be seen."""
+    deadline = time.monotonic() + _PASSES_S
+    while busy := [r.rank for r in mesh.status().ranks if r.state != "idle"]:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
+    return busy
 
 
 def _backend_of_group() -> str:

@@ -150,6 +150,7 @@ class _Nobody:
     def display(self, rank: int, content: dict[str, Any]) -> None: ...
     def ended(self, rank: int, ended: Mapping[str, Any]) -> None: ...
     def ended_well(self, seconds: Mapping[int, float]) -> None: ...
+    def waits(self, text: str) -> None: ...
     def said(self, text: str) -> None: ...
 
 
@@ -200,6 +201,10 @@ class CellRun:
         """The cell has ended well on ranks, with no value to show."""
         self.result.seconds.update(seconds)
         self._watcher.ended_well(seconds)
+
+    def waits(self, text: str) -> None:
+        """It waits for other cells, or no longer."""
+        self._watcher.waits(text)
 
     def said(self, text: str) -> None:
         """The host process has something to say."""

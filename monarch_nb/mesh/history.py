@@ -317,6 +317,9 @@ class LogLines:
     def ended_well(self, seconds: Mapping[int, float]) -> None:
         """How cells end isn't in the logs."""
 
+    def waits(self, text: str) -> None:
+        """Lines are shown, and nothing else."""
+
     def said(self, text: str) -> None:
         """The host process says that something is missing."""
         with self._lock:
