@@ -102,7 +102,7 @@ class Session:
         session.observes, session.listens = observes, listens
         session.output = OutputHub(office)
         office.event_hooks.append(session._on_event)
-        office.on_unheard = lambda end: session._on_end({**end, "heard": False})
+        office.on_unheard = lambda end: session._on_ends([{**end, "heard": False}])
         ending = session.ending = Ending(connection)
         office.watch_home(connection.pid, ending.describe)
         office.on_lost = session._on_lost
@@ -207,7 +207,7 @@ class Session:
             for end in fields["ends"]:
                 if self.output is not None:
                     self.output.forget(end["proc"])
-                self._on_end(end)
+            self._on_ends(fields["ends"])
         elif name == "stopped":
             self.num_stops += 1
             for bell in list(self.bells):
@@ -231,20 +231,27 @@ class Session:
 
         self.office.reader.call_at(time.monotonic() + UNATTENDED_S, refuse)
 
-    def _on_end(self, end: Mapping[str, Any]) -> None:
-        """Tell the program's hook of a rank that has died, unless somebody waited for it and is told by an exception."""
-        from monarch_nb.actor.supervision import MeshFailure, call_fault_hook
+    def _on_ends(self, ends: Sequence[Mapping[str, Any]]) -> None:
+        """Tell the program's hook of ranks that have died, unless somebody waited for them and is told by an exception.
 
-        if end["stopped"] or end.get("restarted") or self.observes:
-            return
-        failure = MeshFailure.from_end(end)
-        if not end["heard"]:
-            self.office.told_ends.add(end["proc"])
-        handler = self.fault_handlers.get(end["group"])
-        if handler is not None:  # it may wait for answers, and this is the thread that reads them
-            threading.Thread(target=handler, args=(failure,), name="monarch-nb-fault", daemon=True).start()
-        elif not end["heard"]:
-            call_fault_hook(failure)
+        A hook of the program's own is told of each; what is written to stderr has all of a mesh that died together.
+        """
+        from monarch_nb.actor.supervision import MeshFailure, call_fault_hook, has_own_hook
+
+        unheard: dict[Any, list[Mapping[str, Any]]] = {}
+        for end in ends:
+            if end["stopped"] or end.get("restarted") or self.observes:
+                continue
+            if not end["heard"]:
+                self.office.told_ends.add(end["proc"])
+            handler = self.fault_handlers.get(end["group"])
+            if handler is not None:  # it may wait for answers, and this is the thread that reads them
+                failure = MeshFailure.from_ends([end])
+                threading.Thread(target=handler, args=(failure,), name="monarch-nb-fault", daemon=True).start()
+            elif not end["heard"]:
+                unheard.setdefault(end["proc"] if has_own_hook() else end["group"], []).append(end)
+        for together in unheard.values():
+            call_fault_hook(MeshFailure.from_ends(together))
 
     def reshaped(self, record: Mapping[str, Any]) -> None:
         """A group of ranks has other sizes: handles on all of it, and on actors that are on all of it, take them on."""

@@ -46,13 +46,18 @@ class MeshFailure(SupervisionError):
         return cls(actor, "; ".join(_in_a_line(actor, each) for each in fold_alike(found)), found)
 
     @classmethod
-    def from_end(cls, end: Mapping[str, Any]) -> MeshFailure:
-        """Return the failure that a process' end is."""
-        found = RankFailure(
-            ranks=(end["rank"],), type="lost", message=describe_end(end), when=end.get("when", 0.0), end=end,
-            details={k: end[k] for k in ("host", "pid") if k in end},
-        )  # fmt: skip
-        return cls(end["group"].rpartition("-")[0] or end["group"], f"rank {end['rank']} is lost", [found])
+    def from_ends(cls, ends: Sequence[Mapping[str, Any]]) -> MeshFailure:
+        """Return the failure that the ends of some processes of one mesh are."""
+        found = [
+            RankFailure(
+                ranks=(end["rank"],), type="lost", message=describe_end(end), when=end.get("when", 0.0), end=end,
+                details={k: end[k] for k in ("host", "pid") if k in end},
+            )
+            for end in ends
+        ]  # fmt: skip
+        group = ends[0]["group"]
+        ranks = [end["rank"] for end in ends]
+        return cls(group.rpartition("-")[0] or group, f"{name_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} lost", found)
 
     def _known(self, key: str) -> Any:
         for failure in self.failures:
@@ -101,7 +106,8 @@ class MeshFailure(SupervisionError):
     def report(self) -> str:
         """Return all that is known, as text: what, where, how, the last output, and what to do."""
         lines = [str(self)]
-        lines += [f"at {', '.join(f'{k}={v}' for k, v in point.items())}" for point in self.points]
+        points = [", ".join(f"{k}={v}" for k, v in point.items()) for point in self.points]
+        lines += [f"at {'; '.join(points)}"] if points else []
         return "\n".join(lines)
 
     def __reduce__(self) -> tuple[Any, ...]:
