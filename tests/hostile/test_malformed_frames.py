@@ -179,19 +179,3 @@ def absurd_body(rng: Random, action: str) -> bytes:
             body = json.dumps({**found, **rng.choice(NOT_STARTED)})
         body = body or "{"
     return body.encode(errors="replace")
-
-
-def test_messages_of_pages(server: Server, mesh: Mesh) -> None:
-    import websocket
-
-    unharmed, rng = Unharmed(mesh), generator("pages")
-    for _ in range(num_tries(3, 20)):
-        page = websocket.create_connection(f"{server.url.replace('http', 'ws')}/monarch_nb/stream?token=T", timeout=PATIENCE_S * 4)
-        assert "hello" in page.recv()
-        for _ in range(30):
-            page.send(absurd_json(rng).encode(errors="replace").decode())
-        page.send(json.dumps({"op": "watch", "id": 10**6, "what": "status", "mesh": "noise"}))
-        while json.loads(page.recv())["id"] != 10**6:
-            pass
-        page.close()
-    unharmed.check()
