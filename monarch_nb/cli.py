@@ -19,6 +19,7 @@ from monarch_nb.magics.arguments import (
     add_start_arguments,
     did_you_mean,
     dims,
+    mesh_name,
     num_bytes,
     pattern,
     positive,
@@ -89,7 +90,8 @@ def _parser() -> CommandParser:
     for name, command in COMMANDS.items():
         found = commands.add_parser(name, help=command.about, description=command.about)
         if command.named is not None:
-            found.add_argument("name", nargs="?" if command.named == "optional" else None, help="name of the mesh; may be left out if there's only one")
+            optional = command.named == "optional"
+            found.add_argument("name", nargs="?" if optional else None, type=mesh_name, help="name of the mesh; may be left out if there's only one")
         command.add_arguments(found.add_argument)
         found.set_defaults(run=command.run)
     return parser

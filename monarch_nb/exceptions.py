@@ -32,6 +32,7 @@ from typing import Any, Self
 
 from monarch_nb._shape.rank_set import RankSetError, name_ranks
 from monarch_nb._wire.codec import CannotPickle
+from monarch_nb.cells import with_names
 from monarch_nb.folding import fold
 from monarch_nb.tracebacks import ShowsItself
 
@@ -153,7 +154,7 @@ class RankFailure:
         return f"{name_ranks(self.ranks)}{mark}: {self.type}" + (f": {self.message}" if self.message else "")
 
     def __str__(self) -> str:
-        return "\n".join(part for part in (self.headline(), self.traceback.rstrip()) if part)
+        return "\n".join(part for part in (self.headline(), with_names(self.traceback.rstrip())) if part)
 
 
 def fold_alike(failures: Sequence[RankFailure]) -> list[RankFailure]:

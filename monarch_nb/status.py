@@ -147,6 +147,7 @@ class MeshStatus:
         journal_trouble: why it can't be written just now; empty if it can.
         versions: of Python and packages.
         environment: short hash of versions and variables; equal for equal environments.
+        owner_pid: of the process that the mesh ends with, as those do that have been started --with-kernel.
     """
 
     name: str
@@ -165,6 +166,7 @@ class MeshStatus:
     on_failure: str = "stop"
     versions: Mapping[str, str] = field(default_factory=dict)
     environment: str = ""
+    owner_pid: int | None = None
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> MeshStatus:
@@ -211,6 +213,8 @@ class MeshStatus:
         if self.idle_timeout_s:
             left = "" if self.lease_left_s is None else f"; {duration(self.lease_left_s)} left"
             lines.append(f"  lease: ends after {duration(self.idle_timeout_s)} without a client and a running cell{left}")
+        if self.owner_pid:
+            lines.append(f"  ends with its kernel (pid {self.owner_pid})")
         if self.num_cells:
             lines.append(f"  {self.num_cells} cell{'s' * (self.num_cells > 1)} running; see %mesh history")
         if self.versions:

@@ -12,6 +12,8 @@ import traceback
 from collections.abc import Iterator
 from types import TracebackType
 
+from monarch_nb.cells import name_of
+
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _SHELL = f"{os.sep}IPython{os.sep}core{os.sep}"
 """Runs cells, and has an `open` of its own."""
@@ -47,7 +49,8 @@ def headline(error: BaseException) -> str:
 
 def _place(filename: str) -> str:
     """Return a file as people know it: cells have a made-up name."""
-    return "a cell of this notebook" if "ipykernel_" in filename or filename.startswith("<") else filename
+    unknown = "a cell of this notebook" if "ipykernel_" in filename or filename.startswith("<") else filename
+    return name_of(filename) or unknown
 
 
 def is_hidden(filename: str) -> bool:

@@ -16,6 +16,7 @@ def nothing_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Fail if a process, socket directory or thread of ours outlives the tests."""
     os.environ["JUPYTER_RUNTIME_DIR"] = str(tmp_path_factory.mktemp("runtime"))
     os.environ["JUPYTER_DATA_DIR"] = str(tmp_path_factory.mktemp("data"))
+    os.environ["MONARCH_NB_WITH_KERNEL"] = "0"  # nbclient runs the notebooks of these tests, but they stand for a person's
     before = set(mesh_processes())
     yield
     from monarch_nb._client import session

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from monarch_nb.exceptions import MeshUsageError
 
 MAX_NAME_CHARS = 64
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 
 def check_mesh_name(name: str) -> str:
@@ -13,9 +16,9 @@ def check_mesh_name(name: str) -> str:
     Raises:
         MeshUsageError: saying what a name is.
     """
-    if not name.replace("-", "_").isidentifier() or not name.isascii() or len(name) > MAX_NAME_CHARS:
+    if not _NAME.fullmatch(name) or len(name) > MAX_NAME_CHARS:
         shown = repr(name) if len(name) <= MAX_NAME_CHARS else f"{name[:20]!r}... ({len(name)} characters)"
         raise MeshUsageError(
-            f"a mesh's name is letters, digits, '-' and '_', not starting with a digit, at most {MAX_NAME_CHARS} characters; not {shown}"
+            f"a mesh's name is letters, digits, '-' and '_', starting with a letter, at most {MAX_NAME_CHARS} characters; not {shown}"
         )
     return name

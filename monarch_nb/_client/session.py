@@ -67,6 +67,8 @@ class Session:
         """Cells that wait in a notebook, and can ask whoever sits there."""
         self.num_stops = self.num_stops_shown = 0
         """Stops that this program has been told of, and those that a prompt was shown for."""
+        self.num_prompts = 0
+        """Debugger prompts that are open in this program just now."""
         self._began = time.time()
         self.ending: Ending | None = None
         """Knows how to say that the mesh has ended; none in a rank, which ends with it."""

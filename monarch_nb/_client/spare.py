@@ -36,7 +36,7 @@ def _start() -> None:
     global _ready
     try:
         _ready = launch.start_home(owner_pid=os.getpid())
-    except MeshStartError:
+    except (MeshStartError, OSError):
         _ready = None  # whoever needs one starts it again and sees why
 
 

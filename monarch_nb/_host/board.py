@@ -245,6 +245,7 @@ class Board:
             "on_failure": group.policy.on_failure,
             "journal": home.journal.store.directory,
             "journal_trouble": home.journal.trouble,
+            "owner_pid": home.lease.owner_pid,
             "clients": [f"{c.what} (pid {c.pid})" for c in home.registry.clients.values() if not c.observes],
             "versions": home.versions,
             "environment": home.environment_id,

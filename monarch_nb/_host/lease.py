@@ -22,8 +22,10 @@ class Lease:
 
     def __init__(self, home: HomeProcess) -> None:
         self._home = home
+        self.owner_pid: int | None = None
+        """The process that this mesh ends with, if there is one."""
         self._owner_fd = -1
-        """Watches the process that this mesh belongs to, if it belongs to one."""
+        """Watches it."""
         self.idle_timeout_s: float | None = home.config.get("idle_timeout_s")
         self._idle_since = time.monotonic()
         if home.config.get("owner_pid"):
@@ -45,16 +47,17 @@ class Lease:
             self._home.shut_down(f"ended with the program that it belonged to (pid {pid})")
 
         self._home.loop.watch_file(self._owner_fd, gone)
+        self.owner_pid = pid
 
     def _forget_owner(self) -> None:
         """Belong to no process any more."""
-        fd, self._owner_fd = self._owner_fd, -1
+        fd, self._owner_fd, self.owner_pid = self._owner_fd, -1, None
         if fd >= 0:
             self._home.loop.forget_file(fd)
             os.close(fd)
 
     def do_adopt(self, message: Message, fields: dict[str, Any]) -> object:
-        """Become a named mesh that belongs to its user, not to a process."""
+        """Become a named mesh that belongs to its user; with an `owner_pid`, it ends with that process nevertheless."""
         home = self._home
         if not home.mesh_name.is_claimed:
             raise RequestError(f"this home has no claim to the name {fields['name']!r}")
@@ -70,6 +73,8 @@ class Lease:
         )
         home.mesh_name.show(fields["connection_file"])
         self._forget_owner()  # last: what goes wrong before leaves no home that nobody can find
+        if fields.get("owner_pid"):
+            self._watch_owner(fields["owner_pid"])
         if self.idle_timeout_s:
             self._look_later(self.idle_timeout_s)
         return None

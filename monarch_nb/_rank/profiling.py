@@ -39,11 +39,15 @@ class CellRecording:
         self._options = options
         self._rank = rank
         self._host = host
+        self._is_over = False
         self._profiler = _start_profiler(options) if options.get("trace") else None
         self._memory = MemoryRecording() if options.get("memory") else None
 
     def end(self) -> None:
-        """The cell is over."""
+        """The cell is over, or has its value. Further calls do nothing."""
+        if self._is_over:
+            return
+        self._is_over = True
         if self._memory is not None:
             self._memory.end()
         if self._profiler is not None:

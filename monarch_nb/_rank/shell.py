@@ -54,9 +54,14 @@ class CellShell:
         self._restore = restore
         self._shell = _make_shell(namespace, pipe)
 
-    def run(self, source: str, number: int) -> tuple[dict[str, Any], Any]:
-        """Run a cell; return how it ended (status, value as a mimebundle, error) and the object that the last expression gave."""
+    def run(self, source: str, number: int, on_value: Callable[[], None] | None = None) -> tuple[dict[str, Any], Any]:
+        """Run a cell; return how it ended (status, value as a mimebundle, error) and the object that the last expression gave.
+
+        Args:
+            on_value: called when that object is there, before it's made into text, which may take long.
+        """
         shell = self._shell
+        shell.on_value = on_value
         self.last_error = None
         shell.execution_count = number
         shell.last_bundle = None
@@ -290,6 +295,8 @@ def _make_shell(namespace: dict[str, Any], pipe: OutputPipe) -> Any:
             if result is None or self.quiet():
                 return
             shell: Any = self.shell
+            if shell.on_value is not None:
+                shell.on_value()
             self.update_user_ns(result)
             data, _ = shell.display_formatter.format(result)
             shell.last_bundle = _without_widgets(encode_bundle(data), pipe) if data else None  # an object that has displayed itself has none
@@ -318,6 +325,7 @@ def _make_shell(namespace: dict[str, Any], pipe: OutputPipe) -> Any:
 
         last_bundle: dict[str, Any] | None = None
         last_value: Any = None
+        on_value: Any = None
         last_traceback = ""
         raised_at = 0.0
         """When the cell has raised: the first traceback of a rank takes a second to render, and which rank was first is told."""

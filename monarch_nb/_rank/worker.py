@@ -281,7 +281,9 @@ class Worker:
             self._interruptible = True
             if n in self.cancelled:
                 raise KeyboardInterrupt
-            ended, self._last_value = self._shell.run(fields["source"], fields["number"])
+            ended, self._last_value = self._shell.run(
+                fields["source"], fields["number"], None if recording is None else recording.end
+            )  # the profile is the cell's, not that of printing its value
             self._flush_replaced()
         finally:
             self._interruptible = False

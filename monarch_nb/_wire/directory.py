@@ -31,7 +31,7 @@ def socket_root() -> str:
     """
     problems = []
     for root in _possible_roots():
-        if len(root) > MAX_SOCKET_PATH - _RESERVED:
+        if _is_too_long(root):
             problems.append(f"{root}: this path is too long for a socket")
             continue
         try:
@@ -49,7 +49,14 @@ def _possible_roots() -> Iterator[str]:
     base = os.environ.get("XDG_RUNTIME_DIR")
     if base and os.path.isdir(base):
         yield os.path.join(base, "monarch_nb")
-    yield os.path.join(tempfile.gettempdir(), f"monarch_nb-{os.getuid()}")
+    name = f"monarch_nb-{os.getuid()}"
+    yield os.path.join(tempfile.gettempdir(), name)
+    if _is_too_long(os.path.join(tempfile.gettempdir(), name)):  # TMPDIR may lie deep
+        yield os.path.join("/tmp", name)
+
+
+def _is_too_long(root: str) -> bool:
+    return len(root) > MAX_SOCKET_PATH - _RESERVED
 
 
 def private_directories(path: str) -> None:

@@ -14,6 +14,7 @@ remote_help what Shift+Tab and `?` say of a name that the ranks know
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 
@@ -26,6 +27,7 @@ def load(shell: Any) -> None:
     from monarch_nb.magics.debug import CellPrompt
     from monarch_nb.magics.lifecycle import say_what_runs
     from monarch_nb.magics.mesh_magic import MeshMagics
+    from monarch_nb.magics.refusal import explanation
     from monarch_nb.magics.reload import StaleClasses
     from monarch_nb.magics.remote_help import RemoteHelp
 
@@ -41,7 +43,10 @@ def load(shell: Any) -> None:
     shell.input_transformers_cleanup.append(explain_verbs)
     shell.events.register("post_run_cell", StaleClasses(magics.state).__call__)
     spare.prepare()
-    say_what_runs(shell)
+    try:
+        say_what_runs(shell)
+    except OSError as error:  # a home that can't be written, say: the extension is loaded, and what needs it says it again
+        print(explanation(error, "%load_ext monarch_nb"), file=sys.stderr)
 
 
 def unload(shell: Any) -> None:

@@ -43,6 +43,7 @@ def talk(mesh: Mesh) -> bool:
     """
     from monarch_nb.debug import Prompt, Question
 
+    mesh._session.num_prompts += 1
     try:
         with Question(on_taken_back=_close_box) as read:
             return Prompt(mesh, read).run()
@@ -57,6 +58,8 @@ def talk(mesh: Mesh) -> bool:
             f"{name_ranks(sorted({s.rank for s in stops}))} stopped at a breakpoint{where}, and nobody can type here: they run on. "
             "Take it out, or have breakpoints skipped: %mesh set breakpoints skip"
         ) from None
+    finally:
+        mesh._session.num_prompts -= 1
 
 
 def _close_box() -> None:

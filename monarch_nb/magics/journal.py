@@ -30,7 +30,7 @@ def rerun(state: State, arguments: Namespace) -> None:
     mesh = state.mesh(arguments.name)
     entry = mesh.journal.entry(arguments.number)
     if entry.kind != "cell":
-        raise MeshUsageError(f"#{entry.n} of the journal is no cell but {entry.kind}; only cells can be run again")
+        raise MeshUsageError(f"#{entry.n} of the journal is no cell but {entry.kind}; only cells can be run again: see %mesh history")
     if entry.details.get("nolog"):
         raise MeshUsageError(f"#{entry.n} of the journal can't be run again: its source isn't kept (# nolog)")
     ranks = mesh.select(arguments.ranks or entry.ranks)
@@ -70,7 +70,7 @@ def result(state: State, arguments: Namespace) -> None:
         raise MeshUsageError("%mesh result: no cell was started with --async here, and none runs; name one of %mesh history")
     entry = mesh.journal.entry(number)
     if entry.kind != "cell":
-        raise MeshUsageError(f"%mesh result: #{number} of the journal is no cell but {entry.kind}")
+        raise MeshUsageError(f"%mesh result: #{number} of the journal is no cell but {entry.kind}; name one of %mesh history")
     view = CellView(mesh.select(entry.ranks), len(mesh))
     with LiveDisplay(view):
         view.started(ago_s=time.time() - entry.when)

@@ -21,14 +21,39 @@ def explanation(error: BaseException, typed: str) -> str:
     """
     if isinstance(error, MeshError | RankSetError):
         return str(error)
-    if isinstance(error, OSError) and error.strerror:
-        files = " and ".join(repr(os.fspath(f)) for f in (error.filename, error.filename2) if isinstance(f, str | bytes))
-        return f"{typed}: {error.strerror}{': ' if files else ''}{files}. {_ADVICE.get(type(error), 'Mend that, then type it again')}"
+    if isinstance(error, OSError):
+        return f"{typed}: {_refused(error)}"
     if isinstance(error, ValueError | LookupError):
         return f"{typed}: {error}"
     place = traceback.extract_tb(error.__traceback__)[-1:]
     where = f" ({place[0].filename}, line {place[0].lineno})" if place else ""
     return f"{typed}: {type(error).__name__}: {error}{where}. That's a fault of monarch_nb; please report it"
+
+
+_VARIABLES = ("JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "XDG_RUNTIME_DIR", "TMPDIR", "HOME")
+"""They say where our files and sockets lie."""
+
+
+def _refused(error: OSError) -> str:
+    """Return what the system has refused, and what can be done about it."""
+    files = [os.fsdecode(f) for f in (error.filename, error.filename2) if isinstance(f, str | bytes)]
+    if not files and isinstance(error, FileNotFoundError) and not _has_working_directory():
+        return "the working directory has been removed: change to one that exists, then type it again"
+    what = f"{error.strerror}{': ' if files else ''}{' and '.join(map(repr, files))}" if error.strerror else str(error)
+    folders = {v: os.environ[v].rstrip("/") for v in _VARIABLES if os.environ.get(v)}
+    holding = [v for v, folder in folders.items() if any(f == folder or f.startswith(f"{folder}/") for f in files)]
+    if holding:
+        variable = max(holding, key=lambda v: len(folders[v]))
+        return f"{what}. {variable} is {folders[variable]!r}: have it name a directory that you can write to"
+    return f"{what}. {_ADVICE.get(type(error), 'Mend that, then type it again')}"
+
+
+def _has_working_directory() -> bool:
+    try:
+        os.getcwd()
+    except OSError:
+        return False
+    return True
 
 
 _ADVICE: dict[type[OSError], str] = {

@@ -33,6 +33,7 @@ def start_mesh(arguments: Namespace) -> Mesh:
         on_failure=arguments.on_failure or "stop",
         num_spares=arguments.spares or 0,
         force=arguments.force,
+        with_program=getattr(arguments, "with_kernel", False),
     )
 
 
@@ -53,7 +54,18 @@ def set_up(mesh: Mesh, arguments: Namespace) -> str:
     """Prepare a new mesh for torch.distributed; return what there is to say about it."""
     backend = prepare_distributed(mesh, arguments.init_process_group, arguments.group_timeout)
     ready = f"; torch.distributed is ready ({backend})" if backend else ""
-    return f"{describe(mesh)} is ready{ready}; it ends after {duration(_lease(arguments))} without a client and a running cell"
+    return f"{describe(mesh)} is ready{ready}; it ends {_when_it_ends(arguments)}"
+
+
+def _when_it_ends(arguments: Namespace) -> str:
+    """Return when a new mesh will end, and why so."""
+    from monarch_nb.mesh.starting import ends_with_program
+
+    asked = getattr(arguments, "with_kernel", False)
+    if not ends_with_program(asked):
+        return f"after {duration(_lease(arguments))} without a client and a running cell"
+    why = "" if asked else ", because a program runs this notebook (nbclient, papermill, nbconvert): --keep lets it go on"
+    return f"with this kernel{why}"
 
 
 def _lease(arguments: Namespace) -> float:

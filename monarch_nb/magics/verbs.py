@@ -13,6 +13,7 @@ from monarch_nb.magics.arguments import (
     add_start_arguments,
     cell_number,
     dims,
+    mesh_name,
     num_bytes,
     pattern,
     positive,
@@ -81,7 +82,7 @@ def cell_parser() -> Parser:
     parser = Parser(prog="%%mesh", description="Run this cell on the ranks of a mesh.")
     add = parser.add_argument
     add("--ranks", "-r", default="all", help="a rank set: all; 3; 0-3,7; ::2; hosts=0,gpus=2:8")
-    add("--name", "-n", help="which mesh, if not the current one")
+    add("--name", "-n", type=mesh_name, help="which mesh, if not the current one")
     add("--async", dest="background", action="store_true", help="return at once; %%mesh result waits for it")
     add("--output", "-o", metavar="VAR", help="put the last value of each rank here, as a ValueMesh")
     add("--timeout", "-t", type=seconds, metavar="T", help="90 or 90s; then the ranks are interrupted")
@@ -97,16 +98,22 @@ def cell_parser() -> Parser:
 def _add_arguments(verb: str, parser: Parser) -> None:
     add = parser.add_argument
     if verb in NAMES_A_MESH:
-        add("name", nargs="?", help="name of the mesh")
+        add("name", nargs="?", type=mesh_name, help="name of the mesh")
     if verb in _OWN:
         _OWN[verb](add)
     if verb in _PER_RANK:
         add("--ranks", "-r", default=None if verb == "rerun" else "all", help="a rank set: all; 3; 0-3,7; ::2; hosts=0,gpus=2:8")
     if verb not in ("start", "list", "stop", "help", *NAMES_A_MESH):
-        add("--name", "-n", help="which mesh, if not the current one")
+        add("--name", "-n", type=mesh_name, help="which mesh, if not the current one")
 
 
 _PER_RANK = ("debug", "break", "push", "pull", "scatter", "vars", "diff", "logs", "interrupt", "restart", "stacks", "why", "rerun")
+
+
+def _start(add: Any) -> None:
+    add_start_arguments(add)
+    add("--with-kernel", action="store_true", default=None, help="it ends with this kernel: the default where nbclient, papermill or nbconvert runs the notebook")
+    add("--keep", dest="with_kernel", action="store_false", default=None, help="it goes on after the kernel, also there")
 
 
 def _debug(add: Any) -> None:
@@ -130,7 +137,7 @@ def _top(add: Any) -> None:
 
 
 def _stop(add: Any) -> None:
-    add("mesh", nargs="?", help="name of the mesh, if not the current one")
+    add("mesh", nargs="?", type=mesh_name, help="name of the mesh, if not the current one")
     add("--force", "-f", action="store_true", help="give the ranks no time to clean up")
 
 
@@ -167,7 +174,7 @@ def _history(add: Any) -> None:
 
 
 _OWN: dict[str, Callable[[Any], None]] = {
-    "start": add_start_arguments,
+    "start": _start,
     "stop": _stop,
     "top": _top,
     "debug": _debug,

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb._client.session import Session
 from monarch_nb._client.state import StatusFeed
+from monarch_nb._post.office import OfficeClosed
 from monarch_nb._shape import Extent, Shape, format_ranks, parse_ranks
 from monarch_nb.actor.future import Future
 from monarch_nb.actor.heal import HealReport
 from monarch_nb.actor.proc_mesh import HEAL_S, ProcMesh
 from monarch_nb.actor.value_mesh import ValueMesh
-from monarch_nb.exceptions import ActorError
+from monarch_nb.exceptions import ActorError, MeshError
 from monarch_nb.mesh.actors import Actors
 from monarch_nb.mesh.cell_run import CellResult, CellRun
 from monarch_nb.mesh.environment import EnvironmentDifference, find_environment_difference
@@ -382,10 +383,22 @@ class Mesh(ProcMesh):
         return MeshStatus.of(self._session.request("snapshot", group=self._group, fresh=fresh))
 
     def _ipython_display_(self) -> None:
-        """Show the card: this mesh was the last line of a cell."""
+        """Show the card: this mesh was the last line of a cell. Of one that has ended, say so."""
         from monarch_nb.display.card import show_card
 
-        show_card(self)
+        if self._office.closed:
+            print(self._left())
+            return
+        try:
+            show_card(self)
+        except (MeshError, OfficeClosed) as error:
+            print(f"mesh {self._name!r} has ended ({error}). Start one anew: %mesh start {self._name}")
+
+    def _left(self) -> str:
+        """Return why there's nothing to show: this program has stopped the mesh, or left it."""
+        if self._stopped:
+            return f"mesh {self._name!r} has ended: {self._stopped}. Start one anew: %mesh start {self._name}"
+        return f"this notebook has left mesh {self._name!r}. Come back, if it still runs: %mesh attach {self._name}"
 
     def watch_status(self, on_change: Callable[[dict[str, Any]], None], on_end: Callable[[], None] | None = None) -> StatusFeed:
         """Watch how the mesh is: all of it first, then what changes, up to twenty times a second.

@@ -68,10 +68,10 @@ def export(path: str | Path, mesh: Mesh, entries: Sequence[Entry]) -> Exported:
     Raises:
         MeshUsageError: if it's another kind of file, or can't be written.
     """
-    path = Path(path)
+    given, path = str(path), Path(path)
     write = {".ipynb": write_notebook, ".py": write_script}.get(path.suffix)
     if write is None:
-        raise MeshUsageError(f"export to FILE.py or FILE.ipynb, not to {str(path)!r}")
+        raise MeshUsageError(f"export to FILE.py or FILE.ipynb, as in %mesh export run.py; not to {given!r}")
     kept = [e for e in entries if _is_push(e) or (e.kind == "cell" and not (e.details.get("rerun_of") or e.details.get("replay_of")))]
     try:
         write(path, mesh, kept)

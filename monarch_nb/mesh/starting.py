@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
 from monarch_nb._client import launch, spare
 from monarch_nb._client import session as sessions
+from monarch_nb._client.mesh_name import check_mesh_name
 from monarch_nb._client.session import Session
+from monarch_nb._client.unattended import is_run_by_a_program
 from monarch_nb._host import capacity
 from monarch_nb._shape import Extent, Shape, format_ranks
 from monarch_nb.actor.host_mesh import HostMesh
@@ -34,6 +37,7 @@ def start(
     max_restarts: int = 5,
     num_spares: int = 0,
     force: bool = False,
+    with_program: bool | None = None,
 ) -> Mesh:
     """Start a mesh that outlives this program, and wait until its ranks are up.
 
@@ -47,6 +51,8 @@ def start(
         max_restarts: how often it's healed by itself within ten minutes.
         num_spares: further host processes that wait to take a lost host's place.
         force: start more ranks than the machine seems to have room for.
+        with_program: whether it ends with this program (in a notebook: with the kernel); by default only in a notebook that nbclient, papermill or
+            nbconvert runs.
 
     Raises:
         MeshUsageError: if the machine has no room for so many ranks.
@@ -58,7 +64,10 @@ def start(
         raise NameTaken(f"mesh {name!r} runs already. Attach to it: %mesh start {name}, or choose another name")
     session = _claimed(name, path)
     try:
-        mesh = _start_on(session, name, path, dims, (num_hosts, num_spares), env or {}, idle_timeout_s, method, force=force)
+        mesh = _start_on(
+            session, name, path, dims, (num_hosts, num_spares), env or {}, idle_timeout_s, method,
+            force=force, with_program=ends_with_program(with_program),
+        )  # fmt: skip
         if on_failure != "stop":
             mesh.on_failure(on_failure, max_restarts=max_restarts)
         return mesh
@@ -109,6 +118,7 @@ def _start_on(
     method: str,
     *,
     force: bool,
+    with_program: bool,
 ) -> Mesh:
     hosts = _hosts(session, *num_hosts)
     if dims is None:
@@ -126,9 +136,14 @@ def _start_on(
     session.request("set_name", name=_RECORD, value=record)
     session.request(
         "adopt", name=name, idle_timeout_s=idle_timeout_s, connection_file=path, env=dict(env), dims=dict(procs.sizes),
-        rank_set=format_ranks(range(len(procs))), journal=launch.new_journal(name),
+        rank_set=format_ranks(range(len(procs))), journal=launch.new_journal(name), owner_pid=os.getpid() if with_program else None,
     )  # fmt: skip
     return _made(name, session, record)
+
+
+def ends_with_program(asked: bool | None) -> bool:
+    """Say whether a mesh that this program starts ends with it, if not asked for the one or the other."""
+    return is_run_by_a_program() if asked is None else asked
 
 
 def _hosts(session: Session, num_hosts: int, num_spares: int) -> HostMesh:
@@ -168,7 +183,10 @@ def attach(name: str | None = None, *, listens: bool = True, observes: bool = Fa
 
     Raises:
         MeshNotFound: naming those that run.
+        MeshUsageError: if that's no name.
     """
+    if name is not None:
+        check_mesh_name(name)
     connection = launch.find_connection(name)
     known = sessions.open_to(connection) if listens and not observes else None
     session = known or Session.connect(connection, listens=listens, observes=observes)

@@ -68,7 +68,7 @@ def check_request(request: ProfileRequest, cell_ranks: Sequence[int]) -> Profile
         raise MeshUsageError("a profile needs at least one rank")
     if request.file:
         if not request.file.endswith(SUFFIXES):
-            raise MeshUsageError(f"a profile is a .json or .json.gz file, not {request.file!r}")
+            raise MeshUsageError(f"a profile is a .json or .json.gz file, as in %%mesh --profile=run.json.gz; not {request.file!r}")
         folder = request.path(0).parent
         if not folder.is_dir():
             raise MeshUsageError(f"there's no folder {folder} for the profile")

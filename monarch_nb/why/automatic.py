@@ -42,7 +42,7 @@ class Patience:
     def tick(self) -> None:
         """See whether it's time to look. Called by the thread that draws; quick."""
         version = self._view.version
-        if version != self._seen:
+        if version != self._seen or self._mesh._session.num_prompts:  # nobody is interrupted while debugging
             self._seen, self._since = version, time.monotonic()
             return
         limit_s = why_after_s()
@@ -63,7 +63,7 @@ class Patience:
     def _say(self, report: HangReport) -> None:
         verdict = report.verdicts[0]
         key = _key(verdict)
-        if self._run is None or self._run.done or key == self._said:
+        if self._run is None or self._run.done or key == self._said or self._mesh._session.num_prompts:
             return
         self._said = key
         if not verdict.is_harmless:

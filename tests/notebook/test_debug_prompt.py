@@ -82,6 +82,14 @@ def test_detach_come_back_and_quit(typist: Typist) -> None:
     assert "no rank of mesh" in typist.run("%mesh debug")[1]
 
 
+def test_no_explanation_comes_while_somebody_debugs(typist: Typist) -> None:
+    typist.run("%mesh set why-after 0.2s")
+    prompts, shown = typist.run("%%mesh --ranks 0\nbreakpoint()\nz = 1", "p __import__('time').sleep(3)", "c")
+    typist.run("%mesh set why-after 30s")
+    assert len(prompts) == 2
+    assert "why:" not in shown
+
+
 def test_the_stop_button_at_the_prompt_ends_the_cell(typist: Typist) -> None:
     _, shown = typist.run("%%mesh\nbreakpoint()\nz = 1", None, first="(mesh-pdb 0-3) ")
     assert "ranks 0-3 were interrupted" in shown

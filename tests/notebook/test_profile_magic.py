@@ -55,6 +55,13 @@ def test_a_profile_is_shown_below_the_cell_and_lies_next_to_the_notebook(noteboo
     assert "profiler_start" not in shown
 
 
+def test_printing_the_last_value_is_not_counted(text: Callable[[str], str]) -> None:
+    text("%%mesh\nclass Costly:\n    def __repr__(self):\n        a @ a\n        return 'costly'")
+    shown = text("%%mesh --profile=costly.json\na @ a\nCostly()")
+    assert "[0-2] costly" in shown
+    assert re.search(r"^aten::mm +1 +\S+", shown, re.MULTILINE), shown
+
+
 def test_on_some_ranks_into_a_file_of_ones_own(text: Callable[[str], str], folder: Path) -> None:
     shown = text("%%mesh --profile=some.json --profile-ranks 1 --top 1 --output values\nb = a @ a\nrank")
     assert trace_named_in(shown) == {"rank 1"}

@@ -1,0 +1,47 @@
+"""Absurd arguments for every verb and command, made from their own parsers: a new verb is included by itself."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Iterable, Iterator
+
+VALUES = ("", "-1", "🐙", "a-" * 50, "9" * 20, "1e999", "../x", "[(", "--nope")
+SAMPLES = {"dims": "procs=2", "cell_number": "1", "positive": "1", "whole": "0", "seconds": "1h", "num_bytes": "1M", "variable": "K=V"}
+"""What each type of argument takes, where the absurd one is another."""
+
+
+def lines(parser: argparse.ArgumentParser, mesh: str, values: Iterable[str] = VALUES) -> Iterator[list[str]]:
+    """Yield lines of arguments: each argument that takes a value gets each absurd one in turn, the others what they need."""
+    actions = [a for a in parser._actions if a.nargs != 0]
+    for absurd in actions:
+        for value in values:
+            words = []
+            for action in actions:
+                if action is absurd:
+                    words += [*_flag(action), value]
+                elif _is_needed(action):
+                    words += [*_flag(action), _sample(action, mesh)]
+            yield words
+
+
+def _is_needed(action: argparse.Action) -> bool:
+    """Say whether an argument has to be there: or the line would be refused, start something, or go on for good."""
+    return action.required or (action.dest == "name" and not action.option_strings) or "--count" in action.option_strings
+
+
+def _flag(action: argparse.Action) -> list[str]:
+    return [max(action.option_strings, key=len)] if action.option_strings else []
+
+
+def _sample(action: argparse.Action, mesh: str) -> str:
+    if action.dest == "name":
+        return mesh
+    if action.choices:
+        return str(next(iter(action.choices)))
+    return SAMPLES.get(getattr(action.type, "__name__", ""), "x")
+
+
+def typed(words: list[str]) -> str:
+    """Return words as one types them."""
+    return shlex.join(words)
