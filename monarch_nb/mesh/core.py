@@ -394,6 +394,15 @@ class Mesh(ProcMesh):
         except (MeshError, OfficeClosed) as error:
             print(f"mesh {self._name!r} has ended ({error}). Start one anew: %mesh start {self._name}")
 
+    def _mime_(self) -> tuple[str, str]:
+        """Show the card in marimo, whose protocol this is: a picture of the state as it is now."""
+        from monarch_nb.display import card_html
+
+        try:
+            return "text/html", card_html.render(self.status())
+        except (MeshError, OfficeClosed) as error:
+            return "text/plain", self._left() if self._office.closed else str(error)
+
     def _left(self) -> str:
         """Return why there's nothing to show: this program has stopped the mesh, or left it."""
         if self._stopped:

@@ -38,6 +38,7 @@ def start(
     num_spares: int = 0,
     force: bool = False,
     with_program: bool | None = None,
+    attach: bool = False,
 ) -> Mesh:
     """Start a mesh that outlives this program, and wait until its ranks are up.
 
@@ -53,6 +54,7 @@ def start(
         force: start more ranks than the machine seems to have room for.
         with_program: whether it ends with this program (in a notebook: with the kernel); by default only in a notebook that nbclient, papermill or
             nbconvert runs.
+        attach: if a mesh of that name runs already, return that one, provided that it has the dimensions that were asked for.
 
     Raises:
         MeshUsageError: if the machine has no room for so many ranks.
@@ -60,6 +62,8 @@ def start(
     """
     _check_room(dims or {}, num_hosts, num_spares, force=force)
     path = launch.connection_path(name)
+    if attach and launch.wait_until_settled(name):
+        return _running(name, {**({"hosts": num_hosts} if num_hosts else {}), **(dims or {})})
     if launch.wait_until_settled(name, states=("ending",)):
         raise NameTaken(f"mesh {name!r} runs already. Attach to it: %mesh start {name}, or choose another name")
     session = _claimed(name, path)
@@ -139,6 +143,19 @@ def _start_on(
         rank_set=format_ranks(range(len(procs))), journal=launch.new_journal(name), owner_pid=os.getpid() if with_program else None,
     )  # fmt: skip
     return _made(name, session, record)
+
+
+def _running(name: str, asked: Mapping[str, int]) -> Mesh:
+    """Return the running mesh of a name.
+
+    Raises:
+        MeshUsageError: if it has other dimensions than were asked for.
+    """
+    mesh = attach(name)
+    if asked and dict(asked) != dict(mesh.sizes):
+        has, wanted = (",".join(f"{n}={s}" for n, s in sizes.items()) for sizes in (mesh.sizes, asked))
+        raise MeshUsageError(f"mesh {name!r} runs already with {has}, not {wanted}: ask for that, resize it with mesh.resize(), or choose another name")
+    return mesh
 
 
 def ends_with_program(asked: bool | None) -> bool:
