@@ -332,6 +332,17 @@ def execute(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def dashboard(arguments: argparse.Namespace) -> None:
+    """Serve the panel as a page of its own, to this machine and this user."""
+    from monarch_nb.server.dashboard import find_dashboard, serve
+
+    running = find_dashboard()
+    if running is not None:
+        _say(arguments, f"the dashboard runs already (pid {running.pid}): {running.link()}")
+        return
+    serve(arguments.port, lambda place: _say(arguments, f"the meshes of this user: {place.link()}\nCtrl-C ends the page; meshes go on"))
+
+
 def install_kernel(arguments: argparse.Namespace) -> None:
     """Install the kernelspec "Python 3 (mesh)": this Python, with the extension loaded."""
     from monarch_nb.kernelspec import install
@@ -437,6 +448,10 @@ COMMANDS: dict[str, Command] = {
     "resize": Command(resize, "give a mesh other sizes", add_arguments=_resize_arguments),
     "shrink": Command(shrink, "go on without what is lost"),
     "debug": Command(debug, "talk to ranks that stand at a breakpoint", add_arguments=_debug_arguments),
+    "dashboard": Command(
+        dashboard, "the panel as a page of its own, until Ctrl-C", None,
+        lambda add: add("--port", type=positive, default=0, help="on 127.0.0.1; without it, one that is free"),
+    ),
     "install-kernel": Command(
         install_kernel, 'install the kernelspec "Python 3 (mesh)"', None,
         lambda add: add("--prefix", default=sys.prefix, help="where to; by default this environment"),

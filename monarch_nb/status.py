@@ -140,6 +140,7 @@ class MeshStatus:
         idle_timeout_s: seconds without a client after which it ends; None: it ends with its program.
         lease_left_s: seconds until then; None while a client or a cell holds it.
         clients: who is connected: "notebook PATH (pid N)".
+        kernels: Jupyter's ids of the kernels among them, and when each has made this the mesh that it uses.
         num_cells: cells that run or wait.
         is_healing: whether lost ranks are being put back just now.
         on_failure: what is done when a rank dies: stop, heal, shrink or call.
@@ -167,6 +168,7 @@ class MeshStatus:
     versions: Mapping[str, str] = field(default_factory=dict)
     environment: str = ""
     owner_pid: int | None = None
+    kernels: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> MeshStatus:
@@ -347,11 +349,12 @@ def apply(status: dict[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def summary(status: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row that stands for a mesh in a list: name, pid, sizes, number of ranks in each state."""
+    """Return the row that stands for a mesh in a list: name, pid, sizes, number of ranks in each state, kernels that use it."""
     states: dict[str, int] = {}
     for rank in status["ranks"]:
         states[rank["state"]] = states.get(rank["state"], 0) + 1
-    return {"name": status["name"], "pid": status["pid"], "sizes": status["sizes"], "states": states, "trouble": ""}
+    known = {key: status[key] for key in ("name", "pid", "sizes")}
+    return {**known, "states": states, "trouble": "", "kernels": status.get("kernels", {})}
 
 
 def rank_text(rank: RankStatus) -> str:

@@ -1,5 +1,3 @@
-import { URLExt } from '@jupyterlab/coreutils';
-import { ServerConnection } from '@jupyterlab/services';
 import { ApiError, messageOf } from './errors';
 import type { IDebugAnswers, IEntry, ILogPage, IMeshSummary, IStartRequest } from './protocol';
 
@@ -13,9 +11,17 @@ export interface ILogQuery {
   limit?: number;
 }
 
+/** How a page reaches its server. */
+export interface IConnection {
+  /** Ask; rejects if there's no answer at all. `path` is what follows `monarch_nb/api/`. */
+  request(path: string, init: RequestInit): Promise<Response>;
+  /** Open the socket of the server extension; it says hello first. */
+  openSocket(): WebSocket;
+}
+
 /** The actions of the server extension, one method per address. Every method rejects with an `ApiError`. */
 export class Api {
-  constructor(private readonly _settings: ServerConnection.ISettings) {}
+  constructor(private readonly _connection: Pick<IConnection, 'request'>) {}
 
   version(): Promise<{ version: string; protocol: number }> {
     return this._get('version');
@@ -81,10 +87,9 @@ export class Api {
   }
 
   private async _send(path: string, init: RequestInit): Promise<Response> {
-    const url = URLExt.join(this._settings.baseUrl, 'monarch_nb', 'api', path);
     let response: Response;
     try {
-      response = await ServerConnection.makeRequest(url, init, this._settings);
+      response = await this._connection.request(path, init);
     } catch (error) {
       throw new ApiError(0, `The Jupyter server does not answer: ${messageOf(error)}`);
     }
@@ -93,12 +98,6 @@ export class Api {
     }
     return response;
   }
-}
-
-/** Open the socket of the server extension; it says hello first. */
-export function openSocket(settings: ServerConnection.ISettings): WebSocket {
-  const token = settings.appendToken && settings.token ? `?token=${encodeURIComponent(settings.token)}` : '';
-  return new settings.WebSocket(URLExt.join(settings.wsUrl, 'monarch_nb', 'stream') + token);
 }
 
 type Query = Record<string, string | number | null | undefined>;

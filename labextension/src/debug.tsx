@@ -5,6 +5,7 @@ import { DebugModel, type IDebugSource } from './debugmodel';
 import { DebugView } from './debugview';
 import { meshIcon } from './icons';
 import { ModelPane } from './modelpane';
+import { debugSource } from './panes';
 import type { IMeshService } from './service';
 import type { Translate } from './words';
 
@@ -33,14 +34,10 @@ export class DebugPane extends ModelPane<DebugModel> {
 /** Make the tab. */
 export function createDebugTab(
   mesh: string,
-  { api, stream }: IMeshService,
+  service: IMeshService,
   translate: Translate
 ): MainAreaWidget<DebugPane> {
-  const source: IDebugSource = {
-    send: (ids, line) => api.debug(mesh, ids, line),
-    watch: (onStops, onEnd) => stream.watchDebug(mesh, onStops, onEnd)
-  };
-  const content = new DebugPane(mesh, source, translate);
+  const content = new DebugPane(mesh, debugSource(mesh, service), translate);
   const tab = new MainAreaWidget({ content });
   tab.toolbar.hide();
   tab.title.icon = meshIcon;

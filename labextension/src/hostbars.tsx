@@ -2,11 +2,20 @@ import * as React from 'react';
 import type { IGpu, IHost } from './protocol';
 import { Sparkline } from './sparkline';
 import { useTranslate } from './translate';
-import { bytes, duration, percent as percentText, stateWord } from './words';
+import { bytes, duration, percent as percentText, rankSet, stateWord } from './words';
 
-/** A host: its processors, memory and GPUs, each with the last minutes. The store replaces hosts and never changes them. */
-export const HostBars = React.memo(function HostBars({ host }: { host: IHost }): JSX.Element {
+export interface IHostBarsProps {
+  /** Those on this machine; one, unless several processes stand for hosts. */
+  hosts: IHost[];
+  /** Whether the mesh has no others: then nobody needs their numbers. */
+  isOnly: boolean;
+}
+
+/** A machine: its processors, memory and GPUs, each with the last minutes. The store replaces hosts and never changes them. */
+export const HostBars = React.memo(function HostBars({ hosts, isOnly }: IHostBarsProps): JSX.Element {
   const t = useTranslate();
+  const host = hosts[0];
+  const numbers = rankSet(hosts.map(({ index }) => index));
   const minutes = duration(host.history.interval_s * Math.max(host.history.cpu_percent.length, 1));
   const memory = share(host.memory_used_bytes, host.memory_total_bytes);
   return (
@@ -15,6 +24,11 @@ export const HostBars = React.memo(function HostBars({ host }: { host: IHost }):
         <span className="mnb-ellipsis" title={host.hostname}>
           {host.hostname}
         </span>
+        {(!isOnly || hosts.length > 1) && (
+          <span className="mnb-host-state">
+            {hosts.length > 1 ? t('hosts %1', numbers) : t('host %1', numbers)}
+          </span>
+        )}
         {host.state !== 'up' && <span className="mnb-host-state">{stateWord(host.state, t)}</span>}
       </div>
       <Bar
@@ -50,7 +64,16 @@ export const HostBars = React.memo(function HostBars({ host }: { host: IHost }):
       ))}
     </div>
   );
-});
+}, isSame);
+
+/** The list is made anew for each picture; the hosts in it are not. */
+function isSame(old: IHostBarsProps, now: IHostBarsProps): boolean {
+  return (
+    old.isOnly === now.isOnly &&
+    old.hosts.length === now.hosts.length &&
+    old.hosts.every((host, i) => host === now.hosts[i])
+  );
+}
 
 interface ISumProps {
   gpus: IGpu[];

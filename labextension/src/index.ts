@@ -12,8 +12,9 @@ import { IStatusBar } from '@jupyterlab/statusbar';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 import { UUID } from '@lumino/coreutils';
 import type { Widget } from '@lumino/widgets';
-import { Api, openSocket } from './api';
+import { Api } from './api';
 import { addCommands } from './commands';
+import { labConnection } from './connection';
 import { createDebugTab, type DebugPane } from './debug';
 import { closeInputBoxes } from './inputbox';
 import { watchKernels } from './left';
@@ -41,8 +42,8 @@ const service: JupyterFrontEndPlugin<IMeshService> = {
   autoStart: true,
   provides: IMeshService,
   activate: (app: JupyterFrontEnd) => {
-    const { serverSettings } = app.serviceManager;
-    return { api: new Api(serverSettings), stream: new Stream(() => openSocket(serverSettings)) };
+    const connection = labConnection(app.serviceManager.serverSettings);
+    return { api: new Api(connection), stream: new Stream(() => connection.openSocket()) };
   }
 };
 
@@ -130,6 +131,11 @@ const plugin: JupyterFrontEndPlugin<void> = {
       openTab: open
     });
     const item = addStatusItem(statusBar, model, translate, openPanel);
+    if (notebooks) {
+      followKernel(notebooks, id => {
+        model.kernel = id;
+      });
+    }
 
     const apply = (next: IMeshSettings) => {
       if (next.panelArea !== settings.panelArea) {
@@ -144,6 +150,14 @@ const plugin: JupyterFrontEndPlugin<void> = {
     followSettings(registry, apply);
   }
 };
+
+/** Tell the id of the current notebook's kernel, now and whenever it's another. */
+function followKernel(notebooks: INotebookTracker, tell: (id: string) => void): void {
+  const look = () => tell(notebooks.currentWidget?.sessionContext.session?.kernel?.id ?? '');
+  notebooks.currentChanged.connect(look);
+  notebooks.widgetAdded.connect((_, panel) => panel.sessionContext.kernelChanged.connect(look));
+  look();
+}
 
 /** Read the settings, now and whenever they change; without them the defaults hold. */
 function followSettings(registry: ISettingRegistry | null, apply: (settings: IMeshSettings) => void): void {

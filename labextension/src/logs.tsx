@@ -2,6 +2,7 @@ import { MainAreaWidget } from '@jupyterlab/apputils';
 import * as React from 'react';
 import { meshIcon } from './icons';
 import { LogModel, type ILogSource } from './logmodel';
+import { logSource } from './panes';
 import { LogView } from './logview';
 import { ModelPane } from './modelpane';
 import type { IMeshService } from './service';
@@ -41,7 +42,13 @@ export interface ILogTabOptions {
 /** Make the tab; its title follows the ranks that are looked at. */
 export function createLogTab(options: ILogTabOptions): MainAreaWidget<LogPane> {
   const { key, mesh, ranks, translate } = options;
-  const content = new LogPane(key, mesh, ranks, sourceOf(options), translate);
+  const content = new LogPane(
+    key,
+    mesh,
+    ranks,
+    logSource(mesh, options.service, options.pageSize),
+    translate
+  );
   const tab = new MainAreaWidget({ content });
   tab.toolbar.hide();
   tab.title.icon = meshIcon;
@@ -53,12 +60,4 @@ export function createLogTab(options: ILogTabOptions): MainAreaWidget<LogPane> {
   content.model.on(name);
   name();
   return tab;
-}
-
-function sourceOf({ mesh, service, pageSize }: ILogTabOptions): ILogSource {
-  return {
-    page: (ranks, grep, before) => service.api.logs(mesh, { ranks, grep, before, limit: pageSize() }),
-    follow: (ranks, grep, after, onLines, onEnd) =>
-      service.stream.watchLogs(mesh, ranks || 'all', grep, after, onLines, onEnd)
-  };
 }

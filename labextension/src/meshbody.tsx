@@ -3,6 +3,7 @@ import type { Run } from './controls';
 import { RankGrid } from './grid';
 import { failures, failureText } from './health';
 import { HostBars } from './hostbars';
+import { machines } from './machines';
 import { RankDetails } from './rankdetails';
 import type { MeshStore } from './store';
 import { useTranslate } from './translate';
@@ -23,8 +24,8 @@ export function MeshBody({ store, run }: { store: MeshStore; run: Run }): JSX.El
       <Grid store={store} onSelect={setSelected} />
       {status && <Failed store={store} />}
       {status && selected !== null && <RankDetails status={status} rank={selected} run={run} />}
-      {status?.hosts.map(host => (
-        <HostBars key={host.index} host={host} />
+      {machines(status?.hosts ?? []).map(hosts => (
+        <HostBars key={hosts[0].index} hosts={hosts} isOnly={hosts.length === status?.hosts.length} />
       ))}
     </div>
   );

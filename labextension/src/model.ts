@@ -14,6 +14,7 @@ export type Feed = Pick<Stream, 'watchMeshes' | 'watchStatus' | 'state' | 'serve
 export class MeshesModel extends Notifier {
   private _meshes: IMeshSummary[] | null = null;
   private _current: string | null = null;
+  private _kernel = '';
   private _isActive = false;
   private _isFormOpen: boolean | null = null;
   private _openByDefault = true;
@@ -30,10 +31,22 @@ export class MeshesModel extends Notifier {
     return this._meshes;
   }
 
-  /** The mesh last used in the panel, or the only one. */
+  /** The mesh that the current notebook uses; else the one last used in the panel, or the only one. */
   get current(): IMeshSummary | null {
     const meshes = this._meshes ?? [];
-    return meshes.find(mesh => mesh.name === this._current) ?? (meshes.length === 1 ? meshes[0] : null);
+    const used = (mesh: IMeshSummary) => mesh.kernels?.[this._kernel] ?? -1;
+    const [first] = meshes.filter(mesh => used(mesh) >= 0).sort((a, b) => used(b) - used(a));
+    return (
+      first ?? meshes.find(mesh => mesh.name === this._current) ?? (meshes.length === 1 ? meshes[0] : null)
+    );
+  }
+
+  /** The kernel of the current notebook; empty without one. */
+  set kernel(id: string) {
+    if (id !== this._kernel) {
+      this._kernel = id;
+      this.changed();
+    }
   }
 
   /** Whether the panel can be seen; else it needs no numbers. */

@@ -128,6 +128,8 @@ export interface IMeshSummary {
   states: { [state: string]: number };
   /** Why it can't be talked to (another version, no answer); empty if all is well. */
   trouble: string;
+  /** Jupyter's ids of the kernels that use it, and when each has made it the one that it uses; missing in what an older server says. */
+  kernels?: { [kernel: string]: number };
 }
 
 /** A line that a rank has written. */
@@ -234,6 +236,8 @@ export interface IStartRequest {
   job: 'local' | 'process';
   /** As in "8h"; the mesh ends after that long without a client. */
   idle_timeout: string;
+  /** Empty: none; auto: what fits the ranks' devices. */
+  process_group: '' | 'auto' | 'nccl' | 'gloo';
 }
 
 export interface IEntry {

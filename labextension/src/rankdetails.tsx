@@ -39,7 +39,6 @@ export function RankDetails({ status, rank: number, run }: IRankDetailsProps): J
 }
 
 function facts(status: IMeshStatus, rank: IRank, now: number, t: Translate): [string, string][] {
-  const host = status.hosts.find(h => h.index === rank.host);
   const gpuMemory = rank.gpu_memory_bytes === null ? '' : t('%1 on GPUs', bytes(rank.gpu_memory_bytes));
   const rows: [string, string][] = [
     [
@@ -54,10 +53,16 @@ function facts(status: IMeshStatus, rank: IRank, now: number, t: Translate): [st
     [t('Moved'), transfersText(rank.transfers, t)],
     [t('CPU'), rank.cpu_percent === null ? '' : percent(rank.cpu_percent)],
     [t('Memory'), [bytes(rank.memory_bytes), gpuMemory].filter(Boolean).join(', ')],
-    [t('Where'), t('%1, pid %2', host?.hostname ?? t('host %1', rank.host), rank.pid)],
+    [t('Where'), whereText(status, rank, t)],
     [t('Last line'), rank.last_line]
   ];
   return rows.filter(([, value]) => value);
+}
+
+/** The host has its own lines, below all ranks; where there's only one, nobody needs its name. */
+function whereText({ hosts }: IMeshStatus, rank: IRank, t: Translate): string {
+  const pid = t('pid %1', rank.pid);
+  return hosts.length > 1 ? t('host %1, %2', rank.host, pid) : pid;
 }
 
 function waitingText({ collective }: IRank, now: number, t: Translate): string {

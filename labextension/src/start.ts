@@ -9,6 +9,7 @@ export interface IDraft {
   job: 'local' | 'process';
   hosts: string;
   idleTimeout: string;
+  processGroup: '' | 'auto' | 'nccl' | 'gloo';
 }
 
 export type Field = keyof IDraft;
@@ -22,7 +23,8 @@ export const EMPTY_DRAFT: IDraft = {
   size: '',
   job: 'local',
   hosts: '',
-  idleTimeout: '8h'
+  idleTimeout: '8h',
+  processGroup: ''
 };
 
 const NAME = /^[A-Za-z_-][A-Za-z0-9_-]*$/;
@@ -49,7 +51,8 @@ export function requestOf(draft: IDraft): IStartRequest {
     dims: draft.size.trim() ? [[draft.dimension.trim(), Number(draft.size)]] : [],
     num_hosts: draft.job === 'process' ? Number(draft.hosts) : 0,
     job: draft.job,
-    idle_timeout: draft.idleTimeout.trim()
+    idle_timeout: draft.idleTimeout.trim(),
+    process_group: draft.processGroup
   };
 }
 

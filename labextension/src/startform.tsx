@@ -64,7 +64,16 @@ export function StartForm({ taken, start, onStarted }: IStartFormProps): JSX.Ele
         <p className="mnb-hint">
           {t('Leave both empty for one rank per GPU, or per core where there is none.')}
         </p>
-        <JobRow draft={draft} change={change} />
+        <Choice
+          field="job"
+          label={t('Where')}
+          options={[
+            ['local', t('local: this machine')],
+            ['process', t('process: several hosts on this machine')]
+          ]}
+          draft={draft}
+          change={change}
+        />
         {draft.job === 'process' && (
           <Row
             field="hosts"
@@ -76,6 +85,18 @@ export function StartForm({ taken, start, onStarted }: IStartFormProps): JSX.Ele
             change={change}
           />
         )}
+        <Choice
+          field="processGroup"
+          label={t('Process group')}
+          options={[
+            ['', t('none')],
+            ['auto', t('as fits its devices')],
+            ['nccl', 'nccl'],
+            ['gloo', 'gloo']
+          ]}
+          draft={draft}
+          change={change}
+        />
         <Row
           field="idleTimeout"
           label={t('Ends after, without a client')}
@@ -96,8 +117,11 @@ export function StartForm({ taken, start, onStarted }: IStartFormProps): JSX.Ele
   );
 }
 
+/** What is chosen from a list. */
+type ChoiceField = 'job' | 'processGroup';
+
 interface IRowProps {
-  field: Exclude<Field, 'job'>;
+  field: Exclude<Field, ChoiceField>;
   label: string;
   hint?: string;
   isNumber?: boolean;
@@ -134,21 +158,29 @@ function Row({ field, label, hint, isNumber, draft, problems, change }: IRowProp
   );
 }
 
-function JobRow({ draft, change }: Pick<IRowProps, 'draft' | 'change'>): JSX.Element {
-  const t = useTranslate();
+interface IChoiceProps extends Pick<IRowProps, 'label' | 'draft' | 'change'> {
+  field: ChoiceField;
+  /** Values, and what people read. */
+  options: [string, string][];
+}
+
+function Choice({ field, label, options, draft, change }: IChoiceProps): JSX.Element {
   const id = React.useId();
   return (
     <div className="mnb-form-row">
-      <label htmlFor={id}>{t('Where')}</label>
+      <label htmlFor={id}>{label}</label>
       <select
         id={id}
-        name="job"
+        name={field}
         className="mnb-input"
-        value={draft.job}
-        onChange={event => change({ job: event.target.value as IDraft['job'] })}
+        value={draft[field]}
+        onChange={event => change({ [field]: event.target.value })}
       >
-        <option value="local">{t('local: this machine')}</option>
-        <option value="process">{t('process: several hosts on this machine')}</option>
+        {options.map(([value, text]) => (
+          <option key={value} value={value}>
+            {text}
+          </option>
+        ))}
       </select>
     </div>
   );

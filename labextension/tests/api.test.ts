@@ -1,6 +1,7 @@
 import { beforeEach, expect, test, vi } from 'vitest';
 import type { ServerConnection } from '@jupyterlab/services';
-import { Api, ApiError, openSocket } from '../src/api';
+import { Api, ApiError } from '../src/api';
+import { labConnection } from '../src/connection';
 
 const { makeRequest } = vi.hoisted(() => ({ makeRequest: vi.fn() }));
 vi.mock('@jupyterlab/services', () => ({ ServerConnection: { makeRequest } }));
@@ -18,7 +19,7 @@ const settings = {
     sockets.push(url);
   }
 } as unknown as ServerConnection.ISettings;
-const api = new Api(settings);
+const api = new Api(labConnection(settings));
 
 const answer = (body: unknown, init: ResponseInit = {}) =>
   makeRequest.mockResolvedValue(new Response(body === null ? null : JSON.stringify(body), init));
@@ -85,8 +86,8 @@ test('actions send what the protocol says', async () => {
 });
 
 test('the socket carries the token only if it has to', () => {
-  openSocket(settings);
-  openSocket({ ...settings, appendToken: false });
+  labConnection(settings).openSocket();
+  labConnection({ ...settings, appendToken: false }).openSocket();
   expect(sockets).toEqual([
     'ws://server/base/monarch_nb/stream?token=a%20b',
     'ws://server/base/monarch_nb/stream'

@@ -18,7 +18,8 @@ test('the empty form is good as it is', () => {
     dims: [],
     num_hosts: 0,
     job: 'local',
-    idle_timeout: '8h'
+    idle_timeout: '8h',
+    process_group: ''
   });
 });
 
@@ -29,7 +30,8 @@ test('what was typed becomes a request', () => {
     size: '4',
     job: 'process',
     hosts: '2',
-    idleTimeout: '30m'
+    idleTimeout: '30m',
+    processGroup: 'gloo'
   });
   expect(findProblems(typed)).toEqual({});
   expect(requestOf(typed)).toEqual({
@@ -37,7 +39,8 @@ test('what was typed becomes a request', () => {
     dims: [['gpus', 4]],
     num_hosts: 2,
     job: 'process',
-    idle_timeout: '30m'
+    idle_timeout: '30m',
+    process_group: 'gloo'
   });
 });
 

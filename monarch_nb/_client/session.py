@@ -40,6 +40,8 @@ from monarch_nb.tracebacks import hide_in_scripts
 _by_office: dict[int, Session] = {}
 
 REQUEST_S = 30.0
+_NAMED = os.environ.pop("MONARCH_NB_PROGRAM", "")
+"""What whoever started this program wants it to be called; not for those that it starts."""
 HELLO_S = 20.0
 UNATTENDED_S = 3.0
 """How long a rank that asks something waits for a cell that waits for it."""
@@ -115,6 +117,7 @@ class Session:
             "listens": listens,
             "observes": observes,
             "number": PROGRAM_NUMBER,
+            "kernel": _kernel_id() if listens else "",
         }
         try:
             answer = session.request("hello", _timeout_s=HELLO_S, **hello)
@@ -311,9 +314,19 @@ class Session:
 
 
 def _program() -> str:
+    if _NAMED:
+        return _NAMED
     if "ipykernel" in sys.modules:
         return ("notebook " + os.path.basename(os.environ.get("JPY_SESSION_NAME", ""))).strip()
     return os.path.basename(sys.argv[0]) or "python"
+
+
+def _kernel_id() -> str:
+    """Return what Jupyter calls the kernel that this program is: its connection file has it in its name."""
+    app = getattr(sys.modules.get("ipykernel.kernelapp"), "IPKernelApp", None)
+    if app is None or not app.initialized():
+        return ""
+    return os.path.basename(str(app.instance().connection_file)).removeprefix("kernel-").removesuffix(".json")
 
 
 # --- the session of this program

@@ -247,6 +247,7 @@ class Board:
             "journal_trouble": home.journal.trouble,
             "owner_pid": home.lease.owner_pid,
             "clients": [f"{c.what} (pid {c.pid})" for c in home.registry.clients.values() if not c.observes],
+            "kernels": {c.kernel: c.used for c in home.registry.clients.values() if c.kernel},
             "versions": home.versions,
             "environment": home.environment_id,
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ class ClientDesk:
         """A client comes."""
         home = self._home
         client = Client(message.src, fields["pid"], fields["what"], fields["number"], fields["listens"], fields.get("observes", False))
+        client.kernel = fields.get("kernel", "")
         with suppress(OSError):
             client.pidfd = os.pidfd_open(client.pid)
             home.loop.watch_file(client.pidfd, lambda: self._gone(client))
@@ -54,6 +56,14 @@ class ClientDesk:
         if listened and not self.anybody_listens:
             self._home.journal.is_alone()
         self._home.output.watches.drop_client(client.proc)
+
+    def do_in_use(self, message: Message, fields: dict[str, Any]) -> object:
+        """A notebook uses this mesh from now on, of those that it's connected to."""
+        client = self._home.registry.clients.get(message.src)
+        if client is not None:
+            client.used = time.time()
+            self._home.board.touch()
+        return None
 
     def do_goodbye(self, message: Message, fields: dict[str, Any]) -> object:
         """A client goes."""

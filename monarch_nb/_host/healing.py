@@ -49,7 +49,7 @@ class Healing:
     def __init__(self, home: HomeProcess, recipes: Recipes) -> None:
         self._home = home
         self.recipes = recipes
-        self._waiting: dict[str, deque[tuple[Callable[[], Script[Report]], Done]]] = {}
+        self._waiting: dict[str, deque[tuple[Callable[[], Script[Report]], Done, int]]] = {}
         self._due: set[str] = set()
         """Groups whose policy is about to be followed."""
 
@@ -115,30 +115,30 @@ class Healing:
 
     def do_heal(self, message: Message, fields: dict[str, Any]) -> object:
         """Put back what a group has lost; answers with a report."""
-        self.heal(fields, partial(self._home.reply, message.src, message.ref))
+        self.heal(fields, partial(self._home.reply, message.src, message.ref), message.src)
         return LATER
 
     def do_resize(self, message: Message, fields: dict[str, Any]) -> object:
         """Give a group other sizes; answers with a report."""
-        self.resize(fields, partial(self._home.reply, message.src, message.ref))
+        self.resize(fields, partial(self._home.reply, message.src, message.ref), message.src)
         return LATER
 
     # --- one thing after the other
 
-    def heal(self, fields: dict[str, Any], done: Done) -> None:
-        """Put back what a group has lost; `done` gets the report."""
-        self._enqueue(fields["group"], lambda: self._heal(fields), done)
+    def heal(self, fields: dict[str, Any], done: Done, client: int = 0) -> None:
+        """Put back what a group has lost; `done` gets the report. `client` has asked for it."""
+        self._enqueue(fields["group"], lambda: self._heal(fields), done, client)
 
-    def resize(self, fields: dict[str, Any], done: Done) -> None:
+    def resize(self, fields: dict[str, Any], done: Done, client: int = 0) -> None:
         """Give a group other sizes; without sizes: leave out what is lost."""
-        group, shapes = self._home.registry.group(fields["group"]), Reshaping(self._home)
+        group, shapes = self._home.registry.group(fields["group"]), Reshaping(self._home, client)
         sizes = fields.get("sizes")
-        self._enqueue(group.name, lambda: shapes.shrink(group) if sizes is None else shapes.resize(group, sizes), done)
+        self._enqueue(group.name, lambda: shapes.shrink(group) if sizes is None else shapes.resize(group, sizes), done, client)
 
-    def _enqueue(self, group: str, begin: Callable[[], Script[Report]], done: Done) -> None:
+    def _enqueue(self, group: str, begin: Callable[[], Script[Report]], done: Done, client: int = 0) -> None:
         """Run a script once those of its group before it are over."""
         queue = self._waiting.setdefault(group, deque())
-        queue.append((begin, done))
+        queue.append((begin, done, client))
         if len(queue) == 1:
             self._next(group)
 
@@ -147,7 +147,7 @@ class Healing:
         return bool(self._waiting.get(group))
 
     def _next(self, group: str) -> None:
-        begin, done = self._waiting[group][0]
+        begin, done, client = self._waiting[group][0]
         self._home.board.touch()
 
         def finished(outcome: Report | Exception) -> None:
@@ -157,18 +157,18 @@ class Healing:
                 outcome = {**empty_report(), "problems": [text]}
             self._waiting[group].popleft()
             self._home.board.touch()
-            self._note(group, outcome)
+            self._note(group, outcome, client)
             done(outcome)
             if self._waiting[group]:
                 self._next(group)
 
         run_script(begin(), finished)
 
-    def _note(self, group: str, report: Report) -> None:
+    def _note(self, group: str, report: Report, client: int) -> None:
         if report["ranks"] or report["actors"] or report["problems"]:
             text = f"healed {name_ranks(report['ranks'])}" if report["ranks"] else "healed"
             self._home.journal.note(
-                0, "heal", text=text, group=group, ranks=format_ranks(report["ranks"]),
+                client, "heal", text=text, group=group, ranks=format_ranks(report["ranks"]),
                 status="error" if report["problems"] else "ok", report=report,
             )  # fmt: skip
 

@@ -109,6 +109,10 @@ class Client:
     observes: bool = False
     """Whether it only looks on: then it doesn't keep the mesh alive."""
     pidfd: int = -1
+    kernel: str = ""
+    """Jupyter's id of the kernel that it is."""
+    used: float = 0.0
+    """When it has made this mesh the one that it uses."""
 
 
 @dataclass

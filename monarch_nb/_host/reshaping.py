@@ -30,8 +30,9 @@ _SAVE_S = 120.0
 class Reshaping:
     """Owned by the loop thread; its scripts run one at a time, like heals (see `Healing`)."""
 
-    def __init__(self, home: HomeProcess) -> None:
+    def __init__(self, home: HomeProcess, client: int = 0) -> None:
         self._home = home
+        self._client = client
 
     def resize(self, group: Group, sizes: Mapping[str, int]) -> Script[Report]:
         """Give a group other sizes.
@@ -171,6 +172,8 @@ class Reshaping:
         known = self._home.registry.names.get("mesh")
         if known is not None and known["group"] == group.name:
             known.update({k: v for k, v in record.items() if k != "actors"})
-        self._home.journal.note(0, "resize", text=f"the mesh is now {group.extent}", group=group.name, ranks=format_ranks(range(len(group.procs))))
+        self._home.journal.note(
+            self._client, "resize", text=f"the mesh is now {group.extent}", group=group.name, ranks=format_ranks(range(len(group.procs)))
+        )
         for to in self._home.everybody():
             self._home.event(to, "reshaped", record)

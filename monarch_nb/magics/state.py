@@ -69,6 +69,7 @@ class State:
         self.meshes[mesh.name] = mesh
         self.current = mesh.name
         session.use(mesh._session)
+        mesh._session.tell("in_use")
         self.shell.user_ns[mesh.name.replace("-", "_")] = mesh
         if mesh.name != DEFAULT_NAME:
             self.shell.user_ns[DEFAULT_NAME] = mesh

@@ -424,6 +424,17 @@ class Mesh(ProcMesh):
         self._session.watch(feed, "watch_status", group=self._group)
         return feed
 
+    @property
+    def dashboard_url(self) -> str:
+        """The address of a page that shows this mesh, live: on the Jupyter server that this kernel belongs to, else on `monarch-nb dashboard`'s.
+
+        Raises:
+            MeshUsageError: if neither runs, saying what to type.
+        """
+        from monarch_nb.server.dashboard import dashboard_url
+
+        return dashboard_url(self._name)
+
     def set_lease(self, idle_timeout_s: float) -> None:
         """Say after how long without client and running cell the mesh ends; the time begins anew."""
         self._session.request("set_lease", idle_timeout_s=idle_timeout_s)

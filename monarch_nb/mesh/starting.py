@@ -190,11 +190,12 @@ def _abandon(session: Session) -> None:
     session.close()
 
 
-def attach(name: str | None = None, *, listens: bool = True, observes: bool = False) -> Mesh:
+def attach(name: str | None = None, *, listens: bool = True, observes: bool = False, what: str = "") -> Mesh:
     """Return a running mesh of this user. A program has one connection to a mesh, however often it attaches.
 
     Args:
         name: its name; may be left out if there's only one.
+        what: what people know this program by; the journal has it.
         listens: whether this program shows what the mesh's actors print.
         observes: whether it only looks on, and so doesn't keep the mesh from ending when nobody uses it.
 
@@ -206,7 +207,7 @@ def attach(name: str | None = None, *, listens: bool = True, observes: bool = Fa
         check_mesh_name(name)
     connection = launch.find_connection(name)
     known = sessions.open_to(connection) if listens and not observes else None
-    session = known or Session.connect(connection, listens=listens, observes=observes)
+    session = known or Session.connect(connection, what, listens=listens, observes=observes)
     record = session.request("get_name", name=_RECORD)
     if record is None:
         if known is None:

@@ -9,6 +9,7 @@ from monarch_nb._client.launch import connection_path
 from monarch_nb.status import parse_duration
 
 JOBS = ("local", "process")
+PROCESS_GROUPS = ("", "auto", "nccl", "gloo")
 MAX_SIZE = 4096
 
 
@@ -24,6 +25,8 @@ class StartRequest(NamedTuple):
     num_hosts: int
     job: str
     idle_timeout: str
+    process_group: str = ""
+    """nccl, gloo, auto: what fits the ranks' devices; or none."""
 
 
 def read_start(body: Mapping[str, Any]) -> StartRequest:
@@ -55,7 +58,10 @@ def read_start(body: Mapping[str, Any]) -> StartRequest:
         parse_duration(idle_timeout)
     except ValueError as error:
         raise BadBody(f"idle_timeout: {error}") from None
-    return StartRequest(name, read_sizes(body.get("dims", []), "dims"), num_hosts, job, idle_timeout)
+    process_group = body.get("process_group", "")
+    if process_group not in PROCESS_GROUPS:
+        raise BadBody(f"process_group must be one of {', '.join(PROCESS_GROUPS[1:])}, or empty, not {process_group!r}")
+    return StartRequest(name, read_sizes(body.get("dims", []), "dims"), num_hosts, job, idle_timeout, process_group)
 
 
 def read_resize(body: Mapping[str, Any]) -> dict[str, int]:

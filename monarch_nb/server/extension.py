@@ -5,6 +5,7 @@ from __future__ import annotations
 from jupyter_server.extension.application import ExtensionApp
 
 from monarch_nb import __version__
+from monarch_nb.server import page
 from monarch_nb.server.handlers import routes
 from monarch_nb.server.interrupts import InterruptWitness
 from monarch_nb.server.meshes import Meshes
@@ -32,7 +33,7 @@ class MeshExtension(ExtensionApp):
 
     def initialize_handlers(self) -> None:
         """Say who answers where."""
-        self.handlers.extend(routes())
+        self.handlers.extend([*routes(), *page.routes()])
 
     async def stop_extension(self) -> None:
         """Leave nothing open."""

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from monarch_nb.mesh import Mesh
 
 T = TypeVar("T")
+WHO = "panel"
+"""What the journal calls who acts through the server."""
 LINGER_S = 5.0
 """How long a connection is kept that nobody uses: a page that is loaded again comes back sooner."""
 
@@ -46,7 +48,7 @@ class Link:
         from monarch_nb.mesh import attach
 
         name = self.connection.name
-        return await self._loop.run_in_executor(self._pool, lambda: attach(name, listens=False, observes=True))
+        return await self._loop.run_in_executor(self._pool, lambda: attach(name, listens=False, observes=True, what=WHO))
 
     # --- use
 

@@ -8,6 +8,7 @@ import sys
 from monarch_nb._client.launch import clean_environment
 from monarch_nb.exceptions import MeshStartError, RankTimeout
 from monarch_nb.server.bodies import StartRequest
+from monarch_nb.server.link import WHO
 
 START_S = 120.0
 
@@ -24,7 +25,7 @@ async def start_mesh(request: StartRequest, directory: str) -> None:
     """
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "monarch_nb.cli", *command(request),
-        cwd=directory, env=clean_environment(), stdin=asyncio.subprocess.DEVNULL,
+        cwd=directory, env={**clean_environment(), "MONARCH_NB_PROGRAM": WHO}, stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
     try:
@@ -43,10 +44,16 @@ def command(request: StartRequest) -> list[str]:
 
     >>> command(StartRequest("demo", {"gpus": 2}, 0, "local", "8h"))
     ['start', 'demo', '--dims', 'gpus=2', '--job', 'local', '--idle-timeout', '8h']
+    >>> command(StartRequest("demo", {}, 0, "local", "8h", "auto"))[-1]
+    '--init-process-group'
     """
     arguments = ["start", request.name]
     if request.dims:
         arguments += ["--dims", ",".join(f"{name}={size}" for name, size in request.dims.items())]
     if request.num_hosts:
         arguments += ["--hosts", str(request.num_hosts)]
-    return [*arguments, "--job", request.job, "--idle-timeout", request.idle_timeout]
+    arguments += ["--job", request.job, "--idle-timeout", request.idle_timeout]
+    if request.process_group:
+        backend = [] if request.process_group == "auto" else [request.process_group]
+        arguments += ["--init-process-group", *backend]
+    return arguments

@@ -12,6 +12,7 @@ import pytest
 from tornado.httpclient import HTTPClientError
 
 from monarch_nb import __version__
+from monarch_nb import mesh as meshes
 from monarch_nb._client import launch
 from monarch_nb.mesh import Mesh
 from monarch_nb.server.bodies import BadBody, read_resize, read_start
@@ -89,8 +90,14 @@ async def test_a_mesh_that_a_script_has_started_is_listed_and_described(api: Api
 
 
 async def test_a_mesh_is_started_and_stopped(api: Api) -> None:
-    row = await api("meshes", method="POST", body={"name": "made", "dims": [["gpus", 2]], "idle_timeout": "10m"})
+    row = await api("meshes", method="POST", body={"name": "made", "dims": [["gpus", 2]], "idle_timeout": "10m", "process_group": "gloo"})
     assert (row["name"], row["states"]) == ("made", {"idle": 2})
+    made = meshes.attach("made", listens=False, observes=True)
+    made.run("import torch.distributed as dist\nbackend = dist.get_backend()")
+    assert set(made.pull("backend").values()) == {"gloo"}
+    (begun,) = [e for e in await api("meshes", "made", "journal", limit="9") if e["kind"] == "start"]
+    assert begun["who"].startswith("panel (pid ")
+    made._session.close()
     status, text = await refused(api("meshes", method="POST", body={"name": "made", "dims": [["gpus", 2]]}))
     assert status == 409 and "runs already" in text
     assert await api("meshes", "made", method="DELETE") is None
@@ -110,6 +117,8 @@ async def test_interrupt_heal_resize(api: Api, demo: Mesh) -> None:
     assert len((await api("meshes", "demo"))["ranks"]) == 3
     status, text = await refused(api("meshes", "demo", "resize", method="POST", body={"sizes": [["cpus", 3]]}))
     assert status == 409 and "cpus" in text and "gpus" in text
+    who = {e["kind"]: e["who"] for e in await api("meshes", "demo", "journal", limit="20")}
+    assert {who[kind] for kind in ("command", "heal", "resize")} == {f"panel (pid {os.getpid()})"}
 
 
 async def test_logs_a_page_at_a_time(api: Api, demo: Mesh) -> None:
