@@ -349,6 +349,11 @@ def current() -> Session:
         return _current
 
 
+def in_use() -> Session | None:
+    """Return the session that `this_host()` and new channels use, if there is one; starts none."""
+    return _current
+
+
 def use(session: Session) -> None:
     """Make `session` the one that `this_host()` and new channels use."""
     global _current

@@ -122,3 +122,18 @@ class Lease:
             self._look()
         self._home.journal.note(message.src, "command", source=f"%mesh lease {fields['idle_timeout_s']:g}s")
         return None
+
+    def do_set_owner(self, message: Message, fields: dict[str, Any]) -> object:
+        """End with a process, or with none.
+
+        Raises:
+            RequestError: if it isn't there.
+        """
+        pid = fields["owner_pid"]
+        if pid is not None and not os.path.exists(f"/proc/{int(pid)}"):
+            raise RequestError(f"there's no process {pid} that this mesh could end with")
+        self._forget_owner()
+        if pid is not None:
+            self._watch_owner(int(pid))
+        self._home.journal.note(message.src, "command", source=f"%mesh start {self._home.name} {'--keep' if pid is None else '--with-kernel'}")
+        return None

@@ -10,8 +10,8 @@ from monarch_nb._shape import name_ranks
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.magics.arguments import Namespace
 from monarch_nb.magics.missed import show_missed
-from monarch_nb.magics.running import refuse_other, take_on
-from monarch_nb.magics.starting import describe, set_up, start_or_attach
+from monarch_nb.magics.running import take_on_group
+from monarch_nb.magics.starting import asked_for, describe, set_up, start_or_attach
 from monarch_nb.magics.state import State
 from monarch_nb.status import MeshStatus, duration
 
@@ -21,15 +21,21 @@ if TYPE_CHECKING:
 
 def start(state: State, arguments: Namespace) -> None:
     """Start a mesh, or attach to the running one of that name. With no size: one rank per GPU, or per core."""
+    from monarch_nb.mesh.running import refuse_other, take_on
+
     before = state.current
     mesh, is_new = start_or_attach(state, arguments)
     if not is_new:
+        asked = asked_for(arguments)
         try:
-            refuse_other(mesh, arguments)
+            refuse_other(mesh, asked)
         except MeshUsageError:
             state.go_back(before)
             raise
-        print(f"attached to {describe(mesh)}, which was running{take_on(mesh, arguments)}")
+        said = take_on(mesh, asked)
+        if arguments.init_process_group is not None:
+            said.append(take_on_group(mesh, arguments.init_process_group, arguments.group_timeout))
+        print("; ".join([f"attached to {describe(mesh)}, which was running", *said]))
         show_missed(mesh)
         return
     state.adopt(mesh)

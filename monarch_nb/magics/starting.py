@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from monarch_nb.exceptions import MeshNotFound, MeshUsageError, NameTaken
+from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.magics.arguments import Namespace
 from monarch_nb.status import duration
 
 if TYPE_CHECKING:
     from monarch_nb.magics.state import State
     from monarch_nb.mesh import Mesh
+    from monarch_nb.mesh.running import Asked
 
 
 def start_mesh(arguments: Namespace) -> Mesh:
@@ -22,32 +22,40 @@ def start_mesh(arguments: Namespace) -> Mesh:
     """
     from monarch_nb import mesh as meshes
 
+    return meshes.start(arguments.name, force=arguments.force, **vars(asked_for(arguments)))
+
+
+def asked_for(arguments: Namespace) -> Asked:
+    """Return what was typed as what is wanted of a mesh.
+
+    Raises:
+        MeshUsageError: if the arguments contradict each other.
+    """
+    from monarch_nb.mesh.running import Asked
+
     dims, num_hosts = read_sizes(arguments)
-    return meshes.start(
-        arguments.name,
+    return Asked(
         dims,
-        num_hosts=num_hosts,
+        num_hosts,
         env=dict(arguments.env or ()),
-        idle_timeout_s=_lease(arguments),
+        idle_timeout_s=arguments.idle_timeout,
         method="spawn" if arguments.spawn else "fork",
-        on_failure=arguments.on_failure or "stop",
+        on_failure=arguments.on_failure,
         num_spares=arguments.spares or 0,
-        force=arguments.force,
         with_program=getattr(arguments, "with_kernel", False),
     )
 
 
 def start_or_attach(state: State, arguments: Namespace) -> tuple[Mesh, bool]:
     """Start a mesh, unless one of that name runs; say whether it's new. Waits for one that another program is starting just now."""
-    from monarch_nb._client.launch import wait_until_settled
+    from monarch_nb.mesh import starting
 
-    while True:
-        if wait_until_settled(arguments.name, on_wait=lambda text: print(f"{text}; waiting for that", flush=True)):
-            with suppress(MeshNotFound):  # it has just ended: look again
-                return state.attach(arguments.name), False
-        else:
-            with suppress(NameTaken):  # somebody else was quicker: look again
-                return start_mesh(arguments), True
+    return starting.start_or_attach(
+        arguments.name,
+        attach=lambda: state.attach(arguments.name),
+        start=lambda: start_mesh(arguments),
+        on_wait=lambda text: print(f"{text}; waiting for that", flush=True),
+    )
 
 
 def set_up(mesh: Mesh, arguments: Namespace) -> str:

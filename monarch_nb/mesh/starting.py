@@ -17,8 +17,9 @@ from monarch_nb._host import capacity
 from monarch_nb._shape import Extent, Shape, format_ranks
 from monarch_nb.actor.host_mesh import HostMesh
 from monarch_nb.actor.supervision import MeshFailure
-from monarch_nb.exceptions import MeshError, MeshUsageError, NameTaken
+from monarch_nb.exceptions import MeshError, MeshNotFound, MeshUsageError, NameTaken
 from monarch_nb.mesh.core import Mesh
+from monarch_nb.mesh.running import Asked, refuse_other, take_on
 
 IDLE_TIMEOUT_S = 8 * 3600.0
 
@@ -31,9 +32,9 @@ def start(
     *,
     num_hosts: int = 0,
     env: Mapping[str, str] | None = None,
-    idle_timeout_s: float = IDLE_TIMEOUT_S,
+    idle_timeout_s: float | None = None,
     method: str = "fork",
-    on_failure: str | Callable[[MeshFailure], Any] = "stop",
+    on_failure: str | Callable[[MeshFailure], Any] | None = None,
     max_restarts: int = 5,
     num_spares: int = 0,
     force: bool = False,
@@ -47,33 +48,68 @@ def start(
         dims: dimensions on each host; by default one rank per GPU, or per core where there is none.
         num_hosts: number of host processes on this machine that stand for hosts; 0: the machine itself.
         env: environment variables for the ranks.
-        idle_timeout_s: seconds without a client after which it ends.
-        on_failure: what is done when a rank dies; see `ProcMesh.on_failure`.
+        idle_timeout_s: seconds without a client after which it ends; by default 8 hours.
+        on_failure: what is done when a rank dies; see `ProcMesh.on_failure`. By default "stop".
         max_restarts: how often it's healed by itself within ten minutes.
         num_spares: further host processes that wait to take a lost host's place.
         force: start more ranks than the machine seems to have room for.
         with_program: whether it ends with this program (in a notebook: with the kernel); by default only in a notebook that nbclient, papermill or
             nbconvert runs.
-        attach: if a mesh of that name runs already, return that one, provided that it has the dimensions that were asked for.
+        attach: if a mesh of that name runs already, return that one; if it's being started, wait for it. What was asked for is compared with what
+            runs: policy, lease and `with_program` are applied, anything else that differs is refused.
 
     Raises:
-        MeshUsageError: if the machine has no room for so many ranks.
-        NameTaken: if a mesh of that name runs already, or is being started by another program.
+        MeshUsageError: if the machine has no room for so many ranks; with `attach`, if the mesh that runs isn't what was asked for.
+        NameTaken: without `attach`, if a mesh of that name runs already, or is being started by another program.
     """
+    asked = Asked(dims, num_hosts, env, idle_timeout_s, method, on_failure, max_restarts, num_spares, with_program)
+    if not attach:
+        return _start(name, asked, force=force)
+    before = sessions.in_use()
+    mesh, is_new = start_or_attach(name, lambda: _attach(name), lambda: _start(name, asked, force=force))
+    if not is_new:
+        try:
+            refuse_other(mesh, asked)
+        except MeshUsageError:
+            if before is not None:
+                sessions.use(before)
+            raise
+        take_on(mesh, asked)
+    return mesh
+
+
+def start_or_attach(
+    name: str, attach: Callable[[], Mesh], start: Callable[[], Mesh], on_wait: Callable[[str], None] = lambda _text: None
+) -> tuple[Mesh, bool]:
+    """Start a mesh, unless one of that name runs; say whether it's new. Waits for one that another program is starting just now.
+
+    Args:
+        on_wait: told, if there's something to wait for, what that is.
+    """
+    while True:
+        if launch.wait_until_settled(name, on_wait=on_wait):
+            with suppress(MeshNotFound):  # it has just ended: look again
+                return attach(), False
+        else:
+            with suppress(NameTaken):  # somebody else was quicker: look again
+                return start(), True
+
+
+def _start(name: str, asked: Asked, *, force: bool) -> Mesh:
+    dims, num_hosts, num_spares = asked.dims, asked.num_hosts, asked.num_spares
     _check_room(dims or {}, num_hosts, num_spares, force=force)
     path = launch.connection_path(name)
-    if attach and launch.wait_until_settled(name):
-        return _running(name, {**({"hosts": num_hosts} if num_hosts else {}), **(dims or {})})
     if launch.wait_until_settled(name, states=("ending",)):
         raise NameTaken(f"mesh {name!r} runs already. Attach to it: %mesh start {name}, or choose another name")
     session = _claimed(name, path)
+    idle_timeout_s = IDLE_TIMEOUT_S if asked.idle_timeout_s is None else asked.idle_timeout_s
     try:
         mesh = _start_on(
-            session, name, path, dims, (num_hosts, num_spares), env or {}, idle_timeout_s, method,
-            force=force, with_program=ends_with_program(with_program),
+            session, name, path, dims, (num_hosts, num_spares), asked.env or {}, idle_timeout_s, asked.method,
+            force=force, with_program=ends_with_program(asked.with_program),
         )  # fmt: skip
-        if on_failure != "stop":
-            mesh.on_failure(on_failure, max_restarts=max_restarts)
+        if asked.on_failure is not None and asked.on_failure != "stop":
+            mesh.on_failure(asked.on_failure, max_restarts=asked.max_restarts)
         return mesh
     except BaseException:
         _abandon(session)
@@ -145,19 +181,6 @@ def _start_on(
     return _made(name, session, record)
 
 
-def _running(name: str, asked: Mapping[str, int]) -> Mesh:
-    """Return the running mesh of a name.
-
-    Raises:
-        MeshUsageError: if it has other dimensions than were asked for.
-    """
-    mesh = attach(name)
-    if asked and dict(asked) != dict(mesh.sizes):
-        has, wanted = (",".join(f"{n}={s}" for n, s in sizes.items()) for sizes in (mesh.sizes, asked))
-        raise MeshUsageError(f"mesh {name!r} runs already with {has}, not {wanted}: ask for that, resize it with mesh.resize(), or choose another name")
-    return mesh
-
-
 def ends_with_program(asked: bool | None) -> bool:
     """Say whether a mesh that this program starts ends with it, if not asked for the one or the other."""
     return is_run_by_a_program() if asked is None else asked
@@ -214,6 +237,9 @@ def attach(name: str | None = None, *, listens: bool = True, observes: bool = Fa
             session.close()
         raise ValueError(f"{connection.name!r} has not finished starting")
     return _made(connection.name, session, record, make_current=listens)
+
+
+_attach = attach  # `start` has a parameter of that name
 
 
 def _made(name: str, session: Session, record: Mapping[str, Any], *, make_current: bool = True) -> Mesh:

@@ -42,8 +42,8 @@ def test_what_an_actor_prints_comes_once(notebook: Notebook) -> None:
         ("--hosts 2", "runs already with procs=2, not hosts=2. For that, end it first"),
         ("--env COLOUR=red", "was started with COLOUR=blue, not COLOUR=red. For new values end it first"),
         ("--env SIZE=1", "was started with no SIZE, not SIZE=1"),
-        ("--spares 1", "--spares is settled when a mesh starts"),
-        ("--spawn", "--spawn is settled when a mesh starts"),
+        ("--spares 1", "--spares (num_spares=) is settled when a mesh starts"),
+        ("--spawn", "--spawn (method='spawn') is settled when a mesh starts"),
     ],
 )
 def test_what_differs_is_refused(notebook: Notebook, flags: str, said: str) -> None:
@@ -73,3 +73,18 @@ def test_what_can_be_changed_is_taken_on(notebook: Notebook, tmp_path: Path) -> 
     assert "torch.distributed is ready (gloo), as it was" in notebook.text("%mesh start again --init-process-group")
     text = notebook.text("%mesh start again --init-process-group nccl")
     assert "has process groups already (ranks 0-1: gloo), and can't get another one" in text
+
+
+def test_whose_end_it_has_is_taken_on_or_refused(notebook: Notebook) -> None:
+    assert notebook.text("%mesh start again --with-kernel").endswith("which was running; it ends with this kernel")
+    assert "ends with its kernel (pid " in notebook.text("%mesh status")
+    other = Notebook()
+    try:
+        other.run("%load_ext monarch_nb")
+        text = other.text("%mesh start again --with-kernel")
+        assert text.startswith("ERROR MeshUsageError: start: mesh 'again' runs already, and ends with another program (pid ")
+        assert "Have it end with none: %mesh start again --keep" in text
+        assert other.text("%mesh start again --keep").endswith("which was running; it ends with no kernel")
+    finally:
+        other.close()
+    assert "ends with its kernel" not in notebook.text("%mesh status")
