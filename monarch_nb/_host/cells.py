@@ -364,6 +364,22 @@ class Cells:
         ladder = self._ladders.pop(cell.n, None)
         self._cells.pop(cell.n, None)
         self._home.supervisor.drain()  # what its ranks have printed goes before the news of its end
+        summary = self._book(cell, ladder)
+        for watch in cell.watches:
+            watch.tell("over", summary, last=True)
+
+    def mesh_ends(self, how: str) -> None:
+        """Close the books on what runs or waits. Who watches is told of the mesh's end, which says it all, and not of each rank's."""
+        self._home.supervisor.drain()
+        cells, self._cells = list(self._cells.values()), {}
+        self._queues.clear()
+        for cell in cells:
+            cell.over = True
+            cell.failures += [{"rank": r, "type": "lost", "message": f"the mesh {how}"} for r in sorted(cell.left)]
+            self._book(cell, self._ladders.pop(cell.n, None))
+
+    def _book(self, cell: Cell, ladder: Ladder | None) -> dict[str, Any]:
+        """Enter the end of a cell into the journal; return it."""
         summary = {
             "status": self._status(cell, ladder),
             "reason": ladder.reason if ladder is not None else "",
@@ -378,8 +394,7 @@ class Cells:
             cell.n, ended=time.time(), end_position=self._home.journal.store.end, seen=any(not w.over for w in cell.watches),
             **kept,
         )  # fmt: skip
-        for watch in cell.watches:
-            watch.tell("over", summary, last=True)
+        return summary
 
     def _unkept(self, cell: Cell) -> dict[str, Any]:
         """Return what the journal has otherwise than those who watch; they have seen it all."""

@@ -203,6 +203,7 @@ class HomeProcess(HostProcess):
         self.mesh_name.hide()
         for client in self.registry.clients:
             self.event(client, "ending", {"how": how})
+        self.cells.mesh_ends(how or "has ended")
         self.hosts.tell_all("leave", {})
         super().shut_down()
 

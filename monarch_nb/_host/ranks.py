@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb._host import capacity
 from monarch_nb._host.registry import Group, Proc
 from monarch_nb._host.starting import PROCESS_JOB
-from monarch_nb._shape import decode_extent
+from monarch_nb._shape import decode_extent, format_ranks
 from monarch_nb._wire import address
 from monarch_nb._wire.message import Message
+from monarch_nb.exceptions import describe_end
 
 if TYPE_CHECKING:
     from monarch_nb._host.home import HomeProcess
@@ -187,7 +188,7 @@ class RankDesk:
         home.waits.settled(done)
         if not end["stopped"] and not again:
             known = {k: v for k, v in end.items() if k != "last_lines"}
-            home.journal.note(0, "lost", text=f"rank {end['rank']} of {end['group']} is lost", end=known)
+            home.journal.note(0, "lost", text=self._loss(end), ranks=format_ranks([end["rank"]]), end=known)
             home.healing.lost(end)
         if entry is not None:
             home.checkpoints.lost(entry)
@@ -199,6 +200,12 @@ class RankDesk:
         home.questions.proc_has_ended(proc)
         if again:
             self.start_again(proc)
+
+    def _loss(self, end: dict[str, Any]) -> str:
+        """Return who was lost, and how, in one line."""
+        of_mesh = end["group"] == self._home.registry.names.get("mesh", {}).get("group")
+        where = f"mesh {self._home.name!r}" if of_mesh else end["group"]
+        return f"rank {end['rank']} of {where} {describe_end(end).splitlines()[0].removeprefix('the process ')}"
 
     def _describe(self, end: dict[str, Any], again: bool) -> dict[str, Any]:
         """Return an end with what the books know of it."""

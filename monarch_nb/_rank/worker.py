@@ -172,6 +172,8 @@ class Worker:
             end_if_forked(error)
             body, flags = self._failed(name, error), wire.ERROR
         end_if_forked()
+        if self.inbox.closed:  # told to end meanwhile: that's what has ended this work, and who waits for it hears of that end
+            return
         try:
             self._tidy_up(name)
             self._reply(message, body, flags)

@@ -5,6 +5,7 @@ Host processes take theirs away when they end. One that is killed can't, so whoe
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import secrets
@@ -67,7 +68,7 @@ def private_directories(path: str) -> None:
     with suppress(FileExistsError):
         os.mkdir(path, 0o700)
     if not os.path.isdir(path):
-        raise NotADirectoryError(f"{path} is no directory; remove it")
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
 
 
 def private_directory(path: str) -> None:
