@@ -68,6 +68,8 @@ class Vitals:
         self._next_pss = 0
         self._history: deque[tuple[float | None, float | None, float | None]] = deque(maxlen=HISTORY_POINTS)
         self._watched = False
+        self._num_watches = 0
+        """How often somebody has begun to watch: timers of an earlier time end."""
         self._next_history = 0.0
         self._waiting: list[Callable[[], None]] = []
         """Who waits for ranks to say where they stand."""
@@ -79,21 +81,22 @@ class Vitals:
         """Somebody watches, or nobody does any more."""
         if on and not self._watched:
             self._watched = True
-            self._poll_again()
-            self._sample_again()
+            self._num_watches += 1
+            self._poll_again(self._num_watches)
+            self._sample_again(self._num_watches)
         self._watched = on
 
-    def _poll_again(self) -> None:
-        if self._watched:
+    def _poll_again(self, watch: int) -> None:
+        if self._watched and watch == self._num_watches:
             self._poll()
             self._tell(None)
-            self._loop.call_later(POLL_S, self._poll_again)
+            self._loop.call_later(POLL_S, lambda: self._poll_again(watch))
 
-    def _sample_again(self) -> None:
-        if self._watched:
+    def _sample_again(self, watch: int) -> None:
+        if self._watched and watch == self._num_watches:
             self._sample(PSS_PER_SAMPLE)
             self._ask_where()
-            self._loop.call_later(SAMPLE_S, self._sample_again)
+            self._loop.call_later(SAMPLE_S, lambda: self._sample_again(watch))
 
     def _sample_unwatched(self) -> None:
         self._loop.call_later(HISTORY_S, self._sample_unwatched)
