@@ -8,9 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-_MAGIC = re.compile(r"%mesh ([a-z][a-z-]*)((?: --env\b)?)( [A-Za-z_][\w-]*(?=$|[\s,;.:)]))?")
+_END = r"(?=$|[\s,;.:)`])"
+_MAGIC = re.compile(rf"%mesh ([a-z][a-z-]*)((?: --env\b)?)( [A-Za-z_][\w-]*{_END})?( [\w|-]+{_END})?")
 _NAMED = ("start", "attach", "detach", "use", "stop", "status", "top")
 """Verbs whose first word is a mesh's name."""
+_NUM_WORDS = {"set": 2, "auto": 1, "on-failure": 1, "pull": 1, "push": 1, **dict.fromkeys(_NAMED, 1)}
+"""How many words belong to a verb, of those that only a notebook has; what follows is the message's."""
 
 
 def in_terminal(text: str, commands: Collection[str], mesh_name: str | None = None) -> str:
@@ -24,15 +27,18 @@ def in_terminal(text: str, commands: Collection[str], mesh_name: str | None = No
     'rank 1 is lost; monarch-nb heal dev puts it back'
     >>> in_terminal("Come back: %mesh attach dev", ["heal"])
     'Come back: %mesh attach dev (in a notebook)'
+    >>> in_terminal("the journal is off (%mesh set journal on)", ["heal"])
+    'the journal is off (%mesh set journal on (in a notebook))'
     """
 
     def replaced(match: re.Match[str]) -> str:
-        verb, env, word = match[1], match[2], match[3] or ""
+        verb, env, word, more = match[1], match[2], match[3] or "", match[4] or ""
         if verb == "diff" and env:
             verb, env = "diff-env", ""
         if verb not in commands:
-            return f"%mesh {verb}{env}{word if verb in _NAMED else ''} (in a notebook){'' if verb in _NAMED else word}"
+            num = _NUM_WORDS.get(verb, 0)
+            return f"%mesh {verb}{env}{''.join((word, more)[:num])} (in a notebook){''.join((word, more)[num:])}"
         name = f" {mesh_name}" if mesh_name and verb != "list" and not (verb in _NAMED and word) else ""
-        return f"monarch-nb {verb}{name}{word}"
+        return f"monarch-nb {verb}{name}{word}{more}"
 
     return _MAGIC.sub(replaced, text)

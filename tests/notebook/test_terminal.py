@@ -152,7 +152,11 @@ def test_every_verb_that_messages_name_is_said_in_the_terminals_words() -> None:
         ("%mesh diff --env says where", "monarch-nb diff-env dev says where"),
         ("name one of %mesh list", "name one of monarch-nb list"),
         ("Come back: %mesh attach x", "Come back: %mesh attach x (in a notebook)"),
-        ("set TIME: %mesh set why-after", "set TIME: %mesh set (in a notebook) why-after"),
+        ("set TIME: %mesh set why-after", "set TIME: %mesh set why-after (in a notebook)"),
+        ("30 days: %mesh set journal DAYS|off; not of", "30 days: %mesh set journal DAYS|off (in a notebook); not of"),
+        ("it is off: %mesh set journal on turns it on", "it is off: %mesh set journal on (in a notebook) turns it on"),
+        ("`%mesh auto off` ends it", "`%mesh auto off (in a notebook)` ends it"),
+        ("%mesh result waits for it", "%mesh result (in a notebook) waits for it"),
         ("100 %mesh", "100 %mesh"),
     ],
 )
