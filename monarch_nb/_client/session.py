@@ -69,6 +69,10 @@ class Session:
         """Cells that wait in a notebook, and can ask whoever sits there."""
         self.num_stops = self.num_stops_shown = 0
         """Stops that this program has been told of, and those that a prompt was shown for."""
+        self.num_questions_over = 0
+        """How often this program was told that ranks don't wait for somebody to type any more."""
+        self.take_back_question: dict[int, Callable[[], None]] = {}
+        """Takes a prompt back that is open for a rank, by the question's number."""
         self.num_prompts = 0
         """Debugger prompts that are open in this program just now."""
         self._began = time.time()
@@ -219,6 +223,10 @@ class Session:
                 bell.ring_for_stop()
         elif name == "asked":
             self._asked()
+        elif name == "asked_no_more":
+            self.num_questions_over += 1
+            for take_back in filter(None, map(self.take_back_question.get, fields["ids"])):
+                take_back()
         elif name == "notice":
             _show_notice(fields["what"])
         elif name == "ending" and self.ending is not None:

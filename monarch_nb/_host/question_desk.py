@@ -1,12 +1,13 @@
 """What ranks ask whoever sits at the keyboard (`input`, `getpass`): passed on to the client that their cell, or their call, belongs to.
 
 A rank asks by a request, which is answered when somebody has typed. Only one client is asked: one that watches the cell, or that made the call. When it leaves, or
-says that nobody can type there, the rank is told why.
+says that nobody can type there, the rank is told why. When the rank doesn't wait any more, the client is told, and takes its prompt back.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -79,8 +80,13 @@ class QuestionDesk:
         """A rank is dead."""
         self._forget(lambda q: q.proc == proc)
 
-    def _forget(self, chosen: Any) -> None:
-        self._questions = {q.id: q for q in self._questions.values() if not chosen(q)}
+    def _forget(self, chosen: Callable[[Question], bool]) -> None:
+        """Drop questions that nobody waits for, and have their prompts taken back."""
+        over = [q for q in self._questions.values() if chosen(q)]
+        for question in over:
+            del self._questions[question.id]
+        for client in {q.client for q in over}:
+            self._home.event(client, "asked_no_more", {"ids": [q.id for q in over if q.client == client]})
 
     # --- clients
 

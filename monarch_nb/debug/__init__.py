@@ -9,6 +9,6 @@ prompt   the prompt itself: in a cell, after `%mesh debug`, or in a terminal
 
 from monarch_nb.debug.client import Answers, MeshDebugger, Stop
 from monarch_nb.debug.prompt import Prompt
-from monarch_nb.debug.question import Question
+from monarch_nb.debug.question import Question, TakenBack
 
-__all__ = ["Answers", "MeshDebugger", "Prompt", "Question", "Stop"]
+__all__ = ["Answers", "MeshDebugger", "Prompt", "Question", "Stop", "TakenBack"]

@@ -38,6 +38,8 @@ class Question:
         self._lock = threading.Lock()
         self._is_open = False
         self._is_taken_back = False
+        self._is_needless = False
+        """It was taken back before it was asked."""
         self._before: Any = None
 
     def __enter__(self) -> Question:
@@ -56,7 +58,11 @@ class Question:
             TakenBack: if it was taken back before there was an answer.
         """
         try:
-            self._is_open = True
+            with self._lock:
+                is_needless, self._is_needless = self._is_needless, False
+                self._is_open = not is_needless
+            if is_needless:
+                raise TakenBack
             try:
                 return (self._read or input)(prompt)
             finally:
@@ -69,9 +75,12 @@ class Question:
             raise TakenBack from None
 
     def take_back(self) -> None:
-        """End the question, if it's open. May be called from any thread."""
+        """End the question that is open, or else the next one at once. May be called from any thread."""
         with self._lock:
-            if not (self._is_open and self._is_main) or self._is_taken_back:
+            if not self._is_main or self._is_taken_back:
+                return
+            if not self._is_open:
+                self._is_needless = True
                 return
             self._is_taken_back = True
             ident = threading.main_thread().ident

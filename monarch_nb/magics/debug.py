@@ -11,14 +11,12 @@ from monarch_nb._post.office import OfficeClosed
 from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.magics.arguments import Namespace
-from monarch_nb.magics.keyboard import answer_questions
+from monarch_nb.magics.keyboard import answer_questions, close_box
 from monarch_nb.magics.state import State
 
 if TYPE_CHECKING:
     from monarch_nb._client.session import Session
     from monarch_nb.mesh import Mesh
-
-INPUT_OVER_MIME = "application/vnd.monarch-nb.input-over+json"
 
 
 def debug(state: State, arguments: Namespace) -> None:
@@ -45,7 +43,7 @@ def talk(mesh: Mesh) -> bool:
 
     mesh._session.num_prompts += 1
     try:
-        with Question(on_taken_back=_close_box) as read:
+        with Question(on_taken_back=close_box) as read:
             return Prompt(mesh, read).run()
     except (NotImplementedError, RuntimeError) as error:  # StdinNotImplementedError is either, by version
         if "stdin" not in str(error).lower() and "input" not in str(error).lower():
@@ -60,20 +58,6 @@ def talk(mesh: Mesh) -> bool:
         ) from None
     finally:
         mesh._session.num_prompts -= 1
-
-
-def _close_box() -> None:
-    """Have the front end take its input box away: the kernel doesn't wait for it any more.
-
-    Jupyter's protocol has no message for that. An update of a display that isn't there is one that everybody else passes over, and ours looks for the type.
-    """
-    from IPython import get_ipython
-
-    shell = get_ipython()
-    if getattr(shell, "kernel", None) is None:
-        print()  # what follows doesn't belong behind the prompt
-        return
-    shell.display_pub.publish(data={INPUT_OVER_MIME: {}}, transient={"display_id": "monarch-nb-input"}, update=True)
 
 
 class CellPrompt:

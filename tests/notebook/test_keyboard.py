@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import uuid
 from collections.abc import Iterator
 
 import pytest
 from kernels import Notebook
-from typist import Typist
+from typist import PATIENCE_S, Typist
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +50,27 @@ def test_an_actor_asks_in_the_cell_that_calls(typist: Typist) -> None:
 def test_the_stop_button_at_a_question_ends_the_cell(typist: Typist) -> None:
     prompts, shown = typist.run("%%mesh --ranks 0\ninput('stop me ')", None)
     assert prompts == ["[0] stop me "] and "rank 0 was interrupted" in shown
+    assert "[0-1] 5" in typist.run("%%mesh\n5")[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_the_question_of_a_rank_that_does_not_wait_any_more_is_taken_back(typist: Typist, number: int) -> None:
+    """The cell ends, nobody types, and the front end is told that its box has no meaning any more."""
+    pids = typist.run("for pid in mesh.execute(__import__('os').getpid).get().values(): print(pid)")[1].split()
+    cell = typist.client.execute("%%mesh --ranks 1\ninput('name? ')", allow_stdin=True)
+    assert typist.client.get_stdin_msg(timeout=PATIENCE_S)["content"]["prompt"] == "[1] name? "
+    os.kill(int(pids[1]), number)
+    overs, shown, state = 0, "", ""
+    while state != "idle":
+        message = typist.client.get_iopub_msg(timeout=PATIENCE_S)
+        if message["parent_header"].get("msg_id") == cell:
+            content = message["content"]
+            overs += "application/vnd.monarch-nb.input-over+json" in content.get("data", {})
+            shown += content.get("text", "") + content.get("evalue", "") + content.get("data", {}).get("text/plain", "")
+            state = content.get("execution_state", state)
+    assert overs == 1 and "rank 1 doesn't ask any more" in shown
+    if number == signal.SIGKILL:
+        assert "killed by SIGKILL" in shown and "rank 1 started anew" in typist.run("%mesh heal")[1]
     assert "[0-1] 5" in typist.run("%%mesh\n5")[1]
 
 
