@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb._client.feed import Feed, Watcher
 from monarch_nb.display.fold import Fold
-from monarch_nb.exceptions import MeshUsageError
+from monarch_nb.exceptions import MeshUsageError, RankFailure, fold_alike
 from monarch_nb.mesh.cell_run import CellRun
 
 if TYPE_CHECKING:
@@ -79,14 +79,16 @@ class Entry:
         return _aligned([self.columns()])[0]
 
     def text(self) -> str:
-        """Return all about it: the line, the source, how long each rank took; of calls, each by itself."""
+        """Return all about it: the line, the source, how long each rank took; of calls, each by itself; failures that are alike once."""
         parts = [self.line(), *(f"    {line}" for line in self.source.splitlines())]
         if self.seconds and self.kind != "calls":
             parts.append(f"seconds: {_by_rank(self.seconds)}")
         for call in self.details.get("calls", ()):
             parts.append(f"{call['endpoint']} x{call['num']} on ranks {call['ranks']}")
             parts += [f"    {_call_line(each)}" for each in call.get("each", ())]
-        parts += [f"rank {f['rank']}: {f['type']}: {f['message']}" for f in self.details.get("failures") or ()]
+        failures = self.details.get("failures") or ()
+        alike = fold_alike([RankFailure((f["rank"],), f["type"], f["message"], first=i == 0) for i, f in enumerate(failures)])
+        parts += [failure.headline() for failure in alike]
         return "\n".join(parts)
 
 

@@ -209,3 +209,9 @@ def test_scripts_show_their_own_frames(tmp_path: Path) -> None:
     assert said["pull"].rstrip().endswith("name 'learning_rat' is not defined on ranks 0-3. Did you mean 'learning_rate'?")
     assert "never read" in done.stderr and "nobody has asked for its answer" in done.stderr
     assert "ValueError: mine" in said["main"]
+
+
+def test_failures_that_are_alike_are_in_the_journal_once() -> None:
+    with own_mesh("folded", {"procs": 3}) as mesh:
+        mesh.submit("raise ValueError(f'rank {rank} is broken')").wait(T)
+        assert mesh.history()[-1].text().splitlines()[-1] == "ranks 0-2: ValueError: rank {0-2} is broken"
