@@ -8,7 +8,12 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 from processes import PATIENCE_S, mesh_processes, wait_for_exit
+
+settings.register_profile("loaded", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("loaded")
+"""How long an example takes says how busy the machine is, not whether the code is right."""
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -25,7 +25,7 @@ def lines_of(fold: Fold, rank: int) -> list[tuple[str, str]]:
 
 
 @given(EVENTS, st.randoms(use_true_random=False))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_each_rank_reads_back_exactly(events: list[tuple[int, str, str]], rng: random.Random) -> None:
     fold = Fold(range(4))
     expected: dict[int, list[tuple[str, str]]] = {rank: [] for rank in range(4)}
@@ -39,7 +39,7 @@ def test_each_rank_reads_back_exactly(events: list[tuple[int, str, str]], rng: r
 
 
 @given(EVENTS, st.sets(st.integers(0, 80)))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_drained_text_keeps_each_rank_in_order(events: list[tuple[int, str, str]], drains: set[int]) -> None:
     fold = Fold([0, 1, 2, 3])
     text, expected = "", {rank: [] for rank in range(4)}
