@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import signal
@@ -21,8 +22,20 @@ def notebook() -> Iterator[Notebook]:
     opened.close()
 
 
+@pytest.fixture(autouse=True)
+def healed(notebook: Notebook) -> Iterator[None]:
+    """Heal what a test leaves that has failed half-way: the next one is about something else."""
+    yield
+    if notebook.text("mesh.healthy()") == "False":
+        notebook.run("%mesh heal")
+
+
 def pids(notebook: Notebook) -> list[int]:
-    return [int(p) for p in re.findall(r"\d+", notebook.text("list(mesh.execute(__import__('os').getpid).get().values())"))]
+    """Return the pids of all ranks, and nothing else: they are sent signals."""
+    text = notebook.text("list(mesh.execute(__import__('os').getpid).get().values())")
+    found = ast.literal_eval(text) if re.fullmatch(r"\[\d+(, \d+)*\]", text) else None
+    assert found is not None, f"no pids: {text}"
+    return [int(pid) for pid in found]
 
 
 def kill(notebook: Notebook, rank: int, number: int = signal.SIGKILL) -> None:
@@ -62,13 +75,12 @@ def test_a_death_that_nobody_waits_for_is_told_in_the_next_cell(notebook: Notebo
 
 
 def test_peers_of_a_dead_rank_do_not_hang_in_a_collective(notebook: Notebook) -> None:
-    text = notebook.text(
-        "%%mesh\nimport os, signal, torch, torch.distributed as dist\nif rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\n"
-        "dist.all_reduce(torch.ones(1))"
-    )
-    assert "rank 1 (first): lost: the process was killed by SIGKILL" in text
+    ready = "%%mesh\nimport os, signal, torch, torch.distributed as dist\nt = torch.ones(1)\ndist.all_reduce(t)\nt.item()"
+    assert notebook.text(ready) == "[0-2] 3.0"  # else a slow import may be what the grace ends
+    text = notebook.text("%%mesh\nif rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\ndist.all_reduce(t)")
+    assert re.search(r"rank 1(?: \(first\))?: lost: the process was killed by SIGKILL", text)  # its peers may hear of it before the home
     assert "process group has been made anew" in notebook.text("%mesh heal")
-    assert notebook.text("%%mesh\nt = torch.ones(1) if 'torch' in dir() else __import__('torch').ones(1)\n__import__('torch').distributed.all_reduce(t)\nt.item()") == "[0-2] 3.0"
+    assert notebook.text(ready) == "[0-2] 3.0"
 
 
 def test_a_stopped_rank_is_unresponsive_not_dead(notebook: Notebook) -> None:
