@@ -180,7 +180,7 @@ def add_start_arguments(add: Callable[..., Any]) -> None:
     add("--idle-timeout", type=seconds, metavar="T", help="lease, as in 30m or 8h (without it: 8h)")
     add("--env", "-e", type=variable, action="append", metavar="K=V", help="environment of the ranks")
     add("--init-process-group", nargs="?", const="", choices=("", "nccl", "gloo"), help="set up torch.distributed")
-    add("--group-timeout", type=seconds, default=600.0, metavar="T", help="how long a collective may take: 10m")
+    add("--group-timeout", type=seconds, metavar="T", help="with --init-process-group: how long a collective may take (without it: 10m)")
     add("--on-failure", choices=("stop", "heal", "shrink"), help="what is done when a rank dies (without it: stop)")
     add("--spares", type=positive, help="hosts that wait to take a lost one's place")
     add("--spawn", action="store_true", help="fresh interpreters instead of forks of a warm one")

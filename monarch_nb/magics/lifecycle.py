@@ -10,7 +10,7 @@ from monarch_nb._shape import name_ranks
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.magics.arguments import Namespace
 from monarch_nb.magics.missed import show_missed
-from monarch_nb.magics.running import take_on_group
+from monarch_nb.magics.running import refuse_other_job, take_on_group
 from monarch_nb.magics.starting import asked_for, describe, set_up, start_or_attach
 from monarch_nb.magics.state import State
 from monarch_nb.status import MeshStatus, duration
@@ -26,15 +26,18 @@ def start(state: State, arguments: Namespace) -> None:
     before = state.current
     mesh, is_new = start_or_attach(state, arguments)
     if not is_new:
-        asked = asked_for(arguments)
         try:
+            asked = asked_for(arguments)
             refuse_other(mesh, asked)
+            refuse_other_job(mesh, arguments.job)
         except MeshUsageError:
             state.go_back(before)
             raise
         said = take_on(mesh, asked)
         if arguments.init_process_group is not None:
             said.append(take_on_group(mesh, arguments.init_process_group, arguments.group_timeout))
+        if arguments.force:
+            said.append("--force had nothing to do: no rank was started")
         print("; ".join([f"attached to {describe(mesh)}, which was running", *said]))
         show_missed(mesh)
         return

@@ -16,7 +16,20 @@ _ANSWER_S = 20.0
 _PASSES_S = 1.0
 
 
-def take_on_group(mesh: Mesh, backend: str, timeout_s: float) -> str:
+def refuse_other_job(mesh: Mesh, job: str | None) -> None:
+    """See whether a running mesh has its hosts from where they were asked for.
+
+    Raises:
+        MeshUsageError: if it has several, and should be local.
+    """
+    if job == "local" and "hosts" in mesh.sizes:
+        raise MeshUsageError(
+            f"start: mesh {mesh.name!r} runs already with hosts={mesh.sizes['hosts']}, not with --job local. "
+            f"For that, end it first: %mesh stop {mesh.name}; or choose another name"
+        )
+
+
+def take_on_group(mesh: Mesh, backend: str, timeout_s: float | None) -> str:
     """Make a process group in a running mesh, unless it has that one; return what there is to say about it."""
     busy = _busy(mesh)
     if busy:
@@ -32,7 +45,8 @@ def take_on_group(mesh: Mesh, backend: str, timeout_s: float) -> str:
             f"start: mesh {mesh.name!r} has process groups already ({there}), and can't get another one. End them in a cell: "
             "%%mesh, then torch.distributed.destroy_process_group(); then start again"
         )
-    return f"torch.distributed is ready ({has.pop()}), as it was"
+    ignored = "" if timeout_s is None else ", and so is its time-out: --group-timeout is settled when the group is made"
+    return f"torch.distributed is ready ({has.pop()}), as it was{ignored}"
 
 
 def _busy(mesh: Mesh) -> list[int]:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from monarch_nb.mesh.running import Asked
 
 
+GROUP_TIMEOUT_S = 600.0
+
+
 def start_mesh(arguments: Namespace) -> Mesh:
     """Start a mesh and wait until its ranks are up.
 
@@ -88,6 +91,8 @@ def read_sizes(arguments: Namespace) -> tuple[dict[str, int] | None, int]:
     Raises:
         MeshUsageError: if the arguments contradict each other.
     """
+    if arguments.group_timeout is not None and arguments.init_process_group is None:
+        raise MeshUsageError("start: --group-timeout says how long a collective of --init-process-group may take; give that, too")
     given = [k for k in ("gpus", "procs", "dims") if getattr(arguments, k) is not None]
     if len(given) > 1:
         raise MeshUsageError(f"start: give one of --gpus, --procs, --dims; not {' and '.join('--' + g for g in given)}")
@@ -110,7 +115,7 @@ def describe(mesh: Mesh) -> str:
     return f"mesh {mesh.name!r} ({mesh.extent}: ranks 0-{len(mesh) - 1})"
 
 
-def prepare_distributed(mesh: Mesh, backend: str | None, timeout_s: float) -> str:
+def prepare_distributed(mesh: Mesh, backend: str | None, timeout_s: float | None) -> str:
     """Set RANK, MASTER_ADDR and the like; make a process group if asked for."""
     from monarch_nb.spmd import setup_torch_elastic_env
 
@@ -118,7 +123,7 @@ def prepare_distributed(mesh: Mesh, backend: str | None, timeout_s: float) -> st
     if backend is None:
         return ""
     chosen = backend or ("nccl" if "gpus" in mesh.sizes and _has_gpus(mesh) else "gloo")
-    mesh.execute(_init_process_group, chosen, timeout_s).get(120)
+    mesh.execute(_init_process_group, chosen, GROUP_TIMEOUT_S if timeout_s is None else timeout_s).get(120)
     return chosen
 
 

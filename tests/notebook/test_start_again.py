@@ -42,6 +42,7 @@ def test_what_an_actor_prints_comes_once(notebook: Notebook) -> None:
         ("--hosts 2", "runs already with procs=2, not hosts=2. For that, end it first"),
         ("--env COLOUR=red", "was started with COLOUR=blue, not COLOUR=red. For new values end it first"),
         ("--env SIZE=1", "was started with no SIZE, not SIZE=1"),
+        ("--hosts 2 --job process", "runs already with procs=2, not hosts=2. For that, end it first"),
         ("--spares 1", "--spares (num_spares=) is settled when a mesh starts"),
         ("--spawn", "--spawn (method='spawn') is settled when a mesh starts"),
     ],
@@ -50,6 +51,24 @@ def test_what_differs_is_refused(notebook: Notebook, flags: str, said: str) -> N
     text = notebook.text(f"%mesh start again {flags}")
     assert text.startswith("ERROR MeshUsageError: start: mesh 'again' runs already")
     assert said in text
+
+
+@pytest.mark.parametrize("name", ["again", "new"])
+def test_a_time_out_of_no_group_is_refused(notebook: Notebook, name: str) -> None:
+    text = notebook.text(f"%mesh start {name} --group-timeout 5m")
+    assert text == "ERROR MeshUsageError: start: --group-timeout says how long a collective of --init-process-group may take; give that, too"
+
+
+def test_what_has_nothing_to_do_is_said(notebook: Notebook) -> None:
+    assert "which was running; --force had nothing to do: no rank was started" in notebook.text("%mesh start again --procs 2 --force")
+
+
+def test_a_mesh_of_hosts_is_not_local(notebook: Notebook) -> None:
+    assert "is ready" in notebook.text("%mesh start far --hosts 1 --procs 1")
+    text = notebook.text("%mesh start far --job local")
+    notebook.run("%mesh stop far -f")
+    assert "mesh 'far' runs already with hosts=1, not with --job local. For that, end it first: %mesh stop far" in text
+    assert "attached" in notebook.text("%mesh use again\n%mesh attach again")
 
 
 def test_what_can_be_changed_is_taken_on(notebook: Notebook, tmp_path: Path) -> None:
@@ -71,6 +90,8 @@ def test_what_can_be_changed_is_taken_on(notebook: Notebook, tmp_path: Path) -> 
     source = "%%mesh\nimport torch, torch.distributed as dist\nt = torch.ones(1)\ndist.all_reduce(t)\nt.item()"
     assert notebook.text(source).splitlines()[0] == "[0-1] 2.0"
     assert "torch.distributed is ready (gloo), as it was" in notebook.text("%mesh start again --init-process-group")
+    text = notebook.text("%mesh start again --init-process-group --group-timeout 5m")
+    assert "(gloo), as it was, and so is its time-out: --group-timeout is settled when the group is made" in text
     text = notebook.text("%mesh start again --init-process-group nccl")
     assert "has process groups already (ranks 0-1: gloo), and can't get another one" in text
 
