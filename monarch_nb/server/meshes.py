@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,6 +16,8 @@ from monarch_nb.server.link import Link
 LOOK_S = 1.0
 RETRY_S = 10.0
 NUM_THREADS = 8
+
+_log = logging.getLogger("monarch_nb")
 
 
 class Meshes:
@@ -101,8 +104,17 @@ class MeshList:
         return rows
 
     async def _look_again(self) -> None:
+        """Look on and on: whatever has gone wrong (no descriptor is free, the directory can't be read) may be over next time."""
+        before = ""
         while True:
-            await self._look()
+            try:
+                await self._look()
+                before = ""
+            except Exception as error:
+                text = f"{type(error).__name__}: {error}"
+                if text != before:
+                    _log.exception("the list of meshes can't be brought up to date; trying again")
+                before = text
             await asyncio.sleep(LOOK_S)
 
     async def _look(self) -> None:
@@ -133,6 +145,9 @@ class MeshList:
                 await link.watch()
             except (MeshError, ValueError) as error:
                 trouble = str(error)
+                link.close()
+            except Exception as error:  # of one mesh: the others are shown
+                trouble = f"mesh {connection.name!r} can't be watched: {type(error).__name__}: {error}"
                 link.close()
             else:
                 self._links[key] = link

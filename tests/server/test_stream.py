@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from monarch_nb import mesh as meshes_of_user
+from monarch_nb._client import launch
 from monarch_nb.mesh import Mesh
 from monarch_nb.server.meshes import Meshes
 
@@ -117,6 +120,26 @@ async def test_what_cannot_be_watched_is_said(page: Any, demo: Mesh) -> None:
         assert answer["type"] == "error" and words in answer["message"]
     await socket.send(op="watch", id=4, what="status", mesh="demo")
     assert (await socket.read())["type"] == "status"
+
+
+async def test_the_list_goes_on_after_an_error(page: Any, demo: Mesh, caplog: pytest.LogCaptureFixture) -> None:
+    """The runtime directory can't be read for a while, as on a file system that hangs; a mesh that's started afterwards is found."""
+    socket = await page()
+    await socket.send(op="watch", id=1, what="meshes")
+    await socket.until(lambda m: any(r["states"] for r in m["meshes"]))
+    runtime = Path(launch.runtime_directory())
+    away = runtime.rename(runtime.with_name("away"))
+    runtime.touch()
+    try:
+        while "the list of meshes can't be brought up to date" not in caplog.text:
+            await asyncio.sleep(0.05)
+    finally:
+        runtime.unlink()
+        away.rename(runtime)
+    loop = asyncio.get_running_loop()
+    other = await loop.run_in_executor(None, lambda: meshes_of_user.start("other", {"procs": 1}))
+    await socket.until(lambda m: {r["name"] for r in m["meshes"] if r["states"]} == {"demo", "other"})
+    await loop.run_in_executor(None, lambda: other.stop(grace_s=0.0).get(30))
 
 
 async def test_with_no_page_there_is_no_connection(page: Any, demo: Mesh, jp_web_app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
