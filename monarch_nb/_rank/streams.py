@@ -17,6 +17,7 @@ import select
 import sys
 import threading
 import time
+from functools import partial
 from typing import Any
 
 from monarch_nb._post.context import call_context
@@ -192,8 +193,8 @@ def _let_threads_inherit() -> None:
     start = threading.Thread.start
 
     def start_in_context(thread: threading.Thread) -> None:
-        context, run = contextvars.copy_context(), thread.run
-        thread.run = lambda: context.run(run)  # type: ignore[method-assign]
+        # `partial` has no frame, which users would see in the tracebacks of their threads.
+        thread.run = partial(contextvars.copy_context().run, thread.run)  # type: ignore[method-assign]
         start(thread)
 
     threading.Thread.start = start_in_context  # type: ignore[assignment,method-assign]

@@ -190,6 +190,9 @@ class LogsWatch(Watch):
             except MeshError as error:
                 self.end("gone", reason=link.mirror.gone or str(error))
                 return
+            except Exception as error:  # a position that no journal has, say: who watches is told
+                self.end("error", message=could_not(error))
+                return
             await asyncio.sleep(FOLLOW_S if not self._lines else 0.02)
 
     async def _read(self, link: Link) -> None:
@@ -298,6 +301,9 @@ class StreamHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
             await watch.begin()
         except (MeshError, ValueError, LookupError) as error:
             watch.end("error", message=str(error))
+        except Exception as error:  # who asks waits for an answer, whatever comes of it
+            self.log.warning("monarch_nb could not watch %r", watch, exc_info=error)
+            watch.end("error", message=could_not(error))
 
     def _drop(self, number: int) -> None:
         watch = self._watches.pop(number, None)
@@ -314,6 +320,11 @@ class StreamHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
         super().on_close()
         for number in list(self._watches):
             self._drop(number)
+
+
+def could_not(error: Exception) -> str:
+    """Return the answer to a request that has met an error nobody foresaw."""
+    return f"the Jupyter server could not do this: {type(error).__name__}: {error}"
 
 
 def _make(meshes: Meshes, send: Send, message: dict[str, Any]) -> Watch:

@@ -10,6 +10,8 @@ BROKEN = [
     "--no-such-flag", "--", "-", "---", "🎉", "a" * 300, "'", '"', "\\", "'open", "x y z 1 2 3 4 5", "\x00", "\x1b[31m", "é\u0301", "\u202e", "ﬁ", "１２", "٣", "\ud7ff",
 ]  # fmt: skip
 """No verb takes any of them."""
+BROKEN_FOR_ALL = ["--no-such-flag", "---", "🎉", "a" * 300]
+"""No verb without an argument takes them either: `start --` starts a mesh."""
 NUMBERS = ["-1", "0", "00", "+1", "1e99", "999999999", "9" * 400, "NaN", "inf", "-inf", "0x10", "1_000", "1,5", "1.5", "½", "10**9", "True", "None"]
 TIMES = ["-5s", "0s", "1y", "1e400s", "5 parsecs", "s", "1h1h", "30m-", "nan", "24hh", "1d2", "∞"]
 SIZES = ["-1M", "1Z", "0K", "1.5.5G", "GB", "1Mi i", "9999999999999G", "1e3M", "M1"]
@@ -40,7 +42,7 @@ def absurd_line(verb: str, parsers: Mapping[str, Any], rng: Random) -> str:
         kind = rng.randrange(3) if flags else 0
         words += [word] if kind == 0 else [rng.choice(flags), word] if kind == 1 else [f"{rng.choice(flags)}={word}"]
     if verb in ONLY_BROKEN:
-        words.append(rng.choice(BROKEN[:6]))
+        words.append(rng.choice(BROKEN_FOR_ALL))
     if rng.random() < 0.1:
         verb = rng.choice([verb.upper(), verb[:-1], verb + "x", verb.replace("-", "_") + "_", "🎉", "-" + verb, verb * 50])
     return " ".join([verb, *(_quoted(w, rng) for w in words)]).replace("\n", " ")

@@ -6,6 +6,7 @@ import os
 import queue
 import random
 import re
+import shutil
 import signal
 import tempfile
 import time
@@ -40,26 +41,28 @@ def insides_in(text: str) -> str:
     return next((word for word in _OWN_TROUBLE if word in text), "")
 
 
-def _sockets() -> set[str]:
-    from monarch_nb._wire.directory import socket_root
-
-    root = Path(socket_root())
-    return {str(p) for p in root.iterdir()} if root.is_dir() else set()
-
-
-def _shared_memory() -> set[str]:
-    return {p.name for p in Path("/dev/shm").iterdir() if "mnb" in p.name or "monarch" in p.name}
-
-
 @contextmanager
 def nothing_left() -> Iterator[None]:
-    """Fail if processes, socket directories or shared memory of this test run outlive the block."""
-    processes, sockets, memory = set(mesh_processes()), _sockets(), _shared_memory()
-    yield
-    for pid in set(mesh_processes()) - processes:
-        assert wait_for_exit(pid, PATIENCE_S), f"{mesh_processes().get(pid)} (pid {pid}) is left"
-    assert not _sockets() - sockets, f"sockets are left: {_sockets() - sockets}"
-    assert not _shared_memory() - memory, f"shared memory is left: {_shared_memory() - memory}"
+    """Fail if processes or socket directories of what the block starts outlive it. Segments have no names, so none can be left."""
+    processes, before = set(mesh_processes()), os.environ.get("XDG_RUNTIME_DIR")
+    with tempfile.TemporaryDirectory(prefix="mnb-") as own:
+        os.environ["XDG_RUNTIME_DIR"] = own
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ["XDG_RUNTIME_DIR"]
+            else:
+                os.environ["XDG_RUNTIME_DIR"] = before
+        for pid in set(mesh_processes()) - processes:
+            assert wait_for_exit(pid, PATIENCE_S), f"{mesh_processes().get(pid)} (pid {pid}) is left"
+        left = _mesh_directories(Path(own))
+        assert not left, f"sockets are left: {left}"
+
+
+def _mesh_directories(runtime: Path) -> list[str]:
+    root = runtime / "monarch_nb"
+    return sorted(str(p) for p in root.iterdir()) if root.is_dir() else []
 
 
 class Hang(AssertionError):
@@ -142,3 +145,5 @@ class Kernel:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             wait_for_exit(pid)
+        for left in _mesh_directories(Path(os.environ["XDG_RUNTIME_DIR"])):  # who is killed leaves them to the next start
+            shutil.rmtree(left, ignore_errors=True)

@@ -206,7 +206,7 @@ PROCESS = [
     Nasty("a trace function that raises", "import sys\ndef t(*a): raise ValueError('trace')\nsys.settrace(t)\nlen('x')\n(lambda: 1)()", "any", mends="import sys; sys.settrace(None)"),
     Nasty("a profile function that raises", "import sys\nsys.setprofile(lambda *a: 1 / 0)\n1", "any", mends="import sys; sys.setprofile(None)"),
     Nasty("an atexit function that raises", "import atexit; atexit.register(lambda: 1 / 0)\n1"),
-    Nasty("names of ours are overwritten", "kept_rank = rank, world_size\nrank = world_size = get_ipython = In = Out = display = _ = None\n1", mends="rank, world_size = kept_rank"),
+    Nasty("names of ours are overwritten", "kept_rank = rank, world_size\nrank = world_size = get_ipython = In = Out = display = _ = None\n1", mends="rank, world_size = kept_rank\ndel In, Out, _\nfrom IPython import get_ipython\nfrom IPython.display import display"),
     Nasty("the namespace is emptied", "import sys as s\nkept_names = dict(globals()); s.kept_names = kept_names\nglobals().clear()", "any", mends="import sys as s; globals().update(s.kept_names)"),
     Nasty("__builtins__ is gone", "del __builtins__\n1", "any"),
     Nasty("open is None", "import builtins; builtins.kept_open = open; builtins.open = None\n1", mends="import builtins; builtins.open = builtins.kept_open"),

@@ -30,6 +30,15 @@ from monarch_nb.mesh import Mesh
 
 MAX_GROWTH_BYTES = 100 << 20
 MAX_MORE_FILES = 8
+MAX_PAGE_MESSAGE = 1 << 16
+"""The server ends the connection of a page that sends more at once."""
+WATCHED: dict[str, list[Any]] = {
+    "what": ["meshes", "status", "logs", "debug", "other", None, [], {}],
+    "mesh": ["noise", "noise", "nope", "x" * 300, "../../etc/passwd", "\x00", "", 5, None],
+    "ranks": ["all", "0", "99", "(", "", 5, None],
+    "grep": ["", "(", "(a+)+$", "\x00", 5],
+    "after": [None, 0, -1, 10**30, "x", True],
+}  # fmt: skip
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 
 
@@ -138,9 +147,38 @@ class Server:
             return self.log()
 
 
-@pytest.fixture
-def server(tmp_path: Path, mesh: Mesh) -> Iterator[Server]:
-    opened = Server(tmp_path)
+class Page:
+    """A page's connection."""
+
+    def __init__(self, server: Server) -> None:
+        import websocket
+
+        self.socket = websocket.create_connection(f"{server.url.replace('http', 'ws')}/monarch_nb/stream?token=T", timeout=PATIENCE_S * 4)
+        assert "hello" in self.socket.recv()
+
+    def ask(self, message: dict[str, Any]) -> None:
+        self.socket.send(json.dumps(message))
+
+    def answer(self, number: int) -> dict[str, Any]:
+        """Return the next message about one watch."""
+        while True:
+            message: dict[str, Any] = json.loads(self.socket.recv())
+            if message.get("id") == number:
+                return message
+
+    def read_to_the_end(self) -> None:
+        """Read until the server has closed the connection.
+
+        Raises:
+            WebSocketException, OSError: always, in the end.
+        """
+        while True:
+            self.socket.recv()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, mesh: Mesh) -> Iterator[Server]:
+    opened = Server(tmp_path_factory.mktemp("server"))
     yield opened
     log = opened.close()
     assert "Uncaught exception" not in log, log[-6000:]
@@ -179,3 +217,45 @@ def absurd_body(rng: Random, action: str) -> bytes:
             body = json.dumps({**found, **rng.choice(NOT_STARTED)})
         body = body or "{"
     return body.encode(errors="replace")
+
+
+def test_messages_of_pages(server: Server, mesh: Mesh) -> None:
+    unharmed, rng = Unharmed(mesh), generator("pages")
+    for _ in range(num_tries(3, 20)):
+        page = Page(server)
+        for number in range(1, 31):
+            page.socket.send(absurd_json(rng)[:MAX_PAGE_MESSAGE].encode(errors="replace").decode())
+            page.ask({"op": "watch", "id": number, **{name: rng.choice(values) for name, values in WATCHED.items()}})
+            if rng.random() < 0.5:
+                page.ask({"op": rng.choice(["taken", "unwatch", "x"]), "id": rng.choice([number, -1, 0, 10**30])})
+        page.ask({"op": "watch", "id": 99, "what": "status", "mesh": "nope"})
+        assert "nope" in page.answer(99)["message"]
+        page.socket.close()
+        page = Page(server)
+        page.ask({"op": "watch", "id": 7, "what": "status", "mesh": "noise"})
+        assert page.answer(7)["type"] == "status"
+        page.socket.close()
+    unharmed.check()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"mesh": "x" * 300}, {"mesh": "\x00"}, {"mesh": "../x"}, {"ranks": "9"}, {"ranks": "("}, {"grep": "("}, {"after": "x"}], ids=str,
+)  # fmt: skip
+def test_a_watch_that_cannot_be_is_answered(wrong: dict[str, Any], server: Server) -> None:
+    page = Page(server)
+    page.ask({"op": "watch", "id": 5, "what": "logs", "mesh": "noise", **wrong})
+    answer = page.answer(5)
+    assert answer["type"] == "error" and answer["message"], answer
+    page.socket.close()
+
+
+def test_a_message_that_is_too_long_ends_that_page_alone(server: Server) -> None:
+    import websocket
+
+    other, page = Page(server), Page(server)
+    page.socket.send("x" * (MAX_PAGE_MESSAGE + 1))
+    with pytest.raises((websocket.WebSocketException, OSError)):
+        page.read_to_the_end()
+    other.ask({"op": "watch", "id": 1, "what": "status", "mesh": "noise"})
+    assert other.answer(1)["type"] == "status"
+    other.socket.close()
