@@ -1,21 +1,28 @@
-"""Absurd arguments for every verb and command, made from their own parsers: a new verb is included by itself."""
+"""Absurd arguments for every verb and command, made from their own parsers: a new verb is included by itself.
+
+Each argument gets some of the absurd values, others each time; all of them with MONARCH_NB_HOSTILE=full (`make soak`).
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Iterator, Sequence
 
+FULL = os.environ.get("MONARCH_NB_HOSTILE") == "full"
 VALUES = ("", "-1", "🐙", "a-" * 50, "9" * 20, "1e999", "../x", "[(", "--nope")
 SAMPLES = {"dims": "procs=2", "cell_number": "1", "positive": "1", "whole": "0", "seconds": "1h", "num_bytes": "1M", "variable": "K=V"}
 """What each type of argument takes, where the absurd one is another."""
 
 
-def lines(parser: argparse.ArgumentParser, mesh: str, values: Iterable[str] = VALUES) -> Iterator[list[str]]:
-    """Yield lines of arguments: each argument that takes a value gets each absurd one in turn, the others what they need."""
+def lines(parser: argparse.ArgumentParser, mesh: str, values: Sequence[str] = VALUES, num: int = 2) -> Iterator[list[str]]:
+    """Yield lines of arguments: each argument that takes a value gets `num` absurd ones in turn, the others what they need."""
     actions = [a for a in parser._actions if a.nargs != 0]
-    for absurd in actions:
-        for value in values:
+    at = zlib.crc32(parser.prog.encode())
+    for number, absurd in enumerate(actions):
+        for value in values if FULL else [values[(at + number * num + i) % len(values)] for i in range(num)]:
             words = []
             for action in actions:
                 if action is absurd:
