@@ -27,6 +27,8 @@ from monarch_nb.display.lines import Lines
 from monarch_nb.display.progress import PROGRESS_AFTER_S, CellState
 
 PROGRESS_EVERY_S = 1.0
+_NUM_HOLDS = 3
+"""How many looks a line in a terminal waits for the ranks that haven't printed it yet: what is written there can't be folded any more."""
 
 _Key = TypeVar("_Key")
 
@@ -291,6 +293,8 @@ class CellView:
 
     def next_tick_s(self) -> float | None:
         """Return in how many seconds the view changes though nothing happens (progress). None: never."""
+        if self._fold.is_holding:
+            return 0.0
         state = self.state()
         if state.closed or not state.running or self._started_at is None:
             return None
@@ -359,10 +363,10 @@ class CellView:
         snapshot = self.snapshot(without={native.bundle for native in self.natives()})
         return {"text/plain": cell_text.render(snapshot), "text/html": cell_html.render(snapshot)}
 
-    def drain(self) -> str:
-        """Return the output lines completed since the last call, for a terminal."""
+    def drain(self, *, final: bool = True) -> str:
+        """Return the output lines completed since the last call, for a terminal; unless that's the end, one that only some ranks have printed waits a little."""
         with self._lock:
-            return self._fold.drain()
+            return self._fold.drain(0 if final else _NUM_HOLDS)
 
     def closing_text(self) -> str:
         """Return what comes after the output lines (displays, results, errors, times), with colours."""

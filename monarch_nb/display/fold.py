@@ -62,7 +62,7 @@ class Row:
 
 
 class _Line:
-    __slots__ = ("drained", "label", "mask", "next", "prev", "stream", "text", "touched", "values")
+    __slots__ = ("drained", "label", "mask", "next", "num_held", "prev", "stream", "text", "touched", "values")
 
     def __init__(self, label: int, stream: str, text: str, mask: int) -> None:
         self.label = label
@@ -70,6 +70,7 @@ class _Line:
         self.text = text
         self.mask = mask
         self.drained = 0
+        self.num_held = 0
         self.touched = True
         self.values: dict[int, Values] | None = None
         """Of a warning or failure, by rank; `text` is then its pattern."""
@@ -118,6 +119,9 @@ class Fold:
     ) -> None:
         self._head = self._last = _Line(0, "", "", 0)
         self._ranks = set(ranks)
+        self._all = sum(1 << rank for rank in self._ranks)
+        self.is_holding = False
+        """Whether the last `drain` has kept rows back."""
         self._places: dict[int, _Place] = {}
         self._owners: dict[int, _Place] = {}
         self._index: dict[str, dict[str, list[_Line]]] = {}
@@ -141,6 +145,7 @@ class Fold:
     def add_rank(self, rank: int) -> None:
         """Fold the lines of one more rank."""
         self._ranks.add(rank)
+        self._all |= 1 << rank
         self._new_place(rank, self._last)
 
     def _new_place(self, rank: int, anchor: _Line) -> _Place:
@@ -238,22 +243,37 @@ class Fold:
                     masks[stream, text] = masks.get((stream, text), 0) | place.bit
         return [Row(_ranks_of(mask), stream, text) for (stream, text), mask in masks.items()]
 
-    def drain(self) -> str:
+    def drain(self, num_holds: int = 0) -> str:
         """Return the lines completed since the last call, for a plain text stream.
 
         A row returned before that more ranks have joined since is returned again, for these ranks only.
+
+        Args:
+            num_holds: how many calls keep back a row that some ranks haven't printed yet, and with it what comes after it.
         """
         touched = sorted(self._touched, key=_by_label)
-        self._touched.clear()
+        held = self._first_to_hold(touched, num_holds) if num_holds else len(touched)
+        touched, self._touched = touched[:held], touched[held:]
+        self.is_holding = bool(self._touched)
         parts: list[str] = []
         if self._num_undrained:
             parts.append(self._note(self._num_undrained).text + "\n")
             self._num_undrained = 0
         for line in touched:
             new = line.mask & ~line.drained
-            line.drained, line.touched = line.mask, False
+            line.drained, line.touched, line.num_held = line.mask, False, 0
             parts.append(f"{prefix_of(_ranks_of(new)) if self._prefix else ''}{_text_of(line, new)}\n")
         return "".join(parts)
+
+    def _first_to_hold(self, touched: list[_Line], num_holds: int) -> int:
+        """Return where in these rows the first one stands that waits for more ranks; all that do have waited once more then."""
+        first = len(touched)
+        for at in range(len(touched) - 1, -1, -1):
+            line = touched[at]
+            if line.stream != NOTE and line.mask != self._all and line.num_held < num_holds:
+                line.num_held += 1
+                first = at
+        return first
 
     def _add(self, place: _Place, stream: str, text: str) -> None:
         if stream == "stderr" and len(self._ranks) > 1 and is_trouble(text):

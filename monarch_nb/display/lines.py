@@ -84,8 +84,10 @@ class Lines:
         """Return the unfinished lines as they look now."""
         return [Row((r,), s, last_state(t)) for (r, s), t in self._partial.items() if last_state(t).strip()]
 
-    def drain(self) -> str:
-        """Return the lines since the last call."""
+    is_holding = False
+
+    def drain(self, num_holds: int = 0) -> str:
+        """Return the lines since the last call; none waits for others."""
         hidden = self._num_undrained - len(self._new)
         parts = [self._note(hidden) + "\n"] if hidden else []
         parts += [f"{prefix_of(row.ranks) if self._prefix else ''}{row.text}\n" for row in self._new]

@@ -85,11 +85,11 @@ class StackView:
             for native in view.natives()
         ]
 
-    def drain(self) -> str:
+    def drain(self, *, final: bool = True) -> str:
         """Return the lines completed since the last call, each view's after its title."""
         parts = []
         for position, view in enumerate(self._views):
-            text = view.drain()
+            text = view.drain(final=final)
             if text:
                 parts.append(self._title(position) + text)
         return "".join(parts)

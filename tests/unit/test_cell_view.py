@@ -453,6 +453,41 @@ def test_terminal_prints_lines_then_the_rest() -> None:
     )
 
 
+def test_a_line_in_a_terminal_waits_a_moment_for_other_ranks() -> None:
+    stream = io.StringIO()
+    view, _ = make_view(2)
+    terminal = TerminalPublisher(stream)
+    view.output(0, "stdout", "red\n")
+    view.output(0, "stdout", "blue\n")
+    terminal.publish(view, final=False)
+    assert stream.getvalue() == "" and view.next_tick_s() == 0.0
+    view.output(1, "stdout", "red\n")
+    terminal.publish(view, final=False)
+    assert stream.getvalue() == "[0-1] red\n"
+    for _ in range(3):
+        terminal.publish(view, final=False)
+    assert stream.getvalue() == "[0-1] red\n[0] blue\n" and view.next_tick_s() != 0.0
+    view.output(1, "stdout", "blue\n")
+    view.output(0, "stdout", "end\n")
+    terminal.publish(view, final=True)
+    assert stream.getvalue() == "[0-1] red\n[0] blue\n[1] blue\n[0] end\n"
+
+
+def test_lines_shown_live_come_though_nothing_more_happens() -> None:
+    class Told(io.StringIO):
+        def write(self, text: str) -> int:
+            written.set()
+            return super().write(text)
+
+    written = threading.Event()
+    stream = Told()
+    view = CellView([0, 1], world_size=2)
+    with LiveDisplay(view, publisher=TerminalPublisher(stream)):
+        view.output(0, "stdout", "only here\n")
+        assert written.wait(30)
+    assert stream.getvalue() == "[0] only here\n"
+
+
 def test_terminal_progress_line_is_wiped() -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
