@@ -5,9 +5,10 @@ What can't be shown is left out, and named in the bundle's text.
 
 from __future__ import annotations
 
-import base64
-import json
+from base64 import b64encode  # by name: a cell may put something else into the modules
 from collections.abc import Mapping
+from json import dumps as to_json
+from json import loads as from_json
 from typing import Any
 
 from monarch_nb._post.failure import class_name, clipped, message_of
@@ -45,7 +46,7 @@ def encode_bundle(data: Any) -> dict[str, Any]:
 def encode_metadata(metadata: Any) -> dict[str, Any]:
     """Return metadata that JSON can carry; what it can't carry is left out."""
     try:
-        found = json.loads(json.dumps(metadata or {}))
+        found = from_json(to_json(metadata or {}))
     except BaseException:
         return {}
     return found if isinstance(found, dict) else {}
@@ -72,7 +73,7 @@ def _encoded(mime: str, value: Any) -> Any:
     if isinstance(value, bytes | bytearray | memoryview):
         if len(value) > MAX_RICH_BYTES:
             raise _Refused(_too_large(len(value)))
-        return base64.b64encode(value).decode()
+        return b64encode(value).decode()
     if isinstance(value, list | tuple) and all(isinstance(line, str) for line in value):
         value = "".join(value)
     if not isinstance(value, str):
@@ -90,11 +91,11 @@ def _encoded_json(value: Any) -> Any:
     Raises:
         Exception: whatever JSON says of it.
     """
-    text = json.dumps(value, ensure_ascii=False)
+    text = to_json(value, ensure_ascii=False)
     text.encode()  # lone surrogates can't be sent
     if len(text) > MAX_RICH_BYTES:
         raise _Refused(_too_large(len(text)))
-    return json.loads(text)
+    return from_json(text)
 
 
 def _too_large(num_bytes: int) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-import base64
 import sys
 import time
 import warnings
+from base64 import b64encode  # by name: a cell may put something else into the module
 from collections.abc import Callable
 from contextlib import suppress
 from types import CodeType, TracebackType
@@ -200,7 +200,7 @@ def describe_cell_error(error: BaseException, traceback: str = "") -> dict[str, 
         "ename": class_name(error),
         "evalue": message_of(error),
         "traceback": traceback or traceback_of(error),
-        "exception": None if pickled is None else base64.b64encode(pickled).decode(),
+        "exception": None if pickled is None else b64encode(pickled).decode(),
         "when": time.time(),
     }
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Sequence
+from json import dumps as to_json  # a cell may put something else into the module
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -53,7 +53,7 @@ def _cell_answer(ended: dict[str, Any], seconds: float) -> CellAnswer:
     """Return how a cell ended, as the home takes it: what is in it is plain already."""
     failed = ended["status"] != "ok"
     plain = not failed and ended["value"] is None
-    body = b"" if plain else json.dumps({**ended, "seconds": seconds}).encode()
+    body = b"" if plain else to_json({**ended, "seconds": seconds}).encode()
     return CellAnswer(wire.CELL_SECONDS.pack(seconds) + body, failed)
 
 

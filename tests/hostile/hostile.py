@@ -42,22 +42,32 @@ def insides_in(text: str) -> str:
 
 
 @contextmanager
-def nothing_left() -> Iterator[None]:
-    """Fail if processes or socket directories of what the block starts outlive it. Segments have no names, so none can be left."""
-    processes, before = set(mesh_processes()), os.environ.get("XDG_RUNTIME_DIR")
+def nothing_left(*, directories: bool = False) -> Iterator[None]:
+    """Fail if processes of what the block starts outlive it, or (unless `directories` may stay) where their sockets were. Segments have no names.
+
+    What is left is ended: it does no harm to other tests.
+    """
+    before, runtime = set(mesh_processes()), os.environ.get("XDG_RUNTIME_DIR")
     with tempfile.TemporaryDirectory(prefix="mnb-") as own:
         os.environ["XDG_RUNTIME_DIR"] = own
         try:
             yield
+            for pid in set(mesh_processes()) - before:
+                assert wait_for_exit(pid, PATIENCE_S), f"{mesh_processes().get(pid)} (pid {pid}) is left"
+            left = _mesh_directories(Path(own))
+            assert directories or not left, f"sockets are left: {left}"
         finally:
-            if before is None:
-                del os.environ["XDG_RUNTIME_DIR"]
-            else:
-                os.environ["XDG_RUNTIME_DIR"] = before
-        for pid in set(mesh_processes()) - processes:
-            assert wait_for_exit(pid, PATIENCE_S), f"{mesh_processes().get(pid)} (pid {pid}) is left"
-        left = _mesh_directories(Path(own))
-        assert not left, f"sockets are left: {left}"
+            _end(set(mesh_processes()) - before)
+            os.environ.pop("XDG_RUNTIME_DIR")
+            if runtime is not None:
+                os.environ["XDG_RUNTIME_DIR"] = runtime
+
+
+def _end(pids: set[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        wait_for_exit(pid)
 
 
 def _mesh_directories(runtime: Path) -> list[str]:
@@ -141,9 +151,6 @@ class Kernel:
         self._client.stop_channels()
         self._manager.shutdown_kernel(now=True)
         self._sockets.cleanup()
-        for pid in set(mesh_processes()) - self._before:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            wait_for_exit(pid)
+        _end(set(mesh_processes()) - self._before)
         for left in _mesh_directories(Path(os.environ["XDG_RUNTIME_DIR"])):  # who is killed leaves them to the next start
             shutil.rmtree(left, ignore_errors=True)

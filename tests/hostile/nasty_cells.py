@@ -210,6 +210,8 @@ PROCESS = [
     Nasty("the namespace is emptied", "import sys as s\nkept_names = dict(globals()); s.kept_names = kept_names\nglobals().clear()", "any", mends="import sys as s; globals().update(s.kept_names)"),
     Nasty("__builtins__ is gone", "del __builtins__\n1", "any"),
     Nasty("open is None", "import builtins; builtins.kept_open = open; builtins.open = None\n1", mends="import builtins; builtins.open = builtins.kept_open"),
+    Nasty("json is broken", "import base64, json, sys\nsys.kept_json = json.dumps, json.loads, base64.b64encode\njson.dumps = json.loads = base64.b64encode = None\nraise ValueError('seen')", "error", ("ValueError: seen",), mends="import base64, json, sys; json.dumps, json.loads, base64.b64encode = sys.kept_json"),
+    Nasty("SIGTERM to oneself", "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)", "dies"),
     Nasty("time stands still", "import time; time.kept = time.time, time.monotonic, time.sleep\ntime.time = time.monotonic = lambda: 0.0; time.sleep = lambda s: None\n1", mends="import time; time.time, time.monotonic, time.sleep = time.kept"),
     Nasty("a function that is called when collected", "import gc; gc.callbacks.append(lambda *a: 1 / 0); gc.collect()\n1", mends="import gc; gc.callbacks.clear()"),
     Nasty("an import that raises on the way", "import sys\nclass F:\n    def find_spec(self, *a): raise ValueError('finder')\nsys.meta_path.insert(0, F())\n1", mends="import sys; del sys.meta_path[0]"),
