@@ -164,7 +164,8 @@ class Office:
         """Send one message with an encoded value."""
         if body.buffers and dst >> 32 != self.host and kind in _LENT_KINDS:
             body = _lend(self, body, (dst,))
-        if body.buffers or len(body.payload) >= _INLINE_PAYLOAD_BYTES:
+        is_large = len(body.payload) >= _INLINE_PAYLOAD_BYTES and kind != wire.CONTROL  # host processes map no segments
+        if body.buffers or is_large:
             body, flags, table = self._outboard(body, [self._holder(dst)])
             fields["flags"] = fields.get("flags", 0) | flags
             fields["table"] = table

@@ -222,6 +222,7 @@ SOURCES = [
     Nasty("source: a comment", "# nothing"),
     Nasty("source: not Python", "this is no python", "error", ("not Python",)),
     Nasty("source: not indented", "if True:\npass", "error"),
+    Nasty("source: 1 MB", "x = '" + "s" * (1 << 20) + "'\nlen(x)", shows=("1048576",)),
     Nasty("source: a NUL", "print('a\0b')", "any"),
     Nasty("source: a surrogate escape", "'\\udc80'.encode()", "error", ("UnicodeEncodeError",)),
     Nasty("source: deeply nested", "(" * 150 + "1" + ")" * 150, "any"),
