@@ -37,6 +37,7 @@ _KNOWN: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("/socket.py", ("accept", "readinto", "create_connection"), "recv"),
     ("/ssl.py", ("read", "recv", "recv_into", "do_handshake"), "recv"),
     ("/getpass.py", (), "input"),
+    ("/monarch_nb/_rank/keyboard.py", ("ask_line", "ask_password"), "question"),
     ("/selectors.py", ("select",), "await"),
 )
 _C_METHODS = {
@@ -44,7 +45,10 @@ _C_METHODS = {
     "readinto": "recv", "sleep": "sleep", "usleep": "sleep", "waitpid": "process", "get": "queue", "select": "recv", "poll": "recv", "epoll": "recv",
 }  # fmt: skip
 _WRAPPER = "<locals>.wrapper"
-_SPOKEN = {"_BaseDataLoaderIter.__next__": "DataLoader.__next__"}
+_SPOKEN = {
+    "_BaseDataLoaderIter.__next__": "DataLoader.__next__", "install.<locals>.ask_line": "input()",
+    "install.<locals>.ask_password": "getpass()",
+}  # fmt: skip
 
 
 def is_users(frame: FrameType) -> bool:
@@ -121,8 +125,6 @@ def _enters(frame: FrameType) -> bool:
 
 
 def _of_function(value: Any, name: str) -> str:
-    if value is builtins.input or name == "input":
-        return "input"
     if value is builtins.open:
         return "open"
     return _C_METHODS.get(name, "") if name in ("sleep", "usleep", "select", "waitpid") else ""

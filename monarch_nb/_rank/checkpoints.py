@@ -141,15 +141,16 @@ class Checkpoints:
             self._tell_failure(error, path, snapshot.version, epoch)
 
     def _tell_failure(self, error: Exception, path: str, version: int, epoch: int) -> None:
-        """Tell the home that this rank doesn't save any more: the others needn't wait, and what is there of this checkpoint can go."""
+        """Tell the home that this rank doesn't save any more: the others needn't wait. Returns when what is there of this checkpoint has gone."""
         own = "" if isinstance(error, CheckpointError) else _why(error, path)
         if own:
             self._error = CheckpointError(own)
+        fields = {
+            "actor_id": self._actor_id, "version": version, "epoch": epoch, "slot": self._slot, "size": self._size, "path": path,
+            "reason": own, "asked": self._asked,
+        }  # fmt: skip
         with suppress(OfficeClosed):
-            self._office.tell(
-                address.HOME, "checkpoint_failed", actor_id=self._actor_id, version=version, epoch=epoch, slot=self._slot, size=self._size,
-                path=path, reason=own, asked=self._asked,
-            )  # fmt: skip
+            self._office.reader.wait(self._office.request(address.HOME, "checkpoint_failed", fields), None)
 
     @property
     def _prefix(self) -> str:

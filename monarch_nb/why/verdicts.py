@@ -19,7 +19,8 @@ UNKNOWN = "an operation"
 """One whose name can't be had: an async one that is waited for, without torch's flight recorder."""
 HARMLESS = ("working", "idle")
 _WORDS = {
-    "lock": "a lock", "input": "input, which nobody can type on a rank", "queue": "a queue", "recv": "data from a socket or a file",
+    "lock": "a lock", "input": "input, which nobody can type on a rank",
+    "question": "an answer, which is typed where its cell or call is waited for", "queue": "a queue", "recv": "data from a socket or a file",
     "open": "a file to be opened", "thread": "another thread", "process": "another process", "channel": "a message of a channel",
 }  # fmt: skip
 

@@ -177,7 +177,10 @@ def test_a_cell_that_waits_for_an_actor(mesh: Mesh) -> None:
         ("lock = threading.Lock()\nlock.acquire()\nlock.acquire()", "rank 1 waits for a lock, in cell [17] line 3, lock.acquire()"),
         ("lock = threading.Lock()\nlock.acquire()\nwith lock:\n    pass", "rank 1 waits for a lock, in cell [17] line 3, with lock"),
         ("threading.Event().wait()", "rank 1 waits for a lock, in cell [17] line 1, Event.wait"),
-        ("r, w = os.pipe()\nos.dup2(r, 0)\ninput()", "rank 1 waits for input, which nobody can type on a rank, in cell [17] line 3, input()"),
+        (
+            "import sys; r, w = os.pipe()\nos.dup2(r, 0)\nsys.stdin.readline()",
+            "rank 1 waits for input, which nobody can type on a rank, in cell [17] line 3, sys.stdin.readline()",
+        ),
         ("queue.Queue().get()", "rank 1 waits for a queue, in cell [17] line 1, Queue.get"),
         ("r, w = os.pipe()\nos.read(r, 1)", "rank 1 waits for data from a socket or a file, in cell [17] line 2, os.read()"),
         ("import subprocess\nsubprocess.run(['sleep', '600'])", "rank 1 waits for another process, in cell [17] line 2, run"),
@@ -188,7 +191,7 @@ def test_what_a_rank_is_blocked_on(mesh: Mesh, source: str, text: str) -> None:
     run = mesh.submit(source, "1", number=CELL)
     assert until(mesh, "blocked")[1].text == text
     free(mesh, run)
-    if "input" in source:
+    if "stdin" in source:
         mesh.run("os.close(w); os.close(r); n = os.open(os.devnull, os.O_RDONLY); os.dup2(n, 0); os.close(n)", "1")
 
 
