@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from jupyter_server import JupyterServer, ServedKernel
+from jupyter_process import JupyterServer, ServedKernel
 from kernels import Gate, Messages, Notebook, RawKernel
 
 NAME = "restarted"
