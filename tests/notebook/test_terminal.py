@@ -215,5 +215,5 @@ def test_what_a_notebook_can_do_the_terminal_can(mesh: str) -> None:
 def test_history_says_in_a_terminals_words_what_is_kept(mesh: str) -> None:
     assert ran("exec", mesh, "print('%mesh heal')").returncode == 0
     shown = ran("history", mesh).stdout
-    assert "kept on disk for 30 days: %mesh set (in a notebook) journal" in shown
+    assert "kept on disk for 30 days: %mesh set journal DAYS|off (in a notebook)" in shown
     assert "print('%mesh heal')" in shown

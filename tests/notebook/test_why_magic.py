@@ -75,7 +75,7 @@ def test_a_cell_that_hangs_is_explained_by_itself(tmp_path: Path) -> None:
         text = kernel.text(cell)
         assert "begun" in text and text.count("why: ") == 1
         assert "Event.wait. More: %mesh why" in text
-        presser = threading.Thread(target=kernel._manager.interrupt_kernel)
+        presser = threading.Thread(target=kernel.manager.interrupt_kernel)
         presser.start()
         kernel.finish(cell)
         presser.join()
