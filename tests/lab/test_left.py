@@ -13,7 +13,7 @@ CELLS = [
     "%%mesh\nimport os, time\nprint('step 1')\nwhile not os.path.exists('{gate}'): time.sleep(0.01)\nprint('step 2')\n'the end'",
     "%load_ext monarch_nb\n%mesh attach left",
     "%mesh attach left",
-    "%%mesh\nprint('asleep')\ntime.sleep(600)",
+    "%%mesh\nprint('as' 'leep')\ntime.sleep(600)",  # the source doesn't have the word that is waited for
     "%mesh stop",
 ]
 
