@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from absurd import absurd_line, absurd_ranks
+from absurd_words import absurd_line, absurd_ranks
 from hostile import Kernel, generator, insides_in, nothing_left, num_tries
 
 from monarch_nb._shape import Extent
