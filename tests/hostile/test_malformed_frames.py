@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -24,6 +23,7 @@ from frames import absurd_json, frame
 from hostile import generator, nothing_left, num_tries
 from own_meshes import own_mesh
 from processes import PATIENCE_S
+from waiting import wait_for_server
 
 from monarch_nb._wire import address
 from monarch_nb.mesh import Mesh
@@ -108,28 +108,20 @@ class Server:
     """A Jupyter server with our extension."""
 
     def __init__(self, folder: Path) -> None:
-        self._log = open(folder / "server.log", "w+")  # noqa: SIM115 - closed with the server
-        self._process = subprocess.Popen(
-            [
-                sys.executable, "-m", "jupyter_server", "--allow-root", "--ip=127.0.0.1", "--ServerApp.port=0", "--IdentityProvider.token=T", f"--ServerApp.root_dir={folder}",
-                "--ServerApp.jpserver_extensions={'monarch_nb': True}",
-            ],
-            stdout=subprocess.DEVNULL, stderr=self._log,
-        )  # fmt: skip
+        self._log = folder / "server.log"
+        with open(self._log, "w") as log:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable, "-m", "jupyter_server", "--allow-root", "--ip=127.0.0.1", "--ServerApp.port=0", "--IdentityProvider.token=T",
+                    f"--ServerApp.root_dir={folder}", "--ServerApp.jpserver_extensions={'monarch_nb': True}",
+                ],
+                stdout=subprocess.DEVNULL, stderr=log,
+            )  # fmt: skip
         self.pid = self._process.pid
-        self.url = f"http://127.0.0.1:{self._port()}"
-
-    def _port(self) -> int:
-        file = Path(os.environ["JUPYTER_RUNTIME_DIR"]) / f"jpserver-{self.pid}.json"
-        until = time.monotonic() + PATIENCE_S * 8
-        while time.monotonic() < until and self._process.poll() is None:
-            with suppress(OSError, ValueError):
-                return int(json.loads(file.read_text())["port"])
-        raise AssertionError(f"the server did not start: {self.log()}")
+        self.url = f"http://127.0.0.1:{wait_for_server(self._process, Path(os.environ['JUPYTER_RUNTIME_DIR']), self._log)}"
 
     def log(self) -> str:
-        self._log.seek(0)
-        return self._log.read()
+        return self._log.read_text()
 
     def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, str]:
         request = urllib.request.Request(f"{self.url}/{path}", body, {"Authorization": "token T"}, method=method)
@@ -143,8 +135,7 @@ class Server:
         """End it; return its log."""
         self._process.terminate()
         self._process.wait(PATIENCE_S * 4)
-        with self._log:
-            return self.log()
+        return self.log()
 
 
 class Page:

@@ -8,13 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import nbformat
+from waiting import wait_for_server
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome") or ""
 PATIENCE_MS = 180_000
@@ -75,15 +75,8 @@ class Lab:
                 env=environment, stdout=log, stderr=subprocess.STDOUT,
             )  # fmt: skip
         self.environment = environment
-        self.url = self._wait_for_url(Path(environment["JUPYTER_RUNTIME_DIR"]) / f"jpserver-{self._process.pid}.json")
-
-    def _wait_for_url(self, file: Path) -> str:
-        deadline = time.monotonic() + PATIENCE_MS / 1000
-        while not file.exists():
-            assert self._process.poll() is None, (self.root / "server.log").read_text()
-            assert time.monotonic() < deadline, "JupyterLab did not start"
-            time.sleep(0.05)
-        return f"http://127.0.0.1:{json.loads(file.read_text())['port']}/{self.app}?token=T&reset"
+        port = wait_for_server(self._process, Path(environment["JUPYTER_RUNTIME_DIR"]), root / "server.log")
+        self.url = f"http://127.0.0.1:{port}/{self.app}?token=T&reset"
 
     def close(self) -> None:
         """End the server, its kernels, and meshes that a test that failed has left."""

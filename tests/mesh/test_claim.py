@@ -9,13 +9,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from own_meshes import own_mesh
 from processes import mesh_processes, wait_for_exit
+from waiting import wait_until
 
 from monarch_nb import mesh as meshes
 from monarch_nb._client import launch
@@ -24,14 +24,6 @@ from monarch_nb.exceptions import MeshNotFound, NameTaken
 
 T = 60
 PATIENCE_S = 60.0
-
-
-def wait_until(condition: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"never: {what}"
-        time.sleep(0.005)
-    return found
 
 
 def ipython(code: str) -> subprocess.Popen[str]:
@@ -143,7 +135,6 @@ def test_the_name_is_taken_until_the_ranks_have_gone() -> None:
 
 def _leave_slowly() -> None:
     import signal
-    import time
 
     signal.signal(signal.SIGTERM, lambda _number, _frame: time.sleep(600))
 

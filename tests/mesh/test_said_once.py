@@ -6,14 +6,13 @@ import gc
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from faults import kill
 from own_meshes import own_mesh
 from sample_actors import BadStart, Counter, Faulty
+from waiting import wait_until
 
 import monarch_nb
 from monarch_nb.actor import ProcMesh
@@ -29,16 +28,9 @@ from monarch_nb.mesh import CellError
 T = 60
 
 
-def wait_until(reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + T
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def test_a_constructor_that_fails_is_told_with_one_traceback(procs: ProcMesh, capsys: pytest.CaptureFixture[str]) -> None:
     bad = procs.spawn("unbuilt", BadStart)
-    wait_until(lambda: bad._broken is not None and len(bad._broken.ranks) == 4)
+    wait_until(lambda: bad._broken is not None and len(bad._broken.ranks) == 4, "all four ranks have told")
     procs._session.reports.flush()
     said = capsys.readouterr().err
     assert said.count("Traceback") == 1 and "actor 'unbuilt' was not constructed on ranks 0-3: RuntimeError: cannot construct" in said
@@ -61,7 +53,7 @@ def test_who_calls_at_once_is_told_by_the_exception_only(procs: ProcMesh, capsys
     with pytest.raises(SupervisionError) as caught:
         bad.anything.call().get(T)
     assert str(caught.value).count("Traceback") == 1
-    wait_until(lambda: bad._broken is not None and len(bad._broken.ranks) == 4)
+    wait_until(lambda: bad._broken is not None and len(bad._broken.ranks) == 4, "all four ranks have told")
     procs._session.reports.flush()
     assert not capsys.readouterr().err
 
@@ -84,7 +76,7 @@ def test_a_future_that_is_dropped_after_its_answer_says_so(procs: ProcMesh, caps
     reports = procs._session.reports
     reports.begin_cell()
     held = faulty.slice(hosts=0, gpus=0).raise_alone.call_one()
-    wait_until(held.done)
+    wait_until(held.done, "the call has its answer")
     reports.flush()
     assert not capsys.readouterr().err
     del held

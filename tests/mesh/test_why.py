@@ -271,8 +271,12 @@ def test_a_verdict_is_said_once() -> None:
     class Run:
         done = False
 
+    class NobodyDebugs:
+        class _session:  # noqa: N801 - stands for an object
+            num_prompts = 0
+
     found = situation(in_all_reduce(0), in_all_reduce(1), RankFacts(2, "idle"))
-    patience = automatic.Patience(None, View())  # type: ignore[arg-type]
+    patience = automatic.Patience(NobodyDebugs, View())  # type: ignore[arg-type]
     patience.watch(Run())  # type: ignore[arg-type]
     from monarch_nb.why.report import make_report
 

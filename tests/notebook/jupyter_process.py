@@ -6,13 +6,13 @@ import json
 import os
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 from jupyter_client.blocking.client import BlockingKernelClient
 from kernels import Messages
+from waiting import wait_for_server
 
 
 class JupyterServer:
@@ -28,11 +28,7 @@ class JupyterServer:
                 ],
                 stdout=log, stderr=subprocess.STDOUT,
             )  # fmt: skip
-        file = self._runtime / f"jpserver-{self.process.pid}.json"
-        while not file.exists():
-            assert self.process.poll() is None, (root / "server.log").read_text()
-            time.sleep(0.05)
-        self._url = f"http://127.0.0.1:{json.loads(file.read_text())['port']}/api"
+        self._url = f"http://127.0.0.1:{wait_for_server(self.process, self._runtime, root / 'server.log')}/api"
 
     def rest(self, method: str, path: str, body: object = None) -> Any:
         """Call the server; return what it answers."""
