@@ -9,6 +9,7 @@ import sys
 import threading
 
 import pytest
+from waiting import wait_until
 
 from monarch_nb.rdma.gate import Gate, Where, wait_at
 
@@ -89,7 +90,14 @@ def test_who_is_interrupted_while_waiting_has_not_come() -> None:
         waiter.stdin.write(f"{gate.where}\n")
         waiter.stdin.flush()
         assert gate.wait_for(1, T)
+        wait_until(lambda: _is_waited_for(gate), "the kernel has it wait for the lock")  # a signal before that would only be seen afterwards
         waiter.send_signal(signal.SIGINT)
         _, text = waiter.communicate()
         assert "KeyboardInterrupt" in text
         assert not gate.wait_for(1, T)
+
+
+def _is_waited_for(gate: Gate) -> bool:
+    inode = gate.where[2]
+    with open("/proc/locks") as locks:
+        return any("->" in line and f":{inode} " in line for line in locks)
