@@ -28,8 +28,11 @@ SETTLE_S = 150.0
 LOOK_S = 0.05
 
 
-def start_host_process(config: dict[str, Any]) -> subprocess.Popen[bytes]:
+def start_host_process(config: dict[str, Any], env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
     """Start a host process, in a session of its own; returns once it serves.
+
+    Args:
+        env: environment variables besides ours.
 
     Raises:
         MeshStartError: with what it wrote, if it ended instead.
@@ -40,7 +43,7 @@ def start_host_process(config: dict[str, Any]) -> subprocess.Popen[bytes]:
         stdout=subprocess.PIPE,
         stderr=None if config.get("debug") else subprocess.PIPE,
         start_new_session=True,
-        env=clean_environment(),
+        env=clean_environment() | dict(env or {}),
     )
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(json.dumps(config).encode())

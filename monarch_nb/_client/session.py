@@ -47,7 +47,7 @@ UNATTENDED_S = 3.0
 """How long a rank that asks something waits for a cell that waits for it."""
 
 
-class RequestFailed(MeshError):
+class RequestFailed(MeshError, RuntimeError):
     """The home couldn't do what was asked."""
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _NOBODY: Any = None
 """Who asks this host process itself for something: no message does."""
-_NOT_TOLD = ("backlog", "last_beat", "public_key")
+_NOT_TOLD = ("backlog", "last_beat", "public_key", "env")
 
 
 class HostDesk:
@@ -42,7 +42,9 @@ class HostDesk:
         """
         known = self._home.registry.hosts
         host = known.get(index)
-        if host is None or host.state in ("leaving", "lost", "stopped"):
+        if host is not None and host.state in ("leaving", "stopped"):
+            raise RequestError(f"host {host.label or index} has already been shut down; take another from its job")
+        if host is None or host.state == "lost":
             state = host.state if host is not None else "unknown"
             raise RequestError(f"host {index} is {state}; hosts: {[h.index for h in known.values()]}")
         return host
@@ -86,6 +88,8 @@ class HostDesk:
         bind = fields.get("bind") or "tcp://127.0.0.1:*"
         labels = fields.get("labels") or [""] * fields["num"]
         hosts = [self._home.registry.new_host(labels[i], fields.get("kind", "")) for i in range(fields["num"])]
+        for host in hosts:
+            host.env = dict(fields.get("env") or {})
         return [self.link.ticket(host, bind) for host in hosts]
 
     def on_join(self, src: int, fields: dict[str, Any]) -> None:

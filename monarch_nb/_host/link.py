@@ -10,7 +10,7 @@ import json
 import os
 import pickle
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -176,7 +176,7 @@ class HostLink:
         host.state, host.backlog = "expected", []
         ticket = self.ticket(host, (spare or host).endpoint)  # the way by which it can reach us
         if spare is None:
-            self.start(ticket)
+            self.start(ticket, host.env)
         else:
             spare.state = "stopped"
             frame = wire.pack(
@@ -190,7 +190,7 @@ class HostLink:
         used = {address.host_of(p.proc) for p in self._home.registry.procs.values() if p.state != "stopped"}
         return next((h for h in self.far_hosts() if h.index not in used), None)
 
-    def start(self, ticket: dict[str, Any]) -> None:
+    def start(self, ticket: dict[str, Any], env: Mapping[str, str]) -> None:
         """Start a host process on this machine; that it has come up is heard when it joins."""
         home = self._home
         root = os.path.dirname(home.directory)
@@ -201,8 +201,9 @@ class HostLink:
             "log": home.config.get("log"),
         }
         process = subprocess.Popen(
-            host_command(), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-        )
+            host_command(), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+            env={**os.environ, **env},
+        )  # fmt: skip
         assert process.stdin is not None
         process.stdin.write(json.dumps(config).encode())
         process.stdin.close()

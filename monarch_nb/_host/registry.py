@@ -35,6 +35,8 @@ class Host:
     """How often another process has taken this place."""
     public_key: str = ""
     endpoint: str = ""
+    env: dict[str, str] = field(default_factory=dict)
+    """Environment variables for another process in this place, if the home starts it."""
 
 
 @dataclass

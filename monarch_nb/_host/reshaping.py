@@ -129,7 +129,8 @@ class Reshaping:
             raise ValueError(f"hosts of this mesh can't be added from here; start a mesh with {HOSTS}={len(like) + num}")
         added = [home.registry.new_host(f"host{len(like) + i}", PROCESS_JOB) for i in range(num)]
         for host in added:
-            home.hosts.link.start(home.hosts.link.ticket(host, model.endpoint))
+            host.env = model.env
+            home.hosts.link.start(home.hosts.link.ticket(host, model.endpoint), host.env)
         yield partial(home.healing.when_settled, {address.host_proc(h.index) for h in added})
         late = [h.label for h in added if h.state != "up"]
         if late:

@@ -144,7 +144,7 @@ class Supervisor:
             own["token"] = secrets.token_hex(4)
             rank = self.ranks[own["proc"]] = Rank(own["proc"], own["rank"], spec["group"], own["token"])
             rank.gpu = _gpu_of(own, spec)
-        if method == "spawn":
+        if method == "spawn" or (spec.get("python") or sys.executable) != sys.executable:
             for own in ranks:
                 self._spawn(own, spec)
             return

@@ -6,6 +6,7 @@ import inspect
 import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 from monarch_nb._client import launch
@@ -26,10 +27,11 @@ class HostMesh(MeshTrait):
     Args:
         hosts: index of each host in its mesh.
         shape: how they are laid out; by default a single host has no dimension, several have `hosts`.
+        owned: whether this handle may end the hosts: not one that has come in a message, nor a rank's on its own host.
     """
 
     def __init__(
-        self, hosts: Sequence[int], shape: Shape | None = None, session: Session | None = None
+        self, hosts: Sequence[int], shape: Shape | None = None, session: Session | None = None, *, owned: bool = True
     ) -> None:
         self._session = session or sessions.current()
         self._all_hosts = tuple(hosts)
@@ -40,6 +42,7 @@ class HostMesh(MeshTrait):
         self._hosts = tuple(self._all_hosts[i] for i in shape.ranks)
         self._python: str | None = None
         self._stoppable: list[ProcMesh] = []
+        self._life = _Life(owned)
 
     @property
     def _shape(self) -> Shape:
@@ -47,8 +50,20 @@ class HostMesh(MeshTrait):
 
     def _with_shape(self, shape: Shape) -> Self:
         part = type(self)(self._all_hosts, shape, self._session)
-        part._python = self._python
+        part._python, part._life = self._python, self._life
         return part
+
+    def _check_alive(self) -> None:
+        if self._life.is_shut_down:
+            raise RuntimeError("HostMesh has already been shut down; another comes from this_host(), or from a job's apply() and state()")
+
+    def _check_owned(self, what: str) -> None:
+        self._check_alive()
+        if not self._life.owned:
+            raise RuntimeError(
+                f"cannot {what} a HostMesh that is a reference and not owned: it came in a message, or is a rank's own host. "
+                f"Let the program {what} it that got it from a job or this_host()"
+            )
 
     def spawn_procs(
         self,
@@ -77,6 +92,7 @@ class HostMesh(MeshTrait):
 
         Raises:
             ValueError: for a size below 1, or an unknown method.
+            RuntimeError: if the hosts have been shut down.
             RequestFailed: if there's no room for so many.
 
         Example:
@@ -84,10 +100,9 @@ class HostMesh(MeshTrait):
         """
         if method not in METHODS:
             raise ValueError(f"method is one of {', '.join(METHODS)}; not {method!r}")
+        self._check_alive()
         inner = Extent.of(per_host or {})
         extent = grid(self.extent, inner)
-        if self._python is not None and self._python != sys.executable:
-            method = "spawn"
         group = new_group(name)
         spec = self._spec(group, extent, bootstrap, env or {}, proc_bind)
         session = self._session
@@ -101,13 +116,10 @@ class HostMesh(MeshTrait):
 
     def _spec(self, group: str, extent: Extent, bootstrap: Any, env: Mapping[str, str], bind: Any) -> dict[str, Any]:
         """Return what all ranks of a spawn share."""
-        for key, value in env.items():
-            if not isinstance(key, str) or not isinstance(value, str):
-                raise TypeError(f"env maps str to str; got {key!r}: {value!r}")
         return {
             "group": group,
             "extent": encode_extent(extent),
-            "env": dict(env),
+            "env": check_env(env),
             "sys_path": launch.importable_path(),
             "cwd": os.getcwd(),
             "argv0": sys.argv[0] if sys.argv else "",
@@ -118,14 +130,17 @@ class HostMesh(MeshTrait):
         }
 
     def with_python_executable(self, path: str) -> Self:
-        """Return these hosts with another interpreter for what is spawned on them."""
+        """Return these hosts with another interpreter for what is spawned on them, and on `this_host()` there."""
+        if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+            raise TypeError(f"with_python_executable takes the path of an interpreter on those hosts, not {path!r}")
         other = self._with_shape(self._own_shape)
-        other._python = path
+        other._python = str(os.fspath(path))
         return other
 
     @property
     def initialized(self) -> Future[bool]:
         """A future that is done once all hosts have joined."""
+        self._check_alive()
         session = self._session
         reply = session.ask("wait_hosts", hosts=list(self._hosts))
 
@@ -136,7 +151,12 @@ class HostMesh(MeshTrait):
         return Future(reply, finish, "start of hosts")
 
     def stop(self) -> Future[None]:
-        """End all processes that were spawned through this handle; the hosts stay."""
+        """End all processes that were spawned through this handle; the hosts stay.
+
+        Raises:
+            RuntimeError: if this handle has come in a message, or the hosts have been shut down.
+        """
+        self._check_owned("stop")
         session = self._session
         procs = [p for mesh in self._stoppable for p in mesh._procs]
         for mesh in self._stoppable:
@@ -149,7 +169,13 @@ class HostMesh(MeshTrait):
         return Future(reply, finish, "stop of hosts")
 
     def shutdown(self) -> Future[None]:
-        """End the hosts, with all that runs on them."""
+        """End the hosts, with all that runs on them.
+
+        Raises:
+            RuntimeError: if this handle has come in a message, or the hosts have been shut down already.
+        """
+        self._check_owned("shut down")
+        self._life.is_shut_down = True
         session = self._session
         if self._hosts == (0,):
             reply = session.ask("shut_down")
@@ -162,13 +188,43 @@ class HostMesh(MeshTrait):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.shutdown()
+        if not self._life.is_shut_down:
+            await self.shutdown()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return HostMesh, (self._all_hosts, self._own_shape)
+        return _reference, (self._all_hosts, self._own_shape, self._python)
 
     def __repr__(self) -> str:
         return f"<HostMesh of {len(self._hosts)}: {self.extent}>"
+
+
+def check_env(env: Mapping[str, str]) -> dict[str, str]:
+    """Return environment variables, checked.
+
+    Raises:
+        TypeError: naming what isn't text.
+    """
+    if not isinstance(env, Mapping):
+        raise TypeError(f'env maps str to str, as in {{"MASTER_PORT": "29500"}}; not {env!r}')
+    for key, value in env.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise TypeError(f"env maps str to str; got {key!r}: {value!r}")
+    return dict(env)
+
+
+@dataclass
+class _Life:
+    """What a handle, and the parts that were made of it, share."""
+
+    owned: bool
+    is_shut_down: bool = False
+
+
+def _reference(hosts: Sequence[int], shape: Shape, python: str | None) -> HostMesh:
+    """Return a handle that has come in a message."""
+    mesh = HostMesh(hosts, shape, owned=False)
+    mesh._python = python
+    return mesh
 
 
 def _encode_bootstrap(bootstrap: Any) -> bytes | None:
@@ -203,7 +259,10 @@ def this_host() -> HostMesh:
         >>> procs = this_host().spawn_procs({"gpus": 4})  # doctest: +SKIP
     """
     session = sessions.current()
-    return HostMesh((session.office.host,))
+    host = HostMesh((session.office.host,), owned=here.rank is None)
+    if here.rank is not None:
+        host._python = here.rank.spec.get("python")
+    return host
 
 
 def this_proc() -> ProcMesh:

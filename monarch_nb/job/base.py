@@ -38,11 +38,19 @@ class JobTrait(ABC):
     """Base of all jobs. Subclasses say how hosts are had and how they are given back."""
 
     def __init__(self) -> None:
-        self._state: JobState | None = None
+        self._is_running = False
 
     @abstractmethod
-    def _create(self) -> JobState:
+    def _create(self) -> None:
         """Get the hosts. Called once by `apply`; may return before they have joined."""
+
+    @abstractmethod
+    def _state(self) -> JobState:
+        """Return handles on the hosts, new ones each time: what is spawned through one isn't ended through another.
+
+        Raises:
+            RuntimeError: if the hosts have ended.
+        """
 
     @abstractmethod
     def _kill(self) -> None:
@@ -50,25 +58,30 @@ class JobTrait(ABC):
 
     def apply(self) -> None:
         """Get the hosts, if that hasn't been done."""
-        if self._state is None:
-            self._state = self._create()
+        if not self._is_running:
+            self._create()
+            self._is_running = True
+
+    @property
+    def active(self) -> bool:
+        """Whether this job has its hosts."""
+        return self._is_running
 
     def state(self, cached_path: str | os.PathLike[str] | None = None) -> JobState:
-        """Return the host meshes, getting the hosts first if need be.
+        """Return handles on the host meshes, getting the hosts first if need be. Each call's are independent of the others'.
 
         Args:
             cached_path: where a batch job keeps its description, so that another program finds the same hosts. Jobs of this machine
                 have nothing to keep: their hosts are found through the mesh.
         """
         self.apply()
-        assert self._state is not None
-        return self._state
+        return self._state()
 
     def kill(self) -> None:
         """Give the hosts back, with all that runs on them."""
-        if self._state is not None:
+        if self._is_running:
             self._kill()
-            self._state = None
+            self._is_running = False
 
     def __enter__(self) -> JobState:
         return self.state()
@@ -76,10 +89,53 @@ class JobTrait(ABC):
     def __exit__(self, *_: object) -> None:
         self.kill()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Only the description travels: hosts belong to the program that has got them."""
+        return _described, (type(self), {k: v for k, v in self.__dict__.items() if not k.startswith("_")})
+
     def dumps(self) -> bytes:
-        """Return the description of this job, without its state."""
-        fields = {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
-        return pickle.dumps((type(self), fields))
+        """Return the description of this job, for `job_loads`. Its hosts stay this program's."""
+        return pickle.dumps(self)
+
+    def dump(self, filename: str | os.PathLike[str]) -> None:
+        """Write the description of this job into a file, for `job_load`."""
+        path = os.path.realpath(filename)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as file:
+            file.write(self.dumps())
+
+
+def _described(cls: type[JobTrait], fields: dict[str, Any]) -> JobTrait:
+    return cls(**fields)
+
+
+DEFAULT_JOB_PATH = os.path.join(".monarch", "job_state.pkl")
+
+
+def job_loads(data: bytes) -> JobTrait:
+    """Return the job that `JobTrait.dumps` has described. It has no hosts yet: `state()` gets them.
+
+    Raises:
+        TypeError: if these bytes are no job's.
+    """
+    try:
+        job = pickle.loads(data)
+    except Exception as error:  # a pickle may raise anything
+        raise TypeError(f"job_loads takes what a job's dumps() has returned: {type(error).__name__}: {error}") from None
+    if not isinstance(job, JobTrait):
+        raise TypeError(f"job_loads takes what a job's dumps() has returned, and this is a {type(job).__name__}")
+    return job
+
+
+def job_load(filename: str | os.PathLike[str] = DEFAULT_JOB_PATH) -> JobTrait:
+    """Return the job that `JobTrait.dump` has written into a file.
+
+    Raises:
+        FileNotFoundError: if it isn't there.
+        TypeError: if it holds no job.
+    """
+    with open(filename, "rb") as file:
+        return job_loads(file.read())
 
 
 def check_meshes(meshes: Any) -> dict[str, int]:

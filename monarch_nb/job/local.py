@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from monarch_nb.actor.host_mesh import this_host
+from monarch_nb.actor.host_mesh import HostMesh, this_host
 from monarch_nb.job.base import JobState, JobTrait
 
 
@@ -18,9 +18,18 @@ class LocalJob(JobTrait):
         super().__init__()
         self.hosts = tuple(hosts)
 
-    def _create(self) -> JobState:
-        return JobState({name: this_host() for name in self.hosts})
+        self._given: list[HostMesh] = []
+
+    def _create(self) -> None:
+        """The host is there already."""
+
+    def _state(self) -> JobState:
+        meshes = {name: this_host() for name in self.hosts}
+        self._given += meshes.values()
+        return JobState(meshes)
 
     def _kill(self) -> None:
-        for name in self.hosts:
-            getattr(self.state(), name).stop().get(10)
+        given, self._given = self._given, []
+        for mesh in given:
+            if not mesh._life.is_shut_down:
+                mesh.stop().get(10)

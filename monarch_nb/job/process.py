@@ -16,7 +16,7 @@ from monarch_nb._client.session import Session
 from monarch_nb._host import capacity
 from monarch_nb._host.starting import PROCESS_JOB
 from monarch_nb._shape import Extent, Shape
-from monarch_nb.actor.host_mesh import HostMesh
+from monarch_nb.actor.host_mesh import HostMesh, check_env
 from monarch_nb.job.base import JobState, JobTrait, check_meshes
 
 
@@ -25,6 +25,7 @@ class ProcessJob(JobTrait):
 
     Args:
         meshes: number of hosts by mesh name.
+        env: environment variables for the hosts, and so for what is spawned on them.
 
     Example:
         >>> job = ProcessJob({"hosts": 2})                          # doctest: +SKIP
@@ -33,20 +34,27 @@ class ProcessJob(JobTrait):
         Extent({'hosts': 2, 'gpus': 2})
     """
 
-    def __init__(self, meshes: Mapping[str, int]) -> None:
+    def __init__(self, meshes: Mapping[str, int], env: Mapping[str, str] | None = None) -> None:
         super().__init__()
         self.meshes = check_meshes(meshes)
+        self.env = check_env(env or {})
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._hosts: list[int] = []
+        self._session: Session | None = None
 
-    def _create(self) -> JobState:
+    def _create(self) -> None:
         capacity.check_room(sum(self.meshes.values()), force=True)
-        session = sessions.current()
+        self._session = sessions.current()
         labels = [f"{name}{i}" for name, num in self.meshes.items() for i in range(num)]
-        tickets, self._processes = start_hosts(session, labels)
+        tickets, self._processes = start_hosts(self._session, labels, self.env)
+        self._hosts = [ticket["host"] for ticket in tickets]
+
+    def _state(self) -> JobState:
+        if all(process.poll() is not None for process in self._processes):
+            raise RuntimeError("the hosts of this job have already been shut down; kill() it, and state() starts others")
         meshes, at = {}, 0
         for name, num in self.meshes.items():
-            hosts = [t["host"] for t in tickets[at : at + num]]
-            meshes[name] = HostMesh(hosts, Shape.full(Extent([name], [num])), session)
+            meshes[name] = HostMesh(self._hosts[at : at + num], Shape.full(Extent([name], [num])), self._session)
             at += num
         return JobState(meshes)
 
@@ -59,12 +67,12 @@ class ProcessJob(JobTrait):
 
 
 def start_hosts(
-    session: Session, labels: Sequence[str]
+    session: Session, labels: Sequence[str], env: Mapping[str, str] | None = None
 ) -> tuple[list[dict[str, Any]], list[subprocess.Popen[bytes]]]:
     """Start a host process on this machine for each label; return their tickets and processes."""
-    tickets = session.request("tickets", num=len(labels), labels=list(labels), kind=PROCESS_JOB)
+    tickets = session.request("tickets", num=len(labels), labels=list(labels), kind=PROCESS_JOB, env=dict(env or {}))
     root = os.path.dirname(session.office.directory)
-    processes = [launch.start_host_process(far_config(t, f"{root}/h{t['host']}")) for t in tickets]
+    processes = [launch.start_host_process(far_config(t, f"{root}/h{t['host']}"), env) for t in tickets]
     return tickets, processes
 
 

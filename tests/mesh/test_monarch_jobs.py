@@ -1,0 +1,107 @@
+"""What a Monarch program does with jobs and the host meshes that they give."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from monarch_nb.actor import Actor, HostMesh, endpoint, this_host
+from monarch_nb.job import LocalJob, ProcessJob, job_load, job_loads
+from monarch_nb.rdma import RDMAAction
+
+T = 60
+
+
+class Probe(Actor):
+    @endpoint
+    def variable(self, name: str) -> str | None:
+        return os.environ.get(name)
+
+    @endpoint
+    def shut_down(self, hosts: HostMesh) -> None:
+        hosts.shutdown().get(T)
+
+    @endpoint
+    def interpreter_of_a_child(self) -> str:
+        procs = this_host().spawn_procs({"gpus": 1})
+        try:
+            return procs.execute(_interpreter).get(T).item()
+        finally:
+            procs.stop().get(T)
+
+
+def _interpreter() -> str:
+    return sys.executable
+
+
+@pytest.fixture(scope="module")
+def job() -> Iterator[ProcessJob]:
+    found = ProcessJob({"hosts": 1}, env={"FROM_THE_JOB": "yes"})
+    yield found
+    found.kill()
+
+
+def test_a_job_asked_twice_gives_hosts_that_are_stopped_apart(job: ProcessJob) -> None:
+    first, second = job.state(cached_path=None).hosts, job.state(cached_path=None).hosts
+    of_first, of_second = (hosts.spawn_procs({"gpus": 1}) for hosts in (first, second))
+    probe = of_second.spawn("probe", Probe)
+    assert probe.variable.call_one("FROM_THE_JOB").get(T) == "yes"
+    assert of_first.execute(os.getpid).get(T)
+    first.stop().get(T)
+    assert probe.variable.call_one("FROM_THE_JOB").get(T) == "yes", "stopping one handle's processes has ended the other's"
+    second.stop().get(T)
+
+
+def test_an_actor_may_not_shut_down_hosts_that_it_was_given(job: ProcessJob) -> None:
+    hosts = job.state().hosts
+    probe = hosts.spawn_procs({"gpus": 1}).spawn("probe", Probe)
+    error = probe.shut_down.call_one(hosts).exception(T)
+    assert isinstance(error, Exception)
+    assert "RuntimeError: cannot shut down a HostMesh that is a reference" in str(error)
+    assert probe.variable.call_one("FROM_THE_JOB").get(T) == "yes"
+    hosts.stop().get(T)
+
+
+def test_hosts_that_were_shut_down_say_so() -> None:
+    with ProcessJob({"hosts": 1}) as state:
+        part = state.hosts.slice(hosts=slice(0, 1))
+        state.hosts.shutdown().get(T)
+        for use in (state.hosts.spawn_procs, state.hosts.shutdown, part.spawn_procs, state.hosts.stop):
+            with pytest.raises(RuntimeError, match="already been shut down"):
+                use()
+
+
+def test_a_process_job_refuses_an_environment_that_is_none() -> None:
+    with pytest.raises(TypeError, match="env maps str to str; got 'A': 1"):
+        ProcessJob({"hosts": 1}, env={"A": 1})  # type: ignore[dict-item]
+
+
+def test_a_job_is_written_down_and_loaded(tmp_path: Path) -> None:
+    job = ProcessJob({"trainers": 2}, env={"A": "1"})
+    job.dump(tmp_path / "deep" / "job.pkl")
+    loaded = job_load(tmp_path / "deep" / "job.pkl")
+    assert isinstance(loaded, ProcessJob)
+    assert (loaded.meshes, loaded.env, loaded.active) == ({"trainers": 2}, {"A": "1"}, False)
+    assert isinstance(job_loads(LocalJob(["a"]).dumps()), LocalJob)
+    with pytest.raises(TypeError, match="takes what a job's dumps"):
+        job_loads(b"no job")
+
+
+def test_an_interpreter_is_inherited_by_what_is_spawned_by_what_it_runs(tmp_path: Path) -> None:
+    link = tmp_path / "python"
+    link.symlink_to(sys.executable)
+    procs = this_host().with_python_executable(str(link)).spawn_procs({"gpus": 1})
+    try:
+        probe = procs.spawn("probe", Probe)
+        assert procs.execute(_interpreter).get(T).item() == str(link)
+        assert probe.interpreter_of_a_child.call_one().get(T) == str(link)
+    finally:
+        procs.stop().get(T)
+
+
+def test_an_action_without_transfers_has_nothing_to_do() -> None:
+    assert RDMAAction().submit().get(T).num_bytes == 0
