@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from monarch_nb._rank.shell import CellShell
 
 
-_UNINTERRUPTIBLE = ("run", "remake_group", "free_address", "start_rendezvous", "set_environment", "profile")
+_UNINTERRUPTIBLE = ("run", "remake_group", "start_rendezvous", "set_environment", "profile")
 
 
 UNHEARD_S = 0.1
@@ -459,12 +459,6 @@ class Worker:
         """Set environment variables; each rank may have its own."""
         per_rank = self._fields(message)
         os.environ.update(per_rank[message.slot] if isinstance(per_rank, list) else per_rank)
-
-    def work_free_address(self, message: Message) -> tuple[str, int]:
-        """Return this host's address and a free tcp port, for a rendezvous."""
-        from monarch_nb._rank import rendezvous
-
-        return rendezvous.free_address()
 
     def work_start_rendezvous(self, message: Message) -> tuple[str, int]:
         """Start a store at which all ranks can meet; return its address and port."""

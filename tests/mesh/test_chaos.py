@@ -14,6 +14,7 @@ from faults import wait_for_news
 
 from monarch_nb import start
 from monarch_nb._client import session as sessions
+from monarch_nb._rank import rendezvous
 from monarch_nb.actor import Checkpointed, MeshFailure, attach_to_workers, endpoint
 from monarch_nb.actor.workers import new_key_file
 from monarch_nb.exceptions import ActorError, MeshError
@@ -61,7 +62,7 @@ def mesh() -> Iterator[Mesh]:
         "import os, torch, torch.distributed as dist\n"
         "os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), MASTER_ADDR='127.0.0.1')"
     )
-    port = started.part([0])._work(b"free_address", None, "free_address").get(T).item()[1]
+    port = started.part([0]).execute(rendezvous.free_address).get(T).item()[1]
     started.set_environment({"MASTER_PORT": str(port), "MASTER_ADDR": "127.0.0.1"}).get(T)
     started.run("dist.init_process_group('gloo')")
     yield started

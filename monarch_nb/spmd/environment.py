@@ -1,0 +1,121 @@
+"""The environment that torchrun sets."""
+
+from __future__ import annotations
+
+import enum
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+
+from monarch_nb._rank import rendezvous
+from monarch_nb._shape import elastic_numbers
+from monarch_nb._wire import address
+from monarch_nb.actor.proc_mesh import ProcMesh
+
+
+class AddrType(enum.Enum):
+    """Which address of a host others are to connect to."""
+
+    Default = "IPv6, or else IPv4"
+    IPv4 = "IPv4"
+    IPv6 = "IPv6"
+
+
+_FAMILIES = {
+    AddrType.Default: (socket.AF_INET6, socket.AF_INET),
+    AddrType.IPv4: (socket.AF_INET,),
+    AddrType.IPv6: (socket.AF_INET6,),
+}
+
+
+def elastic_environment(proc_mesh: ProcMesh, master_addr: str, master_port: int) -> list[dict[str, str]]:
+    """Return RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR ... for each process of a mesh, in rank order.
+
+    What is on one host is one group; its place among those there gives LOCAL_RANK.
+    """
+    return [elastic_variables(proc_mesh._procs, rank, master_addr, master_port) for rank in range(len(proc_mesh))]
+
+
+def elastic_variables(procs: Sequence[int], rank: int, master_addr: str, master_port: int) -> dict[str, str]:
+    """Return what torchrun would set for the process `rank` of `procs`."""
+    on_hosts = [address.host_of(proc) for proc in procs]
+    hosts = list(dict.fromkeys(on_hosts))
+    here = [r for r, host in enumerate(on_hosts) if host == on_hosts[rank]]
+    numbers = {
+        "rank": rank,
+        "world_size": len(procs),
+        "local_rank": here.index(rank),
+        "local_world_size": len(here),
+    }
+    return {
+        **elastic_numbers(numbers),
+        "GROUP_RANK": str(hosts.index(on_hosts[rank])),
+        "GROUP_WORLD_SIZE": str(len(hosts)),
+        "ROLE_NAME": "rank",
+        "MASTER_ADDR": master_addr,
+        "MASTER_PORT": str(master_port),
+    }
+
+
+def host_and_port(kind: AddrType | None) -> tuple[str, int]:
+    """Return an address of this host at which others find it, and a tcp port that's free just now.
+
+    Raises:
+        ValueError: for what is no AddrType.
+        RuntimeError: if this host has no address of that kind.
+    """
+    found, port = rendezvous.free_address()
+    if kind is None:
+        return found, port
+    if not isinstance(kind, AddrType):
+        raise ValueError(f"use_ipaddr is None or one of {', '.join(map(str, AddrType))}; not {kind!r}")
+    for family in _FAMILIES[kind]:
+        with suppress(OSError):
+            rows = socket.getaddrinfo(socket.gethostname(), port, family, socket.SOCK_STREAM)
+            usable = [str(row[4][0]) for row in rows if not str(row[4][0]).startswith(("fe80:", "169.254."))]
+            if usable:
+                return usable[0], port
+    raise RuntimeError(f"this host, {socket.gethostname()}, has no {kind.value} address that others could connect to")
+
+
+def _check_master(master_addr: str | None, master_port: int | None) -> None:
+    if (master_addr is None) != (master_port is None):
+        raise ValueError(f"give both master_addr and master_port, or neither; got {master_addr!r} and {master_port!r}")
+
+
+async def setup_torch_elastic_env_async(
+    proc_mesh: ProcMesh, master_addr: str | None = None, master_port: int | None = None, use_ipaddr: AddrType | None = None
+) -> None:
+    """Set the environment that torchrun sets, on every process. The rendezvous is on rank 0's host, at a free port.
+
+    Args:
+        use_ipaddr: which address of that host; by default the one that its name stands for.
+
+    Raises:
+        ValueError: if only one of master_addr and master_port is given.
+    """
+    _check_master(master_addr, master_port)
+    if master_addr is None or master_port is None:
+        first = proc_mesh.flatten("rank").slice(rank=slice(0, 1))
+        master_addr, master_port = (await first.execute(host_and_port, use_ipaddr)).item()
+    await proc_mesh.set_environment(elastic_environment(proc_mesh, master_addr, master_port))
+
+
+def setup_torch_elastic_env(
+    proc_mesh: ProcMesh, master_addr: str | None = None, master_port: int | None = None, use_ipaddr: AddrType | None = None
+) -> None:
+    """Set the environment that torchrun sets, on every process; waits until it's done.
+
+    Example:
+        >>> procs = this_host().spawn_procs({"gpus": 4})  # doctest: +SKIP
+        >>> setup_torch_elastic_env(procs)                # doctest: +SKIP
+        >>> procs.execute(dist.init_process_group, "gloo").get()  # doctest: +SKIP
+
+    Raises:
+        ValueError: if only one of master_addr and master_port is given.
+    """
+    _check_master(master_addr, master_port)
+    if master_addr is None or master_port is None:
+        first = proc_mesh.flatten("rank").slice(rank=slice(0, 1))
+        master_addr, master_port = first.execute(host_and_port, use_ipaddr).get(30).item()
+    proc_mesh.set_environment(elastic_environment(proc_mesh, master_addr, master_port)).get(30)

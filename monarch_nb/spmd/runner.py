@@ -1,0 +1,81 @@
+"""Runs a script on each process of a mesh, as torchrun would."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+from monarch_nb._client import session as sessions
+from monarch_nb._post import here
+from monarch_nb.actor.actor_mesh import Actor
+from monarch_nb.actor.context import context
+from monarch_nb.actor.endpoint import endpoint
+from monarch_nb.spmd.environment import AddrType, elastic_variables, host_and_port
+
+
+class SPMDActor(Actor):
+    """Runs a script or a module on each process as torchrun would.
+
+    Example:
+        >>> spmd = procs.spawn("spmd", SPMDActor)                                     # doctest: +SKIP
+        >>> addr, port = spmd.slice(gpus=0).get_host_port.call_one(None).get()        # doctest: +SKIP
+        >>> spmd.main.call(addr, port, ["train.py", "--lr", "0.1"]).get()             # doctest: +SKIP
+    """
+
+    def __init__(self) -> None:
+        # Of the mesh that it was spawned on: a call may concern a part of it.
+        self._procs: tuple[int, ...] = context().actor_instance._runner.mesh._procs
+
+    @endpoint
+    def get_host_port(self, use_ipaddr: AddrType | None = None) -> tuple[str, int]:
+        """Return an address of this process' host, and a tcp port that's free there just now."""
+        return host_and_port(use_ipaddr)
+
+    @endpoint
+    def setup_env(self, master_addr: str, master_port: int) -> None:
+        """Set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR ... in this process, and for whoever takes its place."""
+        self._set_up(master_addr, master_port)
+
+    @endpoint
+    def main(self, master_addr: str, master_port: int, script_args: Sequence[str]) -> bool:
+        """Set the environment up and run `script_args` as `python` would: a script with its arguments, or `-m MODULE` with them.
+
+        Raises:
+            ValueError: if there's nothing to run.
+        """
+        is_module = bool(script_args) and script_args[0] == "-m"
+        target, *rest = script_args[1:] if is_module else script_args or ("",)
+        if not target:
+            raise ValueError('main needs a script, as in ["train.py", "--lr", "0.1"], or a module: ["-m", "train"]')
+        self._set_up(master_addr, master_port)
+        workspace = os.environ.get("WORKSPACE_DIR", "")
+        if os.path.isdir(workspace):
+            os.chdir(workspace)
+        previous, sys.argv = sys.argv, [target, *rest]
+        try:
+            if is_module:
+                runpy.run_module(target, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(target, run_name="__main__")
+        finally:
+            sys.argv = previous
+        return True
+
+    @endpoint
+    def run_command(self, entrypoint: str, args: Sequence[str], env: Mapping[str, str]) -> bool:
+        """Run a program, such as torchrun itself, with `env` besides this process' environment.
+
+        Raises:
+            subprocess.CalledProcessError: if it fails.
+        """
+        subprocess.run([entrypoint, *args], check=True, env={**os.environ, **env})
+        return True
+
+    def _set_up(self, master_addr: str, master_port: int) -> None:
+        me = here.office().me
+        variables = elastic_variables(self._procs, self._procs.index(me), master_addr, master_port)
+        os.environ.update(variables)
+        sessions.current().tell("environment", variables={me: variables})

@@ -1,0 +1,58 @@
+"""What a Monarch program does that torchrun would start."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from monarch_nb.actor import ProcMesh, this_host
+from monarch_nb.spmd import AddrType, SPMDActor, setup_torch_elastic_env
+
+T = 60
+
+SCRIPT = """
+import os, sys
+assert __name__ == "__main__" and sys.argv[1:] == ["--lr", "0.1"], sys.argv
+with open(f"{sys.argv[0]}.{os.environ['RANK']}", "w") as file:
+    file.write(" ".join(os.environ[n] for n in ("LOCAL_RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")))
+"""
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[ProcMesh]:
+    procs = this_host().spawn_procs({"gpus": 2})
+    yield procs
+    procs.stop().get(T)
+
+
+def test_a_script_is_run_as_torchrun_would(pair: ProcMesh, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    spmd = pair.spawn("spmd", SPMDActor)
+    address, port = spmd.slice(gpus=0).get_host_port.call_one(None).get(T)
+    done = spmd.main.call(address, port, [str(script), "--lr", "0.1"]).get(T)
+    assert list(done.values()) == [True, True]
+    written = [(tmp_path / f"train.py.{rank}").read_text() for rank in range(2)]
+    assert written == [f"{rank} 2 1 {address} {port}" for rank in range(2)]
+
+
+def test_the_environment_is_set_up_by_hand(pair: ProcMesh) -> None:
+    spmd = pair.spawn("spmd", SPMDActor)
+    address, port = spmd.slice(gpus=1).get_host_port.call_one(AddrType.IPv4).get(T)
+    assert address.count(".") == 3
+    spmd.setup_env.call(address, port).get(T)
+    assert [*pair.execute(_rank_and_master).get(T).values()] == [f"{rank} {address}:{port}" for rank in range(2)]
+    with pytest.raises(ValueError, match="both master_addr and master_port, or neither"):
+        setup_torch_elastic_env(pair, master_addr="127.0.0.1")
+
+
+def test_nothing_to_run_is_said(pair: ProcMesh) -> None:
+    error = pair.spawn("spmd", SPMDActor).main.call("127.0.0.1", 1, []).exception(T)
+    assert "main needs a script" in str(error)
+
+
+def _rank_and_master() -> str:
+    return f"{os.environ['RANK']} {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
