@@ -1,39 +1,108 @@
-"""What all tests share: at the end, nothing that they started is left."""
+"""What all tests share: in which order and by how many processes they're run, and that nothing they started is left."""
 
 from __future__ import annotations
 
-import os
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from processes import PATIENCE_S, mesh_processes, wait_for_exit
+from processes import PATIENCE_S, TAG, mesh_processes, wait_for_exit
 
 settings.register_profile("loaded", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("loaded")
 """How long an example takes says how busy the machine is, not whether the code is right."""
 
+_FIRST = ("rxe", "lab", "notebook", "mesh")
+"""Folders that take longest are begun first, so that two processes end at about the same time."""
+_ALONE = ("rxe", "lab")
+"""One virtual machine and one browser at a time are what a small machine can carry."""
+_HOSTS = ("one_host", "two_hosts")
+LEFT = pytest.StashKey[list[str]]()
+_LEFT_EXIT = 7
+"""`make test` runs tests that failed once more, but not after this."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+
+    def place(item: pytest.Item) -> int:
+        folder = item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else ""
+        return _FIRST.index(folder) if folder in _FIRST else len(_FIRST)
+
+    items.sort(key=place)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keep together, in one process, what shares meshes, servers or a machine (`pytest -n 2`)."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByPlace(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _scope(nodeid)
+
+    config.option.loadscopereorder = False
+    return ByPlace(config, log)
+
+
+def _scope(nodeid: str) -> str:
+    file, _, name = nodeid.partition("::")
+    folder = Path(file).parent.name
+    if folder in _ALONE:
+        return folder
+    kind = next((k for k in _HOSTS if f"[{k}" in name or f"-{k}" in name), None)
+    return f"{folder} {kind}" if kind else file
+
 
 @pytest.fixture(scope="session", autouse=True)
-def nothing_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Fail if a process, socket directory or thread of ours outlives the tests."""
-    os.environ["JUPYTER_RUNTIME_DIR"] = str(tmp_path_factory.mktemp("runtime"))
-    os.environ["JUPYTER_DATA_DIR"] = str(tmp_path_factory.mktemp("data"))
-    os.environ["MONARCH_NB_WITH_KERNEL"] = "0"  # nbclient runs the notebooks of these tests, but they stand for a person's
-    before = set(mesh_processes())
-    yield
+def own_directories(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let a mesh's name be this process' own, and see at the end what of ours is left."""
+    with tempfile.TemporaryDirectory(prefix="mnb-", ignore_cleanup_errors=True) as runtime, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", runtime)  # meshes are found by name there
+        patch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
+        patch.setenv("JUPYTER_DATA_DIR", str(tmp_path_factory.mktemp("data")))
+        patch.setenv("MONARCH_NB_WITH_KERNEL", "0")  # nbclient runs the notebooks of these tests, but they stand for a person's
+        patch.setenv(*TAG)
+        yield
+        request.config.stash[LEFT] = _left()
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Fail if a process or a thread of ours outlives the tests. Tests that failed may have left some: that's told only."""
+    left = session.config.stash.get(LEFT, [])
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left"] = left  # who collects the results decides
+    elif left and exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = _LEFT_EXIT
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take what a process that ran tests tells at its end."""
+    found = getattr(node, "workeroutput", {}).get("left", [])
+    node.config.stash[LEFT] = node.config.stash.get(LEFT, []) + found
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    for what in config.stash.get(LEFT, []):
+        terminalreporter.write_line(f"LEFT BEHIND by the tests: {what}", red=True)
+
+
+def _left() -> list[str]:
+    """Return what of ours lives on, after it had its time to end."""
     from monarch_nb._client import session
 
     session.shutdown()
     deadline = time.monotonic() + PATIENCE_S
-    for pid in set(mesh_processes()) - before:
+    for pid in mesh_processes():
         wait_for_exit(pid, max(0.1, deadline - time.monotonic()))
-    left = {pid: name for pid, name in mesh_processes().items() if pid not in before}
-    assert not left, f"processes are left: {left}"
     ours = [t for t in threading.enumerate() if t.name.startswith(("monarch_nb", "actor-"))]
     for thread in ours:
-        thread.join(PATIENCE_S)  # whoever watches a home's end has just heard of it
-    threads = [t.name for t in ours if t.is_alive()]
-    assert not threads, f"threads are left: {threads}"
+        thread.join(max(0.1, deadline + PATIENCE_S - time.monotonic()))  # whoever watches a home's end has just heard of it
+    processes = [f"process {name} (pid {pid})" for pid, name in mesh_processes().items()]
+    return processes + [f"thread {t.name}" for t in ours if t.is_alive()]

@@ -7,14 +7,13 @@ import select
 from pathlib import Path
 
 PATIENCE_S = 15.0
-
-
-TAG = f"MONARCH_NB_TEST_RUN={os.getpid()}"
+TAG = "MONARCH_NB_TEST_RUN", str(os.getpid())
+"""What the environment of all that a run of the tests starts has."""
 
 
 def mesh_processes() -> dict[int, str]:
     """Return pid and name of every host process, zygote and rank of this test run, zombies left out."""
-    os.environ.setdefault(*TAG.split("="))
+    mark = "=".join(TAG).encode()
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -24,7 +23,7 @@ def mesh_processes() -> dict[int, str]:
                 state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
             except OSError:
                 continue
-            if name.startswith("mnb-") and state not in "ZX" and TAG.encode() in environment:
+            if name.startswith("mnb-") and state not in "ZX" and mark in environment.split(b"\0"):
                 found[int(entry.name)] = name
     return found
 
