@@ -33,6 +33,7 @@ from monarch_nb._shape import Extent, Shape
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.codec import Encoded
+from monarch_nb._wire.message import Message
 from monarch_nb._wire.process import process_trouble
 from monarch_nb.exceptions import MeshError, MeshStartError, RankTimeout
 from monarch_nb.tracebacks import hide_in_scripts
@@ -84,6 +85,7 @@ class Session:
         self.notebook: NotebookHooks | None = None
         self.output: OutputHub | None = None
         self.local_actors: Any = None
+        self._making_actors = threading.Lock()
         self.meshes: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         """Actor meshes of this program, by actor id: where news of a failure goes."""
         self.fault_handlers: dict[str, Callable[[Any], None]] = {}
@@ -110,6 +112,7 @@ class Session:
         session.observes, session.listens = observes, listens
         session.output = OutputHub(office)
         office.event_hooks.append(session._on_event)
+        office.on_call = session._take_call
         office.on_unheard = lambda end: session._on_ends([{**end, "heard": False}])
         ending = session.ending = Ending(connection)
         office.watch_home(connection.pid, ending.describe)
@@ -196,6 +199,23 @@ class Session:
         if reply.body.flags & wire.ERROR:
             raise RequestFailed(str(reply.body.value()))
         return reply.body.value()
+
+    # --- actors of this program
+
+    def host_actors(self) -> Any:
+        """Let this program have actors of its own; return what takes their calls."""
+        with self._making_actors:
+            if self.local_actors is None:
+                from monarch_nb._rank.actor_host import ActorHost
+
+                self.local_actors = ActorHost(self.office)
+        return self.local_actors
+
+    def _take_call(self, message: Message) -> Any:
+        """Take the first call: somebody spawns a controller here, or calls it already."""
+        if not message.target:
+            return None  # a question to a process that has actors
+        return self.host_actors().on_call(message)
 
     # --- unasked
 
@@ -303,6 +323,9 @@ class Session:
             self.notebook.remove()
         if self.ending is not None:
             self.ending.is_wanted = True
+        if self.local_actors is not None:
+            with suppress(Exception):
+                self.local_actors.stop()
         with suppress(Exception):
             self.settle_output()
             if self.notebook is None:

@@ -81,6 +81,7 @@ class ClientDesk:
         home.registry.clients.pop(client.proc, None)
         self._shows_nothing(client)
         home.board.drop(client.proc)
+        home.controllers.client_gone(client)
         home.debug.client_gone(client.proc)
         home.questions.client_gone(client.proc)
         home.board.touch()

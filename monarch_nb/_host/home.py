@@ -1,6 +1,6 @@
 """The home: the first host process of a mesh. It's made of desks, each of which is in charge of something; what clients ask comes to them by its name.
 
-- `clients`: programs that use the mesh. `mesh_name`: the claim to its name. `lease`: whose it is, how long it lives. `names`: what goes by which name.
+- `clients`: programs that use the mesh. `mesh_name`: the claim to its name. `lease`: whose it is, how long it lives. `names`: what goes by which name. `controllers`: where named singletons live.
 - `hosts`: other machines. `ranks`: how they start and end. `waits`: who waits until either is up.
 - `cells`: what runs where. `interrupts`: making it stop. `asking`: questions to ranks.
 - `journal`: what was done and printed. `output`: who sees it.
@@ -20,6 +20,7 @@ from monarch_nb._host.board import Board
 from monarch_nb._host.cells import Cells
 from monarch_nb._host.checkpoints import CheckpointDesk
 from monarch_nb._host.clients import ClientDesk
+from monarch_nb._host.controllers import ControllerDesk
 from monarch_nb._host.debug_desk import DebugDesk
 from monarch_nb._host.healing import Healing
 from monarch_nb._host.hosts import HostDesk
@@ -67,6 +68,7 @@ class HomeProcess(HostProcess):
         self.ranks = RankDesk(self)
         self.waits = WaitingDesk(self)
         self.names = NameDesk(self)
+        self.controllers = ControllerDesk(self)
         self.journal = JournalDesk(self)
         self.output = OutputDesk(self)
         self.board = Board(self)
@@ -81,7 +83,7 @@ class HomeProcess(HostProcess):
         self.mesh_name = MeshName(self)
         self.lease = Lease(self)
         for desk in (
-            self.clients, self.hosts, self.ranks, self.waits, self.names, self.journal, self.output, self.board, self.cells,
+            self.clients, self.hosts, self.ranks, self.waits, self.names, self.controllers, self.journal, self.output, self.board, self.cells,
             self.interrupts, self.looks, self.debug, self.questions, self.checkpoints, self.healing, self.mesh_name, self.lease,
         ):  # fmt: skip
             self.reception.add(desk)

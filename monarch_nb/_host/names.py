@@ -31,12 +31,3 @@ class NameDesk:
     def do_drop_name(self, message: Message, fields: dict[str, Any]) -> object:
         """Forget a name."""
         return self._names.pop(fields["name"], None)
-
-    def do_controller_proc(self, message: Message, fields: dict[str, Any]) -> object:
-        """Return the proc that named singletons live in; started when first asked for."""
-        known = self._names.get(fields["name"])
-        if known is not None and self._home.registry.procs[known["proc"]].end is None:
-            return known["proc"]
-        (proc,) = self._home.ranks.spawn({"hosts": [0], "per_host": 1, "group": "controllers", "spec": fields["spec"], "method": "fork"})
-        self._names[fields["name"]] = {"proc": proc}
-        return proc

@@ -184,7 +184,7 @@ class RankDesk:
         entry, again = home.registry.procs.get(proc), proc in self._restarting
         end = self._describe(end, again)
         done = home.registry.proc_has_ended(end, settle=not again)
-        self._spread(end)
+        self.tell_end(end)
         home.waits.settled(done)
         if not end["stopped"] and not again:
             known = {k: v for k, v in end.items() if k != "last_lines"}
@@ -220,7 +220,7 @@ class RankDesk:
             end["reason"] = "was restarted"
         return end
 
-    def _spread(self, end: dict[str, Any]) -> None:
+    def tell_end(self, end: dict[str, Any]) -> None:
         """Tell all processes of this machine, all clients and all other hosts."""
         home = self._home
         home.spread_ends([end])

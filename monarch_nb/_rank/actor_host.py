@@ -43,7 +43,6 @@ class ActorHost:
         """By actor; they survive it."""
         self.checkpoint_epochs: dict[int, int] = {}
         """By actor, also one that is still being constructed: members that save together know the same one; the home counts."""
-        self.singletons: dict[str, int] = {}
         self._on_work = on_work
         self._early: dict[int, list[Message]] = {}
         self._gone: set[int] = set()
@@ -170,11 +169,6 @@ class ActorHost:
         self._gone.add(actor_id)
         if runner is not None:
             runner.stop(reason)
-
-    def _now_singleton(self, message: Message) -> None:
-        """Say which actor goes by a name; the first to propose one wins."""
-        name, proposed = Body(self.office, message).value()
-        self._reply(message, self.singletons.setdefault(name, proposed))
 
     def _now_rdma(self, message: Message) -> None:
         """The data plane is asked, which nothing in this process has used yet: from now on it takes such messages itself."""

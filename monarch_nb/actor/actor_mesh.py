@@ -334,14 +334,23 @@ def spawn_actors(
     proc_mesh: ProcMesh, name: str, cls: type[T], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> ActorMesh[T]:
     """Spawn one actor of class `cls` on each proc of a mesh."""
-    if not inspect.isclass(cls) or not issubclass(cls, Actor):
-        raise WrongArguments(f"spawn takes a subclass of Actor, not {cls!r}")
-    _check_constructor(cls, args, kwargs)
+    check_class(cls, args, kwargs)
     procs = proc_mesh._procs
     shape = Shape.full(proc_mesh.extent)
     mesh: ActorMesh[T] = ActorMesh(cls, name, secrets.randbits(63) | 1, procs, shape, proc_mesh._office)
     mesh._spawn(args, kwargs, proc_mesh)
     return mesh
+
+
+def check_class(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """See whether a class can be spawned with these arguments.
+
+    Raises:
+        WrongArguments: (a TypeError) if it's no Actor, or they don't fit its constructor.
+    """
+    if not inspect.isclass(cls) or not issubclass(cls, Actor):
+        raise WrongArguments(f"spawn takes a subclass of Actor, not {cls!r}")
+    _check_constructor(cls, args, kwargs)
 
 
 def _check_constructor(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Named singletons: one actor of a name in the whole mesh, whoever asks first spawns it."""
+"""Controllers: named singletons, one actor of a name in the whole mesh. Whoever asks first spawns it."""
 
 from __future__ import annotations
 
@@ -6,50 +6,50 @@ import secrets
 from typing import Any, TypeVar, cast
 
 from monarch_nb._client import session as sessions
-from monarch_nb._post.pending import OneReply
 from monarch_nb._shape import Extent, Shape
-from monarch_nb._wire import codec
-from monarch_nb._wire import message as wire
-from monarch_nb.actor.actor_mesh import ActorMesh
+from monarch_nb.actor.actor_mesh import ActorMesh, check_class
 from monarch_nb.actor.future import Future
-from monarch_nb.actor.outcome import one_value
 from monarch_nb.actor.proc_mesh import ProcMesh
 
 T = TypeVar("T")
-
-_PROC_NAME = "monarch_nb.controllers"
 
 
 def get_or_spawn_controller(name: str, cls: type[T], *args: Any, **kwargs: Any) -> Future[T]:
     """Return the actor called `name`, spawned by whoever asks first. Works from programs, cells and actors alike.
 
-    All such actors live in one process on the home host.
+    Controllers live in the program that uses the mesh: in a notebook, in the kernel. They end with it. In a named mesh that no program
+    is connected to, they live in a process of their own.
+
+    Raises:
+        TypeError: if `cls` is no Actor, or the arguments don't fit its constructor.
 
     Example:
         >>> registry = get_or_spawn_controller("registry", Registry).get()  # doctest: +SKIP
     """
-    proc = _controller_proc()
-    office = sessions.current().office
-    proposed = secrets.randbits(63) | 1
-    reply = OneReply(office, (proc,))
-    ref = office.expect(reply)
-    office.post(proc, wire.CALL, codec.encode((name, proposed)), ref=ref, name=b"singleton")
+    return _controller(name, cls, args, kwargs, in_program=True)
+
+
+def mesh_controller(name: str, cls: type[T], *args: Any, **kwargs: Any) -> Future[T]:
+    """Return the actor called `name` as `get_or_spawn_controller` does; it lives as long as the mesh, whatever becomes of programs."""
+    return _controller(name, cls, args, kwargs, in_program=False)
+
+
+def _controller(name: str, cls: type[T], args: tuple[Any, ...], kwargs: dict[str, Any], *, in_program: bool) -> Future[T]:
+    check_class(cls, args, kwargs)
+    session = sessions.current()
+    reply = session.ask(
+        "controller", name=name, proposed=secrets.randbits(63) | 1, in_program=in_program, spec=_spec()
+    )
 
     def finish(pending: Any) -> T:
-        actor_id = one_value(pending, f"get_or_spawn_controller({name!r})")
-        shape = Shape.full(Extent([], []))
-        mesh: ActorMesh[T] = ActorMesh(cls, name, actor_id, (proc,), shape)
-        if actor_id == proposed:
+        answer = session.read(pending)
+        proc, shape = answer["proc"], Shape.full(Extent([], []))
+        mesh: ActorMesh[T] = ActorMesh(cls, name, answer["actor_id"], (proc,), shape)
+        if answer["is_new"]:
             mesh._spawn(args, kwargs, ProcMesh("controllers", (proc,), shape))
         return cast("T", mesh)
 
     return Future(reply, finish, f"controller {name!r}")
-
-
-def _controller_proc() -> int:
-    session = sessions.current()
-    answer = session.request("controller_proc", name=_PROC_NAME, spec=_spec())
-    return int(answer)
 
 
 def _spec() -> dict[str, Any]:

@@ -269,17 +269,9 @@ def this_proc() -> ProcMesh:
     """Return this process as a mesh of one: actors spawned on it share its memory."""
     office = sessions.current().office
     if here.rank is None:
-        _make_actor_host(sessions.current())
+        sessions.current().host_actors()
     where = here.rank.spec["group"] if here.rank is not None else "client"
     return ProcMesh(where, (office.me,), Shape.full(Extent([], [])), (office.host,))
-
-
-def _make_actor_host(session: Session) -> None:
-    """Let this client have actors of its own."""
-    if session.local_actors is None:
-        from monarch_nb._rank.actor_host import ActorHost
-
-        session.local_actors = ActorHost(session.office)
 
 
 def proc_mesh(

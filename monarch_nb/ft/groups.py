@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.actor.actor_mesh import Actor
-from monarch_nb.actor.controller import get_or_spawn_controller
+from monarch_nb.actor.controller import mesh_controller
 from monarch_nb.actor.endpoint import endpoint
 from monarch_nb.actor.proc_mesh import ProcMesh
 from monarch_nb.actor.value_mesh import ValueMesh
@@ -86,7 +86,8 @@ class ReplicaGroups:
         self.mesh = mesh
         self.dim = dim
         self.max_restarts = max_restarts
-        self._lighthouse: Any = get_or_spawn_controller("torchft_lighthouse", Lighthouse, min_replicas, join_timeout_ms).get(SETUP_S)
+        # Not in this program: training goes on when a kernel is restarted.
+        self._lighthouse: Any = mesh_controller("torchft_lighthouse", Lighthouse, min_replicas, join_timeout_ms).get(SETUP_S)
         self.lighthouse: str = self._lighthouse.address.call_one().get(SETUP_S)
 
     def __len__(self) -> int:

@@ -1,0 +1,65 @@
+"""Controllers: named singletons of a mesh. The books say in which process each lives; who asks first spawns it there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb._wire import address
+from monarch_nb._wire.message import Message
+
+if TYPE_CHECKING:
+    from monarch_nb._host.home import HomeProcess
+    from monarch_nb._host.registry import Client
+
+
+class ControllerDesk:
+    """Owned by the loop thread.
+
+    A controller lives in the program that uses the mesh: the one that asks, or, if a rank asks, the one that has been there longest. Without a
+    program, and if whoever asks wants it to outlive programs, it's in a process of the home's.
+    """
+
+    def __init__(self, home: HomeProcess) -> None:
+        self._home = home
+        self._known: dict[str, tuple[int, int]] = {}
+        """Proc and actor id of each."""
+        self._own_proc = 0
+
+    def do_controller(self, message: Message, fields: dict[str, Any]) -> object:
+        """Say where a controller lives, by its name. Who proposes its actor id first is to spawn it."""
+        name = fields["name"]
+        known = self._known.get(name)
+        is_new = known is None or not self._lives(known[0])
+        if known is None or is_new:
+            proc = self._program(message.src) if fields["in_program"] else 0
+            known = self._known[name] = (proc or self._process(fields["spec"]), fields["proposed"])
+        return {"proc": known[0], "actor_id": known[1], "is_new": is_new}
+
+    def _lives(self, proc: int) -> bool:
+        registry = self._home.registry
+        return proc in registry.clients if address.is_client(proc) else registry.procs[proc].end is None
+
+    def _program(self, asks: int) -> int:
+        programs = {c.proc: c for c in self._home.registry.clients.values() if c.listens and not c.observes}
+        return asks if asks in programs else next(iter(programs), 0)
+
+    def _process(self, spec: dict[str, Any]) -> int:
+        """Return the process on the home host, started when first asked for."""
+        if not self._own_proc or not self._lives(self._own_proc):
+            (self._own_proc,) = self._home.ranks.spawn({"hosts": [0], "per_host": 1, "group": "controllers", "spec": spec, "method": "fork"})
+        return self._own_proc
+
+    def client_gone(self, client: Client) -> None:
+        """A program has left, and its controllers with it: who waits for them hears of it."""
+        gone = [name for name, (proc, _) in self._known.items() if proc == client.proc]
+        if not gone:
+            return
+        for name in gone:
+            del self._known[name]
+        self._home.ranks.tell_end(
+            {
+                "proc": client.proc, "rank": 0, "group": "client", "host": self._home.hostname, "pid": client.pid, "signal": None,
+                "exit_code": None, "stopped": True, "last_lines": "", "told": False, "restarted": False, "point": {},
+                "reason": f"was the program {client.what!r}, which has left, and its controllers with it: {', '.join(gone)}",
+            }
+        )  # fmt: skip
