@@ -41,6 +41,7 @@ MAX_DELAY_S = 30.0
 CONSTRUCT_S = 120.0
 _ABORT_S = 2.0
 _ASK_S = 5.0
+_BUSY_S = 1.0
 
 
 class Healing:
@@ -220,6 +221,8 @@ class Healing:
         said = yield from remake_groups(home, ranks, if_torn=not report["ranks"])
         report["said"] += [said] if said else []
         yield from self.make_actors(set(ranks.values()) & wanted, report)
+        if report["ranks"] and asked:
+            yield from self._say_who_is_busy({r: p for r, p in ranks.items() if r not in report["ranks"]}, report)
         self._tell_all(group, report)
         report["seconds"] = time.monotonic() - began
         return report
@@ -247,6 +250,14 @@ class Healing:
                 report["problems"].append(f"rank {entry.rank} did not start: {describe_end(entry.end)}")
             elif entry.state == "starting":
                 report["problems"].append(f"rank {entry.rank} did not start within {START_S:g} s")
+
+    def _say_who_is_busy(self, ranks: dict[int, int], report: Report) -> Script[None]:
+        """Functions of a call that has failed go on elsewhere, and whatever comes next waits for them: nobody else would say so."""
+        found = yield partial(self._home.asking.ask, ranks, "__where__", None, timeout_s=_BUSY_S)
+        busy = sorted(r for r, where in found.items() if where["function"])
+        if busy:
+            what = "a function that was called before" if len(busy) == 1 else "functions that were called before"
+            report["said"].append(f"{name_ranks(busy)} still {'runs' if len(busy) == 1 else 'run'} {what}; to end that: %mesh interrupt (mesh.interrupt())")
 
     def _replace_hosts(self, lost: list[Proc], report: Report) -> Script[None]:
         indices = {address.host_of(p.proc) for p in lost}

@@ -24,11 +24,12 @@ _WRAPPERS = frozenset({"wrapper", "func_wrapper"})
 
 
 def where(actors: ActorHost) -> dict[str, Any]:
-    """Return "line" and "collective" of what runs, and "num_queued" messages."""
+    """Return "line" and "collective" of what runs, "num_queued" messages, and whether the main thread runs a "function"."""
     rank = here.rank
+    current = rank.worker.current if rank is not None else None
     frames = [rank.worker.frame()] if rank is not None else []
     frames += [frame for runner in list(actors.actors.values()) for frame in runner.frames()]
-    found: dict[str, Any] = {"line": "", "collective": None}
+    found: dict[str, Any] = {"line": "", "collective": None, "function": current is not None and current.name == b"execute"}
     for frame in frames:
         if frame is not None:
             found["line"] = found["line"] or _line(frame)
