@@ -123,6 +123,19 @@ class RankTimeout(MeshError, TimeoutError):
     """An answer didn't come in time. The work goes on, and the same future can be waited for again."""
 
 
+FELT_S = 2.0
+"""So long before the news of a death its peers may have raised because of it: it's heard of by way of the home, and they feel it."""
+
+
+def cause_time(kind: str, when: float) -> float:
+    """Return the time by which failures are put in order, the first cause first.
+
+    >>> sorted([("RuntimeError", 10.0), ("lost", 10.3)], key=lambda failure: cause_time(*failure))[0]
+    ('lost', 10.3)
+    """
+    return when - FELT_S if kind == "lost" else when
+
+
 @dataclass(frozen=True)
 class RankFailure:
     """One distinct failure, and the ranks it happened on.
@@ -134,7 +147,7 @@ class RankFailure:
         traceback: the remote traceback, user frames only.
         exception: the original exception, if it could travel.
         when: time of the first of them, seconds since the epoch.
-        first: whether it was the first failure in time.
+        first: whether it was the first failure in time; a death goes before what its peers have raised just before it was known.
         end: how the process ended (host, pid, signal, exit_code, last_lines), if it did.
     """
 

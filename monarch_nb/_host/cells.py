@@ -24,6 +24,7 @@ from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.message import Message
+from monarch_nb.exceptions import cause_time
 
 if TYPE_CHECKING:
     from monarch_nb._host.home import HomeProcess
@@ -236,7 +237,7 @@ class Cells:
         if ladder is not None and (ended["ename"] == "KeyboardInterrupt" or ladder.aborted):
             return "interrupted"
         first = not cell.failures
-        cell.failures.append({"rank": rank, "type": ended["ename"], "message": ended["evalue"][:2000]})
+        cell.failures.append({"rank": rank, "type": ended["ename"], "message": ended["evalue"][:2000], "when": ended["when"]})
         if first and ladder is None:
             self._home.loop.call_later(GRACE_S, lambda: self._climb(cell, "failure"))
         return "error"
@@ -270,8 +271,9 @@ class Cells:
                 del self._stuck[proc]
 
     def _lost(self, cell: Cell, rank: int, end: dict[str, Any]) -> None:
-        cell.failures.append({"rank": rank, "type": "lost", "message": "the process has died"})
-        body = json.dumps({"status": "lost", "end": end, "when": time.time()}, default=str).encode()
+        when = time.time()
+        cell.failures.append({"rank": rank, "type": "lost", "message": "the process has died", "when": when})
+        body = json.dumps({"status": "lost", "end": end, "when": when}, default=str).encode()
         self._ended(cell, rank, "lost", body)
 
     def proc_has_ended(self, end: dict[str, Any]) -> None:
@@ -375,7 +377,8 @@ class Cells:
         self._queues.clear()
         for cell in cells:
             cell.over = True
-            cell.failures += [{"rank": r, "type": "lost", "message": f"the mesh {how}"} for r in sorted(cell.left)]
+            now = time.time()
+            cell.failures += [{"rank": r, "type": "lost", "message": f"the mesh {how}", "when": now} for r in sorted(cell.left)]
             self._book(cell, self._ladders.pop(cell.n, None))
 
     def _book(self, cell: Cell, ladder: Ladder | None) -> dict[str, Any]:
@@ -384,23 +387,23 @@ class Cells:
             "status": self._status(cell, ladder),
             "reason": ladder.reason if ladder is not None else "",
             "unfinished": cell.unfinished,
-            "failures": cell.failures,
+            "failures": sorted(cell.failures, key=lambda f: cause_time(f["type"], f["when"])),
             "stopped": sorted(r for r, s in cell.ended.items() if s == "interrupted"),
             "said": cell.said,
             "seconds": {r: round(s, 6) for r, s in sorted(cell.seconds.items())},
         }
-        kept = {**summary, **self._unkept(cell)}
+        kept = {**summary, **self._unkept(cell, summary)}
         self._home.journal.entries.add(
             cell.n, ended=time.time(), end_position=self._home.journal.store.end, seen=any(not w.over for w in cell.watches),
             **kept,
         )  # fmt: skip
         return summary
 
-    def _unkept(self, cell: Cell) -> dict[str, Any]:
+    def _unkept(self, cell: Cell, summary: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the journal has otherwise than those who watch; they have seen it all."""
         journal = self._home.journal
         if journal.is_unlogged(cell.n):
-            failures = [{**f, "message": "(not kept)"} for f in cell.failures]
+            failures = [{**f, "message": "(not kept)"} for f in summary["failures"]]
             return {"failures": failures, "missing": "this cell's source and output are not kept: # nolog"}
         return {"missing": f"what it has printed may be missing here; the journal isn't written: {journal.trouble}"} if journal.trouble else {}
 

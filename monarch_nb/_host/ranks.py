@@ -188,7 +188,7 @@ class RankDesk:
         home.waits.settled(done)
         if not end["stopped"] and not again:
             known = {k: v for k, v in end.items() if k != "last_lines"}
-            home.journal.note(0, "lost", text=self._loss(end), ranks=format_ranks([end["rank"]]), end=known)
+            home.journal.note(0, "lost", text=self._loss(end), ranks=format_ranks([end["rank"]]), status="lost", end=known)
             home.healing.lost(end)
         if entry is not None:
             home.checkpoints.lost(entry)

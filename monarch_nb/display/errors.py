@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from monarch_nb._shape.rank_set import name_ranks
 from monarch_nb.display import ansi
+from monarch_nb.exceptions import cause_time
 from monarch_nb.folding import fold
 
 
@@ -54,7 +55,7 @@ def fold_errors(errors: Iterable[ErrorInfo]) -> list[ErrorGroup]:
     >>> group.ranks, group.first
     ((0, 1), True)
     """
-    in_time = sorted(errors, key=lambda error: (not error.first, error.when, error.rank))
+    in_time = sorted(errors, key=lambda error: (not error.first, cause_time(error.ename, error.when), error.rank))
     groups = fold((e.ename, (e.rank,), (e.evalue, e.traceback_text)) for e in in_time)
     return [
         ErrorGroup(group.ranks, in_time[group.members[0]].ename, group.texts[0], group.texts[1], first=position == 0)

@@ -24,6 +24,7 @@ from monarch_nb.exceptions import (
     OfficeClosed,
     RankFailure,
     RankTimeout,
+    cause_time,
     describe_end,
     fold_alike,
 )
@@ -358,7 +359,7 @@ def failure_of(rank: int, ended: Mapping[str, Any]) -> RankFailure:
 def fold_failures(failures: Any) -> list[RankFailure]:
     """Return equal failures once, with their ranks, first in time first and marked."""
     found: dict[tuple[str, str, str], list[RankFailure]] = {}
-    for failure in sorted(failures, key=lambda f: f.when):
+    for failure in sorted(failures, key=lambda f: cause_time(f.type, f.when)):
         found.setdefault((failure.type, failure.message, failure.traceback), []).append(failure)
     return [
         RankFailure(

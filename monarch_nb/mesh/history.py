@@ -32,7 +32,7 @@ class Entry:
         kind: start, cell, calls, variables, command, lost or note.
         number: the notebook's number of a cell, as in In[3].
         ended: None while it runs.
-        status: ok, error, interrupted; running; for a cell that was missed by all also "unseen" is true.
+        status: ok, error, interrupted, lost; running; for a cell that was missed by all also "unseen" is true.
         seconds: run time of a cell by rank.
         env: id of the environment that the mesh was started with.
         details: all that is known, as on disk.

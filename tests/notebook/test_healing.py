@@ -78,9 +78,22 @@ def test_peers_of_a_dead_rank_do_not_hang_in_a_collective(notebook: Notebook) ->
     ready = "%%mesh\nimport os, signal, torch, torch.distributed as dist\nt = torch.ones(1)\ndist.all_reduce(t)\nt.item()"
     assert notebook.text(ready) == "[0-2] 3.0"  # else a slow import may be what the grace ends
     text = notebook.text("%%mesh\nif rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\ndist.all_reduce(t)")
-    assert re.search(r"rank 1(?: \(first\))?: lost: the process was killed by SIGKILL", text)  # its peers may hear of it before the home
+    assert "rank 1 (first): lost: the process was killed by SIGKILL" in text, text  # though its peers may have raised before the home heard of it
+    journal = notebook.text("print(*((e.kind, e.ranks, e.status) for e in mesh.journal.entries(200) if e.kind == 'lost'), sep='\\n')")
+    assert journal.splitlines()[-1] == "('lost', '1', 'lost')", journal
     assert "process group has been made anew" in notebook.text("%mesh heal")
-    assert notebook.text(ready) == "[0-2] 3.0"
+    assert notebook.text(ready).startswith("[0-2] 3.0")  # and times, if that was slow
+
+
+def test_a_loss_comes_first_though_its_peer_has_raised_before_the_home_heard_of_it(notebook: Notebook, tmp_path: Path) -> None:
+    text = notebook.text(
+        f"%%mesh --ranks 0-1\nimport os, pathlib, signal, time\nfelt = pathlib.Path({str(tmp_path)!r}) / 'felt'\n"
+        "if rank == 0:\n    felt.touch()\n    raise ConnectionError('a peer has gone')\n"
+        "while not felt.exists(): pass\ntime.sleep(0.3)\nos.kill(os.getpid(), signal.SIGKILL)"
+    )
+    assert "rank 1 (first): lost: the process was killed by SIGKILL" in text and "rank 0: ConnectionError" in text, text
+    entry = notebook.text("print([e for e in mesh.journal.entries(200) if e.kind == 'cell'][-1].text())")
+    assert entry.splitlines()[-2:] == ["rank 1 (first): lost: the process has died", "rank 0: ConnectionError: a peer has gone"], entry
 
 
 def test_a_stopped_rank_is_unresponsive_not_dead(notebook: Notebook) -> None:
