@@ -4,7 +4,7 @@ VENV ?= .venv
 PY = $(VENV)/bin/python
 export PYTHONWARNINGS ?=
 
-.PHONY: help env demo lab labextension labcheck lint unit notebooks test soak bench clean
+.PHONY: help env demo lab labextension labcheck lint unit notebooks test soak bench gpu clean
 
 help:
 	@echo "make demo       the first tutorial, run here, as you would see it"
@@ -12,6 +12,7 @@ help:
 	@echo "make labextension   build the front end anew; labcheck: lint, test and compare"
 	@echo "make test       lint, types, tests, tutorials"
 	@echo "make bench      our figures against raw baselines; soak: the long test"
+	@echo "make gpu        all that needs an NVIDIA GPU, in ten minutes at most; GPU_PYTHON=... has torch with CUDA"
 
 # torch first: a range would pull a build with several GB of CUDA packages where the CPU build is wanted.
 $(VENV)/.ready: pyproject.toml
@@ -78,6 +79,11 @@ bench: env
 	$(PY) tests/benchmarks/run.py
 	$(PY) tests/benchmarks/bench_rdma.py
 	$(PY) tests/benchmarks/bench_rdma_tcp.py
+
+# Sets nothing up: whoever has a GPU has a torch that fits it, and needs no more than `pip install .`
+GPU_PYTHON ?= $(if $(wildcard $(PY)),$(PY),$(PYTHON))
+gpu:
+	@$(GPU_PYTHON) tests/gpu/check_gpus.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -690,40 +690,6 @@ def test_closing_in_the_middle_ends_the_transfer(own: TwoDesks, between: Middlem
 # --- GPUs
 
 
-def give_gpu(desk: Desk, nbytes: int) -> Handle:
-    import torch
-
-    tensor = torch.from_numpy(data(4, nbytes)).cuda()
-    handle = desk.register(memory_of(tensor))
-    kept[handle.key] = tensor
-    return handle
-
-
-def gpu_content(desk: Desk, handle: Handle) -> Any:
-    return kept[handle.key].cpu().numpy()
-
-
-def without_gpu() -> bool:
-    torch = pytest.importorskip("torch")
-    return not torch.cuda.is_available()
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("nbytes", [1000, 32 * MIB + 5])
-def test_memory_of_a_gpu(own: TwoDesks, nbytes: int) -> None:
-    if without_gpu():
-        pytest.skip("no GPU")
-    handle = own.far(give_gpu, nbytes)
-    into = numpy.zeros(nbytes, numpy.uint8)
-    move(own, "read", handle, into)
-    assert (into == data(4, nbytes)).all()
-    move(own, "write", handle.part(slice(3, nbytes)), data(5, nbytes - 3))
-    assert (own.far(gpu_content, handle)[3:] == data(5, nbytes - 3)).all()
-    own.far(lambda desk: desk.drop(handle))
-    with pytest.raises(BufferGone):
-        move(own, "read", handle, into)
-
-
 @pytest.mark.parametrize("nbytes", [1000, MIB])
 def test_memory_of_a_gpu_goes_through_host_memory(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
     """Without a GPU: memory that counts as one's is never touched by its address."""
