@@ -278,19 +278,21 @@ def doctor(arguments: argparse.Namespace) -> None:
 def debug(arguments: argparse.Namespace) -> None:
     """Show the debugger's prompt in this terminal; Ctrl-D leaves it, and the ranks where they are."""
     from monarch_nb.debug import Prompt, Question
+    from monarch_nb.debug.finding import debugged
 
-    mesh = _attach(arguments.name)
-    debugger = mesh.debugger()
-    feed = debugger.watch(lambda _stops: None)
+    meshes = debugged(arguments.name, stopped_only=not arguments.post_mortem)
     if arguments.post_mortem:
-        debugger.post_mortem(arguments.ranks)
-    if not debugger.stops():
-        _say(arguments, f"no rank of mesh {mesh.name!r} stands at a breakpoint")
-        return
-    _complete_with(mesh)
-    with suppress(KeyboardInterrupt), Question(on_taken_back=print) as read:
-        Prompt(mesh, read, lambda text: _say(arguments, text)).run()
-    feed.close()
+        for mesh in meshes:
+            mesh.debugger().post_mortem(arguments.ranks)
+    stopped = [mesh for mesh in meshes if mesh.debugger().stops()]
+    if not stopped:
+        _say(arguments, f"no rank of {'mesh ' + repr(arguments.name) if arguments.name else 'any mesh'} stands at a breakpoint")
+    for mesh in stopped:
+        feed = mesh.debugger().watch(lambda _stops: None)
+        _complete_with(mesh)
+        with suppress(KeyboardInterrupt), Question(on_taken_back=print) as read:
+            Prompt(mesh, read, lambda text: _say(arguments, text)).run()
+        feed.close()
 
 
 def _complete_with(mesh: Mesh) -> None:
@@ -447,7 +449,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "resize": Command(resize, "give a mesh other sizes", add_arguments=_resize_arguments),
     "shrink": Command(shrink, "go on without what is lost"),
-    "debug": Command(debug, "talk to ranks that stand at a breakpoint", add_arguments=_debug_arguments),
+    "debug": Command(debug, "talk to ranks that stand at a breakpoint: of a mesh, or of a script (its pid)", add_arguments=_debug_arguments),
     "dashboard": Command(
         dashboard, "the panel as a page of its own, until Ctrl-C", None,
         lambda add: add("--port", type=positive, default=0, help="on 127.0.0.1; without it, one that is free"),

@@ -18,21 +18,35 @@ _ALWAYS_OURS = re.compile(r'  File "[^"]*/monarch_nb/(_|actor/|mesh/)')
 
 
 def innermost(found: Mapping[str, Any]) -> str:
-    """Return in one line where a rank stands: the user's innermost frame, or what the kernel says of the process."""
+    """Return in one line where a rank stands: the user's innermost frame, or what the kernel says of the process.
+
+    That's the main thread's; if that waits for mail, the first actor's that does something.
+    """
     if found.get("process"):
         return str(found["process"])
     stacks = found.get("stacks")
     if not stacks:
         return _no_answer(found)
-    frames = _FRAME.findall(_START.sub("", stacks.get(MAIN, "")))
-    own = [f for f in frames if not any(part in f[0] for part in _OURS)]
-    if not own and (not frames or any(function == "take" for _, _, function in frames)):
-        return "is idle"  # it waits for mail
-    own = own or frames[-1:]
-    file, line, function = own[-1]
+    main = _FRAME.findall(_START.sub("", stacks.get(MAIN, "")))
+    if _own(main) or (main and not any(function == "take" for _, _, function in main)):
+        return _standing(stacks[MAIN], _own(main) or main[-1:])
+    for thread in sorted(name for name in stacks if name.startswith("actor-")):
+        frames = _own(_FRAME.findall(stacks[thread]))
+        if frames:
+            return _standing(stacks[thread], frames)
+    return "is idle"  # it waits for mail
+
+
+def _own(frames: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+    """Return the frames of the user's."""
+    return [frame for frame in frames if not any(part in frame[0] for part in _OURS)]
+
+
+def _standing(stack: str, frames: Sequence[tuple[str, str, str]]) -> str:
+    file, line, function = frames[-1]
     if not line:
         return f"is in {function} ({_place(file)})"  # C code
-    text = _line_after(stacks[MAIN], file, line)
+    text = _line_after(stack, file, line)
     return f"is at {_place(file)}, line {line}, in {function}{': ' + text if text else ''}"
 
 

@@ -22,6 +22,8 @@ from monarch_nb._wire.claim import Claim, holder
 from monarch_nb._wire.process import is_running, machine_id
 
 PREFIX, SUFFIX = "monarch_nb-", ".json"
+PROGRAM_PREFIX = "monarch_nb.program-"
+"""Of programs whose own mesh can be debugged: they go by their pid."""
 _MAX_BYTES = 1 << 16
 _PEER = struct.Struct("3i")
 
@@ -56,6 +58,37 @@ def read(path: str) -> Connection | None:
     if not os.path.exists(address.socket_path(directory, address.HOME)):
         trouble = f"mesh {name!r} runs, but its sockets in {directory} are gone: nobody can reach it; end it: kill {pid}"
     return Connection(name, pid, directory, path, content.get("wire_version", 0), content.get("start_time"), trouble)
+
+
+def write_program(directory: str, pid: int, connection: Connection) -> str:
+    """Let a program's own mesh be found under its pid; return the file's path."""
+    path = os.path.join(directory, f"{PROGRAM_PREFIX}{pid}{SUFFIX}")
+    content = {
+        "name": str(pid), "pid": connection.pid, "start_time": connection.start_time, "machine": machine_id(),
+        "directory": connection.directory, "wire_version": wire.VERSION,
+    }  # fmt: skip
+    with suppress(FileNotFoundError):
+        os.unlink(path)  # of a program that had this pid before
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(fd, "w") as file:
+        json.dump({key: value for key, value in content.items() if value is not None}, file)
+    return path
+
+
+def list_programs(directory: str) -> list[Connection]:
+    """Return the programs of this user whose own meshes can be debugged; files of those that have ended are removed."""
+    found = []
+    for name in sorted(os.listdir(directory)):
+        path = os.path.join(directory, name)
+        content = _content(path) if name.startswith(PROGRAM_PREFIX) and name.endswith(SUFFIX) else None
+        if content is None or content.get("machine", machine_id()) != machine_id():
+            continue
+        if not _lives(content):
+            with suppress(OSError):
+                os.unlink(path)
+        elif content.get("wire_version") == wire.VERSION:
+            found.append(Connection(content["name"], content["pid"], content["directory"], path, start_time=content.get("start_time")))
+    return found
 
 
 def claimant(path: str) -> dict[str, Any] | None:
@@ -96,7 +129,7 @@ def _is_sound(content: Any, path: str) -> bool:
         return False
     if not all(type(content.get(key, kind())) is kind for key, kind in others):
         return False
-    right_name = os.path.basename(path) == f"{PREFIX}{content['name']}{SUFFIX}"
+    right_name = os.path.basename(path) in (f"{prefix}{content['name']}{SUFFIX}" for prefix in (PREFIX, PROGRAM_PREFIX))
     return right_name and content["pid"] > 1 and os.path.isabs(content["directory"])
 
 

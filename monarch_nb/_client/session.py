@@ -25,6 +25,7 @@ from monarch_nb._client.notebook import PROGRAM_NUMBER, NotebookHooks
 from monarch_nb._client.output import OutputHub
 from monarch_nb._client.reports import Reports
 from monarch_nb._client.state import StatusFeed
+from monarch_nb._client.stops_said import StopsSaid
 from monarch_nb._client.waiting import Bell, wait_simply
 from monarch_nb._post import here
 from monarch_nb._post.office import Office
@@ -92,6 +93,7 @@ class Session:
         """What this program does about a death, by group."""
         self.reports = Reports(self)
         office.on_dropped = self.reports.dropped
+        self.stops_said = StopsSaid(self)
         self.proc_meshes: weakref.WeakSet[Any] = weakref.WeakSet()
         """Handles on processes that take on new sizes."""
 
@@ -239,6 +241,7 @@ class Session:
             self._on_ends(fields["ends"])
         elif name == "stopped":
             self.num_stops += 1
+            self.stops_said.stopped(fields)
             for bell in list(self.bells):
                 bell.ring_for_stop()
         elif name == "asked":
@@ -334,6 +337,7 @@ class Session:
         with suppress(Exception):
             self.office.drop_unread()
             self.reports.flush()
+        self.stops_said.close()
         self.office.close(500)
         _by_office.pop(id(self.office), None)
 

@@ -117,7 +117,7 @@ class DebugDesk:
             stop = Stop(next(self._ids), proc, fields["key"], entry.group, fields["where"])
             self._stops[stop.id] = stop
             self._check_abandoned()
-            self._home.clients.tell_listeners("stopped", {"group": stop.group})
+            self._home.clients.tell_listeners("stopped", {"group": stop.group, "rank": entry.rank, "where": stop.where})
         stop.where, stop.state, stop.mode = fields["where"], "stopped", fields["mode"]
         self._answered(stop, fields["n"], fields["text"])
         self._changed()
@@ -177,6 +177,14 @@ class DebugDesk:
     def do_debug_stops(self, message: Message, fields: dict[str, Any]) -> object:
         """Return who stands where."""
         return self._rows(fields["group"])
+
+    def do_debug_groups(self, message: Message, fields: dict[str, Any]) -> object:
+        """Return the groups of this mesh whose ranks can be debugged, or those of which one stands somewhere, as records of meshes."""
+        return [
+            {"group": g.name, "procs": g.procs, "labels": g.extent.labels, "sizes": g.extent.sizes, "hosts": g.hosts}
+            for g in self._home.registry.groups.values()
+            if self._has_stops(g.name) or (not fields["stopped_only"] and any(e.group == g.name for e in self._home.registry.alive()))
+        ]
 
     def do_debug_command(self, message: Message, fields: dict[str, Any]) -> object:
         """Have some stops do what a line says; answers when all have, or the time is up.

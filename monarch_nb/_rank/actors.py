@@ -292,6 +292,10 @@ class ActorRunner:
         async one is cancelled where it awaits.
         """
         task = self._task_of.get((src, ref))
+        if task is not None and self._is_debugged():  # its event loop stands there: nothing is cancelled by it
+            _raise_in_thread(self._ident, KeyboardInterrupt)
+            self.host.office.reader.stir()
+            return True
         if task is not None:
             _call_soon(task.get_loop(), task.cancel)
             return True
@@ -305,6 +309,10 @@ class ActorRunner:
                 _raise_in_thread(self._ident, KeyboardInterrupt)
                 self.host.office.reader.stir()  # it may be parked until an answer comes
             return True
+
+    def _is_debugged(self) -> bool:
+        """Say whether this actor's own thread stands at a breakpoint."""
+        return self.host.debugger is not None and self.host.debugger.stands(self._ident)
 
     def _left(self) -> None:
         """User code has been left: no interrupt may come any more, and one that was on its way is called back."""

@@ -142,6 +142,10 @@ class Debugger:
         """A thread runs on."""
         self._stops.pop(key, None)
 
+    def stands(self, ident: int) -> bool:
+        """Say whether a thread of this process stands at a breakpoint."""
+        return any(stop.thread == ident for stop in list(self._stops.values()))
+
     def take_line(self, key: int, n: int, text: str) -> Any:
         """Hand a line to a stop; return the waiter to wake."""
         stop = self._stops.get(key)
@@ -177,6 +181,7 @@ class MeshPdb(pdb.Pdb):
         self.is_post_mortem = False
         self.armed = 0
         """Which version of the breakpoints from outside this thread stops at."""
+        self.thread = threading.get_ident()
         self._debugger = debugger
         self._key = 0
         self._line: Line | None = None
