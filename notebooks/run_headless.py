@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,8 @@ def main(path: Path) -> int:
         CellExecutionError: if a cell fails that isn't meant to.
     """
     notebook = nbformat.read(path, as_version=4)
-    manager = KernelManager(kernel_name="python3", transport="ipc")
+    sockets = tempfile.TemporaryDirectory()
+    manager = KernelManager(kernel_name="python3", transport="ipc", ip=f"{sockets.name}/kernel")
     client = NotebookClient(notebook, km=manager, timeout=120)
     try:
         with client.setup_kernel():
@@ -54,6 +56,7 @@ def main(path: Path) -> int:
                 run_cell(client, cell, index)
     finally:
         manager.shutdown_kernel(now=True)
+        sockets.cleanup()
     print(f"\n{path.name}: all cells ran")
     return 0
 

@@ -27,7 +27,7 @@ export const EMPTY_DRAFT: IDraft = {
   processGroup: ''
 };
 
-const NAME = /^[A-Za-z_-][A-Za-z0-9_-]*$/;
+const NAME = /^[A-Za-z_][A-Za-z0-9_-]{0,63}$/;
 const DIMENSION = /^[A-Za-z_][A-Za-z0-9_]*$/;
 const DURATION = /^(\d+(\.\d+)?|\.\d+)(s|m|min|h|d)?$/;
 
@@ -58,7 +58,7 @@ export function requestOf(draft: IDraft): IStartRequest {
 
 function checkName(name: string, taken: string[], t: Translate): string | undefined {
   if (!NAME.test(name)) {
-    return t("A mesh's name is letters, digits, '-' and '_', not starting with a digit");
+    return t("A mesh's name is up to 64 letters, digits, '-' and '_', beginning with a letter or '_'");
   }
   return taken.includes(name) ? t('Mesh %1 runs already; choose another name', name) : undefined;
 }

@@ -13,7 +13,7 @@ from queue import Empty
 from typing import Any
 
 import nbformat
-from jupyter_client.manager import KernelManager
+from kernel_managers import ipc_manager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
@@ -25,7 +25,7 @@ class Notebook:
 
     def __init__(self, timeout_s: float = 90) -> None:
         self._notebook = nbformat.v4.new_notebook()
-        self._manager = KernelManager(transport="ipc", kernel_name="python3")
+        self._manager = ipc_manager(kernel_name="python3")
         self._client = NotebookClient(self._notebook, km=self._manager, timeout=timeout_s)
         self._context = self._client.setup_kernel()
         self._context.__enter__()
@@ -172,7 +172,7 @@ class RawKernel(Messages):
     """A kernel of its own."""
 
     def __init__(self) -> None:
-        self.manager = KernelManager(transport="ipc", kernel_name="python3")
+        self.manager = ipc_manager(kernel_name="python3")
         self.manager.start_kernel()
         super().__init__(self.manager.client())
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from jupyter_client.manager import KernelManager
+from kernel_managers import ipc_manager
 from kernels import Notebook
 from processes import PATIENCE_S
 
@@ -105,7 +105,7 @@ def test_the_kernelspec_loads_the_extension(tmp_path: Path) -> None:
     directory = Path(kernelspec.install(str(tmp_path)))
     specification = json.loads((directory / "kernel.json").read_text())
     assert specification["display_name"] == "Python 3 (mesh)"
-    manager = KernelManager(transport="ipc")
+    manager = ipc_manager()
     manager.kernel_spec_manager.kernel_dirs.insert(0, str(directory.parent))
     manager.kernel_name = kernelspec.NAME
     manager.start_kernel()

@@ -6,7 +6,7 @@ import queue
 import threading
 from typing import Any
 
-from jupyter_client.manager import KernelManager
+from kernel_managers import ipc_manager
 
 PATIENCE_S = 60.0
 
@@ -15,7 +15,7 @@ class FrontEnd:
     """A kernel, and a client that talks to it message by message."""
 
     def __init__(self) -> None:
-        self._manager = KernelManager(transport="ipc", kernel_name="python3")
+        self._manager = ipc_manager(kernel_name="python3")
         self._manager.start_kernel()
         self.client = self._manager.client()
         self.client.start_channels()
