@@ -20,6 +20,7 @@ from monarch_nb.magics.arguments import (
     did_you_mean,
     dims,
     mesh_name,
+    mesh_or_pid,
     num_bytes,
     pattern,
     positive,
@@ -91,7 +92,10 @@ def _parser() -> CommandParser:
         found = commands.add_parser(name, help=command.about, description=command.about)
         if command.named is not None:
             optional = command.named == "optional"
-            found.add_argument("name", nargs="?" if optional else None, type=mesh_name, help="name of the mesh; may be left out if there's only one")
+            found.add_argument(
+                "name", nargs="?" if optional else None, type=command.name_type,
+                help="name of the mesh; may be left out if there's only one",
+            )  # fmt: skip
         command.add_arguments(found.add_argument)
         found.set_defaults(run=command.run)
     return parser
@@ -357,12 +361,14 @@ class Command(NamedTuple):
 
     Attributes:
         named: whether the first thing after it is a mesh's name: optional, needed, or None.
+        name_type: reads that name.
     """
 
     run: Callable[[argparse.Namespace], int | None]
     about: str
     named: str | None = "optional"
     add_arguments: Callable[[Callable[..., Any]], object] = lambda add: None
+    name_type: Callable[[str], str] = mesh_name
 
 
 def _status_arguments(add: Callable[..., Any]) -> None:
@@ -449,7 +455,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "resize": Command(resize, "give a mesh other sizes", add_arguments=_resize_arguments),
     "shrink": Command(shrink, "go on without what is lost"),
-    "debug": Command(debug, "talk to ranks that stand at a breakpoint: of a mesh, or of a script (its pid)", add_arguments=_debug_arguments),
+    "debug": Command(debug, "talk to ranks that stand at a breakpoint: of a mesh, or of a script (its pid)", "optional", _debug_arguments, mesh_or_pid),
     "dashboard": Command(
         dashboard, "the panel as a page of its own, until Ctrl-C", None,
         lambda add: add("--port", type=positive, default=0, help="on 127.0.0.1; without it, one that is free"),

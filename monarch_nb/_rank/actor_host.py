@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import sys
@@ -301,9 +302,14 @@ class ActorHost:
 
 
 def thread_stacks() -> dict[str, str]:
-    """Return the Python stack of each thread of this process, by thread name."""
+    """Return the Python stack of each thread of this process, by thread name; of several of one name, the second is "NAME (2)"."""
     names = {t.ident: t.name for t in threading.enumerate()}
-    return {
-        names.get(ident, str(ident)): "".join(traceback.format_stack(frame))
-        for ident, frame in sys._current_frames().items()
-    }
+    found: dict[str, str] = {}
+    for ident, frame in sys._current_frames().items():
+        name = unique = names.get(ident, str(ident))
+        for i in itertools.count(2):
+            if unique not in found:
+                break
+            unique = f"{name} ({i})"
+        found[unique] = "".join(traceback.format_stack(frame))
+    return found

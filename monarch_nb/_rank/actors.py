@@ -292,9 +292,8 @@ class ActorRunner:
         async one is cancelled where it awaits.
         """
         task = self._task_of.get((src, ref))
-        if task is not None and self._is_debugged():  # its event loop stands there: nothing is cancelled by it
-            _raise_in_thread(self._ident, KeyboardInterrupt)
-            self.host.office.reader.stir()
+        debugger = self.host.debugger
+        if debugger is not None and self._handles(src, ref) and debugger.interrupt(self._ident):
             return True
         if task is not None:
             _call_soon(task.get_loop(), task.cancel)
@@ -310,9 +309,10 @@ class ActorRunner:
                 self.host.office.reader.stir()  # it may be parked until an answer comes
             return True
 
-    def _is_debugged(self) -> bool:
-        """Say whether this actor's own thread stands at a breakpoint."""
-        return self.host.debugger is not None and self.host.debugger.stands(self._ident)
+    def _handles(self, src: int, ref: int) -> bool:
+        """Say whether this actor is at a call."""
+        current = self.current
+        return (src, ref) in self._task_of or (current is not None and (current.src, current.ref) == (src, ref))
 
     def _left(self) -> None:
         """User code has been left: no interrupt may come any more, and one that was on its way is called back."""

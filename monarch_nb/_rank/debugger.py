@@ -55,6 +55,10 @@ class Line:
         self.text = text
 
 
+_INTERRUPT = Line(0, "")
+"""Comes instead of a line: a parked thread doesn't hear of an exception that is raised in it."""
+
+
 class Debugger:
     """The stops of this process. `take_line` and `settings` are for the reading thread; the rest runs in the threads that stop."""
 
@@ -142,9 +146,12 @@ class Debugger:
         """A thread runs on."""
         self._stops.pop(key, None)
 
-    def stands(self, ident: int) -> bool:
-        """Say whether a thread of this process stands at a breakpoint."""
-        return any(stop.thread == ident for stop in list(self._stops.values()))
+    def interrupt(self, ident: int) -> bool:
+        """Interrupt a thread of this process if it stands at a breakpoint: it raises KeyboardInterrupt there. Called in the reading thread."""
+        stop = next((stop for stop in list(self._stops.values()) if stop.thread == ident), None)
+        if stop is not None:
+            self.office.reader.notify(stop.inbox.put(_INTERRUPT))  # type: ignore[arg-type]
+        return stop is not None
 
     def take_line(self, key: int, n: int, text: str) -> Any:
         """Hand a line to a stop; return the waiter to wake."""
@@ -282,6 +289,8 @@ class MeshPdb(pdb.Pdb):
             line: Any = self.inbox.take(self._debugger.office)
             if line is None:
                 return "quit\n"
+            if line is _INTERRUPT:
+                raise KeyboardInterrupt
             self._line = line
             if line.text == wire.RUN_ON:
                 return "continue\n"

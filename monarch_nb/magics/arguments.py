@@ -74,6 +74,11 @@ def mesh_name(text: str) -> str:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def mesh_or_pid(text: str) -> str:
+    """Read the name of a mesh, or the pid of a program that has one of its own."""
+    return text if text.isascii() and text.isdigit() else mesh_name(text)
+
+
 def variable_name(text: str) -> str:
     """Read the name of a variable."""
     if not text.isidentifier():

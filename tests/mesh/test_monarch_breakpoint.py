@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from debugged_actors import Debugged, DebuggedAsync
@@ -51,8 +52,12 @@ def test_a_script_says_where_it_stands_and_is_debugged_from_a_terminal(pair: Pro
     assert list(answer.get(T).values()) == [6, 7]
 
 
-def test_ctrl_c_at_a_breakpoint_of_an_async_endpoint_ends_it(pair: ProcMesh) -> None:
-    answer = pair.spawn("debugged", DebuggedAsync).wait.call(3)
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_ctrl_c_at_a_breakpoint_ends_it(pair: ProcMesh, kind: str) -> None:
+    if kind == "sync":
+        answer: Any = pair.spawn("debugged", Debugged).add.call(3)
+    else:
+        answer = pair.spawn("debugged", DebuggedAsync).wait.call(3)
     stopped(pair, 2)
     stacks = sessions.current().request("stacks", procs=[pair._procs[0]])
     assert "debugged_actors.py, line" in innermost(stacks[0]), "it stands somewhere, and isn't idle"
@@ -64,7 +69,7 @@ def test_ctrl_c_at_a_breakpoint_of_an_async_endpoint_ends_it(pair: ProcMesh) -> 
 
     presser = threading.Thread(target=press)
     presser.start()
-    with pytest.raises(KeyboardInterrupt, match=r"ranks 0-1 of debugged\.wait were interrupted"):
+    with pytest.raises(KeyboardInterrupt, match=r"ranks 0-1 of debugged\.\w+ were interrupted"):
         answer.get(T)
     presser.join()
     stopped(pair, 0)
