@@ -12,6 +12,7 @@
      ├── HealError              not all that was lost could be put back
      ├── MeshStartError         a host process or rank didn't start
      ├── MeshNotFound           (LookupError) no mesh of that name
+     ├── MeshUnreachable        (ConnectionError) a handle on a mesh to which this process has no way
      ├── MeshUsageError         (ValueError) a magic that was typed wrongly, a cell that isn't Python, an argument that can't be
      │    └── NameTaken         a mesh of that name runs, or is being started
      ├── WrongArguments         (TypeError) a call or a spawn with other arguments than it takes
@@ -46,6 +47,7 @@ __all__ = [
     "MeshError",
     "MeshNotFound",
     "MeshStartError",
+    "MeshUnreachable",
     "MeshUsageError",
     "NameTaken",
     "OfficeClosed",
@@ -87,6 +89,10 @@ class HealError(MeshError):
 
 class MeshNotFound(MeshError, LookupError):
     """There's no mesh of that name."""
+
+
+class MeshUnreachable(MeshError, ConnectionError):
+    """A handle on a mesh to which this process has no way: it's on another machine, or has ended."""
 
 
 class MeshUsageError(MeshError, ValueError):

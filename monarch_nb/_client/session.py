@@ -34,9 +34,10 @@ from monarch_nb._shape import Extent, Shape
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.codec import Encoded
+from monarch_nb._wire.mesh_address import MeshAddress
 from monarch_nb._wire.message import Message
 from monarch_nb._wire.process import process_trouble
-from monarch_nb.exceptions import MeshError, MeshStartError, RankTimeout
+from monarch_nb.exceptions import MeshError, MeshStartError, MeshUnreachable, RankTimeout
 from monarch_nb.tracebacks import hide_in_scripts
 
 _by_office: dict[int, Session] = {}
@@ -98,20 +99,24 @@ class Session:
         """Handles on processes that take on new sizes."""
 
     @classmethod
-    def connect(cls, connection: Connection, what: str = "", *, listens: bool = True, observes: bool = False) -> Session:
+    def connect(
+        cls, connection: Connection, what: str = "", *, listens: bool = True, observes: bool = False, is_guest: bool = False
+    ) -> Session:
         """Connect to a running home.
 
         Args:
             what: what people know this program by.
             listens: whether it shows what actors print.
             observes: whether it only looks on: it doesn't keep the mesh alive, nor is it among its clients.
+            is_guest: whether it's a rank of another mesh: it looks on, and calls what it has handles on.
 
         Raises:
             MeshStartError: if it doesn't answer.
         """
         office = Office(address.new_client_id(), connection.directory)
         session = cls(office, connection)
-        session.observes, session.listens = observes, listens
+        observes, listens = observes or is_guest, listens and not is_guest
+        session.observes, session.listens, office.is_guest = observes, listens, is_guest
         session.output = OutputHub(office)
         office.event_hooks.append(session._on_event)
         office.on_call = session._take_call
@@ -134,12 +139,14 @@ class Session:
             office.close(0)
             what_is = process_trouble(connection.pid) or f"does not answer; end it: kill {connection.pid}"
             raise MeshStartError(f"the home of mesh {connection.name!r} (pid {connection.pid}) {what_is}") from None
-        office.mesh_id = answer["mesh_id"]
+        office.mesh = MeshAddress(*answer["mesh"])
+        office.mesh_id = office.mesh.mesh_id
         session.output.learn_groups(answer["groups"])
         atexit.register(session.close)
         session.notebook = NotebookHooks.install(session) if listens else None
-        hide_in_scripts()
-        if session.notebook is None and connection.name:
+        if not is_guest:
+            hide_in_scripts()
+        if session.notebook is None and connection.name and not observes:
             office.calls = {}  # a script's calls are journalled when it leaves
         return session
 
@@ -431,6 +438,52 @@ def shutdown() -> None:
 
 
 here.on_demand(lambda: current().office)
+
+
+# --- other meshes, by the handles on them
+
+_reaching = threading.Lock()
+
+
+def reach(mesh: MeshAddress) -> Office:
+    """Return this process' office in a mesh that handles name; connect, if it has none.
+
+    Raises:
+        MeshUnreachable: if there's no way from here to that mesh.
+    """
+    with _reaching:
+        return _office_in(mesh) or _visit(mesh).office
+
+
+def _office_in(mesh: MeshAddress) -> Office | None:
+    """Return an office in a mesh, if this process has one; rather one that shows output."""
+    found = [s for s in list(_by_office.values()) if s.office.mesh_id == mesh.mesh_id and not s.office.closed]
+    return max(found, key=lambda s: s.listens).office if found else None
+
+
+def _visit(mesh: MeshAddress) -> Session:
+    """Connect to a mesh of which this process has nothing but handles."""
+    rank = here.rank
+    who = f"rank {rank.rank} of {rank.office.mesh}" if rank is not None else "this program"
+    refused = f"{mesh} can't be reached from {who} on {here.hostname()}: "
+    if not mesh.is_near:
+        raise MeshUnreachable(
+            f"{refused}its home is on {mesh.hostname}, and meshes can only be entered on the machine of their home. Next: make the call "
+            "in the program that has both meshes, or spawn both sides on the hosts of one job: that's one mesh"
+        )
+    if not mesh.lives:
+        raise MeshUnreachable(f"{refused}it has ended. Next: start it anew, and hand over new handles")
+    if not mesh.is_open:
+        raise MeshUnreachable(f"{refused}its sockets in {mesh.directory} are gone, or are another user's")
+    connection = Connection(mesh.name, mesh.pid, mesh.directory, start_time=mesh.start_time)
+    if rank is None:
+        return Session.connect(connection)
+    session = Session.connect(connection, who, is_guest=True)
+    rank.receive_guest(session.office)
+    return session
+
+
+here.on_other_mesh(reach)
 
 
 def num_open() -> int:

@@ -39,7 +39,7 @@ class ClientDesk:
         return {
             "pid": os.getpid(),
             "name": home.name,
-            "mesh_id": home.mesh_id,
+            "mesh": tuple(home.mesh_address),
             "groups": home.journal.store.groups,
             "python": sys.version_info[:3],
         }

@@ -89,7 +89,7 @@ class Healing:
         owner = recipe.creator
         while owner[1]:
             entry = self._home.registry.procs.get(owner[0])
-            if entry is not None and entry.end is None:
+            if (entry is not None and entry.end is None) or owner[0] in self._home.registry.clients:
                 return owner
             above = self.recipes.find(owner[1])
             owner = above.creator if above is not None else (0, 0)

@@ -43,6 +43,7 @@ from monarch_nb._host.waiting import WaitingDesk
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.marks import Piece
+from monarch_nb._wire.mesh_address import MeshAddress
 from monarch_nb._wire.message import Message
 from monarch_nb._wire.process import process_trouble
 
@@ -87,6 +88,11 @@ class HomeProcess(HostProcess):
             self.interrupts, self.looks, self.debug, self.questions, self.checkpoints, self.healing, self.mesh_name, self.lease,
         ):  # fmt: skip
             self.reception.add(desk)
+
+    @property
+    def mesh_address(self) -> MeshAddress:
+        """What handles on this mesh carry."""
+        return MeshAddress.of_home(self.mesh_id, self.name, self.directory, os.getpid())
 
     def _enter_own_host(self) -> None:
         own = self.registry.new_host(self.hostname)

@@ -62,6 +62,8 @@ class Lease:
         if not home.mesh_name.is_claimed:
             raise RequestError(f"this home has no claim to the name {fields['name']!r}")
         home.name = fields["name"]
+        for to in home.everybody():
+            home.event(to, "named", {"name": home.name})
         self.idle_timeout_s = fields["idle_timeout_s"]
         if fields.get("journal"):
             home.journal.move(fields["journal"])

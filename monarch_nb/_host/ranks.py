@@ -64,7 +64,7 @@ class RankDesk:
         """Start ranks of a group, each on its host."""
         home = self._home
         spec = {**group.spec, "extent": group.context, "procs": list(group.procs), "hosts": list(group.hosts),
-                "debug": home.debug.settings, "mesh_id": home.mesh_id}  # fmt: skip
+                "debug": home.debug.settings, "mesh": tuple(home.mesh_address)}  # fmt: skip
         for index, theirs in home.hosts.of(procs).items():
             entries = [home.registry.procs[proc] for proc in theirs]
             own = [{"proc": e.proc, **self.place(group, e), "own_env": e.own_env} for e in entries]

@@ -7,12 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 from monarch_nb._post.office import Office
+from monarch_nb._wire.mesh_address import MeshAddress
 
 _office: Office | None = None
 _connect: Callable[[], Office] | None = None
+_reach: Callable[[MeshAddress], Office] | None = None
 _where: dict[str, Any] = {}
 rank: Any = None
 """The rank that this process is (`_rank.main.Rank`), or None in a client."""
+guest_offices: list[Office] = []
+"""In a rank: its offices in other meshes."""
 
 
 def office() -> Office:
@@ -22,6 +26,23 @@ def office() -> Office:
             raise RuntimeError("this process is not connected to a mesh")
         return _connect()
     return _office
+
+
+def office_in(mesh: MeshAddress | None) -> Office:
+    """Return this process' office in a mesh, which handles name; without one, `office()`. May connect, which takes some milliseconds.
+
+    Raises:
+        MeshUnreachable: if there's no way from here to that mesh.
+    """
+    own = _office
+    if own is not None and (mesh is None or own.mesh_id == mesh.mesh_id) and not own.closed:
+        return own
+    return office() if mesh is None or _reach is None else _reach(mesh)
+
+
+def is_at_home(mesh: MeshAddress | None) -> bool:
+    """Say whether `office()` is one in that mesh, as far as that can be said without connecting."""
+    return mesh is None or (_office is not None and not _office.closed and _office.mesh_id == mesh.mesh_id)
 
 
 def set_office(new: Office | None) -> None:
@@ -34,6 +55,12 @@ def on_demand(connect: Callable[[], Office]) -> None:
     """Say how to get an office when one is needed."""
     global _connect
     _connect = connect
+
+
+def on_other_mesh(reach: Callable[[MeshAddress], Office]) -> None:
+    """Say how to get an office in a mesh that isn't this process' own."""
+    global _reach
+    _reach = reach
 
 
 def set_whereabouts(**where: Any) -> None:

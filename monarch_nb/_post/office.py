@@ -21,6 +21,7 @@ from monarch_nb._post.reader import Reader
 from monarch_nb._wire import address, segment
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.codec import Encoded
+from monarch_nb._wire.mesh_address import MeshAddress
 from monarch_nb._wire.message import Message
 from monarch_nb.exceptions import MeshEnded, OfficeClosed
 
@@ -78,6 +79,10 @@ class Office:
         self.directory = directory
         self.mesh_id = ""
         """Which mesh this is an office of: the same for all of its processes."""
+        self.mesh: MeshAddress | None = None
+        """Where that mesh is: goes along with handles."""
+        self.is_guest = False
+        """In a rank: whether this is an office of another mesh than its own, whose handles it was given."""
         self.ends: dict[int, Exit] = {}
         """Processes known to have ended, and how."""
         self.on_call: Callable[[Message], Any] = _refuse

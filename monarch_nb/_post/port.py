@@ -9,6 +9,7 @@ from monarch_nb._post.context import call_context
 from monarch_nb._post.failure import describe, encode_failure
 from monarch_nb._wire import codec
 from monarch_nb._wire import message as wire
+from monarch_nb._wire.mesh_address import MeshAddress
 
 T = TypeVar("T")
 
@@ -22,12 +23,13 @@ class Port(Generic[T]):
         3
     """
 
-    __slots__ = ("_proc", "_ref", "_slot")
+    __slots__ = ("_mesh", "_proc", "_ref", "_slot")
 
-    def __init__(self, proc: int, ref: int, slot: int = 0) -> None:
+    def __init__(self, proc: int, ref: int, slot: int = 0, mesh: MeshAddress | None = None) -> None:
         self._proc = proc
         self._ref = ref
         self._slot = slot
+        self._mesh = mesh if mesh is not None else here.office().mesh
 
     def send(self, value: T) -> None:
         """Send `value` to the receiving end.
@@ -42,7 +44,7 @@ class Port(Generic[T]):
         self._post(encode_failure(describe(error, **here.whereabouts())), wire.ERROR)
 
     def _post(self, body: Any, flags: int) -> None:
-        office = here.office()
+        office = here.office_in(self._mesh)
         if body is None:
             body, flags = codec.Encoded(b""), flags | wire.EMPTY
         printed = office.printed_for(call_context.get().origin)
@@ -50,10 +52,10 @@ class Port(Generic[T]):
 
     def with_slot(self, slot: int) -> Port[T]:
         """Return the same port as another sender: its values are told apart by `slot`."""
-        return Port(self._proc, self._ref, slot)
+        return Port(self._proc, self._ref, slot, self._mesh)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Port, (self._proc, self._ref, self._slot)
+        return type(self), (self._proc, self._ref, self._slot, self._mesh)
 
     def __repr__(self) -> str:
         return f"Port({self._proc:#x}, {self._ref})"

@@ -71,6 +71,13 @@ class ActorHost:
         self.office.reader.call_at(time.monotonic() + ORPHAN_S, lambda: self._give_up(message.target))
         return None
 
+    def on_guest_call(self, message: Message) -> Any:
+        """Take a CALL from a mesh that this process is a guest of: something there has failed that an actor here owns."""
+        runner = self.actors.get(message.target)
+        if message.name == b"__supervise__" and runner is not None:
+            return runner.inbox.put(message)
+        return None
+
     def on_event(self, name: str, fields: dict[str, Any]) -> None:
         """Take news of the mesh, in the reading thread."""
         if name == "renumbered" and here.rank is not None:
@@ -83,6 +90,8 @@ class ActorHost:
             self.debugger.set(**fields)
         elif name == "reshaped":
             self._reshaped(fields)
+        elif name == "named" and self.office.mesh is not None:
+            self.office.mesh = self.office.mesh._replace(name=fields["name"])
         elif name == "checkpoint_epoch":
             self.checkpoint_epochs[fields["actor_id"]] = fields["epoch"]
 

@@ -307,6 +307,10 @@ class ActorRunner:
             if self._ident:
                 _raise_in_thread(self._ident, KeyboardInterrupt)
                 self.host.office.reader.stir()  # it may be parked until an answer comes
+                for office in here.guest_offices:
+                    with suppress(OfficeClosed):
+                        office.reader.stir()
+                        office.poke()  # or wait in C for one of another mesh
             return True
 
     def _handles(self, src: int, ref: int) -> bool:
@@ -408,7 +412,7 @@ class ActorRunner:
         if not message.flags & wire.EMPTY:
             args, kwargs = Body(self.host.office, message).value()
         if method.wants_port:
-            args = (Port(message.src, message.ref, message.slot), *args)
+            args = (Port(message.src, message.ref, message.slot, self.host.office.mesh), *args)
         return args, kwargs
 
     def _answer(self, message: Message, result: object) -> None:

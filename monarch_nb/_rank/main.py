@@ -26,11 +26,13 @@ from monarch_nb._shape import elastic_numbers
 from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.dump import DumpFile
+from monarch_nb._wire.mesh_address import MeshAddress
 from monarch_nb._wire.page import Page
 
 _PR_SET_NAME = 15
 _PR_SET_PDEATHSIG = 1
 _ADOPTION_S = 5.0
+GUEST_LINGER_MS = 500
 
 
 class Rank:
@@ -42,12 +44,19 @@ class Rank:
         self.world_size: int = spec["world_size"]
         self.pipe = pipe
         self.office = Office(spec["proc"], spec["directory"])
-        self.office.mesh_id = spec["mesh_id"]
+        self.office.mesh = MeshAddress(*spec["mesh"])
+        self.office.mesh_id = self.office.mesh.mesh_id
         self.office.unsettled, self.office.mark_output = pipe.unsettled, pipe.mark_answer
         self.page = Page(address.page_path(spec["directory"], spec["proc"]))
         self.debugger = Debugger(self.office)
         self.worker = Worker(self)
         self.actors = ActorHost(self.office, self.worker.inbox.put, self.page, self.debugger)
+
+    def receive_guest(self, office: Office) -> None:
+        """This process has come to another mesh as a guest: what it owns there is its to look after, and it leaves when we do."""
+        office.on_call = self.actors.on_guest_call
+        here.guest_offices.append(office)
+        self.office.on_close.append(lambda: office.close(GUEST_LINGER_MS))
 
     def renumber(self, place: dict[str, Any]) -> None:
         """Be another rank from now on: the mesh has been given other sizes."""

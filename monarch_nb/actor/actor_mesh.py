@@ -8,16 +8,18 @@ from collections.abc import Generator, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from monarch_nb._client import session as sessions
-from monarch_nb._post import here
 from monarch_nb._post.context import call_context
 from monarch_nb._post.office import Office
+from monarch_nb._post.origin import origin_in
 from monarch_nb._post.pending import Gather
 from monarch_nb._shape import Extent, MeshTrait, Shape, encode_extent
 from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.codec import Encoded
+from monarch_nb._wire.mesh_address import MeshAddress
 from monarch_nb.actor.endpoint import Endpoint, EndpointProperty, signature_of
 from monarch_nb.actor.future import Future
+from monarch_nb.actor.on_demand import OfficeOnDemand, known_office, mesh_of, set_office
 from monarch_nb.actor.outcome import value_mesh
 from monarch_nb.actor.supervision import MeshFailure
 from monarch_nb.exceptions import SupervisionError, WrongArguments
@@ -116,8 +118,11 @@ class Load:
 class ActorMesh(MeshTrait, Generic[T]):
     """The actors of one spawn (or a part of them), with the endpoints of their class as attributes.
 
-    A handle: it may be an argument or a return value, and stays good in any process of the mesh.
+    A handle: it may be an argument or a return value, and stays good in any process of its mesh, and in those of other meshes of this machine.
     """
+
+    _office = OfficeOnDemand()
+    _mesh: MeshAddress | None = None
 
     def __init__(
         self,
@@ -127,8 +132,9 @@ class ActorMesh(MeshTrait, Generic[T]):
         procs: tuple[int, ...],
         shape: Shape,
         office: Office | None = None,
+        mesh: MeshAddress | None = None,
     ) -> None:
-        self._office = office or here.office()
+        set_office(self, office, mesh)
         self._class = cls
         self._name = name
         self._actor_id = actor_id
@@ -155,7 +161,9 @@ class ActorMesh(MeshTrait, Generic[T]):
         return self._own_shape
 
     def _with_shape(self, shape: Shape) -> Self:
-        part = type(self)(self._class, self._name, self._actor_id, self._all_procs, shape, self._office)
+        part = type(self)(
+            self._class, self._name, self._actor_id, self._all_procs, shape, known_office(self), self._mesh
+        )
         part._spawned = self._spawned
         part._proc_mesh = self._proc_mesh
         part._parent = self
@@ -164,6 +172,9 @@ class ActorMesh(MeshTrait, Generic[T]):
 
     def _example(self) -> str:
         return ", ".join(f"{n}=0" for n in self.extent.labels)
+
+    def _connected(self) -> None:
+        """This process has come to the mesh of this handle."""
 
     # --- endpoints
 
@@ -226,7 +237,7 @@ class ActorMesh(MeshTrait, Generic[T]):
         office.expect(gather)
         receivers = [(proc, slot) for slot, proc in enumerate(self._procs)]
         office.post_all(
-            receivers, wire.CALL, body, ref=gather.ref, target=self._actor_id, origin=context.origin,
+            receivers, wire.CALL, body, ref=gather.ref, target=self._actor_id, origin=origin_in(office),
             name=b"__spawn__", context=self._context,
         )  # fmt: skip
         if office.ends:
@@ -308,14 +319,16 @@ class ActorMesh(MeshTrait, Generic[T]):
         raise error if state.tell(state.described) else error.briefly()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickle, (self._class, self._name, self._actor_id, self._all_procs, self._own_shape)
+        return _unpickle, (self._class, self._name, self._actor_id, self._all_procs, self._own_shape, mesh_of(self))
 
     def __repr__(self) -> str:
         return f"<ActorMesh {self._name} of {self._class.__name__}: {self.extent}>"
 
 
-def _unpickle(cls: type, name: str, actor_id: int, procs: tuple[int, ...], shape: Shape) -> ActorMesh[Any]:
-    return ActorMesh(cls, name, actor_id, procs, shape)
+def _unpickle(
+    cls: type, name: str, actor_id: int, procs: tuple[int, ...], shape: Shape, mesh: MeshAddress | None
+) -> ActorMesh[Any]:
+    return ActorMesh(cls, name, actor_id, procs, shape, None, mesh)
 
 
 def _nobody() -> None:

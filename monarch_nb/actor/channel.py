@@ -57,7 +57,7 @@ class Channel:
     def open_ranked(once: bool = False) -> tuple[Port[Any], RankedPortReceiver[Any]]:
         """Return the two ends of a new channel whose messages come with the sender's rank."""
         mailbox, port = _make(once)
-        return RankedPort(port._proc, port._ref), RankedPortReceiver(mailbox)
+        return RankedPort(port._proc, port._ref, 0, port._mesh), RankedPortReceiver(mailbox)
 
     def __class_getitem__(cls, _item: Any) -> type[Channel]:
         return cls
@@ -67,7 +67,7 @@ def _make(once: bool) -> tuple[Mailbox, Port[Any]]:
     office = here.office()
     mailbox = Mailbox(office, once)
     ref = office.expect(mailbox)
-    return mailbox, Port(office.me, ref)
+    return mailbox, Port(office.me, ref, 0, office.mesh)
 
 
 class RankedPort(Port[R]):
@@ -78,7 +78,4 @@ class RankedPort(Port[R]):
     def _post(self, body: Any, flags: int) -> None:
         from monarch_nb._post.context import call_context
 
-        Port._post(Port(self._proc, self._ref, call_context.get().slot), body, flags)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return RankedPort, (self._proc, self._ref, self._slot)
+        Port._post(Port(self._proc, self._ref, call_context.get().slot, self._mesh), body, flags)

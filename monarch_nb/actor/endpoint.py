@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar,
 
 from monarch_nb._post.context import call_context
 from monarch_nb._post.office import Office
+from monarch_nb._post.origin import origin_in
 from monarch_nb._post.pending import Arrivals, CallTime, CallTimes, Gather, OneReply, Pending
 from monarch_nb._shape import Point, format_ranks
 from monarch_nb._wire import codec
@@ -133,7 +134,7 @@ def concurrent_endpoint(method: Any = None, **options: Any) -> Any:
 class Endpoint(Generic[P, R]):
     """One endpoint of the actors of a mesh: where calls start."""
 
-    __slots__ = ("_context", "_mesh", "_name", "_office", "_receivers", "_signature", "_what")
+    __slots__ = ("_context", "_is_guest", "_mesh", "_name", "_office", "_receivers", "_signature", "_what")
 
     def __init__(self, mesh: ActorMesh[Any], name: str, signature: inspect.Signature | None) -> None:
         self._mesh = mesh
@@ -141,6 +142,7 @@ class Endpoint(Generic[P, R]):
         self._signature = signature
         self._what = f"{mesh._name}.{name}"
         self._office: Office = mesh._office
+        self._is_guest = self._office.is_guest
         self._receivers = [(proc, slot) for slot, proc in enumerate(mesh._procs)]
         self._context = mesh._context
 
@@ -194,16 +196,16 @@ class Endpoint(Generic[P, R]):
         reply = OneReply(office, (proc,))
         self._time(reply)
         ref = office.expect(reply)
-        context = call_context.get()
+        origin = origin_in(office) if self._is_guest else call_context.get().origin
         if body.buffers or len(body.payload) >= MIN_BYTES:
             office.post(
                 proc, wire.CALL, body, flags=flags, slot=slot, ref=ref, target=self._mesh._actor_id,
-                origin=context.origin, name=self._name, context=self._context,
+                origin=origin, name=self._name, context=self._context,
             )  # fmt: skip
         else:
             frame = wire.pack(
                 wire.CALL, src=office.me, dst=proc, flags=flags, slot=slot, ref=ref, target=self._mesh._actor_id,
-                origin=context.origin, name=self._name, context=self._context, payload=body.payload,
+                origin=origin, name=self._name, context=self._context, payload=body.payload,
             )  # fmt: skip
             office.send(proc, frame)
         if office.ends:
@@ -256,7 +258,7 @@ class Endpoint(Generic[P, R]):
         for (proc, slot), (body, flags) in zip(self._receivers, bodies, strict=True):
             office.post(
                 proc, wire.CALL, body, flags=flags, slot=slot, ref=gather.ref, target=self._mesh._actor_id,
-                origin=call_context.get().origin, name=self._name, context=self._context,
+                origin=origin_in(office), name=self._name, context=self._context,
             )  # fmt: skip
         if office.ends:
             office.check_ends(gather)
@@ -274,7 +276,7 @@ class Endpoint(Generic[P, R]):
 
         self._ready_office()
         body, flags = self._encode(args, kwargs)
-        handle = RRef.new(self._mesh._procs, self._mesh._own_shape)
+        handle = RRef.new(self._mesh._procs, self._mesh._own_shape, self._office.mesh)
         self._post_all(body, flags | wire.KEEP, handle.key)
         return handle
 
@@ -323,9 +325,10 @@ class Endpoint(Generic[P, R]):
             pending.times, pending.started = times and times.begin(), time.perf_counter()
 
     def _post_all(self, body: Encoded, flags: int, ref: int, receivers: Any = None) -> None:
+        origin = origin_in(self._office) if self._is_guest else call_context.get().origin
         self._office.post_all(
             self._receivers if receivers is None else receivers, wire.CALL, body, flags=flags, ref=ref,
-            target=self._mesh._actor_id, origin=call_context.get().origin, name=self._name, context=self._context,
+            target=self._mesh._actor_id, origin=origin, name=self._name, context=self._context,
         )  # fmt: skip
 
     def _encode(self, args: Any, kwargs: Any) -> tuple[Encoded, int]:

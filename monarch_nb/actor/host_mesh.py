@@ -15,6 +15,7 @@ from monarch_nb._client.session import Session
 from monarch_nb._post import here
 from monarch_nb._shape import Extent, MeshTrait, Shape, encode_extent
 from monarch_nb._wire import codec
+from monarch_nb._wire.mesh_address import MeshAddress
 from monarch_nb.actor.future import Future
 from monarch_nb.actor.proc_mesh import ProcMesh, grid, new_group
 
@@ -31,9 +32,18 @@ class HostMesh(MeshTrait):
     """
 
     def __init__(
-        self, hosts: Sequence[int], shape: Shape | None = None, session: Session | None = None, *, owned: bool = True
+        self,
+        hosts: Sequence[int],
+        shape: Shape | None = None,
+        session: Session | None = None,
+        *,
+        mesh: MeshAddress | None = None,
+        owned: bool = True,
     ) -> None:
-        self._session = session or sessions.current()
+        if session is None and here.is_at_home(mesh):
+            session = sessions.current()
+        self._known_session = session
+        self._mesh = mesh
         self._all_hosts = tuple(hosts)
         if shape is None:
             extent = Extent([], []) if len(hosts) == 1 else Extent(["hosts"], [len(hosts)])
@@ -45,11 +55,18 @@ class HostMesh(MeshTrait):
         self._life = _Life(owned)
 
     @property
+    def _session(self) -> Session:
+        session = self._known_session
+        if session is None:
+            session = self._known_session = sessions.of_office(here.office_in(self._mesh))
+        return session
+
+    @property
     def _shape(self) -> Shape:
         return self._own_shape
 
     def _with_shape(self, shape: Shape) -> Self:
-        part = type(self)(self._all_hosts, shape, self._session)
+        part = type(self)(self._all_hosts, shape, self._known_session, mesh=self._mesh)
         part._python, part._life = self._python, self._life
         return part
 
@@ -192,7 +209,8 @@ class HostMesh(MeshTrait):
             await self.shutdown()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reference, (self._all_hosts, self._own_shape, self._python)
+        mesh = self._mesh if self._known_session is None else self._known_session.office.mesh
+        return _reference, (self._all_hosts, self._own_shape, self._python, mesh)
 
     def __repr__(self) -> str:
         return f"<HostMesh of {len(self._hosts)}: {self.extent}>"
@@ -220,11 +238,11 @@ class _Life:
     is_shut_down: bool = False
 
 
-def _reference(hosts: Sequence[int], shape: Shape, python: str | None) -> HostMesh:
+def _reference(hosts: Sequence[int], shape: Shape, python: str | None, mesh: MeshAddress | None) -> HostMesh:
     """Return a handle that has come in a message."""
-    mesh = HostMesh(hosts, shape, owned=False)
-    mesh._python = python
-    return mesh
+    found = HostMesh(hosts, shape, mesh=mesh, owned=False)
+    found._python = python
+    return found
 
 
 def _encode_bootstrap(bootstrap: Any) -> bytes | None:

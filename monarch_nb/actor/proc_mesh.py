@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from monarch_nb._client import session as sessions
 from monarch_nb._client.session import Session
-from monarch_nb._post import here
-from monarch_nb._post.context import call_context
 from monarch_nb._post.office import Office
+from monarch_nb._post.origin import origin_in
 from monarch_nb._post.pending import Gather
 from monarch_nb._shape import Extent, MeshTrait, Shape, encode_extent
 from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
+from monarch_nb._wire.mesh_address import MeshAddress
 from monarch_nb.actor.actor_mesh import spawn_actors
 from monarch_nb.actor.future import Future
 from monarch_nb.actor.heal import HealReport
+from monarch_nb.actor.on_demand import OfficeOnDemand, known_office, mesh_of, set_office
 from monarch_nb.actor.outcome import refuse_dead, value_mesh
 from monarch_nb.actor.supervision import MeshFailure
 from monarch_nb.exceptions import HealError, MeshStartError, SupervisionError, describe_end
@@ -44,6 +45,9 @@ class ProcMesh(MeshTrait):
         >>> procs.slice(gpus=0).execute(os.getpid).get().item()  # doctest: +SKIP
     """
 
+    _office = OfficeOnDemand()
+    _mesh: MeshAddress | None = None
+
     def __init__(
         self,
         group: str,
@@ -51,8 +55,9 @@ class ProcMesh(MeshTrait):
         shape: Shape,
         hosts: tuple[int, ...] = (0,),
         office: Office | None = None,
+        mesh: MeshAddress | None = None,
     ) -> None:
-        self._office = office or here.office()
+        set_office(self, office, mesh)
         self._group = group
         self._all_procs = tuple(procs)
         self._own_shape = shape
@@ -61,6 +66,11 @@ class ProcMesh(MeshTrait):
         self._context = encode_extent(shape.extent)
         self._stopped = ""
         self._is_whole = len(self._procs) == len(self._all_procs) and shape.extent.nelements == len(self._all_procs)
+        if known_office(self) is not None:
+            self._connected()
+
+    def _connected(self) -> None:
+        """This process is in the mesh of this handle: take on new sizes, when it gets some."""
         session = sessions.known(self._office)
         if self._is_whole and session is not None:
             session.proc_meshes.add(self)
@@ -72,14 +82,15 @@ class ProcMesh(MeshTrait):
         return self._own_shape
 
     def _with_shape(self, shape: Shape) -> Any:
-        part = ProcMesh(self._group, self._all_procs, shape, self._hosts, self._office)
+        part = ProcMesh(self._group, self._all_procs, shape, self._hosts, known_office(self), self._mesh)
         part._stopped = self._stopped
         return part
 
     def _at(self, positions: Sequence[int]) -> ProcMesh:
         """Return the processes at some positions as a mesh of one dimension."""
         ranks = tuple(self._own_shape.ranks[p] for p in positions)
-        return ProcMesh(self._group, self._all_procs, Shape(Extent(["ranks"], [len(ranks)]), ranks), self._hosts, self._office)
+        shape = Shape(Extent(["ranks"], [len(ranks)]), ranks)
+        return ProcMesh(self._group, self._all_procs, shape, self._hosts, known_office(self), self._mesh)
 
     @property
     def _is_far(self) -> bool:
@@ -100,7 +111,7 @@ class ProcMesh(MeshTrait):
         """The hosts that these processes are on."""
         from monarch_nb.actor.host_mesh import HostMesh
 
-        return HostMesh(self._hosts)
+        return HostMesh(self._hosts, mesh=mesh_of(self))
 
     # --- actors and functions
 
@@ -142,7 +153,7 @@ class ProcMesh(MeshTrait):
         receivers = [(proc, slot) for slot, proc in enumerate(self._procs)]
         office.post_all(
             receivers, wire.CALL, body, ref=gather.ref, name=name, context=self._context,
-            origin=call_context.get().origin if origin is None else origin,
+            origin=origin_in(office) if origin is None else origin,
         )  # fmt: skip
         if office.ends:
             office.check_ends(gather)
@@ -340,10 +351,16 @@ class ProcMesh(MeshTrait):
         self.stop().get(30)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ProcMesh, (self._group, self._all_procs, self._own_shape, self._hosts)
+        return _unpickle, (self._group, self._all_procs, self._own_shape, self._hosts, mesh_of(self))
 
     def __repr__(self) -> str:
         return f"<ProcMesh {self._group}: {self.extent}>"
+
+
+def _unpickle(
+    group: str, procs: tuple[int, ...], shape: Shape, hosts: tuple[int, ...], mesh: MeshAddress | None
+) -> ProcMesh:
+    return ProcMesh(group, procs, shape, hosts, None, mesh)
 
 
 def _set_log_level(level: int) -> None:

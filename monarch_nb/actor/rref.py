@@ -7,6 +7,7 @@ from typing import Any
 
 from monarch_nb._post import here
 from monarch_nb._shape import Shape
+from monarch_nb._wire.mesh_address import MeshAddress
 
 _kept: dict[int, Any] = {}
 """What endpoints called with `rref` have left in this process."""
@@ -15,18 +16,19 @@ _kept: dict[int, Any] = {}
 class RRef:
     """A value on each rank of a mesh. As an argument of an endpoint on those ranks, it becomes the rank's own value."""
 
-    def __init__(self, key: int, procs: tuple[int, ...], shape: Shape) -> None:
+    def __init__(self, key: int, procs: tuple[int, ...], shape: Shape, mesh: MeshAddress | None) -> None:
         self.key = key
         self.procs = procs
         self.shape = shape
+        self.mesh = mesh
 
     @classmethod
-    def new(cls, procs: tuple[int, ...], shape: Shape) -> RRef:
+    def new(cls, procs: tuple[int, ...], shape: Shape, mesh: MeshAddress | None) -> RRef:
         """Return a handle for results that are on their way."""
-        return cls(secrets.randbits(63) | 1, procs, shape)
+        return cls(secrets.randbits(63) | 1, procs, shape, mesh)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrive, (self.key, self.procs, self.shape)
+        return _arrive, (self.key, self.procs, self.shape, self.mesh)
 
     def __repr__(self) -> str:
         return f"<RRef on {self.shape.extent}>"
@@ -37,11 +39,10 @@ def keep(key: int, value: Any) -> None:
     _kept[key] = value
 
 
-def _arrive(key: int, procs: tuple[int, ...], shape: Shape) -> Any:
+def _arrive(key: int, procs: tuple[int, ...], shape: Shape, mesh: MeshAddress | None) -> Any:
     """Become the value, on a rank that has it."""
-    office = here.office()
-    if office.me not in procs:
-        return RRef(key, procs, shape)
+    if not here.is_at_home(mesh) or here.office().me not in procs:
+        return RRef(key, procs, shape, mesh)
     if key not in _kept:
         raise LookupError("the result that this rref stands for is not here: its endpoint has raised")
     return _kept[key]

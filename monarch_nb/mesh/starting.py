@@ -246,6 +246,8 @@ def _made(name: str, session: Session, record: Mapping[str, Any], *, make_curren
     mesh = Mesh(name, session, record)
     assert session.output is not None and session.connection is not None
     session.connection = session.connection._replace(name=name)  # a spare has had none
+    if session.office.mesh is not None:
+        session.office.mesh = session.office.mesh._replace(name=name)
     session.output.default.sizes[record["group"]] = len(mesh)
     if session.ending is not None:
         session.ending.name, session.ending.num_ranks = name, len(mesh)

@@ -287,7 +287,7 @@ def desk() -> Desk:
     """Return this process' data plane; a client without a mesh connects first."""
     global _desk
     found = _desk
-    if found is not None and not found.closed and (here.rank is not None or _num_joined == sessions.num_open()):
+    if found is not None and not found.closed and _num_joined == _num_meshes():
         return found
     with _lock:
         return _joined()
@@ -296,12 +296,17 @@ def desk() -> Desk:
 _num_joined = 0
 
 
+def _num_meshes() -> int:
+    """Return how many meshes this process is in, or connected to."""
+    return 1 + len(here.guest_offices) if here.rank is not None else sessions.num_open()
+
+
 def _joined() -> Desk:
     """Make this process' desk if there's none, and join the meshes that it isn't in yet."""
     global _desk, _num_joined
     if _desk is not None and not _desk.closed and not isinstance(_desk.link, MeshLink):
         return _desk
-    offices = [here.office()] if here.rank is not None else [here.office(), *sessions.open_offices()]
+    offices = [here.office(), *(here.guest_offices if here.rank is not None else sessions.open_offices())]
     if _desk is None or _desk.closed:
         _desk = Desk(_link_of(offices))
     plane, link = _desk, _desk.link
@@ -311,7 +316,7 @@ def _joined() -> Desk:
             link.join(office)
         if not any(getattr(c, "plane", None) is plane for c in office.on_close):
             office.on_close.append(_Leaving(plane, link, office))
-    _num_joined = sessions.num_open()
+    _num_joined = _num_meshes()
     return plane
 
 

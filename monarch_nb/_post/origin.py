@@ -1,0 +1,13 @@
+"""In whose name a message is sent to a mesh."""
+
+from __future__ import annotations
+
+from monarch_nb._journal.record import is_cell
+from monarch_nb._post.context import call_context
+from monarch_nb._post.office import Office
+
+
+def origin_in(office: Office) -> int:
+    """Return what the running code's messages to a mesh carry as their origin. A cell's number means something in its own mesh only."""
+    origin = call_context.get().origin
+    return 0 if office.is_guest and is_cell(origin) else origin

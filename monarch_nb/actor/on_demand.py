@@ -1,0 +1,47 @@
+"""Handles on other meshes: connected to when they're first used, so that one may be passed on by a process that has no way to its mesh."""
+
+from __future__ import annotations
+
+from typing import Any, Self, overload
+
+from monarch_nb._post import here
+from monarch_nb._post.office import Office
+from monarch_nb._wire.mesh_address import MeshAddress
+
+
+class OfficeOnDemand:
+    """The attribute `_office` of a handle. No data descriptor: once the office is set on the handle, this isn't asked any more."""
+
+    @overload
+    def __get__(self, handle: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, handle: Any, owner: type) -> Office: ...
+    def __get__(self, handle: Any, owner: type) -> Any:
+        if handle is None:
+            return self
+        office = here.office_in(handle._mesh)
+        set_office(handle, office)
+        handle._connected()
+        return office
+
+
+def set_office(handle: Any, office: Office | None, mesh: MeshAddress | None = None) -> None:
+    """Let a handle belong to a mesh: by this process' office in it, or, without one, by its address, which is connected to when it's needed."""
+    if office is None and here.is_at_home(mesh):
+        office = here.office()
+    if office is None:
+        handle._mesh = mesh
+    else:
+        handle.__dict__["_office"] = office
+
+
+def mesh_of(handle: Any) -> MeshAddress | None:
+    """Return where a handle's mesh is; doesn't connect."""
+    office: Office | None = handle.__dict__.get("_office")
+    return office.mesh if office is not None else handle._mesh
+
+
+def known_office(handle: Any) -> Office | None:
+    """Return a handle's office, if it has needed one yet."""
+    office: Office | None = handle.__dict__.get("_office")
+    return office

@@ -1,0 +1,120 @@
+"""A handle stays what it is in the actors of another mesh: it leads to its own, or says why it can't."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from visiting_actors import Store, Visitor
+
+from monarch_nb import mesh as meshes
+from monarch_nb._client import session as sessions
+from monarch_nb.actor import ActorError, Channel, ProcMesh, this_host
+from monarch_nb.actor.on_demand import mesh_of
+from monarch_nb.exceptions import MeshUnreachable
+from monarch_nb.mesh import Mesh
+
+
+@pytest.fixture(scope="module")
+def there() -> Iterator[Mesh]:
+    """Another mesh than the one that this program uses."""
+    own = sessions.current()
+    mesh = meshes.start("there", {"gpus": 2})
+    sessions.use(own)
+    yield mesh
+    if not mesh._stopped:
+        mesh.stop().get(30)
+
+
+@pytest.fixture(scope="module")
+def store(there: Mesh) -> Any:
+    return there.spawn("store", Store)
+
+
+@pytest.fixture(scope="module")
+def procs() -> Iterator[ProcMesh]:
+    """Ranks of this program's own mesh."""
+    with this_host().spawn_procs({"gpus": 2}) as mesh:
+        yield mesh
+
+
+@pytest.fixture(scope="module")
+def visitor(procs: ProcMesh) -> Any:
+    return procs.spawn("visitor", Visitor)
+
+
+def test_an_actor_calls_an_actor_of_another_mesh(visitor: Any, store: Any) -> None:
+    before = sum(store.add.call(0).get().values())
+    found = [sum(each) for each in visitor.add.call(store, 1).get().values()]
+    assert sum(store.add.call(0).get().values()) == before + 4  # two visitors, two stores
+    assert max(found) == before + 4
+    assert sum(visitor.slice(gpus=1).add_async.call_one(store.slice(gpus=0), 1).get()) >= 1
+    assert sum(store.add.call(0).get().values()) == before + 5
+
+
+def test_an_actor_spawns_on_the_mesh_that_it_was_handed(visitor: Any, store: Any, there: Mesh) -> None:
+    handle, pids = visitor.slice(gpus=0).spawn_on.call_one(there).get()
+    assert pids == list(store.pid.call().get().values())
+    assert list(handle.add.call(1).get().values()) == [101, 101]  # back here, it's a handle on that mesh, too
+    parents = visitor.slice(gpus=0).spawn_procs_on.call_one(there.host_mesh).get()
+    assert parents == list(there.slice(gpus=0).execute(os.getppid).get().values())
+
+
+def test_a_handle_is_passed_on_unused(visitor: Any, store: Any, there: Mesh) -> None:
+    back = visitor.slice(gpus=0).pass_on.call_one(store).get()
+    assert list(back.pid.call().get().values()) == list(store.pid.call().get().values())
+    procs = visitor.slice(gpus=0).pass_on.call_one(there.slice(gpus=1)).get()
+    assert list(procs.execute(int, "7").get().values()) == [7]
+
+
+def test_ports_and_results_that_stayed_there_belong_to_their_mesh(visitor: Any, store: Any) -> None:
+    assert visitor.slice(gpus=0).receive.call_one(store).get() == [0, 1]
+    port, receiver = Channel.open()  # of the mesh in use
+    store.send.broadcast(port)
+    assert sorted(receiver.recv().get(60) for _ in range(2)) == [0, 1]
+    kept = store.add.rref(0)
+    assert repr(visitor.slice(gpus=0).pass_on.call_one(kept).get()) == repr(kept)
+
+
+def test_large_tensors_cross_meshes(visitor: Any, store: Any) -> None:
+    num = 1 << 20
+    assert visitor.slice(gpus=0).double.call_one(store, num).get() == 2.0 * num
+
+
+def test_what_fails_in_another_mesh_is_told_to_its_owner(visitor: Any, there: Mesh) -> None:
+    owner = visitor.slice(gpus=1)
+    port, receiver = Channel.open()
+    owned = owner.own.call_one(there, port).get()
+    owner.let_it_fail.call_one().get()
+    assert "the store is broken" in receiver.recv().get(60)
+    owned.stop().get()
+
+
+def test_an_error_says_that_a_mesh_cannot_be_reached(visitor: Any, there: Mesh) -> None:
+    mesh = mesh_of(there)
+    assert mesh is not None
+    elsewhere = mesh._replace(mesh_id="another", machine="another boot", hostname="nodeB")
+    far = ProcMesh("far", there._procs, there._own_shape, (0,), None, elsewhere)
+    one = visitor.slice(gpus=0)
+    assert one.pass_on.call_one(far).get().extent == far.extent  # to hold it does no harm
+    with pytest.raises(ActorError, match=r"mesh 'there' can't be reached from rank 0 of .*its home is on nodeB") as raised:
+        one.spawn_on.call_one(far).get()
+    assert raised.value.failures[0].type == "MeshUnreachable"
+    with pytest.raises(MeshUnreachable, match="nodeB"):
+        pickle.loads(pickle.dumps(far)).spawn("store", Store)
+
+
+def test_a_mesh_that_has_ended_is_said_to_have(visitor: Any, there: Mesh) -> None:
+    """The last one: it ends the mesh that the others have used."""
+    store, _ = visitor.slice(gpus=0).spawn_on.call_one(there).get()
+    with this_host().spawn_procs() as fresh:
+        newcomer = fresh.spawn("newcomer", Visitor)
+        newcomer.initialized.get()
+        there.stop().get(30)
+        with pytest.raises(ActorError, match=r"SupervisionError|MeshEnded"):  # of its ranks, or of all of it
+            visitor.slice(gpus=0).add.call_one(store, 1).get()
+        with pytest.raises(ActorError, match="it has ended"):
+            newcomer.spawn_on.call_one(there).get()
