@@ -4,7 +4,7 @@
      ├── DeviceMeshError        what was done on a mesh has failed: what a recovery loop catches
      │    ├── ActorError        an endpoint, function or cell raised, on some ranks
      │    │    └── UnknownVariable  (NameError) ranks have no variable of that name
-     │    └── SupervisionError  something used is dead: a rank, an actor, a mesh
+     │    └── SupervisionError  (RuntimeError) something used is dead: a rank, an actor, a mesh
      │         ├── MeshFailure  what happened to it, as a value and as an exception
      │         └── MeshEnded    (OfficeClosed) the mesh itself is no more: it was stopped, or its home was killed
      ├── OfficeClosed           (RuntimeError) this program has left the mesh
@@ -302,7 +302,11 @@ class NotDefinedHere(NameError):
         return type(self), (self.names, self.near, self.held)
 
 
-class SupervisionError(DeviceMeshError):
+class ActorAborted(BaseException):
+    """What an actor fails of that has aborted itself."""
+
+
+class SupervisionError(DeviceMeshError, RuntimeError):
     """Something that was used is dead: a rank, an actor or a mesh. Says which, on which host, and how it ended."""
 
 

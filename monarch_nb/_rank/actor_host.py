@@ -25,6 +25,8 @@ from monarch_nb._wire import message as wire
 from monarch_nb._wire.message import Message
 from monarch_nb._wire.page import Page
 
+END_S = 10.0
+"""How long whoever stops an actor waits for the message that it's handling, and for its clean-up."""
 ORPHAN_S = 10.0
 """How long a call may be ahead of the message that spawns its actor."""
 
@@ -46,7 +48,10 @@ class ActorHost:
         """By actor, also one that is still being constructed: members that save together know the same one; the home counts."""
         self._on_work = on_work
         self._early: dict[int, list[Message]] = {}
-        self._gone: set[int] = set()
+        self._gone: dict[int, str] = {}
+        """Actors that were stopped here, and why."""
+        self._leaving: dict[int, ActorRunner] = {}
+        """Those of them that clean up still."""
         office.on_call = self.on_call
         office.event_hooks.append(self.on_event)
 
@@ -134,7 +139,7 @@ class ActorHost:
         before = self.actors.pop(message.target, None)
         if before is not None:
             before.stop()
-        self._gone.discard(message.target)
+        self._gone.pop(message.target, None)
         self._spawn(message, before)
 
     def _give_up(self, actor_id: int) -> None:
@@ -147,7 +152,7 @@ class ActorHost:
         where = here.whereabouts()
         failure = {
             "type": "SupervisionError",
-            "message": f"no such actor on rank {where.get('rank', '?')}: it was stopped, or never spawned there",
+            "message": f"no such actor on rank {where.get('rank', '?')}: {self._gone.get(message.target, 'it was never spawned there')}",
             "traceback": "",
             "exception": None,
             "when": time.time(),
@@ -169,16 +174,29 @@ class ActorHost:
             self.office.post(message.src, wire.REPLY, body, slot=message.slot, ref=message.ref)
 
     def _now_stop_actor(self, message: Message) -> None:
-        actor_id, reason = Body(self.office, message).value()
-        self.end_actor(actor_id, RuntimeError(reason) if reason else None)
-        self._reply(message, None)
+        actor_id, reason, waits = Body(self.office, message).value()
+        runner = self.end_actor(actor_id, RuntimeError(reason) if reason else None)
+        if runner is None or not waits:
+            self._reply(message, None)
+        else:
+            runner.when_ended(lambda: self._reply(message, None))
+            self.office.reader.call_at(time.monotonic() + END_S, lambda: self._reply(message, None))
 
-    def end_actor(self, actor_id: int, reason: BaseException | None) -> None:
-        """Let an actor end after what it is doing."""
+    def end_actor(self, actor_id: int, reason: BaseException | None) -> ActorRunner | None:
+        """Let an actor end after what it is doing; return it, if it hasn't ended yet."""
         runner = self.actors.pop(actor_id, None)
-        self._gone.add(actor_id)
-        if runner is not None:
-            runner.stop(reason)
+        if runner is None:
+            self._gone.setdefault(actor_id, "it was stopped")
+            return self._leaving.get(actor_id)
+        self._gone[actor_id] = "it was stopped" + (f": {reason}" if reason is not None else "")
+        self._leaving[actor_id] = runner
+        runner.stop(reason)
+        return runner
+
+    def has_ended(self, runner: ActorRunner) -> None:
+        """An actor's thread is about to end. Called in that."""
+        if self._leaving.get(runner.actor_id) is runner:
+            del self._leaving[runner.actor_id]
 
     def _now_rdma(self, message: Message) -> None:
         """The data plane is asked, which nothing in this process has used yet: from now on it takes such messages itself."""

@@ -25,18 +25,22 @@ from monarch_nb._post.failure import describe, encode_failure
 from monarch_nb._post.office import OfficeClosed
 from monarch_nb._post.pending import Body
 from monarch_nb._post.port import Port
+from monarch_nb._rank import log_names
 from monarch_nb._rank.forked import end_if_forked
 from monarch_nb._rank.inbox import Inbox
 from monarch_nb._shape import decode_extent
 from monarch_nb._wire import codec
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.message import Message
+from monarch_nb.exceptions import ActorAborted
 
 if TYPE_CHECKING:
     from monarch_nb._rank.actor_host import ActorHost
     from monarch_nb._rank.checkpoints import Checkpoints
 
 
+CHILDREN_S = 2.0
+"""How long an actor that ends waits for what it owns to end first."""
 PREDECESSOR_S = 10.0
 """How long an actor that is made anew waits for the one before it to leave."""
 
@@ -63,6 +67,9 @@ class ActorRunner:
         self.actor_id = spawn.target
         self.creator: tuple[int, int] = (spawn.src, 0)
         self.name = ""
+        self.created_by: Any = None
+        """Who has spawned it, in words (`actor.context.CreatorInstance`)."""
+        self.proc_mesh: Any = None
         self.inbox = Inbox()
         self.instance: Any = None
         self.failure: dict[str, Any] | None = None
@@ -83,6 +90,12 @@ class ActorRunner:
         self._methods: dict[bytes, Method] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended_with: BaseException | None = None
+        self._aborted: ActorAborted | None = None
+        self._children: list[Any] = []
+        """Meshes that this actor has spawned: they end when it does."""
+        self._when_ended: list[Callable[[], None]] | None = []
+        """Called when it has cleaned up; None afterwards."""
+        self._supervising: asyncio.Lock | None = None
         # A message may be in the reading thread's hands: keep the body, which holds its buffers.
         self._body = Body(host.office, spawn)
         self.current: Message | None = None
@@ -98,8 +111,25 @@ class ActorRunner:
 
     def _live(self) -> None:
         self._ident = threading.get_ident()
-        with suppress(OfficeClosed):  # the process ends while this actor is busy
-            self._run()
+        log_names.install()
+        try:
+            with suppress(OfficeClosed):  # the process ends while this actor is busy
+                self._run()
+        finally:
+            self.host.has_ended(self)
+            with self._interrupting:
+                callbacks, self._when_ended = self._when_ended or [], None
+            for callback in callbacks:
+                with suppress(OfficeClosed):
+                    callback()
+
+    def when_ended(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when this actor has cleaned up: at once if it has, else in its thread."""
+        with self._interrupting:
+            if self._when_ended is not None:
+                self._when_ended.append(callback)
+                return
+        callback()
 
     def _run(self) -> None:
         spawn, self._spawn = self._spawn, None
@@ -115,6 +145,7 @@ class ActorRunner:
         del self._body
         self.name = recipe["name"]
         self.creator = recipe["creator"]
+        self.created_by, self.proc_mesh = recipe["creator_instance"], recipe["proc_mesh"]
         self.mesh = recipe["mesh"]
         self.thread.name = f"actor-{self.name}"
         if _has_async(recipe["class"]):
@@ -183,7 +214,16 @@ class ActorRunner:
     async def _live_async(self, recipe: dict[str, Any], spawn: Message) -> None:
         loop = asyncio.get_running_loop()
         mail = asyncio.Event()
-        self.inbox.hook = lambda: _call_soon(loop, mail.set)
+
+        def on_mail(message: Message | None) -> None:
+            if message is not None:
+                if message.name == b"__supervise__":  # it doesn't wait for the endpoint that runs: that may wait for what has failed
+                    _call_soon(loop, lambda: self._supervise_soon(message))
+                    return
+                self.inbox.add(message)
+            _call_soon(loop, mail.set)
+
+        self.inbox.hook = on_mail
         self._construct(recipe, spawn)
         while True:
             message = self.inbox.take_now()
@@ -198,7 +238,36 @@ class ActorRunner:
         for task in self._tasks:
             task.cancel()
 
+    # --- what it owns
+
+    def owns(self, mesh: Any) -> None:
+        """Take note that this actor has spawned something."""
+        self._children.append(mesh)
+
+    def disowns(self, mesh: Any) -> None:
+        """It has been stopped."""
+        with suppress(ValueError):
+            self._children.remove(mesh)
+
+    def _stop_children(self) -> list[Any]:
+        """Have what this actor owns end, the newest first; return what is to be waited for."""
+        children, self._children = self._children, []
+        stopping = []
+        for child in reversed(children):
+            with suppress(Exception):  # it may be gone, with its process or its mesh
+                future = child.stop(f"its owner {self.name!r} has ended")
+                future._pending.asker = None  # nobody needs to be told what couldn't be stopped
+                stopping.append(future)
+        return stopping
+
+    def _end_children(self) -> None:
+        deadline = time.monotonic() + CHILDREN_S
+        for future in self._stop_children():
+            with suppress(Exception):
+                future.get(max(0.0, deadline - time.monotonic()))
+
     def _clean_up(self) -> None:
+        self._end_children()
         self.host.page.give_back(self.slot)
         hook = getattr(self.instance, "__cleanup__", None)
         if hook is None:
@@ -216,6 +285,17 @@ class ActorRunner:
         """Let the actor end after the message that it's handling."""
         self._ended_with = reason
         self.inbox.close(self.host.office)
+
+    def abort(self, reason: str) -> None:
+        """Let the actor fail after the message that it's handling."""
+        self._aborted = ActorAborted(reason or f"{self.name} has aborted itself")
+        me = self.host.office.me
+        frame = wire.pack(wire.CALL, src=me, dst=me, target=self.actor_id, name=b"__abort__")
+        self.inbox.put_first(wire.unpack(frame), self.host.office)
+
+    def _abort(self, _message: Message) -> None:
+        if self._aborted is not None:
+            self._fail(self._aborted, None, "")
 
     def frames(self) -> list[FrameType]:
         """Return where user code stands here, innermost first: its thread's frame, or those of each call that awaits."""
@@ -333,6 +413,9 @@ class ActorRunner:
     async def _handle_async(self, message: Message) -> None:
         if self.failure is not None:
             self._refuse(message)
+            return
+        if message.name == b"__supervise__":
+            self._supervise_soon(message)
             return
         if message.name in _OWN_MESSAGES:
             _OWN_MESSAGES[message.name](self, message)
@@ -462,18 +545,47 @@ class ActorRunner:
         """Something this actor owns has failed: ask it, and if it doesn't handle it, its own owner."""
         from monarch_nb.actor.supervision import MeshFailure
 
-        news = Body(self.host.office, message).value()
-        hook = getattr(self.instance, "__supervise__", None)
+        failure, hook = self._news(message)
         handled: Any = False
         if hook is not None:
             try:
-                handled = hook(MeshFailure.from_failure(news["failure"]))
+                handled = hook(MeshFailure.from_failure(failure))
                 if inspect.isawaitable(handled):
                     handled = _run_apart(handled)
             except Exception as error:
-                news["failure"] = describe(error, **self._where("__supervise__"))
+                failure = describe(error, **self._where("__supervise__"))
         if not handled:
-            self.host.report_failure(self.creator, self.actor_id, news["failure"])
+            self.host.report_failure(self.creator, self.actor_id, failure)
+
+    def _news(self, message: Message) -> tuple[dict[str, Any], Any]:
+        """Return a failure that this actor is told of, and its hook, if it has one."""
+        failure: dict[str, Any] = Body(self.host.office, message).value()["failure"]
+        return failure, None if self.failure is not None else getattr(self.instance, "__supervise__", None)
+
+    def _supervise_soon(self, message: Message) -> None:
+        """Ask this actor about a failure while its endpoints await. Called in its event loop."""
+        task = asyncio.get_running_loop().create_task(self._supervise_async(message))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _supervise_async(self, message: Message) -> None:
+        from monarch_nb.actor.supervision import MeshFailure
+
+        if self._supervising is None:
+            self._supervising = asyncio.Lock()
+        async with self._supervising:  # one after the other, as they came
+            call_context.set(CallContext(message.origin, message.slot, message.context, self, message.src))
+            failure, hook = self._news(message)
+            handled: Any = False
+            if hook is not None:
+                try:
+                    handled = hook(MeshFailure.from_failure(failure))
+                    if inspect.isawaitable(handled):
+                        handled = await handled
+                except Exception as error:
+                    failure = describe(error, **self._where("__supervise__"))
+            if not handled:
+                self.host.report_failure(self.creator, self.actor_id, failure)
 
     def _where(self, endpoint: str) -> dict[str, Any]:
         return {**here.whereabouts(), "actor": self.name, "endpoint": endpoint}
@@ -484,8 +596,9 @@ class ActorRunner:
         endpoint = message.name.decode()
         self._keep(error)
         answers = message.ref and not message.flags & wire.KEEP
-        fatal = not isinstance(error, Exception | KeyboardInterrupt) or not answers
-        if fatal:
+        method = self._methods.get(message.name)
+        answers_itself = method is not None and method.wants_port and not isinstance(error, KeyboardInterrupt)
+        if not answers or answers_itself or not isinstance(error, Exception | KeyboardInterrupt):
             self._fail(error, message if answers else None, endpoint)
         else:
             self._reply_failure(message, describe(error, **self._where(endpoint)))
@@ -510,8 +623,9 @@ class ActorRunner:
         self.failure = describe(error, **self._where(endpoint), actor_id=self.actor_id)
         self._ended_with = error
         if asked is not None and asked.ref:
-            self._reply_failure(asked, self.failure)
+            self._reply_failure(asked, self.failure if endpoint == "__init__" else {**self.failure, "dead": True})
         self.host.report_failure(self.creator, self.actor_id, self.failure)
+        self._stop_children()
 
     def _refuse(self, message: Message) -> None:
         assert self.failure is not None
@@ -523,6 +637,7 @@ _UNCOUNTED = (b"checkpoint", b"num_calls")
 _OWN_MESSAGES: dict[bytes, Callable[[ActorRunner, Message], None]] = {
     b"__supervise__": ActorRunner._supervise,
     b"__save__": ActorRunner._save,
+    b"__abort__": ActorRunner._abort,
 }
 
 

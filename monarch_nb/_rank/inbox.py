@@ -17,7 +17,7 @@ class Inbox:
     `put` is called by the reading thread, `take` by the owner.
     """
 
-    __slots__ = ("_queue", "closed", "due", "hook", "park", "urgent")
+    __slots__ = ("_queue", "add", "closed", "due", "hook", "park", "urgent")
 
     def __init__(self) -> None:
         self._queue: deque[Message] = deque()
@@ -25,8 +25,9 @@ class Inbox:
         self.park: threading.Lock | None = None
         self.urgent = False
         self.due: float | None = None
-        self.hook: Callable[[], None] | None = None
-        """Called after each `put` instead of waking a thread: for owners that run an event loop."""
+        self.add = self._queue.append
+        self.hook: Callable[[Message | None], None] | None = None
+        """Called with each message, which it is to `add`, and with None when there's something else to see: for owners that run an event loop."""
 
     @property
     def ready(self) -> bool:
@@ -38,11 +39,16 @@ class Inbox:
 
     def put(self, message: Message) -> Any:
         """Add a message; return the waiter to wake."""
-        self._queue.append(message)
         if self.hook is not None:
-            self.hook()
+            self.hook(message)
             return None
+        self._queue.append(message)
         return self
+
+    def put_first(self, message: Message, office: Office) -> None:
+        """Add a message that comes before all others. Called by any thread."""
+        self._queue.appendleft(message)
+        self._rouse(office)
 
     def take(self, office: Office) -> Message | None:
         """Wait for the next message; None once closed."""
@@ -71,8 +77,11 @@ class Inbox:
     def close(self, office: Office) -> None:
         """Let the owner's `take` return None after what is there."""
         self.closed = True
+        self._rouse(office)
+
+    def _rouse(self, office: Office) -> None:
         if self.hook is not None:
-            self.hook()
+            self.hook(None)
         else:
             office.reader.notify(self)
             office.poke()  # the owner may be the one who reads the socket

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import secrets
 from collections.abc import Generator, Hashable, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from monarch_nb._client import session as sessions
@@ -17,15 +18,18 @@ from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.codec import Encoded
 from monarch_nb._wire.mesh_address import MeshAddress
+from monarch_nb.actor.context import creator_instance
 from monarch_nb.actor.endpoint import Endpoint, EndpointProperty, signature_of
 from monarch_nb.actor.future import Future
 from monarch_nb.actor.on_demand import OfficeOnDemand, known_office, mesh_of, set_office
 from monarch_nb.actor.outcome import value_mesh
 from monarch_nb.actor.supervision import MeshFailure
-from monarch_nb.exceptions import SupervisionError, WrongArguments
+from monarch_nb.exceptions import MeshUsageError, SupervisionError, WrongArguments
 from monarch_nb.folding import split
 
 if TYPE_CHECKING:
+    import logging
+
     from monarch_nb.actor.proc_mesh import ProcMesh
 
 T = TypeVar("T")
@@ -48,6 +52,15 @@ class Actor:
         ...         self.value += 1
         ...         return self.value
     """
+
+    @cached_property
+    def logger(self) -> logging.Logger:
+        """The logger of this actor's class. What an actor logs, by whatever logger, begins with its name."""
+        import logging
+
+        found = logging.getLogger(type(self).__name__)
+        found.setLevel(logging.DEBUG)
+        return found
 
     @property
     def initialized(self) -> Future[None]:
@@ -147,6 +160,8 @@ class ActorMesh(MeshTrait, Generic[T]):
         self._load_state: Load | None = None
         self._proc_mesh: ProcMesh | None = None
         self._parent: ActorMesh[T] | None = None
+        self._owner: Any = None
+        """The actor of this process that has spawned it: it ends with that."""
 
     @property
     def _load(self) -> Load:
@@ -219,6 +234,7 @@ class ActorMesh(MeshTrait, Generic[T]):
 
     def _spawn(self, args: tuple[Any, ...], kwargs: dict[str, Any], proc_mesh: ProcMesh) -> None:
         """Send the class and its arguments to all procs; doesn't wait."""
+        _check_names(self)
         office = self._office
         context = call_context.get()
         creator = (office.me, context.actor.actor_id if context.actor is not None else 0)
@@ -228,6 +244,7 @@ class ActorMesh(MeshTrait, Generic[T]):
             "kwargs": kwargs,
             "name": self._name,
             "creator": creator,
+            "creator_instance": creator_instance(),
             "mesh": self,
             "proc_mesh": proc_mesh,
         }
@@ -287,12 +304,19 @@ class ActorMesh(MeshTrait, Generic[T]):
         return self
 
     def stop(self, reason: str = "") -> Future[None]:
-        """End these actors, each after the message it is handling."""
+        """End these actors, each after the message it is handling. What an actor has spawned itself ends before it does.
+
+        The future is done when all have cleaned up; one that is stuck isn't waited for longer than ten seconds.
+        """
         office = self._office
+        if self._owner is not None:
+            self._owner.disowns(self)
+        actor = call_context.get().actor
+        waits = actor is None or actor.actor_id != self._actor_id  # an actor can't wait for its own end
         gather = Gather(office, self._procs)
         office.expect(gather)
         receivers = [(proc, slot) for slot, proc in enumerate(self._procs)]
-        body = codec.encode((self._actor_id, reason))
+        body = codec.encode((self._actor_id, reason, waits))
         office.post_all(receivers, wire.CALL, body, ref=gather.ref, name=b"stop_actor")
         if not address.is_client(self._procs[0]):
             sessions.of_office(office).tell("actor_stopped", actor_id=self._actor_id, procs=list(self._procs))
@@ -352,6 +376,9 @@ def spawn_actors(
     shape = Shape.full(proc_mesh.extent)
     mesh: ActorMesh[T] = ActorMesh(cls, name, secrets.randbits(63) | 1, procs, shape, proc_mesh._office)
     mesh._spawn(args, kwargs, proc_mesh)
+    mesh._owner = call_context.get().actor
+    if mesh._owner is not None:
+        mesh._owner.owns(mesh)
     return mesh
 
 
@@ -364,6 +391,21 @@ def check_class(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
     if not inspect.isclass(cls) or not issubclass(cls, Actor):
         raise WrongArguments(f"spawn takes a subclass of Actor, not {cls!r}")
     _check_constructor(cls, args, kwargs)
+
+
+def _check_names(mesh: ActorMesh[Any]) -> None:
+    """Refuse endpoints that nobody could call, because a mesh of actors has something else of that name."""
+    cls = mesh._class
+    taken = [
+        name for name in dir(cls)
+        if (hasattr(ActorMesh, name) or name in mesh.__dict__) and isinstance(inspect.getattr_static(cls, name), EndpointProperty)
+    ]  # fmt: skip
+    if taken:
+        names = " and ".join(f"{cls.__name__}.{name}" for name in taken)
+        raise MeshUsageError(
+            f"{names} can't be {'an endpoint' if len(taken) == 1 else 'endpoints'}: the mesh that spawn() returns has "
+            f"{', '.join(f'.{name}' for name in taken)} itself. Give {'it another name' if len(taken) == 1 else 'them other names'}"
+        )
 
 
 def _check_constructor(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

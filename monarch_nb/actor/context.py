@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._client import session as sessions
@@ -13,6 +14,36 @@ if TYPE_CHECKING:
     from monarch_nb.actor.proc_mesh import ProcMesh
 
 
+@dataclass(frozen=True)
+class CreatorInstance:
+    """Who has spawned an actor: what is known of it elsewhere.
+
+    Attributes:
+        name: as it was spawned; "root" for a program or a cell.
+        class_name: of its class, with the module; None at the root.
+        rank: its place in the mesh that it was spawned on.
+        proc_mesh: that mesh; None at the root.
+        creator: who has spawned it; None at the root.
+    """
+
+    name: str
+    class_name: str | None
+    rank: Point
+    proc_mesh: ProcMesh | None
+    creator: CreatorInstance | None
+
+    def __str__(self) -> str:
+        return _full_name(self.creator, self.class_name, self.name, self.rank)
+
+
+def _full_name(creator: CreatorInstance | None, class_name: str | None, name: str, rank: Point) -> str:
+    """Return a name that no other instance of the mesh has at the time: who has spawned it, class, name, place."""
+    if class_name is None:
+        return f"<{name}>"
+    where = ", ".join(f"{label!r}: {index}/{rank.extent[label]}" for label, index in rank.items())
+    return f"{creator}.<{class_name} {name}{f'{{{where}}}' if where else ''}>"
+
+
 class Instance:
     """The running actor; in a client or a cell, the root."""
 
@@ -21,8 +52,16 @@ class Instance:
 
     @property
     def name(self) -> str:
-        """The name it was spawned with; "client" at the root."""
-        return str(self._runner.name) if self._runner is not None else "client"
+        """The name it was spawned with; "root" at the root."""
+        return str(self._runner.name) if self._runner is not None else "root"
+
+    @property
+    def class_name(self) -> str | None:
+        """The name of its class, with the module; None at the root."""
+        if self._runner is None or self._runner.mesh is None:
+            return None
+        cls = self._runner.mesh._class
+        return f"{cls.__module__}.{cls.__qualname__}"
 
     @property
     def actor_id(self) -> int:
@@ -39,6 +78,14 @@ class Instance:
         return shape.point(mesh._procs.index(here.office().me))
 
     @property
+    def proc_mesh(self) -> ProcMesh:
+        """The processes that it was spawned on; at the root, its own."""
+        if self._runner is None or self._runner.proc_mesh is None:
+            return self.proc
+        found: ProcMesh = self._runner.proc_mesh
+        return found
+
+    @property
     def proc(self) -> ProcMesh:
         """The process it runs in, as a mesh of one."""
         from monarch_nb.actor.host_mesh import this_proc
@@ -46,29 +93,42 @@ class Instance:
         return this_proc()
 
     @property
-    def creator(self) -> tuple[int, int]:
-        """Proc id and actor id of whoever spawned it (actor id 0: a client or a cell)."""
-        return self._runner.creator if self._runner is not None else (here.office().me, 0)
+    def creator(self) -> CreatorInstance | None:
+        """Who has spawned it; None at the root."""
+        found: CreatorInstance | None = self._runner.created_by if self._runner is not None else None
+        return found
+
+    def _as_creator(self) -> CreatorInstance:
+        mesh = None if self._runner is None else self._runner.proc_mesh
+        return CreatorInstance(self.name, self.class_name, self.rank, mesh, self.creator)
+
+    def __repr__(self) -> str:
+        """Return its full name, which tells it from all others: `<root>.<module.Trainer trainer{'gpus': 3/8}>`."""
+        return _full_name(self.creator, self.class_name, self.name, self.rank)
 
     def stop(self, reason: str = "") -> None:
-        """End this actor after the message that it is handling."""
-        self._end(RuntimeError(reason) if reason else None)
+        """End this actor after the messages that have come, with what it has spawned."""
+        runner = self._actor("stop")
+        runner.host.end_actor(runner.actor_id, RuntimeError(reason) if reason else None)
+        sessions.current().tell("actor_stopped", actor_id=runner.actor_id, procs=[here.office().me])
 
     def abort(self, reason: str = "") -> None:
-        """End this actor as failed: its owner is asked to handle it."""
-        raise SystemExit(reason or f"{self.name} aborted itself")
+        """End this actor as failed, after the message that it is handling: its owner is asked to handle it."""
+        self._actor("abort").abort(reason)
 
     def kill(self, reason: str = "") -> None:
-        """End the whole process, at once."""
-        import os
-        import signal
+        """End this actor as failed, as `abort` does. Its process, and the other actors in that, go on."""
+        self._actor("kill").abort(reason)
 
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def _end(self, error: BaseException | None) -> None:
+    def _actor(self, what: str) -> Any:
         if self._runner is None:
-            raise RuntimeError("there is no actor here to stop")
-        self._runner.host.end_actor(self._runner.actor_id, error)
+            raise RuntimeError(f"there is no actor here to {what}")
+        return self._runner
+
+
+def creator_instance() -> CreatorInstance:
+    """Describe the running actor, or the root, as the creator of what it spawns."""
+    return Instance(call_context.get().actor)._as_creator()
 
 
 class Context:

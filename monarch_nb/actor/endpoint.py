@@ -126,8 +126,11 @@ def concurrent_endpoint(method: Any = None, **options: Any) -> Any:
     """Mark an async method that other messages needn't wait for: while it awaits, the actor handles the next."""
     if method is None:
         return lambda function: concurrent_endpoint(function, **options)
+    name = getattr(getattr(method, "method", method), "__qualname__", repr(method))
+    if isinstance(method, EndpointProperty):
+        raise MeshUsageError(f"@concurrent_endpoint does not wrap @endpoint: it makes an endpoint of {name} by itself. Leave @endpoint out")
     if not inspect.iscoroutinefunction(method):
-        raise TypeError(f"@concurrent_endpoint needs an async method; {method.__qualname__} is not")
+        raise MeshUsageError(f"@concurrent_endpoint needs an async method; {name} is not: write async def, or @endpoint")
     return EndpointProperty(method, EndpointOptions(concurrent=True, **options))
 
 

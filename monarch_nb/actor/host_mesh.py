@@ -13,6 +13,7 @@ from monarch_nb._client import launch
 from monarch_nb._client import session as sessions
 from monarch_nb._client.session import Session
 from monarch_nb._post import here
+from monarch_nb._post.context import call_context
 from monarch_nb._shape import Extent, MeshTrait, Shape, encode_extent
 from monarch_nb._wire import codec
 from monarch_nb._wire.mesh_address import MeshAddress
@@ -129,6 +130,9 @@ class HostMesh(MeshTrait):
             session.output.default.sizes[group] = extent.nelements
         mesh = ProcMesh(group, answer["procs"], Shape.full(extent), self._hosts, session.office)
         self._stoppable.append(mesh)
+        mesh._owner = call_context.get().actor
+        if mesh._owner is not None:
+            mesh._owner.owns(mesh)
         return mesh
 
     def _spec(self, group: str, extent: Extent, bootstrap: Any, env: Mapping[str, str], bind: Any) -> dict[str, Any]:

@@ -65,6 +65,8 @@ class ProcMesh(MeshTrait):
         self._hosts = hosts
         self._context = encode_extent(shape.extent)
         self._stopped = ""
+        self._owner: Any = None
+        """The actor of this process that has spawned it: it ends with that."""
         self._is_whole = len(self._procs) == len(self._all_procs) and shape.extent.nelements == len(self._all_procs)
         if known_office(self) is not None:
             self._connected()
@@ -190,8 +192,10 @@ class ProcMesh(MeshTrait):
         return self
 
     def stop(self, reason: str = "", *, grace_s: float = STOP_S) -> Future[None]:
-        """End these processes: actors clean up, then they leave; after `grace_s` seconds they are killed."""
+        """End these processes: actors clean up, with what they have spawned, then they leave; after `grace_s` seconds they are killed."""
         session = self._session
+        if self._owner is not None:
+            self._owner.disowns(self)
         self._stopped = reason or "it was stopped"
         reply = session.ask("stop", procs=list(self._procs), grace_s=grace_s)
 

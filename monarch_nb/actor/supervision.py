@@ -121,6 +121,8 @@ def _in_a_line(actor: str, failure: RankFailure) -> str:
         return f"actor {actor!r} is lost on {ranks}"
     what = failure.type + (f": {failure.message.splitlines()[0]}" if failure.message else "")
     endpoint = failure.details.get("endpoint", "")
+    if failure.type == "ActorAborted" and not endpoint:
+        return f"actor {actor!r} has aborted itself on {ranks}: {failure.message}"
     if endpoint == "__init__":
         return f"actor {actor!r} was not constructed on {ranks}: {what}"
     return f"{actor}.{endpoint} raised {what}" + (f" on {ranks}" if len(failure.ranks) > 1 else "")
