@@ -118,8 +118,10 @@ def describe(mesh: Mesh) -> str:
 def prepare_distributed(mesh: Mesh, backend: str | None, timeout_s: float | None) -> str:
     """Set RANK, MASTER_ADDR and the like; make a process group if asked for."""
     from monarch_nb.spmd import setup_torch_elastic_env
+    from monarch_nb.spmd.environment import host_and_port
 
-    setup_torch_elastic_env(mesh, master_addr="127.0.0.1")
+    port = mesh.part([0]).execute(host_and_port, None).get(30).item()[1]
+    setup_torch_elastic_env(mesh, "127.0.0.1", port)  # all hosts of such a mesh are this machine
     if backend is None:
         return ""
     chosen = backend or ("nccl" if "gpus" in mesh.sizes and _has_gpus(mesh) else "gloo")
