@@ -8,10 +8,16 @@ import sys
 PROCESS_JOB = "process"
 """Hosts of this kind are processes of the home's own machine: it can start one anew by itself."""
 
+PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+"""Where this package is imported from."""
+
+RANK_VARIABLE = "MONARCH_NB_RANK"
+"""Tells a fresh interpreter which rank to be: {"path": module path, "fd": of the specification, "parent": pid of the host process,
+"pythonpath": what PYTHONPATH was before."""
+
 _CODE = "import sys; sys.path[:0] = sys.argv[1:]; from monarch_nb._host.main import main; main()"
 
 
 def host_command() -> list[str]:
     """Return the command line of a host process; it takes its configuration from standard input."""
-    package_root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    return [sys.executable, "-c", _CODE, package_root]
+    return [sys.executable, "-c", _CODE, PACKAGE_ROOT]

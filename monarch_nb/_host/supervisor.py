@@ -22,11 +22,14 @@ from typing import Any
 
 from monarch_nb._host.loop import Loop
 from monarch_nb._host.output import OutputReader
-from monarch_nb._host.zygote import HUGE_PAGES, RANKS_PER_REQUEST, set_process_name
+from monarch_nb._host.rank_command import rank_command
+from monarch_nb._host.zygote import RANKS_PER_REQUEST, set_process_name
 from monarch_nb._wire.process import count_oom_kills
 
 STARTING, RUNNING, STOPPING, LOST, STOPPED = "starting", "running", "stopping", "lost", "stopped"
 STOP_GRACE_S = 3.0
+COMMAND_S = 120.0
+"""How long a command of the user's may take until it's a rank."""
 _PR_SET_CHILD_SUBREAPER = 36
 _LAST_LINES = 20
 
@@ -144,7 +147,7 @@ class Supervisor:
             own["token"] = secrets.token_hex(4)
             rank = self.ranks[own["proc"]] = Rank(own["proc"], own["rank"], spec["group"], own["token"])
             rank.gpu = _gpu_of(own, spec)
-        if method == "spawn" or (spec.get("python") or sys.executable) != sys.executable:
+        if method == "spawn" or spec.get("commands") or (spec.get("python") or sys.executable) != sys.executable:
             for own in ranks:
                 self._spawn(own, spec)
             return
@@ -182,30 +185,39 @@ class Supervisor:
         self._on_piece(rank, piece)
 
     def _spawn(self, own: dict[str, Any], spec: dict[str, Any]) -> None:
-        """Start a rank as a fresh interpreter: slow, but it shares nothing with the zygote."""
+        """Start a rank as a fresh interpreter, or by the user's own command: slow, but it shares nothing with the zygote."""
         rank = self.ranks[own["proc"]]
         out_fd, err_fd = self._make_pipes(rank)
         spec_fd = _in_memory(pickle.dumps(spec | own, 5))
-        code = (
-            "import sys, json, os, pickle; a = json.loads(sys.argv[1]); sys.path[:] = a['path'];"
-            "from monarch_nb._rank.main import run_rank;"
-            "spec = pickle.loads(os.pread(a['fd'], os.fstat(a['fd']).st_size, 0)); os.close(a['fd']);"
-            "run_rank(spec, a['parent'])"
-        )
-        argument = json.dumps({"path": spec["sys_path"], "fd": spec_fd, "parent": os.getpid()})
-        process = subprocess.Popen(
-            [spec.get("python") or sys.executable, "-c", code, argument],
-            pass_fds=[spec_fd],
-            stdin=subprocess.DEVNULL,
-            stdout=out_fd,
-            stderr=err_fd,
-            env={**dict([HUGE_PAGES]), **os.environ, **spec["env"], **own.get("env", {})},
-            start_new_session=True,
-        )
-        for fd in (spec_fd, out_fd, err_fd):
-            os.close(fd)
+        command = rank_command(own, spec, spec_fd)
+        try:
+            process = subprocess.Popen(
+                command.argv,
+                executable=command.program,
+                pass_fds=[spec_fd],
+                stdin=subprocess.DEVNULL,
+                stdout=out_fd,
+                stderr=err_fd,
+                env=command.env,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            reason = f"was never started: {command.program!r}: {error.strerror if isinstance(error, OSError) else error}"
+            self._loop.call_later(0.0, lambda: self._ended(rank, None, reason))  # who has asked for it is to know of it first
+            return
+        finally:
+            for fd in (spec_fd, out_fd, err_fd):
+                os.close(fd)
         process.returncode = 0  # ours to wait for, by pidfd; Popen must not
         self._started(rank, process.pid)
+        if command.is_users:
+            self._loop.call_later(COMMAND_S, lambda: self._give_up(rank))
+
+    def _give_up(self, rank: Rank) -> None:
+        """The user's command had time enough to become a rank."""
+        if rank.state == STARTING:
+            rank.tail.append(f"bootstrap_command has not become a rank within {COMMAND_S:g} s: it is to run `python -m monarch_nb._rank.bootstrap`\n".encode())
+            self._signal(rank, signal.SIGKILL)
 
     def _started(self, rank: Rank, pid: int) -> None:
         rank.pid = pid

@@ -77,7 +77,7 @@ def run_rank(spec: dict[str, Any], host_pid: int) -> None:
     _set_environment(spec)
     pipe = streams.install(spec["token"])
     _reseed()
-    _bind_cpus(spec)
+    _bind(spec)
     _limit_threads(spec)
     rank = Rank(spec, pipe)
     here.set_office(rank.office)
@@ -122,14 +122,16 @@ def _tie_to_host(host_pid: int) -> None:
         os._exit(1)
 
 
-def _bind_cpus(spec: dict[str, Any]) -> None:
-    """Bind this rank to the CPUs that `proc_bind` gives it, as in "0-3,8"."""
+def _bind(spec: dict[str, Any]) -> None:
+    """Bind this rank to the CPUs and memory that `proc_bind` gives it; without them it isn't to run."""
     if spec.get("bind"):
-        cpus = spec["bind"][spec["local_rank"] % len(spec["bind"])].get("cpus", "")
-        from monarch_nb._shape import Extent, parse_ranks
+        from monarch_nb._rank.binding import BindingError, bind
 
-        if cpus:
-            os.sched_setaffinity(0, parse_ranks(cpus, Extent(["cpus"], [4096])))
+        try:
+            bind(spec["bind"][spec["local_rank"] % len(spec["bind"])])
+        except BindingError as error:
+            os.write(2, f"{error}\n".encode())
+            os._exit(1)
 
 
 def _set_name(name: str) -> None:
@@ -160,7 +162,7 @@ def _limit_threads(spec: dict[str, Any]) -> None:
     """Give this rank its share of the cores, unless the user has said otherwise."""
     given = os.environ.get("OMP_NUM_THREADS")
     if given is None:
-        num = max(1, (os.cpu_count() or 1) // spec["local_world_size"])
+        num = len(os.sched_getaffinity(0)) if spec.get("bind") else max(1, (os.cpu_count() or 1) // spec["local_world_size"])
         os.environ["OMP_NUM_THREADS"] = str(num)
     else:
         outermost = given.split(",")[0].strip()  # OpenMP takes a number for each level of nesting

@@ -22,6 +22,7 @@ from monarch_nb._post.port import Port
 from monarch_nb._shape import Extent, Point, Shape
 from monarch_nb.actor.accumulator import Accumulator
 from monarch_nb.actor.actor_mesh import Actor, ActorMesh, as_endpoint, send
+from monarch_nb.actor.bootstrap_command import BootstrapCommand, default_bootstrap_cmd
 from monarch_nb.actor.channel import Channel, PortReceiver, RankedPortReceiver
 from monarch_nb.actor.checkpoint import Checkpointed
 from monarch_nb.actor.context import (
@@ -48,6 +49,7 @@ __all__ = [
     "Actor",
     "ActorError",
     "ActorMesh",
+    "BootstrapCommand",
     "Channel",
     "Checkpointed",
     "Context",
@@ -73,6 +75,7 @@ __all__ = [
     "current_actor_name",
     "current_rank",
     "current_size",
+    "default_bootstrap_cmd",
     "endpoint",
     "get_or_spawn_controller",
     "heal_mesh",

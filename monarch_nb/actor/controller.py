@@ -55,4 +55,4 @@ def _controller(name: str, cls: type[T], args: tuple[Any, ...], kwargs: dict[str
 def _spec() -> dict[str, Any]:
     from monarch_nb.actor.host_mesh import HostMesh
 
-    return HostMesh((0,))._spec("controllers", Extent([], []), None, {}, None)
+    return HostMesh((0,))._spec("controllers", Extent([], []), None, {})

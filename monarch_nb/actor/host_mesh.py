@@ -14,10 +14,12 @@ from monarch_nb._client import session as sessions
 from monarch_nb._client.session import Session
 from monarch_nb._post import here
 from monarch_nb._post.context import call_context
-from monarch_nb._shape import Extent, MeshTrait, Shape, encode_extent
+from monarch_nb._shape import Extent, MeshTrait, Point, Shape, encode_extent
 from monarch_nb._wire import codec
 from monarch_nb._wire.mesh_address import MeshAddress
+from monarch_nb.actor.bootstrap_command import BootstrapCommand, commands_of
 from monarch_nb.actor.future import Future
+from monarch_nb.actor.proc_bind import check_bindings
 from monarch_nb.actor.proc_mesh import ProcMesh, grid, new_group
 
 METHODS = ("fork", "spawn")
@@ -89,7 +91,7 @@ class HostMesh(MeshTrait):
         bootstrap: Callable[[], None] | Callable[[], Awaitable[None]] | None = None,
         name: str | None = None,
         proc_bind: Sequence[Mapping[str, str]] | None = None,
-        bootstrap_command: Any = None,
+        bootstrap_command: BootstrapCommand | Callable[[Point], BootstrapCommand] | None = None,
         *,
         env: Mapping[str, str] | None = None,
         method: str = "fork",
@@ -101,15 +103,17 @@ class HostMesh(MeshTrait):
             per_host: dimensions on each host, as in `{"gpus": 8}`; by default a single process.
             bootstrap: called in each process before anything else.
             name: shown in status and logs.
-            proc_bind: CPU binding of each process of a host: mappings with a key `cpus`, as in `{"cpus": "0-3"}`.
-            bootstrap_command: not needed here: ranks are forked from a warm interpreter.
+            proc_bind: CPUs and NUMA nodes of each process of a host: mappings with `cpus` or `physcpubind` (`"0-3,8"`), `cpunodebind`,
+                `membind`.
+            bootstrap_command: starts each process (see `default_bootstrap_cmd`), instead of a fork from a warm interpreter; or a function
+                that returns the command for a point.
             env: environment variables, set before user code runs; what must be there before torch is imported wants
                 method="spawn".
             force: start more than the machine seems to have room for.
             method: "fork" from a warm interpreter (10 ms each), or "spawn" a fresh one (a second each with torch).
 
         Raises:
-            ValueError: for a size below 1, or an unknown method.
+            ValueError: for a size below 1, an unknown method, or a binding or a command that can't be.
             RuntimeError: if the hosts have been shut down.
             RequestFailed: if there's no room for so many.
 
@@ -122,7 +126,9 @@ class HostMesh(MeshTrait):
         inner = Extent.of(per_host or {})
         extent = grid(self.extent, inner)
         group = new_group(name)
-        spec = self._spec(group, extent, bootstrap, env or {}, proc_bind)
+        spec = self._spec(group, extent, bootstrap, env or {})
+        spec["bind"] = check_bindings(proc_bind, inner.nelements)
+        spec["commands"] = commands_of(bootstrap_command, extent)
         session = self._session
         fields: dict[str, Any] = {"hosts": list(self._hosts), "per_host": inner.nelements, "group": group}
         answer = session.request("spawn", **fields, spec=spec, method=method, force=force)
@@ -135,7 +141,7 @@ class HostMesh(MeshTrait):
             mesh._owner.owns(mesh)
         return mesh
 
-    def _spec(self, group: str, extent: Extent, bootstrap: Any, env: Mapping[str, str], bind: Any) -> dict[str, Any]:
+    def _spec(self, group: str, extent: Extent, bootstrap: Any, env: Mapping[str, str]) -> dict[str, Any]:
         """Return what all ranks of a spawn share."""
         return {
             "group": group,
@@ -146,7 +152,6 @@ class HostMesh(MeshTrait):
             "argv0": sys.argv[0] if sys.argv else "",
             "bootstrap": _encode_bootstrap(bootstrap),
             "python": self._python,
-            "bind": [dict(b) for b in bind] if bind else None,
             "gpu_dimension": "gpus" in extent.labels,
         }
 

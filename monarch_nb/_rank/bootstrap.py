@@ -1,0 +1,40 @@
+"""How a fresh interpreter becomes a rank: `python -m monarch_nb._rank.bootstrap`, started by a host process, which has put the rest into the environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+
+from monarch_nb._host.starting import RANK_VARIABLE
+
+
+def main() -> None:
+    """Be a rank until told to stop."""
+    given = os.environ.pop(RANK_VARIABLE, "")
+    if not given:
+        sys.exit("monarch_nb._rank.bootstrap is started by a host process of a mesh, not by hand")
+    place = json.loads(given)
+    if place["pythonpath"] is None:
+        os.environ.pop("PYTHONPATH", None)
+    else:
+        os.environ["PYTHONPATH"] = place["pythonpath"]
+    if os.getppid() != place["parent"]:
+        sys.exit(
+            "bootstrap_command: its program has started the rank as a child of its own. It has to become the rank, "
+            "as numactl does: `exec python -m ...` in a shell"
+        )
+    try:
+        spec = pickle.loads(os.pread(place["fd"], os.fstat(place["fd"]).st_size, 0))
+    except OSError:
+        sys.exit(f"bootstrap_command: its program has closed file descriptor {place['fd']}, which the rank needs")
+    os.close(place["fd"])
+    sys.path[:] = place["path"]
+    from monarch_nb._rank.main import run_rank
+
+    run_rank(spec, place["parent"])
+
+
+if __name__ == "__main__":
+    main()
