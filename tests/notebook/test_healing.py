@@ -78,7 +78,9 @@ def test_peers_of_a_dead_rank_do_not_hang_in_a_collective(notebook: Notebook) ->
     ready = "%%mesh\nimport os, signal, torch, torch.distributed as dist\nt = torch.ones(1)\ndist.all_reduce(t)\nt.item()"
     assert notebook.text(ready) == "[0-2] 3.0"  # else a slow import may be what the grace ends
     text = notebook.text("%%mesh\nif rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\ndist.all_reduce(t)")
-    assert "rank 1 (first): lost: the process was killed by SIGKILL" in text, text  # though its peers may have raised before the home heard of it
+    others_failed = "failed on 1 of 3 ranks" not in text  # a slow machine's have only been interrupted
+    lost = "rank 1 (first): lost: the process was killed by SIGKILL" if others_failed else "rank 1: lost: the process was killed by SIGKILL"
+    assert lost in text, text
     journal = notebook.text("print(*((e.kind, e.ranks, e.status) for e in mesh.journal.entries(200) if e.kind == 'lost'), sep='\\n')")
     assert journal.splitlines()[-1] == "('lost', '1', 'lost')", journal
     assert "process group has been made anew" in notebook.text("%mesh heal")
