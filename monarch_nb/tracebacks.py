@@ -18,6 +18,9 @@ _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _SHELL = f"{os.sep}IPython{os.sep}core{os.sep}"
 """Runs cells, and has an `open` of its own."""
 
+MAX_LINKS = 10
+"""Of a longer chain of errors, each the cause of the next, the ends are shown."""
+
 _installed = False
 
 
@@ -76,6 +79,7 @@ def shown_frames(trace: TracebackType | None) -> TracebackType | None:
 def format_error(error: BaseException, trace: TracebackType | None) -> str:
     """Return an error as Python prints it, with those that have led to it, without hidden frames; empty if no frame is left."""
     found = traceback.TracebackException(type(error), error, trace)
+    _shorten_chain(found)
     any_left = False
     for each in list(_chain(found)):
         each.stack[:] = [frame for frame in each.stack if not is_hidden(frame.filename)]
@@ -92,6 +96,28 @@ def _chain(error: traceback.TracebackException) -> Iterator[traceback.TracebackE
         if each is not None:
             yield each
             left += [each.__cause__, each.__context__, *(each.exceptions or ())]
+
+
+def _shorten_chain(error: traceback.TracebackException) -> None:
+    """Leave out the middle of a long chain of errors."""
+    links = [error]
+    while (before := _before(links[-1])) is not None:
+        links.append(before)
+    num = len(links) - MAX_LINKS
+    if num > 0:
+        last, first = links[MAX_LINKS // 2 - 1], links[-MAX_LINKS // 2]
+        last.__cause__ = first
+        first.__notes__ = [*(first.__notes__ or ()), links_left_out(num)]
+
+
+def _before(error: traceback.TracebackException) -> traceback.TracebackException | None:
+    """Return the error that Python prints above this one."""
+    return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def links_left_out(num: int) -> str:
+    """Return what stands in the place of the middle of a chain of errors."""
+    return f"... {num:,} errors of this chain, each the cause of the next, are left out ..."
 
 
 def hide_in_scripts() -> None:

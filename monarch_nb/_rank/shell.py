@@ -27,6 +27,7 @@ from monarch_nb._post.failure import (
 )
 from monarch_nb._rank import tqdm_bars
 from monarch_nb._rank.bundles import encode_bundle, encode_metadata
+from monarch_nb._rank.chain import bound_chain
 from monarch_nb._rank.command import run_command
 from monarch_nb._rank.debugger import CellParts
 from monarch_nb._rank.forked import end_if_forked
@@ -344,6 +345,10 @@ def _make_shell(namespace: dict[str, Any], pipe: OutputPipe) -> Any:
         def init_display_formatter(self) -> None:
             self.display_formatter = Formatter(parent=self)
             self.configurables.append(self.display_formatter)
+
+        def init_traceback_handlers(self, custom_exceptions: Any) -> None:
+            super().init_traceback_handlers(custom_exceptions)
+            bound_chain(self.InteractiveTB)
 
         def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
             """Keep the traceback for the answer, if it can be made."""

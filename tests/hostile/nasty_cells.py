@@ -109,7 +109,7 @@ EXCEPTIONS = [
     _raises("a metaclass that lies", "pass\nclass Meta(type):\n    def __instancecheck__(c, o): raise ValueError('no')\nclass Odd(Exception, metaclass=Meta): pass", "this"),
     Nasty("raises: a message of 20 MB", "raise ValueError('long ' * 4_000_000)", "error", ("ValueError: long",)),
     Nasty("raises: a message of 100,000 lines", "raise ValueError('line\\n' * 100_000)", "error", ("ValueError: line",)),
-    Nasty("raises: a chain of 300", "e = None\nfor i in range(300):\n    try: raise ValueError(i) from e\n    except ValueError as x: e = x\nraise e", "error", ("299",)),
+    Nasty("raises: a chain of 300", "e = None\nfor i in range(300):\n    try: raise ValueError(i) from e\n    except ValueError as x: e = x\nraise e", "error", ("290 errors of this chain", ": 299")),
     Nasty("raises: it is its own cause", "e = ValueError('loop')\ne.__cause__ = e\nraise e", "error", ("loop",)),
     Nasty("raises: causes in a ring", "a, b = ValueError('a1'), ValueError('b1')\na.__cause__ = b; b.__cause__ = a\nraise a", "error", ("a1",)),
     Nasty("raises: a group in a group", "raise ExceptionGroup('all', [ValueError('one'), ExceptionGroup('some', [KeyError('two')] * 50)])", "error", ("all",)),

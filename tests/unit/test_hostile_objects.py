@@ -96,6 +96,39 @@ def test_a_deep_trace_keeps_its_ends() -> None:
     assert "in test_a_deep_trace" in text and "in _ends" in text
 
 
+@pytest.mark.parametrize("how", ["from cause", "while handled"])
+def test_a_long_chain_keeps_its_ends(how: str) -> None:
+    text = traceback_of(_chain_of(300, how == "from cause"))
+    shown = [line for line in text.splitlines() if line.startswith("ValueError: ")]
+    assert shown == [f"ValueError: {i}" for i in (0, 1, 2, 3, 4, 295, 296, 297, 298, 299)]
+    assert text.count("... 290 errors of this chain, each the cause of the next, are left out ...") == 1
+    whole = traceback_of(_chain_of(10, how == "from cause"))
+    assert whole.count("ValueError: ") == 10 and "left out" not in whole
+
+
+def test_what_is_suppressed_is_no_link_of_a_chain() -> None:
+    error = _chain_of(300, False)
+    error.__suppress_context__ = True
+    assert traceback_of(error).count("ValueError: ") == 1
+
+
+def _chain_of(num: int, is_cause: bool) -> BaseException:
+    last: BaseException | None = None
+    for i in range(num):
+        error = ValueError(i)
+        if is_cause:
+            error.__cause__ = last
+        else:
+            error.__context__ = last
+        last = error
+        try:
+            raise error
+        except ValueError:
+            pass
+    assert last is not None
+    return last
+
+
 @pytest.mark.parametrize(
     ("mime", "value", "reason"),
     [
