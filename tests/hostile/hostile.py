@@ -80,12 +80,16 @@ class Hang(AssertionError):
 
 
 class Shown:
-    """What a cell has left in a notebook: its text, its size, and whether it ended with an error."""
+    """What a cell has left in a notebook: its text, its size, and whether it ended with an error.
+
+    What comes late changes the output of the cell that it belongs to, wherever that stands; the news of it come as part of the cell that runs then.
+    """
 
     def __init__(self) -> None:
         self.text = ""
         self.num_bytes = 0
         self.is_error = False
+        self._displays: set[str] = set()
 
     def take(self, kind: str, content: dict[str, Any]) -> None:
         """Take a message of the kernel's."""
@@ -95,6 +99,10 @@ class Shown:
         elif kind == "stream":
             self.text += content["text"]
         elif kind in ("display_data", "update_display_data", "execute_result"):
+            display = content.get("transient", {}).get("display_id")
+            if kind == "update_display_data" and display not in self._displays:
+                return  # of another cell
+            self._displays.add(display)
             self.text += content["data"].get("text/plain", "") + "\n"
         else:
             return

@@ -69,9 +69,14 @@ def test_late_output_lands_in_its_own_cell(tmp_path: Path) -> None:
     gate, other = Gate(tmp_path / "gate"), Gate(tmp_path / "other")
     late = "\n    ".join(["import threading\ndef late():", *gate.source.splitlines(), "print('late', flush=True)"])
     first = kernel.run(f"%%mesh\nprint('early')\n{late}\nthreading.Thread(target=late).start()")
-    second = kernel.run("%%mesh\nprint('next')")
+    gate_of_child = tmp_path / "gate of child"
+    child = f"until [ -e '{gate_of_child}' ]; do sleep 0.01; done; echo from a child"
+    second = kernel.run(f"%%mesh\nimport subprocess\nprint('next')\nsubprocess.Popen(['sh', '-c', {child!r}])\nNone")
+    beside = kernel.run("'beside'")
     gate.open()
     kernel.wait_for(first, "[0-1] early\n[0-1] late")
+    gate_of_child.touch()
+    kernel.wait_for(second, "[0-1] next\n[0-1] from a child")  # of a child only that is known which cell its rank has begun last
     kernel.run(
         "from monarch_nb.actor import Actor, endpoint\n"
         "class Late(Actor):\n"
@@ -85,7 +90,8 @@ def test_late_output_lands_in_its_own_cell(tmp_path: Path) -> None:
     other.open()
     kernel.wait_for(call, "[0-1] called")
     kernel.run("%mesh stop")
-    assert "late" not in kernel.text(second)
+    assert kernel.text(second).count("from a child") == 1
+    assert "child" not in kernel.text(first) + kernel.text(beside)
     assert "called" not in kernel.text(third)
     kernel.close()
 
