@@ -15,6 +15,7 @@
      ├── MeshUnreachable        (ConnectionError) a handle on a mesh to which this process has no way
      ├── MeshUsageError         (ValueError) a magic that was typed wrongly, a cell that isn't Python, an argument that can't be
      │    └── NameTaken         a mesh of that name runs, or is being started
+     ├── NoTensorEngine         (NotImplementedError) a tensor of a mesh was asked for, and there are none yet
      ├── WrongArguments         (TypeError) a call or a spawn with other arguments than it takes
      ├── RDMAError              bytes could not be moved; the memory they were for may have part of them
      │    ├── BufferGone        the buffer was dropped, or its owner has ended or is another process by now
@@ -50,6 +51,7 @@ __all__ = [
     "MeshUnreachable",
     "MeshUsageError",
     "NameTaken",
+    "NoTensorEngine",
     "OfficeClosed",
     "PathFailed",
     "RDMAError",
@@ -103,6 +105,10 @@ class WrongArguments(MeshError, TypeError):
     """A call or a spawn with other arguments than it takes, or of what can't be called that way; nothing has been sent."""
 
     _shown_as = "TypeError"
+
+
+class NoTensorEngine(MeshError, NotImplementedError):
+    """A tensor of a mesh was asked for, and there are none yet."""
 
 
 class NameTaken(MeshUsageError):
