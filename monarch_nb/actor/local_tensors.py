@@ -14,7 +14,7 @@ from monarch_nb.exceptions import NoTensorEngine
 _NOT_USERS = ("torch.", "pickle.", "cloudpickle.", "contextlib.")
 
 
-class NoLocalTensors(TorchFunctionMode):  # type: ignore[misc] - torch's types aren't read here
+class NoLocalTensors(TorchFunctionMode):  # type: ignore[misc]
     """Within it, code of the user's makes no tensors. What this package needs, to take a value out of a message, goes on."""
 
     def __torch_function__(
