@@ -307,7 +307,7 @@ class ActorHost:
     def report_failure(self, owner: tuple[int, int], actor_id: int, failure: dict[str, Any]) -> None:
         """Tell the owner of an actor that it has failed: an actor is asked, a client is told."""
         proc, owner_actor = owner
-        data = pickle.dumps({"actor_id": actor_id, "failure": failure}, 5)
+        data = pickle.dumps({"actor_id": actor_id, "failure": {**failure, "proc": self.office.me}}, 5)
         if address.is_client(proc) and not owner_actor:
             event = wire.pack(wire.EVENT, src=self.office.me, dst=proc, name=b"actor_failed", payload=data)
             self.office.send(proc, event)

@@ -76,19 +76,22 @@ class MeshState:
     """What all handles on one spawn share in this process.
 
     Attributes:
-        failure: what the actors have failed of, if they have.
+        failure: what the actors have failed of, if some have.
+        dead: on which procs; the others can still be called, by a slice.
     """
 
-    __slots__ = ("_told", "described", "failure")
+    __slots__ = ("_told", "dead", "described", "failure")
 
     def __init__(self) -> None:
         self.failure: MeshFailure | None = None
+        self.dead: set[int] = set()
         self.described: list[Mapping[str, Any]] = []
         self._told: set[Hashable] = set()
 
     def fail(self, described: Mapping[str, Any]) -> None:
         """Take note that an actor has failed for good."""
         self.described.append(described)
+        self.dead.add(described["proc"])
         self.failure = MeshFailure.from_failures(self.described)
 
     def tell(self, described: Sequence[Mapping[str, Any]], whom: str = "reader") -> list[Mapping[str, Any]]:
@@ -103,6 +106,7 @@ class MeshState:
     def heal(self) -> None:
         """The actors have been made again."""
         self.failure = None
+        self.dead.clear()
         self.described.clear()
         self._told.clear()
 
@@ -330,11 +334,13 @@ class ActorMesh(MeshTrait, Generic[T]):
 
     @property
     def _broken(self) -> MeshFailure | None:
-        return self._state.failure
+        failure = self._state.failure
+        return None if failure is None or self._state.dead.isdisjoint(self._procs) else failure
 
     def _break(self, failure: MeshFailure) -> None:
-        """Let the next use of this mesh, or of what it is a part of, raise."""
+        """Let the next use of these actors raise, also as a part of others."""
         self._state.failure = failure
+        self._state.dead.update(self._procs)
 
     def _raise_broken(self, what: str) -> None:
         state, failure = self._state, self._state.failure
