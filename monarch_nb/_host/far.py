@@ -40,6 +40,7 @@ class FarProcess(HostProcess):
         link.curve_serverkey = config["home_key"].encode()
         link.curve_publickey, link.curve_secretkey = config["public"].encode(), config["secret"].encode()
         self._home_gone = link.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        link.setsockopt(zmq.IPV6, int("[" in config["home"]))
         link.connect(config["home"])
         self.loop.watch_socket(link, self._take_link)
         self.loop.watch_socket(self._home_gone, self._on_disconnect)

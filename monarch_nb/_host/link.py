@@ -75,6 +75,7 @@ class HostLink:
         if bind in self._endpoints.values():
             return bind
         if bind not in self._endpoints:
+            self._socket.setsockopt(zmq.IPV6, int("[" in bind))
             self._socket.bind(bind)
             self._endpoints[bind] = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         return self._endpoints[bind]

@@ -22,6 +22,8 @@ from monarch_nb._shape import Extent, Shape
 from monarch_nb._wire.directory import new_directory
 from monarch_nb._wire.keys import Gatekeeper, KeyPair
 from monarch_nb._wire.strangers import Strangers
+from monarch_nb.actor import worker_address
+from monarch_nb.actor.future import Future
 from monarch_nb.actor.host_mesh import HostMesh
 from monarch_nb.exceptions import MeshStartError
 
@@ -59,9 +61,14 @@ def run_worker_loop_forever(address: str, ca: str | None = None) -> None:
     """Offer this machine as a host, one program after the other, until interrupted.
 
     Args:
-        address: where to listen, as in `tcp://10.0.0.5:7000`.
+        address: where to listen, as in `tcp://10.0.0.5:7000`; see `worker_address` for all that it may be.
         ca: path of the key file that programs attach with; by default this user's own.
+
+    Raises:
+        ValueError: if that's no address.
+        MeshStartError: if nobody can listen there.
     """
+    where = worker_address.listening(worker_address.parse(address))
     keys = _keys(ca)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     gatekeeper = Gatekeeper(context)
@@ -72,7 +79,7 @@ def run_worker_loop_forever(address: str, ca: str | None = None) -> None:
     strangers = Strangers(context, listener)
     hosts: list[subprocess.Popen[bytes]] = []
     try:
-        listener.bind(address)
+        _listen(listener, where)
         _serve(listener, gatekeeper, strangers, hosts)
     finally:
         for host in hosts:
@@ -81,6 +88,17 @@ def run_worker_loop_forever(address: str, ca: str | None = None) -> None:
         listener.close(0)
         gatekeeper.close()
         context.term()
+
+
+def _listen(listener: zmq.Socket[bytes], where: worker_address.Endpoint) -> None:
+    if where.is_v6:
+        listener.setsockopt(zmq.IPV6, 1)
+    if where.fd is not None:
+        listener.setsockopt(zmq.USE_FD, os.dup(where.fd))
+    try:
+        listener.bind(str(where))
+    except zmq.ZMQError as error:
+        raise MeshStartError(f"a worker can't listen at {where}: {error}") from None
 
 
 def _serve(listener: zmq.Socket[bytes], gatekeeper: Gatekeeper, strangers: Strangers, hosts: list[subprocess.Popen[bytes]]) -> None:
@@ -112,12 +130,12 @@ def _start_host(ticket: dict[str, Any], hosts: list[subprocess.Popen[bytes]]) ->
     return {"error": ""}
 
 
-def attach_to_workers(ca: str | None = None, workers: Sequence[str] = (), name: str = "hosts") -> HostMesh:
+def attach_to_workers(ca: str | None = None, workers: Sequence[str | Future[str]] = (), name: str = "hosts") -> HostMesh:
     """Return the machines on which `run_worker_loop_forever` listens, as a host mesh.
 
     Args:
         ca: path of the key file that they were started with; by default this user's own.
-        workers: their addresses, as in `tcp://10.0.0.5:7000`.
+        workers: their addresses, as in `tcp://10.0.0.5:7000`, or futures of them.
         name: the dimension's name.
 
     Raises:
@@ -129,45 +147,37 @@ def attach_to_workers(ca: str | None = None, workers: Sequence[str] = (), name: 
     keys = _keys(ca)
     session = sessions.current()
     indices = []
-    for worker in workers:
-        own = _own_address_towards(worker)
-        ticket = session.request("tickets", num=1, bind=f"tcp://{own}:*")[0]
+    addresses = [worker_address.parse(worker if isinstance(worker, str) else worker.get(ATTACH_S)) for worker in workers]
+    for worker in addresses:
+        bind = worker_address.tcp(worker_address.own_address_towards(worker), "*")
+        ticket = session.request("tickets", num=1, bind=bind)[0]
         _hand_over(worker, ticket, keys)
         indices.append(ticket["host"])
     return HostMesh(indices, Shape.full(Extent([name], [len(indices)])), session)
 
 
-def _own_address_towards(worker: str) -> str:
-    """Return the address of this machine from which it would reach a worker."""
-    host, _, port = worker.removeprefix("tcp://").rpartition(":")
-    if not worker.startswith("tcp://") or not host or not port.isdigit():
-        raise ValueError(f"a worker's address looks like tcp://10.0.0.5:7000, not {worker!r}")
-    with sockets.socket(sockets.AF_INET, sockets.SOCK_DGRAM) as probe:
-        probe.connect((host, int(port)))
-        return str(probe.getsockname()[0])
-
-
-def _hand_over(worker: str, ticket: dict[str, Any], keys: KeyPair) -> None:
+def _hand_over(worker: worker_address.WorkerAddress, ticket: dict[str, Any], keys: KeyPair) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     asker = context.socket(zmq.REQ)
     asker.setsockopt(zmq.LINGER, 0)
     asker.setsockopt(zmq.RCVTIMEO, int(ATTACH_S * 1000))
     asker.curve_serverkey = keys.public.encode()
     asker.curve_publickey, asker.curve_secretkey = keys.public.encode(), keys.secret.encode()
+    asker.setsockopt(zmq.IPV6, int(worker.dial.is_v6))
     try:
-        asker.connect(worker)
+        asker.connect(str(worker.dial))
         asker.send_json(ticket)
         answer: Any = asker.recv_json()
     except zmq.Again:
         raise MeshStartError(
-            f"no worker answers at {worker}. On that machine: "
-            f"run_worker_loop_forever({worker!r}, ca=...), with the same key file"
+            f"no worker answers at {worker.dial}. On that machine: "
+            f"run_worker_loop_forever({str(worker.bind)!r}, ca=...), with the same key file"
         ) from None
     finally:
         asker.close()
         context.term()
     if answer["error"]:
-        raise MeshStartError(f"the worker at {worker} could not start a host process: {answer['error']}")
+        raise MeshStartError(f"the worker at {worker.dial} could not start a host process: {answer['error']}")
 
 
 def new_key_file(directory: str | None = None) -> str:
