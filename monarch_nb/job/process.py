@@ -66,6 +66,14 @@ class ProcessJob(JobTrait):
         self._processes = []
 
 
+def hosts_from_config(name: str) -> HostMesh:
+    """Return two hosts that are processes of this machine, until a job is configured under that name: they end with this program.
+
+    Real hosts come from a job, or from `attach_to_workers`.
+    """
+    return ProcessJob({"hosts": 2}).state().hosts
+
+
 def start_hosts(
     session: Session, labels: Sequence[str], env: Mapping[str, str] | None = None
 ) -> tuple[list[dict[str, Any]], list[subprocess.Popen[bytes]]]:
