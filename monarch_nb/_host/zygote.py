@@ -31,7 +31,7 @@ from typing import Any
 
 PRELOAD_FIRST = ("zmq", "cloudpickle", "monarch_nb._rank.main", "torch")
 PRELOAD_IDLE = (  # in pieces: a request waits for the piece that is being loaded, half a second at most
-    "IPython.core.interactiveshell",
+    "monarch_nb._rank.interactive:prepare",
     "torch.distributed",
     "torch.nn.parallel",
     "torch.optim",
@@ -46,6 +46,10 @@ PRELOAD_IDLE = (  # in pieces: a request waits for the piece that is being loade
     "monarch_nb.rdma.paths.tcp",
     "monarch_nb.rdma.paths.verbs",
 )
+SHELL = PRELOAD_IDLE[0]
+"""The shell that ranks run cells in."""
+MANY_RANKS = 16
+"""For so many the shell is made before they are forked, in any case: each would need as long for its own as the start of all is late."""
 HUGE_PAGES = ("THP_MEM_ALLOC_ENABLE", "1")
 """torch asks for huge pages where a tensor has 2 MiB or more: another process then copies it at the speed of memory, not at a third of it."""
 MAX_REQUEST_BYTES = 1 << 16
@@ -72,9 +76,13 @@ def main(link_fd: int, sys_path: list[str], directory: str) -> None:
 
 
 def _preload(name: str) -> None:
+    """Import a module, and call a function of it if one is named."""
     # A missing or broken torch must not keep anybody from a mesh without it; ranks that import it say why.
     with suppress(Exception):
-        importlib.import_module(name)
+        name, _, function = name.partition(":")
+        module = importlib.import_module(name)
+        if function:
+            getattr(module, function)()
 
 
 class _Zygote:
@@ -113,10 +121,14 @@ class _Zygote:
             return False
         if not data:
             return False
-        gc.freeze()  # else the first collection in a fork touches, and so copies, every page
         spec_fd, *outputs = fds
         spec = pickle.loads(_read_all(spec_fd))
-        for i, own in enumerate(json.loads(data)["ranks"]):
+        ranks = json.loads(data)["ranks"]
+        if len(ranks) >= MANY_RANKS and SHELL in self._later:
+            self._later.remove(SHELL)
+            _preload(SHELL)
+        gc.freeze()  # else the first collection in a fork touches, and so copies, every page
+        for i, own in enumerate(ranks):
             pid = self._fork(spec | own, outputs[2 * i], outputs[2 * i + 1], fds)
             self._groups.add(pid)
             self._link.send(json.dumps({"proc": own["proc"], "pid": pid}).encode())

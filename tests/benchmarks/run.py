@@ -172,6 +172,20 @@ def cells(table: Table) -> None:
     table.value("folding a million lines of 8 ranks", "/s", rates, "200,000 /s")
 
 
+def first_cells(table: Table) -> None:
+    """The first cell of a fresh mesh beside the ones that follow."""
+    from monarch_nb import mesh as meshes
+
+    for num in (64, 256):
+        pairs = []
+        for _ in range(ROUNDS if num == 64 else 1):
+            mesh = meshes.start(f"bench_first{num}", {"gpus": num}, force=True)
+            first = timed(lambda mesh=mesh: mesh.run("pass", quiet=True))
+            pairs.append((first, statistics.median(timed(lambda mesh=mesh: mesh.run("pass", quiet=True)) for _ in range(9))))
+            mesh.stop(grace_s=0.0).get(120)
+        table.ratio(f"first cell on {num} ranks, beside the next", "s", pairs, "3x")
+
+
 def faults(table: Table) -> None:
     """A killed rank, a lost host, and what a checkpoint costs the step that it's taken after."""
     import monarch_nb.actor
@@ -300,7 +314,7 @@ def run_python(code: str) -> str:
 
 
 def main() -> None:
-    parts: dict[str, Callable[[Table], None]] = {"starts": starts, "calls": calls, "cells": cells, "faults": faults}
+    parts: dict[str, Callable[[Table], None]] = {"starts": starts, "calls": calls, "cells": cells, "first_cells": first_cells, "faults": faults}
     table = Table()
     for name in sys.argv[1:] or parts:
         parts[name](table)
