@@ -3,6 +3,8 @@
 Plain pickle takes 2 us where cloudpickle takes 20, but it would send a class of a notebook cell by its name, which no rank
 can import. So plain pickle is used for values built from the basic types only, and cloudpickle for everything else.
 
+Small tensors and arrays among basic types have a way of their own, as quick (`small_arrays`).
+
 Functions and classes of notebook cells take their source along, so that a traceback on a rank shows the user's lines.
 
 Tensors go as their storage's bytes: torch's own reduction copies three times. Tensors of one message that share a
@@ -25,6 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
+from monarch_nb._wire import small_arrays
 from monarch_nb._wire.segment import MIN_BYTES
 from monarch_nb.tracebacks import ShowsItself
 
@@ -56,25 +59,36 @@ def encode(value: object, what: str = "value") -> Encoded:
         >>> decode(*encode({"loss": 0.5}))
         {'loss': 0.5}
     """
-    if is_plain(value):
+    addresses: list[int] = []
+    if not _is_plain(value, _MAX_PLAIN_DEPTH, addresses):
+        return _encode_any(value, what)
+    if not addresses:
         return Encoded(pickle.dumps(value, 5))
-    return _encode_any(value, what)
+    if len(set(addresses)) < len(addresses):
+        return _encode_any(value, what)  # what shares memory does so on the other side, too
+    return Encoded(small_arrays.dumps(value), [])
 
 
-def is_plain(value: object, depth: int = _MAX_PLAIN_DEPTH) -> bool:
+def is_plain(value: object) -> bool:
     """Say whether `value` is built from basic types only, and is small."""
+    addresses: list[int] = []
+    return _is_plain(value, _MAX_PLAIN_DEPTH, addresses) and not addresses
+
+
+def _is_plain(value: object, depth: int, addresses: list[int]) -> bool:
+    """Say whether `value` is built from basic types, and small tensors and arrays, whose addresses are put into the list."""
     kind = type(value)
     if kind in _ATOMS:
         return True
-    if depth == 0:
-        return False
     if kind is dict:
         items: Iterable[object] = [x for pair in value.items() for x in pair]  # type: ignore[attr-defined]
     elif kind is tuple or kind is list:
         items = value  # type: ignore[assignment]
     else:
-        return False
-    return len(items) <= _MAX_PLAIN_ITEMS and all(is_plain(x, depth - 1) for x in items)  # type: ignore[arg-type]
+        address = small_arrays.address_of(value)
+        addresses.append(address)
+        return address != 0
+    return depth > 0 and len(items) <= _MAX_PLAIN_ITEMS and all(_is_plain(x, depth - 1, addresses) for x in items)  # type: ignore[arg-type]
 
 
 def _encode_any(value: object, what: str) -> Encoded:

@@ -14,6 +14,10 @@ class Bench(Actor):
         """Nothing."""
 
     @endpoint
+    def take(self, value: Any) -> None:
+        """Nothing with it."""
+
+    @endpoint
     def last(self, tensor: Any) -> int:
         return int(tensor[-1])
 

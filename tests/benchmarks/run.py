@@ -20,6 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import numpy
 import raw
 import torch
 from bench_actor import Bench
@@ -66,6 +67,11 @@ def calls(table: Table) -> None:
     ], "8x")  # fmt: skip
     floor_one.close()
     floor_all.close()
+    for what, small in (("a tensor", torch.zeros(256)), ("an array", numpy.zeros(128))):
+        table.ratio(f"a call with 1 KiB in {what}, beside one without", "us", [
+            (measure(lambda x=small: one.take.call_one(x).get(), 2000), measure(lambda: one.take.call_one(1).get(), 2000))
+            for _ in range(ROUNDS)
+        ], "1.5x")  # fmt: skip
     tensor = torch.zeros(64 * MIB, dtype=torch.uint8)
     table.ratio("64 MiB tensor to 8 ranks", "ms", [
         (measure(lambda: actor.last.call(tensor).get(), 10, warm=3) / 1e3, raw.memory_copy_ms(64 * MIB))
