@@ -53,4 +53,4 @@ def test_a_rank_that_is_restarted_while_a_cell_runs(kernel: RawKernel) -> None:
 def test_a_lost_rank_in_the_journal(kernel: RawKernel) -> None:
     kernel.run("%%mesh\nimport os\nif rank: os._exit(3)")
     text = kernel.run_text("%mesh history")
-    assert re.search(r"lost +\[1\] +ok .* rank 1 of mesh 'outside' exited with code 3 \(pid \d+ on \S+\)", text), text
+    assert re.search(r"lost +\[1\] +lost .* rank 1 of mesh 'outside' exited with code 3 \(pid \d+ on \S+\)", text), text
