@@ -12,6 +12,8 @@ from monarch_nb._wire.mesh_address import MeshAddress
 _office: Office | None = None
 _connect: Callable[[], Office] | None = None
 _reach: Callable[[MeshAddress], Office] | None = None
+_is_far: Callable[[MeshAddress | None], bool] | None = None
+_send_far: Callable[[Any, str, Any], None] | None = None
 _where: dict[str, Any] = {}
 rank: Any = None
 """The rank that this process is (`_rank.main.Rank`), or None in a client."""
@@ -61,6 +63,20 @@ def on_other_mesh(reach: Callable[[MeshAddress], Office]) -> None:
     """Say how to get an office in a mesh that isn't this process' own."""
     global _reach
     _reach = reach
+
+
+def on_far_port(is_far: Callable[[MeshAddress | None], bool], send: Callable[[Any, str, Any], None]) -> None:
+    """Say how something is sent to a port of a mesh that can't be reached from this process: by its method's name, and the value."""
+    global _is_far, _send_far
+    _is_far, _send_far = is_far, send
+
+
+def is_sent_far(port: Any, method: str, value: Any) -> bool:
+    """Send something to a port, if its mesh can't be reached from this process; say whether that was done."""
+    if is_at_home(port._mesh) or _is_far is None or _send_far is None or not _is_far(port._mesh):
+        return False
+    _send_far(port, method, value)
+    return True
 
 
 def set_whereabouts(**where: Any) -> None:

@@ -12,6 +12,14 @@ from typing import NamedTuple
 from monarch_nb._wire import address
 from monarch_nb._wire.process import is_running, machine_id, start_time
 
+APART = "MONARCH_NB_RDMA_MACHINE"
+"""Processes for which this variable differs take each other for processes of other machines: to try on one what happens on several."""
+
+
+def this_machine() -> str:
+    """Return what names this machine, for those that may use its meshes."""
+    return f"{machine_id()} {os.environ.get(APART, '')}"
+
 
 class MeshAddress(NamedTuple):
     """Where the home of a mesh is.
@@ -36,12 +44,12 @@ class MeshAddress(NamedTuple):
     @classmethod
     def of_home(cls, mesh_id: str, name: str, directory: str, pid: int) -> MeshAddress:
         """Return the address of a home of this machine."""
-        return cls(mesh_id, name, machine_id(), socket.gethostname(), directory, pid, start_time(pid))
+        return cls(mesh_id, name, this_machine(), socket.gethostname(), directory, pid, start_time(pid))
 
     @property
     def is_near(self) -> bool:
         """Whether the home is on this machine, in sight of this process."""
-        return self.machine == machine_id()
+        return self.machine == this_machine()
 
     @property
     def lives(self) -> bool:

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from monarch_nb._client import session as sessions
+from monarch_nb._post import here
 from monarch_nb._post.context import call_context
 from monarch_nb._post.office import Office
 from monarch_nb._post.origin import origin_in
@@ -21,7 +22,14 @@ from monarch_nb._wire.mesh_address import MeshAddress
 from monarch_nb.actor.context import creator_instance
 from monarch_nb.actor.endpoint import Endpoint, EndpointProperty, signature_of
 from monarch_nb.actor.future import Future
-from monarch_nb.actor.on_demand import OfficeOnDemand, known_office, mesh_of, set_office
+from monarch_nb.actor.on_demand import (
+    OfficeOnDemand,
+    ask_envoy,
+    is_relayed,
+    known_office,
+    mesh_of,
+    set_office,
+)
 from monarch_nb.actor.outcome import value_mesh
 from monarch_nb.actor.supervision import MeshFailure
 from monarch_nb.exceptions import MeshUsageError, SupervisionError, WrongArguments
@@ -205,7 +213,7 @@ class ActorMesh(MeshTrait, Generic[T]):
             return NotAnEndpoint(self, name)
         if not isinstance(found, EndpointProperty):
             raise AttributeError(self._no_endpoint(name))
-        made: Endpoint[..., Any] = Endpoint(self, name, signature_of(self._class, name))
+        made = self._as_endpoint(name)
         self.__dict__[name] = made
         return made
 
@@ -231,7 +239,11 @@ class ActorMesh(MeshTrait, Generic[T]):
         for name in [k for k, v in vars(self).items() if isinstance(v, Endpoint)]:
             delattr(self, name)
 
-    def _as_endpoint(self, name: str) -> Endpoint[..., Any]:
+    def _as_endpoint(self, name: str) -> Any:
+        if is_relayed(self):
+            from monarch_nb.actor.relay import RelayedEndpoint
+
+            return RelayedEndpoint(self, name)
         return Endpoint(self, name, signature_of(self._class, name))
 
     # --- life
@@ -294,7 +306,7 @@ class ActorMesh(MeshTrait, Generic[T]):
     def initialized(self) -> Future[None]:
         """A future that is done once all actors are constructed; it fails if one can't be."""
         if self._spawned is None:
-            return Future(_done(self._office), lambda _: None)
+            return Future(_done(here.office()), lambda _: None)
         what = f"spawn of {self._name}"
         line = Shape.full(Extent(["ranks"], [len(self._spawned.procs)]))
 
@@ -312,6 +324,8 @@ class ActorMesh(MeshTrait, Generic[T]):
 
         The future is done when all have cleaned up; one that is stuck isn't waited for longer than ten seconds.
         """
+        if is_relayed(self):
+            return ask_envoy(self, ("stop",), (reason,))
         office = self._office
         if self._owner is not None:
             self._owner.disowns(self)

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from monarch_nb._client import launch
 from monarch_nb._client import session as sessions
@@ -19,6 +19,7 @@ from monarch_nb._wire import codec
 from monarch_nb._wire.mesh_address import MeshAddress
 from monarch_nb.actor.bootstrap_command import BootstrapCommand, commands_of
 from monarch_nb.actor.future import Future
+from monarch_nb.actor.on_demand import ask_envoy, needs_envoy
 from monarch_nb.actor.proc_bind import check_bindings
 from monarch_nb.actor.proc_mesh import ProcMesh, grid, new_group
 
@@ -122,6 +123,9 @@ class HostMesh(MeshTrait):
         """
         if method not in METHODS:
             raise ValueError(f"method is one of {', '.join(METHODS)}; not {method!r}")
+        if self._known_session is None and needs_envoy(self._mesh):
+            given = (per_host, bootstrap, name, proc_bind, bootstrap_command)
+            return cast("ProcMesh", ask_envoy(self, ("spawn_procs",), given, {"env": env, "method": method, "force": force}).get())
         self._check_alive()
         inner = Extent.of(per_host or {})
         extent = grid(self.extent, inner)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Self, overload
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self, overload
 
 from monarch_nb._post import here
 from monarch_nb._post.office import Office
 from monarch_nb._wire.mesh_address import MeshAddress
+
+if TYPE_CHECKING:
+    from monarch_nb.actor.future import Future
 
 
 class OfficeOnDemand:
@@ -45,3 +49,29 @@ def known_office(handle: Any) -> Office | None:
     """Return a handle's office, if it has needed one yet."""
     office: Office | None = handle.__dict__.get("_office")
     return office
+
+
+# --- meshes whose home is on another machine
+
+
+def needs_envoy(mesh: MeshAddress | None) -> bool:
+    """Say whether a mesh can be reached from this process by an envoy only (see `relay`)."""
+    if mesh is None or here.rank is None or here.is_at_home(mesh) or mesh.is_near:
+        return False
+    own = here.office().mesh
+    return own is not None and not own.is_near  # else the envoy would be no nearer than we are
+
+
+def is_relayed(handle: Any) -> bool:
+    """Say whether only an envoy can use a handle."""
+    return known_office(handle) is None and needs_envoy(handle._mesh)
+
+
+def ask_envoy(handle: Any, path: Sequence[str], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Future[Any]:
+    """Have the envoy do something with a handle; a future of the result."""
+    from monarch_nb.actor.relay import ask
+
+    return ask(handle, path, args, kwargs or {})
+
+
+here.on_far_port(needs_envoy, lambda port, method, value: ask_envoy(port, (method,), (value,)).get())

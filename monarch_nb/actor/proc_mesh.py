@@ -19,7 +19,14 @@ from monarch_nb._wire.mesh_address import MeshAddress
 from monarch_nb.actor.actor_mesh import spawn_actors
 from monarch_nb.actor.future import Future
 from monarch_nb.actor.heal import HealReport
-from monarch_nb.actor.on_demand import OfficeOnDemand, known_office, mesh_of, set_office
+from monarch_nb.actor.on_demand import (
+    OfficeOnDemand,
+    ask_envoy,
+    is_relayed,
+    known_office,
+    mesh_of,
+    set_office,
+)
 from monarch_nb.actor.outcome import refuse_dead, value_mesh
 from monarch_nb.actor.supervision import MeshFailure
 from monarch_nb.exceptions import HealError, MeshStartError, SupervisionError, describe_end
@@ -127,6 +134,8 @@ class ProcMesh(MeshTrait):
             TypeError: if `cls` is no Actor or the arguments don't fit its constructor.
             CannotPickle: naming the argument that can't be sent.
         """
+        if is_relayed(self):
+            return cast("T", ask_envoy(self, ("spawn",), (name, cls, *args), kwargs).get())
         self._check_alive("spawn")
         return cast("T", spawn_actors(self, name, cls, args, kwargs))
 
@@ -140,6 +149,8 @@ class ProcMesh(MeshTrait):
         Example:
             >>> procs.execute(lambda: torch.cuda.get_device_name()).get()  # doctest: +SKIP
         """
+        if is_relayed(self):
+            return ask_envoy(self, ("execute",), (function, *args), kwargs)
         what = f"execute({getattr(function, '__name__', 'function')})"
         if self._office.ends:
             refuse_dead(self._office, self._procs, what)
@@ -174,6 +185,8 @@ class ProcMesh(MeshTrait):
     @property
     def initialized(self) -> Future[bool]:
         """A future that is done once all processes are up; it fails if one isn't."""
+        if is_relayed(self):
+            return ask_envoy(self, ("initialized", "then"), (bool,))
         session = self._session
         reply = session.ask("wait_procs", procs=list(self._procs))
 
@@ -193,6 +206,8 @@ class ProcMesh(MeshTrait):
 
     def stop(self, reason: str = "", *, grace_s: float = STOP_S) -> Future[None]:
         """End these processes: actors clean up, with what they have spawned, then they leave; after `grace_s` seconds they are killed."""
+        if is_relayed(self):
+            return ask_envoy(self, ("stop",), (reason,), {"grace_s": grace_s})
         session = self._session
         if self._owner is not None:
             self._owner.disowns(self)

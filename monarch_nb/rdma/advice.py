@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from monarch_nb._shape import name_ranks
+from monarch_nb._wire.mesh_address import APART
 from monarch_nb.rdma.examination import PREFIX, SHARED_MEMORY, Examination
-from monarch_nb.rdma.handle import APART
 from monarch_nb.rdma.paths import VARIABLE
 from monarch_nb.rdma.transfer import size_text
 

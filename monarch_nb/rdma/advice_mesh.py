@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from monarch_nb._wire.mesh_address import APART
 from monarch_nb.rdma.advice import CHANGE, NOTE, OF_A_RANK, OK, SEVERITIES, Advice
 from monarch_nb.rdma.examination import PREFIX, Examination
-from monarch_nb.rdma.handle import APART
 from monarch_nb.rdma.measuring import ANY, Measurement
 
 GOOD_SHARE = 0.8

@@ -13,6 +13,7 @@ import secrets
 from dataclasses import dataclass, replace
 from typing import Any
 
+from monarch_nb._wire.mesh_address import APART
 from monarch_nb.rdma.layout import Layout
 
 PROCESS = secrets.randbits(63)
@@ -26,10 +27,6 @@ def _drawn_anew() -> None:
 
 
 os.register_at_fork(after_in_child=_drawn_anew)
-
-
-APART = "MONARCH_NB_RDMA_MACHINE"
-"""Processes for which this variable differs take each other for processes of other machines: to try a network's paths on one."""
 
 
 @functools.cache

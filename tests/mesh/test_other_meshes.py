@@ -12,6 +12,7 @@ from visiting_actors import Store, Visitor
 
 from monarch_nb import mesh as meshes
 from monarch_nb._client import session as sessions
+from monarch_nb._wire.mesh_address import APART
 from monarch_nb.actor import ActorError, Channel, ProcMesh, this_host
 from monarch_nb.actor.on_demand import mesh_of
 from monarch_nb.exceptions import MeshUnreachable
@@ -105,6 +106,28 @@ def test_an_error_says_that_a_mesh_cannot_be_reached(visitor: Any, there: Mesh) 
     assert raised.value.failures[0].type == "MeshUnreachable"
     with pytest.raises(MeshUnreachable, match="nodeB"):
         pickle.loads(pickle.dumps(far)).spawn("store", Store)
+
+
+def test_from_another_machine_an_envoy_goes(store: Any, there: Mesh) -> None:
+    """Ranks that believe that they are on another machine than both homes, and so can't enter the other mesh by themselves."""
+    with this_host().spawn_procs({"gpus": 2}, env={APART: "b"}) as apart:
+        visitor: Any = apart.spawn("visitor", Visitor)
+        before = sum(store.add.call(0).get().values())
+        visitor.add.call(store, 1).get()
+        assert sum(visitor.slice(gpus=1).add_async.call_one(store, 1).get()) == before + 6
+        one = visitor.slice(gpus=0)
+        assert one.receive.call_one(store).get() == [0, 1]
+        handle, pids = one.spawn_on.call_one(there).get()
+        assert pids == list(store.pid.call().get().values())
+        handle.stop().get()
+        assert one.spawn_procs_on.call_one(there.host_mesh).get() == list(there.slice(gpus=0).execute(os.getppid).get().values())
+        port, receiver = Channel.open()
+        one.send_to.call_one(port, 7).get()
+        assert receiver.recv().get(60) == 7
+        with pytest.raises(ActorError, match=r"rank 0: ActorError: store.fail: 2 of 2 ranks failed"):
+            one.let_fail.call_one(store).get()
+        entered = {client["pid"] for client in there._session.request("status")["clients"]}
+        assert entered.isdisjoint(apart.execute(os.getpid).get().values())
 
 
 def test_a_mesh_that_has_ended_is_said_to_have(visitor: Any, there: Mesh) -> None:

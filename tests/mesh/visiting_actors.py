@@ -63,6 +63,7 @@ class Visitor(Actor):
 
     @endpoint
     def spawn_on(self, procs: Any) -> tuple[Any, list[int]]:
+        procs.initialized.get()
         store = procs.spawn("store", Store, 100)
         return store, list(store.pid.call().get().values())
 
@@ -89,6 +90,14 @@ class Visitor(Actor):
         import torch
 
         return float(store.slice(gpus=0).total.call_one(torch.ones(num)).get().sum())
+
+    @endpoint
+    def send_to(self, port: Port[int], value: int) -> None:
+        port.send(value)
+
+    @endpoint
+    def let_fail(self, store: Any) -> None:
+        store.fail.call().get()
 
     @endpoint
     def own(self, procs: Any, heard: Port[str]) -> Any:
