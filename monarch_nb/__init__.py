@@ -27,6 +27,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from monarch_nb.actor.active import get_active_mesh as get_active_mesh
     from monarch_nb.actor.heal import heal_mesh as heal_mesh
+    from monarch_nb.config import clear_runtime_config as clear_runtime_config
+    from monarch_nb.config import configure as configure
+    from monarch_nb.config import configured as configured
+    from monarch_nb.config import get_global_config as get_global_config
+    from monarch_nb.config import get_runtime_config as get_runtime_config
     from monarch_nb.mesh import Mesh as Mesh
     from monarch_nb.mesh import attach as attach
     from monarch_nb.mesh import start as start
@@ -36,12 +41,29 @@ __version__ = "0.1.0"
 _WHERE = {
     "Mesh": "monarch_nb.mesh",
     "attach": "monarch_nb.mesh",
+    "clear_runtime_config": "monarch_nb.config",
+    "configure": "monarch_nb.config",
+    "configured": "monarch_nb.config",
     "get_active_mesh": "monarch_nb.actor.active",
+    "get_global_config": "monarch_nb.config",
+    "get_runtime_config": "monarch_nb.config",
     "heal_mesh": "monarch_nb.actor.heal",
     "start": "monarch_nb.mesh",
 }
 
-__all__ = ["Mesh", "__version__", "attach", "get_active_mesh", "heal_mesh", "start"]
+__all__ = [
+    "Mesh",
+    "__version__",
+    "attach",
+    "clear_runtime_config",
+    "configure",
+    "configured",
+    "get_active_mesh",
+    "get_global_config",
+    "get_runtime_config",
+    "heal_mesh",
+    "start",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -20,6 +20,7 @@ from contextlib import suppress
 from typing import Any
 
 from monarch_nb._client.feed import ACK_BYTES, Feed
+from monarch_nb._client.preferences import preferences
 from monarch_nb._client.waiting import Bell
 from monarch_nb._journal import record as records
 from monarch_nb._journal.record import Record
@@ -162,6 +163,10 @@ class StandardOutput:
         self.sizes: dict[str, int] = {}
         """Number of ranks of each group of procs, as far as known."""
 
+    @property
+    def _is_on(self) -> bool:
+        return self.enabled and preferences.shows_output
+
     def remember(self, origin: int, context: contextvars.Context) -> None:
         """Write what `origin` causes in this context from now on: ipykernel routes by it."""
         self._contexts[origin] = context
@@ -170,7 +175,7 @@ class StandardOutput:
 
     def text(self, origin: int, group: str, rank: int, stream: str, text: str) -> None:
         """Take text of a rank."""
-        if not self.enabled:
+        if not self._is_on:
             return
         if self.window_s is None:
             self._run(origin, self.write, stream, text)
@@ -193,7 +198,7 @@ class StandardOutput:
 
     def display(self, origin: int, content: dict[str, Any]) -> None:
         """Show something rich."""
-        if self.enabled:
+        if self._is_on:
             self._run(origin, self.show, content)
 
     def _run(self, origin: int, function: Callable[..., None], *args: Any) -> None:

@@ -23,6 +23,7 @@ from monarch_nb._client.ending import Ending
 from monarch_nb._client.feed import Feed
 from monarch_nb._client.notebook import PROGRAM_NUMBER, NotebookHooks
 from monarch_nb._client.output import OutputHub
+from monarch_nb._client.preferences import preferences
 from monarch_nb._client.reports import Reports
 from monarch_nb._client.state import StatusFeed
 from monarch_nb._client.stops_said import StopsSaid
@@ -158,7 +159,7 @@ class Session:
 
     # --- requests
 
-    def request(self, op: str, _timeout_s: float = REQUEST_S, **fields: Any) -> Any:
+    def request(self, op: str, _timeout_s: float | None = None, **fields: Any) -> Any:
         """Ask the home and wait for the answer.
 
         Raises:
@@ -167,8 +168,9 @@ class Session:
             MeshEnded: if it's gone.
         """
         reply = self.ask(op, **fields)
-        if not wait_simply(reply, time.monotonic() + _timeout_s):
-            raise RankTimeout(f"the home host process did not answer {op!r} within {_timeout_s:g} s")
+        seconds = _timeout_s or preferences.request_s or REQUEST_S
+        if not wait_simply(reply, time.monotonic() + seconds):
+            raise RankTimeout(f"the home host process did not answer {op!r} within {seconds:g} s")
         return self.read(reply)
 
     def ask(self, op: str, **fields: Any) -> OneReply:

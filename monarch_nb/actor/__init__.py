@@ -18,6 +18,8 @@
 Names and behaviour are PyTorch Monarch's; a program for `monarch.actor` runs with `monarch_nb.actor`.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from monarch_nb._post.port import Port
 from monarch_nb._shape import Extent, Point, Shape
 from monarch_nb.actor.accumulator import Accumulator
@@ -40,6 +42,8 @@ from monarch_nb.actor.heal import HealReport, heal_mesh
 from monarch_nb.actor.host_mesh import HostMesh, local_proc_mesh, proc_mesh, this_host, this_proc
 from monarch_nb.actor.proc_mesh import ProcMesh
 from monarch_nb.actor.supervision import MeshFailure, unhandled_fault_hook
+from monarch_nb.actor.telemetry import get_meter, span, traced
+from monarch_nb.actor.transport import ChannelTransport, enable_transport
 from monarch_nb.actor.value_mesh import ValueMesh
 from monarch_nb.actor.workers import attach_to_workers, run_worker_loop_forever
 from monarch_nb.exceptions import ActorError, RankTimeout, SupervisionError
@@ -51,6 +55,7 @@ __all__ = [
     "ActorMesh",
     "BootstrapCommand",
     "Channel",
+    "ChannelTransport",
     "Checkpointed",
     "Context",
     "Endpoint",
@@ -76,15 +81,32 @@ __all__ = [
     "current_rank",
     "current_size",
     "default_bootstrap_cmd",
+    "enable_transport",
     "endpoint",
+    "get_meter",
     "get_or_spawn_controller",
     "heal_mesh",
+    "hosts_from_config",
     "local_proc_mesh",
     "proc_mesh",
     "run_worker_loop_forever",
     "send",
     "shutdown_context",
+    "span",
     "this_host",
     "this_proc",
+    "traced",
     "unhandled_fault_hook",
 ]
+
+
+if TYPE_CHECKING:
+    from monarch_nb.job.process import hosts_from_config
+
+
+def __getattr__(name: str) -> Any:
+    if name == "hosts_from_config":  # jobs are built on actors
+        from importlib import import_module
+
+        return import_module("monarch_nb.job").hosts_from_config
+    raise AttributeError(f"module 'monarch_nb.actor' has no attribute {name!r}")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from monarch_nb._client import session as sessions
+from monarch_nb._client.preferences import preferences
 from monarch_nb._client.session import Session
 from monarch_nb._post.office import Office
 from monarch_nb._post.origin import origin_in
@@ -204,8 +205,10 @@ class ProcMesh(MeshTrait):
         yield from self.initialized.__await__()
         return self
 
-    def stop(self, reason: str = "", *, grace_s: float = STOP_S) -> Future[None]:
+    def stop(self, reason: str = "", *, grace_s: float | None = None) -> Future[None]:
         """End these processes: actors clean up, with what they have spawned, then they leave; after `grace_s` seconds they are killed."""
+        if grace_s is None:
+            grace_s = preferences.stop_s if preferences.stop_s is not None else STOP_S
         if is_relayed(self):
             return ask_envoy(self, ("stop",), (reason,), {"grace_s": grace_s})
         session = self._session
@@ -324,6 +327,30 @@ class ProcMesh(MeshTrait):
         self._own_shape = shape
         self._hosts = tuple(hosts)
         self._context = encode_extent(shape.extent)
+
+    def to_table(self) -> str:
+        """Return where each process is, as a table: `1.gpu[0]` is the first on host 1. The last dimension runs across.
+
+        Example:
+            >>> print(procs.to_table())              # doctest: +SKIP
+                     gpus=0    gpus=1
+            hosts=0  0.gpu[0]  0.gpu[1]
+            hosts=1  1.gpu[0]  1.gpu[1]
+        """
+        on_hosts = [address.host_of(proc) for proc in self._procs]
+        hosts = sorted(set(on_hosts))
+        cells = [f"{hosts.index(host)}.gpu[{on_hosts[:i].count(host)}]" for i, host in enumerate(on_hosts)]
+        *outer, last = list(self.sizes) or [""]
+        rows: dict[str, list[str]] = {}
+        head: dict[str, None] = {}
+        for point, cell in zip(self.extent.points(), cells, strict=True):
+            head[f"{last}={point[last]}" if last else ""] = None
+            rows.setdefault(", ".join(f"{dim}={point[dim]}" for dim in outer), []).append(cell)
+        table = [["", *head], *([label, *row] for label, row in rows.items())]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        if not widths[0]:  # one dimension
+            table, widths = [row[1:] for row in table], widths[1:]
+        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in table)
 
     def activate(self) -> Any:
         """Use this mesh as the current one within a `with` block."""

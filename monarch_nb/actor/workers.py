@@ -18,6 +18,7 @@ import zmq
 
 from monarch_nb._client import launch
 from monarch_nb._client import session as sessions
+from monarch_nb._client.preferences import preferences
 from monarch_nb._shape import Extent, Shape
 from monarch_nb._wire.directory import new_directory
 from monarch_nb._wire.keys import Gatekeeper, KeyPair
@@ -49,6 +50,10 @@ def key_file(path: str) -> KeyPair:
         raise PermissionError(f"{path} can be read by others; it is a secret: chmod 600 {path}")
     with open(path) as file:
         return KeyPair(**json.load(file))
+
+
+def _attach_s() -> float:
+    return preferences.attach_s or ATTACH_S
 
 
 def _keys(ca: str | None) -> KeyPair:
@@ -147,7 +152,7 @@ def attach_to_workers(ca: str | None = None, workers: Sequence[str | Future[str]
     keys = _keys(ca)
     session = sessions.current()
     indices = []
-    addresses = [worker_address.parse(worker if isinstance(worker, str) else worker.get(ATTACH_S)) for worker in workers]
+    addresses = [worker_address.parse(worker if isinstance(worker, str) else worker.get(_attach_s())) for worker in workers]
     for worker in addresses:
         bind = worker_address.tcp(worker_address.own_address_towards(worker), "*")
         ticket = session.request("tickets", num=1, bind=bind)[0]
@@ -160,7 +165,7 @@ def _hand_over(worker: worker_address.WorkerAddress, ticket: dict[str, Any], key
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     asker = context.socket(zmq.REQ)
     asker.setsockopt(zmq.LINGER, 0)
-    asker.setsockopt(zmq.RCVTIMEO, int(ATTACH_S * 1000))
+    asker.setsockopt(zmq.RCVTIMEO, int(_attach_s() * 1000))
     asker.curve_serverkey = keys.public.encode()
     asker.curve_publickey, asker.curve_secretkey = keys.public.encode(), keys.secret.encode()
     asker.setsockopt(zmq.IPV6, int(worker.dial.is_v6))

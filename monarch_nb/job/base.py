@@ -83,6 +83,26 @@ class JobTrait(ABC):
             self._kill()
             self._is_running = False
 
+    def remote_mount(self, source: str, mntpoint: str | None = None, *_args: Any, **_kwargs: Any) -> None:
+        """Say what to use instead of a mount.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        from monarch_nb.remotemount import remotemount
+
+        remotemount(self, source, mntpoint)
+
+    def gather_mount(self, remote_mount_point: str, local_mount_point: str, *_args: Any, **_kwargs: Any) -> None:
+        """Say what to use instead of a mount.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        from monarch_nb.gather_mount import gather_mount
+
+        gather_mount(self, remote_mount_point, local_mount_point)
+
     def __enter__(self) -> JobState:
         return self.state()
 

@@ -439,7 +439,7 @@ class Mesh(ProcMesh):
         """Say after how long without client and running cell the mesh ends; the time begins anew."""
         self._session.request("set_lease", idle_timeout_s=idle_timeout_s)
 
-    def stop(self, reason: str = "", *, grace_s: float = 3.0) -> Future[None]:
+    def stop(self, reason: str = "", *, grace_s: float | None = 3.0) -> Future[None]:
         """End the mesh: its ranks, its host processes, its connection file."""
         session = self._session
         self._end_card("it was stopped")
@@ -453,7 +453,7 @@ class Mesh(ProcMesh):
         def finish(_pending: Any) -> None:
             session.close()
             if pid:
-                _wait_for_end(pid, grace_s + 10.0)
+                _wait_for_end(pid, (grace_s or 0.0) + 10.0)
 
         return Future(reply, finish, f"stop of {self._name}")
 

@@ -13,11 +13,11 @@ import pytest
 import monarch_nb.actor
 
 ACTOR_NAMES = [
-    "Accumulator", "Actor", "ActorError", "ActorMesh", "BootstrapCommand", "Channel", "Checkpointed", "Context", "Endpoint", "Extent", "Future", "HealReport", "HostMesh",
+    "Accumulator", "Actor", "ActorError", "ActorMesh", "BootstrapCommand", "Channel", "ChannelTransport", "Checkpointed", "Context", "Endpoint", "Extent", "Future", "HealReport", "HostMesh",
     "MeshFailure", "Point", "Port", "PortReceiver", "ProcMesh", "RankTimeout", "RankedPortReceiver", "Shape",
     "SupervisionError", "ValueMesh", "as_endpoint", "attach_to_workers", "concurrent_endpoint", "context",
-    "current_actor_name", "current_rank", "current_size", "default_bootstrap_cmd", "endpoint", "get_or_spawn_controller", "heal_mesh", "local_proc_mesh",
-    "proc_mesh", "run_worker_loop_forever", "send", "shutdown_context", "this_host", "this_proc", "unhandled_fault_hook",
+    "current_actor_name", "current_rank", "current_size", "default_bootstrap_cmd", "enable_transport", "endpoint", "get_meter", "get_or_spawn_controller", "heal_mesh", "hosts_from_config", "local_proc_mesh",
+    "proc_mesh", "run_worker_loop_forever", "send", "shutdown_context", "span", "this_host", "this_proc", "traced", "unhandled_fault_hook",
 ]  # fmt: skip
 
 HEAVY = ("torch", "IPython", "ipywidgets", "zmq", "cloudpickle", "asyncio", "numpy")
@@ -61,7 +61,7 @@ EXAMPLES = [
     "_rank.frames", "rdma.boxes", "rdma.doctor", "rdma.gate", "rdma.layout", "rdma.local_future", "rdma.measuring", "rdma.segments", "rdma.transfer",
     "rdma.paths.tcp_checksum", "rdma.paths.tcp_dial", "rdma.paths.tcp_exchange", "rdma.paths.tcp_handshake", "rdma.paths.verbs_errors", "rdma.paths.verbs_plan",
     "rdma.paths.verbs_port",
-    "_host.dumped", "_host.request", "_host.script", "_shape.cpu_set", "_shape.elastic", "_shape.extent", "_shape.rank_set", "_shape.shape", "_wire.codec", "_wire.message", "_wire.page", "_wire.pieces", "_wire.process", "actor.value_mesh",
+    "_host.dumped", "_host.request", "_host.script", "_shape.cpu_set", "_shape.elastic", "_shape.extent", "_shape.rank_set", "_shape.shape", "_wire.codec", "_wire.message", "_wire.page", "_wire.pieces", "_wire.process", "actor.bootstrap_command", "actor.telemetry", "actor.value_mesh", "actor.worker_address", "config",
     "_journal.disk", "_journal.entries", "_journal.record", "_journal.secrets", "_rank.environment", "_rank.operators", "_rank.trace", "_rank.variables", "mesh.environment", "mesh.variables",
     "display.ansi", "display.bars", "display.bundle", "display.cell_view", "display.errors", "display.fold", "display.lines", "display.live",
     "display.card_html", "display.progress", "display.stack_view", "display.style", "display.top", "server.bodies", "server.starting", "display.table", "display.template", "magics.data", "exceptions", "folding", "profile.memory", "profile.operators", "profile.trace_file", "stacks", "status",

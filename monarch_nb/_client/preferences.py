@@ -1,0 +1,25 @@
+"""What this program has chosen, for all its meshes (`monarch_nb.config`). None: as each place has it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Preferences:
+    """Of this process.
+
+    Attributes:
+        shows_output: whether what ranks print is shown here.
+        stop_s: seconds that ranks have to leave before they're killed.
+        attach_s: seconds that a worker has to answer.
+        request_s: seconds that a host process has to answer.
+    """
+
+    shows_output: bool = True
+    stop_s: float | None = None
+    attach_s: float | None = None
+    request_s: float | None = None
+
+
+preferences = Preferences()

@@ -1,0 +1,46 @@
+"""`enable_transport`: here, a mesh chooses by itself how its messages travel."""
+
+from __future__ import annotations
+
+import enum
+import warnings
+
+
+class ChannelTransport(enum.Enum):
+    """Monarch's ways for messages."""
+
+    TcpWithLocalhost = "tcp(localhost)"
+    TcpWithHostname = "tcp(hostname)"
+    MetaTlsWithHostname = "metatls(hostname)"
+    MetaTlsWithIpV6 = "metatls(ipv6)"
+    Tls = "tls"
+    Local = "local"
+    Unix = "unix"
+
+
+_WORDS = ("tcp", "ipc", "tls", "metatls", "metatls-hostname")
+
+
+def enable_transport(transport: ChannelTransport | str) -> None:
+    """Nothing has to be enabled: messages take unix sockets on a machine, and tcp with CURVE (encrypted, both sides known) between machines.
+
+    An address is where Monarch's clients would listen. Here programs dial workers, and workers dial back to an address that's chosen towards them.
+
+    Raises:
+        ValueError: for what is no transport.
+    """
+    if isinstance(transport, ChannelTransport) or transport in _WORDS:
+        return
+    from monarch_nb.actor.worker_address import parse
+
+    try:
+        parse(transport)
+    except ValueError:
+        raise ValueError(
+            f"enable_transport takes a ChannelTransport, one of {', '.join(map(repr, _WORDS))}, or an address such as tcp://10.0.0.5:8080; not {transport!r}"
+        ) from None
+    warnings.warn(
+        f"enable_transport({transport!r}) has no effect in monarch_nb: a program listens at an address that's chosen towards each worker. "
+        "Say where workers listen: run_worker_loop_forever(address=...)",
+        stacklevel=2,
+    )

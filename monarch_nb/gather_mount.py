@@ -1,0 +1,19 @@
+"""Directories of hosts, mounted here: not in this project, which mounts nothing."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+__all__ = ["gather_mount"]
+
+
+def gather_mount(host_mesh: Any, remote_mount_point: str, local_mount_point: str) -> NoReturn:
+    """Say what to use instead of a mount.
+
+    Raises:
+        NotImplementedError: always.
+    """
+    raise NotImplementedError(
+        f"gather_mount: monarch_nb mounts no file systems (FUSE), so {remote_mount_point!r} can't be had at {local_mount_point!r}. What ranks print is "
+        "here anyway: monarch-nb logs. Files: exec_command(hosts, ['cat', PATH]), an endpoint that returns them, or a shared file system"
+    )
