@@ -15,6 +15,7 @@ from monarch_nb._host.process import BEAT_S, LOST_AFTER_S, PREEMPT_S, HostProces
 from monarch_nb._host.stack_desk import Found
 from monarch_nb._host.supervisor import Rank
 from monarch_nb._host.vitals import Rows
+from monarch_nb._host.warming import Zygote
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.marks import Piece
@@ -29,8 +30,8 @@ _HANDSHAKE_MS = 5000
 class FarProcess(HostProcess):
     """A host process that has dialled home."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__(config)
+    def __init__(self, config: dict[str, Any], zygote: Zygote | None = None) -> None:
+        super().__init__(config, zygote)
         link = self._link = self.context.socket(zmq.DEALER)
         link.setsockopt(zmq.SNDHWM, 0)
         link.setsockopt(zmq.RCVHWM, 0)

@@ -40,6 +40,7 @@ from monarch_nb._host.request import LATER
 from monarch_nb._host.supervisor import Rank
 from monarch_nb._host.vitals import Rows
 from monarch_nb._host.waiting import WaitingDesk
+from monarch_nb._host.warming import Zygote
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.marks import Piece
@@ -56,8 +57,8 @@ class HomeProcess(HostProcess):
         environment_id, versions: what it runs with, once it has a name.
     """
 
-    def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__(config)
+    def __init__(self, config: dict[str, Any], zygote: Zygote | None = None) -> None:
+        super().__init__(config, zygote)
         self.name: str = config.get("name") or ""
         self.mesh_id = secrets.token_hex(8)
         self.environment_id = ""

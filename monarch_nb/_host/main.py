@@ -5,16 +5,22 @@ from __future__ import annotations
 import json
 import os
 import sys
+from typing import TYPE_CHECKING
 
-from monarch_nb._host.far import FarProcess
-from monarch_nb._host.home import HomeProcess
-from monarch_nb._host.process import HostProcess
+from monarch_nb._host.warming import start_zygote
+
+if TYPE_CHECKING:
+    from monarch_nb._host.process import HostProcess
 
 
 def main() -> None:
     """Run a host process; its configuration comes as JSON on standard input, readiness is told on fd 1."""
     config = json.loads(sys.stdin.buffer.read())
-    process: HostProcess = HomeProcess(config) if config["host"] == 0 else FarProcess(config)
+    zygote = start_zygote(config["sys_path"], config["directory"]) if config.get("warm", True) else None
+    from monarch_nb._host.far import FarProcess  # takes half a second, while the zygote imports, too
+    from monarch_nb._host.home import HomeProcess
+
+    process: HostProcess = HomeProcess(config, zygote) if config["host"] == 0 else FarProcess(config, zygote)
     try:
         os.write(1, b"ready\n")
     except OSError:  # who started us is gone already

@@ -24,6 +24,7 @@ from monarch_nb._host.router import Router
 from monarch_nb._host.stack_desk import StackDesk
 from monarch_nb._host.supervisor import STARTING, Rank, Supervisor
 from monarch_nb._host.vitals import WHERE_REF, Rows, Vitals
+from monarch_nb._host.warming import Zygote
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.directory import private_directory
@@ -37,9 +38,13 @@ PREEMPT_S = 30.0
 
 
 class HostProcess:
-    """State and behaviour that home and far host processes share. Owned by the loop thread."""
+    """State and behaviour that home and far host processes share. Owned by the loop thread.
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    Args:
+        zygote: the one that was started already, if one was.
+    """
+
+    def __init__(self, config: dict[str, Any], zygote: Zygote | None = None) -> None:
         self.config = config
         self.index: int = config["host"]
         self.me = address.host_proc(self.index)
@@ -58,7 +63,7 @@ class HostProcess:
         self._routes: dict[int, zmq.Socket[bytes]] = {}
         self.router = Router(self.me, self.loop, self.send_local, self.send_far)
         self.supervisor = Supervisor(
-            self.loop, self.index, self.hostname, self.rank_ended, self.rank_printed, config["sys_path"], self.directory
+            self.loop, self.index, self.hostname, self.rank_ended, self.rank_printed, config["sys_path"], self.directory, zygote
         )
         self.pulse = Pulse(self.me, self.loop, self.supervisor, self.send_local, self.rank_pulse)
         self.vitals = Vitals(

@@ -23,6 +23,7 @@ from typing import Any
 from monarch_nb._host.loop import Loop
 from monarch_nb._host.output import OutputReader
 from monarch_nb._host.rank_command import rank_command
+from monarch_nb._host.warming import Zygote, start_zygote
 from monarch_nb._host.zygote import RANKS_PER_REQUEST, set_process_name
 from monarch_nb._wire.process import count_oom_kills
 
@@ -68,6 +69,7 @@ class Supervisor:
         on_piece: Callable[[Rank, Any], None],
         sys_path: list[str],
         directory: str,
+        zygote: Zygote | None = None,
     ) -> None:
         self.ranks: dict[int, Rank] = {}
         self._loop = loop
@@ -85,6 +87,8 @@ class Supervisor:
         self.warm = False
         """Whether the zygote has loaded all that it means to."""
         _become_subreaper()
+        if zygote is not None:
+            self._use(zygote)
 
     # --- the zygote
 
@@ -92,26 +96,11 @@ class Supervisor:
         """Start the zygote, if it isn't there."""
         if self._zygote is not None and self._zygote.poll() is None:
             return
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        code = (
-            "import sys, json; a = json.loads(sys.argv[1]); sys.path[:] = a['path'];"
-            "from monarch_nb._host.zygote import main; main(a['fd'], a['path'], a['directory'])"
-        )
-        argument = json.dumps({"path": self._sys_path, "fd": theirs.fileno(), "directory": self._directory})
-        environment = dict(os.environ)
-        # numpy's OpenBLAS starts a thread per core when it's imported, and threads don't survive a fork.
-        environment.setdefault("OPENBLAS_NUM_THREADS", "1")
-        self._zygote = subprocess.Popen(
-            [sys.executable, "-c", code, argument],
-            pass_fds=[theirs.fileno()],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,  # ours is the pipe on which the client waits for our readiness
-            stderr=subprocess.DEVNULL if not os.environ.get("MONARCH_NB_HOST_LOG") else None,
-        )
-        theirs.close()
-        self._link = ours
-        self._loop.watch_file(ours.fileno(), self._on_zygote)
+        self._use(start_zygote(self._sys_path, self._directory))
+
+    def _use(self, zygote: Zygote) -> None:
+        self._zygote, self._link = zygote
+        self._loop.watch_file(self._link.fileno(), self._on_zygote)
 
     @property
     def zygote_pid(self) -> int | None:

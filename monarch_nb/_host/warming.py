@@ -1,0 +1,45 @@
+"""Starting the zygote: the first thing that a host process does, for what the zygote imports takes longest. Imports little itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from typing import NamedTuple
+
+_CODE = (
+    "import sys, json; a = json.loads(sys.argv[1]); sys.path[:] = a['path'];"
+    "from monarch_nb._host.zygote import main; main(a['fd'], a['path'], a['directory'])"
+)
+
+
+class Zygote(NamedTuple):
+    """A zygote that was started, and our end of the connection with it."""
+
+    process: subprocess.Popen[bytes]
+    link: socket.socket
+
+
+def start_zygote(sys_path: list[str], directory: str) -> Zygote:
+    """Start a zygote that imports from `sys_path`.
+
+    Args:
+        directory: where this host process's sockets lie, or will.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    argument = json.dumps({"path": sys_path, "fd": theirs.fileno(), "directory": directory})
+    environment = dict(os.environ)
+    # numpy's OpenBLAS starts a thread per core when it's imported, and threads don't survive a fork.
+    environment.setdefault("OPENBLAS_NUM_THREADS", "1")
+    process = subprocess.Popen(
+        [sys.executable, "-c", _CODE, argument],
+        pass_fds=[theirs.fileno()],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,  # ours is the pipe on which the client waits for our readiness
+        stderr=subprocess.DEVNULL if not os.environ.get("MONARCH_NB_HOST_LOG") else None,
+    )
+    theirs.close()
+    return Zygote(process, ours)
