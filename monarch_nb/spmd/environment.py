@@ -78,26 +78,19 @@ def host_and_port(kind: AddrType | None) -> tuple[str, int]:
     raise RuntimeError(f"this host, {socket.gethostname()}, has no {kind.value} address that others could connect to")
 
 
-def _check_master(master_addr: str | None, master_port: int | None) -> None:
-    if (master_addr is None) != (master_port is None):
-        raise ValueError(f"give both master_addr and master_port, or neither; got {master_addr!r} and {master_port!r}")
-
-
 async def setup_torch_elastic_env_async(
     proc_mesh: ProcMesh, master_addr: str | None = None, master_port: int | None = None, use_ipaddr: AddrType | None = None
 ) -> None:
     """Set the environment that torchrun sets, on every process. The rendezvous is on rank 0's host, at a free port.
 
     Args:
+        master_addr, master_port: what is given holds; what isn't is chosen.
         use_ipaddr: which address of that host; by default the one that its name stands for.
-
-    Raises:
-        ValueError: if only one of master_addr and master_port is given.
     """
-    _check_master(master_addr, master_port)
+    first = proc_mesh.flatten("rank").slice(rank=slice(0, 1))
     if master_addr is None or master_port is None:
-        first = proc_mesh.flatten("rank").slice(rank=slice(0, 1))
-        master_addr, master_port = (await first.execute(host_and_port, use_ipaddr)).item()
+        address, port = (await first.execute(host_and_port, use_ipaddr)).item()
+        master_addr, master_port = master_addr or address, master_port or port
     await proc_mesh.set_environment(elastic_environment(proc_mesh, master_addr, master_port))
 
 
@@ -110,12 +103,9 @@ def setup_torch_elastic_env(
         >>> procs = this_host().spawn_procs({"gpus": 4})  # doctest: +SKIP
         >>> setup_torch_elastic_env(procs)                # doctest: +SKIP
         >>> procs.execute(dist.init_process_group, "gloo").get()  # doctest: +SKIP
-
-    Raises:
-        ValueError: if only one of master_addr and master_port is given.
     """
-    _check_master(master_addr, master_port)
+    first = proc_mesh.flatten("rank").slice(rank=slice(0, 1))
     if master_addr is None or master_port is None:
-        first = proc_mesh.flatten("rank").slice(rank=slice(0, 1))
-        master_addr, master_port = first.execute(host_and_port, use_ipaddr).get(30).item()
+        address, port = first.execute(host_and_port, use_ipaddr).get(30).item()
+        master_addr, master_port = master_addr or address, master_port or port
     proc_mesh.set_environment(elastic_environment(proc_mesh, master_addr, master_port)).get(30)
