@@ -86,6 +86,24 @@ def split(text: str) -> tuple[str, Values]:
     return "\n".join(lines), tuple(values)
 
 
+NAMED = "[actor=<"
+"""How the name begins that actors log by (see `actor.context.Instance`)."""
+
+
+def split_name(text: str) -> tuple[str, Values]:
+    """Return the pattern of a line that an actor has logged, and the values in the actor's name: its place. What is said must be equal.
+
+    >>> split_name("[actor=<root>.<m.A a{'gpus': 3/8}>] epoch 5")
+    ("[actor=<root>.<m.A a{'gpus': \\x00/\\x00}>] epoch 5", ('3', '8'))
+    """
+    start = text.find(NAMED)
+    end = text.find(">] ", start)
+    if start < 0 or end < 0 or _MARK in text:
+        return text, ()
+    name, values = split(text[start:end])
+    return text[:start] + name + text[end:], values
+
+
 def merge(pattern: str, values: Mapping[int, Values]) -> str:
     """Return the text of a pattern with the values of some ranks.
 

@@ -321,7 +321,7 @@ class ActorHost:
 
     def stop(self) -> None:
         """End all actors, with their clean-up."""
-        runners = list(self.actors.values())
+        runners = [*self.actors.values(), *list(self._leaving.values())]
         for actor_id in list(self.actors):
             self.end_actor(actor_id, None)
         for runner in runners:

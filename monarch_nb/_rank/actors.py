@@ -14,7 +14,7 @@ import pickle
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from monarch_nb._rank.checkpoints import Checkpoints
 
 
-CHILDREN_S = 2.0
+CHILDREN_S = 10.0
 """How long an actor that ends waits for what it owns to end first."""
 PREDECESSOR_S = 10.0
 """How long an actor that is made anew waits for the one before it to leave."""
@@ -249,18 +249,17 @@ class ActorRunner:
         with suppress(ValueError):
             self._children.remove(mesh)
 
-    def _stop_children(self) -> list[Any]:
-        """Have what this actor owns end, the newest first; return what is to be waited for."""
-        children, self._children = self._children, []
-        stopping = []
-        for child in reversed(children):
+    def _stop_children(self) -> Iterator[Any]:
+        """Have what this actor owns end, the newest first; yield what is to be waited for."""
+        while self._children:
+            child = self._children.pop()
             with suppress(Exception):  # it may be gone, with its process or its mesh
                 future = child.stop(f"its owner {self.name!r} has ended")
                 future._pending.asker = None  # nobody needs to be told what couldn't be stopped
-                stopping.append(future)
-        return stopping
+                yield future
 
     def _end_children(self) -> None:
+        """End what this actor owns, one after the other: actors clean up before the processes go that they are on."""
         deadline = time.monotonic() + CHILDREN_S
         for future in self._stop_children():
             with suppress(Exception):
@@ -625,7 +624,8 @@ class ActorRunner:
         if asked is not None and asked.ref:
             self._reply_failure(asked, self.failure if endpoint == "__init__" else {**self.failure, "dead": True})
         self.host.report_failure(self.creator, self.actor_id, self.failure)
-        self._stop_children()
+        for _stopping in self._stop_children():
+            pass  # nobody waits
 
     def _refuse(self, message: Message) -> None:
         assert self.failure is not None

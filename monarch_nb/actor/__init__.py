@@ -22,6 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb._post.port import Port
 from monarch_nb._shape import Extent, Point, Shape
+from monarch_nb.actor import (
+    config as config,  # for programs that set `actor.config.prefix_python_logs_with_actor`
+)
 from monarch_nb.actor.accumulator import Accumulator
 from monarch_nb.actor.actor_mesh import Actor, ActorMesh, as_endpoint, send
 from monarch_nb.actor.bootstrap_command import BootstrapCommand, default_bootstrap_cmd

@@ -8,7 +8,7 @@ Invariants, whatever the interleaving and however the text was cut into chunks:
 
 * the rows that contain a rank, read from top to bottom, are exactly the lines of that rank, in order;
 * a row contains a rank at most once, and lines that differ in anything, a number too, are different rows; but on stderr, a warning or a
-  line that tells of a failure may differ in its values (`monarch_nb.folding`): its row then lists them.
+  line that tells of a failure may differ in its values (`monarch_nb.folding`), and what actors log in their names: its row then lists them.
 
 A line that only one rank printed so far *floats*: it stands at the end, where it happened, and when its rank
 next joins a row further up, the floating line moves up in front of that row. So `hello 0, same` of rank 0
@@ -34,7 +34,7 @@ from functools import lru_cache
 from operator import attrgetter
 
 from monarch_nb._shape.rank_set import format_ranks
-from monarch_nb.folding import Values, is_trouble, merge, split
+from monarch_nb.folding import NAMED, Values, is_trouble, merge, split, split_name
 
 LOOKAHEAD_ROWS = 1000
 FLOATING_ROWS = 64
@@ -276,8 +276,12 @@ class Fold:
         return first
 
     def _add(self, place: _Place, stream: str, text: str) -> None:
-        if stream == "stderr" and len(self._ranks) > 1 and is_trouble(text):
-            text, values = split(text)
+        if stream == "stderr" and len(self._ranks) > 1:
+            values: Values = ()
+            if is_trouble(text):
+                text, values = split(text)
+            elif NAMED in text:
+                text, values = split_name(text)
             if values:
                 self._add_trouble(place, stream, text, values)
                 return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from dataclasses import dataclass
 
-from monarch_nb._shape import format_ranks
+from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb.status import duration
 from monarch_nb.why.facts import Activity, RankFacts
 from monarch_nb.why.verdicts import Situation, Verdict
@@ -96,7 +96,7 @@ def _row(rank: RankFacts, activity: Activity, now: float) -> RankRow:
     operation = activity.operation
     line = activity.where.removeprefix("in ")
     if operation is None:
-        waits = "; ".join(f"{c.what} on rank{'s' * (len(c.ranks) != 1)} {format_ranks(c.ranks)}" for c in activity.calls)
+        waits = "; ".join(c.what + (f" on {name_ranks(c.ranks)}" if c.ranks else "") for c in activity.calls)
         return RankRow(rank.rank, rank.state, activity.label, line, waits or activity.kind)
     waited_s = None if operation.since is None else max(0.0, now - operation.since)
     return RankRow(rank.rank, rank.state, activity.label, line, operation.text(), operation.tensor_text(), waited_s)

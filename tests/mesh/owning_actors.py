@@ -6,6 +6,7 @@ import asyncio
 import io
 import logging
 import os
+import time
 from typing import Any
 
 from monarch_nb.actor import (
@@ -40,6 +41,7 @@ class Leaf(Actor):
         raise ValueError("something is wrong")
 
     def __cleanup__(self, error: BaseException | None) -> None:
+        time.sleep(0.05)  # it takes its time
         self.port.send(self.name)
 
 

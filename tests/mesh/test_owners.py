@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from owning_actors import Failing, Owner, Waiting, Who
+from owning_actors import Failing, Leaf, Owner, Waiting, Who
 from processes import PATIENCE_S, wait_for_exit
 
 from monarch_nb.actor import (
@@ -74,6 +74,17 @@ def test_stopping_processes_stops_what_their_actors_own() -> None:
     procs.stop().get(60)
     _check_order([receiver.recv().get(60) for _ in ENDED])
     assert wait_for_exit(pid)
+
+
+def test_an_actor_that_is_being_stopped_cleans_up_before_its_process_goes() -> None:
+    port, receiver = Channel.open()
+    procs = this_host().spawn_procs()
+    leaf: Any = procs.spawn("leaf", Leaf, "leaf", port)
+    leaf.pid.call_one().get()
+    stopping = leaf.stop(), procs.stop()
+    assert receiver.recv().get(60) == "leaf"
+    for each in stopping:
+        each.get(60)
 
 
 def test_what_an_actor_owns_ends_when_it_fails(one: ProcMesh, unhandled: list[MeshFailure]) -> None:

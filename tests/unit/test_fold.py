@@ -296,3 +296,13 @@ def test_many_lines_of_warnings_are_bounded_and_fold() -> None:
     assert len(rows) == 1001
     assert rows[0].ranks == tuple(range(8))
     assert "rank {0-7}" in rows[0].text
+
+
+def test_what_actors_log_folds_though_each_has_its_name() -> None:
+    fold = Fold(range(4))
+    for rank in range(4):
+        fold.feed(rank, "stderr", f"[actor=<root>.<m.Trainer trainer{{'gpus': {rank}/4}}>] epoch 1\n")
+        fold.feed(rank, "stderr", f"[actor=<root>.<m.Trainer trainer{{'gpus': {rank}/4}}>] loss {rank // 2}\n")
+    texts = [(row.ranks, row.text.partition("] ")[2]) for row in fold.rows()]
+    assert texts[0] == ((0, 1, 2, 3), "epoch 1")
+    assert sorted(texts[1:]) == [((0, 1), "loss 0"), ((2, 3), "loss 1")]
