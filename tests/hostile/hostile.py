@@ -10,6 +10,7 @@ import shutil
 import signal
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,12 +21,19 @@ from processes import PATIENCE_S, mesh_processes, wait_for_exit
 
 FULL = os.environ.get("MONARCH_NB_HOSTILE") == "full"
 SEED = int(os.environ.get("MONARCH_NB_HOSTILE_SEED", "14"))
+TRIES: Counter[str] = Counter()
+"""What has been tried and held so far: it ended, its words were no raw traceback, and what it was done to works on."""
 _OWN_FRAME = re.compile(r"(File |^)\S*/monarch_nb/\S+\.py\S*[:,] ?(line )?\d+", re.MULTILINE)
 _OWN_TROUBLE = ("That's a fault of monarch_nb", "OfficeClosed", "zmq.error", "Traceback (most recent call last):\n  File \"<frozen")
 
 
 def num_tries(short: int, full: int) -> int:
     return full if FULL else short
+
+
+def tried(what: str, num: int = 1) -> None:
+    """Count tries that held."""
+    TRIES[what] += num
 
 
 def generator(name: str) -> random.Random:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from absurd_words import absurd_line, absurd_ranks
-from hostile import Kernel, generator, insides_in, nothing_left, num_tries
+from hostile import Kernel, generator, insides_in, nothing_left, num_tries, tried
 
 from monarch_nb._shape import Extent
 from monarch_nb._shape.rank_set import RankSetError, parse_ranks
@@ -52,6 +52,7 @@ def _answered(kernel: Kernel, source: str) -> None:
     assert not insides_in(shown.text), f"{source!r}: {shown.text[:3000]}"
     assert shown.num_bytes < MAX_ANSWER_BYTES, f"{source!r}: {shown.num_bytes:,} bytes of answer"
     assert not shown.is_error or shown.text.strip(), f"{source!r}: an error without a word"
+    tried("cells on absurd ranks" if source.startswith("%%") else "absurd verbs")
 
 
 def _answers(kernel: Kernel) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hostile import FULL, Kernel, insides_in, nothing_left
+from hostile import FULL, Kernel, insides_in, nothing_left, tried
 from nasty_cells import NASTY, Nasty
 
 MAX_SHOWN_BYTES = 8 << 20
@@ -89,6 +89,7 @@ def _try(cell: Nasty, bench: Bench) -> None:
     assert shown.num_bytes < MAX_SHOWN_BYTES, f"{shown.num_bytes:,} bytes in the notebook"
     assert all(word in shown.text for word in cell.shows), text
     assert cell.end == "any" or shown.is_error == (cell.end != "ok"), text
+    tried("nasty cells")
 
 
 def test_the_table_is_whole() -> None:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hostile import FULL, insides_in, nothing_left
+from hostile import FULL, insides_in, nothing_left, tried
 from kills import KILLS, SHORT, STEPS, VICTIMS, Kill
 from processes import mesh_processes, wait_for_exit
 
@@ -213,8 +213,9 @@ def test_a_kill(kill: Kill, delay_s: float, bench: Bench) -> None:
 
 def _try(kill: Kill, delay_s: float, bench: Bench) -> None:
     client, other = bench.programs
-    if kill.step != "start":
-        client.do("start()")
+    client.do("start()")
+    if kill.step == "start":
+        bench.stop(client)
     asker = other if kill.step == "attach" else client
     asker.begin(STEPS[kill.step])
     bench.kill(kill, asker, delay_s)
@@ -229,8 +230,9 @@ def _try(kill: Kill, delay_s: float, bench: Bench) -> None:
     healed = bench.work_again(client if kill.victim != "client" or kill.step == "attach" else other)
     if (kill.victim, kill.step) == ("rank", "call"):
         assert "still runs a function" in healed and "%mesh interrupt" in healed, healed
-    if FULL or kill.step == "stop":
+    if kill.step == "stop":
         bench.stop(bench.programs[0])
+    tried("kills")
 
 
 def test_the_table_is_whole(bench: Bench) -> None:

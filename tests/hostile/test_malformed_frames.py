@@ -20,7 +20,7 @@ import psutil
 import pytest
 import zmq
 from frames import absurd_json, frame
-from hostile import generator, nothing_left, num_tries
+from hostile import generator, nothing_left, num_tries, tried
 from own_meshes import own_mesh
 from processes import PATIENCE_S
 from waiting import wait_for_server
@@ -84,6 +84,7 @@ def test_sockets_of_processes(mesh: Mesh) -> None:
                     sender.send_multipart(frame(rng, proc))
                 sender.close(linger=10_000)
                 unharmed.check()
+                tried("bursts of malformed frames")
     finally:
         context.destroy()
 
@@ -102,6 +103,7 @@ def test_the_port_for_other_machines(mesh: Mesh) -> None:
         for each in opened:
             each.close()
         unharmed.check()
+        tried("bursts of strangers")
 
 
 class Server:
@@ -194,6 +196,7 @@ def test_bodies_and_addresses(server: Server, mesh: Mesh) -> None:
         assert status < 500, (status, text[:2000])
         assert "Traceback" not in text
         assert status < 400 or json.loads(text)["message"] if text.startswith("{") else status in (200, 204, 404), text[:2000]
+        tried("requests to the server")
     unharmed.check()
 
 
@@ -226,6 +229,7 @@ def test_messages_of_pages(server: Server, mesh: Mesh) -> None:
         page.ask({"op": "watch", "id": 7, "what": "status", "mesh": "noise"})
         assert page.answer(7)["type"] == "status"
         page.socket.close()
+        tried("pages that send nonsense")
     unharmed.check()
 
 
