@@ -17,9 +17,11 @@ def main() -> None:
     """Run a host process; its configuration comes as JSON on standard input, readiness is told on fd 1."""
     config = json.loads(sys.stdin.buffer.read())
     zygote = start_zygote(config["sys_path"], config["directory"]) if config.get("warm", True) else None
+    from monarch_nb import sources
     from monarch_nb._host.far import FarProcess  # takes half a second, while the zygote imports, too
     from monarch_nb._host.home import HomeProcess
 
+    sources.guard()
     process: HostProcess = HomeProcess(config, zygote) if config["host"] == 0 else FarProcess(config, zygote)
     try:
         os.write(1, b"ready\n")

@@ -15,6 +15,7 @@ from typing import Any
 
 # The whole package, while there's one thread: two that import it by different modules would wait for each other.
 import monarch_nb.actor  # noqa: F401
+from monarch_nb import sources
 from monarch_nb._post import here
 from monarch_nb._post.context import CallContext, call_context
 from monarch_nb._post.office import Office
@@ -76,6 +77,7 @@ def run_rank(spec: dict[str, Any], host_pid: int) -> None:
     _set_name(f"mnb-rank{spec['rank']}")
     _set_environment(spec)
     pipe = streams.install(spec["token"])
+    sources.guard()
     _reseed()
     _bind(spec)
     _limit_threads(spec)

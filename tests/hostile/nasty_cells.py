@@ -134,7 +134,8 @@ EXCEPTIONS = [
     Nasty("no such name", "no_such_name", "error", ("NameError",)),
     Nasty("code that is compiled from nothing", "exec(compile('1/0', '', 'exec'))", "error", ("ZeroDivisionError",)),
     Nasty("code of a file that isn't there", "exec(compile('\\n' * 50 + '1/0', '/no/such/file.py', 'exec'))", "error", ("ZeroDivisionError",)),
-    Nasty("code with a file name that is binary", "exec(compile('1/0', '/dev/zero', 'exec'))", "error", ("ZeroDivisionError",), long=True),
+    Nasty("code with a file name that is binary", "exec(compile('1/0', '/dev/zero', 'exec'))", "error", ("ZeroDivisionError",)),
+    Nasty("code with a file name that hangs", "import os, tempfile\npipe = tempfile.mkdtemp() + '/p'; os.mkfifo(pipe)\nexec(compile('import time\\ntime.sleep(1000)', pipe, 'exec'))", "error", ("within 1 s",), flags="--timeout 1"),
 ]  # fmt: skip
 
 VALUES = [

@@ -1,0 +1,34 @@
+"""Source files, of which tracebacks show lines.
+
+Code may go by the name of any file, and `linecache` reads what it's told: /dev/zero without end, a pipe that nobody writes to for ever. So what isn't a file of
+bearable size isn't read, neither by ranks nor by host processes, which show the stacks of ranks that can't.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import stat
+from typing import Any
+
+MAX_SOURCE_BYTES = 64 << 20
+
+_read = linecache.updatecache
+
+
+def guard() -> None:
+    """Have this process read nothing else as source."""
+    linecache.updatecache = _read_if_source
+
+
+def _read_if_source(filename: str, module_globals: dict[str, Any] | None = None) -> list[str]:
+    return _read(filename, module_globals) if may_be_source(filename) else []
+
+
+def may_be_source(filename: str) -> bool:
+    """Say whether a file can be read as source. One that isn't there can: there may be other ways to its lines."""
+    try:
+        found = os.stat(filename)
+    except (OSError, ValueError):
+        return True
+    return stat.S_ISREG(found.st_mode) and found.st_size <= MAX_SOURCE_BYTES
