@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import subprocess
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,8 @@ class HostLink:
         self._keys: KeyPair | None = None
         self._endpoints: dict[str, str] = {}
         self._identities: dict[int, bytes] = {}
+        self._directories: list[str] = []
+        """Of host processes that we have started: they end with us, and have no time to tidy up."""
 
     # --- letting hosts in
 
@@ -194,10 +197,11 @@ class HostLink:
     def start(self, ticket: dict[str, Any], env: Mapping[str, str]) -> None:
         """Start a host process on this machine; that it has come up is heard when it joins."""
         home = self._home
-        root = os.path.dirname(home.directory)
+        directory = f"{os.path.dirname(home.directory)}/h{ticket['host']}.{ticket['generation']}"
+        self._directories.append(directory)
         config = {
             **ticket,
-            "directory": f"{root}/h{ticket['host']}.{ticket['generation']}",
+            "directory": directory,
             "sys_path": home.config["sys_path"],
             "log": home.config.get("log"),
         }
@@ -213,8 +217,10 @@ class HostLink:
     # --- the end
 
     def close(self) -> None:
-        """Close the sockets."""
+        """Close the sockets; what we have started is dead by now."""
         if self._socket is not None and self._gatekeeper is not None and self._strangers is not None:
             self._strangers.close()
             self._socket.close(500)
             self._gatekeeper.close()
+        for directory in self._directories:
+            shutil.rmtree(directory, ignore_errors=True)
