@@ -63,7 +63,7 @@ def nothing_left(*, directories: bool = False) -> Iterator[None]:
             for pid in set(mesh_processes()) - before:
                 assert wait_for_exit(pid, PATIENCE_S), f"{mesh_processes().get(pid)} (pid {pid}) is left"
             left = _mesh_directories(Path(own))
-            assert directories or not left, f"sockets are left: {left}"
+            assert directories or not left, f"sockets are left: {_with_contents(left)}"
         finally:
             _end(set(mesh_processes()) - before)
             os.environ.pop("XDG_RUNTIME_DIR")
@@ -81,6 +81,16 @@ def _end(pids: set[int]) -> None:
 def _mesh_directories(runtime: Path) -> list[str]:
     root = runtime / "monarch_nb"
     return sorted(str(p) for p in root.iterdir()) if root.is_dir() else []
+
+
+def remove_sockets() -> None:
+    """Remove what killed processes have left to the next start."""
+    for left in _mesh_directories(Path(os.environ["XDG_RUNTIME_DIR"])):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _with_contents(directories: list[str]) -> str:
+    return ", ".join(str(path) for directory in directories for path in (Path(directory), *Path(directory).rglob("*")))
 
 
 class Hang(AssertionError):
@@ -168,5 +178,4 @@ class Kernel:
         self._manager.shutdown_kernel(now=True)
         self._sockets.cleanup()
         _end(set(mesh_processes()) - self._before)
-        for left in _mesh_directories(Path(os.environ["XDG_RUNTIME_DIR"])):  # who is killed leaves them to the next start
-            shutil.rmtree(left, ignore_errors=True)
+        remove_sockets()

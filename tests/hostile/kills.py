@@ -29,12 +29,14 @@ class Kill:
     Attributes:
         fails: whether the step must fail, in words; else it may also succeed, if what was killed isn't needed any more.
         words: what its error must say.
+        goes_on: what runs doesn't need what was killed, and is ended by an interrupt.
     """
 
     victim: str
     step: str
     fails: bool = False
     words: tuple[str, ...] = ()
+    goes_on: bool = False
 
     @property
     def name(self) -> str:
@@ -48,5 +50,7 @@ WANTED = {
     ("far host", "call"): (True, ("host",)),
     ("rank", "cell"): (True, ("SIGKILL",)),
     ("rank", "call"): (True, ("SIGKILL",)),
+    ("zygote", "cell"): (True, (), True),
+    ("zygote", "call"): (True, ("KeyboardInterrupt",), True),
 }
 KILLS = {(v, s): Kill(v, s, *WANTED.get((v, s), ())) for v, s in itertools.product(VICTIMS, STEPS)}
