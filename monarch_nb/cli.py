@@ -290,13 +290,19 @@ def debug(arguments: argparse.Namespace) -> None:
             mesh.debugger().post_mortem(arguments.ranks)
     stopped = [mesh for mesh in meshes if mesh.debugger().stops()]
     if not stopped:
-        _say(arguments, f"no rank of {'mesh ' + repr(arguments.name) if arguments.name else 'any mesh'} stands at a breakpoint")
+        _say(arguments, f"no rank of {_debugged_name(arguments.name)} stands at a breakpoint")
     for mesh in stopped:
         feed = mesh.debugger().watch(lambda _stops: None)
         _complete_with(mesh)
         with suppress(KeyboardInterrupt), Question(on_taken_back=print) as read:
             Prompt(mesh, read, lambda text: _say(arguments, text)).run()
         feed.close()
+
+
+def _debugged_name(name: str | None) -> str:
+    if name is None:
+        return "any mesh"
+    return f"program {name}" if name.isdigit() else f"mesh {name!r}"
 
 
 def _complete_with(mesh: Mesh) -> None:

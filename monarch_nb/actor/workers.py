@@ -135,13 +135,13 @@ def _start_host(ticket: dict[str, Any], hosts: list[subprocess.Popen[bytes]]) ->
     return {"error": ""}
 
 
-def attach_to_workers(ca: str | None = None, workers: Sequence[str | Future[str]] = (), name: str = "hosts") -> HostMesh:
+def attach_to_workers(ca: str | None = None, workers: Sequence[str | Future[str]] = (), name: str | None = None) -> HostMesh:
     """Return the machines on which `run_worker_loop_forever` listens, as a host mesh.
 
     Args:
         ca: path of the key file that they were started with; by default this user's own.
         workers: their addresses, as in `tcp://10.0.0.5:7000`, or futures of them.
-        name: the dimension's name.
+        name: what these hosts are called in status and logs, with a number; by default by their host names.
 
     Raises:
         MeshStartError: naming the worker that doesn't answer.
@@ -153,12 +153,12 @@ def attach_to_workers(ca: str | None = None, workers: Sequence[str | Future[str]
     session = sessions.current()
     indices = []
     addresses = [worker_address.parse(worker if isinstance(worker, str) else worker.get(_attach_s())) for worker in workers]
-    for worker in addresses:
+    for i, worker in enumerate(addresses):
         bind = worker_address.tcp(worker_address.own_address_towards(worker), "*")
-        ticket = session.request("tickets", num=1, bind=bind)[0]
+        ticket = session.request("tickets", num=1, bind=bind, labels=[f"{name}{i}" if name else ""])[0]
         _hand_over(worker, ticket, keys)
         indices.append(ticket["host"])
-    return HostMesh(indices, Shape.full(Extent([name], [len(indices)])), session)
+    return HostMesh(indices, Shape.full(Extent(["hosts"], [len(indices)])), session)
 
 
 def _hand_over(worker: worker_address.WorkerAddress, ticket: dict[str, Any], keys: KeyPair) -> None:

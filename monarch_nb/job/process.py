@@ -24,7 +24,7 @@ class ProcessJob(JobTrait):
     """Host processes on this machine.
 
     Args:
-        meshes: number of hosts by mesh name.
+        meshes: number of hosts by mesh name; each mesh has the dimension `hosts`.
         env: environment variables for the hosts, and so for what is spawned on them.
 
     Example:
@@ -54,7 +54,7 @@ class ProcessJob(JobTrait):
             raise RuntimeError("the hosts of this job have already been shut down; kill() it, and state() starts others")
         meshes, at = {}, 0
         for name, num in self.meshes.items():
-            meshes[name] = HostMesh(self._hosts[at : at + num], Shape.full(Extent([name], [num])), self._session)
+            meshes[name] = HostMesh(self._hosts[at : at + num], Shape.full(Extent(["hosts"], [num])), self._session)
             at += num
         return JobState(meshes)
 

@@ -31,9 +31,9 @@ def free_port() -> int:
 
 def test_jobs_name_their_host_meshes() -> None:
     with ProcessJob({"trainers": 1, "loaders": 2}) as state:
-        assert state.loaders.sizes == {"loaders": 2}
+        assert state.loaders.sizes == {"hosts": 2}
         procs = state.loaders.spawn_procs({"gpus": 1})
-        assert procs.sizes == {"loaders": 2, "gpus": 1}
+        assert procs.sizes == {"hosts": 2, "gpus": 1}
         assert len(set(procs.execute(os.getppid).get(T).values())) == 2
         with pytest.raises(AttributeError, match="no host mesh 'hosts'; it has: trainers, loaders"):
             state.hosts
