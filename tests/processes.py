@@ -6,7 +6,7 @@ import os
 import select
 from pathlib import Path
 
-PATIENCE_S = 15.0
+PATIENCE_S = 45.0
 TAG = "MONARCH_NB_TEST_RUN", str(os.getpid())
 """What the environment of all that a run of the tests starts has."""
 

@@ -46,4 +46,4 @@ def wait_for_server(server: subprocess.Popen[bytes], runtime: Path, log: Path) -
             return port
         return 0
 
-    return wait_until(listens, f"a server that listens; it wrote: {log.read_text()}", PATIENCE_S * 12)
+    return wait_until(listens, f"a server that listens; it wrote: {log.read_text()}", PATIENCE_S * 4)
