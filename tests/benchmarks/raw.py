@@ -30,7 +30,7 @@ class RawZmq:
     def __init__(self, num: int) -> None:
         self._directory = tempfile.mkdtemp()
         path = f"ipc://{self._directory}/z"
-        self._pids = [self._fork(path, i) for i in range(num)]
+        self.pids = [self._fork(path, i) for i in range(num)]
         self._context = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
         self._router.set_hwm(0)
@@ -71,7 +71,7 @@ class RawZmq:
         return time.perf_counter() - start
 
     def close(self) -> None:
-        for pid in self._pids:
+        for pid in self.pids:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
         self._context.destroy(0)
