@@ -50,6 +50,8 @@ class Rank:
     tail: list[bytes] = field(default_factory=list)
     gpu: str = ""
     """What CUDA_VISIBLE_DEVICES gives it, if we do that."""
+    asked: socket.socket | None = None
+    """The way to the zygote that was asked to fork it."""
 
     def remember(self, text: bytes) -> None:
         """Keep the last lines for the obituary."""
@@ -99,18 +101,17 @@ class Supervisor:
         self._use(start_zygote(self._sys_path, self._directory))
 
     def _use(self, zygote: Zygote) -> None:
-        self._zygote, self._link = zygote
-        self._loop.watch_file(self._link.fileno(), self._on_zygote)
+        process, link = self._zygote, self._link = zygote
+        self._loop.watch_file(link.fileno(), lambda: self._on_zygote(process, link))  # its end may be heard after its successor's start
 
     @property
     def zygote_pid(self) -> int | None:
         """Pid of the zygote, if it's running."""
         return self._zygote.pid if self._zygote is not None and self._zygote.poll() is None else None
 
-    def _on_zygote(self) -> None:
-        assert self._link is not None
+    def _on_zygote(self, process: subprocess.Popen[bytes], link: socket.socket) -> None:
         try:
-            data = self._link.recv(65536)
+            data = link.recv(65536)
         except OSError:
             data = b""
         if data:
@@ -120,12 +121,10 @@ class Supervisor:
                 return
             self._started(self.ranks[answer["proc"]], answer["pid"])
             return
-        self._loop.forget_file(self._link.fileno())
-        self._link.close()
-        self._link = None
-        assert self._zygote is not None
-        self._zygote.wait()
-        for rank in [r for r in self.ranks.values() if r.state == STARTING and not r.pid]:
+        self._loop.forget_file(link.fileno())
+        link.close()
+        process.wait()
+        for rank in [r for r in self.ranks.values() if r.state == STARTING and not r.pid and r.asked is link]:
             self._ended(rank, None, "was never started: the zygote, which forks ranks, had died")
 
     # --- starting
@@ -148,8 +147,10 @@ class Supervisor:
         assert self._link is not None
         fds = [_in_memory(pickle.dumps(spec, 5))]
         for own in ranks:
+            self.ranks[own["proc"]].asked = self._link
             fds += self._make_pipes(self.ranks[own["proc"]])
-        socket.send_fds(self._link, [json.dumps({"ranks": ranks}).encode()], fds)
+        with suppress(OSError):  # it has just died: `_on_zygote` hears of it
+            socket.send_fds(self._link, [json.dumps({"ranks": ranks}).encode()], fds)
         for fd in fds:
             os.close(fd)
 

@@ -1,0 +1,43 @@
+"""A zygote that has died, before its host process has heard of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAM = """
+import json, os, select, signal, sys
+from monarch_nb._host.loop import Loop
+from monarch_nb._host.supervisor import Supervisor
+
+told = {}
+
+def ended(news):
+    told[news["proc"]] = news
+    if len(told) == 2:
+        loop.stop()
+
+loop = Loop()
+host = Supervisor(loop, 0, "here", ended, lambda rank, piece: None, sys.path, sys.argv[1])
+host.warm_up()
+zygote = host.zygote_pid
+os.kill(zygote, signal.SIGSTOP)
+host.start([{"proc": 1, "rank": 0}], {"group": "g"}, "fork")
+watch = os.pidfd_open(zygote)
+os.kill(zygote, signal.SIGKILL)
+select.select([watch], [], [])
+host.start([{"proc": 2, "rank": 1}], {"group": "g"}, "fork")  # a rank that can't do anything, and ends
+loop.call_later(60, loop.stop)
+loop.run()
+host.close()
+print(json.dumps(told))
+"""
+
+
+def test_what_was_asked_of_it_is_told_and_its_successor_does_the_rest(tmp_path: Path) -> None:
+    found = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, timeout=200, check=True)
+    told = json.loads(found.stdout)
+    assert told["1"]["reason"] == "was never started: the zygote, which forks ranks, had died", told
+    assert told["2"]["pid"] and told["2"]["exit_code"] == 1 and not told["2"]["reason"], told
