@@ -73,7 +73,7 @@ test: lint labcheck
 	$(MAKE) notebooks
 
 soak: env
-	MONARCH_NB_SOAK_CALLS=100000 MONARCH_NB_HOSTILE=full $(PY) -m pytest tests -m soak --timeout 900
+	MONARCH_NB_SOAK_CALLS=100000 MONARCH_NB_SOAK_FAULTS=200 MONARCH_NB_SOAK_BREAKS=200 MONARCH_NB_HOSTILE=full $(PY) -m pytest tests -m soak --timeout 900
 
 bench: env
 	$(PY) tests/benchmarks/run.py

@@ -22,6 +22,7 @@ _FIRST = ("rxe", "lab", "notebook", "mesh")
 _ALONE = ("rxe", "lab")
 """One virtual machine and one browser at a time are what a small machine can carry."""
 _HOSTS = ("one_host", "two_hosts")
+_WITHOUT_TORCH = ("hostile",)
 LEFT = pytest.StashKey[list[str]]()
 _LEFT_EXIT = 7
 """`make test` runs tests that failed once more, but not after this."""
@@ -67,9 +68,19 @@ def own_directories(request: pytest.FixtureRequest, tmp_path_factory: pytest.Tem
         patch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
         patch.setenv("JUPYTER_DATA_DIR", str(tmp_path_factory.mktemp("data")))
         patch.setenv("MONARCH_NB_WITH_KERNEL", "0")  # nbclient runs the notebooks of these tests, but they stand for a person's
+        patch.setenv("MONARCH_NB_PRELOAD", "torch")  # what training uses besides takes as long again, for each mesh
         patch.setenv(*TAG)
         yield
         request.config.stash[LEFT] = _left()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def preload(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Leave torch out of meshes in folders that have no use for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.parent.name in _WITHOUT_TORCH:
+            patch.setenv("MONARCH_NB_PRELOAD", "none")
+        yield
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

@@ -26,6 +26,7 @@ import shutil
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -48,6 +49,7 @@ PRELOAD_IDLE = (  # in pieces: a request waits for the piece that is being loade
 )
 SHELL = PRELOAD_IDLE[0]
 """The shell that ranks run cells in."""
+_TORCH = "torch"
 MANY_RANKS = 16
 """For so many the shell is made before they are forked, in any case: each would need as long for its own as the start of all is late."""
 HUGE_PAGES = ("THP_MEM_ALLOC_ENABLE", "1")
@@ -70,9 +72,22 @@ def main(link_fd: int, sys_path: list[str], directory: str) -> None:
     sys.path[:] = sys_path
     link = socket.socket(fileno=link_fd)
     os.environ.setdefault(*HUGE_PAGES)
-    for name in PRELOAD_FIRST:
+    first, later = what_to_load(os.environ.get("MONARCH_NB_PRELOAD", "all"))
+    for name in first:
         _preload(name)
-    _Zygote(link, directory).serve()
+    _Zygote(link, directory, later).serve()
+
+
+def what_to_load(how_much: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what is loaded before the first fork, and what in idle time.
+
+    Args:
+        how_much: "all"; "torch": that alone, not what training uses of it; "none": what ranks themselves need. What isn't
+            loaded here is imported by each rank that uses it.
+    """
+    if how_much == "none":
+        return tuple(name for name in PRELOAD_FIRST if name != _TORCH), (SHELL,)
+    return PRELOAD_FIRST, (SHELL,) if how_much == _TORCH else PRELOAD_IDLE
 
 
 def _preload(name: str) -> None:
@@ -86,10 +101,10 @@ def _preload(name: str) -> None:
 
 
 class _Zygote:
-    def __init__(self, link: socket.socket, directory: str) -> None:
+    def __init__(self, link: socket.socket, directory: str, later: Sequence[str]) -> None:
         self._link = link
         self._directory = directory
-        self._later = list(PRELOAD_IDLE)
+        self._later = list(later)
         self._groups: set[int] = set()
         self._parent = os.getppid()
 
@@ -97,9 +112,7 @@ class _Zygote:
         gc.disable()
         while True:
             while self._later and not select.select([self._link], [], [], 0)[0]:
-                _preload(self._later.pop(0))
-                if not self._later:
-                    self._link.send(b'{"warm": true}')
+                self._load(self._later[0])
             if not self._serve_one():
                 break
         for group in self._groups:
@@ -107,6 +120,13 @@ class _Zygote:
                 os.killpg(group, signal.SIGKILL)
         self._tidy_up()
         os._exit(0)
+
+    def _load(self, name: str) -> None:
+        """Load something that was left for later; say so when all is there."""
+        self._later.remove(name)
+        _preload(name)
+        if not self._later:
+            self._link.send(b'{"warm": true}')
 
     def _tidy_up(self) -> None:
         """Remove what a host process that was killed has left. One that ends by itself does so, and kills us first."""
@@ -125,8 +145,7 @@ class _Zygote:
         spec = pickle.loads(_read_all(spec_fd))
         ranks = json.loads(data)["ranks"]
         if len(ranks) >= MANY_RANKS and SHELL in self._later:
-            self._later.remove(SHELL)
-            _preload(SHELL)
+            self._load(SHELL)
         gc.freeze()  # else the first collection in a fork touches, and so copies, every page
         for i, own in enumerate(ranks):
             pid = self._fork(spec | own, outputs[2 * i], outputs[2 * i + 1], fds)

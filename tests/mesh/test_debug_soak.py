@@ -18,7 +18,7 @@ from monarch_nb.debug import MeshDebugger, Stop
 from monarch_nb.exceptions import MeshError
 from monarch_nb.mesh import Mesh
 
-NUM_CYCLES = int(os.environ.get("MONARCH_NB_SOAK_BREAKS", "200"))
+NUM_CYCLES = int(os.environ.get("MONARCH_NB_SOAK_BREAKS", "60"))
 NUM_RANKS = 8
 PATIENCE_S = 60.0
 CELL = "value = rank\nbreakpoint()\nvalue += 1\n"
@@ -45,7 +45,7 @@ def stops_on(debugger: MeshDebugger, ranks: set[int]) -> list[Stop]:
         assert time.monotonic() < deadline, f"{ranks} should stand, and {found} do"
 
 
-def test_two_hundred_breakpoints(mesh: Mesh, unhandled: list[Any]) -> None:
+def test_breakpoints_one_after_the_other(mesh: Mesh, unhandled: list[Any]) -> None:
     chance = random.Random(6)
     actor: Any = mesh.spawn("debugged", Debugged)
     everybody = set(range(NUM_RANKS))

@@ -132,7 +132,7 @@ def unaligned_offsets(pair: Pair) -> str:
 @check
 def strides(pair: Pair) -> str:
     rng = numpy.random.default_rng(SEED)
-    data = rng.random((96, 40, 33))
+    data = rng.random((48, 20, 33))
     buffer = pair.far("make", data=data)
     parts: list[Any] = [numpy.s_[::2], numpy.s_[:, 3:9], numpy.s_[5, ::-1], numpy.s_[10:60, :, 4], numpy.s_[::-3, ::2, ::5], numpy.s_[..., 1:20]]
     for index in parts:
@@ -542,13 +542,13 @@ def posting_leaks_nothing(pair: Pair) -> str:
         read(buffer[:, :1100], mine[:, :1100])
     def growth() -> int:
         before = pages()
-        for _ in range(6):
+        for _ in range(3):
             read(buffer[:, :1100], mine[:, :1100])
         return (pages() - before) * 4096
 
     grown = [growth() for _ in range(3)]  # what leaks does so each time; a huge page that the kernel makes of small ones comes once
-    assert min(grown) < 12_000 * 48, f"{grown} bytes more, each after 12,000 requests"
-    return f"{grown} bytes more, each after 12,000 requests"
+    assert min(grown) < 6_000 * 48, f"{grown} bytes more, each after 6,000 requests"
+    return f"{grown} bytes more, each after 6,000 requests"
 
 
 # --- what people are told
@@ -630,7 +630,7 @@ def through_a_mesh(pair: Pair) -> str:
     here = os.path.dirname(os.path.abspath(__file__))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.path.join(here, "without_torch"), *filter(None, [os.environ.get("PYTHONPATH")])])}
     command = [sys.executable, os.path.join(here, "mesh_program.py")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     measured = [line.split() for line in done.stdout.splitlines() if line.split()[:3] == ["0", "1", "verbs"]]
     assert len(measured) == 1, done.stdout
