@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+import psutil
 from waiting import wait_for_server
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome") or ""
@@ -80,8 +81,16 @@ class Lab:
 
     def close(self) -> None:
         """End the server, its kernels, and meshes that a test that failed has left."""
+        kernels = psutil.Process(self._process.pid).children(recursive=True) if self._process.poll() is None else []
         self._process.terminate()
-        self._process.wait(60)
+        try:
+            self._process.wait(60)
+        except subprocess.TimeoutExpired:  # Jupyter's own end is no subject here
+            for process in kernels:
+                with suppress(psutil.Error):
+                    process.kill()
+            self._process.kill()
+            self._process.wait()
         for file in Path(self.environment["JUPYTER_RUNTIME_DIR"]).glob("monarch_nb-*.json"):
             with suppress(OSError):
                 os.kill(json.loads(file.read_text())["pid"], signal.SIGTERM)
