@@ -121,12 +121,16 @@ class _Zygote:
         self._tidy_up()
         os._exit(0)
 
+    def _tell(self, news: bytes) -> None:
+        with suppress(OSError):  # the host process has died: what is to be done about it is done when the connection is read
+            self._link.send(news)
+
     def _load(self, name: str) -> None:
         """Load something that was left for later; say so when all is there."""
         self._later.remove(name)
         _preload(name)
         if not self._later:
-            self._link.send(b'{"warm": true}')
+            self._tell(b'{"warm": true}')
 
     def _tidy_up(self) -> None:
         """Remove what a host process that was killed has left. One that ends by itself does so, and kills us first."""
@@ -150,7 +154,7 @@ class _Zygote:
         for i, own in enumerate(ranks):
             pid = self._fork(spec | own, outputs[2 * i], outputs[2 * i + 1], fds)
             self._groups.add(pid)
-            self._link.send(json.dumps({"proc": own["proc"], "pid": pid}).encode())
+            self._tell(json.dumps({"proc": own["proc"], "pid": pid}).encode())
         for fd in fds:
             os.close(fd)
         return True

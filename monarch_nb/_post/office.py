@@ -312,7 +312,11 @@ class Office:
         awake = None
         for flags, slots, payload in wire.unpack_combined(message):
             for slot in slots:
-                awake = pending.deliver(slot, Body.plain(self, flags, message.src, payload)) or awake
+                ready = pending.deliver(slot, Body.plain(self, flags, message.src, payload))
+                if ready is not None and ready is not awake:
+                    if awake is not None:  # each answer of a stream has its own waiter, and the caller wakes one
+                        self.reader.notify(awake)
+                    awake = ready
         return awake
 
     def _take_event(self, message: Message) -> None:

@@ -81,3 +81,20 @@ def test_a_controller_ends_with_its_program_and_the_next_asker_spawns_another(pr
     other_program.tell("goodbye")
     assert "another program" in str(waiting.exception(T))
     assert get_or_spawn_controller(name, Tally, 50).get(T).add.call_one(1).get(T) == 51
+
+
+class Echo(Actor):
+    @endpoint
+    def echo(self, number: int) -> int:
+        return number
+
+
+@pytest.mark.timeout(120)
+def test_a_controller_that_waits_keeps_nobody_from_the_answers_of_a_stream(procs: ProcMesh) -> None:
+    """Its thread reads for all; answers from another host come several in one message, and each has its own waiter."""
+    get_or_spawn_controller(f"waits in {procs.name}", Tally).get(T).where.call_one().get(T)
+    echo = procs.spawn("echo", Echo)
+    for number in range(100):
+        for answer in echo.echo.stream(number):
+            assert answer.get(600) == number
+    echo.stop().get(T)
