@@ -15,12 +15,16 @@ from monarch_nb._wire.message import Message
 if TYPE_CHECKING:
     from monarch_nb._host.home import HomeProcess
 
+_MAX_LEFT = 100
+
 
 class ClientDesk:
     """Owned by the loop thread."""
 
     def __init__(self, home: HomeProcess) -> None:
         self._home = home
+        self._left: dict[int, str] = {}
+        """What those who have left were known by, the last ones: the kernel may tell of a program's end before its last message is read."""
 
     def do_hello(self, message: Message, fields: dict[str, Any]) -> object:
         """A client comes."""
@@ -78,6 +82,9 @@ class ClientDesk:
             home.loop.forget_file(client.pidfd)
             os.close(client.pidfd)
             client.pidfd = -1
+        self._left[client.proc] = self.who(client.proc)
+        while len(self._left) > _MAX_LEFT:
+            del self._left[next(iter(self._left))]
         home.registry.clients.pop(client.proc, None)
         self._shows_nothing(client)
         home.board.drop(client.proc)
@@ -106,4 +113,4 @@ class ClientDesk:
     def who(self, proc: int) -> str:
         """Return what people know a client by."""
         found = self._home.registry.clients.get(proc)
-        return f"{found.what} (pid {found.pid})" if found is not None else "a program that has left"
+        return f"{found.what} (pid {found.pid})" if found is not None else self._left.get(proc, "a program that has left")
