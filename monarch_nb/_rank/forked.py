@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from contextlib import suppress
 
@@ -19,6 +20,10 @@ def install() -> None:
 def _note() -> None:
     global _is_child
     _is_child = True
+    handler = signal.getsignal(signal.SIGTERM)
+    if getattr(handler, "__module__", "") == "monarch_nb._rank.main":  # it ends a rank; who ends a child (a Pool, say) means the child
+        with suppress(ValueError):  # forked by a thread that isn't the main one there
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def end_if_forked(error: BaseException | None = None) -> None:
