@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 
 from monarch_nb._post.failure import traceback_of
@@ -12,16 +13,15 @@ from monarch_nb._post.failure import traceback_of
 _is_child = False
 
 
-def install() -> None:
-    """From now on know of each child that is one."""
-    os.register_at_fork(after_in_child=_note)
+def install(on_terminate: Callable[..., None]) -> None:
+    """From now on know of each child that is one; `on_terminate`, the rank's handler of SIGTERM, isn't theirs: who ends a child, a Pool say, means the child."""
+    os.register_at_fork(after_in_child=lambda: _note(on_terminate))
 
 
-def _note() -> None:
+def _note(on_terminate: Callable[..., None]) -> None:
     global _is_child
     _is_child = True
-    handler = signal.getsignal(signal.SIGTERM)
-    if getattr(handler, "__module__", "") == "monarch_nb._rank.main":  # it ends a rank; who ends a child (a Pool, say) means the child
+    if signal.getsignal(signal.SIGTERM) is on_terminate:  # else it's the user's
         with suppress(ValueError):  # forked by a thread that isn't the main one there
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 

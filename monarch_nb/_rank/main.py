@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -85,12 +86,13 @@ def run_rank(spec: dict[str, Any], host_pid: int) -> None:
     here.set_office(rank.office)
     here.rank = rank
     here.set_whereabouts(rank=rank.rank, host=spec["hostname"], pid=os.getpid())
-    signal.signal(signal.SIGTERM, lambda number, frame: _on_terminate(rank, frame))
+    on_terminate = partial(_on_terminate, rank)
+    signal.signal(signal.SIGTERM, on_terminate)
     dump_file = DumpFile(address.dump_path(spec["directory"], spec["proc"]))
     if spec.get("bootstrap") is not None:
         _run_bootstrap(spec, rank)
     _prepare_namespace(rank)
-    forked.install()
+    forked.install(on_terminate)
     rank.debugger.install()
     keyboard.install(rank.office)
     rank.debugger.set(**spec.get("debug", {}))
@@ -107,7 +109,7 @@ def run_rank(spec: dict[str, Any], host_pid: int) -> None:
     os._exit(0)
 
 
-def _on_terminate(rank: Rank, frame: FrameType | None) -> None:
+def _on_terminate(rank: Rank, number: int, frame: FrameType | None) -> None:
     rank.worker.inbox.closed = True  # IPython swallows a SystemExit inside a cell
     raise SystemExit(0)
 

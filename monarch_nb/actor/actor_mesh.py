@@ -19,7 +19,7 @@ from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.codec import Encoded
 from monarch_nb._wire.mesh_address import MeshAddress
-from monarch_nb.actor.context import creator_instance
+from monarch_nb.actor.context import creator_instance, own_by_caller
 from monarch_nb.actor.endpoint import Endpoint, EndpointProperty, signature_of
 from monarch_nb.actor.future import Future
 from monarch_nb.actor.on_demand import (
@@ -396,9 +396,7 @@ def spawn_actors(
     shape = Shape.full(proc_mesh.extent)
     mesh: ActorMesh[T] = ActorMesh(cls, name, secrets.randbits(63) | 1, procs, shape, proc_mesh._office)
     mesh._spawn(args, kwargs, proc_mesh)
-    mesh._owner = call_context.get().actor
-    if mesh._owner is not None:
-        mesh._owner.owns(mesh)
+    own_by_caller(mesh)
     return mesh
 
 

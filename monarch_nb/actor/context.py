@@ -131,6 +131,13 @@ def creator_instance() -> CreatorInstance:
     return Instance(call_context.get().actor)._as_creator()
 
 
+def own_by_caller(mesh: Any) -> None:
+    """Let what has just been spawned belong to the running actor, if there is one: it ends with that."""
+    mesh._owner = call_context.get().actor
+    if mesh._owner is not None:
+        mesh._owner.owns(mesh)
+
+
 class Context:
     """What `context()` returns.
 

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from monarch_nb._post.context import call_context
 from monarch_nb._post.office import Office
 from monarch_nb._post.origin import origin_in
 from monarch_nb._post.pending import Arrivals, CallTime, CallTimes, Gather, OneReply, Pending
@@ -137,7 +136,7 @@ def concurrent_endpoint(method: Any = None, **options: Any) -> Any:
 class Endpoint(Generic[P, R]):
     """One endpoint of the actors of a mesh: where calls start."""
 
-    __slots__ = ("_context", "_is_guest", "_mesh", "_name", "_office", "_receivers", "_signature", "_what")
+    __slots__ = ("_context", "_mesh", "_name", "_office", "_receivers", "_signature", "_what")
 
     def __init__(self, mesh: ActorMesh[Any], name: str, signature: inspect.Signature | None) -> None:
         self._mesh = mesh
@@ -145,7 +144,6 @@ class Endpoint(Generic[P, R]):
         self._signature = signature
         self._what = f"{mesh._name}.{name}"
         self._office: Office = mesh._office
-        self._is_guest = self._office.is_guest
         self._receivers = [(proc, slot) for slot, proc in enumerate(mesh._procs)]
         self._context = mesh._context
 
@@ -199,7 +197,7 @@ class Endpoint(Generic[P, R]):
         reply = OneReply(office, (proc,))
         self._time(reply)
         ref = office.expect(reply)
-        origin = origin_in(office) if self._is_guest else call_context.get().origin
+        origin = origin_in(office)
         if body.buffers or len(body.payload) >= MIN_BYTES:
             office.post(
                 proc, wire.CALL, body, flags=flags, slot=slot, ref=ref, target=self._mesh._actor_id,
@@ -328,7 +326,7 @@ class Endpoint(Generic[P, R]):
             pending.times, pending.started = times and times.begin(), time.perf_counter()
 
     def _post_all(self, body: Encoded, flags: int, ref: int, receivers: Any = None) -> None:
-        origin = origin_in(self._office) if self._is_guest else call_context.get().origin
+        origin = origin_in(self._office)
         self._office.post_all(
             self._receivers if receivers is None else receivers, wire.CALL, body, flags=flags, ref=ref,
             target=self._mesh._actor_id, origin=origin, name=self._name, context=self._context,

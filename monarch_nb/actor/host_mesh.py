@@ -13,11 +13,11 @@ from monarch_nb._client import launch
 from monarch_nb._client import session as sessions
 from monarch_nb._client.session import Session
 from monarch_nb._post import here
-from monarch_nb._post.context import call_context
 from monarch_nb._shape import Extent, MeshTrait, Point, Shape, encode_extent
 from monarch_nb._wire import codec
 from monarch_nb._wire.mesh_address import MeshAddress
 from monarch_nb.actor.bootstrap_command import BootstrapCommand, commands_of
+from monarch_nb.actor.context import own_by_caller
 from monarch_nb.actor.future import Future
 from monarch_nb.actor.on_demand import ask_envoy, needs_envoy
 from monarch_nb.actor.proc_bind import check_bindings
@@ -140,9 +140,7 @@ class HostMesh(MeshTrait):
             session.output.default.sizes[group] = extent.nelements
         mesh = ProcMesh(group, answer["procs"], Shape.full(extent), self._hosts, session.office)
         self._stoppable.append(mesh)
-        mesh._owner = call_context.get().actor
-        if mesh._owner is not None:
-            mesh._owner.owns(mesh)
+        own_by_caller(mesh)
         return mesh
 
     def _spec(self, group: str, extent: Extent, bootstrap: Any, env: Mapping[str, str]) -> dict[str, Any]:

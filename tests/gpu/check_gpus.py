@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if missing:
             print(missing[0])
             return missing[1]
-    sys.path[:0] = [str(HERE), str(HERE.parent / "rdma")]
+    sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "rdma")]
     if asked.these:
         return _run_these(asked.checks, asked.these)
     importlib.import_module(asked.checks)

@@ -261,13 +261,19 @@ def _abort_and_remake(backend: str) -> int:
     return num
 
 
-@check("nccl: ranks reduce; one that waits for a peer that doesn't come is interrupted, and they reduce again", num_gpus=2)
-def nccl_interrupted(rig: Rig) -> None:
+def _mesh_with_group(rig: Rig) -> Any:
+    """Return two new ranks in a group that has reduced once."""
     rig.close()  # ranks without a group
     mesh = rig.mesh
     setup_torch_elastic_env(mesh)
     mesh.execute(init_group, rig.backend).get(T)
     assert list(mesh.execute(all_reduced, rig.device).get(T).values()) == [2.0, 2.0]
+    return mesh
+
+
+@check("nccl: ranks reduce; one that waits for a peer that doesn't come is interrupted, and they reduce again", num_gpus=2)
+def nccl_interrupted(rig: Rig) -> None:
+    mesh = _mesh_with_group(rig)
     run = mesh.submit(WAITS.format(device=rig.device))
     wait_until(lambda: _stands_in_collective(mesh), "rank 0 waits in the collective")
     mesh.interrupt()
@@ -282,11 +288,7 @@ def _stands_in_collective(mesh: Any) -> bool:
 
 @check("nccl: a rank is killed while its peer waits for it; heal makes the group anew", num_gpus=2)
 def nccl_healed(rig: Rig) -> None:
-    rig.close()  # ranks without a group
-    mesh = rig.mesh
-    setup_torch_elastic_env(mesh)
-    mesh.execute(init_group, rig.backend).get(T)
-    assert list(mesh.execute(all_reduced, rig.device).get(T).values()) == [2.0, 2.0]
+    mesh = _mesh_with_group(rig)
     run = mesh.submit(WAITS.format(device=rig.device), "0")
     wait_until(lambda: _stands_in_collective(mesh), "rank 0 waits in the collective")
     os.kill(mesh.status().ranks[1].pid, signal.SIGKILL)
@@ -321,7 +323,7 @@ def nvml_rows(rig: Rig) -> str:
 def _memory_of_ranks(mesh: Any) -> str:
     """NVML counts processes as the machine does; in a container they can't be told to be ranks."""
     try:
-        ranks = wait_until(lambda: _ranks_with(mesh, "gpu_memory_bytes"), "", 10.0)
+        ranks = wait_until(lambda: _ranks_with(mesh, "gpu_memory_bytes"), "", timeout_s=10.0)
     except AssertionError:
         return "not told by the driver (as in containers)"
     assert all(rank.gpu_memory_bytes >= 256 * MIB for rank in ranks), ranks

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+
+from waiting import wait_until as wait_until_within
 
 from monarch_nb import mesh as meshes
 from monarch_nb.mesh import Mesh
@@ -16,6 +16,7 @@ from monarch_nb.mesh import Mesh
 REHEARSAL = "MONARCH_NB_GPU_REHEARSAL"
 """Set to 1: the checks run in host memory and with gloo. It shows that they run, not that GPUs work."""
 PATIENCE_S = 90.0
+wait_until = partial(wait_until_within, timeout_s=PATIENCE_S)
 MIB = 1 << 20
 
 
@@ -105,14 +106,3 @@ class Rig:
         if self._mesh is not None:
             mesh, self._mesh = self._mesh, None
             mesh.stop(grace_s=0.0).get(PATIENCE_S)
-
-
-def wait_until(holds: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
-    """Ask again and again until the answer is true, and return it."""
-    limit = time.monotonic() + patience_s
-    while time.monotonic() < limit:
-        found = holds()
-        if found:
-            return found
-        time.sleep(0.05)
-    raise AssertionError(f"after {patience_s:g} s still not: {what}")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from owning_actors import Failing, Leaf, Owner, Waiting, Who
-from processes import PATIENCE_S, wait_for_exit
+from processes import wait_for_exit
+from waiting import wait_until
 
 from monarch_nb.actor import (
     Actor,
@@ -41,10 +41,7 @@ ENDED = [
 
 
 def _wait_for(unhandled: list[MeshFailure]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not unhandled and time.monotonic() < deadline:
-        time.sleep(0.005)
-    assert unhandled
+    wait_until(lambda: unhandled, "a failure that nobody handles is told")
 
 
 def _check_order(heard: list[str]) -> None:
