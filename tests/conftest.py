@@ -22,7 +22,6 @@ _FIRST = ("rxe", "lab", "notebook", "mesh")
 _ALONE = ("rxe", "lab")
 """One virtual machine and one browser at a time are what a small machine can carry."""
 _HOSTS = ("one_host", "two_hosts")
-_WITHOUT_TORCH = ("hostile",)
 LEFT = pytest.StashKey[list[str]]()
 _LEFT_EXIT = 7
 """`make test` runs tests that failed once more, but not after this."""
@@ -72,15 +71,6 @@ def own_directories(request: pytest.FixtureRequest, tmp_path_factory: pytest.Tem
         patch.setenv(*TAG)
         yield
         request.config.stash[LEFT] = _left()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def preload(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Leave torch out of meshes in folders that have no use for it."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.path.parent.name in _WITHOUT_TORCH:
-            patch.setenv("MONARCH_NB_PRELOAD", "none")
-        yield
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

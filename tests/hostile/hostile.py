@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from jupyter_client.manager import KernelManager
+from kernel_managers import ipc_manager
 from processes import PATIENCE_S, mesh_processes, wait_for_exit
 
 FULL = os.environ.get("MONARCH_NB_HOSTILE") == "full"
@@ -133,8 +133,7 @@ class Kernel:
     def __init__(self, folder: Path, patience_s: float = 60.0) -> None:
         self._patience_s = patience_s
         self._before = set(mesh_processes())
-        self._sockets = tempfile.TemporaryDirectory()
-        self._manager = KernelManager(transport="ipc", kernel_name="python3", ip=f"{self._sockets.name}/k")
+        self._manager = ipc_manager(kernel_name="python3")
         self._manager.start_kernel(cwd=str(folder))
         self._client = self._manager.blocking_client()
         self._client.start_channels()
@@ -170,12 +169,10 @@ class Kernel:
         """End it in good order; what it has started ends by itself."""
         self._client.stop_channels()
         self._manager.shutdown_kernel(now=False)
-        self._sockets.cleanup()
 
     def kill(self) -> None:
         """End it at once, and what it has started."""
         self._client.stop_channels()
         self._manager.shutdown_kernel(now=True)
-        self._sockets.cleanup()
         _end(set(mesh_processes()) - self._before)
         remove_sockets()

@@ -20,10 +20,13 @@ import pytest
 from hostile import FULL, insides_in, nothing_left, remove_sockets, tried
 from kills import KILLS, SHORT, STEPS, VICTIMS, Kill
 from processes import mesh_processes, wait_for_exit
+from waiting import wait_until
 
 PATIENCE_S = 150.0
 DELAYS_S = (0.0, 0.1) if FULL else (0.02,)
 """So long after a step has begun the kill comes."""
+NUM_HOSTS = 3
+"""The home, and the two of the mesh."""
 PROGRAM = """
 import json, os, signal, sys, time
 import monarch_nb
@@ -67,10 +70,7 @@ class Program:
         path = folder / "program.py"
         path.write_text(PROGRAM)
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115
-        environment = {**os.environ, "PYTHONPATH": str(_without_torch(folder))}
-        self.process = subprocess.Popen(
-            [sys.executable, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, env=environment
-        )
+        self.process = subprocess.Popen([sys.executable, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors)
 
     def begin(self, line: str) -> None:
         assert self.process.stdin is not None
@@ -114,14 +114,6 @@ class Program:
         return text
 
 
-def _without_torch(folder: Path) -> Path:
-    """Return a folder whose torch can't be imported: what is killed here has no use for it, and each start would take twice as long."""
-    package = folder / "no" / "torch"
-    package.mkdir(parents=True, exist_ok=True)
-    (package / "__init__.py").write_text("raise ImportError('none here')\n")
-    return package.parent
-
-
 class Bench:
     """Two programs, of which one may be killed, and one mesh. All is made anew after a kill that went wrong: it takes no other with it."""
 
@@ -142,12 +134,21 @@ class Bench:
         """Return the pids of the processes of a kind; empty if there's none yet."""
         if kind == "client":
             return [client.process.pid]
-        found = {pid: name for pid, name in mesh_processes().items() if pid not in self.before}
-        hosts = sorted(pid for pid, name in found.items() if name == "mnb-host")
+        found = self._processes()
         if kind in ("home", "far host"):
             place = 0 if kind == "home" else 1
-            return hosts[place : place + 1]
+            return self._hosts()[place : place + 1]
         return [pid for pid, name in sorted(found.items()) if name.startswith(f"mnb-{kind}")][:1]
+
+    def _processes(self) -> dict[int, str]:
+        return {pid: name for pid, name in mesh_processes().items() if pid not in self.before}
+
+    def _hosts(self) -> list[int]:
+        return sorted(pid for pid, name in self._processes().items() if name == "mnb-host")
+
+    def wait_for_the_last_one(self) -> None:
+        """Wait until the far host of a mesh whose home was killed has ended: it would be taken for the home of this one."""
+        wait_until(lambda: len(self._hosts()) <= NUM_HOSTS, "the hosts of the mesh before have ended")
 
     def kill(self, kill: Kill, client: Program, delay_s: float) -> None:
         """Kill as soon as there's somebody to kill, and a moment has passed."""
@@ -230,6 +231,7 @@ def test_a_kill(kill: Kill, delay_s: float, bench: Bench) -> None:
 def _try(kill: Kill, delay_s: float, bench: Bench) -> None:
     client, other = bench.programs
     client.do("start()")
+    bench.wait_for_the_last_one()
     if kill.step == "start":
         bench.stop(client)
     asker = other if kill.step == "attach" else client
