@@ -5,25 +5,49 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 
 from monarch_nb._post.failure import traceback_of
 
 _is_child = False
+_masks: dict[int, set[int]] = {}
+"""Which signals were blocked, for each thread that forks right now."""
 
 
-def install(on_terminate: Callable[..., None]) -> None:
-    """From now on know of each child that is one; `on_terminate`, the rank's handler of SIGTERM, isn't theirs: who ends a child, a Pool say, means the child."""
-    os.register_at_fork(after_in_child=lambda: _note(on_terminate))
+def install(on_terminate: Callable[..., None], in_child: Callable[[], None]) -> None:
+    """From now on know of each child that is one, and call `in_child` there, first of all.
+
+    `on_terminate`, the rank's handler of SIGTERM, isn't the child's: who ends a child, a Pool say, means the
+    child. A signal that comes before the child has the default handler would be lost, for Python drops what is
+    pending at a fork and what a handler raises in a hook; so it's blocked until then.
+    """
+    os.register_at_fork(
+        before=_block,
+        after_in_parent=_unblock,
+        after_in_child=lambda: _become_child(on_terminate, in_child),
+    )
 
 
-def _note(on_terminate: Callable[..., None]) -> None:
+def _block() -> None:
+    _masks[threading.get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+
+def _unblock() -> None:
+    before = _masks.pop(threading.get_ident(), None)
+    if before is not None and signal.SIGTERM not in before:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+def _become_child(on_terminate: Callable[..., None], in_child: Callable[[], None]) -> None:
     global _is_child
     _is_child = True
+    in_child()
     if signal.getsignal(signal.SIGTERM) is on_terminate:  # else it's the user's
         with suppress(ValueError):  # forked by a thread that isn't the main one there
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _unblock()
 
 
 def end_if_forked(error: BaseException | None = None) -> None:

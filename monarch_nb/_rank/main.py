@@ -92,7 +92,7 @@ def run_rank(spec: dict[str, Any], host_pid: int) -> None:
     if spec.get("bootstrap") is not None:
         _run_bootstrap(spec, rank)
     _prepare_namespace(rank)
-    forked.install(on_terminate)
+    forked.install(on_terminate, pipe.forget_lock)
     rank.debugger.install()
     keyboard.install(rank.office)
     rank.debugger.set(**spec.get("debug", {}))

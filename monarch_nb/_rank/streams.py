@@ -51,6 +51,10 @@ class OutputPipe:
         """Cells that something was printed for since the last mark."""
         self._num_marks = int(time.time()) & 0x3FFFFFFF  # so that a successor's marks aren't taken for older ones
 
+    def forget_lock(self) -> None:
+        """Make a new lock, in a child: a thread that was writing at the fork isn't there to release the old one."""
+        self.lock = threading.RLock()
+
     def begin(self, origin: int) -> None:
         """From now on, unmarked output belongs to cell `origin`; also after it has ended, for what comes late is its own."""
         with self.lock:
