@@ -24,7 +24,9 @@ from monarch_nb._post.context import call_context
 from monarch_nb._post.failure import class_name, message_of
 from monarch_nb._wire import marks
 
+_context = call_context.get
 _MAX_HELD = 1 << 14
+_MAX_MARKS_KEPT = 64
 _FIRST_KEPT = 100
 """Low numbers are what programs expect to get for the files they open."""
 
@@ -50,6 +52,8 @@ class OutputPipe:
         self.unsettled: set[int] = set()
         """Cells that something was printed for since the last mark."""
         self._num_marks = int(time.time()) & 0x3FFFFFFF  # so that a successor's marks aren't taken for older ones
+        self._marks_around: dict[tuple[int, str], tuple[bytes, bytes]] = {}
+        """What stands before and behind text of an origin and stream: a program prints many lines in a row of one."""
 
     def forget_lock(self) -> None:
         """Make a new lock, in a child: a thread that was writing at the fork isn't there to release the old one."""
@@ -59,19 +63,26 @@ class OutputPipe:
         """From now on, unmarked output belongs to cell `origin`; also after it has ended, for what comes late is its own."""
         with self.lock:
             self._cell = origin
+            self._marks_around.clear()
             if self._marked:
                 self._marked = False
                 self._write_all(marks.mark(self._token, marks.TEXT, origin, "stdout"))
 
-    def write(self, origin: int, stream: str, text: str) -> None:
-        """Write text of one cell and stream."""
-        data = text.encode("utf-8", "replace")
-        with self.lock:
-            if origin != self._cell or stream != "stdout":
-                self._marked = True
-                before = marks.mark(self._token, marks.TEXT, origin, stream)
-                data = before + data + marks.mark(self._token, marks.TEXT, self._cell, "stdout")
-            self._write_all(data)
+    def write(self, origin: int, stream: str, data: bytes) -> None:
+        """Write text of one cell and stream; whoever calls holds the lock."""
+        if origin != self._cell or stream != "stdout":
+            before, behind = self._marks_around.get((origin, stream)) or self._marks_of(origin, stream)
+            data = before + data + behind
+        self._write_all(data)
+
+    def _marks_of(self, origin: int, stream: str) -> tuple[bytes, bytes]:
+        self._marked = True
+        if len(self._marks_around) >= _MAX_MARKS_KEPT:
+            self._marks_around.clear()
+        before = marks.mark(self._token, marks.TEXT, origin, stream)
+        around = before, marks.mark(self._token, marks.TEXT, self._cell, "stdout")
+        self._marks_around[origin, stream] = around
+        return around
 
     def mark_answer(self, origin: int) -> int:
         """Mark what was printed for a cell before an answer to it; return the mark's number, for the answer."""
@@ -92,6 +103,10 @@ class OutputPipe:
 
     def _write_all(self, data: bytes) -> None:
         try:
+            written = os.write(1, data)
+            if written < len(data):
+                _write_all(1, data[written:])
+        except BlockingIOError:
             _write_all(1, data)
         except OSError as error:  # closed, or open for reading: the copy is good
             if error.errno not in (errno.EBADF, errno.EINVAL, errno.EPERM):
@@ -124,8 +139,13 @@ class OutputPipe:
 class RankStream(io.TextIOBase):
     """sys.stdout or sys.stderr of a rank. Any thread may write."""
 
+    # Attributes in slots are found twice as fast as in the dict of an IOBase, and print calls `write` twice a line.
+    __slots__ = ("_fd", "_held", "_held_origin", "_held_size", "_lock", "_pipe", "_stream", "_unsettled")
+
     def __init__(self, pipe: OutputPipe, name: str, fd: int) -> None:
         self._pipe = pipe
+        self._lock = pipe.lock
+        self._unsettled = pipe.unsettled
         self._stream = name
         self._fd = fd
         self._held: list[str] = []
@@ -159,20 +179,23 @@ class RankStream(io.TextIOBase):
     def write(self, text: str) -> int:
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        origin = call_context.get().origin
-        with self._pipe.lock:
-            if self._held and origin != self._held_origin:
+        origin = _context().origin
+        with self._lock:
+            if origin != self._held_origin:
                 self._send()
-            self._held_origin = origin
-            self._pipe.unsettled.add(origin)
+                self._held_origin = origin
             self._held.append(text)
-            self._held_size += len(text)
-            if "\n" in text or "\r" in text or self._held_size > _MAX_HELD:
+            if text == "\n" or "\n" in text or "\r" in text:
                 self._send()
+            else:
+                self._unsettled.add(origin)
+                self._held_size += len(text)
+                if self._held_size > _MAX_HELD:
+                    self._send()
         return len(text)
 
     def flush(self) -> None:
-        with self._pipe.lock:
+        with self._lock:
             self._send()
 
     def _send(self) -> None:
@@ -180,7 +203,8 @@ class RankStream(io.TextIOBase):
             text = "".join(self._held)
             self._held.clear()
             self._held_size = 0
-            self._pipe.write(self._held_origin, self._stream, text)
+            self._unsettled.add(self._held_origin)
+            self._pipe.write(self._held_origin, self._stream, text.encode("utf-8", "replace"))
 
 
 def install(token: str) -> OutputPipe:
