@@ -12,6 +12,7 @@ import stat
 from typing import Any
 
 MAX_SOURCE_BYTES = 64 << 20
+MAX_LINE = 120
 
 _read = linecache.updatecache
 
@@ -32,3 +33,8 @@ def may_be_source(filename: str) -> bool:
     except (OSError, ValueError):
         return True
     return stat.S_ISREG(found.st_mode) and found.st_size <= MAX_SOURCE_BYTES
+
+
+def source_line(file: str, line: int) -> str:
+    """Return a line of source, without its indentation and not too long."""
+    return linecache.getline(file, line).strip()[:MAX_LINE]

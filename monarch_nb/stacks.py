@@ -6,15 +6,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from monarch_nb._frames.cells import cell_number, with_cell_names
+from monarch_nb._frames.owner import HIDDEN, Owner, owner_elsewhere
 from monarch_nb._shape import format_ranks, name_ranks
 
 MAIN = "MainThread"
 _FRAME = re.compile(r'  File "([^"]+)", (?:line (\d+), )?in (.+)')
 _START = re.compile(r'\A\s*File "<string>", line 1, in <module>\n')
 """How the program that became a rank was started; below it, `<string>` is code that the user has exec'ed."""
-_OURS = ("/monarch_nb/_", "/IPython/", "<frozen ", "/lib/python3", "monarch_nb-keeper")
-_ALWAYS_OURS = re.compile(r'  File "[^"]*/monarch_nb/(_|actor/|mesh/)')
-"""Left out below the user's frames, too: how a call's answer is waited for tells nothing."""
+_USERS = frozenset({Owner.USER, Owner.EXECUTED})
 
 
 def innermost(found: Mapping[str, Any]) -> str:
@@ -39,7 +39,8 @@ def innermost(found: Mapping[str, Any]) -> str:
 
 def _own(frames: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
     """Return the frames of the user's."""
-    return [frame for frame in frames if not any(part in frame[0] for part in _OURS)]
+    users = [frame for frame in frames if owner_elsewhere(frame[0]) is Owner.USER]
+    return users or [frame for frame in frames if owner_elsewhere(frame[0]) is Owner.EXECUTED]
 
 
 def _standing(stack: str, frames: Sequence[tuple[str, str, str]]) -> str:
@@ -64,21 +65,25 @@ def _line_after(stack: str, file: str, line: str) -> str:
 
 
 def _place(file: str) -> str:
-    cell = re.search(r"ipython-input-(\d+)-", file)
-    return f"In[{cell[1]}]" if cell else file
+    cell = cell_number(file)
+    return file if cell is None else f"In[{cell}]"
 
 
 def user_part(stack: str) -> str:
-    """Return a thread's stack from the user's first frame on; all of it if there's none."""
+    """Return a thread's stack from the user's first frame on, without frames of this package: how an answer is waited for tells nothing. Empty if no frame is the user's."""
     blocks = re.split(r"(?m)^(?=  File )", stack)
     blocks = [b for b in blocks if b.strip()]
     for i, block in enumerate(blocks):
         match = _FRAME.match(block)
         is_python = match is not None and match[2] is not None and match[1].endswith((".py", ">"))
-        if match and is_python and not _is_start(block) and not any(part in match[1] for part in _OURS):
-            shown = [b for n, b in enumerate(blocks[i:]) if not n or not _ALWAYS_OURS.match(b)]
-            return "".join(re.sub(r'File "[^"]*ipython-input-(\d+)-[^"]*"', r"In[\1]", b) for b in shown)
+        if match and is_python and not _is_start(block) and owner_elsewhere(match[1]) in _USERS:
+            return "".join(with_cell_names(b, r"In[\1]") for b in blocks[i:] if not _is_hidden(b))
     return ""
+
+
+def _is_hidden(block: str) -> bool:
+    match = _FRAME.match(block)
+    return match is not None and owner_elsewhere(match[1]) in HIDDEN
 
 
 def _is_start(block: str) -> bool:

@@ -12,11 +12,9 @@ import traceback
 from collections.abc import Iterator
 from types import TracebackType
 
+from monarch_nb._frames import owner
+from monarch_nb._frames.cells import is_of_kernel
 from monarch_nb.cells import name_of
-
-_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_SHELL = f"{os.sep}IPython{os.sep}core{os.sep}"
-"""Runs cells, and has an `open` of its own."""
 
 MAX_LINKS = 10
 """Of a longer chain of errors, each the cause of the next, the ends are shown."""
@@ -52,7 +50,7 @@ def headline(error: BaseException) -> str:
 
 def _place(filename: str) -> str:
     """Return a file as people know it: cells have a made-up name."""
-    unknown = "a cell of this notebook" if "ipykernel_" in filename or filename.startswith("<") else filename
+    unknown = "a cell of this notebook" if is_of_kernel(filename) or filename.startswith("<") else filename
     return name_of(filename) or unknown
 
 
@@ -60,7 +58,7 @@ def is_hidden(filename: str) -> bool:
     """Say whether a frame is of no use to the reader: of this package, or of what runs cells."""
     if os.environ.get("MONARCH_NB_TRACEBACKS") == "full":
         return False
-    return filename.startswith(_PACKAGE) or _SHELL in filename
+    return owner.is_hidden(filename)
 
 
 def shown_frames(trace: TracebackType | None) -> TracebackType | None:

@@ -8,11 +8,13 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from monarch_nb._frames.owner import is_module_elsewhere
+
 MAIN = "MainThread"
 _THREAD = re.compile(r"(?m)^(?:Current thread|Thread) 0x([0-9a-f]+)[^\n]*\n")
 _FRAME = re.compile(r'  File "([^"]*)", line (\d+) in (.+)')
-_ACTOR = "/monarch_nb/_rank/actors.py"
-_KEEPER = "/monarch_nb/_post/reader.py"
+_ACTOR = "monarch_nb._rank.actors"
+_KEEPER = "monarch_nb._post.reader"
 
 
 class Frame(NamedTuple):
@@ -75,9 +77,9 @@ def _format(frame: Frame) -> str:
 
 
 def _thread_name(frames: Sequence[Frame], number: int) -> str:
-    if any(f.file.endswith(_ACTOR) for f in frames):
+    if any(is_module_elsewhere(f.file, _ACTOR) for f in frames):
         return f"actor-thread-{number}"
-    if any(f.file.endswith(_KEEPER) and f.function == "_keep" for f in frames):
+    if any(is_module_elsewhere(f.file, _KEEPER) and f.function == "_keep" for f in frames):
         return "monarch_nb-keeper"
     return f"thread-{number}"
 

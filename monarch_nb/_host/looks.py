@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._frames.cells import CELL_FRAME
 from monarch_nb._host.request import LATER
 from monarch_nb._host.stack_desk import NATIVE_S, PY_SPY_S, Found
 from monarch_nb._wire import address
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 ANSWER_S = 0.4
 HANG_S = 1.0
 """torch's flight recorder writes out all that it holds: 30 ms for 2000 operations, more if all ranks do it at once on few cores."""
-_CELL_FRAME = re.compile(r'^  File "<ipython-input-(\d+)-([0-9a-f]+)>", line (\d+), in [^\n]*\n(?!    )', re.MULTILINE)
 
 ByRank = dict[int, dict[str, Any]]
 Done = Callable[[ByRank], None]
@@ -125,7 +125,7 @@ class Looks:
             line = self._cell_line(int(match[1]), match[2], int(match[3]))
             return match[0] + (f"    {line}\n" if line else "")
 
-        return _CELL_FRAME.sub(with_line, stack)
+        return CELL_FRAME.sub(with_line, stack)
 
     def _cell_line(self, number: int, digest: str, line: int) -> str:
         for entry in reversed(list(self._home.journal.entries.entries.values())):

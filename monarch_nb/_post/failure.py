@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import os
 import pickle
-import re
 import time
 import traceback
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+from monarch_nb._frames.cells import with_cell_names
+from monarch_nb._frames.owner import Owner, owner_of_file
 from monarch_nb._wire import codec
 from monarch_nb._wire.codec import Encoded
 from monarch_nb.tracebacks import format_error, shown_frames
 
-_OWN_CODE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TRACE: Any = BaseException.__dict__["__traceback__"]
-_CELL_FILE = re.compile(r'File "<ipython-input-(\d+)-\w+>", line')
 _ORDER = "most recent call last"
 MAX_MESSAGE = 10_000
 MAX_TRACEBACK = 60_000
@@ -33,7 +32,7 @@ MAX_EXCEPTION_BYTES = 1 << 20
 
 def strip_machinery(trace: TracebackType | None) -> TracebackType | None:
     """Return the traceback from the first frame on that isn't this package's."""
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OWN_CODE):
+    while trace is not None and owner_of_file(trace.tb_frame.f_code.co_filename) is Owner.PACKAGE:
         trace = trace.tb_next
     return trace
 
@@ -120,7 +119,7 @@ def traceback_text(text: str, error: BaseException, num_hidden: int = 0) -> str:
     if num_hidden:
         before, head, after = text.rpartition(_ORDER)
         text = f"{before}{head}; {num_hidden:,} frames left out in the middle{after}" if head else text
-    return clipped(_CELL_FILE.sub(r"Cell In[\1], line", text), MAX_TRACEBACK, "")
+    return clipped(with_cell_names(text, r"Cell In[\1]"), MAX_TRACEBACK, "")
 
 
 def shortened(trace: TracebackType | None) -> tuple[TracebackType | None, int]:

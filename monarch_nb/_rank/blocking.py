@@ -17,28 +17,29 @@ from itertools import islice
 from types import FrameType, ModuleType
 from typing import Any
 
-NOT_THE_USERS = ("/monarch_nb/_", "/monarch_nb/actor/", "/monarch_nb/mesh/", "/IPython/", "<frozen ", "/lib/python3", "monarch_nb-keeper")
+from monarch_nb._frames.owner import is_users, module_of, users_index
+
 _KNOWN: tuple[tuple[str, tuple[str, ...], str], ...] = (
-    ("/monarch_nb/_rank/debugger.py", (), "breakpoint"),
-    ("/monarch_nb/actor/future.py", ("get", "__await__"), "call"),
-    ("/monarch_nb/actor/channel.py", (), "channel"),
-    ("/monarch_nb/_rank/command.py", (), "process"),
-    ("/monarch_nb/_rank/checkpoints.py", (), "checkpoint"),
-    ("/torch/autograd/graph.py", ("_engine_run_backward",), "backward"),
-    ("/torch/utils/data/dataloader.py", ("__next__", "__iter__"), "data"),
-    ("/queue.py", ("get", "put", "join"), "queue"),
-    ("/multiprocessing/queues.py", ("get", "put"), "queue"),
-    ("/multiprocessing/connection.py", ("recv", "recv_bytes", "send", "poll", "wait", "accept"), "recv"),
-    ("/multiprocessing/", ("join", "wait", "acquire"), "process"),
-    ("/subprocess.py", ("wait", "communicate", "run", "call", "check_output"), "process"),
-    ("/concurrent/futures/", ("result", "exception", "wait", "as_completed", "shutdown"), "thread"),
-    ("/threading.py", ("join", "_wait_for_tstate_lock"), "thread"),
-    ("/threading.py", ("wait", "wait_for", "acquire", "__enter__"), "lock"),
-    ("/socket.py", ("accept", "readinto", "create_connection"), "recv"),
-    ("/ssl.py", ("read", "recv", "recv_into", "do_handshake"), "recv"),
-    ("/getpass.py", (), "input"),
-    ("/monarch_nb/_rank/keyboard.py", ("ask_line", "ask_password"), "question"),
-    ("/selectors.py", ("select",), "await"),
+    ("monarch_nb._rank.debugger", (), "breakpoint"),
+    ("monarch_nb.actor.future", ("get", "__await__"), "call"),
+    ("monarch_nb.actor.channel", (), "channel"),
+    ("monarch_nb._rank.command", (), "process"),
+    ("monarch_nb._rank.checkpoints", (), "checkpoint"),
+    ("torch.autograd.graph", ("_engine_run_backward",), "backward"),
+    ("torch.utils.data.dataloader", ("__next__", "__iter__"), "data"),
+    ("queue", ("get", "put", "join"), "queue"),
+    ("multiprocessing.queues", ("get", "put"), "queue"),
+    ("multiprocessing.connection", ("recv", "recv_bytes", "send", "poll", "wait", "accept"), "recv"),
+    ("multiprocessing.", ("join", "wait", "acquire"), "process"),
+    ("subprocess", ("wait", "communicate", "run", "call", "check_output"), "process"),
+    ("concurrent.futures.", ("result", "exception", "wait", "as_completed", "shutdown"), "thread"),
+    ("threading", ("join", "_wait_for_tstate_lock"), "thread"),
+    ("threading", ("wait", "wait_for", "acquire", "__enter__"), "lock"),
+    ("socket", ("accept", "readinto", "create_connection"), "recv"),
+    ("ssl", ("read", "recv", "recv_into", "do_handshake"), "recv"),
+    ("getpass", (), "input"),
+    ("monarch_nb._rank.keyboard", ("ask_line", "ask_password"), "question"),
+    ("selectors", ("select",), "await"),
 )
 _C_METHODS = {
     "acquire": "lock", "recv": "recv", "recv_into": "recv", "recvfrom": "recv", "accept": "recv", "read": "recv", "readline": "recv",
@@ -49,12 +50,6 @@ _SPOKEN = {
     "_BaseDataLoaderIter.__next__": "DataLoader.__next__", "install.<locals>.ask_line": "input()",
     "install.<locals>.ask_password": "getpass()",
 }  # fmt: skip
-
-
-def is_users(frame: FrameType) -> bool:
-    """Say whether a frame is code of the user's."""
-    file = frame.f_code.co_filename
-    return file != "<string>" and not any(part in file for part in NOT_THE_USERS)
 
 
 def what_blocks(frames: Sequence[FrameType]) -> dict[str, Any] | None:
@@ -81,16 +76,13 @@ def doing(frames: Sequence[FrameType]) -> str:
 
 def _below_user(frames: Sequence[FrameType]) -> Iterable[FrameType]:
     """Return the frames that the user's innermost one has called; none if no frame is the user's."""
-    for i, frame in enumerate(frames):
-        if is_users(frame):
-            return frames[:i]
-    return ()
+    return frames[: users_index(frames) or 0]
 
 
 def _known(frame: FrameType) -> str:
-    file, name = frame.f_code.co_filename, frame.f_code.co_name
-    for part, names, kind in _KNOWN:
-        if (file.endswith(part) or (part.endswith("/") and part in file)) and (not names or name in names):
+    module, name = module_of(frame), frame.f_code.co_name
+    for known, names, kind in _KNOWN:
+        if (module == known or (known.endswith(".") and module.startswith(known))) and (not names or name in names):
             return kind
     return ""
 

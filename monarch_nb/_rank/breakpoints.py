@@ -15,6 +15,8 @@ import threading
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._frames.cells import cell_number
+
 if TYPE_CHECKING:
     from monarch_nb._rank.debugger import Debugger
 
@@ -93,7 +95,7 @@ def find(file: str) -> str | None:
     cell = _CELL.fullmatch(file.strip())
     known = list(linecache.cache)
     if cell is not None:
-        return next((name for name in reversed(known) if f"ipython-input-{cell[1]}-" in name), None)
+        return next((name for name in reversed(known) if cell_number(name) == int(cell[1])), None)
     if os.path.isabs(file) and os.path.exists(file):
         return file
     loaded = [getattr(m, "__file__", None) for m in list(sys.modules.values())]

@@ -14,18 +14,19 @@ import itertools
 import json
 import linecache
 import pdb  # noqa: T100 - this is the debugger
-import re
 import sys
 import threading
 from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._frames.cells import cell_number, is_of_kernel
+from monarch_nb._frames.owner import HIDDEN, module_of, owner_of
 from monarch_nb._post.context import current_origin
-from monarch_nb._rank.frames import cell_number
 from monarch_nb._rank.inbox import Inbox
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
+from monarch_nb.tracebacks import shown_frames
 
 if TYPE_CHECKING:
     from monarch_nb._post.office import Office
@@ -37,7 +38,6 @@ SOURCE_LINES = 7
 MAX_ANSWER = 200_000
 MAX_VALUE = 300
 _NOT_STEPPED_INTO = ["monarch_nb.*", "IPython.*", "asyncio.*", "importlib.*"]
-_KERNEL_CELL = re.compile(r"/ipykernel_\d+/")
 _STEPS = {"n": "next", "next": "next", "s": "step", "step": "step", "r": "return", "return": "return", "unt": "until", "until": "until"}
 
 
@@ -124,7 +124,7 @@ class Debugger:
 
     def post_mortem(self, error: BaseException, reason: str = "post-mortem", what: str = "") -> None:
         """Stop where an error was raised; returns when the debugger lets go."""
-        trace = _users_part(error.__traceback__)
+        trace = shown_frames(error.__traceback__)
         if trace is None or self.skip:
             return
         debugger = MeshPdb(self)
@@ -248,7 +248,7 @@ class MeshPdb(pdb.Pdb):
     def do_where(self, arg: str) -> None:
         """Show the stack, without the frames of this package."""
         for i, (frame, lineno) in enumerate(self.stack):
-            if not _is_ours(frame) and frame.f_code.co_filename != "<string>":
+            if not _is_ours(frame):
                 mark = ">" if i == self.curindex else " "
                 text = linecache.getline(frame.f_code.co_filename, lineno, frame.f_globals).strip()
                 self.message(f"{mark} {place(frame.f_code.co_filename)}({lineno}) {frame.f_code.co_name}(): {text}")
@@ -409,7 +409,7 @@ def place(file: str) -> str:
     cell = cell_number(file)
     if cell is not None:
         return f"In [{cell}]"
-    return "a notebook's cell" if _KERNEL_CELL.search(file) else file
+    return "a notebook's cell" if is_of_kernel(file) else file
 
 
 def _short(value: Any) -> str:
@@ -426,14 +426,7 @@ def _is_cell(frame: FrameType) -> bool:
 
 
 def _is_ours(frame: FrameType) -> bool:
-    return "/monarch_nb/_" in frame.f_code.co_filename or frame.f_code.co_filename.endswith(("/bdb.py", "/pdb.py"))
-
-
-def _users_part(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback from the first frame of the user's on."""
-    while trace is not None and _is_ours(trace.tb_frame):
-        trace = trace.tb_next
-    return trace
+    return owner_of(frame) in HIDDEN or module_of(frame) in ("bdb", "pdb")
 
 
 def _thread_name() -> str:

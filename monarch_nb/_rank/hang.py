@@ -14,20 +14,22 @@ from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._frames.cells import cell_number
+from monarch_nb._frames.owner import frames_from, is_users, module_of, users_index
 from monarch_nb._post import here
 from monarch_nb._rank import operations
 from monarch_nb._rank.awaiting import frames_of
-from monarch_nb._rank.blocking import doing, is_users, what_blocks
-from monarch_nb._rank.frames import cell_number, source_line
+from monarch_nb._rank.blocking import doing, what_blocks
 from monarch_nb._wire.message import Message
+from monarch_nb.sources import source_line
 
 if TYPE_CHECKING:
     from monarch_nb._rank.actor_host import ActorHost
     from monarch_nb._rank.actors import ActorRunner
     from monarch_nb._rank.inbox import Inbox
 
-_FUTURE = "/monarch_nb/actor/future.py"
-_ACTORS = "/monarch_nb/_rank/actors.py"
+_FUTURE = "monarch_nb.actor.future"
+_ACTORS = "monarch_nb._rank.actors"
 MAX_DEPTH = 200
 
 
@@ -62,7 +64,7 @@ def _of_actor(runner: ActorRunner) -> list[dict[str, Any]]:
     message = runner.current
     if message is None:
         frames = _frames(ident)
-        is_being_made = any(f.f_code.co_name == "_construct" and f.f_code.co_filename.endswith(_ACTORS) for f in frames)
+        is_being_made = any(f.f_code.co_name == "_construct" and module_of(f) == _ACTORS for f in frames)
         return [_thread(f"{runner.name}.__init__", runner.actor_id, ident, [], runner.inbox, frames, 0)] if is_being_made else []
     label = f"{runner.name}.{message.name.decode()}"
     return [_thread(label, runner.actor_id, ident, [message], runner.inbox, _frames(ident), message.origin)]
@@ -83,14 +85,14 @@ def _thread(
     innermost line; "doing": what that has called; "operation": of torch.distributed; "blocked": kind and text; "calls": for whose answers it waits; "at" and "cpu_s":
     they differ in the next look if it makes progress.
     """
-    user = next((f for f in frames if is_users(f)), None)
+    user = users_index(frames)
     return {
         "label": label,
         "actor": actor,
         "origin": origin,
         "serves": [_key(each) for each in serves],
         "queued": _queued(inbox),
-        **_place(user),
+        **_place(None if user is None else frames[user]),
         "doing": doing(frames),
         "operation": operations.find(frames),
         "blocked": what_blocks(frames),
@@ -113,12 +115,7 @@ def _queued(inbox: Inbox) -> list[tuple[int, int]]:
 
 def _frames(ident: int) -> list[FrameType]:
     """Return a thread's frames, innermost first."""
-    found: list[FrameType] = []
-    at = sys._current_frames().get(ident)
-    while at is not None and len(found) < MAX_DEPTH:
-        found.append(at)
-        at = at.f_back
-    return found
+    return frames_from(sys._current_frames().get(ident), MAX_DEPTH)
 
 
 def _place(frame: FrameType | None) -> dict[str, Any]:
@@ -137,7 +134,7 @@ def _place(frame: FrameType | None) -> dict[str, Any]:
 def _call(frame: FrameType) -> dict[str, Any] | None:
     """Return the call for whose answer a frame waits: what, ref, and the procs that owe one."""
     code = frame.f_code
-    if not code.co_filename.endswith(_FUTURE) or code.co_name not in ("get", "__await__"):
+    if module_of(frame) != _FUTURE or code.co_name not in ("get", "__await__"):
         return None
     future = frame.f_locals.get("self")
     pending = getattr(future, "_pending", None)

@@ -24,6 +24,7 @@ from IPython.core.formatters import DisplayFormatter
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import display
 
+from monarch_nb._frames.owner import Owner, owner_of_file
 from monarch_nb._post.context import current_origin
 from monarch_nb._post.failure import (
     class_name,
@@ -362,7 +363,7 @@ def _users_frames(trace: TracebackType | None) -> TracebackType | None:
 def _place_of(error: BaseException) -> str:
     """Return where a representation has raised, if that was in the user's code."""
     trace = trace_of(error)
-    while trace is not None and "/IPython/" in trace.tb_frame.f_code.co_filename:
+    while trace is not None and owner_of_file(trace.tb_frame.f_code.co_filename) is Owner.SHELL:
         trace = trace.tb_next
     if trace is None:
         return ""

@@ -11,12 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from monarch_nb._rank.frames import cell_number
+from monarch_nb._frames.cells import cell_number
+from monarch_nb._frames.owner import hidden_patterns
 
 MAX_LINES = 50
 MIN_LINE_BYTES = 1000
 MAX_CUDA_ENTRIES = 100_000
-_NOT_THE_USERS = ("*/monarch_nb/_*", "*/IPython/*", "<frozen *", tracemalloc.__file__)
 _RESET_PEAK = "5"
 
 
@@ -61,7 +61,7 @@ class MemoryRecording:
 
     def _lines(self) -> list[tuple[str, int, int]]:
         """Return place, bytes and number of what the cell has allocated and still holds, most first."""
-        filters = [tracemalloc.Filter(False, pattern) for pattern in _NOT_THE_USERS]
+        filters = [tracemalloc.Filter(False, pattern) for pattern in (*hidden_patterns(), tracemalloc.__file__)]
         last = tracemalloc.take_snapshot().filter_traces(filters)
         first = self._first.filter_traces(filters) if self._first is not None else None
         found = last.statistics("lineno") if first is None else last.compare_to(first, "lineno")

@@ -15,11 +15,12 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-from monarch_nb._rank.blocking import called, is_users, look_up
+from monarch_nb._frames.owner import is_users, module_of
+from monarch_nb._rank.blocking import called, look_up
 
-_DISTRIBUTED = "/torch/distributed/distributed_c10d.py"
+_DISTRIBUTED = "torch.distributed.distributed_c10d"
 _WRAPPERS = frozenset({"wrapper", "func_wrapper"})
-_GRAPH = "/torch/autograd/graph.py"
+_GRAPH = "torch.autograd.graph"
 UNKNOWN = "an operation"
 FRESH_S = 0.1
 _PEERS = {"recv": "src", "send": "dst"}
@@ -28,14 +29,19 @@ _PEERS = {"recv": "src", "send": "dst"}
 def find(frames: Sequence[FrameType]) -> dict[str, Any] | None:
     """Return the operation that a thread is in: name, group, sequence, shape, dtype, since, peer. Frames: innermost first."""
     for frame in frames:
-        code = frame.f_code
-        if code.co_filename.endswith(_DISTRIBUTED) and code.co_name not in _WRAPPERS and not code.co_name.startswith("_"):
-            return _described(code.co_name, frame.f_locals)
+        name = frame.f_code.co_name
+        if is_distributed(frame) and not name.startswith("_"):
+            return _described(name, frame.f_locals)
         if is_users(frame):
             return _waited_for(frame)
-        if code.co_filename.endswith(_GRAPH) and code.co_name == "_engine_run_backward":
+        if module_of(frame) == _GRAPH and name == "_engine_run_backward":
             return _backward(frames)
     return None
+
+
+def is_distributed(frame: FrameType) -> bool:
+    """Say whether a frame is of a function of `torch.distributed`, and not of what wraps it."""
+    return module_of(frame) == _DISTRIBUTED and frame.f_code.co_name not in _WRAPPERS
 
 
 def tensor_in(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -11,16 +11,14 @@ from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._frames.cells import cell_number
+from monarch_nb._frames.owner import frames_from, users_index
 from monarch_nb._post import here
-from monarch_nb._rank.frames import cell_number, source_line
-from monarch_nb._rank.operations import tensor_in
+from monarch_nb._rank.operations import is_distributed, tensor_in
+from monarch_nb.sources import source_line
 
 if TYPE_CHECKING:
     from monarch_nb._rank.actor_host import ActorHost
-
-_NOT_THE_USERS = ("/monarch_nb/_", "/IPython/", "<frozen ", "/lib/python3")
-_DISTRIBUTED = "/torch/distributed/distributed_c10d.py"
-_WRAPPERS = frozenset({"wrapper", "func_wrapper"})
 
 
 def where(actors: ActorHost) -> dict[str, Any]:
@@ -41,26 +39,23 @@ def where(actors: ActorHost) -> dict[str, Any]:
 
 def _line(frame: FrameType) -> str:
     """Return the innermost line of the user's: "In [3], line 4: loss.backward()"."""
-    at: FrameType | None = frame
-    while at is not None:
-        file = at.f_code.co_filename
-        if not any(part in file for part in _NOT_THE_USERS) and file != "<string>":
-            text = source_line(file, at.f_lineno)
-            cell = cell_number(file)
-            place = f"In [{cell}]" if cell is not None else f"{file}, in {at.f_code.co_name}"
-            return f"{place}, line {at.f_lineno}" + (f": {text}" if text else "")
-        at = at.f_back
-    return ""
+    frames = frames_from(frame)
+    index = users_index(frames)
+    if index is None:
+        return ""
+    at = frames[index]
+    file = at.f_code.co_filename
+    text = source_line(file, at.f_lineno)
+    cell = cell_number(file)
+    place = f"In [{cell}]" if cell is not None else f"{file}, in {at.f_code.co_name}"
+    return f"{place}, line {at.f_lineno}" + (f": {text}" if text else "")
 
 
 def _collective(frame: FrameType) -> dict[str, Any] | None:
     """Return the operation of `torch.distributed` that a thread is in: name, sequence number, shape and dtype."""
-    at: FrameType | None = frame
-    while at is not None:
-        code = at.f_code
-        if code.co_filename.endswith(_DISTRIBUTED) and code.co_name not in _WRAPPERS:
-            return _describe(code.co_name, at.f_locals)
-        at = at.f_back
+    for at in frames_from(frame):
+        if is_distributed(at):
+            return _describe(at.f_code.co_name, at.f_locals)
     return None
 
 

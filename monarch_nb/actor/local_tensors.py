@@ -9,6 +9,7 @@ from typing import Any
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
+from monarch_nb._frames.owner import frames_from, is_of_package, module_of
 from monarch_nb.exceptions import NoTensorEngine
 
 _NOT_USERS = ("torch.", "pickle.", "cloudpickle.", "contextlib.")
@@ -32,9 +33,5 @@ class NoLocalTensors(TorchFunctionMode):  # type: ignore[misc]
 
 def _is_ours(frame: Any) -> bool:
     """Say whether this package has called torch: the first frame that isn't torch's own is."""
-    while frame is not None:
-        module = f"{frame.f_globals.get('__name__', '')}."
-        if not module.startswith(_NOT_USERS):
-            return module.startswith("monarch_nb.")
-        frame = frame.f_back
-    return False
+    modules = (module_of(each) for each in frames_from(frame))
+    return is_of_package(next((module for module in modules if not f"{module}.".startswith(_NOT_USERS)), ""))

@@ -62,7 +62,7 @@ def test_a_host_process_imports_little_before_its_zygote_begins_to_import() -> N
 
 
 EXAMPLES = [
-    "_rank.frames", "rdma.boxes", "rdma.doctor", "rdma.gate", "rdma.layout", "rdma.local_future", "rdma.measuring", "rdma.segments", "rdma.transfer",
+    "_frames.cells", "_frames.owner", "rdma.boxes", "rdma.doctor", "rdma.gate", "rdma.layout", "rdma.local_future", "rdma.measuring", "rdma.segments", "rdma.transfer",
     "rdma.paths.tcp_checksum", "rdma.paths.tcp_dial", "rdma.paths.tcp_exchange", "rdma.paths.tcp_handshake", "rdma.paths.verbs_errors", "rdma.paths.verbs_plan",
     "rdma.paths.verbs_port",
     "_host.dumped", "_host.request", "_host.script", "_shape.cpu_set", "_shape.elastic", "_shape.extent", "_shape.rank_set", "_shape.shape", "_wire.codec", "_wire.message", "_wire.page", "_wire.pieces", "_wire.process", "actor.bootstrap_command", "actor.telemetry", "actor.value_mesh", "actor.worker_address", "config",
