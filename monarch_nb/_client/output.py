@@ -34,6 +34,8 @@ CATCH_UP_S = 3.0
 """How long an answer waits for what was printed before it: the home may be busy, or the output have been dropped."""
 
 _MAX_FOLDS = 64
+_MAX_ROWS = 1000
+"""How many lines that have been written are remembered, for ranks that print them later."""
 _MAX_LATE = 50
 
 
@@ -214,6 +216,8 @@ class StandardOutput:
             with self._lock:
                 self._armed = False
                 texts = [(origin, fold.drain()) for (origin, _), fold in self._folds.items()]
+                for fold in self._folds.values():
+                    fold.forget_drained(_MAX_ROWS)
                 for key in list(self._folds)[:-_MAX_FOLDS]:
                     del self._folds[key]
             for origin, text in texts:

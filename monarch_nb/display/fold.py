@@ -265,6 +265,23 @@ class Fold:
             parts.append(f"{prefix_of(_ranks_of(new)) if self._prefix else ''}{_text_of(line, new)}\n")
         return "".join(parts)
 
+    def forget_drained(self, num_kept: int) -> None:
+        """Forget the complete lines of a fold without `max_rows` if more than `num_kept` are held and `drain` has returned all.
+
+        A rank that prints one of them later than others gets a row of its own, as it would from `drain` in any case.
+        """
+        if self._num_rows <= num_kept or self._touched:
+            return
+        for row in self._walk():
+            row.prev = None  # so that no cycle is left, and each is freed at once
+        self._num_forgotten += self._num_rows
+        self._num_rows = 0
+        self._head.next, self._last = None, self._head
+        self._index.clear()
+        for place in self._places.values():
+            place.anchor = self._head
+            place.floating.clear()
+
     def _first_to_hold(self, touched: list[_Line], num_holds: int) -> int:
         """Return where in these rows the first one stands that waits for more ranks; all that do have waited once more then."""
         first = len(touched)

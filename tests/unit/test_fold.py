@@ -38,14 +38,15 @@ def test_each_rank_reads_back_exactly(events: list[tuple[int, str, str]], rng: r
     assert sum(len(row.ranks) for row in fold.rows()) == len(events)
 
 
-@given(EVENTS, st.sets(st.integers(0, 80)))
-@settings(max_examples=200)
-def test_drained_text_keeps_each_rank_in_order(events: list[tuple[int, str, str]], drains: set[int]) -> None:
+@given(EVENTS, st.sets(st.integers(0, 80)), st.integers(0, 10))
+@settings(max_examples=300)
+def test_drained_text_keeps_each_rank_in_order(events: list[tuple[int, str, str]], drains: set[int], num_kept: int) -> None:
     fold = Fold([0, 1, 2, 3])
     text, expected = "", {rank: [] for rank in range(4)}
     for position, (rank, stream, line) in enumerate(events):
         if position in drains:
             text += fold.drain()
+            fold.forget_drained(num_kept)
         fold.feed(rank, stream, line + "\n")
         expected[rank].append(last_state(line))
     text += fold.drain()
@@ -172,6 +173,26 @@ def test_drain_says_late_joiners_again() -> None:
     fold.finish()
     assert fold.drain() == "[1] b\n"
     assert fold.rows()[0].ranks == (0, 1, 2)
+
+
+def test_forgotten_lines_are_said_again_and_cost_nothing() -> None:
+    fold = Fold([0, 1], max_rows=None)
+    for n in range(1000):
+        fold.feed(0, "stdout", f"{n}\nhalf a ")
+        fold.drain()
+        fold.forget_drained(100)
+        assert len(fold.rows()) <= 100
+        fold.feed(0, "stdout", "line\n")
+    assert fold.num_rows == 2000
+    fold.feed(1, "stdout", "0\n")
+    assert fold.drain().endswith("[0] half a line\n[1] 0\n")
+
+
+def test_what_has_not_been_drained_is_not_forgotten() -> None:
+    fold = Fold([0, 1])
+    fold.feed(0, "stdout", "a\n")
+    fold.forget_drained(0)
+    assert fold.drain() == "[0] a\n"
 
 
 def test_cap_keeps_both_ends() -> None:
