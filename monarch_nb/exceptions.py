@@ -17,11 +17,15 @@
      │    └── NameTaken         a mesh of that name runs, or is being started
      ├── NoTensorEngine         (NotImplementedError) a tensor of a mesh was asked for, and there are none yet
      ├── WrongArguments         (TypeError) a call or a spawn with other arguments than it takes
-     ├── RDMAError              bytes could not be moved; the memory they were for may have part of them
-     │    ├── BufferGone        the buffer was dropped, or its owner has ended or is another process by now
-     │    ├── PathFailed        the path broke while it was used: says how, and the likely cause
-     │    └── TransferTimeout   (TimeoutError) it took longer than it may
-     └── CannotPickle           (TypeError) a value that can't be sent; defined in `_wire.codec`
+     └── RDMAError              bytes could not be moved; the memory they were for may have part of them
+          ├── BufferGone        the buffer was dropped, or its owner has ended or is another process by now
+          ├── PathFailed        the path broke while it was used: says how, and the likely cause
+          └── TransferTimeout   (TimeoutError) it took longer than it may
+
+Of lower rooms, which know no meshes:
+
+    CannotPickle                (TypeError) a value that can't be sent; defined in `_wire.codec`
+    RankSetError                (ValueError) text that names no ranks; defined in `_shape.rank_set`
 
 Ranks in messages are positions in the mesh (or slice) that was called.
 """

@@ -27,7 +27,3 @@ class NameDesk:
     def do_get_name(self, message: Message, fields: dict[str, Any]) -> object:
         """Return what was entered under a name, or None."""
         return self._names.get(fields["name"])
-
-    def do_drop_name(self, message: Message, fields: dict[str, Any]) -> object:
-        """Forget a name."""
-        return self._names.pop(fields["name"], None)

@@ -52,10 +52,6 @@ class Port(Generic[T]):
         printed = office.printed_for(call_context.get().origin)
         office.post(self._proc, wire.REPLY, body, flags=flags, slot=self._slot, ref=self._ref, origin=printed)
 
-    def with_slot(self, slot: int) -> Port[T]:
-        """Return the same port as another sender: its values are told apart by `slot`."""
-        return Port(self._proc, self._ref, slot, self._mesh)
-
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._proc, self._ref, self._slot, self._mesh)
 

@@ -70,7 +70,7 @@ class ActorRunner:
         self.created_by: Any = None
         """Who has spawned it, in words (`actor.context.CreatorInstance`)."""
         self.proc_mesh: Any = None
-        self.inbox = Inbox()
+        self.inbox: Inbox[Message] = Inbox()
         self.instance: Any = None
         self.failure: dict[str, Any] | None = None
         self.mesh: Any = None

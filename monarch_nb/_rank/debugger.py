@@ -150,7 +150,7 @@ class Debugger:
         """Interrupt a thread of this process if it stands at a breakpoint: it raises KeyboardInterrupt there. Called in the reading thread."""
         stop = next((stop for stop in list(self._stops.values()) if stop.thread == ident), None)
         if stop is not None:
-            self.office.reader.notify(stop.inbox.put(_INTERRUPT))  # type: ignore[arg-type]
+            self.office.reader.notify(stop.inbox.put(_INTERRUPT))
         return stop is not None
 
     def take_line(self, key: int, n: int, text: str) -> Any:
@@ -159,7 +159,7 @@ class Debugger:
         if stop is None:
             self.tell("debug_left", key=key, n=n, text="it runs on, and no longer stands there")
             return None
-        return stop.inbox.put(Line(n, text))  # type: ignore[arg-type]
+        return stop.inbox.put(Line(n, text))
 
     def tell(self, op: str, **fields: Any) -> None:
         """Tell the home."""
@@ -181,7 +181,7 @@ class MeshPdb(pdb.Pdb):
         super().__init__(stdin=lines, stdout=self._text, skip=_NOT_STEPPED_INTO, nosigint=True, readrc=False)
         self.use_rawinput = False
         self.prompt = ""
-        self.inbox = Inbox()
+        self.inbox: Inbox[Line] = Inbox()
         self.reason = "breakpoint"
         self.what = ""
         self.raised = ""
@@ -286,7 +286,7 @@ class MeshPdb(pdb.Pdb):
         """Answer the last line, and wait for the next one that is pdb's business."""
         self._report()
         while True:
-            line: Any = self.inbox.take(self._debugger.office)
+            line = self.inbox.take(self._debugger.office)
             if line is None:
                 return "quit\n"
             if line is _INTERRUPT:

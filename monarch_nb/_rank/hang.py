@@ -77,7 +77,7 @@ def _awaiting(runner: ActorRunner, ident: int, key: tuple[int, int], frames: lis
 
 
 def _thread(
-    label: str, actor: int, ident: int, serves: Sequence[Message | tuple[int, int]], inbox: Inbox, frames: list[FrameType], origin: int
+    label: str, actor: int, ident: int, serves: Sequence[Message | tuple[int, int]], inbox: Inbox[Message], frames: list[FrameType], origin: int
 ) -> dict[str, Any]:
     """Return what a thread does.
 
@@ -106,7 +106,7 @@ def _key(each: Message | tuple[int, int]) -> tuple[int, int]:
     return (each.src, each.ref) if isinstance(each, Message) else each
 
 
-def _queued(inbox: Inbox) -> list[tuple[int, int]]:
+def _queued(inbox: Inbox[Message]) -> list[tuple[int, int]]:
     for _ in range(3):
         with suppress(RuntimeError):  # the owner has taken one meanwhile
             return [(m.src, m.ref) for m in list(inbox._queue)]

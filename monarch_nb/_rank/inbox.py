@@ -5,14 +5,18 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from monarch_nb._post.office import Office
 from monarch_nb._wire.message import Message
 
+Item = TypeVar("Item")
 
-class Inbox:
-    """Messages for one thread, oldest first; a patient waiter of the reader (see `_post.reader`).
+
+class Inbox(Generic[Item]):
+    """What is for one thread, oldest first; a patient waiter of the reader (see `_post.reader`).
+
+    An actor's and the main thread's hold messages, a debugger's holds lines.
 
     `put` is called by the reading thread, `take` by the owner.
     """
@@ -20,13 +24,13 @@ class Inbox:
     __slots__ = ("_queue", "add", "closed", "due", "hook", "park", "urgent")
 
     def __init__(self) -> None:
-        self._queue: deque[Message] = deque()
+        self._queue: deque[Item] = deque()
         self.closed = False
         self.park: threading.Lock | None = None
         self.urgent = False
         self.due: float | None = None
         self.add = self._queue.append
-        self.hook: Callable[[Message | None], None] | None = None
+        self.hook: Callable[[Item | None], None] | None = None
         """Called with each message, which it is to `add`, and with None when there's something else to see: for owners that run an event loop."""
 
     @property
@@ -37,7 +41,7 @@ class Inbox:
     def expire(self) -> None:
         """Never due."""
 
-    def put(self, message: Message) -> Any:
+    def put(self, message: Item) -> Any:
         """Add a message; return the waiter to wake."""
         if self.hook is not None:
             self.hook(message)
@@ -45,12 +49,12 @@ class Inbox:
         self._queue.append(message)
         return self
 
-    def put_first(self, message: Message, office: Office) -> None:
+    def put_first(self, message: Item, office: Office) -> None:
         """Add a message that comes before all others. Called by any thread."""
         self._queue.appendleft(message)
         self._rouse(office)
 
-    def take(self, office: Office) -> Message | None:
+    def take(self, office: Office) -> Item | None:
         """Wait for the next message; None once closed."""
         queue = self._queue
         while not queue:
@@ -59,11 +63,11 @@ class Inbox:
             office.reader.wait(self)
         return queue.popleft()
 
-    def take_now(self) -> Message | None:
+    def take_now(self) -> Item | None:
         """Return the next message if there is one."""
         return self._queue.popleft() if self._queue else None
 
-    def remove(self, src: int, ref: int) -> Message | None:
+    def remove(self: Inbox[Message], src: int, ref: int) -> Message | None:
         """Take out a message that hasn't been taken yet."""
         for message in list(self._queue):
             if message.src == src and message.ref == ref:

@@ -75,7 +75,7 @@ class Worker:
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
-        self.inbox = Inbox()
+        self.inbox: Inbox[Message] = Inbox()
         self.slot = rank.page.main
         self.cancelled: set[int] = set()
         """Numbers of cells that shall not begin. Written by the reading thread."""

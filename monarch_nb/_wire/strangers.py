@@ -34,7 +34,6 @@ class Strangers:
         self._socket = socket
         self._waiting: dict[int, Peer] = {}
         """By descriptor, in the order in which they came."""
-        self.num_cut = 0
         socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES)
         socket.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
         address = f"inproc://monarch_nb-strangers-{id(self):x}"
@@ -72,7 +71,6 @@ class Strangers:
         with suppress(OSError), sockets.fromfd(fd, sockets.AF_INET, sockets.SOCK_STREAM) as connection:
             if connection.getpeername() == peer:  # else the descriptor is another one's by now
                 connection.shutdown(sockets.SHUT_RDWR)
-                self.num_cut += 1
 
     def close(self) -> None:
         """Watch no longer; call it before the socket is closed."""

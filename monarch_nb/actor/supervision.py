@@ -7,7 +7,7 @@ the failure; the default writes it to stderr.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -130,9 +130,6 @@ def _in_a_line(actor: str, failure: RankFailure) -> str:
 
 def _write_to_stderr(failure: MeshFailure) -> None:
     print(f"unhandled failure in mesh {failure.mesh!r}:\n{failure.report()}", file=sys.stderr, flush=True)
-
-
-_hook: Callable[[MeshFailure], Any] = _write_to_stderr
 
 
 def unhandled_fault_hook(failure: MeshFailure) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,8 +9,6 @@ from typing import Any
 from monarch_nb._shape import format_ranks
 from monarch_nb.stacks import innermost
 from monarch_nb.status import MeshStatus, RankStatus
-
-_LINE = re.compile(r", line (\d+)")
 
 
 @dataclass(frozen=True)
