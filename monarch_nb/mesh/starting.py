@@ -17,7 +17,7 @@ from monarch_nb._host import capacity
 from monarch_nb._shape import Extent, Shape, format_ranks
 from monarch_nb.actor.host_mesh import HostMesh
 from monarch_nb.actor.supervision import MeshFailure
-from monarch_nb.exceptions import MeshError, MeshNotFound, MeshUsageError, NameTaken
+from monarch_nb.exceptions import MeshEnded, MeshError, MeshNotFound, MeshUsageError, NameTaken
 from monarch_nb.mesh.core import Mesh
 from monarch_nb.mesh.running import Asked, refuse_other, take_on
 
@@ -88,7 +88,7 @@ def start_or_attach(
     """
     while True:
         if launch.wait_until_settled(name, on_wait=on_wait):
-            with suppress(MeshNotFound):  # it has just ended: look again
+            with suppress(MeshNotFound, MeshEnded):  # it has just ended: look again
                 return attach(), False
         else:
             with suppress(NameTaken):  # somebody else was quicker: look again
