@@ -35,7 +35,7 @@ _UNCLEAR_S = 15.0
 _MAX_PRESSES = 5
 
 _COME_TO_REST_S = 1.0
-"""How long a shutdown waits for the cell that was waiting for ranks to end, and to say so; jupyter_client waits 2.5 s for the kernel."""
+"""How long a shutdown waits for the running cell to end, and to say so; jupyter_client waits 2.5 s for the kernel."""
 
 _REPLY_S = 0.02
 
@@ -54,8 +54,8 @@ class Kernel:
 
     def __init__(self, kernel: Any) -> None:
         self.is_ending = False
-        self.on_end: list[Callable[[], bool]] = []
-        """Called in the control thread when the kernel is being shut down: quick. Each says whether it has woken the main thread."""
+        self.on_end: list[Callable[[], None]] = []
+        """Called in the control thread when the kernel is being shut down: quick. They wake who waits for ranks."""
         self.leave: Callable[[str], None] = lambda _why: None
         """Finishes what is shown, before anybody who waits is woken."""
         self._loop = kernel.control_thread.io_loop
@@ -133,7 +133,11 @@ class Kernel:
         return act
 
     def _end(self) -> bool:
-        """The kernel is being shut down: an interrupt that is held was none. Says whether somebody was waiting for ranks."""
+        """The kernel is being shut down: an interrupt that is held was none. Says whether somebody may have waited for ranks.
+
+        Whether somebody does right now doesn't count: the interrupt may have ended the wait, and the cell is about
+        to say what became of it.
+        """
         if self.is_ending:
             return False
         self.is_ending = True
@@ -143,8 +147,10 @@ class Kernel:
             drop()
         with suppress(Exception):  # whatever can't be shown any more, the kernel ends
             self.leave(f"this kernel was shut down at {time.strftime('%H:%M:%S')}")
-        woken = [each() for each in list(self.on_end)]
-        return any(woken)
+        told = list(self.on_end)
+        for each in told:
+            each()
+        return bool(told)
 
 
 async def _come_to_rest(kernel: Any) -> None:

@@ -66,17 +66,12 @@ class NotebookHooks:
         if watched is not None and self.leave in watched.on_end:
             watched.on_end.remove(self.leave)
 
-    def leave(self) -> bool:
-        """The kernel is being shut down: nobody sees what comes from now on, and nobody waits any more. Called in the control thread.
-
-        Says whether somebody was waiting.
-        """
+    def leave(self) -> None:
+        """The kernel is being shut down: nobody sees what comes from now on, and nobody waits any more. Called in the control thread."""
         with suppress(Exception):  # the mesh may have ended; the kernel is to end, too
             self._session.tell("leaving")
-        bells = list(self._session.bells)
-        for bell in bells:
+        for bell in list(self._session.bells):
             bell.ring()
-        return bool(bells)
 
     def before_cell(self, info: Any = None) -> None:
         """Give the cell that begins its origin."""

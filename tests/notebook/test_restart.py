@@ -165,6 +165,20 @@ def test_a_call_that_is_waited_for_goes_on(mesh: Notebook, server: JupyterServer
     kernel.delete()
 
 
+def test_a_call_goes_on_though_the_interrupt_had_ended_the_wait_when_the_shutdown_came(
+    mesh: Notebook, raw: RawKernel, gate: Gate
+) -> None:
+    load(raw)
+    # The cell isn't over yet when the kernel has decided, as on a loaded machine.
+    source = f"try: mesh.actors['worker'].work.call({str(gate._path)!r}).get()\nfinally: import time; time.sleep(0.3)"
+    cell = raw.start(source)
+    raw.wait_for(cell, "at work")
+    late(raw)
+    raw.take_the_rest()
+    raw.begin_anew()
+    assert f"the call of worker.work goes on in mesh '{NAME}'" in raw.text(cell)
+
+
 def test_a_real_interrupt_is_passed_on_without_waiting(mesh: Notebook, server: JupyterServer, gate: Gate) -> None:
     kernel = ServedKernel(server)
     load(kernel)
