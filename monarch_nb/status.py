@@ -17,6 +17,8 @@ from monarch_nb._shape import format_ranks
 STATES = ("starting", "idle", "busy", "debugging", "unresponsive", "stopping", "stopped", "lost")
 """Of ranks; unresponsive: it lives, but doesn't react; debugging: it stands at a breakpoint."""
 TROUBLED = ("lost", "unresponsive", "stopped")
+MAX_CELLS_NAMED = 4
+"""Of those that wait for a rank."""
 MAX_DURATION_S = 3650 * 86400
 """What somebody may ask for; clocks and locks can't take any number."""
 
@@ -109,6 +111,7 @@ class RankStatus:
         memory_bytes: proportional set size: what it shares is divided by how many share it.
         gpus: indices of its host's GPUs that are its own.
         num_queued: messages and cells that wait for it.
+        cells_waiting: numbers of those cells, the next one first.
         transfers: what it has moved through the data plane, by path.
     """
 
@@ -128,6 +131,7 @@ class RankStatus:
     gpu_memory_bytes: int | None = None
     last_line: str = ""
     num_queued: int = 0
+    cells_waiting: tuple[int, ...] = ()
     transfers: tuple[Transfers, ...] = ()
 
 
@@ -364,7 +368,19 @@ def rank_text(rank: RankStatus) -> str:
         parts.append(f"in {collective_text(rank.collective)}")
     if rank.line:
         parts.append(f"at {rank.line}")
-    return ", ".join(parts)
+    return ", ".join(parts) + waiting_text(rank.cells_waiting)
+
+
+def waiting_text(cells: Sequence[int]) -> str:
+    """Return which cells wait, to be put behind what they wait for; empty if none does.
+
+    >>> waiting_text([4, 5])
+    '; cells #4, #5 wait'
+    """
+    if not cells:
+        return ""
+    names = ", ".join(f"#{n}" for n in cells[:MAX_CELLS_NAMED]) + (", ..." if len(cells) > MAX_CELLS_NAMED else "")
+    return f"; cell {names} waits" if len(cells) == 1 else f"; cells {names} wait"
 
 
 def collective_text(collective: Collective) -> str:
@@ -452,4 +468,5 @@ def _rank(row: Mapping[str, Any]) -> RankStatus:
         shape = found.get("shape")
         collective = Collective(**{**found, "shape": None if shape is None else tuple(shape)})
     transfers = tuple(Transfers(**each) for each in row.get("transfers", ()))
-    return RankStatus(**{**row, "gpus": tuple(row["gpus"]), "collective": collective, "transfers": transfers})
+    tuples = {"gpus": tuple(row["gpus"]), "cells_waiting": tuple(row.get("cells_waiting", ())), "transfers": transfers}
+    return RankStatus(**{**row, **tuples, "collective": collective})

@@ -48,6 +48,8 @@ export interface IRank {
   last_line: string;
   /** Messages and cells that wait for it. */
   num_queued: number;
+  /** Numbers of the cells among them, the next one first; older snapshots lack it. */
+  cells_waiting?: number[];
   /** What it has moved through the data plane, by path; older snapshots lack it. */
   transfers?: ITransfers[];
 }

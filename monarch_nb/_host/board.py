@@ -274,6 +274,8 @@ class Board:
             known_since = since or time.time()
             self._since[entry.proc] = (state, known_since)
         is_busy = state in ("busy", "debugging")
+        cells = self._home.cells.on(entry.proc)
+        is_sent = self._home.cells.at(entry.proc) is not None  # to the rank, which counts it if it has yet to begin
         return {
             "rank": entry.rank,
             "host": address.host_of(entry.proc),
@@ -291,7 +293,8 @@ class Board:
             "gpu_memory_bytes": vitals.get("gpu_memory_bytes"),
             "transfers": vitals.get("transfers", []),
             "last_line": _last_line(self._printed.get(entry.proc, b"")),
-            "num_queued": vitals.get("num_queued", 0) + max(0, len(self._home.cells.on(entry.proc)) - (cell is not None)),
+            "num_queued": vitals.get("num_queued", 0) + max(0, len(cells) - int(is_sent)),
+            "cells_waiting": [n for n in cells if n != cell],
         }
 
     def _state(self, entry: Proc, vitals: dict[str, Any]) -> tuple[str, str, float, int | None]:
@@ -302,6 +305,8 @@ class Board:
         n, began = at if at is not None else (None, 0.0)
         if at is None and vitals.get("is_cell") and not self._home.cells.is_stuck(entry.proc):
             vitals = {}  # the cell has ended since that was seen
+        if vitals.get("is_before_cells"):
+            at, n, began = None, None, 0.0  # the cell has been sent there, and waits in the rank
         doing = f"cell #{n}" if at is not None else vitals.get("doing", "")
         if vitals.get("debugging"):
             return "debugging", doing, vitals["since"], n

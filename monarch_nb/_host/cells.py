@@ -174,6 +174,7 @@ class Cells:
             else:
                 begin.append(rank)
             queue.append(cell)
+        self._home.board.touch(cell.procs.values())
         if behind:
             cell.waits = f"waits for cell {', '.join(f'#{n}' for n in sorted(behind))}"
             self._tell(cell, "waits", cell.waits)

@@ -19,7 +19,7 @@ from monarch_nb._host.sampler import Sample, Sampler
 from monarch_nb._host.supervisor import RUNNING, Rank, Supervisor
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
-from monarch_nb._wire.page import BUSY, DEBUGGING, PAGE_BYTES, Activity, read_page, read_totals
+from monarch_nb._wire.page import BUSY, DEBUGGING, IDLE, PAGE_BYTES, Activity, read_page, read_totals
 
 POLL_S = 0.1
 SAMPLE_S = 1.0
@@ -178,11 +178,13 @@ class Vitals:
         brief = [s for i, s in enumerate(slots) if i < len(before) and s.num_changes != before[i] and s.state != BUSY and s.name]
         now = next(iter([*([stopped] if stopped else []), *busy, *brief]), None)
         others = len(busy) - 1
+        main = slots[0] if slots and slots[0].is_main else None
         return {
             "busy": now is not None,
             "debugging": stopped is not None,
             "doing": "" if now is None else _name(now) + (f" and {others} more" if others > 0 else ""),
             "is_cell": now is not None and now.name == CELL,
+            "is_before_cells": main is not None and main.state != IDLE and main.name != CELL,
             "since": 0.0 if now is None else now.since,
             "was_brief": not busy and bool(brief),
         }

@@ -46,13 +46,14 @@ _TAIL_AT: Final = _SLOT.size - _TAIL.size
 
 
 class Activity(NamedTuple):
-    """What one slot says."""
+    """What one slot says; `is_main`: it's the main thread's."""
 
     num_changes: int
     state: int
     since: float
     origin: int
     name: str
+    is_main: bool
 
 
 class Total(NamedTuple):
@@ -167,7 +168,7 @@ def read_page(data: bytes, again: bytes | None = None) -> list[Activity] | None:
         if head != tail or (again is not None and data[at : at + SLOT_BYTES] != again[at : at + SLOT_BYTES]):
             return None
         if head:
-            found.append(Activity(head, state, since, origin, name.rstrip(b"\0").decode("utf-8", "replace")))
+            found.append(Activity(head, state, since, origin, name.rstrip(b"\0").decode("utf-8", "replace"), at == 0))
     return found
 
 

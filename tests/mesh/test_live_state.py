@@ -94,6 +94,32 @@ def test_an_actors_call_is_seen_and_what_waits_behind_it(mesh: Mesh, watcher: Wa
     holder.stop().get(PATIENCE_S)
 
 
+def test_a_cell_that_waits_behind_a_function_is_said_to_wait(mesh: Mesh, watcher: Watcher, tmp_path: Path) -> None:
+    gate = str(tmp_path / "go")
+
+    def hold() -> None:
+        while not os.path.exists(gate):
+            time.sleep(0.01)
+
+    held = mesh.execute(hold)
+    watcher.until(lambda s: all(r.doing == "function" for r in s.ranks))
+    first, second = mesh.submit("import time\ntime.sleep(600)"), mesh.submit("1")
+    status = watcher.until(lambda s: all(len(r.cells_waiting) == 2 for r in s.ranks))
+    ((one, two),) = {r.cells_waiting for r in status.ranks}
+    assert {(r.state, r.doing, r.cell) for r in status.ranks} == {("busy", "function", None)}
+    text = mesh.status().text()
+    assert "busy with function" in text and "with cell" not in text
+    assert f"; cells #{one}, #{two} wait, for" in text
+    assert {r.num_queued for r in mesh.status().ranks} == {2}
+    (tmp_path / "go").touch()
+    held.get(PATIENCE_S)
+    status = watcher.until(lambda s: all(r.cell == one for r in s.ranks))
+    assert {(r.doing, r.cells_waiting) for r in status.ranks} == {(f"cell #{one}", (two,))}
+    mesh.interrupt()
+    assert (first.wait().n, second.wait().n) == (one, two)
+    watcher.until(all_are("idle"))
+
+
 def test_a_call_that_awaits_is_seen_where_it_awaits(mesh: Mesh, watcher: Watcher) -> None:
     holder = mesh.spawn("awaiting", AsyncHolder)
     holder.hold.call()
