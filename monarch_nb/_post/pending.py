@@ -46,7 +46,7 @@ class Body:
         self._buffers = self._open(message.table) if message.table else ()
 
     @classmethod
-    def plain(cls, office: Office, flags: int, src: int, payload: bytes) -> Body:
+    def plain(cls, office: Office, flags: int, src: int, payload: bytes | memoryview) -> Body:
         """Return a body without buffers."""
         body = cls.__new__(cls)
         body._office, body.flags, body.src, body.payload, body._buffers = office, flags, src, payload, ()
@@ -218,10 +218,11 @@ class Pending:
             if self.ready:
                 return
             self.ready = True
-            callbacks, self._callbacks = self._callbacks, None
+            callbacks = self._callbacks
         if self.ref:
             self.office.forget(self.ref)
         if callbacks:
+            self._callbacks = None
             _run_callbacks(callbacks)
 
     def claim(self) -> bool:
@@ -277,7 +278,7 @@ class OneReply(Pending):
     __slots__ = ("accepts_end", "body", "end", "slot")
 
     def __init__(self, office: Office, procs: Sequence[int]) -> None:
-        super().__init__(office, procs)
+        Pending.__init__(self, office, procs)
         self.accepts_end = False
         """Whether the end of the mesh is an answer, too: who stops it wants nothing else."""
         self.body: Body | None = None

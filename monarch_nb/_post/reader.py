@@ -13,8 +13,12 @@ Two kinds of waiter differ in what happens when the leader leaves:
 
 Between two reads nobody leads; that is the normal state while an endpoint runs for some microseconds. A *keeper* thread looks every
 `TICK_S` during activity and takes the lead when nobody has had it for a whole tick; so a rank whose endpoint runs for
-an hour answers pings after two ticks. Once things have been quiet for `QUIET_TICKS`, the keeper blocks in poll: idle processes
-do not wake up at all.
+an hour answers pings after two ticks. Each look costs as much CPU as a call, and more where cores are short: as long as it finds
+some thread reading, or messages that came more often than one in `TICK_S`, each tick is twice the one before, up to `MAX_TICK_S`.
+Once things have been quiet for `QUIET_S`, the keeper blocks in poll: idle processes do not wake up at all.
+
+A leader that finds a message there already, without having to wait for it, takes along all that are there (`_drain`): in a burst
+of pipelined calls the lead isn't left and taken for each.
 
 Thread contract: the PULL socket is touched only by the current leader (`_leader`, guarded by `_mutex`, which is also the memory fence that
 ZeroMQ asks for when a socket changes threads). `_mutex` is never held while user code or a blocking call runs.
@@ -34,20 +38,30 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
 import zmq
+import zmq.backend
 
 from monarch_nb.exceptions import OfficeClosed
 
 TICK_S = 0.002
-QUIET_TICKS = 20
+MAX_TICK_S = 0.016
+QUIET_S = 0.04
+BURST_S = 1e-5
+"""A message that is received in less was there already: to be woken takes longer."""
 SIGNAL_S = 0.2
 LAST_WORDS_S = 0.02
 """For how long messages are still read when the file says that no more will come."""
+_SIGNAL_MS = int(SIGNAL_S * 1000)
 _BATCH = 64
 _ONE = (0,)
-_NOW = (zmq.NOBLOCK,)
+_NOW = (int(zmq.NOBLOCK),)
+_ALL_NOW = _NOW * (_BATCH - 1)
+# Plain ints and the bare call: zmq's own enums cost more than the call.
+_EVENTS, _IN = int(zmq.EVENTS), int(zmq.POLLIN)
+_option: Any = zmq.backend.Socket.get
 _MAIN = threading.main_thread().ident
 
 
@@ -214,26 +228,47 @@ class Reader:
 
     def _lead(self, waiter: Waiter, deadline: float | None) -> tuple[bool, bool]:
         """Read until `waiter` is ready; return (whether in time, whether the lead has moved on)."""
-        arrived, receive = self._arrived, self._recv
+        arrived = self._arrived
         while not waiter.ready:
-            if not arrived:
-                self._set_timeout(waiter.due, self._until(waiter, deadline))
-                self._reading = True
-                try:
-                    arrived.extend(map(receive, _ONE))
-                except zmq.Again:
-                    if not self._expired(waiter, deadline):
-                        return False, False
-                    continue
-                except zmq.ContextTerminated:
-                    raise self.closing_error() from None
-                finally:
-                    self._reading = False
-            if self._deliver(arrived, waiter):
+            if not arrived and not self._receive(waiter, deadline):
+                return False, False
+            moved = False
+            while arrived:
+                moved = self._deliver(arrived, waiter) or moved
+            if moved:
                 return True, True
             if self._closing:
                 break
         return True, False
+
+    def _receive(self, waiter: Waiter, deadline: float | None) -> bool:
+        """Wait for one message, and take along those behind it; False if the deadline has passed."""
+        if deadline is None and waiter.due is None:
+            ms = _SIGNAL_MS if waiter.urgent and threading.get_ident() == _MAIN else -1
+        else:
+            ms = self._timeout(waiter.due, self._until(waiter, deadline))
+        if ms != self._timeout_ms:
+            self._pull.setsockopt(zmq.RCVTIMEO, ms)
+            self._timeout_ms = ms
+        self._reading = True
+        began = time.perf_counter()
+        try:
+            self._arrived.extend(map(self._recv, _ONE))
+        except zmq.Again:
+            return self._expired(waiter, deadline)
+        except zmq.ContextTerminated:
+            raise self.closing_error() from None
+        finally:
+            self._reading = False
+        if time.perf_counter() - began < BURST_S:
+            self._drain()
+        return True
+
+    def _drain(self) -> None:
+        """Take what has arrived already, but not without end."""
+        with suppress(zmq.Again, zmq.ContextTerminated):  # an exception of ZeroMQ's costs three times as much as a look
+            if _option(self._pull, _EVENTS) & _IN:
+                self._arrived.extend(map(self._recv, _ALL_NOW))
 
     def _deliver(self, arrived: deque[bytes], waiter: Waiter) -> bool:
         """Dispatch the oldest message; True if the lead has gone to the one it was for."""
@@ -252,12 +287,11 @@ class Reader:
         soon = time.monotonic() + SIGNAL_S
         return soon if deadline is None else min(soon, deadline)
 
-    def _set_timeout(self, due: float | None, deadline: float | None) -> None:
+    @staticmethod
+    def _timeout(due: float | None, deadline: float | None) -> int:
+        """Return for how many milliseconds to block at most; -1: without end."""
         limit = due if deadline is None else deadline if due is None else min(due, deadline)
-        ms = -1 if limit is None else max(0, int((limit - time.monotonic()) * 1000) + 1)
-        if ms != self._timeout_ms:
-            self._pull.setsockopt(zmq.RCVTIMEO, ms)
-            self._timeout_ms = ms
+        return -1 if limit is None else max(0, int((limit - time.monotonic()) * 1000) + 1)
 
     def _step_down(self, park: Waiter | None = None) -> None:
         """Leave the lead; `park` is put in line in the same breath, so that it doesn't take the lead back."""
@@ -269,7 +303,8 @@ class Reader:
                 self._followers.append(park)
             elif park is not None:
                 park.park = None
-            self._appoint_urgent()
+            if self._followers:
+                self._appoint_urgent()
             asleep = self._keeper_asleep
         if asleep:
             self.ring()
@@ -344,21 +379,24 @@ class Reader:
         poller = self._poller
         for fd in (self._bell, *self._watched):
             poller.register(fd, select.POLLIN)
-        quiet = 0
+        quiet_s = 0.0
+        tick_s = TICK_S
         seen = -1
         while not self._closing:
             due_s = self._run_idle_work()
             if self._take_lead_if_free(seen):
                 self._keep_reading()
-                seen, quiet = self._turns, 0
+                seen, quiet_s, tick_s = self._turns, 0.0, TICK_S
                 continue
-            quiet = quiet + 1 if self._reading and seen == self._turns else 0
+            is_read = self._reading or (self._turns - seen) * TICK_S >= tick_s
+            quiet_s = quiet_s + tick_s if self._reading and seen == self._turns else 0.0
+            tick_s = min(2 * tick_s, MAX_TICK_S) if is_read else TICK_S
             seen = self._turns
-            if quiet < QUIET_TICKS:
-                self._sleep(TICK_S, asleep=False)
+            if quiet_s < QUIET_S:
+                self._sleep(tick_s if due_s is None else min(tick_s, due_s), asleep=False)
             else:
                 self._sleep(due_s, asleep=True)
-                quiet = 0
+                quiet_s = 0.0
 
     def _take_lead_if_free(self, seen: int) -> bool:
         with self._mutex:

@@ -499,12 +499,13 @@ class ActorRunner:
 
     def _answer(self, message: Message, result: object) -> None:
         office = self.host.office
+        src = message.src
         if result is None:
-            frame = wire.pack(
-                wire.REPLY, src=office.me, dst=message.src, flags=wire.EMPTY, slot=message.slot, ref=message.ref,
-                name=office.releases_for(message.src), origin=office.printed_for(message.origin),
+            frame = wire.pack_plain(
+                wire.REPLY, wire.EMPTY, message.slot, office.me, src, message.ref, 0,
+                office.printed_for(message.origin), office.releases_for(src), b"", b"",
             )  # fmt: skip
-            office.send(message.src, frame)
+            office.send(src, frame)
             return
         try:
             body = codec.encode(result, "return value")

@@ -26,7 +26,7 @@ All numbers are little-endian. Host processes route by the header and the table 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 VERSION: Final = 1
@@ -91,6 +91,9 @@ class Message(NamedTuple):
         return memoryview(self.frame)[self.at :]
 
 
+_new = tuple.__new__  # the class itself takes twice as long
+
+
 class WireError(ValueError):
     """A frame that is not a message of this version."""
 
@@ -122,6 +125,39 @@ def pack(
     return b"".join((header, name, context, table, payload))
 
 
+def pack_plain(
+    kind: int, flags: int, slot: int, src: int, dst: int, ref: int, target: int, origin: int,
+    name: bytes, context: bytes, payload: bytes,
+) -> bytes:  # fmt: skip
+    """Return what `pack` does, for a message without buffers; a third of the time, for fields by position are quicker.
+
+    >>> pack_plain(CALL, 0, 0, 1, 2, 0, 0, 0, b"noop", b"", b"") == pack(CALL, src=1, dst=2, name=b"noop")
+    True
+    """
+    header = HEADER.pack(
+        VERSION, kind, flags, slot, src, dst, ref, target, origin, len(name), len(context), 0, 0
+    )
+    return header + name + context + payload
+
+
+_REPLY_FIELDS = struct.Struct("<2xHIQ8xQ8xI")
+_REPLY_START = bytes((VERSION, REPLY))
+_LENGTHS = slice(44, HEADER.size)
+_NO_LENGTHS = bytes(HEADER.size - 44)
+
+
+def plain_reply(frame: bytes) -> tuple[int, int, int, int, int] | None:
+    """Return flags, slot, source, ref and origin of a REPLY without name, context and buffers, whose payload begins at `HEADER.size`; None for
+    any other message. Most messages are such replies, and `unpack` takes four times as long.
+
+    >>> plain_reply(pack(REPLY, src=7, dst=2, ref=3, slot=1))
+    (0, 1, 7, 3, 0)
+    """
+    if frame[_LENGTHS] == _NO_LENGTHS and frame[:2] == _REPLY_START:
+        return _REPLY_FIELDS.unpack_from(frame)
+    return None
+
+
 def unpack(frame: bytes, frames: Sequence[bytes] = ()) -> Message:
     """Read the header of `frame`; the payload stays as it is.
 
@@ -142,23 +178,30 @@ def unpack(frame: bytes, frames: Sequence[bytes] = ()) -> Message:
     d = c + n_buffers * ENTRY.size
     if d > len(frame):
         raise WireError(f"message of {len(frame)} bytes is cut off: its header announces {d}")
-    return Message(
+    return _new(Message, (
         kind, flags, slot, src, dst, ref, target, origin,
         frame[a:b], frame[b:c], frame[c:d], frame, d, frames,
-    )  # fmt: skip
+    ))  # fmt: skip
+
+
+_ADDRESS = struct.Struct("<4sI8sQ")
+
+
+def addressing(frame: bytes) -> Callable[[int, int], bytes]:
+    """Return a function of slot and destination that gives `frame` for that receiver: only these two change.
+
+    >>> for_rank = addressing(pack(CALL, src=1, dst=0, name=b"noop"))
+    >>> for_rank(3, 9) == pack(CALL, src=1, dst=9, slot=3, name=b"noop")
+    True
+    """
+    start, source, rest = frame[:SLOT_OFFSET], frame[SLOT_OFFSET + 4 : DST_OFFSET], frame[DST_OFFSET + 8 :]
+    pack_address = _ADDRESS.pack
+    return lambda slot, dst: pack_address(start, slot, source, dst) + rest
 
 
 def readdress(frame: bytes, slot: int, dst: int) -> bytes:
     """Return the same message for another receiver: only slot and destination change."""
-    return b"".join(
-        (
-            frame[:SLOT_OFFSET],
-            slot.to_bytes(4, "little"),
-            frame[SLOT_OFFSET + 4 : DST_OFFSET],
-            dst.to_bytes(8, "little"),
-            frame[DST_OFFSET + 8 :],
-        )
-    )
+    return addressing(frame)(slot, dst)
 
 
 _COUNT = struct.Struct("<I")

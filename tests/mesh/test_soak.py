@@ -97,7 +97,7 @@ def test_soak(hosts: HostMesh) -> None:
     rank_files = procs.execute(lambda: (len(os.listdir("/proc/self/fd")), threading.active_count())).get(T)
     gc.collect()
     assert office.num_pending == pending
-    assert threading.active_count() == threads
+    assert threading.active_count() <= threads
     assert open_files() <= files + 2
     assert office.pool.num_used == 0
     assert all(n < 60 and t < 12 for n, t in rank_files.values()), rank_files

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,6 +30,34 @@ def test_unpack_reverses_pack() -> None:
     message = wire.unpack(frame)
     assert (message.kind, message.src, message.dst, message.ref) == (wire.REPLY, 1, 2, 3)
     assert (message.name, message.table, bytes(message.payload)) == (b"n", table, b"body")
+
+
+FIELDS = {
+    "kind": st.integers(1, 9), "flags": st.integers(0, 31), "slot": st.integers(0, 2**32 - 1), "src": st.integers(0, 2**64 - 1),
+    "dst": st.integers(0, 2**64 - 1), "ref": st.integers(0, 2**64 - 1), "target": st.integers(0, 2**64 - 1),
+    "origin": st.integers(0, 2**32 - 1), "name": st.binary(max_size=20), "context": st.binary(max_size=20), "payload": st.binary(max_size=20),
+}  # fmt: skip
+
+
+@given(st.fixed_dictionaries(FIELDS))
+def test_the_quick_ways_give_what_the_others_give(fields: dict[str, Any]) -> None:
+    frame = wire.pack_plain(*fields.values())
+    assert frame == wire.pack(fields.pop("kind"), **fields)
+    message = wire.unpack(frame)
+    quick = wire.plain_reply(frame)
+    if message.kind == wire.REPLY and not message.name and not message.context:
+        assert quick == (message.flags, message.slot, message.src, message.ref, message.origin)
+    else:
+        assert quick is None
+
+
+@given(st.binary(max_size=60))
+def test_what_is_no_reply_is_left_to_others(start: bytes) -> None:
+    frame = b"\x01\x02" + start
+    assert len(frame) >= wire.HEADER.size or wire.plain_reply(frame) is None
+    assert wire.plain_reply(b"\x02" + frame[1:]) is None
+    with_buffers = wire.pack(wire.REPLY, src=1, dst=2, ref=3, table=bytes(wire.ENTRY.size))
+    assert wire.plain_reply(with_buffers) is None
 
 
 def test_golden_entry() -> None:

@@ -1,0 +1,180 @@
+"""Who reads the socket, how much at once, and how often the keeper looks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import zmq
+
+from monarch_nb._post import reader as reader_module
+from monarch_nb._post.reader import MAX_TICK_S, TICK_S, Reader, Waiter
+
+T = 30
+_TICK_MS, _MAX_TICK_MS = round(TICK_S * 1000), round(MAX_TICK_S * 1000)
+
+
+class Mail:
+    """Waits for one message at least; a patient waiter unless told otherwise."""
+
+    def __init__(self, *, urgent: bool = False) -> None:
+        self.park: threading.Lock | None = None
+        self.urgent = urgent
+        self.due: float | None = None
+        self.got: list[bytes] = []
+
+    @property
+    def ready(self) -> bool:
+        return bool(self.got)
+
+    def expire(self) -> None:
+        """Never due."""
+
+
+class Post:
+    """A reader whose messages begin with the name of whom they're for."""
+
+    def __init__(self) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        pull = self.context.socket(zmq.PULL)
+        pull.bind("inproc://mail")
+        self.push = self.context.socket(zmq.PUSH)
+        self.push.connect("inproc://mail")
+        self.mail: dict[bytes, Mail] = {}
+        self.everything: list[bytes] = []
+        self.heard = threading.Event()
+        self.reader = Reader(pull, self._dispatch)
+
+    def _dispatch(self, frame: bytes) -> Waiter | None:
+        self.everything.append(frame)
+        if frame == b"ping":
+            self.heard.set()
+            return None
+        mail = self.mail[frame[:1]]
+        mail.got.append(frame)
+        return mail
+
+    def close(self) -> None:
+        self.reader.close()
+        self.context.destroy(0)
+
+
+@pytest.fixture
+def post() -> Iterator[Post]:
+    made = Post()
+    yield made
+    made.close()
+
+
+def test_who_finds_a_message_there_takes_along_those_behind_it(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_module, "BURST_S", T)  # however slow this machine is
+    post.mail[b"a"] = mine = Mail(urgent=True)
+    for i in range(5):
+        post.push.send(b"a%d" % i)
+    assert post.reader.wait(mine)
+    assert mine.got == [b"a%d" % i for i in range(5)]
+
+
+def test_a_burst_for_several_wakes_each(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_module, "BURST_S", T)
+    post.reader.start()
+    about_to_wait = threading.Semaphore(0)
+    ended = threading.Semaphore(0)
+    for name in (b"a", b"b", b"c"):
+        post.mail[name] = Mail()
+
+    def live(mail: Mail) -> None:
+        about_to_wait.release()
+        post.reader.wait(mail, None)
+        ended.release()
+
+    threads = [threading.Thread(target=live, args=(mail,), daemon=True) for mail in post.mail.values()]
+    for thread in threads:
+        thread.start()
+    for _ in threads:
+        assert about_to_wait.acquire(timeout=T)
+    for name in (b"b", b"c", b"a"):
+        post.push.send(name)
+    for _ in threads:
+        assert ended.acquire(timeout=T)
+    assert sorted(post.everything) == [b"a", b"b", b"c"]
+
+
+def test_what_comes_behind_an_error_in_dispatching_is_not_lost(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_module, "BURST_S", T)
+    post.mail[b"a"] = mine = Mail(urgent=True)
+    dispatch, interrupts = post.reader._dispatch, [KeyboardInterrupt()]
+
+    def interrupted(frame: bytes) -> Waiter | None:
+        if interrupts:
+            raise interrupts.pop()
+        return dispatch(frame)
+
+    post.reader._dispatch = interrupted
+    for i in range(3):
+        post.push.send(b"a%d" % i)
+    with pytest.raises(KeyboardInterrupt):
+        post.reader.wait(mine)
+    assert post.reader.wait(mine)
+    assert mine.got == [b"a0", b"a1", b"a2"]
+
+
+class Ticks:
+    """What the keeper sleeps on: notes for how long, and has the process do something meanwhile."""
+
+    def __init__(self, reader: Reader, turns: list[int]) -> None:
+        self.reader = reader
+        self.turns = turns
+        self.waits_ms: list[int | None] = []
+
+    def register(self, fd: int, flags: int) -> None:
+        """Nothing comes from there."""
+
+    def poll(self, wait_ms: int | None) -> list[Any]:
+        self.waits_ms.append(wait_ms)
+        if self.turns:
+            self.reader._turns += self.turns.pop(0)
+        else:
+            self.reader._closing = True
+        return []
+
+
+def ticks_of(reader: Reader, turns: list[int], *, reading: bool = False) -> list[int | None]:
+    """Return for how long the keeper sleeps, while some thread leads and takes that many messages in each tick.
+
+    Args:
+        reading: whether each look finds it blocked, waiting for the next.
+    """
+    reader._poller = ticks = Ticks(reader, turns)  # type: ignore[assignment]
+    reader._leader, reader._reading = object(), reading
+    reader._keep()
+    return ticks.waits_ms[1:]
+
+
+def test_the_keeper_looks_less_often_while_messages_come_quickly(post: Post) -> None:
+    assert ticks_of(post.reader, [50] * 6)[-2:] == [_MAX_TICK_MS] * 2
+
+
+def test_the_keeper_looks_less_often_while_a_thread_reads(post: Post) -> None:
+    assert ticks_of(post.reader, [1] * 6, reading=True)[-2:] == [_MAX_TICK_MS] * 2
+
+
+def test_the_keeper_looks_often_again_when_an_endpoint_takes_long(post: Post) -> None:
+    assert ticks_of(post.reader, [50] * 5 + [1, 0])[-3:] == [_MAX_TICK_MS, _TICK_MS, _TICK_MS]
+
+
+def test_the_keeper_sleeps_for_good_once_nothing_has_come_for_a_while(post: Post) -> None:
+    assert None in ticks_of(post.reader, [0] * 20, reading=True)
+
+
+def test_somebody_reads_while_an_endpoint_that_came_in_a_burst_takes_long(post: Post) -> None:
+    post.reader.start()
+    post.mail[b"a"] = mine = Mail()
+    for i in range(3000):
+        post.push.send(b"a%d" % i)
+        assert post.reader.wait(mine)
+        mine.got.clear()
+    post.push.send(b"ping")  # and nobody waits
+    assert post.heard.wait(T)
