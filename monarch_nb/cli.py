@@ -355,6 +355,15 @@ def dashboard(arguments: argparse.Namespace) -> None:
     serve(arguments.port, lambda place: _say(arguments, f"the meshes of this user: {place.link()}\nCtrl-C ends the page; meshes go on"))
 
 
+def warm(arguments: argparse.Namespace) -> None:
+    """Keep an interpreter warm for the next program that starts a mesh; say what is kept, or end it."""
+    from monarch_nb.terminal import warm as words
+
+    if bool(arguments.time) + arguments.status + arguments.stop > 1:
+        raise MeshUsageError("monarch-nb warm takes one of --for, --status and --stop")
+    _say(arguments, words.stopped() if arguments.stop else words.status() if arguments.status else words.kept(arguments.time))
+
+
 def install_kernel(arguments: argparse.Namespace) -> None:
     """Install the kernelspec "Python 3 (mesh)": this Python, with the extension loaded."""
     from monarch_nb.kernelspec import install
@@ -424,6 +433,12 @@ def _debug_arguments(add: Callable[..., Any]) -> None:
     add("--post-mortem", action="store_true", help="where ranks have failed; no breakpoint is needed")
 
 
+def _warm_arguments(add: Callable[..., Any]) -> None:
+    add("--for", dest="time", type=seconds, metavar="T", help="how long, from the last start of a mesh on: 30m (without it) or 8h")
+    add("--status", action="store_true", help="what is kept warm, and whether programs of this terminal would take it")
+    add("--stop", action="store_true", help="keep nothing warm any more")
+
+
 COMMANDS: dict[str, Command] = {
     "start": Command(start, "start a mesh that goes on by itself", None, add_start_arguments),
     "list": Command(list_meshes, "the meshes of this user: how big, how they are, how old, whose", None),
@@ -466,6 +481,7 @@ COMMANDS: dict[str, Command] = {
         dashboard, "the panel as a page of its own, until Ctrl-C", None,
         lambda add: add("--port", type=positive, default=0, help="on 127.0.0.1; without it, one that is free"),
     ),
+    "warm": Command(warm, "keep an interpreter with torch imported for the next script or notebook that starts a mesh", None, _warm_arguments),
     "install-kernel": Command(
         install_kernel, 'install the kernelspec "Python 3 (mesh)"', None,
         lambda add: add("--prefix", default=sys.prefix, help="where to; by default this environment"),

@@ -2,6 +2,8 @@
 
 Importing torch takes most of a second. `%load_ext monarch_nb` starts a private host process whose zygote does that in the background, so
 `%mesh start` finds it done. It ends with this program unless a mesh takes it over. MONARCH_NB_PREWARM=0 turns this off.
+
+Where an interpreter is kept warm for all programs of an environment (`warm`), that one is taken instead of starting one.
 """
 
 from __future__ import annotations
@@ -11,10 +13,10 @@ import signal
 import threading
 from contextlib import suppress
 
-from monarch_nb._client import launch
+from monarch_nb._client import launch, warm
 from monarch_nb._client.connection_file import Connection
 from monarch_nb._wire.process import is_running
-from monarch_nb.exceptions import MeshStartError
+from monarch_nb.exceptions import MeshError
 
 _lock = threading.Lock()
 _starting: threading.Thread | None = None
@@ -35,9 +37,18 @@ def prepare() -> None:
 def _start() -> None:
     global _ready
     try:
-        _ready = launch.start_home(owner_pid=os.getpid())
-    except (MeshStartError, OSError):
+        _ready = _new()
+    except (MeshError, OSError):
         _ready = None  # whoever needs one starts it again and sees why
+
+
+def _new() -> Connection:
+    """Return a home that belongs to this program: one that was kept warm, or a new one."""
+    wants = warm.wanted_s() is not None  # first: what is set wrongly is said before anything is started
+    found = warm.take() or launch.start_home(owner_pid=os.getpid())
+    if wants:
+        warm.keep_if_wanted()
+    return found
 
 
 def take() -> Connection:
@@ -49,7 +60,7 @@ def take() -> Connection:
         found, _ready, _starting = _ready, None, None
     if found is not None and is_running(found.pid, found.start_time):
         return found
-    return launch.start_home(owner_pid=os.getpid())
+    return _new()
 
 
 def put_back(connection: Connection) -> None:

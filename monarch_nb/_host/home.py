@@ -1,6 +1,6 @@
 """The home: the first host process of a mesh. It's made of desks, each of which is in charge of something; what clients ask comes to them by its name.
 
-- `clients`: programs that use the mesh. `mesh_name`: the claim to its name. `lease`: whose it is, how long it lives. `names`: what goes by which name. `controllers`: where named singletons live.
+- `clients`: programs that use the mesh. `mesh_name`: the claim to its name. `lease`: whose it is, how long it lives. `handover`: how a program takes one that was kept warm. `names`: what goes by which name. `controllers`: where named singletons live.
 - `hosts`: other machines. `ranks`: how they start and end. `waits`: who waits until either is up.
 - `cells`: what runs where. `interrupts`: making it stop. `asking`: questions to ranks.
 - `journal`: what was done and printed. `output`: who sees it.
@@ -22,6 +22,7 @@ from monarch_nb._host.checkpoints import CheckpointDesk
 from monarch_nb._host.clients import ClientDesk
 from monarch_nb._host.controllers import ControllerDesk
 from monarch_nb._host.debug_desk import DebugDesk
+from monarch_nb._host.handover import Handover
 from monarch_nb._host.healing import Healing
 from monarch_nb._host.hosts import HostDesk
 from monarch_nb._host.interrupts import InterruptDesk
@@ -84,6 +85,7 @@ class HomeProcess(HostProcess):
         self.healing = Healing(self, Recipes(os.path.join(self.directory, "recipes")))
         self.mesh_name = MeshName(self)
         self.lease = Lease(self)
+        self.handover = Handover(self)
         for desk in (
             self.clients, self.hosts, self.ranks, self.waits, self.names, self.controllers, self.journal, self.output, self.board, self.cells,
             self.interrupts, self.looks, self.debug, self.questions, self.checkpoints, self.healing, self.mesh_name, self.lease,
@@ -218,5 +220,6 @@ class HomeProcess(HostProcess):
 
     def close_link(self) -> None:
         self.journal.close()
+        self.handover.close()
         self.hosts.link.close()
         self.mesh_name.release()

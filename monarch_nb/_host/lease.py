@@ -35,6 +35,11 @@ class Lease:
 
     # --- whose it is
 
+    def belong_to(self, pid: int) -> None:
+        """End with another process than until now."""
+        self._forget_owner()
+        self._watch_owner(pid)
+
     def _watch_owner(self, pid: int) -> None:
         try:
             self._owner_fd = os.pidfd_open(pid)

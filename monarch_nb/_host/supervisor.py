@@ -88,6 +88,8 @@ class Supervisor:
         self._link: socket.socket | None = None
         self.warm = False
         """Whether the zygote has loaded all that it means to."""
+        self.on_warm: Callable[[list[str]], None] = lambda _modules: None
+        """Told the top-level names of all modules, when it has."""
         _become_subreaper()
         if zygote is not None:
             self._use(zygote)
@@ -99,6 +101,15 @@ class Supervisor:
         if self._zygote is not None and self._zygote.poll() is None:
             return
         self._use(start_zygote(self._sys_path, self._directory))
+
+    def move(self, belongings: dict[str, Any], sys_path: list[str]) -> None:
+        """Have the zygote, and those that come after it, run with what another program has."""
+        self._sys_path = sys_path
+        assert self._link is not None
+        fd = _in_memory(json.dumps(belongings).encode())
+        with suppress(OSError):  # it has just died; its successor inherits all that
+            socket.send_fds(self._link, [b'{"move": true}'], [fd])
+        os.close(fd)
 
     def _use(self, zygote: Zygote) -> None:
         process, link = self._zygote, self._link = zygote
@@ -118,6 +129,7 @@ class Supervisor:
             answer = json.loads(data)
             if "warm" in answer:
                 self.warm = True
+                self.on_warm(answer["modules"])
                 return
             self._started(self.ranks[answer["proc"]], answer["pid"])
             return

@@ -14,6 +14,9 @@ _CODE = (
     "from monarch_nb._host.zygote import main; main(a['fd'], a['path'], a['directory'])"
 )
 
+ONE_THREAD = ("OPENBLAS_NUM_THREADS", "1")
+"""numpy's OpenBLAS starts a thread per core when it's imported, and threads don't survive a fork."""
+
 
 class Zygote(NamedTuple):
     """A zygote that was started, and our end of the connection with it."""
@@ -31,8 +34,7 @@ def start_zygote(sys_path: list[str], directory: str) -> Zygote:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     argument = json.dumps({"path": sys_path, "fd": theirs.fileno(), "directory": directory})
     environment = dict(os.environ)
-    # numpy's OpenBLAS starts a thread per core when it's imported, and threads don't survive a fork.
-    environment.setdefault("OPENBLAS_NUM_THREADS", "1")
+    environment.setdefault(*ONE_THREAD)
     process = subprocess.Popen(
         [sys.executable, "-c", _CODE, argument],
         pass_fds=[theirs.fileno()],

@@ -8,7 +8,7 @@ What training imports late is loaded while nobody asks for ranks: torch._dynamo,
 otherwise. A request that comes earlier is served at once, between two imports.
 
 Protocol, on a SOCK_SEQPACKET pair with the host process: one request is a JSON object {"ranks": [...]} with descriptors (spec, then stdout and
-stderr of each rank); each rank is answered by {"proc": ..., "pid": ...}. When the host process goes, the socket ends, and the zygote kills
+stderr of each rank); each rank is answered by {"proc": ..., "pid": ...}. Another is {"move": true}, with what the program has that the home belongs to from now on. When the host process goes, the socket ends, and the zygote kills
 the process groups of its ranks, takes the directory of their sockets away, and leaves: ranks die with the host process by themselves, what they started
 does not, nor do files go. (So the zygote must not ask the kernel to be killed with its parent.)
 """
@@ -29,6 +29,8 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
+
+from monarch_nb._host.warming import ONE_THREAD
 
 PRELOAD_FIRST = ("zmq", "cloudpickle", "monarch_nb._rank.main", "torch")
 PRELOAD_IDLE = (  # in pieces: a request waits for the piece that is being loaded, half a second at most
@@ -130,7 +132,8 @@ class _Zygote:
         self._later.remove(name)
         _preload(name)
         if not self._later:
-            self._tell(b'{"warm": true}')
+            modules = sorted({name.partition(".")[0] for name in sys.modules})
+            self._tell(json.dumps({"warm": True, "modules": modules}).encode())
 
     def _tidy_up(self) -> None:
         """Remove what a host process that was killed has left. One that ends by itself does so, and kills us first."""
@@ -145,9 +148,14 @@ class _Zygote:
             return False
         if not data:
             return False
+        request = json.loads(data)
+        if "move" in request:
+            self._move(json.loads(_read_all(fds[0])))
+            os.close(fds[0])
+            return True
         spec_fd, *outputs = fds
         spec = pickle.loads(_read_all(spec_fd))
-        ranks = json.loads(data)["ranks"]
+        ranks = request["ranks"]
         if len(ranks) >= MANY_RANKS and SHELL in self._later:
             self._load(SHELL)
         gc.freeze()  # else the first collection in a fork touches, and so copies, every page
@@ -158,6 +166,17 @@ class _Zygote:
         for fd in fds:
             os.close(fd)
         return True
+
+    @staticmethod
+    def _move(belongings: dict[str, Any]) -> None:
+        """Have what a zygote has that another program's host process has started: the home has been taken by that program."""
+        os.environ.clear()
+        os.environ.update(belongings["environ"])
+        os.environ.setdefault(*HUGE_PAGES)
+        os.environ.setdefault(*ONE_THREAD)
+        sys.path[:] = belongings["path"]
+        with suppress(OSError):
+            os.chdir(belongings["cwd"])
 
     def _fork(self, spec: dict[str, Any], out_fd: int, err_fd: int, fds: list[int]) -> int:
         """Fork a grandchild that becomes the rank; return its pid."""

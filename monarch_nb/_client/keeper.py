@@ -1,0 +1,190 @@
+"""The process behind `monarch-nb warm`: it keeps one home of this environment warm for the next program that starts a mesh.
+
+When a program has taken the home, the keeper warms up another one, and the time begins anew. At its end, when it's told to end, or when it's killed, the home
+that nobody has taken ends, too; those that were taken go on. There's one keeper for each environment (`warm_key`): it holds a claim
+(`_wire/claim`), whose note says where the home is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+from typing import Any
+
+from monarch_nb._client import launch, warm_key
+from monarch_nb._client.connection_file import Connection
+from monarch_nb._host.handover import TAKEN, WARM, socket_path
+from monarch_nb._host.zygote import set_process_name
+from monarch_nb._wire.claim import Claim
+from monarch_nb._wire.process import machine_id, start_time
+from monarch_nb.exceptions import MeshStartError
+
+KEPT_ALREADY = 3
+"""Exit status if another keeper was quicker."""
+NEXT_S = 2.0
+"""How long a program that has taken a home has the cores for itself, before the next one is warmed up."""
+LOOK_S = 5.0
+WARM_UP_S = 120.0
+"""The time begins when the home is warm; one that isn't by then, doesn't come."""
+MAX_FAILURES = 3
+"""Homes that ended before they were warm, one after the other."""
+_END_S = 10.0
+
+
+class Keeper:
+    """Holds the claim, owns the home that nobody has taken yet."""
+
+    def __init__(self, claim: Claim, path: str, requirements: dict[str, Any], for_s: float, wait_s: float) -> None:
+        self._claim, self._path, self._requirements, self._for_s = claim, path, requirements, for_s
+        self._home: Connection | None = None
+        self._news: socket.socket | None = None
+        self._is_warm = False
+        self._failures = 0
+        self._next_at = _now() + wait_s
+        self._ends_at = self._next_at + WARM_UP_S + for_s
+        self._looked_at: dict[str, Any] = requirements
+        self._look_at = _now() + LOOK_S
+        self._packages_have_changed = False
+        self._is_told_to_end = False
+        self.trouble = ""
+
+    def run(self) -> None:
+        """Keep a home warm until the time is up, or until told to end; leave none."""
+        told, bell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        signal.set_wakeup_fd(bell, warn_on_full_buffer=False)
+        self._write_note()
+        try:
+            while self._goes_on():
+                if self._home is None and _now() >= self._next_at:
+                    self._start()
+                wanted = [told] if self._news is None else [told, self._news.fileno()]
+                ready = select.select(wanted, [], [], self._wait_s())[0]
+                if told in ready:
+                    os.read(told, 64)
+                elif ready:
+                    self._hear()
+        finally:
+            self._end_home()
+            self._claim.release()
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        self._is_told_to_end = True
+
+    def _goes_on(self) -> bool:
+        if self._failures >= MAX_FAILURES or not self._claim.holds:
+            return False
+        if _now() >= self._look_at:
+            self._look_at_packages()
+        return not self._is_told_to_end and _now() < self._ends_at and not self._packages_have_changed
+
+    def _look_at_packages(self) -> None:
+        """See whether something was installed, and that is over: programs have another key since, and no use for what is kept here."""
+        before, self._looked_at = self._looked_at, warm_key.requirements()
+        self._packages_have_changed = self._looked_at == before != self._requirements
+        self._look_at = _now() + LOOK_S
+
+    def _wait_s(self) -> float:
+        limits = [self._ends_at, self._look_at, *([self._next_at] if self._home is None else [])]
+        return max(0.0, min(limits) - _now())
+
+    def _start(self) -> None:
+        try:
+            self._home = launch.start_home(owner_pid=os.getpid(), warm_claim=self._path, requirements=self._requirements)
+            news = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            news.connect(socket_path(self._home.directory))
+            self._news = news
+        except (MeshStartError, OSError) as error:
+            self._has_failed(str(error))
+
+    def _hear(self) -> None:
+        assert self._news is not None and self._home is not None
+        try:
+            news = self._news.recv(64)
+        except OSError:
+            news = b""
+        if news == WARM:
+            self._is_warm, self._failures, self.trouble = True, 0, ""
+            self._ends_at = _now() + self._for_s
+        elif news == TAKEN:
+            self._drop()
+            self._next_at = _now() + NEXT_S
+            self._ends_at = self._next_at + WARM_UP_S + self._for_s
+        else:
+            self._has_failed(f"the interpreter that was being warmed up has ended (pid {self._home.pid})")
+        self._write_note()
+
+    def _has_failed(self, why: str) -> None:
+        self._end_home()
+        self._failures += 1
+        self.trouble = why
+        self._next_at = _now() + 1.0
+
+    def _drop(self) -> None:
+        """Have nothing to do any more with a home."""
+        if self._news is not None:
+            self._news.close()
+        self._news = self._home = None
+        self._is_warm = False
+
+    def _end_home(self) -> None:
+        """End the home, unless a program has just taken it: the home decides that, when we hang up."""
+        home, news = self._home, self._news
+        if home is None:
+            return
+        if news is None:  # it doesn't know us yet, and nobody knows it
+            with suppress(OSError):
+                os.kill(home.pid, signal.SIGTERM)
+        if news is None or not _hung_up_and_was_taken(news):
+            limit = time.monotonic() + _END_S
+            while os.path.exists(f"/proc/{home.pid}") and time.monotonic() < limit:
+                time.sleep(0.01)
+        self._drop()
+
+    def _write_note(self) -> None:
+        note: dict[str, Any] = {
+            "machine": machine_id(), "pid": os.getpid(), "start_time": start_time(os.getpid()), "python": sys.executable,
+            "until": time.time() + self._ends_at - _now(),
+        }  # fmt: skip
+        if self._is_warm and self._home is not None:
+            note["home"] = [self._home.pid, self._home.start_time, self._home.directory]
+        self._claim.write(note)
+
+
+def _hung_up_and_was_taken(news: socket.socket) -> bool:
+    """Tell a home that its keeper goes; say whether a program was quicker."""
+    news.settimeout(_END_S)
+    with suppress(OSError):
+        news.shutdown(socket.SHUT_WR)
+        while heard := news.recv(64):
+            if heard == TAKEN:
+                return True
+    return False
+
+
+def _now() -> float:
+    """Return a time that goes on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def main() -> None:
+    """Be a keeper; the arguments are JSON: `for_s`, `wait_s`. Readiness isn't told: the note says what there is."""
+    arguments = json.loads(sys.argv[1])
+    set_process_name("mnb-warm")
+    requirements = warm_key.requirements()
+    path = warm_key.claim_path(warm_key.key_of(requirements))
+    claim = Claim.take(path, {})
+    if claim is None:
+        sys.exit(KEPT_ALREADY)
+    keeper = Keeper(claim, path, requirements, arguments["for_s"], arguments["wait_s"])
+    keeper.run()
+    if keeper.trouble:
+        print(keeper.trouble, file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,236 @@
+"""Interpreters that are kept warm for the next program of the same environment (`monarch-nb warm`, MONARCH_NB_WARM): taking one, and the keepers.
+
+Anything that goes wrong in taking one means that there's none: then a program starts its own, and hears what's wrong from that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from typing import NamedTuple
+
+from monarch_nb._client import children, launch, warm_key
+from monarch_nb._client.connection_file import Connection
+from monarch_nb._host.handover import CLAIM, THANKS, YOURS, read_facts, socket_path
+from monarch_nb._host.starting import PACKAGE_ROOT
+from monarch_nb._wire.claim import Claim, holder
+from monarch_nb._wire.directory import socket_root
+from monarch_nb._wire.process import is_running, machine_id
+from monarch_nb.exceptions import MeshStartError, MeshUsageError
+
+VARIABLE = "MONARCH_NB_WARM"
+"""Set to a time such as 30m: whoever starts a mesh sees to it that the next program of its environment finds a warm interpreter."""
+START_S = 120.0
+STOP_S = 15.0
+ANSWER_S = 2.0
+"""How long a program waits for a home that should answer at once, before it starts its own."""
+_CODE = (
+    "import sys, importlib.util as u; sys.path[:] = [p for p in sys.path if p];"
+    "u.find_spec('monarch_nb') or sys.path.append(sys.argv[2]);"
+    "from monarch_nb._client.keeper import main; main()"
+)
+
+
+class Kept(NamedTuple):
+    """What keeps an interpreter warm.
+
+    Attributes:
+        pid, start_time: of the keeper.
+        until: when it ends, if no program starts a mesh before; seconds since the epoch.
+        home: the interpreter's home, once it is warm.
+        path: the claim.
+    """
+
+    pid: int
+    start_time: int
+    until: float
+    home: Connection | None
+    python: str
+    path: str
+
+    @property
+    def until_text(self) -> str:
+        """When it ends, as HH:MM; with the date, if that's another day."""
+        same_day = time.localtime(self.until)[:3] == time.localtime()[:3]
+        return time.strftime("%H:%M" if same_day else "%Y-%m-%d %H:%M", time.localtime(self.until))
+
+
+# --- taking one
+
+
+def take() -> Connection | None:
+    """Return a warm home that belongs to this program from now on; None if there's none that would serve it as its own."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        if not keepers():  # nearly always; what must agree takes some milliseconds to find out
+            return None
+        kept = keeper_of(_own_key())
+        if kept is not None and kept.home is not None:
+            return _take(kept.home)
+    return None
+
+
+def _take(home: Connection) -> Connection | None:
+    path = launch.importable_path()
+    facts = read_facts(home.directory)
+    if warm_key.why_path_differs(path, facts["path"], facts["modules"]):
+        return None
+    belongings = {"environ": launch.clean_environment(), "path": path, "cwd": os.getcwd()}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
+        link.settimeout(ANSWER_S)
+        link.connect(socket_path(home.directory))
+        fd = os.memfd_create("monarch_nb-belongings", os.MFD_CLOEXEC)
+        try:
+            with open(os.dup(fd), "w") as file:
+                json.dump(belongings, file)
+            socket.send_fds(link, [CLAIM], [fd])
+        finally:
+            os.close(fd)
+        if link.recv(64) != YOURS:
+            return None
+        link.send(THANKS)
+    return home
+
+
+# --- keepers
+
+
+def keeper_of(key: str) -> Kept | None:
+    """Return what keeps an interpreter warm for programs with a key, if something does."""
+    return _kept(warm_key.claim_path(key))
+
+
+def keepers() -> list[Kept]:
+    """Return what keeps interpreters of this user warm on this machine. What killed keepers have left goes."""
+    found = [(path, _kept(path)) for path in _claim_files()]
+    for path, kept in found:
+        if kept is None:
+            _remove_left(path)
+    return sorted((kept for _, kept in found if kept is not None), key=lambda kept: kept.pid)
+
+
+def _claim_files() -> list[str]:
+    root = socket_root()
+    return [os.path.join(root, n) for n in os.listdir(root) if n.startswith(warm_key.PREFIX) and n.endswith(warm_key.SUFFIX)]
+
+
+def _remove_left(path: str) -> None:
+    with suppress(OSError):
+        if holder(path) is None:
+            claim = Claim.take(path, {})
+            if claim is not None:
+                claim.release()
+
+
+def _kept(path: str) -> Kept | None:
+    note = holder(path) or {}
+    if note.get("machine") != machine_id():
+        return None
+    home = None
+    if "home" in note:
+        pid, started, directory = note["home"]
+        home = Connection("", pid, directory, start_time=started)
+    return Kept(note["pid"], note["start_time"], note["until"], home, note["python"], path)
+
+
+def _own_key() -> str:
+    return warm_key.key_of(warm_key.requirements())
+
+
+def keep(for_s: float) -> tuple[Kept, bool]:
+    """Keep an interpreter of this environment warm; wait until it is. Say whether that's new.
+
+    Args:
+        for_s: seconds until it ends, if no program starts a mesh before.
+
+    Raises:
+        MeshStartError: if it can't be started.
+    """
+    key = _own_key()
+    process, deadline = None, time.monotonic() + START_S
+    while True:
+        kept = keeper_of(key)
+        if kept is not None and kept.home is not None:
+            return kept, process is not None
+        if kept is None and process is None:
+            process = _start_keeper(for_s, wait_s=0.0, stderr=subprocess.PIPE)
+        elif process is not None and process.poll() is not None:
+            _say_why(process)
+            process = None
+        if time.monotonic() > deadline:
+            raise MeshStartError(f"no interpreter was warm within {START_S:g} s. Try again, or see what is wrong: monarch-nb warm --stop, monarch-nb start")
+        time.sleep(0.02)
+
+
+def _say_why(process: subprocess.Popen[bytes]) -> None:
+    """Raise what a keeper has said at its end; nothing if another keeper was quicker."""
+    from monarch_nb._client.keeper import KEPT_ALREADY
+
+    assert process.stderr is not None
+    said = process.stderr.read().decode(errors="replace").strip()
+    if process.returncode != KEPT_ALREADY:
+        why = said or f"its keeper has ended (exit code {process.returncode})"
+        raise MeshStartError(f"no interpreter could be warmed up: {why}")
+
+
+def keep_if_wanted() -> None:
+    """Keep an interpreter warm in the background, if this program's environment says so; return at once.
+
+    Raises:
+        MeshUsageError: if what MONARCH_NB_WARM says is no time.
+    """
+    for_s = wanted_s()
+    if for_s is None:
+        return
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        if keeper_of(_own_key()) is None:
+            from monarch_nb._client.keeper import NEXT_S
+
+            children.look_after(_start_keeper(for_s, wait_s=NEXT_S, stderr=subprocess.DEVNULL))
+
+
+def wanted_s() -> float | None:
+    """Return what MONARCH_NB_WARM says, in seconds; None if nothing is to be kept warm."""
+    said = os.environ.get(VARIABLE, "").strip()
+    if said in ("", "0", "off"):
+        return None
+    from monarch_nb.status import parse_duration
+
+    try:
+        return parse_duration(said)
+    except ValueError as error:
+        raise MeshUsageError(f"{VARIABLE}: {error}; off keeps nothing warm") from None
+
+
+def _start_keeper(for_s: float, *, wait_s: float, stderr: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", _CODE, json.dumps({"for_s": for_s, "wait_s": wait_s}), PACKAGE_ROOT],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=stderr,
+        start_new_session=True,
+        cwd="/",
+        env=launch.clean_environment(),
+    )
+
+
+def stop(kept: Kept) -> None:
+    """End a keeper and what nobody has taken; return when both have ended.
+
+    Raises:
+        MeshStartError: if it doesn't end.
+    """
+    for number in (signal.SIGTERM, signal.SIGCONT):
+        with suppress(OSError):
+            if is_running(kept.pid, kept.start_time):
+                os.kill(kept.pid, number)
+    deadline = time.monotonic() + STOP_S
+    while is_running(kept.pid, kept.start_time):
+        if time.monotonic() > deadline:
+            raise MeshStartError(f"what keeps an interpreter warm doesn't end; kill it: kill -9 {kept.pid}")
+        time.sleep(0.01)

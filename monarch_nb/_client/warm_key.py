@@ -1,0 +1,137 @@
+"""What two programs must have in common so that an interpreter which was started for one serves the other as its own would.
+
+An interpreter takes some things in when it starts and when it imports torch, and never again: these must agree. The rest (other environment
+variables, the working directory, further entries of the module path) a program hands over when it takes the interpreter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import resource
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from monarch_nb._client.launch import clean_environment
+from monarch_nb._host.starting import PACKAGE_ROOT
+from monarch_nb._wire.directory import socket_root
+from monarch_nb._wire.process import machine_id
+
+PREFIX, SUFFIX = "warm-", ".claim"
+_PACKAGE = os.path.join(PACKAGE_ROOT, "monarch_nb")
+_LOADED_ONCE = re.compile(
+    r"(?:LD|DYLD|GLIBC|MALLOC|THP|LC|XDG|OMP|GOMP|KMP|MKL|OPENBLAS|GOTO|BLIS|DNNL|ONEDNN|TBB|NPY|NUMPY|NUMEXPR|SYMPY|ATEN|"
+    r"CUDA|CUBLAS|CUDNN|NVIDIA|NCCL|GLOO|HIP|HSA|ROCR|TRITON|TORCHINDUCTOR|ZMQ|SSL|OPENSSL|TZ)_.*"
+    r"|PYTHON.*|PYTORCH.*|TORCH.*|IPYTHON.*|MPL.*|LANG|LANGUAGE|TZ|HOME|USER|LOGNAME|TMPDIR|TEMP|TMP"
+    r"|MONARCH_NB_PRELOAD|MONARCH_NB_HOST_LOG"
+)
+"""Variables that the loader, the interpreter, torch or a library that it brings may read once, when they're loaded."""
+_STATUS = ("Umask", "Uid", "Gid", "Groups", "CapPrm", "CapEff", "CapBnd", "NoNewPrivs", "Seccomp", "Cpus_allowed_list", "Mems_allowed_list")
+_SIGNALS = ("SigBlk", "SigIgn")
+_SIGNAL_MASK = sum(1 << (number - 1) for number in (1, 3, 10, 12, 15))
+"""HUP, QUIT, USR1, USR2, TERM: others a kernel, or Python itself, may just be handling."""
+
+
+def requirements() -> dict[str, Any]:
+    """Return what must agree, by names that people understand.
+
+    Raises:
+        OSError: if the kernel doesn't say.
+    """
+    status = _process_status()
+    return {
+        "machine": machine_id(),
+        "python": [sys.executable, sys.version, sys.prefix, sys.base_prefix],
+        "packages": [*map(list, _package_directories(sys.path)), _own_code()],
+        **{f"variable {name}": value for name, value in sorted(clean_environment().items()) if _LOADED_ONCE.fullmatch(name)},
+        "user and rights": [status.get(name, "") for name in _STATUS],
+        "signals": [int(status.get(name, "0"), 16) & _SIGNAL_MASK for name in _SIGNALS],
+        "priority": [os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0), _text("oom_score_adj")],
+        "resource limits": _limits(),
+        "namespaces": [os.readlink(f"/proc/self/ns/{name}") for name in sorted(os.listdir("/proc/self/ns"))],
+        "root directory": os.readlink("/proc/self/root"),
+        "control group": _text("cgroup"),
+    }
+
+
+def key_of(found: Mapping[str, Any]) -> str:
+    """Return the short name of what must agree."""
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def claim_path(key: str) -> str:
+    """Return the file whose lock is the right to keep an interpreter warm for those that have a key.
+
+    Raises:
+        OSError: if there's no directory for it.
+    """
+    return os.path.join(socket_root(), f"{PREFIX}{key}{SUFFIX}")
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Return the names of what doesn't agree.
+
+    >>> differences({"priority": 0, "variable TZ": "UTC"}, {"priority": 0})
+    ['variable TZ']
+    """
+    return sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
+
+
+def why_path_differs(path: Sequence[str], warm_path: Sequence[str], modules: Sequence[str]) -> str:
+    """Return why a program with the module path `path` would import something else than what has been imported from `warm_path`; empty if it wouldn't.
+
+    Args:
+        modules: top-level names that have been imported.
+    """
+    known = dict.fromkeys(warm_path)
+    if [entry for entry in dict.fromkeys(path) if entry in known] != list(known):
+        return "its module path has other entries, or another order"
+    loaded = set(modules)
+    for entry in dict.fromkeys(path):
+        if entry not in known:
+            try:
+                names = os.listdir(entry)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                return f"{entry} in its module path can't be looked into: {error.strerror}"
+            hidden = sorted(loaded.intersection(name.partition(".")[0] for name in names))
+            if hidden:
+                return f"{os.path.join(entry, hidden[0])} would be imported in place of the installed {hidden[0]}"
+    return ""
+
+
+def _package_directories(path: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """Yield where a module path finds what was installed, and when something was put there or taken away."""
+    for entry in dict.fromkeys(path):
+        if os.path.basename(entry) in ("site-packages", "dist-packages"):
+            with suppress(OSError):
+                yield entry, os.stat(entry).st_mtime_ns
+
+
+def _own_code() -> list[Any]:
+    """Return what changes when this package does."""
+    times = []
+    for directory, folders, files in os.walk(_PACKAGE):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        times += [os.stat(os.path.join(directory, name)).st_mtime_ns for name in files if name.endswith(".py")]
+    return [_PACKAGE, len(times), max(times, default=0)]
+
+
+def _process_status() -> dict[str, str]:
+    rows = (line.partition(":") for line in _text("status").splitlines())
+    return {name: value.strip() for name, _, value in rows}
+
+
+def _limits() -> list[list[int]]:
+    numbers = {getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
+    return [[number, *resource.getrlimit(number)] for number in sorted(numbers)]
+
+
+def _text(name: str) -> str:
+    with open(f"/proc/thread-self/{name}", errors="replace") as file:
+        return file.read()

@@ -1,0 +1,372 @@
+"""Interpreters that are kept warm for the next program: who gets one, what it's then like, and that nothing is left."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from processes import mesh_processes, wait_for_exit
+from waiting import wait_until
+
+from monarch_nb._client import keeper, warm
+from monarch_nb._client.warm import Kept
+from monarch_nb._client.warm_key import why_path_differs
+from monarch_nb._host.handover import CLAIM, YOURS, socket_path
+from monarch_nb._wire.directory import socket_root
+
+SCRIPT = """
+import json, os, sys
+from monarch_nb.actor import this_host
+from monarch_nb._client import session
+
+def what_it_is():
+    import beside
+    return [os.environ.get("WARM_TEST"), os.environ.get("ONLY_BEFORE"), os.getcwd(), beside.value, os.getppid(), sys.path[0], "torch" in sys.modules]
+
+while True:
+    procs = this_host().spawn_procs({"gpus": 2})
+    ranks = list(procs.execute(what_it_is).get(60).values())
+    status = session.current().request("status")
+    print(json.dumps({"home": status["pid"], "zygote": status["zygote_pid"], "ranks": ranks}), flush=True)
+    if sys.stdin.readline().strip() != "again":
+        break
+"""
+
+
+class Program:
+    """A script that starts two ranks, says what they are, and goes on until told to end."""
+
+    started: ClassVar[list[subprocess.Popen[str]]] = []
+
+    def __init__(self, folder: Path, **env: str) -> None:
+        folder.mkdir(exist_ok=True)
+        (folder / "script.py").write_text(SCRIPT)
+        (folder / "beside.py").write_text("value = 7")
+        self.process = subprocess.Popen(
+            [sys.executable, str(folder / "script.py")], cwd=folder, env={**os.environ, **env},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self.started.append(self.process)
+
+    def said(self) -> dict[str, Any]:
+        assert self.process.stdout is not None and self.process.stderr is not None
+        line = self.process.stdout.readline()
+        return dict(json.loads(line)) if line else {"error": self.process.stderr.read()}
+
+    def end(self) -> None:
+        self.process.communicate("\n")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("MONARCH_NB_PRELOAD", "none")
+    yield tmp_path / "program"
+    while Program.started:
+        process = Program.started.pop()
+        process.kill()
+        process.wait()
+    for each in warm.keepers():
+        with contextlib.suppress(OSError):
+            os.kill(each.pid, signal.SIGCONT)
+        warm.stop(each)
+
+
+def command(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "monarch_nb.cli", "warm", *words], capture_output=True, text=True, env={**os.environ, **env}
+    )
+
+
+def kept_warm() -> Kept:
+    """Return what keeps a home warm, once it is."""
+    return wait_until(lambda: [k for k in warm.keepers() if k.home is not None], "a warm home")[0]
+
+
+def home_of(kept: Kept) -> int:
+    assert kept.home is not None
+    return kept.home.pid
+
+
+def made_warm() -> Kept:
+    done = command("--for", "10m")
+    assert done.returncode == 0, done.stderr
+    return kept_warm()
+
+
+def nothing_is_left() -> bool:
+    return not [name for name in os.listdir(socket_root()) if name.startswith("warm-")] and "mnb-warm" not in mesh_processes().values()
+
+
+def test_program_takes_the_warm_home_as_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MONARCH_NB_PRELOAD", "torch")
+    kept = made_warm()
+    program = Program(folder, WARM_TEST="mine", ONLY_BEFORE="")
+    said = program.said()
+    assert said["home"] == home_of(kept)
+    for rank in said["ranks"]:
+        assert rank == ["mine", "", str(folder), 7, said["home"], str(folder), True]
+    again = kept_warm()  # another one is warmed up
+    assert again.pid == kept.pid and home_of(again) != said["home"]
+    program.end()
+    assert wait_for_exit(said["home"]) and wait_for_exit(said["zygote"])
+    assert command("--stop").stdout == "nothing is kept warm any more\n"
+    assert nothing_is_left() and not os.path.exists(f"/proc/{home_of(again)}")
+
+
+def test_environment_of_the_taker_replaces_the_keepers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONLY_BEFORE", "keeper's")
+    kept = made_warm()
+    monkeypatch.delenv("ONLY_BEFORE")
+    program = Program(folder)
+    said = program.said()
+    assert said["home"] == home_of(kept)
+    assert [rank[:2] for rank in said["ranks"]] == [[None, None]] * 2
+    os.kill(said["zygote"], signal.SIGKILL)
+    assert wait_for_exit(said["zygote"])
+    assert program.process.stdin is not None
+    program.process.stdin.write("again\n")
+    program.process.stdin.flush()
+    again = program.said()
+    assert again["zygote"] != said["zygote"] and again["ranks"] == said["ranks"]  # its successor has what the program has, too
+    program.end()
+
+
+def test_typed_again_it_says_until_when(folder: Path) -> None:
+    first = command()
+    assert re.fullmatch(r"this environment is warm until \d\d:\d\d, .*\n", first.stdout), first
+    again = command("--for", "8h")
+    assert re.fullmatch(r"this environment is warm already, until \d\d:\d\d \(pid \d+\)\. .*\n", again.stdout), again
+    assert re.search(r"\d\d:\d\d", again.stdout)[0] == re.search(r"\d\d:\d\d", first.stdout)[0]  # type: ignore[index]
+    assert re.fullmatch(rf"{sys.executable}: warm until \d\d:\d\d \(pid \d+\)\n", command("--status").stdout)
+    other = command("--status", OMP_NUM_THREADS="3").stdout
+    assert other.endswith("; not for programs of this terminal: differs in variable OMP_NUM_THREADS\n")
+
+
+def test_five_programs_at_once(folder: Path, tmp_path: Path) -> None:
+    kept = made_warm()
+    programs = [Program(tmp_path / f"program{i}") for i in range(5)]
+    said = [program.said() for program in programs]
+    assert [s["home"] for s in said].count(home_of(kept)) == 1
+    assert len({s["home"] for s in said}) == 5
+    for program in programs:
+        program.end()
+
+
+def test_nonsense(folder: Path) -> None:
+    for words, text in (
+        (["--for", "soon"], "a duration is a number with s, m, h or d"),
+        (["--for", "-1"], "--for: a duration is more than 0"),
+        (["--for", "1m", "--stop"], "monarch-nb warm takes one of --for, --status and --stop"),
+        (["now"], "unrecognized arguments: now"),
+    ):
+        done = command(*words)
+        assert done.returncode and text in done.stderr and len(done.stderr.splitlines()) == 1, done
+    assert command("--stop").stdout == "nothing was kept warm\n"
+    assert command("--status").stdout.startswith("nothing is kept warm. ")
+
+
+# --- who doesn't get it
+
+
+def test_other_variables_that_count_when_torch_is_loaded(folder: Path) -> None:
+    kept = made_warm()
+    program = Program(folder, OMP_NUM_THREADS="3")
+    assert program.said()["home"] != home_of(kept)
+    program.end()
+
+
+def test_a_module_beside_the_script_that_hides_an_installed_one(folder: Path) -> None:
+    kept = made_warm()
+    folder.mkdir()
+    (folder / "cloudpickle.py").write_text("raise ImportError('mine')")
+    program = Program(folder)
+    assert "ImportError: mine" in program.said()["error"]  # as without a warm one
+    assert kept_warm() == kept
+    program.end()
+
+
+def test_paths_that_would_find_other_modules(tmp_path: Path) -> None:
+    ours, theirs = str(tmp_path / "scripts"), ["/lib/python", "/site-packages"]
+    Path(ours).mkdir()
+    assert why_path_differs([ours, *theirs], theirs, ["numpy", "torch"]) == ""
+    assert why_path_differs([ours, "/nowhere", *theirs], theirs, ["numpy"]) == ""
+    assert "another order" in why_path_differs([*reversed(theirs)], theirs, [])
+    assert "another order" in why_path_differs(theirs[:1], theirs, [])
+    (tmp_path / "scripts" / "torch.cpython-311.so").touch()
+    assert why_path_differs([ours, *theirs], theirs, ["numpy", "torch"]) == f"{ours}/torch would be imported in place of the installed torch"
+    assert "can't be looked into" in why_path_differs([__file__, *theirs], theirs, [])
+
+
+def test_packages_that_were_installed_since(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(packages))
+    kept = made_warm()
+    (packages / "new_package").mkdir()
+    program = Program(folder)
+    assert program.said()["home"] != home_of(kept)
+    program.end()
+    assert wait_for_exit(kept.pid) and wait_for_exit(home_of(kept))  # nobody could take it any more
+
+
+# --- ends
+
+
+def test_time_is_up(folder: Path) -> None:
+    assert command("--for", "0.5s").returncode == 0
+    wait_until(nothing_is_left, "the end of the keeper")
+    wait_until(lambda: not mesh_processes(), "the end of what it has kept warm")
+
+
+@pytest.mark.parametrize("when", ["free", "taken"])
+def test_keeper_is_killed(folder: Path, when: str) -> None:
+    kept = made_warm()
+    assert kept.home is not None
+    if when == "free":
+        os.kill(kept.pid, signal.SIGKILL)
+        assert wait_for_exit(kept.home.pid)
+        wait_until(lambda: nothing_is_left() and not os.path.exists(kept.home.directory), "nothing")  # type: ignore[union-attr]
+        assert command("--status").stdout.startswith("nothing is kept warm")
+        return
+    program = Program(folder)
+    said = program.said()
+    os.kill(kept.pid, signal.SIGKILL)
+    assert wait_for_exit(kept.pid)
+    assert not warm.keepers() and nothing_is_left()  # who looks takes away what it has left
+    assert said["home"] == kept.home.pid and os.path.exists(f"/proc/{said['home']}")
+    program.end()
+    assert program.process.returncode == 0
+    assert wait_for_exit(said["home"])
+
+
+def test_keeper_is_killed_while_it_warms_up(folder: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-m", "monarch_nb.cli", "warm"], stderr=subprocess.PIPE, text=True)
+    host = wait_until(lambda: [pid for pid, name in mesh_processes().items() if name == "mnb-host"], "a home")
+    kept = wait_until(warm.keepers, "a keeper")[0]
+    os.kill(kept.pid, signal.SIGKILL)
+    said = process.communicate()[1]
+    assert said.startswith("monarch-nb: no interpreter could be warmed up: its keeper has ended"), said
+    assert wait_for_exit(host[0])
+    wait_until(nothing_is_left, "nothing of the keeper")
+
+
+@pytest.mark.parametrize("who", ["home", "zygote"])
+def test_what_is_kept_warm_is_killed(folder: Path, who: str) -> None:
+    kept = made_warm()
+    home = home_of(kept)
+    victim = home if who == "home" else next(p for p, name in mesh_processes().items() if name == "mnb-zygote")
+    os.kill(victim, signal.SIGKILL)
+    assert wait_for_exit(victim)
+    program = Program(folder)
+    said = program.said()
+    assert said["home"] != home  # it has started its own, without a word
+    program.end()
+    assert home_of(wait_until(lambda: (k := kept_warm()) and (k if home_of(k) != home else None), "another home") or kept) != home
+
+
+def test_taker_dies(folder: Path) -> None:
+    kept = made_warm()
+    program = Program(folder)
+    said = program.said()
+    program.process.kill()
+    program.process.communicate()
+    assert said["home"] == home_of(kept)
+    assert wait_for_exit(said["home"]) and wait_for_exit(said["zygote"])
+
+
+def test_taker_dies_before_it_has_heard(folder: Path) -> None:
+    kept = made_warm()
+    assert kept.home is not None
+    code = (
+        "import os, socket, sys; link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); link.connect(sys.argv[1]);"
+        "fd = os.memfd_create('x'); os.write(fd, b'{\"environ\": {}, \"path\": [], \"cwd\": \"/\"}');"
+        "socket.send_fds(link, [b'claim'], [fd]); print(link.recv(64), flush=True); os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, socket_path(kept.home.directory)], capture_output=True, text=True)
+    assert done.stdout == f"{YOURS}\n"
+    assert wait_for_exit(kept.home.pid)
+    wait_until(lambda: home_of(kept_warm()) != kept.home.pid, "another home")  # type: ignore[union-attr]
+
+
+def test_home_that_stands_still(folder: Path) -> None:
+    kept = made_warm()
+    home = home_of(kept)
+    os.kill(home, signal.SIGSTOP)
+    program = Program(folder)
+    assert program.said()["home"] != home
+    os.kill(home, signal.SIGCONT)
+    assert wait_for_exit(home)  # whom it would belong to has given up waiting
+    program.end()
+
+
+def test_strange_messages_to_a_warm_home(folder: Path) -> None:
+    kept = made_warm()
+    assert kept.home is not None
+    path = socket_path(kept.home.directory)
+    read_end, write_end = os.pipe()
+    lies = [b"", b"[]", b'{"environ": 1}', b'{"environ": {"A": "\\u0000"}, "path": [], "cwd": "/"}', b'{"environ": {}, "path": [1], "cwd": "/"}']
+    fds = [read_end, os.open("/dev/zero", os.O_RDONLY)]
+    for text in lies:
+        fds.append(os.memfd_create("lie"))
+        os.write(fds[-1], text)
+    for fd in fds:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
+            link.settimeout(20)
+            link.connect(path)
+            socket.send_fds(link, [CLAIM], [fd])
+            assert link.recv(64) == b""
+    for words in (b"", b"x" * 1000, CLAIM, b"thanks", b"taken"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
+            link.connect(path)
+            link.send(words)
+    silent = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    silent.connect(path)
+    program = Program(folder)
+    assert program.said()["home"] == kept.home.pid
+    program.end()
+    for fd in [*fds, write_end]:
+        os.close(fd)
+    silent.close()
+
+
+# --- without typing the command
+
+
+def test_setting_keeps_it_warm_for_the_next_program(folder: Path) -> None:
+    first = Program(folder, MONARCH_NB_WARM="10m")
+    own = first.said()
+    kept = kept_warm()
+    first.end()
+    second = Program(folder, MONARCH_NB_WARM="10m")
+    assert second.said()["home"] == home_of(kept) != own["home"]
+    assert [k.pid for k in warm.keepers()] == [kept.pid]
+    second.end()
+
+
+def test_setting_that_is_no_time(folder: Path) -> None:
+    program = Program(folder, MONARCH_NB_WARM="soon")
+    said = program.said()["error"].splitlines()
+    assert said[-1].endswith("MONARCH_NB_WARM: a duration is a number with s, m, h or d, as in 90s or 8h; not 'soon'; off keeps nothing warm"), said
+    program.end()
+    off = Program(folder, MONARCH_NB_WARM="off")
+    off.said()
+    off.end()
+    assert nothing_is_left() and not warm.keepers()
+
+
+def test_keepers_that_were_told_nothing_to_do(folder: Path) -> None:
+    """Two that start at once: one keeps, the other leaves."""
+    codes = [warm._start_keeper(600.0, wait_s=0.0, stderr=subprocess.DEVNULL) for _ in range(2)]
+    kept = kept_warm()
+    other = next(process for process in codes if process.pid != kept.pid)
+    assert other.wait(60) == keeper.KEPT_ALREADY
