@@ -21,6 +21,7 @@ from monarch_nb._wire import message as wire
 from monarch_nb._wire.marks import Piece
 from monarch_nb._wire.message import Message
 from monarch_nb._wire.pieces import cut, join
+from monarch_nb._wire.process import machine_id
 
 SILENT_S = 60.0
 """How long the home may say nothing though the connection stands: its process was stopped, or its machine is out of reach."""
@@ -50,6 +51,7 @@ class FarProcess(HostProcess):
         fields = {
             "hostname": self.hostname,
             "pid": os.getpid(),
+            "machine": machine_id(),
             "num_cores": os.cpu_count() or 1,
             "num_gpus": count_gpus(),
         }
@@ -163,6 +165,7 @@ class FarProcess(HostProcess):
         self.send_far(0, [frame])
 
     def close_link(self) -> None:
+        self.event(address.HOME, "left", {})  # the last word: the ends of all ranks here have been told
         self._link.disable_monitor()
         self._link.close(500)
         self._home_gone.close(0)

@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._host import capacity
 from monarch_nb._host.link import HostLink
 from monarch_nb._host.process import LOST_AFTER_S
 from monarch_nb._host.registry import Host
-from monarch_nb._host.request import RequestError
+from monarch_nb._host.request import LATER, RequestError
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.message import Message
+from monarch_nb._wire.process import machine_id
 
 if TYPE_CHECKING:
     from monarch_nb._host.home import HomeProcess
 
+
 _NOBODY: Any = None
 """Who asks this host process itself for something: no message does."""
-_NOT_TOLD = ("backlog", "last_beat", "public_key", "env")
+_NOT_TOLD = ("backlog", "last_beat", "public_key", "env", "machine")
+GONE_S = 10.0
+"""For how long a request to end hosts waits for them; longer than one takes that ends its ranks by force."""
+
+
+@dataclass
+class _Departure:
+    """A request that is answered once hosts have gone; who is `left` hasn't."""
+
+    src: int
+    ref: int
+    left: set[int]
 
 
 class HostDesk:
@@ -33,6 +49,7 @@ class HostDesk:
     def __init__(self, home: HomeProcess) -> None:
         self._home = home
         self.link = HostLink(home, self._lost)
+        self._departures: list[_Departure] = []
 
     def get(self, index: int) -> Host:
         """Return a host that takes part.
@@ -111,20 +128,63 @@ class HostDesk:
         """A host process is about to end, on purpose."""
         self.link.leaves(address.host_of(src))
 
+    def on_left(self, src: int, fields: dict[str, Any]) -> None:
+        """A host process has said its last word."""
+        self.link.has_left(address.host_of(src))
+
     def do_stop_hosts(self, message: Message, fields: dict[str, Any]) -> object:
-        """Have hosts leave."""
-        for index in fields["hosts"]:
-            host = self.get(index)
-            if index and host.state == "up":
-                self._home.board.touch()
-                self._home.event(address.host_proc(index), "leave", {})
-                self.link.leaves(index)
-                for entry in self._home.registry.alive_on(index):
-                    entry.state = "stopping"
-        return None
+        """Have hosts leave; answered when they have gone, or after `GONE_S`, naming those that haven't."""
+        hosts = [self.get(index) for index in fields["hosts"] if index]
+        departure = _Departure(message.src, message.ref, {h.index for h in hosts})
+        for host in hosts:
+            self._home.event(address.host_proc(host.index), "leave", {})  # one that is expected gets it when it joins
+            self.link.leaves(host.index)
+            for entry in self._home.registry.alive_on(host.index):
+                entry.state = "stopping"
+        self._home.board.touch()
+        if not hosts:
+            return None
+        self._departures.append(departure)
+        self._home.loop.call_later(GONE_S, lambda: self._give_up(departure))
+        return LATER
+
+    def _give_up(self, departure: _Departure) -> None:
+        if departure not in self._departures:
+            return
+        self._departures.remove(departure)
+        hosts = [self._home.registry.hosts[index] for index in sorted(departure.left)]
+        named = ", ".join(_name(host) for host in hosts)
+        text = f"told to end, and not gone within {GONE_S:g} s: {named}"
+        self._home.reply(departure.src, departure.ref, text, error=True)
+
+    def _await_exit(self, host: Host) -> None:
+        """A host has ended as far as messages tell. If its process is on this machine, that has its last steps to do."""
+        fd = -1
+        if host.machine == machine_id():
+            with suppress(OSError):
+                fd = os.pidfd_open(host.pid)
+        if fd < 0:
+            self._gone(host.index)
+            return
+
+        def gone() -> None:
+            self._home.loop.forget_file(fd)
+            os.close(fd)
+            self._gone(host.index)
+
+        self._home.loop.watch_file(fd, gone)
+
+    def _gone(self, index: int) -> None:
+        for departure in list(self._departures):
+            departure.left.discard(index)
+            if not departure.left:
+                self._departures.remove(departure)
+                self._home.reply(departure.src, departure.ref, None)
 
     def _lost(self, host: Host) -> None:
         self._home.board.touch()
+        if any(host.index in departure.left for departure in self._departures):
+            self._await_exit(host)
         for entry in self._home.registry.alive_on(host.index):
             self._home.ranks.ended(
                 {
@@ -133,3 +193,10 @@ class HostDesk:
                     "reason": f"host {host.hostname} has not been heard of for {LOST_AFTER_S:g} s",
                 }
             )  # fmt: skip
+
+
+def _name(host: Host) -> str:
+    if host.state == "expected":
+        return f"{host.label or host.index} (has never joined)"
+    where = f" on {host.hostname}" if host.hostname != host.label else ""
+    return f"{host.label or host.index} (pid {host.pid}{where})"

@@ -136,7 +136,7 @@ class HostLink:
     def has_joined(self, index: int, fields: dict[str, Any]) -> None:
         """A host process has dialled in."""
         host = self._home.registry.hosts[index]
-        for key in ("hostname", "pid", "num_cores", "num_gpus"):
+        for key in ("hostname", "pid", "machine", "num_cores", "num_gpus"):
             setattr(host, key, fields[key])
         host.state, host.last_beat = "up", self._home.loop.clock()
         backlog, host.backlog = host.backlog, []
@@ -148,6 +148,13 @@ class HostLink:
         host = self._home.registry.hosts.get(index)
         if host is not None and host.state == "up":
             host.state, host.last_beat = "leaving", self._home.loop.clock()
+
+    def has_left(self, index: int) -> None:
+        """A host process has said its last word."""
+        host = self._home.registry.hosts.get(index)
+        if host is not None and host.state == "leaving":
+            host.state = "stopped"
+            self._on_lost(host)
 
     # --- beats
 

@@ -24,6 +24,8 @@ class Host:
     state: str = "expected"  # expected, up, leaving, lost, stopped
     hostname: str = ""
     pid: int = 0
+    machine: str = ""
+    """Where its pid means something (`_wire.process.machine_id`)."""
     num_cores: int = 0
     num_gpus: int = 0
     last_beat: float = 0.0

@@ -7,6 +7,7 @@ until that boots again, and within one PID namespace.
 from __future__ import annotations
 
 import os
+import select
 import signal
 from contextlib import suppress
 
@@ -82,6 +83,20 @@ def count_oom_kills() -> int:
             if line.startswith("oom_kill "):
                 return int(line.split()[1])
     return 0
+
+
+def wait_until_gone(pid: int, timeout_s: float) -> bool:
+    """Wait until a process of this machine has ended; False if it hasn't within `timeout_s`."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return True
+    try:
+        poller = select.poll()
+        poller.register(fd, select.POLLIN)
+        return bool(poller.poll(int(timeout_s * 1000)))
+    finally:
+        os.close(fd)
 
 
 def machine_id() -> str:

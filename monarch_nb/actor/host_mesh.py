@@ -13,17 +13,21 @@ from monarch_nb._client import launch
 from monarch_nb._client import session as sessions
 from monarch_nb._client.session import Session
 from monarch_nb._post import here
+from monarch_nb._post.pending import OneReply
 from monarch_nb._shape import Extent, MeshTrait, Point, Shape, encode_extent
 from monarch_nb._wire import codec
 from monarch_nb._wire.mesh_address import MeshAddress
+from monarch_nb._wire.process import wait_until_gone
 from monarch_nb.actor.bootstrap_command import BootstrapCommand, commands_of
 from monarch_nb.actor.context import own_by_caller
 from monarch_nb.actor.future import Future
 from monarch_nb.actor.on_demand import ask_envoy, needs_envoy
 from monarch_nb.actor.proc_bind import check_bindings
 from monarch_nb.actor.proc_mesh import ProcMesh, grid, new_group
+from monarch_nb.exceptions import MeshError
 
 METHODS = ("fork", "spawn")
+HOME_ENDS_S = 10.0
 
 
 class HostMesh(MeshTrait):
@@ -197,19 +201,22 @@ class HostMesh(MeshTrait):
         return Future(reply, finish, "stop of hosts")
 
     def shutdown(self) -> Future[None]:
-        """End the hosts, with all that runs on them.
+        """End the hosts, with all that runs on them. The future is done when they have gone.
 
         Raises:
             RuntimeError: if this handle has come in a message, or the hosts have been shut down already.
+            RequestFailed: (a MeshError, from the future) naming the hosts that haven't gone within 10 s.
+
+        Example:
+            >>> hosts.shutdown().get()                                  # doctest: +SKIP
         """
         self._check_owned("shut down")
         self._life.is_shut_down = True
         session = self._session
         if self._hosts == (0,):
-            reply = session.ask("shut_down")
-        else:
-            reply = session.ask("stop_hosts", hosts=[h for h in self._hosts if h])
-        return Future(reply, lambda _: None, "shutdown of hosts")
+            return _shut_down_home(session)
+        reply = session.ask("stop_hosts", hosts=[h for h in self._hosts if h])
+        return Future(reply, session.read, "shutdown of hosts")
 
     async def __aenter__(self) -> Self:
         await self.initialized
@@ -247,6 +254,22 @@ class _Life:
 
     owned: bool
     is_shut_down: bool = False
+
+
+def _shut_down_home(session: Session) -> Future[None]:
+    """End the first host, and the mesh with it."""
+    if session.ending is not None:
+        session.ending.is_wanted = True
+    reply = session.ask("shut_down")
+    reply.accepts_end = True
+    pid = session.connection.pid if session.connection is not None else 0
+
+    def finish(_pending: OneReply) -> None:
+        if pid and not wait_until_gone(pid, HOME_ENDS_S):
+            raise MeshError(f"the home host process (pid {pid}) was told to end, and has not within {HOME_ENDS_S:g} s")
+        session.close()  # the next this_host() starts anew
+
+    return Future(reply, finish, "shutdown of hosts")
 
 
 def _reference(hosts: Sequence[int], shape: Shape, python: str | None, mesh: MeshAddress | None) -> HostMesh:

@@ -11,6 +11,7 @@ from monarch_nb._client.session import Session
 from monarch_nb._client.state import StatusFeed
 from monarch_nb._post.office import OfficeClosed
 from monarch_nb._shape import Extent, Shape, format_ranks, parse_ranks
+from monarch_nb._wire.process import wait_until_gone
 from monarch_nb.actor.future import Future
 from monarch_nb.actor.heal import HealReport
 from monarch_nb.actor.proc_mesh import HEAL_S, ProcMesh
@@ -453,7 +454,7 @@ class Mesh(ProcMesh):
         def finish(_pending: Any) -> None:
             session.close()
             if pid:
-                _wait_for_end(pid, (grace_s or 0.0) + 10.0)
+                wait_until_gone(pid, (grace_s or 0.0) + 10.0)
 
         return Future(reply, finish, f"stop of {self._name}")
 
@@ -472,17 +473,3 @@ def spreading() -> Any:
     from monarch_nb.rdma import spreading
 
     return spreading
-
-
-def _wait_for_end(pid: int, timeout_s: float) -> None:
-    import os
-    import select
-
-    try:
-        fd = os.pidfd_open(pid)
-    except OSError:
-        return
-    poller = select.poll()
-    poller.register(fd, select.POLLIN)
-    poller.poll(int(timeout_s * 1000))
-    os.close(fd)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import socket
 import subprocess
 import sys
@@ -17,7 +19,7 @@ from monarch_nb._wire import message as wire
 from monarch_nb._wire.keys import KeyPair
 from monarch_nb.actor import attach_to_workers
 from monarch_nb.actor.workers import key_file
-from monarch_nb.exceptions import MeshStartError
+from monarch_nb.exceptions import MeshError, MeshStartError
 from monarch_nb.job import LocalJob, ProcessJob
 
 T = 60
@@ -44,6 +46,56 @@ def test_jobs_name_their_host_meshes() -> None:
 def test_jobs_check_their_arguments(meshes: object) -> None:
     with pytest.raises((TypeError, ValueError), match=r"not|identifier"):
         ProcessJob(meshes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("when", ["with ranks", "not yet joined"])
+def test_hosts_have_gone_when_their_shutdown_is_done(when: str) -> None:
+    job = ProcessJob({"hosts": 2})
+    hosts = job.state().hosts
+    pids = list(hosts.spawn_procs({"gpus": 2}).execute(os.getpid).get(T).values()) if when == "with ranks" else []
+    hosts.shutdown().get(T)
+    assert [process.poll() for process in job._processes] == [0, 0]
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    with pytest.raises(RuntimeError, match="have already been shut down"):
+        job.state()
+    job.kill()
+
+
+def test_a_host_that_does_not_go_is_named_and_one_that_is_killed_meanwhile_has_gone() -> None:
+    job = ProcessJob({"hosts": 2})
+    hosts = job.state().hosts
+    hosts.initialized.get(T)
+    frozen = job._processes[1]
+    frozen.send_signal(signal.SIGSTOP)
+    told = f"told to end, and not gone within 10 s: hosts1 (pid {frozen.pid})"
+    with pytest.raises(MeshError, match=re.escape(told)):
+        hosts.shutdown().get(T)
+    assert job._processes[0].poll() == 0
+    frozen.kill()
+    job.kill()
+
+    job = ProcessJob({"hosts": 1})
+    hosts = job.state().hosts
+    hosts.initialized.get(T)
+    job._processes[0].send_signal(signal.SIGSTOP)
+    done = hosts.shutdown()
+    job._processes[0].kill()
+    done.get(T)
+    job.kill()
+
+
+def test_the_home_has_gone_when_its_shutdown_is_done(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os\nfrom monarch_nb.actor import this_host\nfrom monarch_nb._client import session\n"
+        "hosts = this_host()\npid = session.current().connection.pid\n"
+        "rank = hosts.spawn_procs({'gpus': 1}).execute(os.getpid).get(60).item()\nhosts.shutdown().get(60)\n"
+        "print([os.path.exists(f'/proc/{p}/exe') for p in (pid, rank)], this_host().spawn_procs().execute(str).get(60).item())\n"
+    )
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=T * 2, check=False)
+    assert (done.stdout, done.stderr) == ("[False, False] \n", "")
 
 
 def test_a_killed_host_process_is_noticed_and_its_ranks_go() -> None:
