@@ -81,28 +81,38 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     return sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
 
 
-def why_path_differs(path: Sequence[str], warm_path: Sequence[str], modules: Sequence[str]) -> str:
+def why_path_differs(path: Sequence[str], warm_path: Sequence[str], modules: Mapping[str, Sequence[str]]) -> str:
     """Return why a program with the module path `path` would import something else than what has been imported from `warm_path`; empty if it wouldn't.
 
     Args:
-        modules: top-level names that have been imported.
+        modules: top-level modules that have been imported, by the directory that they come from.
     """
-    known = dict.fromkeys(warm_path)
-    if [entry for entry in dict.fromkeys(path) if entry in known] != list(known):
-        return "its module path has other entries, or another order"
-    loaded = set(modules)
-    for entry in dict.fromkeys(path):
-        if entry not in known:
-            try:
-                names = os.listdir(entry)
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                return f"{entry} in its module path can't be looked into: {error.strerror}"
-            hidden = sorted(loaded.intersection(name.partition(".")[0] for name in names))
-            if hidden:
-                return f"{os.path.join(entry, hidden[0])} would be imported in place of the installed {hidden[0]}"
-    return ""
+    places = {entry: i for i, entry in enumerate(dict.fromkeys(warm_path))}
+    entries = list(dict.fromkeys(path))
+    missing = [entry for entry in places if entry not in entries]
+    if missing:
+        return f"{missing[0]} isn't in its module path"
+    origins = {name: directory for directory, names in modules.items() for name in names}
+    lowest = len(places)
+    earlier = []  # than where the interpreter has looked into it, if it has
+    for entry in reversed(entries):
+        place = places.get(entry, len(places))
+        if place > lowest or entry not in places:
+            earlier.append(entry)
+        lowest = min(lowest, place)
+    return next(filter(None, (_hidden_by(entry, origins) for entry in reversed(earlier))), "")
+
+
+def _hidden_by(entry: str, origins: Mapping[str, str]) -> str:
+    """Return which imported module an entry of the module path would give in place of the one that was found elsewhere; empty if none."""
+    try:
+        names = {name.partition(".")[0] for name in os.listdir(entry)}
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return f"{entry} in its module path can't be looked into: {error.strerror}"
+    hidden = sorted(name for name in names if origins.get(name, entry) != entry)
+    return f"{os.path.join(entry, hidden[0])} would be imported in place of the installed {hidden[0]}" if hidden else ""
 
 
 def _package_directories(path: Sequence[str]) -> Iterator[tuple[str, int]]:

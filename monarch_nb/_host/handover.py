@@ -49,7 +49,7 @@ def socket_path(directory: str) -> str:
 
 def read_facts(directory: str) -> dict[str, Any]:
     """Return what a warm home says of itself: `path`, the module path that it has imported from; `modules`, what was
-    imported; `requirements`, what programs must have in common with it.
+    imported, by directory; `requirements`, what programs must have in common with it.
 
     Raises:
         OSError, ValueError: if it has gone.
@@ -113,7 +113,7 @@ class Handover:
             for fd in fds:
                 os.close(fd)
 
-    def _is_warm(self, modules: list[str]) -> None:
+    def _is_warm(self, modules: dict[str, list[str]]) -> None:
         """All has been imported: programs may come."""
         config = self._home.config
         facts = {"path": config["sys_path"], "modules": modules, "requirements": config["requirements"]}

@@ -88,8 +88,8 @@ class Supervisor:
         self._link: socket.socket | None = None
         self.warm = False
         """Whether the zygote has loaded all that it means to."""
-        self.on_warm: Callable[[list[str]], None] = lambda _modules: None
-        """Told the top-level names of all modules, when it has."""
+        self.on_warm: Callable[[dict[str, list[str]]], None] = lambda _modules: None
+        """Told the top-level modules, by the directory that they come from, when it has."""
         _become_subreaper()
         if zygote is not None:
             self._use(zygote)

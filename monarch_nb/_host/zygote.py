@@ -132,8 +132,7 @@ class _Zygote:
         self._later.remove(name)
         _preload(name)
         if not self._later:
-            modules = sorted({name.partition(".")[0] for name in sys.modules})
-            self._tell(json.dumps({"warm": True, "modules": modules}).encode())
+            self._tell(json.dumps({"warm": True, "modules": _imported()}).encode())
 
     def _tidy_up(self) -> None:
         """Remove what a host process that was killed has left. One that ends by itself does so, and kills us first."""
@@ -217,6 +216,18 @@ class _Zygote:
             traceback.print_exc()
         finally:
             os._exit(status)
+
+
+def _imported() -> dict[str, list[str]]:
+    """Return the top-level modules that have been imported, by the directory that they were found in ("": none)."""
+    found: dict[str, list[str]] = {}
+    for name, module in list(sys.modules.items()):
+        if "." not in name and name != "__main__":
+            spec = getattr(module, "__spec__", None)
+            origin = (spec.origin or "") if spec is not None and spec.has_location else ""
+            is_package = spec is not None and spec.submodule_search_locations is not None
+            found.setdefault(os.path.dirname(os.path.dirname(origin) if is_package else origin), []).append(name)
+    return found
 
 
 def _read_all(fd: int) -> bytes:

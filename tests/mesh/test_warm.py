@@ -196,15 +196,25 @@ def test_a_module_beside_the_script_that_hides_an_installed_one(folder: Path) ->
 
 
 def test_paths_that_would_find_other_modules(tmp_path: Path) -> None:
-    ours, theirs = str(tmp_path / "scripts"), ["/lib/python", "/site-packages"]
-    Path(ours).mkdir()
-    assert why_path_differs([ours, *theirs], theirs, ["numpy", "torch"]) == ""
-    assert why_path_differs([ours, "/nowhere", *theirs], theirs, ["numpy"]) == ""
-    assert "another order" in why_path_differs([*reversed(theirs)], theirs, [])
-    assert "another order" in why_path_differs(theirs[:1], theirs, [])
+    ours, project, library = (str(tmp_path / name) for name in ("scripts", "project", "library"))
+    for folder in (ours, project, library):
+        Path(folder).mkdir()
+    (tmp_path / "project" / "mine").mkdir()
+    warm_path, modules = ["/lib/python", library, project], {library: ["numpy", "torch"], project: ["mine"], "": ["sys"]}
+
+    def why(*path: str) -> str:
+        return why_path_differs(path, warm_path, modules)
+
+    assert why(ours, *warm_path) == why(ours, "/nowhere", *warm_path, ours) == ""
+    assert why(project, *warm_path) == ""  # a program that is started in a project which is installed to be edited
+    assert why(library, "/lib/python") == f"{project} isn't in its module path"
+    assert "can't be looked into" in why(__file__, *warm_path)
     (tmp_path / "scripts" / "torch.cpython-311.so").touch()
-    assert why_path_differs([ours, *theirs], theirs, ["numpy", "torch"]) == f"{ours}/torch would be imported in place of the installed torch"
-    assert "can't be looked into" in why_path_differs([__file__, *theirs], theirs, [])
+    assert why(ours, *warm_path) == f"{ours}/torch would be imported in place of the installed torch"
+    (tmp_path / "project" / "numpy.py").touch()
+    assert why(*warm_path) == ""  # it comes later, as it did when the interpreter imported numpy
+    assert why(project, *warm_path) == f"{project}/numpy would be imported in place of the installed numpy"
+    assert why("/lib/python", project, library) == f"{project}/numpy would be imported in place of the installed numpy"
 
 
 def test_packages_that_were_installed_since(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
