@@ -36,6 +36,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
+from monarch_nb._protocol.exits import RankExit
 from monarch_nb._shape.rank_set import RankSetError, name_ranks
 from monarch_nb._wire.codec import CannotPickle
 from monarch_nb.cells import with_names
@@ -327,19 +328,19 @@ class MeshEnded(SupervisionError, OfficeClosed):
         return [f"{type(self).__name__}: {self}"]
 
 
-def describe_end(end: Mapping[str, Any]) -> str:
+def describe_end(end: RankExit) -> str:
     """Return how a process ended in one line, its last lines of output below."""
-    if end.get("reason"):
-        how = str(end["reason"])
-    elif end.get("stopped"):
+    if end.reason:
+        how = end.reason
+    elif end.stopped:
         how = "was stopped"
-    elif end.get("signal"):
-        how = f"was killed by {signal_name(end['signal'])}"
+    elif end.signal:
+        how = f"was killed by {signal_name(end.signal)}"
     else:
-        how = f"exited with code {end.get('exit_code')}"
-    pid = f"pid {end['pid']} " if end.get("pid") else ""
-    text = f"the process {how} ({pid}on {end.get('host')})"
-    lines = [] if end.get("stopped") else str(end.get("last_lines", "")).splitlines()[-10:]
+        how = f"exited with code {end.exit_code}"
+    pid = f"pid {end.pid} " if end.pid else ""
+    text = f"the process {how} ({pid}on {end.host})"
+    lines = [] if end.stopped else end.last_lines.splitlines()[-10:]
     return "\n".join([text, *(["its last output:"] if lines else []), *(f"  | {line}" for line in lines)])
 
 

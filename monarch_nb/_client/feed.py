@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 from monarch_nb._journal import record as records
 from monarch_nb._post.office import Office
-from monarch_nb._post.pending import Body, Exit, Pending
+from monarch_nb._post.pending import Body, Pending
+from monarch_nb._protocol.exits import RankExit
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.message import Message
@@ -189,8 +190,8 @@ class Feed(Pending):
         for what in ("began", "live"):
             self._reach(what)
 
-    def hears_of(self, end: Exit) -> bool:
-        return not self.ready and (self.office.me, self.ref) in end.get("told", ())
+    def hears_of(self, end: RankExit) -> bool:
+        return not self.ready and (self.office.me, self.ref) in end.told
 
-    def lost(self, proc: int, end: Exit) -> Pending | None:
+    def lost(self, proc: int, end: RankExit) -> Pending | None:
         return None  # ranks are the home's business; if the home goes, the office is closed

@@ -15,6 +15,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from monarch_nb._client import spare
@@ -31,6 +32,7 @@ from monarch_nb._client.waiting import Bell, wait_simply
 from monarch_nb._post import here
 from monarch_nb._post.office import Office
 from monarch_nb._post.pending import OneReply
+from monarch_nb._protocol.exits import RankExit
 from monarch_nb._shape import Extent, Shape
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
@@ -121,7 +123,7 @@ class Session:
         session.output = OutputHub(office)
         office.event_hooks.append(session._on_event)
         office.on_call = session._take_call
-        office.on_unheard = lambda end: session._on_ends([{**end, "heard": False}])
+        office.on_unheard = lambda end: session._on_ends([replace(end, heard=False)])
         ending = session.ending = Ending(connection)
         office.watch_home(connection.pid, ending.describe)
         office.on_lost = session._on_lost
@@ -246,7 +248,7 @@ class Session:
         elif name == "exit":
             for end in fields["ends"]:
                 if self.output is not None:
-                    self.output.forget(end["proc"])
+                    self.output.forget(end.proc)
             self._on_ends(fields["ends"])
         elif name == "stopped":
             self.num_stops += 1
@@ -276,25 +278,25 @@ class Session:
 
         self.office.reader.call_at(time.monotonic() + UNATTENDED_S, refuse)
 
-    def _on_ends(self, ends: Sequence[Mapping[str, Any]]) -> None:
+    def _on_ends(self, ends: Sequence[RankExit]) -> None:
         """Tell the program's hook of ranks that have died, unless somebody waited for them and is told by an exception.
 
         A hook of the program's own is told of each; what is written to stderr has all of a mesh that died together.
         """
         from monarch_nb.actor.supervision import MeshFailure, call_fault_hook, has_own_hook
 
-        unheard: dict[Any, list[Mapping[str, Any]]] = {}
+        unheard: dict[Any, list[RankExit]] = {}
         for end in ends:
-            if end["stopped"] or end.get("restarted") or self.observes:
+            if end.stopped or end.restarted or self.observes:
                 continue
-            if not end["heard"]:
-                self.office.told_ends.add(end["proc"])
-            handler = self.fault_handlers.get(end["group"])
+            if not end.heard:
+                self.office.told_ends.add(end.proc)
+            handler = self.fault_handlers.get(end.group)
             if handler is not None:  # it may wait for answers, and this is the thread that reads them
                 failure = MeshFailure.from_ends([end])
                 threading.Thread(target=handler, args=(failure,), name="monarch-nb-fault", daemon=True).start()
-            elif not end["heard"]:
-                unheard.setdefault(end["proc"] if has_own_hook() else end["group"], []).append(end)
+            elif not end.heard:
+                unheard.setdefault(end.proc if has_own_hook() else end.group, []).append(end)
         for together in unheard.values():
             call_fault_hook(MeshFailure.from_ends(together))
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from monarch_nb._post.office import Office
-from monarch_nb._post.pending import Body, Exit, Pending
+from monarch_nb._post.pending import Body, Pending
+from monarch_nb._protocol.exits import RankExit
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 
@@ -56,8 +57,8 @@ class StatusFeed(Pending):
     def is_awaited(self) -> bool:
         return False  # who looks at a picture hasn't asked for anything
 
-    def hears_of(self, end: Exit) -> bool:
+    def hears_of(self, end: RankExit) -> bool:
         return False
 
-    def lost(self, proc: int, end: Exit) -> Pending | None:
+    def lost(self, proc: int, end: RankExit) -> Pending | None:
         return None  # ranks are the home's business; if the home goes, the office is closed

@@ -11,7 +11,7 @@ import os
 import pickle
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._host.registry import Group, Host, Proc
@@ -318,7 +318,7 @@ class Board:
     @staticmethod
     def _reason(entry: Proc) -> str:
         if entry.end is not None and entry.state == "lost":
-            return describe_end({**entry.end, "last_lines": ""})
+            return describe_end(replace(entry.end, last_lines=""))
         return entry.trouble
 
 

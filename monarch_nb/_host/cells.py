@@ -20,6 +20,7 @@ from monarch_nb._host.request import LATER, RequestError
 from monarch_nb._host.watch import Watch
 from monarch_nb._journal import record as records
 from monarch_nb._journal.secrets import logged_source
+from monarch_nb._protocol.exits import RankExit
 from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
@@ -271,15 +272,15 @@ class Cells:
             if number == n and self._home.registry.procs[proc].rank == rank:
                 del self._stuck[proc]
 
-    def _lost(self, cell: Cell, rank: int, end: dict[str, Any]) -> None:
+    def _lost(self, cell: Cell, rank: int, end: RankExit) -> None:
         when = time.time()
         cell.failures.append({"rank": rank, "type": "lost", "message": "the process has died", "when": when})
-        body = json.dumps({"status": "lost", "end": end, "when": when}, default=str).encode()
+        body = json.dumps({"status": "lost", "end": end.plain(), "when": when}, default=str).encode()
         self._ended(cell, rank, "lost", body)
 
-    def proc_has_ended(self, end: dict[str, Any]) -> None:
+    def proc_has_ended(self, end: RankExit) -> None:
         """A rank is dead: what ran or waited there has failed."""
-        proc = end["proc"]
+        proc = end.proc
         self._stuck.pop(proc, None)
         for cell in list(self._queues.pop(proc, ())):
             rank = next(r for r, p in cell.procs.items() if p == proc)

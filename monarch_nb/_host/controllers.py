@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._protocol.exits import RankExit
 from monarch_nb._wire import address
 from monarch_nb._wire.message import Message
 
@@ -57,9 +58,8 @@ class ControllerDesk:
         for name in gone:
             del self._known[name]
         self._home.ranks.tell_end(
-            {
-                "proc": client.proc, "rank": 0, "group": "client", "host": self._home.hostname, "pid": client.pid, "signal": None,
-                "exit_code": None, "stopped": True, "last_lines": "", "told": False, "restarted": False, "point": {},
-                "reason": f"was the program {client.what!r}, which has left, and its controllers with it: {', '.join(gone)}",
-            }
+            RankExit(
+                client.proc, "client", 0, self._home.hostname, client.pid, stopped=True,
+                reason=f"was the program {client.what!r}, which has left, and its controllers with it: {', '.join(gone)}",
+            )
         )  # fmt: skip

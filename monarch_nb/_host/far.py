@@ -16,6 +16,7 @@ from monarch_nb._host.stack_desk import Found
 from monarch_nb._host.supervisor import Rank
 from monarch_nb._host.vitals import Rows
 from monarch_nb._host.warming import Zygote
+from monarch_nb._protocol.exits import RankExit
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.marks import Piece
@@ -92,9 +93,10 @@ class FarProcess(HostProcess):
 
     def on_exit(self, src: int, fields: dict[str, Any]) -> None:
         """Ranks have ended somewhere."""
-        for end in fields["ends"]:
-            self.router.forget(end["proc"])
-        self.spread_ends(fields["ends"])
+        ends = [RankExit.of(end) for end in fields["ends"]]
+        for end in ends:
+            self.router.forget(end.proc)
+        self.spread_ends(ends)
 
     def on_revived(self, src: int, fields: dict[str, Any]) -> None:
         """Ranks have been started again somewhere."""
@@ -147,9 +149,9 @@ class FarProcess(HostProcess):
         self.event(address.HOME, "beat", {})
         self.loop.call_later(BEAT_S, self._beats)
 
-    def rank_ended(self, end: dict[str, Any]) -> None:
+    def rank_ended(self, end: RankExit) -> None:
         super().rank_ended(end)
-        self.event(address.HOME, "rank_ended", {"end": end})
+        self.event(address.HOME, "rank_ended", {"end": end.plain()})
 
     def rank_pulse(self, proc: int, trouble: str) -> None:
         self.event(address.HOME, "pulse", {"proc": proc, "trouble": trouble})

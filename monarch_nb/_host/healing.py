@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from monarch_nb._host.report import Report, empty_report
 from monarch_nb._host.request import LATER
 from monarch_nb._host.reshaping import Reshaping
 from monarch_nb._host.script import Script, run_script
+from monarch_nb._protocol.exits import RankExit
 from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
@@ -56,27 +57,27 @@ class Healing:
 
     # --- a loss
 
-    def lost(self, end: Mapping[str, Any]) -> None:
+    def lost(self, end: RankExit) -> None:
         """A rank has died: collectives that wait for it end, the owners of its actors are asked, the policy is followed."""
         self._release_peers(end)
-        for recipe in self.recipes.on({end["proc"]}):
+        for recipe in self.recipes.on({end.proc}):
             self._tell_owner(recipe, end)
         self._follow_policy(end)
 
-    def _release_peers(self, end: Mapping[str, Any]) -> None:
+    def _release_peers(self, end: RankExit) -> None:
         """Abort the collectives of groups that the dead rank was in: those of the whole mesh; of others, nobody knows."""
-        peers = {p.rank: p.proc for p in self._home.registry.alive() if p.group == end["group"]}
-        size = len(self._home.registry.groups[end["group"]].procs)
+        peers = {p.rank: p.proc for p in self._home.registry.alive() if p.group == end.group}
+        size = len(self._home.registry.groups[end.group].procs)
         self._home.asking.ask(peers, "__abort__", {"world_size": size}, lambda _answers: None, _ABORT_S)
 
-    def _tell_owner(self, recipe: Recipe, end: Mapping[str, Any]) -> None:
+    def _tell_owner(self, recipe: Recipe, end: RankExit) -> None:
         """Ask the actor that has spawned a lost one; clients hear of each end anyway."""
         proc, actor = self._living_owner(recipe)
         if not actor:
             return
         failure = {
             "type": "lost", "message": describe_end(end), "traceback": "", "exception": None, "when": time.time(), "dead": True,
-            "rank": end["rank"], "host": end["host"], "pid": end["pid"], "actor": recipe.name, "endpoint": "", "end": dict(end),
+            "rank": end.rank, "host": end.host, "pid": end.pid, "actor": recipe.name, "endpoint": "", "end": end.plain(),
         }  # fmt: skip
         payload = pickle.dumps({"actor_id": recipe.actor_id, "failure": failure}, 5)
         frame = wire.pack(
@@ -175,9 +176,9 @@ class Healing:
 
     # --- by itself
 
-    def _follow_policy(self, end: Mapping[str, Any]) -> None:
+    def _follow_policy(self, end: RankExit) -> None:
         """Do what is to be done when a rank of this group dies; ranks that die together are healed together."""
-        group = self._home.registry.groups.get(end["group"])
+        group = self._home.registry.groups.get(end.group)
         if group is None or group.policy.on_failure not in ("heal", "shrink") or group.name in self._due:
             return
         policy, now = group.policy, time.monotonic()

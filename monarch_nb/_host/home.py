@@ -42,6 +42,7 @@ from monarch_nb._host.supervisor import Rank
 from monarch_nb._host.vitals import Rows
 from monarch_nb._host.waiting import WaitingDesk
 from monarch_nb._host.warming import Zygote
+from monarch_nb._protocol.exits import RankExit
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.marks import Piece
@@ -149,7 +150,7 @@ class HomeProcess(HostProcess):
 
     # --- ranks of this machine
 
-    def rank_ended(self, end: dict[str, Any]) -> None:
+    def rank_ended(self, end: RankExit) -> None:
         super().rank_ended(end)
         self.ranks.ended(end)
 
@@ -192,7 +193,7 @@ class HomeProcess(HostProcess):
             "hosts": self.hosts.rows(),
             "clients": [{"pid": c.pid, "what": c.what} for c in registry.clients.values()],
             "procs": [
-                {"proc": p.proc, "group": p.group, "rank": p.rank, "state": p.state, "pid": p.pid, "end": p.end,
+                {"proc": p.proc, "group": p.group, "rank": p.rank, "state": p.state, "pid": p.pid, "end": p.end and p.end.plain(),
                  "trouble": p.trouble}
                 for p in registry.procs.values()
             ],

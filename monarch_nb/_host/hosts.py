@@ -14,6 +14,7 @@ from monarch_nb._host.link import HostLink
 from monarch_nb._host.process import LOST_AFTER_S
 from monarch_nb._host.registry import Host
 from monarch_nb._host.request import LATER, RequestError
+from monarch_nb._protocol.exits import RankExit
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.message import Message
@@ -187,11 +188,10 @@ class HostDesk:
             self._await_exit(host)
         for entry in self._home.registry.alive_on(host.index):
             self._home.ranks.ended(
-                {
-                    "proc": entry.proc, "rank": entry.rank, "group": entry.group, "host": host.hostname,
-                    "pid": entry.pid, "signal": None, "exit_code": None, "stopped": host.state == "stopped", "last_lines": "",
-                    "reason": f"host {host.hostname} has not been heard of for {LOST_AFTER_S:g} s",
-                }
+                RankExit(
+                    entry.proc, entry.group, entry.rank, host.hostname, entry.pid, stopped=host.state == "stopped",
+                    reason=f"host {host.hostname} has not been heard of for {LOST_AFTER_S:g} s",
+                )
             )  # fmt: skip
 
 

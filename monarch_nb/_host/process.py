@@ -25,6 +25,7 @@ from monarch_nb._host.stack_desk import StackDesk
 from monarch_nb._host.supervisor import STARTING, Rank, Supervisor
 from monarch_nb._host.vitals import WHERE_REF, Rows, Vitals
 from monarch_nb._host.warming import Zygote
+from monarch_nb._protocol.exits import RankExit
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.directory import private_directory
@@ -234,15 +235,15 @@ class HostProcess:
         if rank is not None and rank.state == STARTING:
             rank.state = "running"
 
-    def rank_ended(self, end: dict[str, Any]) -> None:
+    def rank_ended(self, end: RankExit) -> None:
         """A rank here has ended."""
-        self.drop_route(end["proc"])
-        self.pulse.forget(end["proc"])
-        self.vitals.forget(end["proc"])
-        self.stack_desk.forget(end["proc"])
-        self.router.forget(end["proc"])
+        self.drop_route(end.proc)
+        self.pulse.forget(end.proc)
+        self.vitals.forget(end.proc)
+        self.stack_desk.forget(end.proc)
+        self.router.forget(end.proc)
         with suppress(OSError):
-            os.unlink(address.socket_path(self.directory, end["proc"]))
+            os.unlink(address.socket_path(self.directory, end.proc))
 
     def rank_pulse(self, proc: int, trouble: str) -> None:
         """A rank here doesn't react, or does again (no trouble)."""
@@ -256,13 +257,14 @@ class HostProcess:
         """A rank here has printed something."""
         raise NotImplementedError
 
-    def spread_ends(self, ends: list[dict[str, Any]]) -> None:
+    def spread_ends(self, ends: Sequence[RankExit]) -> None:
         """Tell all processes of this machine who has ended."""
+        news = {"ends": [end.plain() for end in ends]}
         for proc in [p for p in self._routes if p != self.me]:
-            self.event(proc, "exit", {"ends": ends})
+            self.event(proc, "exit", news)
         for proc, rank in self.supervisor.ranks.items():
             if rank.state == "running" and proc not in self._routes:
-                self.event(proc, "exit", {"ends": ends})
+                self.event(proc, "exit", news)
 
     # --- the end
 

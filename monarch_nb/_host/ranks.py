@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._host import capacity
 from monarch_nb._host.registry import Group, Proc
 from monarch_nb._host.starting import PROCESS_JOB
+from monarch_nb._protocol.exits import RankExit
 from monarch_nb._shape import decode_extent, format_ranks
 from monarch_nb._wire import address
 from monarch_nb._wire.message import Message
@@ -174,11 +176,11 @@ class RankDesk:
 
     def on_rank_ended(self, src: int, fields: dict[str, Any]) -> None:
         """A rank of another host has ended."""
-        self.ended(fields["end"])
+        self.ended(RankExit.of(fields["end"]))
 
-    def ended(self, end: dict[str, Any]) -> None:
+    def ended(self, end: RankExit) -> None:
         """Book a rank's end, and tell everybody in the order in which they need to know."""
-        home, proc = self._home, end["proc"]
+        home, proc = self._home, end.proc
         home.router.forget(proc)
         home.asking.forget(proc)
         entry, again = home.registry.procs.get(proc), proc in self._restarting
@@ -186,13 +188,13 @@ class RankDesk:
         done = home.registry.proc_has_ended(end, settle=not again)
         self.tell_end(end)
         home.waits.settled(done)
-        if not end["stopped"] and not again:
-            known = {k: v for k, v in end.items() if k != "last_lines"}
-            home.journal.note(0, "lost", text=self._loss(end), ranks=format_ranks([end["rank"]]), status="lost", end=known)
+        if not end.stopped and not again:
+            known = {k: v for k, v in end.plain().items() if k != "last_lines"}
+            home.journal.note(0, "lost", text=self._loss(end), ranks=format_ranks([end.rank]), status="lost", end=known)
             home.healing.lost(end)
         if entry is not None:
             home.checkpoints.lost(entry)
-        if end["stopped"]:
+        if end.stopped:
             home.healing.recipes.procs_stopped([proc])
         home.cells.proc_has_ended(end)
         home.board.ended(proc)
@@ -201,37 +203,35 @@ class RankDesk:
         if again:
             self.start_again(proc)
 
-    def _loss(self, end: dict[str, Any]) -> str:
+    def _loss(self, end: RankExit) -> str:
         """Return who was lost, and how, in one line."""
-        of_mesh = end["group"] == self._home.registry.names.get("mesh", {}).get("group")
-        where = f"mesh {self._home.name!r}" if of_mesh else end["group"]
-        return f"rank {end['rank']} of {where} {describe_end(end).splitlines()[0].removeprefix('the process ')}"
+        of_mesh = end.group == self._home.registry.names.get("mesh", {}).get("group")
+        where = f"mesh {self._home.name!r}" if of_mesh else end.group
+        return f"rank {end.rank} of {where} {describe_end(end).splitlines()[0].removeprefix('the process ')}"
 
-    def _describe(self, end: dict[str, Any], again: bool) -> dict[str, Any]:
+    def _describe(self, end: RankExit, again: bool) -> RankExit:
         """Return an end with what the books know of it."""
-        home, proc = self._home, end["proc"]
-        entry, group = home.registry.procs.get(proc), home.registry.groups.get(end["group"])
+        home, proc = self._home, end.proc
+        entry, group = home.registry.procs.get(proc), home.registry.groups.get(end.group)
         if entry is not None:
-            end = {**end, "rank": entry.rank}  # it may have got another number since it started
-        end = {**end, "point": _point(end, group), "told": home.cells.told_of(proc), "restarted": again}
-        if group is not None:
-            end["policy"] = group.policy.on_failure
-        if again:
-            end["reason"] = "was restarted"
-        return end
+            end = replace(end, rank=entry.rank)  # it may have got another number since it started
+        return replace(
+            end, point=_point(end, group), told=tuple(home.cells.told_of(proc)), restarted=again,
+            policy="" if group is None else group.policy.on_failure, reason="was restarted" if again else end.reason,
+        )  # fmt: skip
 
-    def tell_end(self, end: dict[str, Any]) -> None:
+    def tell_end(self, end: RankExit) -> None:
         """Tell all processes of this machine, all clients and all other hosts."""
         home = self._home
         home.spread_ends([end])
         for client in home.registry.clients:
             if not home.has_route(client):
-                home.event(client, "exit", {"ends": [end]})
-        home.hosts.tell_all("exit", {"ends": [end]})
+                home.event(client, "exit", {"ends": [end.plain()]})
+        home.hosts.tell_all("exit", {"ends": [end.plain()]})
 
 
-def _point(end: dict[str, Any], group: Group | None) -> dict[str, int]:
+def _point(end: RankExit, group: Group | None) -> dict[str, int]:
     """Return the coordinates of a rank."""
-    if group is None or end["proc"] not in group.procs:  # the mesh may do without it by now
+    if group is None or end.proc not in group.procs:  # the mesh may do without it by now
         return {}
-    return dict(group.extent.point(end["rank"]))
+    return dict(group.extent.point(end.rank))

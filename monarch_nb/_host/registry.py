@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from monarch_nb._protocol.exits import RankExit
 from monarch_nb._shape import Extent, encode_extent
 from monarch_nb._wire import address
 
@@ -50,7 +51,7 @@ class Proc:
     rank: int
     state: str = "starting"
     pid: int = 0
-    end: dict[str, Any] | None = None
+    end: RankExit | None = None
     trouble: str = ""
     """Why it doesn't react, if it doesn't."""
     local_rank: int = 0
@@ -163,13 +164,13 @@ class Registry:
             entry.state, entry.pid = "running", pid
         return self._settle(proc)
 
-    def proc_has_ended(self, end: dict[str, Any], *, settle: bool = True) -> list[Waiting]:
+    def proc_has_ended(self, end: RankExit, *, settle: bool = True) -> list[Waiting]:
         """Note a rank's end; return the requests that this completes. One that starts again completes none."""
-        entry = self.procs.get(end["proc"])
+        entry = self.procs.get(end.proc)
         if entry is not None:
-            entry.state = "stopped" if end["stopped"] else "lost"
-            entry.pid, entry.end, entry.trouble = end["pid"], end, ""
-        return self._settle(end["proc"]) if settle else []
+            entry.state = "stopped" if end.stopped else "lost"
+            entry.pid, entry.end, entry.trouble = end.pid, end, ""
+        return self._settle(end.proc) if settle else []
 
     def host_is_up(self, index: int) -> list[Waiting]:
         """Return the requests that a host's joining completes."""

@@ -25,6 +25,7 @@ from monarch_nb._host.output import OutputReader
 from monarch_nb._host.rank_command import rank_command
 from monarch_nb._host.warming import Zygote, start_zygote
 from monarch_nb._host.zygote import RANKS_PER_REQUEST, set_process_name
+from monarch_nb._protocol.exits import RankExit
 from monarch_nb._wire.process import count_oom_kills
 
 STARTING, RUNNING, STOPPING, LOST, STOPPED = "starting", "running", "stopping", "lost", "stopped"
@@ -67,7 +68,7 @@ class Supervisor:
         loop: Loop,
         host: int,
         hostname: str,
-        on_end: Callable[[dict[str, Any]], None],
+        on_end: Callable[[RankExit], None],
         on_piece: Callable[[Rank, Any], None],
         sys_path: list[str],
         directory: str,
@@ -262,18 +263,18 @@ class Supervisor:
             self._num_oom_kills += 1
             reason = "was killed by the kernel (SIGKILL): out of memory"
         self._on_end(
-            {
-                "proc": rank.proc,
-                "rank": rank.rank,
-                "group": rank.group,
-                "host": self._hostname,
-                "pid": rank.pid,
-                "signal": status.si_status if signaled else None,
-                "exit_code": None if signaled or status is None else status.si_status,
-                "stopped": stopped,
-                "reason": reason,
-                "last_lines": b"".join(rank.tail).decode(errors="replace"),
-            }
+            RankExit(
+                proc=rank.proc,
+                rank=rank.rank,
+                group=rank.group,
+                host=self._hostname,
+                pid=rank.pid,
+                signal=status.si_status if status is not None and signaled else None,
+                exit_code=None if signaled or status is None else status.si_status,
+                stopped=stopped,
+                reason=reason,
+                last_lines=b"".join(rank.tail).decode(errors="replace"),
+            )
         )
 
     def signal(self, procs: list[int], number: int) -> None:

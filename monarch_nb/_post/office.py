@@ -11,14 +11,16 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import zmq
 import zmq.backend
 
 from monarch_nb._post.context import call_context
-from monarch_nb._post.pending import Body, CallTimes, Exit, OneReply, Pending, Unread
+from monarch_nb._post.pending import Body, CallTimes, OneReply, Pending, Unread
 from monarch_nb._post.reader import Reader
+from monarch_nb._protocol.exits import RankExit
 from monarch_nb._wire import address, segment
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.codec import Encoded
@@ -87,7 +89,7 @@ class Office:
         """Where that mesh is: goes along with handles."""
         self.is_guest = False
         """In a rank: whether this is an office of another mesh than its own, whose handles it was given."""
-        self.ends: dict[int, Exit] = {}
+        self.ends: dict[int, RankExit] = {}
         """Processes known to have ended, and how."""
         self.on_call: Callable[[Message], Any] = _refuse
         """Takes CALL messages, in the reading thread; returns a waiter to wake, or None."""
@@ -96,7 +98,7 @@ class Office:
         self.event_hooks: list[Callable[[str, dict[str, Any]], None]] = []
         """Told of news, in the reading thread."""
         self.on_output: Callable[[Message], None] = lambda _message: None
-        self.on_unheard: Callable[[Exit], None] = lambda _end: None
+        self.on_unheard: Callable[[RankExit], None] = lambda _end: None
         """Takes the end of a process that somebody was to be told of, whose answer then came after all."""
         self.on_dropped: Callable[[Pending, str], None] | None = None
         """Takes calls that have failed and whose answer nobody can ask for any more; what was called, if that's known."""
@@ -341,9 +343,7 @@ class Office:
         name = message.name.decode()
         fields = pickle.loads(message.payload)
         if name == "exit":
-            for end in fields["ends"]:
-                end["heard"] = any(p.hears_of(end) for p in list(self._pending.values()))
-                self._take_end(end)
+            fields["ends"] = [self._take_end(RankExit.of(end)) for end in fields["ends"]]
         elif name == "revived":
             for proc in fields["procs"]:
                 self.ends.pop(proc, None)
@@ -351,8 +351,10 @@ class Office:
         for hook in self.event_hooks:
             hook(name, fields)
 
-    def _take_end(self, end: Exit) -> None:
-        proc = end["proc"]
+    def _take_end(self, end: RankExit) -> RankExit:
+        """Tell who waits for a process that it has ended; return the end, with whether something here raises because of it."""
+        proc = end.proc
+        end = replace(end, heard=any(p.hears_of(end) for p in list(self._pending.values())))
         self.ends[proc] = end
         self.pool.forget(proc)
         with self._route_lock:
@@ -363,6 +365,7 @@ class Office:
             awake = pending.lost(proc, end)
             if awake is not None:
                 self.reader.notify(awake)
+        return end
 
     # --- buffers that others own
 

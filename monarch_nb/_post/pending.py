@@ -14,9 +14,10 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
+from monarch_nb._protocol.exits import RankExit
 from monarch_nb._wire import codec, segment
 from monarch_nb._wire.message import BULK, EMPTY, ENTRY, ERROR, Message
 
@@ -28,9 +29,6 @@ ERROR_GRACE_S = 0.1
 LOST_GRACE_S = 0.005
 """How long the others may go on after a rank has died. It also lets in the dead rank's last words: its answers come straight from
 it, the news of its end through the host process."""
-
-Exit = Mapping[str, Any]
-"""How a process ended: proc, rank, host, pid, signal, exit_code, reason, last_lines."""
 
 
 class Body:
@@ -169,13 +167,13 @@ class Pending:
     def output(self, message: Message) -> None:
         """Take output that is sent to this ref; only those that watch something get any."""
 
-    def lost(self, proc: int, end: Exit) -> Pending | None:
+    def lost(self, proc: int, end: RankExit) -> Pending | None:
         """Take note that `proc` has died; return who has become ready by it."""
         raise NotImplementedError
 
-    def hears_of(self, end: Exit) -> bool:
+    def hears_of(self, end: RankExit) -> bool:
         """Say whether whoever waits here will be told of a process' end by it."""
-        return end["proc"] in self.at_work() and (self.asker is None or self.asker() is not None)
+        return end.proc in self.at_work() and (self.asker is None or self.asker() is not None)
 
     def failed_on(self) -> None:
         """An answer is an error: somebody should read it. Called at every error, and never else, so that good answers cost nothing."""
@@ -282,7 +280,7 @@ class OneReply(Pending):
         self.accepts_end = False
         """Whether the end of the mesh is an answer, too: who stops it wants nothing else."""
         self.body: Body | None = None
-        self.end: Exit | None = None
+        self.end: RankExit | None = None
         self.slot = 0
 
     def check_fault(self) -> None:
@@ -302,7 +300,7 @@ class OneReply(Pending):
         self.complete()
         return self
 
-    def lost(self, proc: int, end: Exit) -> Pending | None:
+    def lost(self, proc: int, end: RankExit) -> Pending | None:
         if proc not in self.procs or self.ready:
             return None
         self.end = end
@@ -319,7 +317,7 @@ class Gather(Pending):
     def __init__(self, office: Office, procs: Sequence[int]) -> None:
         super().__init__(office, procs)
         self.bodies: list[Body | None] = [None] * len(procs)
-        self.ends: dict[int, Exit] = {}
+        self.ends: dict[int, RankExit] = {}
         self.failed: list[int] = []
         """Slots that failed, first in time first."""
         self.num_left = len(procs)
@@ -348,7 +346,7 @@ class Gather(Pending):
             self.complete()
         return self
 
-    def lost(self, proc: int, end: Exit) -> Pending | None:
+    def lost(self, proc: int, end: RankExit) -> Pending | None:
         if proc not in self.procs or self.ready:
             return None
         for slot in [i for i, p in enumerate(self.procs) if p == proc and self.bodies[i] is None]:
@@ -373,7 +371,7 @@ class Arrivals(Pending):
     def deliver(self, slot: int, body: Body) -> Pending | None:
         return self._take().deliver(slot, body)
 
-    def lost(self, proc: int, end: Exit) -> Pending | None:
+    def lost(self, proc: int, end: RankExit) -> Pending | None:
         if proc not in self.procs or self.ready:
             return None
         answered = {r.slot for r in self.replies[: self._next] if r.body is not None}
@@ -393,11 +391,11 @@ class Arrivals(Pending):
             reply.give_up(fault)
         super().give_up(fault)
 
-    def hears_of(self, end: Exit) -> bool:
-        if self.ready or end["proc"] not in self.procs:
+    def hears_of(self, end: RankExit) -> bool:
+        if self.ready or end.proc not in self.procs:
             return False
         answered = {r.slot for r in self.replies[: self._next] if r.body is not None}
-        return self.procs.index(end["proc"]) not in answered
+        return self.procs.index(end.proc) not in answered
 
     def _take(self) -> OneReply:
         reply = self.replies[self._next]
@@ -454,5 +452,5 @@ class Mailbox(Pending):
             self.complete()
         return reply.deliver(slot, body)
 
-    def lost(self, proc: int, end: Exit) -> Pending | None:
+    def lost(self, proc: int, end: RankExit) -> Pending | None:
         return None

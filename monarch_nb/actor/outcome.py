@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb._post.failure import revive
 from monarch_nb._post.pending import Body, Gather, OneReply, Pending
+from monarch_nb._protocol.exits import RankExit
 from monarch_nb._shape import Shape
 from monarch_nb._wire.message import ERROR
 from monarch_nb.actor.value_mesh import ValueMesh
@@ -64,10 +65,10 @@ def _of_body(body: Body) -> dict[str, Any]:
     return found if isinstance(found, dict) else {"type": "MeshError", "message": str(found), "traceback": ""}
 
 
-def _of_end(end: Mapping[str, Any] | None) -> dict[str, Any]:
+def _of_end(end: RankExit | None) -> dict[str, Any]:
     if end is None:
         return {"type": "MeshError", "message": "the connection was closed", "traceback": "", "dead": True}
-    return {"type": "lost", "message": describe_end(end), "traceback": "", "dead": True, "end": end}
+    return {"type": "lost", "message": describe_end(end), "traceback": "", "dead": True, "end": end.plain()}
 
 
 def refuse_dead(office: Office, procs: Sequence[int], what: str) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from monarch_nb._protocol.exits import RankExit
 from monarch_nb._shape import name_ranks
 from monarch_nb.actor.outcome import rank_failures, rank_of
 from monarch_nb.exceptions import RankFailure, SupervisionError, describe_end, fold_alike
@@ -46,17 +47,17 @@ class MeshFailure(SupervisionError):
         return cls(actor, "; ".join(_in_a_line(actor, each) for each in fold_alike(found)), found)
 
     @classmethod
-    def from_ends(cls, ends: Sequence[Mapping[str, Any]]) -> MeshFailure:
+    def from_ends(cls, ends: Sequence[RankExit]) -> MeshFailure:
         """Return the failure that the ends of some processes of one mesh are."""
         found = [
             RankFailure(
-                ranks=(end["rank"],), type="lost", message=describe_end(end), when=end.get("when", 0.0), end=end,
-                details={k: end[k] for k in ("host", "pid") if k in end},
+                ranks=(end.rank,), type="lost", message=describe_end(end), end=end.plain(),
+                details={"host": end.host, "pid": end.pid},
             )
             for end in ends
         ]  # fmt: skip
-        group = ends[0]["group"]
-        ranks = [end["rank"] for end in ends]
+        group = ends[0].group
+        ranks = [end.rank for end in ends]
         return cls(group.rpartition("-")[0] or group, f"{name_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} lost", found)
 
     def _known(self, key: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from monarch_nb._protocol.exits import RankExit
 from monarch_nb.display.cell_view import CellView
 from monarch_nb.display.errors import ErrorInfo
 
@@ -61,5 +62,5 @@ def _error_info(rank: int, ended: Mapping[str, Any]) -> ErrorInfo:
     if ended["status"] == "lost":
         from monarch_nb.exceptions import describe_end
 
-        return ErrorInfo(rank, "lost", describe_end(ended["end"]), "", when=ended["when"])
+        return ErrorInfo(rank, "lost", describe_end(RankExit.of(ended["end"])), "", when=ended["when"])
     return ErrorInfo(rank, ended["ename"], ended["evalue"], ended["traceback"], when=ended["when"])

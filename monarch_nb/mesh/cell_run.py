@@ -14,6 +14,7 @@ from monarch_nb._client.feed import Feed, Watcher
 from monarch_nb._client.interrupts import Interrupts
 from monarch_nb._client.kernel import KernelShutDown
 from monarch_nb._post.failure import revive
+from monarch_nb._protocol.exits import RankExit
 from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb.display import ansi
 from monarch_nb.exceptions import (
@@ -343,8 +344,8 @@ class CellRun:
 def failure_of(rank: int, ended: Mapping[str, Any]) -> RankFailure:
     """Return the failure of a rank from its answer."""
     if ended["status"] == "lost":
-        end = ended["end"]
-        return RankFailure((rank,), "lost", describe_end(end), when=ended["when"], end=end)
+        end = RankExit.of(ended["end"])
+        return RankFailure((rank,), "lost", describe_end(end), when=ended["when"], end=end.plain())
     data = ended.get("exception")
     return RankFailure(
         ranks=(rank,),

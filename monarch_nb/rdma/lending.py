@@ -61,7 +61,7 @@ class Loans:
     def _on_event(self, mesh: str, name: str, fields: Mapping[str, Any]) -> None:
         """Receivers that have ended won't fetch any more. Called in the reading thread."""
         if name == "exit":
-            gone = {(mesh, end["proc"]) for end in fields["ends"]}
+            gone = {(mesh, end.proc) for end in fields["ends"]}
             for key in list(self._left):
                 self._settle(key, gone)
 

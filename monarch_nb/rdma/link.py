@@ -13,7 +13,8 @@ from typing import Any, Protocol, TypeVar
 from monarch_nb._post import here
 from monarch_nb._post.failure import describe, encode_failure, revive
 from monarch_nb._post.office import Office, OfficeClosed
-from monarch_nb._post.pending import Body, Exit, OneReply, Pending
+from monarch_nb._post.pending import Body, OneReply, Pending
+from monarch_nb._protocol.exits import RankExit
 from monarch_nb._wire import codec
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.message import Message
@@ -88,8 +89,8 @@ class _LateReply(OneReply):
         self.seconds = time.perf_counter() - self.started
         return super().deliver(slot, body)
 
-    def hears_of(self, end: Exit) -> bool:
-        return not self.ready and end["proc"] in self.procs and (self.asker is None or self.asker() is not None)
+    def hears_of(self, end: RankExit) -> bool:
+        return not self.ready and end.proc in self.procs and (self.asker is None or self.asker() is not None)
 
     def at_work(self) -> tuple[int, ...]:
         return ()

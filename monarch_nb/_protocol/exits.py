@@ -1,0 +1,68 @@
+"""How a rank ended: found out by its host process, completed by the home, told to all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
+
+
+@dataclass(frozen=True)
+class RankExit:
+    """The end of a rank's process.
+
+    Attributes:
+        proc: its proc id.
+        group: the spawn that it's of.
+        rank: its number there.
+        host: name of its host.
+        pid: process id; 0 if it had none yet.
+        signal: number of the signal that killed it, if one did.
+        exit_code: if it has exited by itself.
+        stopped: whether that was on purpose.
+        reason: how it ended, in words, where that's known better than by signal or exit code.
+        last_lines: what it has printed last.
+        point: its coordinates, if the group still has it.
+        told: who watches cells that ran there and so hears of it anyway: clients and their refs.
+        restarted: whether another process takes its place at once.
+        policy: what the group does when a rank is lost.
+        heard: whether something in the process that is told raises because of it. Never sent.
+    """
+
+    proc: int
+    group: str
+    rank: int
+    host: str
+    pid: int
+    signal: int | None = None
+    exit_code: int | None = None
+    stopped: bool = False
+    reason: str = ""
+    last_lines: str = ""
+    point: Mapping[str, int] = field(default_factory=dict)
+    told: tuple[tuple[int, int], ...] = ()
+    restarted: bool = False
+    policy: str = ""
+    heard: bool = False
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as a message carries it, and as `RankFailure.end` shows it.
+
+        >>> RankExit.of(RankExit(7, "workers", 0, "gpu-1", 4711, signal=9).plain()).signal
+        9
+        """
+        found = {name: getattr(self, name) for name in _SENT}
+        return {**found, "point": dict(self.point), "told": [list(pair) for pair in self.told]}
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> Self:
+        """Make it of what `plain` has returned.
+
+        Raises:
+            TypeError: if a field is missing, or isn't known here.
+        """
+        known = dict(found)
+        return cls(**{**known, "told": tuple((client, ref) for client, ref in known.get("told", ()))})
+
+
+_SENT = tuple(each.name for each in fields(RankExit) if each.name != "heard")
