@@ -10,10 +10,10 @@ from measure import FIGURES, HEIGHT, OWN, House
 ROOT = Path(__file__).parents[2]
 REACHED = {
     "imports against the stated order": 42,
-    "modules in the largest circle of imports": 49,
-    "deferred imports of own modules": 178,
-    "foreign private accesses per 1,000 lines": 4.7,
-    "dict[str, Any] per 1,000 lines": 13.1,
+    "modules in the largest circle of imports": 58,
+    "deferred imports of own modules": 182,
+    "foreign private accesses per 1,000 lines": 4.6,
+    "dict[str, Any] per 1,000 lines": 12.6,
     "lines over 110 columns per 1,000": 38.5,
     "lines of a function, median": 5,
     "lines of a function, nine in ten have at most": 14,
