@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from monarch_nb._protocol.states import HostState, RankState
 from monarch_nb._shape import format_ranks
 
-STATES = ("starting", "idle", "busy", "debugging", "unresponsive", "stopping", "stopped", "lost")
-"""Of ranks; unresponsive: it lives, but doesn't react; debugging: it stands at a breakpoint."""
-TROUBLED = ("lost", "unresponsive", "stopped")
+STATES = tuple(RankState)
+TROUBLED = (RankState.LOST, RankState.UNRESPONSIVE, RankState.STOPPED)
 MAX_CELLS_NAMED = 4
 """Of those that wait for a rank."""
 MAX_DURATION_S = 3650 * 86400
@@ -49,11 +49,11 @@ class History:
 
 @dataclass(frozen=True)
 class HostStatus:
-    """A machine of a mesh; its state is expected, up, leaving, lost or stopped."""
+    """A machine of a mesh."""
 
     index: int
     hostname: str
-    state: str
+    state: HostState
     pid: int
     num_cores: int
     num_gpus: int
@@ -102,7 +102,7 @@ class RankStatus:
     """One rank.
 
     Attributes:
-        state: one of `STATES`.
+        state: idle, busy, lost ...; equal to its word.
         reason: why it's lost or unresponsive.
         doing: what it's busy with: "cell #17", "Trainer.step".
         since: since when.
@@ -118,7 +118,7 @@ class RankStatus:
     rank: int
     host: int
     pid: int
-    state: str
+    state: RankState
     reason: str = ""
     doing: str = ""
     since: float = 0.0
@@ -201,9 +201,9 @@ class MeshStatus:
     @property
     def health(self) -> str:
         """ok, busy, or trouble: ranks or hosts are lost, or don't react."""
-        if any(r.state in TROUBLED for r in self.ranks) or any(h.state == "lost" for h in self.hosts):
+        if any(r.state in TROUBLED for r in self.ranks) or any(h.state == HostState.LOST for h in self.hosts):
             return "trouble"
-        return "busy" if any(r.state in ("busy", "debugging") for r in self.ranks) else "ok"
+        return "busy" if any(r.state in (RankState.BUSY, RankState.DEBUGGING) for r in self.ranks) else "ok"
 
     def text(self) -> str:
         """Return this as plain text, one line for what is equal."""
@@ -243,7 +243,7 @@ class MeshStatus:
         """Return what busy ranks do, equal things once."""
         found: dict[str, list[RankStatus]] = {}
         for rank in self.ranks:
-            if rank.state in ("busy", "debugging", "unresponsive") and rank.doing:
+            if rank.state in (RankState.BUSY, RankState.DEBUGGING, RankState.UNRESPONSIVE) and rank.doing:
                 found.setdefault(rank_text(rank), []).append(rank)
         now = time.time()
         return [
@@ -363,7 +363,7 @@ def summary(status: Mapping[str, Any]) -> dict[str, Any]:
 
 def rank_text(rank: RankStatus) -> str:
     """Return what a rank does, in words."""
-    parts = [f"{rank.state} with {rank.doing}" if rank.state == "busy" else f"{rank.state} in {rank.doing}"]
+    parts = [f"{rank.state} with {rank.doing}" if rank.state == RankState.BUSY else f"{rank.state} in {rank.doing}"]
     if rank.collective is not None:
         parts.append(f"in {collective_text(rank.collective)}")
     if rank.line:
@@ -455,7 +455,7 @@ def _moved_text(all_: Sequence[Transfers]) -> str:
 def _host(row: Mapping[str, Any]) -> HostStatus:
     gpus = tuple(GpuStatus(**{**gpu, "processes": tuple(gpu["processes"])}) for gpu in row["gpus"])
     history = History(row["history"]["interval_s"], *(tuple(row["history"][k]) for k in _SERIES))
-    return HostStatus(**{**row, "gpus": gpus, "history": history})
+    return HostStatus(**{**row, "state": HostState(row["state"]), "gpus": gpus, "history": history})
 
 
 _SERIES = ("cpu_percent", "memory_percent", "gpu_percent")
@@ -469,4 +469,4 @@ def _rank(row: Mapping[str, Any]) -> RankStatus:
         collective = Collective(**{**found, "shape": None if shape is None else tuple(shape)})
     transfers = tuple(Transfers(**each) for each in row.get("transfers", ()))
     tuples = {"gpus": tuple(row["gpus"]), "cells_waiting": tuple(row.get("cells_waiting", ())), "transfers": transfers}
-    return RankStatus(**{**row, **tuples, "collective": collective})
+    return RankStatus(**{**row, **tuples, "state": RankState(row["state"]), "collective": collective})

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb._host.registry import Group, Host, Proc
 from monarch_nb._host.request import LATER
 from monarch_nb._host.vitals import Rows
+from monarch_nb._protocol.states import HostState, ProcState, RankState
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.message import Message
@@ -207,7 +208,7 @@ class Board:
         self._num_looks += 1
         ref = self._num_looks
         home = self._home
-        hosts = {0, *(h.index for h in home.hosts.link.far_hosts() if h.state == "up")}
+        hosts = {0, *(h.index for h in home.hosts.link.far_hosts() if h.state == HostState.UP)}
         self._looks[ref] = (hosts, done)
         for index in hosts - {0}:
             home.event(address.host_proc(index), "look", {"ref": ref})
@@ -253,13 +254,13 @@ class Board:
         }
 
     def _host_row(self, host: Host, group: Group) -> dict[str, Any]:
-        if host.index not in group.hosts and host.state != "up":
+        if host.index not in group.hosts and host.state != HostState.UP:
             return {}
-        measured = self._machines.get(host.index, _UNMEASURED) if host.state == "up" else _UNMEASURED
+        measured = self._machines.get(host.index, _UNMEASURED) if host.state == HostState.UP else _UNMEASURED
         return {
             "index": host.index,
             "hostname": host.hostname or host.label,
-            "state": host.state,
+            "state": host.state.value,
             "pid": host.pid,
             "num_cores": host.num_cores,
             "num_gpus": host.num_gpus,
@@ -273,14 +274,14 @@ class Board:
         if known != state:
             known_since = since or time.time()
             self._since[entry.proc] = (state, known_since)
-        is_busy = state in ("busy", "debugging")
+        is_busy = state in (RankState.BUSY, RankState.DEBUGGING)
         cells = self._home.cells.on(entry.proc)
         is_sent = self._home.cells.at(entry.proc) is not None  # to the rank, which counts it if it has yet to begin
         return {
             "rank": entry.rank,
             "host": address.host_of(entry.proc),
             "pid": entry.pid,
-            "state": state,
+            "state": state.value,
             "reason": self._reason(entry),
             "doing": doing,
             "since": since or known_since,
@@ -297,10 +298,10 @@ class Board:
             "cells_waiting": [n for n in cells if n != cell],
         }
 
-    def _state(self, entry: Proc, vitals: dict[str, Any]) -> tuple[str, str, float, int | None]:
+    def _state(self, entry: Proc, vitals: dict[str, Any]) -> tuple[RankState, str, float, int | None]:
         """Return state, what it's busy with, since when (0: since it's so), and the number of its cell."""
-        if entry.state != "running":
-            return entry.state, "", 0.0, None
+        if entry.state != ProcState.RUNNING:
+            return RankState(entry.state), "", 0.0, None
         at = self._home.cells.at(entry.proc)
         n, began = at if at is not None else (None, 0.0)
         if at is None and vitals.get("is_cell") and not self._home.cells.is_stuck(entry.proc):
@@ -309,15 +310,15 @@ class Board:
             at, n, began = None, None, 0.0  # the cell has been sent there, and waits in the rank
         doing = f"cell #{n}" if at is not None else vitals.get("doing", "")
         if vitals.get("debugging"):
-            return "debugging", doing, vitals["since"], n
+            return RankState.DEBUGGING, doing, vitals["since"], n
         if at is not None or vitals.get("busy"):
-            state = "unresponsive" if entry.trouble else "busy"
+            state = RankState.UNRESPONSIVE if entry.trouble else RankState.BUSY
             return state, doing, began or vitals["since"], n
-        return ("unresponsive" if entry.trouble else "idle"), "", 0.0, None
+        return (RankState.UNRESPONSIVE if entry.trouble else RankState.IDLE), "", 0.0, None
 
     @staticmethod
     def _reason(entry: Proc) -> str:
-        if entry.end is not None and entry.state == "lost":
+        if entry.end is not None and entry.state == ProcState.LOST:
             return describe_end(replace(entry.end, last_lines=""))
         return entry.trouble
 

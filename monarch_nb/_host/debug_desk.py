@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._host.request import LATER
+from monarch_nb._protocol.states import StopState
 from monarch_nb._shape import name_ranks
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
@@ -43,7 +44,7 @@ class Stop:
     key: int
     group: str
     where: dict[str, Any]
-    state: str = "stopped"
+    state: StopState = StopState.STOPPED
     mode: str = "pdb"
 
 
@@ -100,7 +101,7 @@ class DebugDesk:
 
     def _row(self, stop: Stop) -> dict[str, Any]:
         rank = self._home.registry.procs[stop.proc].rank
-        return {"id": stop.id, "rank": rank, "state": stop.state, "mode": stop.mode, **stop.where}
+        return {"id": stop.id, "rank": rank, "state": stop.state.value, "mode": stop.mode, **stop.where}
 
     # --- what ranks tell
 
@@ -118,7 +119,7 @@ class DebugDesk:
             self._stops[stop.id] = stop
             self._check_abandoned()
             self._home.clients.tell_listeners("stopped", {"group": stop.group, "rank": entry.rank, "where": stop.where})
-        stop.where, stop.state, stop.mode = fields["where"], "stopped", fields["mode"]
+        stop.where, stop.state, stop.mode = fields["where"], StopState.STOPPED, fields["mode"]
         self._answered(stop, fields["n"], fields["text"])
         self._changed()
         return None
@@ -127,7 +128,7 @@ class DebugDesk:
         """A thread steps on, and will come back."""
         stop = self._find(message.src, fields["key"])
         if stop is not None:
-            stop.state = "running"
+            stop.state = StopState.RUNNING
             self._changed()
         return None
 
@@ -196,7 +197,7 @@ class DebugDesk:
         self._commands[command.n] = command
         command.answers.update({i: "it runs on, and no longer stands there" for i in fields["ids"] if i not in self._stops})
         for stop in stops:
-            if stop.state == "stopped":
+            if stop.state == StopState.STOPPED:
                 self._send(stop, command.n, fields["line"])
             else:
                 command.left.discard(stop.id)

@@ -22,6 +22,7 @@ from monarch_nb._host.request import LATER
 from monarch_nb._host.reshaping import Reshaping
 from monarch_nb._host.script import Script, run_script
 from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.states import HostState, ProcState
 from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
@@ -209,7 +210,7 @@ class Healing:
     def _heal(self, fields: dict[str, Any]) -> Script[Report]:
         home, group, report = self._home, fields["group"], empty_report()
         began = time.monotonic()
-        members = {p.proc: p for p in home.registry.procs.values() if p.group == group and p.state != "stopped"}
+        members = {p.proc: p for p in home.registry.procs.values() if p.group == group and p.state != ProcState.STOPPED}
         asked = fields.get("procs")
         wanted = set(members) if asked is None else set(asked)
         lost = [p for p in members.values() if p.end is not None and p.proc in wanted]
@@ -238,7 +239,7 @@ class Healing:
     def _start_ranks(self, lost: list[Proc], report: Report) -> Script[None]:
         home = self._home
         yield from self._replace_hosts(lost, report)
-        startable = [p for p in lost if home.registry.hosts[address.host_of(p.proc)].state == "up"]
+        startable = [p for p in lost if home.registry.hosts[address.host_of(p.proc)].state == HostState.UP]
         for entry in startable:
             home.ranks.start_again(entry.proc)
         yield from self._await_start(startable, report)
@@ -249,7 +250,7 @@ class Healing:
         for entry in entries:
             if entry.end is not None:
                 report["problems"].append(f"rank {entry.rank} did not start: {describe_end(entry.end)}")
-            elif entry.state == "starting":
+            elif entry.state == ProcState.STARTING:
                 report["problems"].append(f"rank {entry.rank} did not start within {START_S:g} s")
 
     def _say_who_is_busy(self, ranks: dict[int, int], report: Report) -> Script[None]:
@@ -262,17 +263,17 @@ class Healing:
 
     def _replace_hosts(self, lost: list[Proc], report: Report) -> Script[None]:
         indices = {address.host_of(p.proc) for p in lost}
-        hosts = [h for i in sorted(indices) if (h := self._home.registry.hosts[i]).state != "up"]
+        hosts = [h for i in sorted(indices) if (h := self._home.registry.hosts[i]).state != HostState.UP]
         for host in hosts:
             problem = self._home.hosts.link.replace(host)
             if problem:
                 report["problems"].append(problem)
-        replaced = {address.host_proc(h.index) for h in hosts if h.state == "expected"}
+        replaced = {address.host_proc(h.index) for h in hosts if h.state == HostState.EXPECTED}
         yield partial(self.when_settled, replaced)
         for host in hosts:
-            if host.state == "up":
+            if host.state == HostState.UP:
                 report["hosts"].append(host.label or host.hostname)
-            elif host.state == "expected":
+            elif host.state == HostState.EXPECTED:
                 report["problems"].append(f"host {host.label or host.index} did not come back within {START_S:g} s")
 
     def when_settled(self, who: set[int], go_on: Callable[[Any], None]) -> None:

@@ -43,6 +43,7 @@ from monarch_nb._host.vitals import Rows
 from monarch_nb._host.waiting import WaitingDesk
 from monarch_nb._host.warming import Zygote
 from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.states import HostState, ProcState
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.marks import Piece
@@ -100,14 +101,14 @@ class HomeProcess(HostProcess):
 
     def _enter_own_host(self) -> None:
         own = self.registry.new_host(self.hostname)
-        own.state, own.hostname, own.pid = "up", self.hostname, os.getpid()
+        own.state, own.hostname, own.pid = HostState.UP, self.hostname, os.getpid()
         own.num_cores, own.num_gpus = os.cpu_count() or 1, count_gpus()
 
     # --- sending
 
     def everybody(self) -> list[int]:
         """Return all who are told of ends: clients, ranks, other hosts."""
-        ranks = [p.proc for p in self.registry.alive() if p.state == "running"]
+        ranks = [p.proc for p in self.registry.alive() if p.state == ProcState.RUNNING]
         return [*self.registry.clients, *ranks, *(address.host_proc(h.index) for h in self.hosts.link.far_hosts())]
 
     def send_far(self, host: int, frames: list[Any]) -> None:
@@ -193,7 +194,7 @@ class HomeProcess(HostProcess):
             "hosts": self.hosts.rows(),
             "clients": [{"pid": c.pid, "what": c.what} for c in registry.clients.values()],
             "procs": [
-                {"proc": p.proc, "group": p.group, "rank": p.rank, "state": p.state, "pid": p.pid, "end": p.end and p.end.plain(),
+                {"proc": p.proc, "group": p.group, "rank": p.rank, "state": p.state.value, "pid": p.pid, "end": p.end and p.end.plain(),
                  "trouble": p.trouble}
                 for p in registry.procs.values()
             ],

@@ -15,6 +15,7 @@ from monarch_nb._host.process import LOST_AFTER_S
 from monarch_nb._host.registry import Host
 from monarch_nb._host.request import LATER, RequestError
 from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.states import HostState, ProcState
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.message import Message
@@ -60,9 +61,9 @@ class HostDesk:
         """
         known = self._home.registry.hosts
         host = known.get(index)
-        if host is not None and host.state in ("leaving", "stopped"):
+        if host is not None and host.state in (HostState.LEAVING, HostState.STOPPED):
             raise RequestError(f"host {host.label or index} has already been shut down; take another from its job")
-        if host is None or host.state == "lost":
+        if host is None or host.state == HostState.LOST:
             state = host.state if host is not None else "unknown"
             raise RequestError(f"host {index} is {state}; hosts: {[h.index for h in known.values()]}")
         return host
@@ -141,7 +142,7 @@ class HostDesk:
             self._home.event(address.host_proc(host.index), "leave", {})  # one that is expected gets it when it joins
             self.link.leaves(host.index)
             for entry in self._home.registry.alive_on(host.index):
-                entry.state = "stopping"
+                entry.state = ProcState.STOPPING
         self._home.board.touch()
         if not hosts:
             return None
@@ -189,14 +190,14 @@ class HostDesk:
         for entry in self._home.registry.alive_on(host.index):
             self._home.ranks.ended(
                 RankExit(
-                    entry.proc, entry.group, entry.rank, host.hostname, entry.pid, stopped=host.state == "stopped",
+                    entry.proc, entry.group, entry.rank, host.hostname, entry.pid, stopped=host.state == HostState.STOPPED,
                     reason=f"host {host.hostname} has not been heard of for {LOST_AFTER_S:g} s",
                 )
             )  # fmt: skip
 
 
 def _name(host: Host) -> str:
-    if host.state == "expected":
+    if host.state == HostState.EXPECTED:
         return f"{host.label or host.index} (has never joined)"
     where = f" on {host.hostname}" if host.hostname != host.label else ""
     return f"{host.label or host.index} (pid {host.pid}{where})"

@@ -19,6 +19,7 @@ import zmq
 from monarch_nb._host.process import BEAT_S, LOST_AFTER_S
 from monarch_nb._host.registry import Host
 from monarch_nb._host.starting import PROCESS_JOB, host_command
+from monarch_nb._protocol.states import HostState, ProcState
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.keys import Gatekeeper, KeyPair
@@ -111,7 +112,7 @@ class HostLink:
         host = self._home.registry.hosts.get(index)
         if host is None or index == 0:  # the home's own place is nobody's
             return
-        if generation != host.generation or host.state in ("lost", "stopped"):
+        if generation != host.generation or host.state in (HostState.LOST, HostState.STOPPED):
             self._send_away(identity, index)
             return
         self._identities[index] = identity
@@ -126,9 +127,9 @@ class HostLink:
     def send(self, index: int, frames: list[Any]) -> None:
         """Send frames to a host; to one that's gone, drop; for one that is expected, keep."""
         host = self._home.registry.hosts.get(index)
-        if host is None or host.state in ("lost", "stopped") or self._socket is None:
+        if host is None or host.state in (HostState.LOST, HostState.STOPPED) or self._socket is None:
             return
-        if host.state == "expected":
+        if host.state == HostState.EXPECTED:
             host.backlog.append([bytes(f) for f in frames])
             return
         self._socket.send_multipart([self._identities[index], *cut(frames)], copy=sum(map(len, frames)) < _BIG_BYTES)
@@ -138,7 +139,7 @@ class HostLink:
         host = self._home.registry.hosts[index]
         for key in ("hostname", "pid", "machine", "num_cores", "num_gpus"):
             setattr(host, key, fields[key])
-        host.state, host.last_beat = "up", self._home.loop.clock()
+        host.state, host.last_beat = HostState.UP, self._home.loop.clock()
         backlog, host.backlog = host.backlog, []
         for frames in backlog:
             self.send(index, frames)
@@ -146,32 +147,32 @@ class HostLink:
     def leaves(self, index: int) -> None:
         """A host process is about to end, on purpose."""
         host = self._home.registry.hosts.get(index)
-        if host is not None and host.state == "up":
-            host.state, host.last_beat = "leaving", self._home.loop.clock()
+        if host is not None and host.state == HostState.UP:
+            host.state, host.last_beat = HostState.LEAVING, self._home.loop.clock()
 
     def has_left(self, index: int) -> None:
         """A host process has said its last word."""
         host = self._home.registry.hosts.get(index)
-        if host is not None and host.state == "leaving":
-            host.state = "stopped"
+        if host is not None and host.state == HostState.LEAVING:
+            host.state = HostState.STOPPED
             self._on_lost(host)
 
     # --- beats
 
     def far_hosts(self) -> list[Host]:
         """Return the other hosts that are up."""
-        return [h for h in self._home.registry.hosts.values() if h.index and h.state == "up"]
+        return [h for h in self._home.registry.hosts.values() if h.index and h.state == HostState.UP]
 
     def _beats(self) -> None:
         self._home.loop.call_later(BEAT_S, self._beats)  # first: whatever goes wrong below, the beat goes on
         now = self._home.loop.clock()
         for host in self._home.registry.hosts.values():
-            if host.state == "leaving" and now - host.last_beat > LOST_AFTER_S:
-                host.state = "stopped"
+            if host.state == HostState.LEAVING and now - host.last_beat > LOST_AFTER_S:
+                host.state = HostState.STOPPED
                 self._on_lost(host)  # ranks of it whose end wasn't heard
         for host in self.far_hosts():
             if now - host.last_beat > LOST_AFTER_S:
-                host.state = "lost"
+                host.state = HostState.LOST
                 self._on_lost(host)
             else:
                 self._home.event(address.host_proc(host.index), "beat", {})
@@ -184,12 +185,12 @@ class HostLink:
         if spare is None and host.kind != PROCESS_JOB:
             return f"host {host.label or host.index} is lost and there is no spare; start the mesh with --spares, or anew"
         host.generation += 1
-        host.state, host.backlog = "expected", []
+        host.state, host.backlog = HostState.EXPECTED, []
         ticket = self.ticket(host, (spare or host).endpoint)  # the way by which it can reach us
         if spare is None:
             self.start(ticket, host.env)
         else:
-            spare.state = "stopped"
+            spare.state = HostState.STOPPED
             frame = wire.pack(
                 wire.EVENT, src=self._home.me, dst=address.host_proc(spare.index), name=b"take_place", payload=pickle.dumps(ticket, 5)
             )
@@ -198,7 +199,7 @@ class HostLink:
         return ""
 
     def _spare(self) -> Host | None:
-        used = {address.host_of(p.proc) for p in self._home.registry.procs.values() if p.state != "stopped"}
+        used = {address.host_of(p.proc) for p in self._home.registry.procs.values() if p.state != ProcState.STOPPED}
         return next((h for h in self.far_hosts() if h.index not in used), None)
 
     def start(self, ticket: dict[str, Any], env: Mapping[str, str]) -> None:

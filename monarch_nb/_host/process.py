@@ -22,10 +22,11 @@ from monarch_nb._host.pulse import PING_REF, Pulse
 from monarch_nb._host.request import LATER, Reception, RequestError
 from monarch_nb._host.router import Router
 from monarch_nb._host.stack_desk import StackDesk
-from monarch_nb._host.supervisor import STARTING, Rank, Supervisor
+from monarch_nb._host.supervisor import Rank, Supervisor
 from monarch_nb._host.vitals import WHERE_REF, Rows, Vitals
 from monarch_nb._host.warming import Zygote
 from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.states import ProcState
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.directory import private_directory
@@ -96,7 +97,7 @@ class HostProcess:
 
     def _is_coming(self, dst: int) -> bool:
         rank = self.supervisor.ranks.get(dst)
-        return rank is not None and rank.state == STARTING
+        return rank is not None and rank.state == ProcState.STARTING
 
     def has_route(self, dst: int) -> bool:
         """Say whether something was sent to a process of this machine."""
@@ -232,8 +233,8 @@ class HostProcess:
     def rank_is_up(self, proc: int) -> None:
         """Note that a rank here answers."""
         rank = self.supervisor.ranks.get(proc)
-        if rank is not None and rank.state == STARTING:
-            rank.state = "running"
+        if rank is not None and rank.state == ProcState.STARTING:
+            rank.state = ProcState.RUNNING
 
     def rank_ended(self, end: RankExit) -> None:
         """A rank here has ended."""
@@ -263,7 +264,7 @@ class HostProcess:
         for proc in [p for p in self._routes if p != self.me]:
             self.event(proc, "exit", news)
         for proc, rank in self.supervisor.ranks.items():
-            if rank.state == "running" and proc not in self._routes:
+            if rank.state == ProcState.RUNNING and proc not in self._routes:
                 self.event(proc, "exit", news)
 
     # --- the end

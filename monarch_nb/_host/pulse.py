@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from monarch_nb._host.loop import Loop
-from monarch_nb._host.supervisor import RUNNING, Supervisor
+from monarch_nb._host.supervisor import Supervisor
+from monarch_nb._protocol.states import ProcState
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.process import process_trouble
 
@@ -56,7 +57,7 @@ class Pulse:
         self._loop.call_later(LOOK_S, self._look)
         now = self._loop.clock()
         for proc, rank in list(self._supervisor.ranks.items()):
-            if rank.state == RUNNING:
+            if rank.state == ProcState.RUNNING:
                 self._look_at(proc, rank.pid, now)
 
     def _look_at(self, proc: int, pid: int, now: float) -> None:

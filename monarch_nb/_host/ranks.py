@@ -11,6 +11,7 @@ from monarch_nb._host import capacity
 from monarch_nb._host.registry import Group, Proc
 from monarch_nb._host.starting import PROCESS_JOB
 from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.states import ProcState
 from monarch_nb._shape import decode_extent, format_ranks
 from monarch_nb._wire import address
 from monarch_nb._wire.message import Message
@@ -122,7 +123,7 @@ class RankDesk:
         home = self._home
         self._restarting.discard(proc)
         entry = home.registry.procs[proc]
-        entry.state, entry.end = "starting", None
+        entry.state, entry.end = ProcState.STARTING, None
         home.board.touch((proc,))
         for to in home.everybody():
             home.event(to, "revived", {"procs": [proc]})
@@ -141,7 +142,7 @@ class RankDesk:
         known = self._home.registry.procs
         for proc in procs:
             if known[proc].end is not None:
-                known[proc].state = "stopped"
+                known[proc].state = ProcState.STOPPED
         self._stop([p for p in procs if known[p].end is None], _LEFT_OUT_GRACE_S)
         self._home.healing.recipes.procs_stopped(list(procs))
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.states import HostState, ProcState
 from monarch_nb._shape import Extent, encode_extent
 from monarch_nb._wire import address
 
@@ -22,7 +23,7 @@ class Host:
 
     index: int
     label: str = ""
-    state: str = "expected"  # expected, up, leaving, lost, stopped
+    state: HostState = HostState.EXPECTED
     hostname: str = ""
     pid: int = 0
     machine: str = ""
@@ -49,7 +50,7 @@ class Proc:
     proc: int
     group: str
     rank: int
-    state: str = "starting"
+    state: ProcState = ProcState.STARTING
     pid: int = 0
     end: RankExit | None = None
     trouble: str = ""
@@ -160,15 +161,15 @@ class Registry:
     def proc_is_up(self, proc: int, pid: int) -> list[Waiting]:
         """Note that a rank runs; return the requests that this completes."""
         entry = self.procs.get(proc)
-        if entry is not None and entry.state == "starting":
-            entry.state, entry.pid = "running", pid
+        if entry is not None and entry.state == ProcState.STARTING:
+            entry.state, entry.pid = ProcState.RUNNING, pid
         return self._settle(proc)
 
     def proc_has_ended(self, end: RankExit, *, settle: bool = True) -> list[Waiting]:
         """Note a rank's end; return the requests that this completes. One that starts again completes none."""
         entry = self.procs.get(end.proc)
         if entry is not None:
-            entry.state = "stopped" if end.stopped else "lost"
+            entry.state = ProcState.STOPPED if end.stopped else ProcState.LOST
             entry.pid, entry.end, entry.trouble = end.pid, end, ""
         return self._settle(end.proc) if settle else []
 

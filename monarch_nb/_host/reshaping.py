@@ -16,6 +16,7 @@ from monarch_nb._host.registry import Group, Host
 from monarch_nb._host.report import Report, empty_report
 from monarch_nb._host.script import Script
 from monarch_nb._host.starting import PROCESS_JOB
+from monarch_nb._protocol.states import HostState, ProcState
 from monarch_nb._shape import Extent, elastic_numbers, format_ranks
 from monarch_nb._wire import address
 
@@ -132,7 +133,7 @@ class Reshaping:
             host.env = model.env
             home.hosts.link.start(home.hosts.link.ticket(host, model.endpoint), host.env)
         yield partial(home.healing.when_settled, {address.host_proc(h.index) for h in added})
-        late = [h.label for h in added if h.state != "up"]
+        late = [h.label for h in added if h.state != HostState.UP]
         if late:
             raise ValueError(f"{', '.join(late)} did not start")
         return added
@@ -162,7 +163,7 @@ class Reshaping:
             place = home.ranks.place(group, entry)
             if "RANK" in model or "RANK" in entry.own_env:
                 entry.own_env = {**model, **entry.own_env, **elastic_numbers(place)}
-            if entry.state == "running":
+            if entry.state == ProcState.RUNNING:
                 home.event(proc, "renumbered", {**place, "extent": group.context, "procs": tuple(group.procs)})
 
     def _tell_all(self, group: Group, actors: Mapping[int, tuple[int, ...]]) -> None:

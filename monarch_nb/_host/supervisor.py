@@ -26,9 +26,9 @@ from monarch_nb._host.rank_command import rank_command
 from monarch_nb._host.warming import Zygote, start_zygote
 from monarch_nb._host.zygote import RANKS_PER_REQUEST, set_process_name
 from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.states import ProcState
 from monarch_nb._wire.process import count_oom_kills
 
-STARTING, RUNNING, STOPPING, LOST, STOPPED = "starting", "running", "stopping", "lost", "stopped"
 STOP_GRACE_S = 3.0
 COMMAND_S = 120.0
 """How long a command of the user's may take until it's a rank."""
@@ -46,7 +46,7 @@ class Rank:
     token: str
     pid: int = 0
     pidfd: int = -1
-    state: str = STARTING
+    state: ProcState = ProcState.STARTING
     outputs: list[OutputReader] = field(default_factory=list)
     tail: list[bytes] = field(default_factory=list)
     gpu: str = ""
@@ -137,7 +137,7 @@ class Supervisor:
         self._loop.forget_file(link.fileno())
         link.close()
         process.wait()
-        for rank in [r for r in self.ranks.values() if r.state == STARTING and not r.pid and r.asked is link]:
+        for rank in [r for r in self.ranks.values() if r.state == ProcState.STARTING and not r.pid and r.asked is link]:
             self._ended(rank, None, "was never started: the zygote, which forks ranks, had died")
 
     # --- starting
@@ -218,7 +218,7 @@ class Supervisor:
 
     def _give_up(self, rank: Rank) -> None:
         """The user's command had time enough to become a rank."""
-        if rank.state == STARTING:
+        if rank.state == ProcState.STARTING:
             rank.tail.append(f"bootstrap_command has not become a rank within {COMMAND_S:g} s: it is to run `python -m monarch_nb._rank.bootstrap`\n".encode())
             self._signal(rank, signal.SIGKILL)
 
@@ -226,7 +226,7 @@ class Supervisor:
         rank.pid = pid
         rank.pidfd = os.pidfd_open(pid)
         self._loop.watch_file(rank.pidfd, lambda: self._reap(rank))
-        if rank.state == STOPPING:
+        if rank.state == ProcState.STOPPING:
             self._signal(rank, signal.SIGKILL)
 
     def drain(self) -> None:
@@ -256,8 +256,8 @@ class Supervisor:
             output.drain()
             output.close()
         rank.outputs.clear()
-        stopped = rank.state == STOPPING
-        rank.state = STOPPED if stopped else LOST
+        stopped = rank.state == ProcState.STOPPING
+        rank.state = ProcState.STOPPED if stopped else ProcState.LOST
         signaled = status is not None and status.si_code != os.CLD_EXITED
         if signaled and status.si_status == signal.SIGKILL and not stopped and count_oom_kills() > self._num_oom_kills:
             self._num_oom_kills += 1
@@ -292,9 +292,9 @@ class Supervisor:
 
     def stop(self, procs: list[int], grace_s: float = STOP_GRACE_S) -> None:
         """Ask ranks to leave, and kill after `grace_s` those that haven't."""
-        leaving = [r for p in procs if (r := self.ranks.get(p)) is not None and r.state in (STARTING, RUNNING)]
+        leaving = [r for p in procs if (r := self.ranks.get(p)) is not None and r.state in (ProcState.STARTING, ProcState.RUNNING)]
         for rank in leaving:
-            rank.state = STOPPING
+            rank.state = ProcState.STOPPING
             self._signal(rank, signal.SIGTERM if grace_s > 0 else signal.SIGKILL)
         if grace_s > 0:
             self._loop.call_later(grace_s, lambda: self._kill(leaving))
@@ -306,7 +306,7 @@ class Supervisor:
     @property
     def num_alive(self) -> int:
         """Ranks that haven't ended."""
-        return sum(r.state in (STARTING, RUNNING, STOPPING) for r in self.ranks.values())
+        return sum(r.state in (ProcState.STARTING, ProcState.RUNNING, ProcState.STOPPING) for r in self.ranks.values())
 
     def close(self) -> None:
         """Kill what is left, zygote included, and wait for it."""

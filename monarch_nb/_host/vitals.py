@@ -16,7 +16,8 @@ from typing import Any
 
 from monarch_nb._host.loop import Loop
 from monarch_nb._host.sampler import Sample, Sampler
-from monarch_nb._host.supervisor import RUNNING, Rank, Supervisor
+from monarch_nb._host.supervisor import Rank, Supervisor
+from monarch_nb._protocol.states import ProcState
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.page import BUSY, DEBUGGING, IDLE, PAGE_BYTES, Activity, read_page, read_totals
@@ -148,7 +149,7 @@ class Vitals:
 
     def _poll(self) -> None:
         for proc, rank in list(self._supervisor.ranks.items()):
-            if rank.state == RUNNING:
+            if rank.state == ProcState.RUNNING:
                 self._read_page(proc)
 
     def _read_page(self, proc: int) -> None:
@@ -192,7 +193,7 @@ class Vitals:
     # --- samples
 
     def _sample(self, num_pss: int, then: Callable[[], None] | None = None) -> None:
-        ranks = [r for r in self._supervisor.ranks.values() if r.state == RUNNING and r.pid]
+        ranks = [r for r in self._supervisor.ranks.values() if r.state == ProcState.RUNNING and r.pid]
         pids = [r.pid for r in ranks]
         first, self._next_pss = self._next_pss, self._next_pss + num_pss
         with_memory = {pids[i % len(pids)] for i in range(first, first + num_pss)} if pids else set()
@@ -220,7 +221,7 @@ class Vitals:
             if gpus:
                 row["gpus"] = _gpus_of(rank, gpus)
                 row["gpu_memory_bytes"] = used.get(rank.proc)
-            if self._supervisor.ranks.get(rank.proc) is rank and rank.state == RUNNING:
+            if self._supervisor.ranks.get(rank.proc) is rank and rank.state == ProcState.RUNNING:
                 self._put(rank.proc, **row)
 
     def _take_sample(self, sample: Sample) -> None:

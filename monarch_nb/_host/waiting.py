@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb._host.registry import Waiting
 from monarch_nb._host.request import LATER
+from monarch_nb._protocol.states import HostState, ProcState
 from monarch_nb._wire import address
 from monarch_nb._wire.message import Message
 
@@ -23,12 +24,12 @@ class WaitingDesk:
     def do_wait_procs(self, message: Message, fields: dict[str, Any]) -> object:
         """Answer once ranks are up or have ended."""
         procs = self._home.registry.procs
-        return self.answer_when(message, {p for p in fields["procs"] if procs[p].state == "starting"})
+        return self.answer_when(message, {p for p in fields["procs"] if procs[p].state == ProcState.STARTING})
 
     def do_wait_hosts(self, message: Message, fields: dict[str, Any]) -> object:
         """Answer once hosts have joined."""
         hosts = self._home.hosts
-        return self.answer_when(message, {address.host_proc(h) for h in fields["hosts"] if hosts.get(h).state == "expected"})
+        return self.answer_when(message, {address.host_proc(h) for h in fields["hosts"] if hosts.get(h).state == HostState.EXPECTED})
 
     def answer_when(self, message: Message, left: set[int], *, restarted: bool = False) -> object:
         """Answer once those that are `left` have settled; `restarted`: not before one of them has."""

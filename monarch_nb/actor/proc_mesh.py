@@ -13,6 +13,7 @@ from monarch_nb._client.session import Session
 from monarch_nb._post.office import Office
 from monarch_nb._post.origin import origin_in
 from monarch_nb._post.pending import Gather
+from monarch_nb._protocol.states import ProcState
 from monarch_nb._shape import Extent, MeshTrait, Shape, encode_extent
 from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
@@ -235,7 +236,7 @@ class ProcMesh(MeshTrait):
         rows = {row["proc"]: row for row in books["procs"]}
         if self._stopped or self._group in books["healing"]:
             return False
-        return all(rows[p]["state"] in ("starting", "running") for p in self._procs)
+        return all(rows[p]["state"] in (ProcState.STARTING, ProcState.RUNNING) for p in self._procs)
 
     def heal(self, *, timeout_s: float = HEAL_S) -> HealReport:
         """Put back what these processes have lost; returns once all is in its place again.

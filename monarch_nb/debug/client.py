@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._client.state import StatusFeed
+from monarch_nb._protocol.states import StopState
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.core import Mesh
@@ -41,7 +42,7 @@ class Stop:
     line: int
     function: str
     text: str = ""
-    state: str = "stopped"
+    state: StopState = StopState.STOPPED
     reason: str = "breakpoint"
     error: str = ""
     path: str = ""
@@ -52,7 +53,7 @@ class Stop:
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Stop:
         """Make it of what the home says."""
-        return cls(**{**row, "source": tuple((n, text) for n, text in row["source"])})
+        return cls(**{**row, "state": StopState(row["state"]), "source": tuple((n, text) for n, text in row["source"])})
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ class MeshDebugger:
 def completions(mesh: Mesh, text: str) -> list[str]:
     """Return names that begin with a text, at the first stop."""
     debugger = mesh.debugger()
-    stops = [s for s in debugger.stops() if s.state == "stopped"]
+    stops = [s for s in debugger.stops() if s.state == StopState.STOPPED]
     if not stops:
         return []
     answers = debugger.send(stops[:1], f"!!complete {text}")

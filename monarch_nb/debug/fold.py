@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from monarch_nb._protocol.states import StopState
 from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb.debug.client import Answers, Stop
 
@@ -26,7 +27,7 @@ def place_text(stops: list[Stop]) -> str:
     """
     first = stops[0]
     who = name_ranks(sorted({s.rank for s in stops}))
-    if first.state == "running":
+    if first.state == StopState.RUNNING:
         return f"{who}: runs on from {first.file}, line {first.line}"
     error = f"{first.error}  " if first.error else ""
     return f"{who}: {error}{first.file}, line {first.line}, in {first.function}: {first.text}  ({first.what or first.thread})"
@@ -44,7 +45,7 @@ def stops_text(stops: list[Stop], lines: int = 2) -> str:
     for group in places(stops):
         parts.append(place_text(group))
         source = source_text(group[0], lines)
-        if source and group[0].state == "stopped":
+        if source and group[0].state == StopState.STOPPED:
             parts.append(source)
     return "\n".join(parts)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._protocol.states import StopState
 from monarch_nb._shape import format_ranks, parse_ranks
 from monarch_nb._shape.rank_set import RankSetError
 from monarch_nb.debug import grammar
@@ -169,7 +170,7 @@ class Prompt:
                 self._help(focus, about)
             case grammar.Line(text):
                 if text:
-                    self._send([s for s in focus if s.state == "stopped"], text)
+                    self._send([s for s in focus if s.state == StopState.STOPPED], text)
         return True
 
     def _set_focus(self, stops: list[Stop], ranks: str, thread: str) -> None:

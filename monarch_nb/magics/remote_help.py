@@ -9,6 +9,7 @@ import html
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._protocol.states import RankState
 from monarch_nb._shape import format_ranks
 from monarch_nb.exceptions import MeshError
 from monarch_nb.magics.auto import AutoMode
@@ -90,7 +91,7 @@ class RemoteHelp:
 
 def remote_text(mesh: Mesh, name: str, detail_level: int = 0) -> str:
     """Return what ranks know of a name; nothing if they don't know it, or all are busy."""
-    occupied = {rank.rank for rank in mesh.status().ranks if rank.cell is not None or rank.state in ("debugging", "unresponsive")}
+    occupied = {rank.rank for rank in mesh.status().ranks if rank.cell is not None or rank.state in (RankState.DEBUGGING, RankState.UNRESPONSIVE)}
     ranks = [rank for rank in mesh.living_ranks() if rank not in occupied]
     if not ranks:
         return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from monarch_nb._protocol.states import RankState
 from monarch_nb._shape import name_ranks
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.magics.starting import prepare_distributed
@@ -52,7 +53,7 @@ def take_on_group(mesh: Mesh, backend: str, timeout_s: float | None) -> str:
 def _busy(mesh: Mesh) -> list[int]:
     """Return ranks that do something, and go on doing it for a while: what a rank has just ended may still be seen."""
     deadline = time.monotonic() + _PASSES_S
-    while busy := [r.rank for r in mesh.status().ranks if r.state != "idle"]:
+    while busy := [r.rank for r in mesh.status().ranks if r.state != RankState.IDLE]:
         if time.monotonic() > deadline:
             break
         time.sleep(0.05)

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from monarch_nb._client.connection_file import Connection
 from monarch_nb._client.launch import list_all_connections, why_unusable
+from monarch_nb._protocol.states import RankState
 from monarch_nb.mesh.starting import attach
-from monarch_nb.status import MeshStatus, duration
+from monarch_nb.status import TROUBLED, MeshStatus, duration
 
 ANSWER_S = 3.0
 
@@ -91,7 +92,7 @@ def _state(status: MeshStatus) -> str:
     if status.is_healing:
         return "is being healed"
     by_state = status.ranks_by_state()
-    wrong = [f"{state} {by_state[state]}" for state in ("lost", "unresponsive", "stopped", "debugging") if state in by_state]
+    wrong = [f"{state} {by_state[state]}" for state in (*TROUBLED, RankState.DEBUGGING) if state in by_state]
     return ", ".join(wrong) or status.health
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from monarch_nb._protocol.states import RankState
 from monarch_nb._shape import format_ranks
 from monarch_nb.stacks import innermost
 from monarch_nb.status import MeshStatus, RankStatus
@@ -101,7 +102,7 @@ class RankFacts:
     """
 
     rank: int
-    state: str
+    state: RankState
     reason: str = ""
     cell: int | None = None
     activities: tuple[Activity, ...] = ()
@@ -112,7 +113,7 @@ class RankFacts:
     @property
     def is_gone(self) -> bool:
         """Whether it has died, or was stopped."""
-        return self.state in ("lost", "stopped", "stopping")
+        return self.state in (RankState.LOST, RankState.STOPPED, RankState.STOPPING)
 
     @property
     def where(self) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._protocol.states import RankState
 from monarch_nb.why.facts import RankFacts, members_of, rank_facts
 from monarch_nb.why.report import HangReport, make_report
 from monarch_nb.why.verdicts import Situation, judge
@@ -30,7 +31,7 @@ def explain(mesh: Mesh, ranks: Sequence[int] | None = None) -> HangReport:
     """
     status = mesh.status()
     procs = {proc: rank for rank, proc in enumerate(mesh._procs)}
-    first = _ask(mesh, [r.rank for r in status.ranks if r.state not in ("lost", "stopped")])
+    first = _ask(mesh, [r.rank for r in status.ranks if r.state not in (RankState.LOST, RankState.STOPPED)])
     began = time.monotonic()
     answered = [r for r, found in first.items() if found["facts"] is not None]
     if any(found["facts"]["threads"] for found in first.values() if found["facts"] is not None):

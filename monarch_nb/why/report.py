@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from dataclasses import dataclass
 
+from monarch_nb._protocol.states import RankState
 from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb.status import duration
 from monarch_nb.why.facts import Activity, RankFacts
@@ -27,7 +28,7 @@ class RankRow:
     """
 
     rank: int
-    state: str
+    state: RankState
     label: str = ""
     line: str = ""
     operation: str = ""

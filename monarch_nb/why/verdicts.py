@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from monarch_nb._protocol.states import RankState
 from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb.status import duration
 from monarch_nb.why import calls
@@ -341,7 +342,7 @@ def _is_slow(rank: RankFacts) -> bool:
 
 
 def _has_stopped(rank: RankFacts) -> bool:
-    return rank.state == "debugging" or any(a.kind == "breakpoint" for a in rank.activities)
+    return rank.state == RankState.DEBUGGING or any(a.kind == "breakpoint" for a in rank.activities)
 
 
 def _in_operation(rank: RankFacts) -> Operation | None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from dataclasses import fields, replace
+from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ from hypothesis import strategies as st
 
 from monarch_nb._client.feed import Feed
 from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.states import HostState, ProcState, RankState, StopState
 from monarch_nb.exceptions import describe_end
 
 EXIT = RankExit(7, "workers", 3, "gpu-1", 4711)
@@ -65,3 +69,32 @@ def test_a_programs_end_that_nobody_watches_is_no_cells_business() -> None:
 )
 def test_an_exit_in_words(known: dict[str, Any], text: str) -> None:
     assert describe_end(replace(EXIT, **known)) == text
+
+
+@pytest.mark.parametrize("states", [HostState, ProcState, RankState, StopState])
+def test_a_state_is_its_word_wherever_it_goes(states: type[StrEnum]) -> None:
+    for state in states:
+        assert state == state.value == f"{state}" == json.loads(json.dumps(state))
+        assert repr(state) == repr(state.value), "as people have seen it in `mesh.status()` so far"
+        assert states(state.value) is state is pickle.loads(pickle.dumps(state))
+    with pytest.raises(ValueError, match="sleepy"):
+        states("sleepy")
+
+
+def test_each_state_of_a_process_is_one_that_people_may_see() -> None:
+    """A rank's process that doesn't run is shown by its own state."""
+    assert {state.value for state in ProcState} - {"running"} <= {state.value for state in RankState}
+
+
+def test_the_front_end_knows_the_same_states() -> None:
+    text = (Path(__file__).parents[2] / "labextension/src/protocol.ts").read_text()
+    (union,) = re.findall(r"(?m)^ *'starting' .*;$", text)
+    assert set(re.findall(r"'(\w+)'", union)) == {state.value for state in RankState}
+
+
+def test_no_state_is_compared_with_a_word() -> None:
+    """A word that is misspelt would be equal to nothing, and nobody would hear of it."""
+    compared = re.compile(r"\.state\)? (==|!=|in|not in) \(?\"")
+    package = Path(__file__).parents[2] / "monarch_nb"
+    sources = [file for file in package.rglob("*.py") if "rdma" not in file.parts]  # ports of devices have states of their own
+    assert [f"{file}: {line}" for file in sources for line in file.read_text().splitlines() if compared.search(line)] == []
