@@ -15,6 +15,7 @@
      ├── MeshUnreachable        (ConnectionError) a handle on a mesh to which this process has no way
      ├── MeshUsageError         (ValueError) a magic that was typed wrongly, a cell that isn't Python, an argument that can't be
      │    └── NameTaken         a mesh of that name runs, or is being started
+     ├── StaleCode              (RuntimeError) a rank runs other code than its file holds: it can't be reloaded, or isn't to be
      ├── NoTensorEngine         (NotImplementedError) a tensor of a mesh was asked for, and there are none yet
      ├── WrongArguments         (TypeError) a call or a spawn with other arguments than it takes
      └── RDMAError              bytes could not be moved; the memory they were for may have part of them
@@ -63,6 +64,7 @@ __all__ = [
     "RankFailure",
     "RankSetError",
     "RankTimeout",
+    "StaleCode",
     "SupervisionError",
     "TransferTimeout",
     "UnknownVariable",
@@ -104,6 +106,10 @@ class MeshUnreachable(MeshError, ConnectionError):
 
 class MeshUsageError(MeshError, ValueError):
     """Something that was typed wrongly; nothing has been sent."""
+
+
+class StaleCode(MeshError, RuntimeError):
+    """A module's file holds other code than the rank has loaded, and that can't be had there, or isn't to be: what was to run hasn't begun."""
 
 
 class WrongArguments(MeshError, TypeError):

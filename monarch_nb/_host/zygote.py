@@ -32,7 +32,7 @@ from typing import Any
 
 from monarch_nb._host.warming import ONE_THREAD
 
-PRELOAD_FIRST = ("zmq", "cloudpickle", "monarch_nb._rank.main", "torch")
+PRELOAD_FIRST = ("zmq", "cloudpickle", "monarch_nb._rank.main", "monarch_nb._reload:install", "torch")
 PRELOAD_IDLE = (  # in pieces: a request waits for the piece that is being loaded, half a second at most
     "monarch_nb._rank.interactive:prepare",
     "torch.distributed",

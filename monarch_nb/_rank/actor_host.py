@@ -42,6 +42,8 @@ class ActorHost:
         self.page = page if page is not None else Page()
         self.debugger = debugger
         self.actors: dict[int, ActorRunner] = {}
+        self.before_call: Callable[[], None] | None = None
+        """Called on an actor's thread before it handles a call; what it raises is the answer."""
         self.checkpoints: dict[int, Checkpoints] = {}
         """By actor; they survive it."""
         self.checkpoint_epochs: dict[int, int] = {}

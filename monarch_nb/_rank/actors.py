@@ -149,7 +149,7 @@ class ActorRunner:
         self.created_by, self.proc_mesh = recipe["creator_instance"], recipe["proc_mesh"]
         self.mesh = recipe["mesh"]
         self.thread.name = f"actor-{self.name}"
-        if _has_async(recipe["class"]):
+        if has_async(recipe["class"]):
             asyncio.run(self._live_async(recipe, spawn))
         else:
             self._construct(recipe, spawn)
@@ -307,19 +307,28 @@ class ActorRunner:
         frame = sys._current_frames().get(self._ident) if self.current is not None else None
         return [frame] if frame is not None else []
 
+    @property
+    def has_loop(self) -> bool:
+        """Say whether the actor's messages are handled in an event loop."""
+        return self.inbox.hook is not None
+
+    def renew_methods(self) -> None:
+        """Look methods up again: the class has been changed. Called in another thread."""
+        self._methods = {}
+
     def reload(self, cls: type) -> None:
         """Give the living instance a new class: new methods, the same state. Called in another thread.
 
         Raises:
             TypeError: if the new class can't take its place.
         """
-        if _has_async(cls) and self.inbox.hook is None:
+        if has_async(cls) and not self.has_loop:
             raise TypeError(
                 f"{cls.__name__} has async methods now, but the actor {self.name!r} was started without an event loop: "
                 "spawn it anew"
             )
         self.instance.__class__ = cls
-        self._methods = {}
+        self.renew_methods()
         if self.mesh is not None:
             self.mesh._reload(cls)
 
@@ -344,6 +353,8 @@ class ActorRunner:
         try:
             try:
                 self.current = message
+                if self.host.before_call is not None:
+                    self.host.before_call()
                 method = self._method(message.name)
                 self.slot.begin(method.label, message.origin)
                 self.label = method.label
@@ -421,6 +432,8 @@ class ActorRunner:
             _OWN_MESSAGES[message.name](self, message)
             return
         try:
+            if self.host.before_call is not None:
+                self.host.before_call()
             method = self._method(message.name)
         except BaseException as error:
             self._raised(error, message)
@@ -646,7 +659,7 @@ _OWN_MESSAGES: dict[bytes, Callable[[ActorRunner, Message], None]] = {
 }
 
 
-def _has_async(cls: type) -> bool:
+def has_async(cls: type) -> bool:
     """Say whether any method of `cls` is a coroutine function: such an actor gets an event loop."""
     for name in dir(cls):
         member = inspect.getattr_static(cls, name, None)

@@ -16,13 +16,14 @@ from typing import Any
 
 # The whole package, while there's one thread: two that import it by different modules would wait for each other.
 import monarch_nb.actor  # noqa: F401
-from monarch_nb import sources
+from monarch_nb import _reload, sources
 from monarch_nb._post import here
 from monarch_nb._post.context import CallContext, call_context
 from monarch_nb._post.office import Office
 from monarch_nb._rank import forked, keyboard, streams
 from monarch_nb._rank.actor_host import ActorHost
 from monarch_nb._rank.debugger import Debugger
+from monarch_nb._rank.reloading import Reloader
 from monarch_nb._rank.worker import Worker
 from monarch_nb._shape import elastic_numbers
 from monarch_nb._wire import address, codec
@@ -53,6 +54,7 @@ class Rank:
         self.debugger = Debugger(self.office)
         self.worker = Worker(self)
         self.actors = ActorHost(self.office, self.worker.inbox.put, self.page, self.debugger)
+        self.reloader = Reloader(self.actors)
 
     def receive_guest(self, office: Office) -> None:
         """This process has come to another mesh as a guest: what it owns there is its to look after, and it leaves when we do."""
@@ -79,6 +81,7 @@ def run_rank(spec: dict[str, Any], host_pid: int) -> None:
     _set_environment(spec)
     pipe = streams.install(spec["token"])
     sources.guard()
+    _reload.install()
     _reseed()
     _bind(spec)
     _limit_threads(spec)

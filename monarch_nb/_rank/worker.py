@@ -24,6 +24,7 @@ from monarch_nb._rank.inbox import Inbox
 from monarch_nb._rank.mending import Mender, guard_handlers
 from monarch_nb._rank.shell import Diversion, describe_cell_error
 from monarch_nb._rank.streams import flush_replaced
+from monarch_nb._reload import RankReload
 from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.message import Message
@@ -248,6 +249,8 @@ class Worker:
 
     def work_execute(self, message: Message) -> object:
         """Call a function."""
+        if self.rank.actors.before_call is not None:
+            self.rank.actors.before_call()
         function, args, kwargs = self._fields(message)
         return function(*args, **kwargs)
 
@@ -283,6 +286,7 @@ class Worker:
             self._interruptible = True
             if n in self.cancelled:
                 raise KeyboardInterrupt
+            self._say(self.rank.reloader.before_cell())
             ended, self._last_value = self._shell.run(
                 fields["source"], fields["number"], None if recording is None else recording.end
             )  # the profile is the cell's, not that of printing its value
@@ -442,6 +446,10 @@ class Worker:
             runner.reload(cls)
         return len(runners)
 
+    def work_reload(self, message: Message) -> RankReload:
+        """Have modules run what their files hold, or say which would be reloaded."""
+        return self.rank.reloader.reload(self._fields(message))
+
     def work_complete(self, message: Message) -> list[str]:
         """Return what a name or an attribute may go on with, in the cells' namespace."""
         return variables.complete(self.namespace, self._fields(message))
@@ -459,6 +467,7 @@ class Worker:
         """Set environment variables; each rank may have its own."""
         per_rank = self._fields(message)
         os.environ.update(per_rank[message.slot] if isinstance(per_rank, list) else per_rank)
+        self.rank.reloader.read_mode()
 
     def work_start_rendezvous(self, message: Message) -> tuple[str, int]:
         """Start a store at which all ranks can meet; return its address and port."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import secrets
+import weakref
 from collections.abc import Generator, Hashable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
@@ -126,6 +127,10 @@ class MeshState:
         return f"{what}: the actor mesh {failure.mesh!r} is dead: {failure.message}"
 
 
+_WITH_ENDPOINTS: weakref.WeakValueDictionary[int, ActorMesh[Any]] = weakref.WeakValueDictionary()
+"""Handles of which endpoints have been asked for."""
+
+
 class Load:
     """How many calls of `choose` are under way, by slot."""
 
@@ -138,6 +143,12 @@ class Load:
     def done(self, slot: int) -> None:
         """A call has been answered."""
         self.num[slot] -= 1
+
+
+def renew_endpoints() -> None:
+    """Have all handles of this process look up their endpoints again: classes have been changed in place, and signatures with them."""
+    for mesh in list(_WITH_ENDPOINTS.values()):
+        mesh._renew_endpoints()
 
 
 class ActorMesh(MeshTrait, Generic[T]):
@@ -215,6 +226,7 @@ class ActorMesh(MeshTrait, Generic[T]):
             raise AttributeError(self._no_endpoint(name))
         made = self._as_endpoint(name)
         self.__dict__[name] = made
+        _WITH_ENDPOINTS[id(self)] = self
         return made
 
     def _no_endpoint(self, name: str) -> str:
@@ -225,9 +237,13 @@ class ActorMesh(MeshTrait, Generic[T]):
 
     def _reload(self, cls: type) -> None:
         """Take note that the actors have a new class: endpoints are looked up anew."""
-        for name in [k for k, v in vars(self).items() if isinstance(v, Endpoint)]:
-            delattr(self, name)
+        self._renew_endpoints()
         self._class = cls
+
+    def _renew_endpoints(self) -> None:
+        """Look endpoints up again when they're asked for."""
+        for name in [k for k, v in list(vars(self).items()) if isinstance(v, Endpoint)]:
+            vars(self).pop(name, None)
 
     def _reshape(self, procs: tuple[int, ...], shape: Shape) -> None:
         """Take on the sizes that the processes' mesh has now."""
@@ -236,8 +252,7 @@ class ActorMesh(MeshTrait, Generic[T]):
         self._procs = self._all_procs
         self._context = encode_extent(shape.extent)
         self._load_state = None
-        for name in [k for k, v in vars(self).items() if isinstance(v, Endpoint)]:
-            delattr(self, name)
+        self._renew_endpoints()
 
     def _as_endpoint(self, name: str) -> Any:
         if is_relayed(self):

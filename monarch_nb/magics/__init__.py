@@ -5,7 +5,7 @@ verbs       which function each verb calls, and its arguments
 arguments   types of arguments, each with a clear error
 refusal     what can't be done, said in one clear error
 state       which meshes this kernel uses
-lifecycle, data, journal, auto, reload, settings, verb_help   what the verbs do
+lifecycle, data, journal, auto, reload, sync, settings, verb_help   what the verbs do
 cell        a cell on its way: live view while it runs, red when it fails
 missed      what nobody has seen, in one display
 completion, values   what Tab offers
@@ -20,6 +20,7 @@ from typing import Any
 
 def load(shell: Any) -> None:
     """Register the magics, say what runs, and warm up."""
+    from monarch_nb import _reload
     from monarch_nb._client import kernel, spare, waiting
     from monarch_nb.display.live import leave_displays
     from monarch_nb.display.transfer_bar import show_long
@@ -30,8 +31,10 @@ def load(shell: Any) -> None:
     from monarch_nb.magics.refusal import explanation
     from monarch_nb.magics.reload import StaleClasses
     from monarch_nb.magics.remote_help import RemoteHelp
+    from monarch_nb.magics.sync import CodeWatch
 
     unload(shell)
+    _reload.install()
     magics = MeshMagics(shell)
     shell.register_magics(magics)
     waiting.on_stop = CellPrompt(magics.state)
@@ -42,6 +45,7 @@ def load(shell: Any) -> None:
     RemoteHelp(magics.state, shell).install()
     shell.input_transformers_cleanup.append(explain_verbs)
     shell.events.register("post_run_cell", StaleClasses(magics.state).__call__)
+    shell.events.register("pre_run_cell", CodeWatch(magics.state).__call__)
     spare.prepare()
     try:
         say_what_runs(shell)
@@ -56,6 +60,7 @@ def unload(shell: Any) -> None:
     from monarch_nb.magics.completion import Completion, explain_verbs
     from monarch_nb.magics.reload import StaleClasses
     from monarch_nb.magics.remote_help import RemoteHelp
+    from monarch_nb.magics.sync import CodeWatch
 
     if explain_verbs in shell.input_transformers_cleanup:
         shell.input_transformers_cleanup.remove(explain_verbs)
@@ -67,6 +72,7 @@ def unload(shell: Any) -> None:
     RemoteHelp.remove(shell)
     matchers = shell.Completer.custom_matchers
     matchers[:] = [m for m in matchers if not isinstance(getattr(m, "__self__", None), Completion)]
-    for callback in list(shell.events.callbacks["post_run_cell"]):
-        if isinstance(getattr(callback, "__self__", None), StaleClasses):
-            shell.events.unregister("post_run_cell", callback)
+    for event in ("post_run_cell", "pre_run_cell"):
+        for callback in list(shell.events.callbacks[event]):
+            if isinstance(getattr(callback, "__self__", None), StaleClasses | CodeWatch):
+                shell.events.unregister(event, callback)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monarch_nb.exceptions import MeshUsageError
+from monarch_nb.magics import sync
 from monarch_nb.magics.arguments import Namespace, shortened
 from monarch_nb.magics.state import State
 from monarch_nb.status import duration, parse_duration
@@ -34,7 +35,8 @@ class Setting(NamedTuple):
 
 
 def set_(state: State, arguments: Namespace) -> None:
-    """Show the settings that hold, or change one: breakpoints stop|skip; debug-on-error on|off; why-after 30s|off; journal 7 days|off|on."""
+    """Show the settings that hold, or change one: breakpoints stop|skip; debug-on-error on|off; why-after 30s|off; journal 7 days|off|on;
+    sync warn|watch|strict|off."""
     if arguments.setting is None:
         for name in SETTINGS:
             print(_line(name, _mesh_for(state, arguments, name, must=False)))
@@ -121,6 +123,7 @@ def _days(seconds: float) -> str:
 
 
 SETTINGS: dict[str, Setting] = {
+    "sync": Setting("warn|watch|strict|off", "before a cell, when a module's file has changed", sync.read_mode, sync.set_mode),
     "breakpoints": Setting("stop|skip", "what breakpoints do", *_choice("skip", {"stop": False, "skip": True})),
     "debug-on-error": Setting("on|off", "whether an error stops where it's raised", *_choice("on_error", {"on": True, "off": False})),
     "debug-timeout": Setting(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from monarch_nb.magics import auto, data, debug, doctor, journal, lifecycle, reload, settings, verb_help
+from monarch_nb.magics import auto, data, debug, doctor, journal, lifecycle, reload, settings, sync, verb_help
 from monarch_nb.magics.arguments import (
     Namespace,
     Parser,
@@ -62,6 +62,7 @@ VERBS: dict[str, Verb] = {
     "logs": journal.logs,
     "auto": auto.auto,
     "reload": reload.reload,
+    "sync": sync.sync,
     "help": verb_help.help_,
 }
 
@@ -168,6 +169,13 @@ def _on_failure(add: Any) -> None:
     add("--max-restarts", type=positive, default=5, help="how often within ten minutes")
 
 
+def _sync(add: Any) -> None:
+    add("paths", nargs="*", metavar="PATH", help="files or folders; without any, whatever has changed")
+    add("--watch", "-w", action="store_true", help="from now on before each cell and each call of an actor")
+    add("--stop", action="store_true", help="no longer")
+    add("--dry-run", action="store_true", help="only say what would be reloaded")
+
+
 def _history(add: Any) -> None:
     add("number", type=cell_number, nargs="?", help="all about one entry")
     add("--last", type=positive, default=50, help="how many entries")
@@ -198,6 +206,7 @@ _OWN: dict[str, Callable[[Any], None]] = {
     "result": lambda add: add("number", type=cell_number, nargs="?", help="number in %%mesh history"),
     "export": lambda add: add("file", metavar="FILE", help="FILE.ipynb or FILE.py"),
     "help": lambda add: add("verb", nargs="?", help="all about one verb"),
+    "sync": _sync,
     "auto": lambda add: add("mode", choices=("on", "off")),
     "reload": lambda add: add("cls", type=variable_name, metavar="CLASS", help="the actor class, as this notebook defines it now"),
 }

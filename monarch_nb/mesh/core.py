@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb._client.session import Session
 from monarch_nb._client.state import StatusFeed
 from monarch_nb._post.office import OfficeClosed
+from monarch_nb._reload import SyncMode
 from monarch_nb._shape import Extent, Shape, format_ranks, parse_ranks
 from monarch_nb._wire.process import wait_until_gone
 from monarch_nb.actor.future import Future
@@ -23,6 +25,7 @@ from monarch_nb.mesh.environment import EnvironmentDifference, find_environment_
 from monarch_nb.mesh.export import literals
 from monarch_nb.mesh.history import Entries, History
 from monarch_nb.mesh.replay import replay as run_again
+from monarch_nb.mesh.sync import SYNC_S, SyncReceipt, set_sync_mode, sync, sync_mode
 from monarch_nb.mesh.variables import Difference, Variables, check_name, explained, find_difference
 from monarch_nb.status import MeshStatus
 
@@ -295,6 +298,36 @@ class Mesh(ProcMesh):
         from monarch_nb.rdma.doctor import diagnose
 
         return diagnose(self, ranks, size_bytes, measures, all_paths=all_paths)
+
+    # --- the code that ranks run
+
+    def sync(self, *paths: str | os.PathLike[str], dry_run: bool = False, timeout_s: float = SYNC_S) -> SyncReceipt:
+        """Have this program and all ranks run what the files of their modules hold now; objects keep their identity and state.
+
+        Only modules of yours are looked at, not installed packages. Files aren't sent: ranks read them where they run.
+
+        Args:
+            paths: files or folders; without any, whatever has changed.
+            dry_run: only say what would be reloaded.
+            timeout_s: so long a rank that is busy is waited for; it reloads when it's done, and the receipt says so.
+
+        Raises:
+            MeshUsageError: if a path doesn't exist.
+
+        Example:
+            >>> print(mesh.sync())                        # doctest: +SKIP
+            [0-7] reloaded model.py (class Net, 2 functions)
+        """
+        return sync(self, paths, dry_run=dry_run, timeout_s=timeout_s)
+
+    @property
+    def sync_mode(self) -> SyncMode:
+        """What ranks do before a cell when modules that they have loaded have changed: warn, watch, strict or off."""
+        return sync_mode(self)
+
+    @sync_mode.setter
+    def sync_mode(self, mode: str) -> None:
+        set_sync_mode(self, mode)
 
     def debugger(self) -> MeshDebugger:
         """Return the debugger of this mesh: who stands at a breakpoint, and commands to them."""

@@ -1,0 +1,132 @@
+"""The user's modules on this rank: whether their files have changed is seen before a cell runs, and before a call if they're watched."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+from monarch_nb import _reload
+from monarch_nb._rank.actors import has_async
+from monarch_nb._reload import ModuleReload, RankReload, ReloadRequest, SyncMode
+from monarch_nb.exceptions import StaleCode
+
+if TYPE_CHECKING:
+    from monarch_nb._rank.actor_host import ActorHost
+
+VARIABLE = "MONARCH_NB_SYNC"
+"""What is done about code that has changed, for this rank: a `SyncMode`."""
+
+
+class Reloader:
+    """What a rank does about modules whose files have changed. Cells and calls ask it, each on its own thread."""
+
+    def __init__(self, actors: ActorHost) -> None:
+        self._actors = actors
+        self._lock = threading.Lock()
+        self._said: set[str] = set()
+        """Warnings that were given: one is given again when something else has changed."""
+        self.mode = SyncMode.WARN
+        self.read_mode()
+
+    def read_mode(self) -> None:
+        """Do as the environment says from now on."""
+        text = os.environ.get(VARIABLE, SyncMode.WARN)
+        self.mode = SyncMode(text) if text in tuple(SyncMode) else SyncMode.WARN
+        self._actors.before_call = self.before_call if self.mode is SyncMode.WATCH else None
+
+    def reload(self, request: ReloadRequest) -> RankReload:
+        """Reload what has changed, having compared all of each file.
+
+        Raises:
+            KeyboardInterrupt: if the user has interrupted it.
+        """
+        with self._lock:
+            changed = _reload.changed_modules(request.paths, thoroughly=True)
+            num = len(_reload.known_modules())
+            if request.is_dry:
+                return RankReload(tuple(_reload.preview(changed)), num)
+            modules = _reload.reload_modules(changed)
+            return RankReload(tuple(modules), num, tuple(self._finish(modules)))
+
+    def before_cell(self) -> list[str]:
+        """Look whether a cell would run old code; return what is to be said of it.
+
+        Raises:
+            StaleCode: if it would, and isn't to run.
+        """
+        if self.mode is SyncMode.OFF:
+            return []
+        with self._lock:
+            changed = _reload.changed_modules()
+            if not changed:
+                self._said.clear()
+                return []
+            if self.mode is SyncMode.WATCH:
+                return self._reload(changed)
+            names = ", ".join(sorted({PurePath(each.loaded.path).name for each in changed}))
+            text = f"{names} ha{'s' if len(changed) == 1 else 've'} changed since this rank loaded {'it' if len(changed) == 1 else 'them'}"
+            if self.mode is SyncMode.STRICT:
+                raise StaleCode(f"{text}, and the cell hasn't run. Next: %mesh sync (mesh.sync()), or %mesh set sync warn")
+            key = "|".join(f"{each.loaded.path}:{hash(each.source)}" for each in changed)
+            if key in self._said:
+                return []
+            self._said.add(key)
+            return [f"{text}. Next: %mesh sync; or %mesh set sync watch, to have new code from now on"]
+
+    def before_call(self) -> None:
+        """Have new code before an actor handles a call.
+
+        Raises:
+            StaleCode: if it can't be had.
+        """
+        if not self._lock.acquire(blocking=False):  # it's being reloaded, maybe by code that waits for this call
+            return
+        try:
+            changed = _reload.changed_modules()
+            if changed:
+                self._reload(changed)
+        finally:
+            self._lock.release()
+
+    # --- with the lock held
+
+    def _reload(self, changed: Sequence[_reload.Changed]) -> list[str]:
+        modules = _reload.reload_modules(changed)
+        notes = self._finish(modules)
+        failed = [module for module in modules if module.error]
+        if failed:
+            names = ", ".join(PurePath(module.path).name for module in failed)
+            raise StaleCode(
+                f"{names} can't be reloaded, and nothing was run: {failed[0].summary()}. Next: mend it and run this again; "
+                f"or go on with the old code: %mesh set sync warn\n\n{failed[0].error.rstrip()}"
+            )
+        return [*_sentences(modules, self._said), *notes]
+
+    def _finish(self, modules: Iterable[ModuleReload]) -> list[str]:
+        """Have actors and handles look up their methods again; return what goes on with old code."""
+        done = [module for module in modules if module.is_done]
+        notes = [note for module in done for note in module.notes()]
+        if not done:
+            return notes
+        from monarch_nb.actor.actor_mesh import renew_endpoints
+
+        renew_endpoints()
+        for runner in list(self._actors.actors.values()):
+            runner.renew_methods()
+            if runner.instance is not None and has_async(type(runner.instance)) and not runner.has_loop:
+                notes.append(f"actor {runner.name!r} was started without an event loop, and has async methods now: spawn it anew")
+        return notes
+
+
+def _sentences(modules: Sequence[ModuleReload], said: set[str]) -> list[str]:
+    """Return what was reloaded, in a line, and what can't be, once."""
+    done = [module.summary() for module in modules if module.is_done and module.changes]
+    lines = [f"reloaded {', '.join(done)}"] if done else []
+    for module in modules:
+        if module.trouble and module.summary() not in said:
+            said.add(module.summary())
+            lines.append(module.summary())
+    return lines

@@ -1,0 +1,225 @@
+"""What each module of the user's was executed from, noted while it is imported; and which of their files have changed since.
+
+A module is the user's if its file lies in no library: not with Python's own modules, not in site-packages, and not in this package.
+"""
+
+from __future__ import annotations
+
+import os
+import site
+import sys
+import sysconfig
+import time
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib.machinery import ExtensionFileLoader, ModuleSpec, SourceFileLoader
+from importlib.util import cache_from_source
+from types import CodeType, ModuleType
+from typing import Any
+
+from monarch_nb._reload.watch import FileStatus, Watch, file_status
+
+GRAIN_NS = 2_000_000_000
+"""A file that was read so soon after its last change may have changed again without a change of its times: clocks of file systems are coarse."""
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_LIBRARY_FOLDERS = {"site-packages", "dist-packages"}
+
+
+@dataclass(slots=True)
+class Loaded:
+    """One module of the user's.
+
+    Attributes:
+        source: what it was executed from; None for an extension module.
+        status: of the file, from before it was read.
+        read_ns: when that was, by the clock of `time.time_ns`.
+    """
+
+    name: str
+    path: str
+    source: bytes | None
+    status: FileStatus | None
+    read_ns: int
+
+    @property
+    def is_certain(self) -> bool:
+        """Say whether an equal status means an equal file."""
+        return self.status is not None and max(self.status[3:]) + GRAIN_NS < self.read_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A loaded module whose file isn't what it was executed from.
+
+    Attributes:
+        source: what the file holds now; None if it is gone, or can't be read.
+    """
+
+    loaded: Loaded
+    source: bytes | None
+
+
+_modules: dict[str, Loaded] = {}
+_watch = Watch()
+_get_code = SourceFileLoader.get_code
+_create_module = ExtensionFileLoader.create_module
+
+
+def install() -> None:
+    """Take note of modules from now on, and of those that are loaded already: of these it's believed that their files haven't changed yet."""
+    if SourceFileLoader.get_code is _noting_get_code:
+        return
+    SourceFileLoader.get_code = _noting_get_code  # type: ignore[method-assign, assignment]
+    ExtensionFileLoader.create_module = _noting_create_module  # type: ignore[method-assign]
+    for name, module in list(sys.modules.items()):
+        _note_loaded(name, module)
+
+
+def uninstall() -> None:
+    """Take note of nothing any more."""
+    SourceFileLoader.get_code = _get_code  # type: ignore[method-assign]
+    ExtensionFileLoader.create_module = _create_module  # type: ignore[method-assign]
+    _modules.clear()
+    _watch.close()
+
+
+def is_installed() -> bool:
+    """Say whether modules are taken note of."""
+    return SourceFileLoader.get_code is _noting_get_code
+
+
+def known_modules() -> dict[str, Loaded]:
+    """Return the user's modules by name, in the order of their import."""
+    return dict(_modules)
+
+
+def changed_modules(paths: Collection[str] | None = None, *, thoroughly: bool = False) -> list[Changed]:
+    """Return the loaded modules whose files have changed, in the order of their import.
+
+    Args:
+        paths: only these files or folders.
+        thoroughly: compare all of each file, whatever its status says.
+    """
+    touched = _watch.touched()
+    found = []
+    for loaded in list(_modules.values()):
+        suspect = thoroughly or touched is None or loaded.path in touched or _watch.is_blind(os.path.dirname(loaded.path))
+        if suspect or loaded.status is None or loaded.name in _pending:
+            changed = _look_at(loaded, thoroughly)
+            if changed is None:
+                _pending.discard(loaded.name)
+            else:
+                _pending.add(loaded.name)
+                found.append(changed)
+    return found if paths is None else [c for c in found if _is_among(c.loaded.path, paths)]
+
+
+_pending: set[str] = set()
+"""Modules that were found to have changed: no event tells of them again."""
+
+
+def is_current(loaded: Loaded, source: bytes | None) -> None:
+    """Take note that a module runs `source` now."""
+    loaded.source = source
+    loaded.status, loaded.read_ns = None, 0  # to be looked at once more: the file may have changed meanwhile
+
+
+def _look_at(loaded: Loaded, thoroughly: bool) -> Changed | None:
+    """Return how a module's file differs from what the module was executed from; None if it doesn't."""
+    module = sys.modules.get(loaded.name)
+    if module is None:  # taken out by the user
+        _modules.pop(loaded.name, None)
+        return None
+    now, status = time.time_ns(), file_status(loaded.path)
+    if status is not None and status == loaded.status and loaded.is_certain and not thoroughly:
+        return None
+    if loaded.source is None:
+        return None if status == loaded.status else Changed(loaded, None)
+    try:
+        with open(loaded.path, "rb") as file:
+            source = file.read()
+    except OSError:
+        return Changed(loaded, None)
+    if source != loaded.source:
+        return Changed(loaded, source)
+    loaded.status, loaded.read_ns = status, now
+    return None
+
+
+def _is_among(path: str, chosen: Iterable[str]) -> bool:
+    return any(path == each or path.startswith(each.rstrip("/") + "/") for each in chosen)
+
+
+# --- while modules are imported
+
+
+def _noting_get_code(self: SourceFileLoader, fullname: str) -> CodeType | None:
+    """Return a module's code as Python does, and take note of the source that it is of."""
+    path = self.get_filename(fullname)
+    if is_library(path):
+        return _get_code(self, fullname)
+    path = os.path.abspath(path)
+    _watch.add(os.path.dirname(path))  # before it is read: what changes from now on is told
+    now, status = time.time_ns(), file_status(path)
+    source = self.get_data(path)
+    loaded = Loaded(fullname, path, source, status, now)
+    code = _get_code(self, fullname) if _has_sure_byte_code(loaded) else self.source_to_code(source, path)
+    _modules.pop(fullname, None)
+    _modules[fullname] = loaded
+    return code
+
+
+def _has_sure_byte_code(loaded: Loaded) -> bool:
+    """Say whether the byte code that lies beside a source is surely of it: Python compares the seconds of mtime only, and the size."""
+    try:
+        cached = os.stat(cache_from_source(loaded.path)).st_mtime_ns
+    except (OSError, NotImplementedError):
+        return False
+    return loaded.status is not None and max(loaded.status[3:]) + GRAIN_NS < cached
+
+
+def _noting_create_module(self: ExtensionFileLoader, spec: ModuleSpec) -> ModuleType:
+    if spec.origin and not is_library(spec.origin):
+        path = os.path.abspath(spec.origin)
+        _watch.add(os.path.dirname(path))
+        _modules[spec.name] = Loaded(spec.name, path, None, file_status(path), time.time_ns())
+    return _create_module(self, spec)
+
+
+def _note_loaded(name: str, module: Any) -> None:
+    spec = getattr(module, "__spec__", None)
+    loader = getattr(spec, "loader", None)
+    path = getattr(spec, "origin", None)
+    if name == "__main__" or not isinstance(path, str) or not isinstance(loader, SourceFileLoader) or is_library(path):
+        return
+    path = os.path.abspath(path)
+    _watch.add(os.path.dirname(path))
+    now, status = time.time_ns(), file_status(path)
+    try:
+        with open(path, "rb") as file:
+            _modules[name] = Loaded(name, path, file.read(), status, now)
+    except OSError:
+        return
+
+
+def is_library(path: str) -> bool:
+    """Say whether a file is of a library, not of the user's."""
+    return path.startswith("<") or _is_library_folder(os.path.dirname(path))
+
+
+@cache
+def _is_library_folder(folder: str) -> bool:
+    folder = os.path.abspath(folder)
+    if not _LIBRARY_FOLDERS.isdisjoint(folder.split(os.sep)):
+        return True
+    return any(folder == root or folder.startswith(root + os.sep) for root in _library_roots())
+
+
+@cache
+def _library_roots() -> tuple[str, ...]:
+    roots = {_PACKAGE, *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))}
+    roots.update(site.getsitepackages())
+    if site.ENABLE_USER_SITE:
+        roots.add(site.getusersitepackages())
+    return tuple({os.path.abspath(root) for root in roots} | {os.path.realpath(root) for root in roots})

@@ -1,0 +1,252 @@
+"""Reloads modules: what their new statements say takes effect, and nothing has changed if one raises.
+
+Only statements that weren't there before are executed, in the module's own namespace: a table that was filled, a model that was loaded stay.
+Then functions and classes that were defined anew give their code to the old objects, which stay bound (`patch`).
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib import invalidate_caches
+from importlib.util import decode_source
+from types import ModuleType
+from typing import Any
+
+from monarch_nb._reload.lines import move_lines
+from monarch_nb._reload.loaded import Changed, is_current, known_modules
+from monarch_nb._reload.patch import CannotPatch, is_patchable, patch
+from monarch_nb._reload.report import Change, ChangeKind, ModuleReload
+from monarch_nb._reload.statements import (
+    Definition,
+    Difference,
+    definitions,
+    difference,
+    future_flags,
+    imported_names,
+)
+
+_NO_SWITCH_S = 10.0
+"""Other threads don't run while objects take on new code: none sees half of a class."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A module, and what is to be done to it."""
+
+    changed: Changed
+    module: ModuleType
+    old: ast.Module
+    new: ast.Module
+    source: str
+    difference: Difference
+
+    @property
+    def path(self) -> str:
+        return self.changed.loaded.path
+
+
+def reload_modules(changed: Sequence[Changed]) -> list[ModuleReload]:
+    """Have modules run the code that their files hold.
+
+    If one can't be compiled, none is reloaded; if one raises, it is as before, and those after it wait.
+
+    Args:
+        changed: in the order of their import, as `changed_modules` returns them.
+
+    Raises:
+        KeyboardInterrupt: if the user has interrupted what a module runs; that module is as before.
+    """
+    results: list[ModuleReload] = []
+    plans: list[_Plan] = []
+    for each in changed:
+        found = _plan(each)
+        if isinstance(found, _Plan):
+            plans.append(found)
+        else:
+            results.append(found)
+    invalidate_caches()
+    failed = any(result.error for result in results)
+    for plan in plans:
+        loaded = plan.changed.loaded
+        if failed:
+            results.append(ModuleReload(loaded.name, loaded.path, trouble="waits for the module that has failed"))
+            continue
+        result = _reload(plan)
+        failed = not result.is_done
+        results.append(result)
+    if plans:
+        _reset_compiler()
+    return results
+
+
+def preview(changed: Sequence[Changed]) -> list[ModuleReload]:
+    """Return what a reload would be about, without doing anything: the names that changed statements bind."""
+    found = []
+    for plan in map(_plan, changed):
+        if isinstance(plan, ModuleReload):
+            found.append(plan)
+            continue
+        names = [*plan.difference.bound, *plan.difference.gone]
+        text = ", ".join(names) or ("statements" if plan.difference.statements else "nothing that runs")
+        found.append(ModuleReload(plan.changed.loaded.name, plan.path, trouble=f"would change {text}"))
+    return found
+
+
+def _plan(changed: Changed) -> _Plan | ModuleReload:
+    """Return what is to be done about a module, or why nothing can be."""
+    loaded = changed.loaded
+    if loaded.source is None:
+        return ModuleReload(loaded.name, loaded.path, trouble="an extension module can't be reloaded: %mesh restart")
+    if changed.source is None:
+        return ModuleReload(loaded.name, loaded.path, trouble="its file is gone; what was loaded goes on")
+    try:
+        source = decode_source(changed.source)
+        new = ast.parse(source, loaded.path)
+        compile(new, loaded.path, "exec", dont_inherit=True, flags=future_flags(new))
+        old = ast.parse(decode_source(loaded.source), loaded.path)
+    except (SyntaxError, ValueError, UnicodeDecodeError, RecursionError) as error:
+        return ModuleReload(loaded.name, loaded.path, error="".join(traceback.format_exception_only(error)))
+    flags_changed = future_flags(old) != future_flags(new)
+    found = difference([] if flags_changed else old.body, new.body)
+    return _Plan(changed, sys.modules[loaded.name], old, new, source, found)
+
+
+def _reload(plan: _Plan) -> ModuleReload:
+    loaded = plan.changed.loaded
+    namespace = plan.module.__dict__
+    before = dict(namespace)
+    linecache.checkcache(plan.path)
+    try:
+        _execute(plan, namespace)
+    except KeyboardInterrupt:
+        _put_back(namespace, before)
+        raise
+    except BaseException as error:
+        _put_back(namespace, before)
+        return ModuleReload(loaded.name, loaded.path, error=_traceback_of(error))
+    with _undisturbed():
+        changes = list(_take_on(plan, namespace, before))
+        with suppress(Exception):
+            move_lines(plan.module, _compile(plan, plan.new))
+    is_current(loaded, plan.changed.source)
+    return ModuleReload(loaded.name, loaded.path, tuple(changes))
+
+
+def _execute(plan: _Plan, namespace: dict[str, Any]) -> None:
+    """Run the statements that are new."""
+    namespace["__doc__"] = ast.get_docstring(plan.new, clean=False)
+    for statement in plan.difference.statements:
+        exec(_compile(plan, ast.Module([statement], [])), namespace)
+
+
+def _compile(plan: _Plan, tree: ast.Module) -> Any:
+    return compile(tree, plan.path, "exec", dont_inherit=True, flags=future_flags(plan.new))
+
+
+def _put_back(namespace: dict[str, Any], before: dict[str, Any]) -> None:
+    for name in [n for n in namespace if n not in before]:
+        del namespace[name]
+    namespace.update(before)
+
+
+def _take_on(plan: _Plan, namespace: dict[str, Any], before: dict[str, Any]) -> Iterator[Change]:
+    """Give old objects the code of new ones, and bind them again."""
+    old_nodes, new_nodes = definitions(plan.old.body), definitions(plan.new.body)
+    for name in plan.difference.bound:
+        if name not in namespace:  # bound and deleted again
+            continue
+        new = namespace[name]
+        if name not in before:
+            yield Change(ChangeKind.NEW, name)
+        elif new is not before[name]:
+            yield _take_on_one(plan, namespace, name, before[name], old_nodes.get(name), new_nodes.get(name))
+    for name in plan.difference.gone:
+        if name in namespace:
+            del namespace[name]
+            yield Change(ChangeKind.GONE, name)
+
+
+def _take_on_one(
+    plan: _Plan, namespace: dict[str, Any], name: str, old: Any, old_node: Definition | None, new_node: Definition | None
+) -> Change:
+    new = namespace[name]
+    if not is_patchable(old) or not is_patchable(new) or _is_foreign(plan, new):
+        _rebind(plan.module.__name__, name, old, new)
+        return Change(ChangeKind.VALUE, name)
+    try:
+        patch(old, new, old_node, new_node)
+    except CannotPatch as error:
+        _rebind(plan.module.__name__, name, old, new)
+        return Change(ChangeKind.REPLACED, name, str(error))
+    namespace[name] = old
+    _replace_in_tables(old, new)
+    return Change(ChangeKind.CLASS if isinstance(old, type) else ChangeKind.FUNCTION, name)
+
+
+def _is_foreign(plan: _Plan, value: Any) -> bool:
+    """Say whether a function or class is of another module: imported by a statement that has changed."""
+    return getattr(value, "__module__", None) != plan.module.__name__
+
+
+def _rebind(module: str, name: str, old: Any, new: Any) -> None:
+    """Bind a new value where the user's other modules, or the notebook, have imported the old one by name."""
+    for loaded in known_modules().values():
+        other = sys.modules.get(loaded.name)
+        if other is None or loaded.source is None or name.encode() not in loaded.source:
+            continue
+        with suppress(SyntaxError, ValueError):
+            package = getattr(other, "__package__", "") or ""
+            for source, there, here in imported_names(ast.parse(loaded.source), package):
+                if source == module and there == name and vars(other).get(here) is old:
+                    setattr(other, here, new)
+    main = sys.modules.get("__main__")
+    if main is not None and vars(main).get(name) is old:
+        setattr(main, name, new)
+
+
+def _replace_in_tables(old: Any, new: Any) -> None:
+    """Put the old object into lists and dicts of the user's modules that a decorator or a metaclass has put the new one into."""
+    for loaded in known_modules().values():
+        module = sys.modules.get(loaded.name)
+        for table in list(vars(module).values()) if module is not None else ():
+            if type(table) is dict:
+                for key in [k for k, v in table.items() if v is new]:
+                    table[key] = old
+            elif type(table) is list and any(v is new for v in table):
+                kept = [v for v in table if v is not new]
+                table[:] = kept if any(v is old for v in kept) else [old if v is new else v for v in table]
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(_NO_SWITCH_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def _traceback_of(error: BaseException) -> str:
+    """Return the traceback without our own frames."""
+    found = error.__traceback__
+    while found is not None and found.tb_frame.f_code.co_filename == __file__:
+        found = found.tb_next
+    try:
+        return "".join(traceback.format_exception(type(error), error, found))
+    except Exception:  # of its text
+        return f"{type(error).__name__} (its message can't be shown)\n"
+
+
+def _reset_compiler() -> None:
+    """Have torch.compile look at functions again: it goes on with the old code of methods that it has compiled (pytorch #197860)."""
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None:
+        with suppress(Exception):
+            dynamo.reset()

@@ -1,0 +1,238 @@
+"""New code for functions and classes that live: the old objects stay, so instances, imports by name, bound methods and pickles hold.
+
+A class gets the attributes of its new definition, and loses those that the definition no longer names. What the definition says as
+before, and isn't a function, stays as it is now: a counter of a class goes on counting. A function gets code, defaults and closure.
+"""
+
+from __future__ import annotations
+
+import ast
+import enum
+import functools
+from collections.abc import Iterator
+from types import FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType
+from typing import Any
+
+from monarch_nb._reload.statements import Definition, definitions, difference
+
+_NEVER_SET = frozenset(
+    ("__dict__", "__weakref__", "__module__", "__qualname__", "__firstlineno__", "__static_attributes__", "__slots__", "_abc_impl")
+)
+_SLOT_TYPES = (MemberDescriptorType, GetSetDescriptorType)
+
+
+class CannotPatch(Exception):
+    """An object can't take on new code; the message says why."""
+
+
+def patch(old: Any, new: Any, old_node: ast.AST | None = None, new_node: ast.AST | None = None) -> None:
+    """Have `old` do what `new` does.
+
+    Args:
+        old_node, new_node: of a class, its definitions.
+
+    Raises:
+        CannotPatch: if that isn't possible: `old` is as before.
+    """
+    if isinstance(old, type) and isinstance(new, type):
+        _patch_class(old, new, old_node, new_node)
+    elif isinstance(old, FunctionType) and isinstance(new, FunctionType):
+        _patch_function(old, new, {})
+    elif type(old) is type(new) and isinstance(_wrapped(old), FunctionType) and isinstance(_wrapped(new), FunctionType):
+        _patch_wrapper(old, new)
+    else:
+        raise CannotPatch("it is neither a function nor a class in both versions")
+
+
+def is_patchable(value: Any) -> bool:
+    """Say whether a value has code that can be replaced in place."""
+    return isinstance(value, type | FunctionType) or isinstance(_wrapped(value), FunctionType)
+
+
+def _wrapped(value: Any) -> Any:
+    """Return the function that a wrapper which isn't a function itself says it wraps."""
+    try:
+        return None if isinstance(value, type) else vars(value).get("__wrapped__")
+    except TypeError:
+        return None
+
+
+# --- functions
+
+
+def _patch_function(old: FunctionType, new: FunctionType, same: dict[int, Any]) -> None:
+    """Give `old` the code of `new`.
+
+    Args:
+        same: by the id of a new object, the old one that stays in its place.
+    """
+    if old.__code__.co_freevars != new.__code__.co_freevars:
+        raise CannotPatch("it uses other variables of the function around it")
+    for old_cell, new_cell in zip(old.__closure__ or (), new.__closure__ or (), strict=True):
+        _patch_cell(old_cell, new_cell, same)
+    old.__code__ = new.__code__
+    old.__defaults__, old.__kwdefaults__ = new.__defaults__, new.__kwdefaults__
+    old.__doc__, old.__annotations__ = new.__doc__, new.__annotations__
+    for name in [n for n in vars(old) if n not in vars(new)]:
+        del old.__dict__[name]
+    for name, value in vars(new).items():
+        before = vars(old).get(name)
+        if name == "__wrapped__" and isinstance(before, FunctionType) and isinstance(value, FunctionType):
+            if before.__code__ is not value.__code__:
+                _patch_or_take(before, value, same)
+        else:
+            setattr(old, name, value)
+
+
+def _patch_cell(old_cell: Any, new_cell: Any, same: dict[int, Any]) -> None:
+    """Give a variable of a closure what the new closure has; functions that a decorator wraps stay the same."""
+    try:
+        new = new_cell.cell_contents
+    except ValueError:  # not bound yet
+        return
+    try:
+        old = old_cell.cell_contents
+    except ValueError:
+        old = None
+    if id(new) in same:
+        old_cell.cell_contents = same[id(new)]
+    elif old is new:
+        return
+    elif isinstance(old, FunctionType) and isinstance(new, FunctionType) and old.__qualname__ == new.__qualname__:
+        if not _patch_or_take(old, new, same):
+            old_cell.cell_contents = new
+    else:
+        old_cell.cell_contents = new
+
+
+def _patch_or_take(old: FunctionType, new: FunctionType, same: dict[int, Any]) -> bool:
+    """Patch a function; False if it can't be."""
+    try:
+        _patch_function(old, new, same)
+    except CannotPatch:
+        return False
+    return True
+
+
+def _patch_wrapper(old: Any, new: Any) -> None:
+    """Patch what is wrapped by an object that calls it: `functools.lru_cache`, for one."""
+    if isinstance(old, functools._lru_cache_wrapper):
+        if old.cache_parameters() != new.cache_parameters():
+            raise CannotPatch("its cache has another size")
+        _patch_function(_wrapped(old), _wrapped(new), {})
+        old.cache_clear()
+        return
+    raise CannotPatch(f"a {type(old).__name__} calls it")
+
+
+# --- classes
+
+
+def _patch_class(old: type, new: type, old_node: ast.AST | None, new_node: ast.AST | None) -> None:
+    _check_layout(old, new)
+    if old.__bases__ != new.__bases__:
+        try:
+            old.__bases__ = new.__bases__
+        except TypeError as error:
+            raise CannotPatch(f"its bases can't be changed: {error}") from None
+    kept, gone, nodes = _body_changes(old_node, new_node)
+    same = {id(new): old}
+    for name, value in list(vars(new).items()):
+        if name in _NEVER_SET or isinstance(value, _SLOT_TYPES):
+            continue
+        _set_attribute(old, name, value, name in kept, same, nodes.get(name, (None, None)))
+    for name in gone:
+        if name in vars(old) and name not in vars(new) and name not in _NEVER_SET:
+            type.__delattr__(old, name)
+
+
+def _check_layout(old: type, new: type) -> None:
+    """Raise if instances of the old class can't be instances of the new one."""
+    if issubclass(old, enum.Enum):
+        raise CannotPatch("members of an enum stay what they are")
+    if type(old) is not type(new):
+        raise CannotPatch("it has another metaclass")
+    if old.__dict__.get("__slots__") != new.__dict__.get("__slots__"):
+        raise CannotPatch("it has other slots")
+    if getattr(old, "_fields", None) != getattr(new, "_fields", None) and issubclass(old, tuple):
+        raise CannotPatch("a tuple has other fields")
+    if (old.__basicsize__, old.__itemsize__) != (new.__basicsize__, new.__itemsize__):
+        raise CannotPatch("its instances have another layout")
+
+
+def _body_changes(
+    old_node: ast.AST | None, new_node: ast.AST | None
+) -> tuple[set[str], tuple[str, ...], dict[str, tuple[Definition | None, Definition]]]:
+    """Return which names of a class' body are bound as before, which are gone, and its nested definitions in both versions."""
+    if not isinstance(old_node, ast.ClassDef) or not isinstance(new_node, ast.ClassDef):
+        return set(), (), {}
+    found = difference(old_node.body, new_node.body)
+    whole = difference([], new_node.body)
+    before = definitions(old_node.body)
+    nodes = {name: (before.get(name), node) for name, node in definitions(new_node.body).items()}
+    return set(whole.bound) - set(found.bound), found.gone, nodes
+
+
+def _set_attribute(
+    old: type, name: str, new_value: Any, is_kept: bool, same: dict[int, Any], nodes: tuple[Definition | None, Definition | None]
+) -> None:
+    """Give a class one attribute of its new definition."""
+    if name not in vars(old):
+        _point_to(new_value, same)
+        type.__setattr__(old, name, new_value)
+        return
+    old_value = vars(old)[name]
+    functions, new_functions = list(functions_of(old_value)), list(functions_of(new_value))
+    if isinstance(old_value, type) and isinstance(new_value, type) and old_value.__qualname__ == new_value.__qualname__:
+        try:
+            _patch_class(old_value, new_value, *nodes)
+            return
+        except CannotPatch:
+            pass
+    elif isinstance(old_value, FunctionType | staticmethod | classmethod) and type(old_value) is type(new_value):
+        if functions and new_functions and _patch_or_take(functions[0], new_functions[0], same):
+            return
+    elif is_kept and not new_functions:
+        return
+    _point_to(new_value, same)
+    type.__setattr__(old, name, new_value)
+
+
+def functions_of(value: Any) -> Iterator[FunctionType]:
+    """Yield the functions that an attribute of a class holds: a method, what `property` or `@endpoint` wrap."""
+    if isinstance(value, FunctionType):
+        yield value
+    elif isinstance(value, staticmethod | classmethod | MethodType):
+        yield from functions_of(value.__func__)
+    elif isinstance(value, property):
+        for part in (value.fget, value.fset, value.fdel):
+            yield from functions_of(part)
+    elif isinstance(value, functools.cached_property | functools.partialmethod):
+        yield from functions_of(value.func)
+    else:
+        for name in ("__wrapped__", "method", "__func__"):  # `method`: our own @endpoint
+            found = getattr(value, "__dict__", {}).get(name)
+            if isinstance(found, FunctionType):
+                yield found
+
+
+def _point_to(value: Any, same: dict[int, Any]) -> None:
+    """Have new functions mean the old class by `__class__`: `super()` looks it up there."""
+    seen: set[int] = set()
+    remaining = list(functions_of(value))
+    while remaining:
+        function = remaining.pop()
+        if id(function) in seen:
+            continue
+        seen.add(id(function))
+        for cell in function.__closure__ or ():
+            try:
+                held = cell.cell_contents
+            except ValueError:
+                continue
+            if id(held) in same:
+                cell.cell_contents = same[id(held)]
+            elif isinstance(held, FunctionType):
+                remaining.append(held)
+        if isinstance(function.__dict__.get("__wrapped__"), FunctionType):
+            remaining.append(function.__dict__["__wrapped__"])

@@ -1,0 +1,134 @@
+"""What a reload has done, as data: it goes from ranks to whoever asked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import PurePath
+
+
+class SyncMode(StrEnum):
+    """What a rank does before a cell when files of modules that it has loaded have changed."""
+
+    WARN = "warn"
+    """It says so, once for each change."""
+    WATCH = "watch"
+    """It reloads them; before calls of actors, too."""
+    STRICT = "strict"
+    """It refuses to run the cell."""
+    OFF = "off"
+
+
+class ChangeKind(StrEnum):
+    """What has become of a name of a module."""
+
+    FUNCTION = "function"
+    """It is the same function, and runs new code."""
+    CLASS = "class"
+    """It is the same class, with new attributes; its instances keep their state."""
+    VALUE = "value"
+    """It is bound to another object."""
+    NEW = "new"
+    GONE = "gone"
+    REPLACED = "replaced"
+    """The old object could not take on the new code: whoever holds it goes on with the old code."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What has become of one name of a module.
+
+    Attributes:
+        detail: for `REPLACED`, why.
+    """
+
+    kind: ChangeKind
+    name: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleReload:
+    """What has been done about one module whose file has changed.
+
+    Attributes:
+        name: the module's, as in `sys.modules`.
+        path: of its file.
+        changes: by name; empty if only comments or layout have changed, or nothing has been done.
+        trouble: why the new code isn't in use; "" if it is.
+        error: the traceback of what its new statements have raised; then the module is as before.
+    """
+
+    name: str
+    path: str
+    changes: tuple[Change, ...] = ()
+    trouble: str = ""
+    error: str = ""
+
+    @property
+    def is_done(self) -> bool:
+        """Say whether the module runs its file's code now."""
+        return not self.trouble and not self.error
+
+    def summary(self) -> str:
+        """Return it in a few words: "model.py (class Net, 2 functions)"."""
+        name = PurePath(self.path).name
+        if self.error:
+            return f"{name}: {self.error.rstrip().rpartition(chr(10))[2]}"
+        if self.trouble:
+            return f"{name}: {self.trouble}"
+        return f"{name} ({', '.join(_counted(self.changes)) or 'nothing that runs'})"
+
+    def notes(self) -> list[str]:
+        """Return a line about each object that goes on with the old code."""
+        replaced = [c for c in self.changes if c.kind is ChangeKind.REPLACED]
+        return [f"{PurePath(self.path).name}: who holds the old {c.name} keeps it ({c.detail})" for c in replaced]
+
+
+@dataclass(frozen=True, slots=True)
+class ReloadRequest:
+    """What a rank is asked to reload.
+
+    Attributes:
+        paths: files or folders, absolute; None: whatever has changed.
+        is_dry: only say what would be reloaded.
+    """
+
+    paths: tuple[str, ...] | None = None
+    is_dry: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RankReload:
+    """What a rank has done about its modules.
+
+    Attributes:
+        modules: those whose files had changed.
+        num_modules: how many modules of the user's it has loaded.
+        notes: what goes on with old code, one line each.
+    """
+
+    modules: tuple[ModuleReload, ...]
+    num_modules: int
+    notes: tuple[str, ...] = ()
+
+
+def _counted(changes: tuple[Change, ...]) -> list[str]:
+    """Return what has changed: one of a kind by its name, several by their number."""
+    words = {
+        ChangeKind.CLASS: ("class", "classes"),
+        ChangeKind.FUNCTION: ("function", "functions"),
+        ChangeKind.VALUE: ("value", "values"),
+        ChangeKind.NEW: ("new:", "new names"),
+        ChangeKind.GONE: ("gone:", "names gone"),
+        ChangeKind.REPLACED: ("replaced:", "replaced"),
+    }
+    counts = Counter(change.kind for change in changes)
+    texts = []
+    for kind, (one, many) in words.items():
+        if counts[kind] == 1:
+            texts.append(f"{one} {next(c.name for c in changes if c.kind is kind)}")
+        elif counts[kind]:
+            texts.append(f"{counts[kind]} {many}")
+    return texts

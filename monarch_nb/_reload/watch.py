@@ -1,0 +1,164 @@
+"""When a file of a loaded module may have changed.
+
+inotify queues an event before the write or the rename returns to the editor, so what is read from it right before a cell misses no save. It
+sees what happens in a directory, not that the directory's path leads elsewhere (a link that was switched, a parent that was renamed): so the
+status of each directory is compared, too. Where it sees nothing (network file systems: another machine writes), or isn't to be had (the
+limit of instances), the status of each file is compared.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+
+_EVENT = struct.Struct("iIII")
+_IN_MODIFY, _IN_ATTRIB, _IN_CLOSE_WRITE = 0x2, 0x4, 0x8
+_IN_MOVED_FROM, _IN_MOVED_TO, _IN_CREATE, _IN_DELETE = 0x40, 0x80, 0x100, 0x200
+_IN_DELETE_SELF, _IN_MOVE_SELF, _IN_UNMOUNT, _IN_Q_OVERFLOW, _IN_IGNORED = 0x400, 0x800, 0x2000, 0x4000, 0x8000
+_MASK = (
+    _IN_MODIFY | _IN_ATTRIB | _IN_CLOSE_WRITE | _IN_MOVED_FROM | _IN_MOVED_TO | _IN_CREATE | _IN_DELETE | _IN_DELETE_SELF | _IN_MOVE_SELF
+)
+_LOST = _IN_DELETE_SELF | _IN_MOVE_SELF | _IN_UNMOUNT | _IN_Q_OVERFLOW | _IN_IGNORED
+"""After such an event there may be changes that no event tells of."""
+_READ_BYTES = 1 << 16
+_REMOTE = ("nfs", "cifs", "smb", "fuse", "9p", "lustre", "gpfs", "beegfs", "ceph", "afs", "gluster", "virtiofs", "panfs", "wekafs", "vboxsf")
+
+FileStatus = tuple[int, int, int, int, int]
+"""Device, inode, size in bytes, mtime and ctime in nanoseconds: no write leaves all of them as they are, but for the clock's grain."""
+
+
+def file_status(path: str) -> FileStatus | None:
+    """Return what tells a file from what it was before; None if there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+class Watch:
+    """The directories of files that are looked after. Any thread may add; one at a time asks."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._fd = -1
+        self._directories: dict[int, str] = {}
+        """By inotify's number."""
+        self._identities: dict[str, tuple[int, int] | None] = {}
+        """Device and inode of each directory that inotify looks after."""
+        self._blind: set[str] = set()
+        """Directories that it can't look after."""
+
+    def add(self, directory: str) -> None:
+        """Look after the files of a directory from now on."""
+        if directory in self._identities or directory in self._blind:
+            return
+        with self._lock:
+            self._add(directory)
+
+    def is_blind(self, directory: str) -> bool:
+        """Say whether changes of a directory's files are found only by looking at each of them."""
+        return directory in self._blind
+
+    def touched(self) -> set[str] | None:
+        """Return the paths about which something has happened since this was asked last; None if there may be others."""
+        if self._fd < 0:
+            return set()
+        with self._lock:
+            if self._pid != os.getpid():  # forked off: events would be taken from the parent
+                self._start_anew()
+                return None
+            paths: set[str] | None = set()
+            for number, mask, name in self._events():
+                if mask & _LOST:
+                    paths = None
+                elif paths is not None:
+                    paths.add(os.path.join(self._directories.get(number, ""), name))
+            moved = [path for path, identity in self._identities.items() if _identity(path) != identity]
+            if moved or paths is None:
+                self._start_anew()
+                return None
+            return paths
+
+    def close(self) -> None:
+        """Look after nothing any more."""
+        with self._lock:
+            self._forget()
+
+    # --- with the lock held
+
+    def _add(self, directory: str) -> None:
+        if self._fd < 0:
+            self._fd = _libc().inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        number = -1
+        if self._fd >= 0 and not _is_remote(directory):
+            number = _libc().inotify_add_watch(self._fd, os.fsencode(directory), _MASK)
+        if number < 0:
+            self._blind.add(directory)
+        else:
+            self._directories[number] = directory
+            self._identities[directory] = _identity(directory)
+
+    def _forget(self) -> None:
+        if self._fd >= 0:
+            with suppress(OSError):
+                os.close(self._fd)
+        self._fd = -1
+        self._pid = os.getpid()
+        self._directories.clear()
+        self._identities.clear()
+        self._blind.clear()
+
+    def _start_anew(self) -> None:
+        directories = [*self._identities, *self._blind]
+        self._forget()
+        for directory in directories:
+            self._add(directory)
+
+    def _events(self) -> Iterator[tuple[int, int, str]]:
+        while True:
+            try:
+                data = os.read(self._fd, _READ_BYTES)
+            except OSError:  # nothing is left
+                return
+            at = 0
+            while at < len(data):
+                number, mask, _, size = _EVENT.unpack_from(data, at)
+                at += _EVENT.size
+                yield number, mask, os.fsdecode(data[at : at + size].rstrip(b"\0"))
+                at += size
+
+
+def _identity(directory: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(directory)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _is_remote(directory: str) -> bool:
+    """Say whether another machine may write there, without inotify hearing of it."""
+    kind = _file_system_of(os.path.realpath(directory))
+    return kind.startswith(_REMOTE)
+
+
+def _file_system_of(path: str) -> str:
+    """Return the type of the file system that a path lies on, by /proc/self/mountinfo (proc(5)); "" if it can't be known."""
+    best, kind = "", ""
+    with suppress(OSError, ValueError, IndexError), open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
+        for line in lines:
+            left, _, right = line.partition(" - ")
+            point = left.split(" ")[4].encode().decode("unicode_escape")
+            if len(point) >= len(best) and (path == point or path.startswith(point.rstrip("/") + "/")):
+                best, kind = point, right.split(" ", 1)[0]
+    return kind

@@ -1,0 +1,80 @@
+"""The verb sync: new code on the ranks and in this notebook; and what happens by itself before each cell."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb import _reload
+from monarch_nb._reload import ReloadRequest, SyncMode
+from monarch_nb.magics.arguments import Namespace
+from monarch_nb.magics.state import State
+
+if TYPE_CHECKING:
+    from monarch_nb.mesh import Mesh
+
+
+def sync(state: State, arguments: Namespace) -> Any:
+    """Have ranks and this notebook run what the files of your modules hold now; objects and actors keep their state."""
+    mesh = state.mesh(arguments.name)
+    if arguments.stop:
+        mesh.sync_mode = SyncMode.WARN
+        print(f"ranks of mesh {mesh.name!r} say when code has changed, and run what they have loaded: %mesh sync reloads it")
+        return None
+    if arguments.watch:
+        mesh.sync_mode = SyncMode.WATCH
+        print(f"ranks of mesh {mesh.name!r} reload changed modules before each cell and call from now on; %mesh sync --stop ends that")
+    return mesh.sync(*arguments.paths, dry_run=arguments.dry_run)
+
+
+class CodeWatch:
+    """Before each cell of a notebook whose mesh watches code: the notebook's own modules are reloaded, too."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def __call__(self, info: Any = None) -> None:
+        """Reload what has changed; called before each cell."""
+        state = self._state
+        mesh = state.meshes.get(state.current or "")
+        if mesh is None or mesh._office.closed or not _reload.changed_modules() or not self._watches(mesh) or _has_autoreload(state.shell):
+            return
+        from monarch_nb.mesh.sync import reload_here
+
+        found = reload_here(ReloadRequest())
+        for module in found.modules:
+            if module.error:
+                print(f"not reloaded here, the old code goes on: {module.error}", file=sys.stderr)
+            elif module.changes or not module.is_done:
+                print(("reloaded here: " if module.is_done else "") + module.summary())
+        for note in found.notes:
+            print(note)
+
+    def _watches(self, mesh: Mesh) -> bool:
+        try:
+            return mesh.sync_mode is SyncMode.WATCH
+        except Exception:  # the mesh has just ended: the cell says so if it needs it
+            return False
+
+
+def _has_autoreload(shell: Any) -> bool:
+    """Say whether `%autoreload` does it."""
+    reloader = getattr(sys.modules.get("IPython.extensions.autoreload"), "AutoreloadMagics", None)
+    found = [getattr(callback, "__self__", None) for callback in shell.events.callbacks["pre_run_cell"]]
+    return reloader is not None and any(isinstance(each, reloader) and each._reloader.enabled for each in found)
+
+
+def read_mode(mesh: Mesh | None) -> str:
+    """Return the mode that holds."""
+    assert mesh is not None
+    return mesh.sync_mode
+
+
+def set_mode(mesh: Mesh | None, text: str) -> None:
+    """Set the mode.
+
+    Raises:
+        ValueError: if there is none of that name.
+    """
+    assert mesh is not None
+    mesh.sync_mode = SyncMode(text)
