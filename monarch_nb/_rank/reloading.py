@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,7 @@ class Reloader:
         """Warnings that were given: one is given again when something else has changed."""
         self.mode = SyncMode.WARN
         self.read_mode()
+        _reload.AFTER.append(self._renew_actors)
 
     def read_mode(self) -> None:
         """Do as the environment says from now on."""
@@ -44,12 +45,7 @@ class Reloader:
             KeyboardInterrupt: if the user has interrupted it.
         """
         with self._lock:
-            changed = _reload.changed_modules(request.paths, thoroughly=True)
-            num = len(_reload.known_modules())
-            if request.is_dry:
-                return RankReload(tuple(_reload.preview(changed)), num)
-            modules = _reload.reload_modules(changed)
-            return RankReload(tuple(modules), num, tuple(self._finish(modules)))
+            return _reload.reload_changed(request)
 
     def before_cell(self) -> list[str]:
         """Look whether a cell would run old code; return what is to be said of it.
@@ -95,7 +91,7 @@ class Reloader:
 
     def _reload(self, changed: Sequence[_reload.Changed]) -> list[str]:
         modules = _reload.reload_modules(changed)
-        notes = self._finish(modules)
+        notes = _reload.finish(modules)
         failed = [module for module in modules if module.error]
         if failed:
             names = ", ".join(PurePath(module.path).name for module in failed)
@@ -105,15 +101,9 @@ class Reloader:
             )
         return [*_sentences(modules, self._said), *notes]
 
-    def _finish(self, modules: Iterable[ModuleReload]) -> list[str]:
-        """Have actors and handles look up their methods again; return what goes on with old code."""
-        done = [module for module in modules if module.is_done]
-        notes = [note for module in done for note in module.notes()]
-        if not done:
-            return notes
-        from monarch_nb.actor.actor_mesh import renew_endpoints
-
-        renew_endpoints()
+    def _renew_actors(self) -> list[str]:
+        """Have actors look up their methods again; return which ones can't run what their classes say now."""
+        notes = []
         for runner in list(self._actors.actors.values()):
             runner.renew_methods()
             if runner.instance is not None and has_async(type(runner.instance)) and not runner.has_loop:

@@ -12,10 +12,11 @@ This package knows nothing of meshes; ranks and kernels use it alike.
 """
 
 from monarch_nb._reload.loaded import Changed, changed_modules, install, known_modules
-from monarch_nb._reload.module import preview, reload_modules
+from monarch_nb._reload.module import AFTER, finish, reload_changed, reload_modules
 from monarch_nb._reload.report import Change, ChangeKind, ModuleReload, RankReload, ReloadRequest, SyncMode
 
 __all__ = [
+    "AFTER",
     "Change",
     "ChangeKind",
     "Changed",
@@ -24,8 +25,9 @@ __all__ = [
     "ReloadRequest",
     "SyncMode",
     "changed_modules",
+    "finish",
     "install",
     "known_modules",
-    "preview",
+    "reload_changed",
     "reload_modules",
 ]

@@ -80,7 +80,8 @@ def uninstall() -> None:
     """Take note of nothing any more."""
     SourceFileLoader.get_code = _get_code  # type: ignore[method-assign]
     ExtensionFileLoader.create_module = _create_module  # type: ignore[method-assign]
-    _modules.clear()
+    for table in (_modules, _by_path, _unsure):
+        table.clear()
     _watch.close()
 
 
@@ -101,28 +102,46 @@ def changed_modules(paths: Collection[str] | None = None, *, thoroughly: bool = 
         paths: only these files or folders.
         thoroughly: compare all of each file, whatever its status says.
     """
-    touched = _watch.touched()
     found = []
-    for loaded in list(_modules.values()):
-        suspect = thoroughly or touched is None or loaded.path in touched or _watch.is_blind(os.path.dirname(loaded.path))
-        if suspect or loaded.status is None or loaded.name in _pending:
-            changed = _look_at(loaded, thoroughly)
-            if changed is None:
-                _pending.discard(loaded.name)
-            else:
-                _pending.add(loaded.name)
-                found.append(changed)
+    for loaded in _suspects(thoroughly):
+        changed = _look_at(loaded, thoroughly)
+        if changed is not None:
+            _unsure.add(loaded.name)
+            found.append(changed)
+        elif not _watch.is_blind(os.path.dirname(loaded.path)) and loaded.status is not None:
+            _unsure.discard(loaded.name)
     return found if paths is None else [c for c in found if _is_among(c.loaded.path, paths)]
 
 
-_pending: set[str] = set()
-"""Modules that were found to have changed: no event tells of them again."""
+_unsure: set[str] = set()
+"""Modules that are looked at each time: no event tells of them, or none will again."""
+_by_path: dict[str, set[str]] = {}
+
+
+def _suspects(thoroughly: bool) -> list[Loaded]:
+    """Return the modules whose files may have changed, in the order of their import."""
+    touched = _watch.touched()
+    if thoroughly or touched is None:
+        return list(_modules.values())
+    if not touched and not _unsure:
+        return []
+    names = _unsure.union(*(_by_path[path] for path in touched if path in _by_path))
+    return [loaded for name, loaded in list(_modules.items()) if name in names] if names else []
+
+
+def _note(loaded: Loaded) -> None:
+    """Take note of a module that has been executed, last of all."""
+    _modules.pop(loaded.name, None)
+    _modules[loaded.name] = loaded
+    _by_path.setdefault(loaded.path, set()).add(loaded.name)
+    _unsure.add(loaded.name)
 
 
 def is_current(loaded: Loaded, source: bytes | None) -> None:
     """Take note that a module runs `source` now."""
     loaded.source = source
     loaded.status, loaded.read_ns = None, 0  # to be looked at once more: the file may have changed meanwhile
+    _unsure.add(loaded.name)
 
 
 def _look_at(loaded: Loaded, thoroughly: bool) -> Changed | None:
@@ -130,6 +149,7 @@ def _look_at(loaded: Loaded, thoroughly: bool) -> Changed | None:
     module = sys.modules.get(loaded.name)
     if module is None:  # taken out by the user
         _modules.pop(loaded.name, None)
+        _unsure.discard(loaded.name)
         return None
     now, status = time.time_ns(), file_status(loaded.path)
     if status is not None and status == loaded.status and loaded.is_certain and not thoroughly:
@@ -165,8 +185,7 @@ def _noting_get_code(self: SourceFileLoader, fullname: str) -> CodeType | None:
     source = self.get_data(path)
     loaded = Loaded(fullname, path, source, status, now)
     code = _get_code(self, fullname) if _has_sure_byte_code(loaded) else self.source_to_code(source, path)
-    _modules.pop(fullname, None)
-    _modules[fullname] = loaded
+    _note(loaded)
     return code
 
 
@@ -183,7 +202,7 @@ def _noting_create_module(self: ExtensionFileLoader, spec: ModuleSpec) -> Module
     if spec.origin and not is_library(spec.origin):
         path = os.path.abspath(spec.origin)
         _watch.add(os.path.dirname(path))
-        _modules[spec.name] = Loaded(spec.name, path, None, file_status(path), time.time_ns())
+        _note(Loaded(spec.name, path, None, file_status(path), time.time_ns()))
     return _create_module(self, spec)
 
 
@@ -198,7 +217,7 @@ def _note_loaded(name: str, module: Any) -> None:
     now, status = time.time_ns(), file_status(path)
     try:
         with open(path, "rb") as file:
-            _modules[name] = Loaded(name, path, file.read(), status, now)
+            _note(Loaded(name, path, file.read(), status, now))
     except OSError:
         return
 

@@ -10,18 +10,18 @@ import ast
 import linecache
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import invalidate_caches
 from importlib.util import decode_source
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from monarch_nb._reload.lines import move_lines
-from monarch_nb._reload.loaded import Changed, is_current, known_modules
+from monarch_nb._reload.loaded import Changed, changed_modules, is_current, known_modules
 from monarch_nb._reload.patch import CannotPatch, is_patchable, patch
-from monarch_nb._reload.report import Change, ChangeKind, ModuleReload
+from monarch_nb._reload.report import Change, ChangeKind, ModuleReload, RankReload, ReloadRequest
 from monarch_nb._reload.statements import (
     Definition,
     Difference,
@@ -35,6 +35,32 @@ _NO_SWITCH_S = 10.0
 """Other threads don't run while objects take on new code: none sees half of a class."""
 
 
+AFTER: list[Callable[[], Sequence[str]]] = []
+"""Called after each reload that has changed something, by those who keep what they have found in classes; return what goes on with old code."""
+
+
+def reload_changed(request: ReloadRequest) -> RankReload:
+    """Reload the modules of this process whose files have changed, having compared all of each file.
+
+    Raises:
+        KeyboardInterrupt: if the user has interrupted what a module runs; that module is as before.
+    """
+    changed = changed_modules(request.paths, thoroughly=True)
+    if request.is_dry:
+        return RankReload(tuple(preview(changed)), len(known_modules()))
+    modules = reload_modules(changed)
+    return RankReload(tuple(modules), len(known_modules()), tuple(finish(modules)))
+
+
+def finish(modules: Sequence[ModuleReload]) -> list[str]:
+    """Let those know who keep what they have found in classes; return a line about each object that goes on with old code."""
+    done = [module for module in modules if module.is_done]
+    notes = [note for module in done for note in module.notes()]
+    for renew in AFTER if done else ():
+        notes += renew()
+    return notes
+
+
 @dataclass(frozen=True, slots=True)
 class _Plan:
     """A module, and what is to be done to it."""
@@ -43,7 +69,7 @@ class _Plan:
     module: ModuleType
     old: ast.Module
     new: ast.Module
-    source: str
+    code: CodeType
     difference: Difference
 
     @property
@@ -108,13 +134,14 @@ def _plan(changed: Changed) -> _Plan | ModuleReload:
     try:
         source = decode_source(changed.source)
         new = ast.parse(source, loaded.path)
-        compile(new, loaded.path, "exec", dont_inherit=True, flags=future_flags(new))
-        old = ast.parse(decode_source(loaded.source), loaded.path)
+        code = compile(new, loaded.path, "exec", dont_inherit=True, flags=future_flags(new))
+        before = decode_source(loaded.source)
+        old = ast.parse(before, loaded.path)
     except (SyntaxError, ValueError, UnicodeDecodeError, RecursionError) as error:
         return ModuleReload(loaded.name, loaded.path, error="".join(traceback.format_exception_only(error)))
     flags_changed = future_flags(old) != future_flags(new)
-    found = difference([] if flags_changed else old.body, new.body)
-    return _Plan(changed, sys.modules[loaded.name], old, new, source, found)
+    found = difference([] if flags_changed else old.body, new.body, None if flags_changed else (before, source))
+    return _Plan(changed, sys.modules[loaded.name], old, new, code, found)
 
 
 def _reload(plan: _Plan) -> ModuleReload:
@@ -133,7 +160,7 @@ def _reload(plan: _Plan) -> ModuleReload:
     with _undisturbed():
         changes = list(_take_on(plan, namespace, before))
         with suppress(Exception):
-            move_lines(plan.module, _compile(plan, plan.new))
+            move_lines(plan.module, plan.code)
     is_current(loaded, plan.changed.source)
     return ModuleReload(loaded.name, loaded.path, tuple(changes))
 

@@ -9,6 +9,7 @@ from collections.abc import Generator, Hashable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
+from monarch_nb import _reload
 from monarch_nb._client import session as sessions
 from monarch_nb._post import here
 from monarch_nb._post.context import call_context
@@ -145,10 +146,14 @@ class Load:
         self.num[slot] -= 1
 
 
-def renew_endpoints() -> None:
+def _renew_all_endpoints() -> Sequence[str]:
     """Have all handles of this process look up their endpoints again: classes have been changed in place, and signatures with them."""
     for mesh in list(_WITH_ENDPOINTS.values()):
         mesh._renew_endpoints()
+    return ()
+
+
+_reload.AFTER.append(_renew_all_endpoints)
 
 
 class ActorMesh(MeshTrait, Generic[T]):

@@ -39,9 +39,7 @@ class CodeWatch:
         mesh = state.meshes.get(state.current or "")
         if mesh is None or mesh._office.closed or not _reload.changed_modules() or not self._watches(mesh) or _has_autoreload(state.shell):
             return
-        from monarch_nb.mesh.sync import reload_here
-
-        found = reload_here(ReloadRequest())
+        found = _reload.reload_changed(ReloadRequest())
         for module in found.modules:
             if module.error:
                 print(f"not reloaded here, the old code goes on: {module.error}", file=sys.stderr)

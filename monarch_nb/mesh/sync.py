@@ -97,7 +97,7 @@ def sync(mesh: Mesh, paths: Sequence[str | os.PathLike[str]], *, dry_run: bool, 
     """Have this program and all ranks of a mesh reload what has changed; see `Mesh.sync`."""
     start = time.monotonic()
     request = ReloadRequest(_absolute(paths) or None, dry_run)
-    program = reload_here(request)
+    program = _reload.reload_changed(request)
     futures: dict[int, Future[Any]] = {
         rank: mesh.part([rank])._work(b"reload", request, "sync") for rank in mesh.living_ranks()
     }
@@ -121,19 +121,6 @@ def _absolute(paths: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
             raise MeshUsageError(f"sync: there is no {os.fspath(path)!r} ({name}); give a file or folder of yours, or nothing for all that has changed")
         found.append(name)
     return tuple(found)
-
-
-def reload_here(request: ReloadRequest) -> RankReload:
-    """Reload what has changed of this program's own modules, if they were taken note of (`%load_ext` sees to that)."""
-    changed = _reload.changed_modules(request.paths, thoroughly=True)
-    if request.is_dry:
-        return RankReload(tuple(_reload.preview(changed)), len(_reload.known_modules()))
-    modules = tuple(_reload.reload_modules(changed))
-    if modules:
-        from monarch_nb.actor.actor_mesh import renew_endpoints
-
-        renew_endpoints()
-    return RankReload(modules, len(_reload.known_modules()), tuple(note for module in modules for note in module.notes()))
 
 
 def sync_mode(mesh: Mesh) -> SyncMode:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 OWN = "monarch_nb"
 ORDER: tuple[tuple[str, ...], ...] = (
-    ("_frames", "_protocol", "folding", "tracebacks", "cells", "sources"), ("status",), ("_wire",), ("_shape",), ("_journal",), ("exceptions",), ("_post",), ("_host",),
+    ("_frames", "_protocol", "_reload", "folding", "tracebacks", "cells", "sources"), ("status",), ("_wire",), ("_shape",), ("_journal",), ("exceptions",), ("_post",), ("_host",),
     ("_rank",), ("_client",), ("actor",), ("job", "spmd", "config"), ("ft", "testing"), ("mesh",), ("profile",), ("stacks",), ("why",), ("rdma",),
     ("debug",), ("display",), ("server",), ("magics", "cli", "terminal"),
 )  # fmt: skip

@@ -10,8 +10,8 @@ from measure import FIGURES, HEIGHT, OWN, House
 ROOT = Path(__file__).parents[2]
 REACHED = {
     "imports against the stated order": 42,
-    "modules in the largest circle of imports": 58,
-    "deferred imports of own modules": 182,
+    "modules in the largest circle of imports": 59,
+    "deferred imports of own modules": 184,
     "foreign private accesses per 1,000 lines": 4.6,
     "dict[str, Any] per 1,000 lines": 12.6,
     "lines over 110 columns per 1,000": 38.5,

@@ -157,7 +157,7 @@ def test_a_module_that_raises_keeps_the_cell_from_running(mesh: Mesh, module: Pa
     mesh.sync_mode = "watch"
     edit(module, "RATE = 1", "RATE = 1 / 0")
     for _ in range(2):
-        with pytest.raises(ActorError, match="(?s)ranks 0-2: StaleCode: .*ZeroDivisionError.*line 5, in <module>"):
+        with pytest.raises(ActorError, match=r"(?s)ranks 0-2: StaleCode: .*ZeroDivisionError.*line 5, in <module>"):
             mesh.run("broken_mark = 1")
     receipt = mesh.sync()
     assert not receipt.is_done and "ZeroDivisionError" in receipt.errors()

@@ -1,0 +1,108 @@
+"""Edited code on living ranks: `python tests/benchmarks/bench_sync.py`. All rows in one run, on one machine.
+
+Prints: what looking for changes costs before a cell, for 10 and 500 loaded modules; from a saved file to its new code on 8 ranks, beside a cell without an
+edit, and beside what `importlib.reload` takes on one of them (which leaves living objects with the old code); and the reload itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from monarch_nb import _reload
+from monarch_nb import mesh as meshes
+
+NUM_RANKS = 8
+NUM_EDITS = 40
+NUM_FUNCTIONS = 100
+
+
+def source(version: int) -> str:
+    """Return a module of some 400 lines, of which each version differs in one function."""
+    lines = ["class Net:", "    def forward(self):", f"        return {version}", ""]
+    for n in range(NUM_FUNCTIONS):
+        lines += [f"def f{n}(x):", f"    y = x + {n}", "    return y", ""]
+    return "\n".join(lines)
+
+
+def row(what: str, seconds: list[float], floor: float | None = None) -> None:
+    """Print a figure: the median, and its ratio to the floor."""
+    median = statistics.median(seconds)
+    ratio = "" if floor is None else f"{median / floor:6.1f} x"
+    print(f"{what:<72} {median * 1e3:9.3f} ms {ratio}")
+
+
+def timed(do: Callable[[], object]) -> float:
+    """Return how many seconds something takes."""
+    start = time.perf_counter()
+    do()
+    return time.perf_counter() - start
+
+
+def look_for_changes(folder: Path) -> None:
+    """Print what looking costs when nothing has changed."""
+    for num in (10, 500):
+        package = folder / f"p{num}"
+        package.mkdir()
+        (package / "__init__.py").touch()
+        for n in range(num):
+            (package / f"m{n}.py").write_text(f"x = {n}\n")
+            importlib.import_module(f"p{num}.m{n}")
+        _reload.changed_modules()
+        row(f"look before a cell, nothing changed, {len(_reload.known_modules())} modules", [timed(_reload.changed_modules) for _ in range(2000)])
+
+
+def edit_on_ranks(folder: Path) -> None:
+    """Print how long new code takes to be on all ranks."""
+    path = folder / "edited.py"
+    path.write_text(source(0))
+    mesh = meshes.start("bench-sync", {"gpus": NUM_RANKS})
+    try:
+        mesh.sync_mode = "watch"
+        mesh.run("import edited; net = edited.Net()")
+        for _ in range(20):
+            mesh.run("net.forward();", quiet=True)
+        plain = statistics.median([timed(lambda: mesh.run("net.forward();", quiet=True)) for _ in range(NUM_EDITS)])
+        row(f"a cell on {NUM_RANKS} ranks, nothing changed", [plain])
+        seconds = []
+        for version in range(1, NUM_EDITS):
+            path.write_text(source(version))
+            seconds.append(timed(lambda: mesh.run("net.forward();", quiet=True)))
+            mesh.run(f"assert net.forward() == {version}", quiet=True)
+        row(f"one file saved: from the cell to new code run on {NUM_RANKS} ranks", seconds, plain)
+    finally:
+        mesh.stop().get(30)
+
+
+def reload_here(folder: Path) -> None:
+    """Print what a reload takes in one process."""
+    path = folder / "alone.py"
+    path.write_text(source(0))
+    module = importlib.import_module("alone")
+    plain, own = [], []
+    for version in range(1, NUM_EDITS):
+        path.write_text(source(version))
+        own.append(timed(lambda: _reload.reload_modules(_reload.changed_modules())))
+        plain.append(timed(lambda: importlib.reload(module)))
+    row("importlib.reload of a module of 400 lines", plain)
+    row("reload that keeps objects, of the same module", own, statistics.median(plain))
+
+
+def main() -> None:
+    """Print all rows."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        sys.path.insert(0, name)
+        _reload.install()
+        edit_on_ranks(folder)
+        reload_here(folder)
+        look_for_changes(folder)
+
+
+if __name__ == "__main__":
+    main()
