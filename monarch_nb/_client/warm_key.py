@@ -14,6 +14,7 @@ import resource
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from importlib.machinery import all_suffixes
 from typing import Any
 
 from monarch_nb._client.launch import clean_environment
@@ -106,13 +107,23 @@ def why_path_differs(path: Sequence[str], warm_path: Sequence[str], modules: Map
 def _hidden_by(entry: str, origins: Mapping[str, str]) -> str:
     """Return which imported module an entry of the module path would give in place of the one that was found elsewhere; empty if none."""
     try:
-        names = {name.partition(".")[0] for name in os.listdir(entry)}
+        files = os.listdir(entry)
     except FileNotFoundError:
         return ""
     except OSError as error:
         return f"{entry} in its module path can't be looked into: {error.strerror}"
-    hidden = sorted(name for name in names if origins.get(name, entry) != entry)
-    return f"{os.path.join(entry, hidden[0])} would be imported in place of the installed {hidden[0]}" if hidden else ""
+    for file in sorted(files):
+        name, _, suffix = file.partition(".")
+        if origins.get(name, entry) != entry and _is_module(os.path.join(entry, file), f".{suffix}" if suffix else ""):
+            return f"{os.path.join(entry, file)} would be imported in place of the installed {name}"
+    return ""
+
+
+def _is_module(path: str, suffix: str) -> bool:
+    """Say whether the import system takes a file or directory for a module that was asked for by its name; a directory of data it doesn't."""
+    if suffix:
+        return suffix in all_suffixes()
+    return any(os.path.exists(os.path.join(path, f"__init__{each}")) for each in all_suffixes())
 
 
 def _package_directories(path: Sequence[str]) -> Iterator[tuple[str, int]]:

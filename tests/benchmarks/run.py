@@ -6,6 +6,7 @@ ratio and the aim. Nothing here is a test: figures depend on the machine.
 
 from __future__ import annotations
 
+import compileall
 import contextlib
 import io
 import os
@@ -13,10 +14,12 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -181,6 +184,50 @@ def start_mesh(num: int, warm: bool) -> float:
         "m.stop(grace_s=0.0).get(60)\n"
     )
     return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+
+
+SCRIPT = """
+from monarch_nb.actor import this_host
+procs = this_host().spawn_procs({"gpus": 8})
+procs.execute(int).get(60)
+print(flush=True)
+input()
+"""
+
+
+def run_script(folder: str) -> float:
+    """Return the seconds from the start of a script to 8 ranks of it that have answered."""
+    path = Path(folder, "script.py")
+    path.write_text(SCRIPT)
+    start = time.perf_counter()
+    process = subprocess.Popen([sys.executable, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | {"MONARCH_NB_WARM": "off"})
+    assert process.stdout is not None
+    process.stdout.readline()
+    seconds = time.perf_counter() - start
+    process.communicate(b"\n")
+    return seconds
+
+
+def run_script_warm(folder: str) -> float:
+    """Return the same after `monarch-nb warm`."""
+    warm = [sys.executable, "-m", "monarch_nb.cli", "warm"]
+    subprocess.run(warm, check=True, capture_output=True)
+    try:
+        return run_script(folder)
+    finally:
+        subprocess.run([*warm, "--stop"], check=True, capture_output=True)
+
+
+def scripts(table: Table) -> None:
+    """A script from its start to its ranks' answers, all as installed: with bytecode, as torch has it (else each process compiles us anew)."""
+    import monarch_nb
+
+    compileall.compile_dir(Path(monarch_nb.__file__).parent, quiet=1)
+    # A runtime directory of its own: what this user keeps warm is neither taken nor ended.
+    with tempfile.TemporaryDirectory(prefix="mnb-") as folder, patch.dict(os.environ, XDG_RUNTIME_DIR=folder):
+        rounds = [(raw.fork_with_torch(8), run_script(folder), run_script_warm(folder)) for _ in range(ROUNDS)]
+    table.ratio("fresh script, torch imported, to 8 answering ranks", "s", [(cold, floor) for floor, cold, _ in rounds], "1.3x")
+    table.ratio("   the same after `monarch-nb warm`", "s", [(warm, floor) for floor, _, warm in rounds], "0.5 s")
 
 
 def starts(table: Table) -> None:
@@ -368,7 +415,9 @@ def run_python(code: str) -> str:
 
 
 def main() -> None:
-    parts: dict[str, Callable[[Table], None]] = {"starts": starts, "calls": calls, "many_ranks": many_ranks, "cells": cells, "first_cells": first_cells, "faults": faults}
+    parts: dict[str, Callable[[Table], None]] = {
+        "scripts": scripts, "starts": starts, "calls": calls, "many_ranks": many_ranks, "cells": cells, "first_cells": first_cells, "faults": faults,
+    }  # fmt: skip
     table = Table()
     for name in sys.argv[1:] or parts:
         parts[name](table)

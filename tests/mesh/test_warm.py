@@ -209,12 +209,18 @@ def test_paths_that_would_find_other_modules(tmp_path: Path) -> None:
     assert why(project, *warm_path) == ""  # a program that is started in a project which is installed to be edited
     assert why(library, "/lib/python") == f"{project} isn't in its module path"
     assert "can't be looked into" in why(__file__, *warm_path)
-    (tmp_path / "scripts" / "torch.cpython-311.so").touch()
+    (tmp_path / "scripts" / "torch").mkdir()
+    (tmp_path / "scripts" / "torch.txt").touch()
+    assert why(ours, *warm_path) == ""  # data: imports don't find it while there's a package of that name
+    (tmp_path / "scripts" / "torch" / "__init__.py").touch()
     assert why(ours, *warm_path) == f"{ours}/torch would be imported in place of the installed torch"
+    (tmp_path / "scripts" / "torch" / "__init__.py").unlink()
+    (tmp_path / "scripts" / "torch.so").touch()
+    assert why(ours, *warm_path) == f"{ours}/torch.so would be imported in place of the installed torch"
     (tmp_path / "project" / "numpy.py").touch()
     assert why(*warm_path) == ""  # it comes later, as it did when the interpreter imported numpy
-    assert why(project, *warm_path) == f"{project}/numpy would be imported in place of the installed numpy"
-    assert why("/lib/python", project, library) == f"{project}/numpy would be imported in place of the installed numpy"
+    assert why(project, *warm_path) == f"{project}/numpy.py would be imported in place of the installed numpy"
+    assert why("/lib/python", project, library) == f"{project}/numpy.py would be imported in place of the installed numpy"
 
 
 def test_packages_that_were_installed_since(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
