@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,18 +17,21 @@ if TYPE_CHECKING:
 _DESCRIBE_S = 2.0
 _START_S = 5.0
 _REMAKE_S = 20.0
-_ADVICE = (
-    "the process group is broken and was not made anew{}: on all ranks, dist.destroy_process_group() and dist.init_process_group(...)"
-)
+_FUNCTIONS_S = 5.0
+"""For how long functions that run are waited for: one that hung in a collective is about to raise."""
+_LOOK_S = 0.1
+_BROKEN = "the process group is broken and was not made anew"
+_ADVICE = f"{_BROKEN}{{}}: on all ranks, dist.destroy_process_group() and dist.init_process_group(...)"
 
 
-def remake_groups(home: HomeProcess, ranks: dict[int, int], *, size_before: int = 0, if_torn: bool = False) -> Script[str]:
+def remake_groups(home: HomeProcess, ranks: dict[int, int], *, size_before: int = 0, if_torn: bool = False, retry: str = "") -> Script[str]:
     """Make the default process group anew on ranks (rank to proc), if they have one of all of them.
 
     Args:
         ranks: who shall be in it, whether they were before or not.
         size_before: how many ranks it had; by default as many as it shall have.
         if_torn: only if some of them have one and others don't.
+        retry: what makes it anew later, when ranks are busy with functions now.
 
     Returns:
         What to tell people; empty if there was no group.
@@ -41,6 +46,9 @@ def remake_groups(home: HomeProcess, ranks: dict[int, int], *, size_before: int 
     busy = home.cells.busy(ranks)
     if busy:
         return _ADVICE.format(f", since ranks {busy} are busy or lost")
+    busy = yield from _busy_with_functions(home, ranks)
+    if busy:
+        return f"{_BROKEN}, since {busy}; {retry}" if retry else _ADVICE.format(f", since {busy}")
     first = min(ranks)
     answers = yield partial(home.asking.ask, {first: ranks[first]}, "start_rendezvous", None, timeout_s=_START_S)
     if not answers:
@@ -55,6 +63,26 @@ def remake_groups(home: HomeProcess, ranks: dict[int, int], *, size_before: int 
     made = yield partial(home.asking.ask, ranks, "remake_group", fields, timeout_s=_REMAKE_S, keeps_refusals=True)
     problem = _problem(ranks, made)
     return _ADVICE.format(f", for {problem}") if problem else f"the process group has been made anew ({backend}, {len(ranks)} ranks)"
+
+
+def _busy_with_functions(home: HomeProcess, ranks: dict[int, int]) -> Script[str]:
+    """Wait for functions that run on main threads, for a while; return which ranks still run one, or nothing.
+
+    What makes the group waits behind them, and ranks that are free would wait for them in it, for as long as the group's time-out.
+    """
+    deadline = time.monotonic() + _FUNCTIONS_S
+    while True:
+        found = yield partial(home.asking.ask, ranks, "__where__", None, timeout_s=_DESCRIBE_S)
+        busy = [rank for rank, where in sorted(found.items()) if where["function"]]
+        if not busy:
+            return ""
+        if time.monotonic() > deadline:
+            return f"{name_ranks(busy)} still {'runs a function' if len(busy) == 1 else 'run functions'}"
+        yield partial(_after, home, _LOOK_S)
+
+
+def _after(home: HomeProcess, seconds: float, go_on: Callable[[Any], None]) -> None:
+    home.loop.call_later(seconds, lambda: go_on(None))
 
 
 def _problem(ranks: dict[int, int], made: Answers) -> str:

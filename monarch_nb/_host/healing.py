@@ -44,6 +44,7 @@ CONSTRUCT_S = 120.0
 _ABORT_S = 2.0
 _ASK_S = 5.0
 _BUSY_S = 1.0
+_RETRY = "end that, and heal again: %mesh interrupt, %mesh heal"
 
 
 class Healing:
@@ -220,7 +221,7 @@ class Healing:
         yield from self._start_ranks(lost, report)
         ranks = {p.rank: p.proc for p in members.values() if p.end is None}
         report["ranks"] = sorted(p.rank for p in (*lost, *hanging) if p.end is None)
-        said = yield from remake_groups(home, ranks, if_torn=not report["ranks"])
+        said = yield from remake_groups(home, ranks, if_torn=not report["ranks"], retry=_RETRY)
         report["said"] += [said] if said else []
         yield from self.make_actors(set(ranks.values()) & wanted, report)
         if report["ranks"] and asked:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,31 @@ def test_the_process_group_is_made_anew_and_peers_are_released(doomed: ProcMesh)
     assert list(waits.reduce.call(without=-1).get(T).values()) == [4.0] * 4
     variables = doomed.flatten("rank").slice(rank=3).execute(lambda: os.environ["RANK"] + os.environ["WORLD_SIZE"])
     assert variables.get(T).item() == "34"
+
+
+def test_a_heal_does_not_make_a_group_with_ranks_that_run_functions(doomed: ProcMesh, tmp_path: Path) -> None:
+    gate = str(tmp_path / "go")
+
+    def hold() -> None:
+        while not os.path.exists(gate):
+            time.sleep(0.01)
+
+    setup_torch_elastic_env(doomed)
+    doomed.execute(init_gloo).get(T)
+    held = doomed.flatten("rank").slice(rank=1).execute(hold)
+    kill(doomed.flatten("rank").slice(rank=3), 0)
+    report = doomed.heal()
+    assert report.ranks == (3,)
+    assert (
+        "the process group is broken and was not made anew, since rank 1 still runs a function; "
+        "end that, and heal again: %mesh interrupt, %mesh heal" in report.said
+    )
+    free = doomed.flatten("rank").slice(rank=3)
+    assert free.execute(os.getpid).get(T)  # it doesn't wait in a group that nobody comes to
+    Path(gate).touch()
+    held.get(T)
+    assert doomed.heal().said == ("the process group has been made anew (gloo, 4 ranks)",)
+    assert list(doomed.execute(all_reduced).get(T).values()) == [4.0] * 4
 
 
 def test_what_cannot_be_made_again_is_told_and_the_rest_is_there(doomed: ProcMesh, tmp_path: Any) -> None:
