@@ -70,7 +70,10 @@ def _place(file: str) -> str:
 
 
 def user_part(stack: str) -> str:
-    """Return a thread's stack from the user's first frame on, without frames of this package: how an answer is waited for tells nothing. Empty if no frame is the user's."""
+    """Return a thread's stack from the user's first frame on; empty if no frame is the user's.
+
+    Frames of this package are left out: how an answer is waited for tells nothing.
+    """
     blocks = re.split(r"(?m)^(?=  File )", stack)
     blocks = [b for b in blocks if b.strip()]
     for i, block in enumerate(blocks):

@@ -1,4 +1,4 @@
-"""Cells by their file names: code of a cell has a file that doesn't exist, `<ipython-input-5-0a1b2c>` on ranks."""
+"""Cells by their file names: code of a cell has a file that doesn't exist, on ranks `<ipython-input-5-0a1b2c>`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 _CELL = re.compile(r"^<ipython-input-(\d+)-")
 _KERNEL_CELL = re.compile(r"/ipykernel_\d+/")
 _IN_TRACEBACK = re.compile(r'File "<ipython-input-(\d+)-\w+>"')
-CELL_FRAME = re.compile(r'^  File "<ipython-input-(\d+)-([0-9a-f]+)>", line (\d+), in [^\n]*\n(?!    )', re.MULTILINE)
+CELL_FRAME = re.compile(r'(?m)^  File "<ipython-input-(\d+)-([0-9a-f]+)>", line (\d+), in [^\n]*\n(?!    )')
 """A cell's frame in the text of a stack, without its source: number, digest of the source, line."""
 
 

@@ -1,7 +1,7 @@
 """Whose code a frame is, by where its file lies.
 
-The folders are those of what this process has imported: a user's own file is the user's, whatever its folder is called. Text from other machines has file names of other
-folders; those are known by how they end.
+The folders are those of what this process has imported: a user's own file is the user's, whatever its
+folder is called. Text from other machines has file names of other folders; those are known by how they end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Owner(Enum):
     USER = "user"
     """A cell, or a file that is none of the others'."""
     EXECUTED = "executed"
-    """Code without a file, from a string: of `exec`, of a dataclass. The user's; but the line that runs it says more."""
+    """Code without a file: of `exec`, of a dataclass. The user's; but the line that runs it says more."""
     LIBRARY = "library"
     """The standard library, or an installed package."""
     SHELL = "shell"
@@ -34,7 +34,7 @@ class Owner(Enum):
 
 
 HIDDEN = frozenset({Owner.SHELL, Owner.PACKAGE})
-"""What people aren't shown in tracebacks and stacks: it stands between their frames and says nothing about their program."""
+"""What people aren't shown in tracebacks and stacks: it says nothing about their program."""
 
 _NAME = __package__.partition(".")[0]
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -93,7 +93,7 @@ def is_hidden(file: str) -> bool:
 
 
 def users_index(frames: Sequence[FrameType]) -> int | None:
-    """Return which frame is the user's line, of a thread's frames, innermost first; None if all are of others.
+    """Return which of a thread's frames, innermost first, is the user's line; None if all are of others.
 
     That's the innermost one that can be looked up; if there's none, the innermost of code that has no file.
     """
@@ -117,7 +117,7 @@ def frames_from(frame: FrameType | None, limit: int = sys.maxsize) -> list[Frame
 
 
 def module_of(frame: FrameType) -> str:
-    """Return the name of the module that a frame runs code of; empty if it has none. Runs no code of the user's."""
+    """Return the name of the module that a frame's code is of, or "". Runs no code of the user's."""
     name = dict.get(frame.f_globals, "__name__")
     return name if type(name) is str else ""
 
@@ -176,7 +176,8 @@ def _shell_folder() -> str:
 
 def _folders_of_installed() -> Iterable[str]:
     """Return the folders on this process' path that packages are installed into."""
-    return [p.rstrip(os.sep) + os.sep for p in sys.path if isinstance(p, str) and os.path.basename(p.rstrip(os.sep)) in _INSTALLED]
+    folders = [path.rstrip(os.sep) for path in sys.path if isinstance(path, str)]
+    return [folder + os.sep for folder in folders if os.path.basename(folder) in _INSTALLED]
 
 
 @lru_cache(maxsize=1)

@@ -1,4 +1,4 @@
-"""In which states hosts, ranks and their processes are. Each is its word: that's what stands in messages, in the journal and in JSON."""
+"""States of hosts, ranks and their processes. Each is its word, which stands in messages, journal and JSON."""
 
 from __future__ import annotations
 

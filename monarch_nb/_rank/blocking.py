@@ -1,8 +1,9 @@
 """What a thread is blocked on, as its frames say: a lock, a queue, input, a socket, a call of an actor.
 
-Known functions of the standard library, torch and this package are found by file and name. What blocks in C has no frame; but the instruction at which the innermost
-frame stands has a place in the source (`co_positions`), so the expression that is being called can be read there: `lock.acquire()`, `input()`. Its receiver is looked up
-without running any code of the user's.
+Known functions of the standard library, torch and this package are found by module and name. What blocks in
+C has no frame; but the instruction at which the innermost frame stands has a place in the source
+(`co_positions`), so the expression that is being called can be read there: `lock.acquire()`, `input()`. Its
+receiver is looked up without running any code of the user's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Operations of `torch.distributed`: which one a thread is in, and how far each process group has come.
 
-Nothing is recorded on the way in. A thread that waits stands in a frame of `distributed_c10d`, whose arguments say the rest; the group itself counts its operations; and torch's
-flight recorder (nccl's, and gloo's since torch 2.9 or so) knows when each began, also those that DDP's backward starts in C.
+Nothing is recorded on the way in. A thread that waits stands in a frame of `distributed_c10d`, whose
+arguments say the rest; the group itself counts its operations; and torch's flight recorder (nccl's, and
+gloo's since torch 2.9 or so) knows when each began, also those that DDP's backward starts in C.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ REACHED = {
     "deferred imports of own modules": 184,
     "foreign private accesses per 1,000 lines": 4.6,
     "dict[str, Any] per 1,000 lines": 12.6,
-    "lines over 110 columns per 1,000": 38.5,
+    "lines over 110 columns per 1,000": 38.4,
     "lines of a function, median": 5,
     "lines of a function, nine in ten have at most": 14,
 }
