@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from processes import wait_for_exit
 
-from monarch_nb.actor import Actor, HostMesh, endpoint, this_host
+from monarch_nb.actor import Actor, HostMesh, endpoint, hosts_from_config, this_host
 from monarch_nb.job import LocalJob, ProcessJob, job_load, job_loads
 from monarch_nb.rdma import RDMAAction
 
@@ -105,3 +107,38 @@ def test_an_interpreter_is_inherited_by_what_is_spawned_by_what_it_runs(tmp_path
 
 def test_an_action_without_transfers_has_nothing_to_do() -> None:
     assert RDMAAction().submit().get(T).num_bytes == 0
+
+
+FROM_CONFIG = """
+import os
+from monarch_nb.actor import hosts_from_config
+
+hosts = hosts_from_config("training")
+procs = hosts.spawn_procs({"gpus": 2})
+places = list(procs.execute(lambda: (os.getppid(), os.getpid())).get(60).items())
+print([dict(point) for point, _ in places] == [dict(hosts=h, gpus=g) for h in range(2) for g in range(2)])
+print(*sorted({pid for _, pids in places for pid in pids}))
+"""
+
+
+def test_hosts_from_config_are_two_that_end_with_the_program() -> None:
+    done = subprocess.run([sys.executable, "-c", FROM_CONFIG], capture_output=True, text=True, check=True)
+    as_monarchs, pids = done.stdout.splitlines()
+    assert as_monarchs == "True"
+    assert len(pids.split()) == 6  # two host processes, and two ranks of each
+    for pid in pids.split():
+        assert wait_for_exit(int(pid))
+
+
+def test_hosts_from_config_can_be_shut_down() -> None:
+    hosts = hosts_from_config("training")
+    procs = hosts.spawn_procs({"gpus": 1})
+    pids = [pid for pair in procs.execute(_host_and_rank).get(T).values() for pid in pair]
+    hosts.shutdown().get(T)
+    assert len(set(pids)) == 4
+    for pid in pids:
+        assert wait_for_exit(pid)
+
+
+def _host_and_rank() -> tuple[int, int]:
+    return os.getppid(), os.getpid()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,9 +51,44 @@ def test_the_environment_is_set_up_by_hand(pair: ProcMesh) -> None:
     assert first.startswith("0 127.0.0.1:") and second == first.replace("0", "1", 1)
 
 
+PROGRAM = """
+import os, sys
+with open(f"{sys.argv[1]}.{os.getpid()}", "w") as file:
+    file.write(" ".join([os.environ["EXTRA"], str(os.getppid()), *sys.argv[2:]]))
+sys.exit(int(sys.argv[2]))
+"""
+
+
+def test_a_program_such_as_torchrun_is_run_on_each_rank(pair: ProcMesh, tmp_path: Path) -> None:
+    program = tmp_path / "launcher.py"
+    program.write_text(PROGRAM)
+    spmd = pair.spawn("spmd", SPMDActor)
+    words = [str(program), str(tmp_path / "ran"), "0", "a b"]
+    done = spmd.run_command.call(sys.executable, words, {"EXTRA": "yes"}).get(T)
+    assert list(done.values()) == [True, True]
+    ranks = pair.execute(os.getpid).get(T).values()
+    assert sorted(f.read_text() for f in tmp_path.glob("ran.*")) == sorted(f"yes {pid} 0 a b" for pid in ranks)
+    assert not any(pair.execute(_has_extra).get(T).values())  # it's the program's only
+
+
+def test_a_program_that_fails_is_said(pair: ProcMesh, tmp_path: Path) -> None:
+    program = tmp_path / "launcher.py"
+    program.write_text(PROGRAM)
+    spmd = pair.spawn("spmd", SPMDActor)
+    error = spmd.run_command.call(sys.executable, [str(program), str(tmp_path / "ran"), "3"], {"EXTRA": "yes"}).exception(T)
+    assert "CalledProcessError" in str(error) and "returned non-zero exit status 3" in str(error)
+    missing = spmd.run_command.call(str(tmp_path / "nowhere"), [], {}).exception(T)
+    assert "FileNotFoundError" in str(missing) and "nowhere" in str(missing)
+    assert list(spmd.run_command.call("true", [], {}).get(T).values()) == [True, True]  # the actors live on
+
+
 def test_nothing_to_run_is_said(pair: ProcMesh) -> None:
     error = pair.spawn("spmd", SPMDActor).main.call("127.0.0.1", 1, []).exception(T)
     assert "main needs a script" in str(error)
+
+
+def _has_extra() -> bool:
+    return "EXTRA" in os.environ
 
 
 def _rank_and_master() -> str:
