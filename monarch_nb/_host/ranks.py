@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._host import capacity
+from monarch_nb._host.orphans import stop_orphans
 from monarch_nb._host.registry import Group, Proc
 from monarch_nb._host.starting import PROCESS_JOB
 from monarch_nb._protocol.exits import RankExit
@@ -35,7 +36,9 @@ class RankDesk:
 
     def do_spawn(self, message: Message, fields: dict[str, Any]) -> object:
         """Start ranks on hosts; answers with their proc ids at once."""
-        return {"procs": self.spawn(fields)}
+        procs = self.spawn(fields)
+        self._home.registry.groups[fields["group"]].creator = (message.src, fields.get("creator_actor", 0))
+        return {"procs": procs}
 
     def spawn(self, fields: dict[str, Any]) -> list[int]:
         """Start `per_host` ranks on each of `hosts`, as a group; return their proc ids."""
@@ -133,7 +136,7 @@ class RankDesk:
 
     def do_stop(self, message: Message, fields: dict[str, Any]) -> object:
         """Stop ranks; answers once they have ended."""
-        self._stop(fields["procs"], fields["grace_s"])
+        self.stop(fields["procs"], fields["grace_s"])
         left = {p for p in fields["procs"] if self._home.registry.procs[p].end is None}
         return self._home.waits.answer_when(message, left)
 
@@ -143,10 +146,11 @@ class RankDesk:
         for proc in procs:
             if known[proc].end is not None:
                 known[proc].state = ProcState.STOPPED
-        self._stop([p for p in procs if known[p].end is None], _LEFT_OUT_GRACE_S)
+        self.stop([p for p in procs if known[p].end is None], _LEFT_OUT_GRACE_S)
         self._home.healing.recipes.procs_stopped(list(procs))
 
-    def _stop(self, procs: Sequence[int], grace_s: float) -> None:
+    def stop(self, procs: Sequence[int], grace_s: float) -> None:
+        """Stop ranks, here or elsewhere; their actors clean up meanwhile."""
         for index, theirs in self._home.hosts.of(procs).items():
             self._home.hosts.ask(index, "stop_ranks", {"procs": theirs, "grace_s": grace_s})
 
@@ -197,6 +201,7 @@ class RankDesk:
             home.checkpoints.lost(entry)
         if end.stopped:
             home.healing.recipes.procs_stopped([proc])
+        stop_orphans(home, end)
         home.cells.proc_has_ended(end)
         home.board.ended(proc)
         home.debug.proc_has_ended(proc)

@@ -103,6 +103,10 @@ class Recipes:
         """Return the recipes of actors that belong on any of some procs, oldest first."""
         return [r for r in self._recipes.values() if procs & self._living(r)]
 
+    def owned_by(self, proc: int) -> list[Recipe]:
+        """Return the recipes of actors that an actor of a process has spawned, newest first."""
+        return [r for r in reversed(self._recipes.values()) if r.creator[0] == proc and r.creator[1]]
+
     def living_slots(self, recipe: Recipe, procs: set[int]) -> dict[int, int]:
         """Return the slots on some procs whose actors weren't stopped."""
         return {slot: proc for slot, proc in recipe.slots_on(procs).items() if proc in self._living(recipe)}

@@ -82,6 +82,7 @@ class Group:
 
     Attributes:
         spec: what all its ranks are started with.
+        creator: proc and actor (0: none) that own it.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Group:
     spec: dict[str, Any]
     method: str
     policy: Policy = field(default_factory=Policy)
+    creator: tuple[int, int] = (0, 0)
 
     @property
     def context(self) -> bytes:

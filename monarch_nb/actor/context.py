@@ -131,6 +131,12 @@ def creator_instance() -> CreatorInstance:
     return Instance(call_context.get().actor)._as_creator()
 
 
+def acting() -> int:
+    """Return the id of the running actor; 0 if none runs."""
+    actor = call_context.get().actor
+    return 0 if actor is None else int(actor.actor_id)
+
+
 def own_by_caller(mesh: Any) -> None:
     """Let what has just been spawned belong to the running actor, if there is one: it ends with that."""
     mesh._owner = call_context.get().actor

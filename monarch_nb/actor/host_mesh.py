@@ -19,7 +19,7 @@ from monarch_nb._wire import codec
 from monarch_nb._wire.mesh_address import MeshAddress
 from monarch_nb._wire.process import wait_until_gone
 from monarch_nb.actor.bootstrap_command import BootstrapCommand, commands_of
-from monarch_nb.actor.context import own_by_caller
+from monarch_nb.actor.context import acting, own_by_caller
 from monarch_nb.actor.future import Future
 from monarch_nb.actor.on_demand import ask_envoy, needs_envoy
 from monarch_nb.actor.proc_bind import check_bindings
@@ -138,7 +138,7 @@ class HostMesh(MeshTrait):
         spec["bind"] = check_bindings(proc_bind, inner.nelements)
         spec["commands"] = commands_of(bootstrap_command, extent)
         session = self._session
-        fields: dict[str, Any] = {"hosts": list(self._hosts), "per_host": inner.nelements, "group": group}
+        fields: dict[str, Any] = {"hosts": list(self._hosts), "per_host": inner.nelements, "group": group, "creator_actor": acting()}
         answer = session.request("spawn", **fields, spec=spec, method=method, force=force)
         if session.output is not None:
             session.output.default.sizes[group] = extent.nelements

@@ -152,3 +152,24 @@ class Who(Actor):
             config.prefix_python_logs_with_actor = True
             self.logger.removeHandler(handler)
         return stream.getvalue().strip()
+
+
+class Parent(Leaf):
+    """Owns an actor beside it."""
+
+    def __init__(self, name: str, port: Port[str]) -> None:
+        super().__init__(name, port)
+        self.child = this_proc().spawn("child", Leaf, f"{name}.child", port)
+
+
+class OwnsElsewhere(Actor):
+    """Owns an actor in another process, which owns another, and one on processes of its own."""
+
+    def __init__(self, port: Port[str], other: Any) -> None:
+        self.elsewhere = other.spawn("elsewhere", Parent, "elsewhere", port)
+        self.procs = this_host().spawn_procs()
+        self.on_procs = self.procs.spawn("on_procs", Leaf, "on_procs", port)
+
+    @endpoint
+    def pids(self) -> tuple[int, int, int]:
+        return os.getpid(), self.elsewhere.pid.call_one().get(), self.on_procs.pid.call_one().get()

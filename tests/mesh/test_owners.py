@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from owning_actors import Failing, Leaf, Owner, Waiting, Who
+from owning_actors import Failing, Leaf, Owner, OwnsElsewhere, Waiting, Who
 from processes import wait_for_exit
 from waiting import wait_until
 
@@ -203,3 +205,24 @@ def test_what_an_actor_logs_has_its_name(two: ProcMesh) -> None:
     assert who.slice(gpus=0).logged.call_one(False).get() == "100% of it"
     assert "[actor=" not in logging.LogRecord("x", 10, "", 0, "here", (), None).getMessage()
     who.stop().get()
+
+
+@pytest.mark.parametrize("policy", ["stop", "heal"])
+def test_what_actors_of_a_killed_process_own_elsewhere_is_stopped(policy: str, unhandled: list[MeshFailure]) -> None:
+    """Children first, and all clean up; a new owner starts afresh."""
+    port, receiver = Channel.open()
+    with this_host().spawn_procs({"gpus": 2}) as procs:
+        procs.on_failure(policy)
+        owner: Any = procs.slice(gpus=0).spawn("root", OwnsElsewhere, port, procs.slice(gpus=1))
+        owner_pid, elsewhere, on_procs = owner.pids.call_one().get()
+        os.kill(owner_pid, signal.SIGKILL)
+        heard = [receiver.recv().get(60) for _ in range(3)]
+        assert sorted(heard) == ["elsewhere", "elsewhere.child", "on_procs"]
+        assert heard.index("elsewhere.child") < heard.index("elsewhere")
+        assert wait_for_exit(on_procs)
+        assert procs.slice(gpus=1).execute(os.getpid).get().item() == elsewhere  # that process isn't the owner's
+        if policy == "heal":
+            wait_until(procs.healthy, "the owner's process is back")
+            new_pid, elsewhere_again, on_new_procs = owner.pids.call_one().get()
+            assert elsewhere_again == elsewhere
+            assert len({owner_pid, new_pid, on_procs, on_new_procs}) == 4

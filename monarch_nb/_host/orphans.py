@@ -1,0 +1,46 @@
+"""What actors of a process have spawned elsewhere, once that process has ended without stopping it: it's stopped for them.
+
+An actor that is stopped ends what it has spawned before it goes, so what is left here was owned by one that had no time for it. What is stopped ends
+its own children first, as always. If the owner is made anew, it spawns anew.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING
+
+from monarch_nb._host.registry import Group
+from monarch_nb._protocol.exits import RankExit
+from monarch_nb._wire import address
+from monarch_nb._wire import message as wire
+
+if TYPE_CHECKING:
+    from monarch_nb._host.home import HomeProcess
+
+GRACE_S = 3.0
+"""How long actors of an orphaned group may clean up."""
+
+
+def stop_orphans(home: HomeProcess, end: RankExit) -> None:
+    """Stop the processes and actors that actors of a process owned which has ended."""
+    reason = f"the process of its owner, rank {end.rank}, has ended"
+    orphaned: set[int] = set()
+    for group in _owned_groups(home, end.proc):
+        living = _living(home, group.procs)
+        orphaned.update(living)
+        home.ranks.stop(living, GRACE_S)
+    for recipe in home.healing.recipes.owned_by(end.proc):
+        procs = [proc for proc in _living(home, recipe.procs) if proc not in orphaned]
+        home.healing.recipes.stopped(recipe.actor_id, list(recipe.procs))
+        payload = pickle.dumps((recipe.actor_id, reason, False), 5)
+        for proc in procs:
+            home.send_to_rank(proc, wire.pack(wire.CALL, src=address.HOME, dst=proc, name=b"stop_actor", payload=payload))
+
+
+def _owned_groups(home: HomeProcess, proc: int) -> list[Group]:
+    return [group for group in home.registry.groups.values() if group.creator[0] == proc and group.creator[1]]
+
+
+def _living(home: HomeProcess, procs: list[int] | tuple[int, ...]) -> list[int]:
+    entries = [home.registry.procs.get(proc) for proc in procs]
+    return [entry.proc for entry in entries if entry is not None and entry.end is None]
