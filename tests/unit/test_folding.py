@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from monarch_nb._protocol.exits import RankExit
 from monarch_nb.actor import MeshFailure
 from monarch_nb.exceptions import ActorError, RankFailure
 from monarch_nb.folding import fold, is_trouble, merge, split
@@ -144,7 +145,7 @@ def test_trouble_is_told_from_news(line: str, trouble: bool) -> None:
 
 def test_ranks_that_die_together_are_one_failure() -> None:
     ends = [
-        {"rank": r, "group": "train-1a2b3c", "host": "n1", "pid": 400 + 3 * r, "signal": 9, "point": {"gpus": r}, "last_lines": ""} for r in (1, 2, 3)
+        RankExit(proc=r, group="train-1a2b3c", rank=r, host="n1", pid=400 + 3 * r, signal=9, point={"gpus": r}) for r in (1, 2, 3)
     ]
     failure = MeshFailure.from_ends(ends)
     assert failure.message == "ranks 1-3 are lost" and failure.ranks == (1, 2, 3)
