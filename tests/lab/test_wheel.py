@@ -90,3 +90,23 @@ def test_the_card_is_live_in_notebook_7(notebook7: Lab, browser: Any, pictures: 
     page.wait_for(1, "ranks 0-1 were interrupted")
     assert "has ended" in page.run(2)
     assert page.strangers == []
+
+
+def test_the_menu_of_notebook_7_restarts_the_kernel_and_the_cell_goes_on(notebook7: Lab, browser: Any, pictures: Path) -> None:
+    gate = notebook7.root / "go"
+    source = f"%%mesh\nimport os, time\nprint('st' 'ep 1')\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)\nrank * 100"
+    start, attach = "%load_ext monarch_nb\n%mesh start restarted7 --procs 2", "%load_ext monarch_nb\n%mesh attach restarted7"
+    page = Page(browser, notebook7, [start, source, attach, "%mesh stop"], "restarted7.ipynb")
+    assert "is ready" in page.run(0)
+    page.start(1)
+    page.wait_for(1, "step 1")
+    page.page.get_by_role("menuitem", name="Kernel", exact=True).click()
+    page.page.locator('.lm-Menu-item[data-command="kernelmenu:restart"]').click()
+    page.page.locator(".jp-Dialog button.jp-mod-warn").click()
+    page.wait_for(1, "goes on in mesh")
+    page.start(2)
+    page.wait_for(2, "step 1")
+    gate.touch()
+    page.wait_for(2, "[1] 100")
+    page.picture(pictures / "notebook7_restarted.png")
+    assert "has ended" in page.run(3)
