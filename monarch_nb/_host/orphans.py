@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 from typing import TYPE_CHECKING
 
+from monarch_nb._host.recipes import Recipe
 from monarch_nb._host.registry import Group
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._wire import address
@@ -17,6 +18,8 @@ from monarch_nb._wire import message as wire
 if TYPE_CHECKING:
     from monarch_nb._host.home import HomeProcess
 
+CONTROLLERS = "controllers"
+"""The group of processes that named singletons live in."""
 GRACE_S = 3.0
 """How long actors of an orphaned group may clean up."""
 
@@ -30,6 +33,8 @@ def stop_orphans(home: HomeProcess, end: RankExit) -> None:
         orphaned.update(living)
         home.ranks.stop(living, GRACE_S)
     for recipe in home.healing.recipes.owned_by(end.proc):
+        if _is_controller(home, recipe):
+            continue  # it's the mesh's, whoever asked for it first
         procs = [proc for proc in _living(home, recipe.procs) if proc not in orphaned]
         home.healing.recipes.stopped(recipe.actor_id, list(recipe.procs))
         payload = pickle.dumps((recipe.actor_id, reason, False), 5)
@@ -39,6 +44,11 @@ def stop_orphans(home: HomeProcess, end: RankExit) -> None:
 
 def _owned_groups(home: HomeProcess, proc: int) -> list[Group]:
     return [group for group in home.registry.groups.values() if group.creator[0] == proc and group.creator[1]]
+
+
+def _is_controller(home: HomeProcess, recipe: Recipe) -> bool:
+    entry = home.registry.procs.get(recipe.procs[0])
+    return entry is not None and entry.group == CONTROLLERS
 
 
 def _living(home: HomeProcess, procs: list[int] | tuple[int, ...]) -> list[int]:

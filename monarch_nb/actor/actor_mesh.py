@@ -344,11 +344,11 @@ class ActorMesh(MeshTrait, Generic[T]):
 
         The future is done when all have cleaned up; one that is stuck isn't waited for longer than ten seconds.
         """
+        if self._owner is not None:
+            self._owner.disowns(self)
         if is_relayed(self):
             return ask_envoy(self, ("stop",), (reason,))
         office = self._office
-        if self._owner is not None:
-            self._owner.disowns(self)
         actor = call_context.get().actor
         waits = actor is None or actor.actor_id != self._actor_id  # an actor can't wait for its own end
         gather = Gather(office, self._procs)

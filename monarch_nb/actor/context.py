@@ -144,6 +144,13 @@ def own_by_caller(mesh: Any) -> None:
         mesh._owner.owns(mesh)
 
 
+def disown(mesh: Any) -> None:
+    """Let what has just been spawned belong to nobody here."""
+    if mesh._owner is not None:
+        mesh._owner.disowns(mesh)
+        mesh._owner = None
+
+
 class Context:
     """What `context()` returns.
 

@@ -129,7 +129,9 @@ class HostMesh(MeshTrait):
             raise ValueError(f"method is one of {', '.join(METHODS)}; not {method!r}")
         if self._known_session is None and needs_envoy(self._mesh):
             given = (per_host, bootstrap, name, proc_bind, bootstrap_command)
-            return cast("ProcMesh", ask_envoy(self, ("spawn_procs",), given, {"env": env, "method": method, "force": force}).get())
+            procs = cast("ProcMesh", ask_envoy(self, ("spawn_procs",), given, {"env": env, "method": method, "force": force}).get())
+            own_by_caller(procs)
+            return procs
         self._check_alive()
         inner = Extent.of(per_host or {})
         extent = grid(self.extent, inner)

@@ -19,6 +19,7 @@ from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.mesh_address import MeshAddress
 from monarch_nb.actor.actor_mesh import spawn_actors
+from monarch_nb.actor.context import own_by_caller
 from monarch_nb.actor.future import Future
 from monarch_nb.actor.heal import HealReport
 from monarch_nb.actor.on_demand import (
@@ -137,7 +138,9 @@ class ProcMesh(MeshTrait):
             CannotPickle: naming the argument that can't be sent.
         """
         if is_relayed(self):
-            return cast("T", ask_envoy(self, ("spawn",), (name, cls, *args), kwargs).get())
+            actors = cast("T", ask_envoy(self, ("spawn",), (name, cls, *args), kwargs).get())
+            own_by_caller(actors)
+            return actors
         self._check_alive("spawn")
         return cast("T", spawn_actors(self, name, cls, args, kwargs))
 
@@ -210,11 +213,11 @@ class ProcMesh(MeshTrait):
         """End these processes: actors clean up, with what they have spawned, then they leave; after `grace_s` seconds they are killed."""
         if grace_s is None:
             grace_s = preferences.stop_s if preferences.stop_s is not None else STOP_S
+        if self._owner is not None:
+            self._owner.disowns(self)
         if is_relayed(self):
             return ask_envoy(self, ("stop",), (reason,), {"grace_s": grace_s})
         session = self._session
-        if self._owner is not None:
-            self._owner.disowns(self)
         self._stopped = reason or "it was stopped"
         reply = session.ask("stop", procs=list(self._procs), grace_s=grace_s)
 

@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from monarch_nb.actor.actor_mesh import Actor, ActorMesh
+from monarch_nb.actor.context import disown
 from monarch_nb.actor.endpoint import concurrent_endpoint
 from monarch_nb.actor.future import Future
+from monarch_nb.actor.proc_mesh import ProcMesh
 from monarch_nb.exceptions import DeviceMeshError, MeshError
 
 _ENVOY = "monarch_nb.envoy"
@@ -28,7 +30,10 @@ class Envoy(Actor):
         for name in path:
             handle = getattr(handle, name)
         result = handle(*args, **kwargs)
-        return await result if inspect.isawaitable(result) and not isinstance(result, ActorMesh) else result
+        if isinstance(result, ActorMesh | ProcMesh):
+            disown(result)  # it belongs to whoever has asked for it
+            return result
+        return await result if inspect.isawaitable(result) else result
 
 
 def ask(handle: Any, path: Sequence[str], args: Any = (), kwargs: Any = None) -> Future[Any]:

@@ -15,7 +15,7 @@ from monarch_nb._client import session as sessions
 from monarch_nb._wire.mesh_address import APART
 from monarch_nb.actor import ActorError, Channel, ProcMesh, this_host
 from monarch_nb.actor.on_demand import mesh_of
-from monarch_nb.exceptions import MeshUnreachable
+from monarch_nb.exceptions import MeshUnreachable, SupervisionError
 from monarch_nb.mesh import Mesh
 
 
@@ -128,6 +128,16 @@ def test_from_another_machine_an_envoy_goes(store: Any, there: Mesh) -> None:
             one.let_fail.call_one(store).get()
         entered = {client["pid"] for client in there._session.request("status")["clients"]}
         assert entered.isdisjoint(apart.execute(os.getpid).get().values())
+
+
+def test_what_an_envoy_has_spawned_ends_with_the_actor_that_asked(there: Mesh) -> None:
+    with this_host().spawn_procs(env={APART: "b"}) as apart:
+        visitor: Any = apart.spawn("visitor", Visitor)
+        handle, pids = visitor.spawn_on.call_one(there).get()
+        assert list(handle.pid.call().get().values()) == pids
+        visitor.stop("over").get()
+        with pytest.raises(SupervisionError, match="its owner 'visitor' has ended"):
+            handle.pid.call().get()
 
 
 def test_a_mesh_that_has_ended_is_said_to_have(visitor: Any, there: Mesh) -> None:
