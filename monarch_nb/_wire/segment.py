@@ -140,7 +140,7 @@ class Filling:
         try:
             base = ctypes.addressof(ctypes.c_char.from_buffer(self._segment.map))
             for buffer, offset in zip(self._buffers, self._offsets, strict=True):
-                copy_bytes(base + offset, buffer, leaves_a_core=self._latch is not None)
+                copy_bytes(base + offset, buffer)
             self.is_filled = True
             if self._latch is not None:
                 self._latch.open()
@@ -252,14 +252,13 @@ class SegmentPool:
             self._free.clear()
 
 
-def copy_bytes(address: int, source: memoryview, *, leaves_a_core: bool = False) -> None:
+def copy_bytes(address: int, source: memoryview) -> None:
     """Copy `source` (contiguous) to `address` without holding the interpreter lock; large ones with several threads.
 
-    One core doesn't saturate the memory bus, and starting a thread costs 50 us. `leaves_a_core`: for those who get ready meanwhile.
+    One core doesn't saturate the memory bus, and starting a thread costs 50 us.
     """
     start, size = address_of(source), source.nbytes
-    num_cores = (os.cpu_count() or 1) - leaves_a_core
-    num_threads = max(1, min(MAX_COPY_THREADS, num_cores, size // BYTES_PER_COPY_THREAD))
+    num_threads = max(1, min(MAX_COPY_THREADS, os.cpu_count() or 1, size // BYTES_PER_COPY_THREAD))
     share = -(-size // num_threads)
     parts = [(address + at, start + at, min(share, size - at)) for at in range(0, size, share)]
     helpers = [threading.Thread(target=ctypes.memmove, args=part) for part in parts[1:]]
