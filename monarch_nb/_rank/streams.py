@@ -58,6 +58,8 @@ class OutputPipe:
     def forget_lock(self) -> None:
         """Make a new lock, in a child: a thread that was writing at the fork isn't there to release the old one."""
         self.lock = threading.RLock()
+        for stream in self.streams.values():
+            stream.use_lock(self.lock)
 
     def begin(self, origin: int) -> None:
         """From now on, unmarked output belongs to cell `origin`; also after it has ended, for what comes late is its own."""
@@ -144,13 +146,17 @@ class RankStream(io.TextIOBase):
 
     def __init__(self, pipe: OutputPipe, name: str, fd: int) -> None:
         self._pipe = pipe
-        self._lock = pipe.lock
+        self.use_lock(pipe.lock)
         self._unsettled = pipe.unsettled
         self._stream = name
         self._fd = fd
         self._held: list[str] = []
         self._held_size = 0
         self._held_origin = 0
+
+    def use_lock(self, lock: Any) -> None:
+        """Take the pipe's lock, which is kept here, too: each line that is written takes it."""
+        self._lock = lock
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
