@@ -179,19 +179,13 @@ class Office:
             body = _lend(self, body, (dst,))
         is_large = len(body.payload) >= _INLINE_PAYLOAD_BYTES and kind != wire.CONTROL  # host processes map no segments
         if body.buffers or is_large:
-            body, flags, filling = self._outboard(body, [self._holder(dst)])
+            body, flags, table = self._outboard(body, [self._holder(dst)])
             fields["flags"] = fields.get("flags", 0) | flags
-            fields["table"] = filling.table
+            fields["table"] = table
         self.send(dst, wire.pack(kind, src=self.me, dst=dst, payload=body.payload, **fields))
 
-    def post_all(
-        self, receivers: Sequence[Receiver], kind: int, body: Encoded = _NOTHING, *, early: bool = False, **fields: Any
-    ) -> None:
-        """Send one message to all `receivers`: one frame each on this machine, one per other host.
-
-        `early`: they may be sent it while big buffers are still being copied, and wait for them when they read it: for that it must be read by a
-        thread that may wait.
-        """
+    def post_all(self, receivers: Sequence[Receiver], kind: int, body: Encoded = _NOTHING, **fields: Any) -> None:
+        """Send one message to all `receivers`: one frame each on this machine, one per other host."""
         if body.buffers and kind in _LENT_KINDS:
             far_receivers = [r for r in receivers if r[0] >> 32 != self.host]
             lent = _lend(self, body, [proc for proc, _ in far_receivers]) if far_receivers else body
@@ -202,21 +196,12 @@ class Office:
                     return
         if self._releases:
             self._flush_releases()
-        if not body.buffers and len(body.payload) < _INLINE_PAYLOAD_BYTES:
-            self._send_all(receivers, wire.pack(kind, src=self.me, dst=0, payload=body.payload, **fields))
-            return
-        early = early and all(proc >> 32 == self.host for proc, _ in receivers)  # what leaves the machine must be there
-        body, flags, filling = self._outboard(body, {self._holder(proc) for proc, _ in receivers}, early=early)
-        fields["flags"] = fields.get("flags", 0) | flags
-        try:
-            self._send_all(receivers, wire.pack(kind, src=self.me, dst=0, payload=body.payload, table=filling.table, **fields))
-        except BaseException:
-            filling.abandon()
-            raise
-        if not filling.is_filled:
-            filling.fill()
-
-    def _send_all(self, receivers: Sequence[Receiver], frame: bytes) -> None:
+        if body.buffers or len(body.payload) >= _INLINE_PAYLOAD_BYTES:
+            holders = {self._holder(proc) for proc, _ in receivers}
+            body, flags, table = self._outboard(body, holders)
+            fields["flags"] = fields.get("flags", 0) | flags
+            fields["table"] = table
+        frame = wire.pack(kind, src=self.me, dst=0, payload=body.payload, **fields)
         far: dict[int, list[Receiver]] = {}
         ends, routes, host = self.ends, self._routes, self.host
         addressed = wire.addressing(frame)
@@ -235,20 +220,14 @@ class Office:
         """Return who on this machine will map a buffer that is sent to `dst`."""
         return dst if address.host_of(dst) == self.host else address.host_proc(self.host)
 
-    def _outboard(self, body: Encoded, holders: Any, *, early: bool = False) -> tuple[Encoded, int, segment.Filling]:
-        """Find room for the big parts of a body; fill it, unless its receivers are to be told earlier."""
+    def _outboard(self, body: Encoded, holders: Any) -> tuple[Encoded, int, bytes]:
         buffers = list(body.buffers)
         flags = 0
         payload = body.payload
         if len(payload) >= _INLINE_PAYLOAD_BYTES:
             buffers.append(memoryview(payload))
             payload, flags = b"", wire.BULK
-        size = sum(b.nbytes for b in buffers)
-        latched = early and segment.MIN_LATCHED_BYTES <= size <= segment.MAX_LATCHED_BYTES
-        filling = self.pool.place(buffers, holders, latched=latched)
-        if not latched:
-            filling.fill()
-        return Encoded(payload), flags, filling
+        return Encoded(payload), flags, self.pool.write(buffers, holders)
 
     def printed_for(self, origin: int) -> int:
         """Return how far this process' output for a cell has come, for an answer; 0 if there was none."""

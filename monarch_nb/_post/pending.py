@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from monarch_nb._protocol.exits import RankExit
-from monarch_nb._wire import codec, latch, segment
-from monarch_nb._wire.message import BULK, EMPTY, ENTRY, ERROR, LATCH, UNREAD, Message
+from monarch_nb._wire import codec, segment
+from monarch_nb._wire.message import BULK, EMPTY, ENTRY, ERROR, Message
 
 if TYPE_CHECKING:
     from monarch_nb._post.office import Office
@@ -34,14 +34,13 @@ it, the news of its end through the host process."""
 class Body:
     """An encoded value that has arrived; opened when it's read, released when dropped unread."""
 
-    __slots__ = ("_buffers", "_filled", "_office", "flags", "payload", "src")
+    __slots__ = ("_buffers", "_office", "flags", "payload", "src")
 
     def __init__(self, office: Office, message: Message) -> None:
         self._office = office
         self.flags = message.flags
         self.src = message.src
         self.payload: memoryview | bytes = message.payload
-        self._filled: latch.Where | None = None
         self._buffers = self._open(message.table) if message.table else ()
 
     @classmethod
@@ -49,49 +48,25 @@ class Body:
         """Return a body without buffers."""
         body = cls.__new__(cls)
         body._office, body.flags, body.src, body.payload, body._buffers = office, flags, src, payload, ()
-        body._filled = None
         return body
 
     def _open(self, table: bytes) -> Sequence[memoryview]:
-        """Map the buffers at once: it costs 20 us, and the owner may be gone when the value is read.
-
-        Raises:
-            SegmentError: if the owner is gone; NeverFilledError: if it has sent the message early, and then hasn't filled them.
-        """
+        """Map the buffers at once: it costs 20 us, and the owner may be gone when the value is read."""
         maps: dict[int, segment.Mapping] = {}
         views = []
-        filled = None
-        for where, fd, pid, inode, offset, size in ENTRY.iter_unpack(table):
-            if where == LATCH:
-                filled = latch.Where(pid, fd, inode)
-                continue
+        for _, fd, pid, inode, offset, size in ENTRY.iter_unpack(table):
             if inode not in maps:
                 maps[inode] = self._office.open_segment(self.src, pid, fd, inode)
             views.append(memoryview(maps[inode])[offset : offset + size])
-        self._filled = filled
-        if self.flags & BULK or not self.flags & UNREAD:
-            self._wait()
         return views
 
-    def _wait(self) -> None:
-        """Wait until the buffers have been filled."""
-        where, self._filled = self._filled, None
-        if where is not None and not latch.wait_for(where):
-            raise segment.NeverFilledError(f"process {where.pid} was interrupted, or has ended, while it made this call")
-
     def value(self) -> Any:
-        """Return the value. Each call makes a new one, except that big buffers are shared.
-
-        Raises:
-            NeverFilledError: see `_open`.
-        """
+        """Return the value. Each call makes a new one, except that big buffers are shared."""
         if self.flags & EMPTY:
             return None
         if self.flags & BULK:
             return codec.decode(self._buffers[-1], self._buffers[:-1])
-        value = codec.decode(self.payload, self._buffers)
-        self._wait()
-        return value
+        return codec.decode(self.payload, self._buffers)
 
 
 MAX_CALLS_EACH = 100

@@ -32,7 +32,6 @@ from monarch_nb._shape import decode_extent
 from monarch_nb._wire import codec
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.message import Message
-from monarch_nb._wire.segment import NeverFilledError
 from monarch_nb.exceptions import ActorAborted
 
 if TYPE_CHECKING:
@@ -607,9 +606,6 @@ class ActorRunner:
     def _raised(self, error: BaseException, message: Message) -> None:
         """An endpoint has raised: tell the caller, or, if nobody waits, the owner."""
         end_if_forked(error)
-        if isinstance(error, NeverFilledError):  # whoever was about to call hasn't, after all
-            self.host.office.settle()
-            return
         endpoint = message.name.decode()
         self._keep(error)
         answers = message.ref and not message.flags & wire.KEEP

@@ -91,28 +91,6 @@ def _is_plain(value: object, depth: int, addresses: list[int]) -> bool:
     return depth > 0 and len(items) <= _MAX_PLAIN_ITEMS and all(_is_plain(x, depth - 1, addresses) for x in items)  # type: ignore[arg-type]
 
 
-def leaves_buffers_unread(value: object, depth: int = _MAX_PLAIN_DEPTH) -> bool:
-    """Say whether no byte of `value`'s big buffers is looked at when it's decoded: it's made of basic types, tensors and arrays only."""
-    kind = type(value)
-    if kind in _ATOMS:
-        return True
-    if kind is dict:
-        items: Iterable[object] = [x for pair in value.items() for x in pair]  # type: ignore[attr-defined]
-    elif kind is tuple or kind is list:
-        items = value  # type: ignore[assignment]
-    else:
-        return _is_bare_array(value)
-    return depth > 0 and len(items) <= _MAX_PLAIN_ITEMS and all(leaves_buffers_unread(x, depth - 1) for x in items)  # type: ignore[arg-type]
-
-
-def _is_bare_array(value: Any) -> bool:
-    """Say whether this is a tensor or an array, and nothing of the user's goes with it."""
-    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
-    if torch is not None and type(value) is torch.Tensor:
-        return not value.__dict__
-    return numpy is not None and type(value) is numpy.ndarray and not value.dtype.hasobject
-
-
 def _encode_any(value: object, what: str) -> Encoded:
     stream = io.BytesIO()
     buffers: list[memoryview] = []

@@ -29,16 +29,15 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-VERSION: Final = 2
+VERSION: Final = 1
 
 HEADER = struct.Struct("<BBHIQQQQIHHHH")
 ENTRY = struct.Struct("<IIQQQQ")
-"""One buffer: where (SHM, FRAME or LATCH), descriptor, owner's pid, inode, offset, size in bytes."""
+"""One buffer: where (SHM or FRAME), descriptor, owner's pid, inode, offset, size in bytes."""
 
 # Where the bytes of a buffer are.
 SHM: Final = 1  #: in a segment that the source process holds open
 FRAME: Final = 2  #: in a frame that follows
-LATCH: Final = 3  #: no buffer: the others are there when this latch is open (`_wire/latch`)
 
 # Kinds. The numbers are the wire format: never reuse one.
 CALL: Final = 1  #: run a method of an actor
@@ -57,7 +56,6 @@ EMPTY: Final = 2  #: no payload: no arguments, or None
 KEEP: Final = 4  #: the result stays on the rank (rref)
 END: Final = 8  #: the last message of a stream
 BULK: Final = 16  #: the payload itself is the last buffer
-UNREAD: Final = 32  #: decoding the payload looks at no byte of the buffers
 
 RUN_ON: Final = "__run_on__"
 """A line for the debugger of a rank: it goes away, and the thread runs on."""

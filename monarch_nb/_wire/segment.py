@@ -23,8 +23,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
-from monarch_nb._wire.latch import Latch
-from monarch_nb._wire.message import ENTRY, LATCH, SHM
+from monarch_nb._wire.message import ENTRY, SHM
 
 MIN_BYTES = 1 << 20
 """Buffers from this size on travel outside of messages."""
@@ -34,18 +33,10 @@ IDLE_S = 5.0
 MAX_FREE_BYTES = 1 << 30
 MAX_COPY_THREADS = 4
 BYTES_PER_COPY_THREAD = 8 << 20
-MIN_LATCHED_BYTES = 4 << 20
-"""Receivers get ready while as many bytes are copied; it takes them some 100 us each."""
-MAX_LATCHED_BYTES = 256 << 20
-"""More take so long that receivers had better do something else meanwhile."""
 
 
 class SegmentError(RuntimeError):
     """A segment could not be opened: its owner is gone, or it is another one by now."""
-
-
-class NeverFilledError(SegmentError):
-    """Who was filling a segment was interrupted, or has died: it's as if the message had not been sent."""
 
 
 def reserve(fd: int, nbytes: int) -> None:
@@ -73,7 +64,7 @@ def _promises_are_kept() -> bool:
 class Segment:
     """One memfd of this process, and the receivers that still hold it."""
 
-    __slots__ = ("capacity", "fd", "holders", "inode", "key", "latch", "map", "since")
+    __slots__ = ("capacity", "fd", "holders", "inode", "key", "map", "since")
 
     def __init__(self, key: int, capacity: int) -> None:
         self.key = key
@@ -88,74 +79,12 @@ class Segment:
         self.inode = os.fstat(self.fd).st_ino
         self.holders: set[int] = set()
         self.since = 0.0
-        self.latch: Latch | None = None
-        """Open while what is in it is complete; only if somebody may look earlier."""
-
-    def close_latch(self) -> Latch:
-        """Return the latch, closed, for another filling."""
-        if self.latch is None:
-            self.latch = Latch()
-        else:
-            self.latch.reset()
-        return self.latch
-
-    def drop_latch(self) -> None:
-        """Tell those who wait that what they wait for doesn't come."""
-        latch, self.latch = self.latch, None
-        if latch is not None:
-            latch.close()
 
     def close(self) -> None:
         """Give the memory back, as far as this process holds it; what is still looked at goes with the last look."""
-        self.drop_latch()
         with suppress(BufferError):
             self.map.close()
         os.close(self.fd)
-
-
-class Filling:
-    """Buffers that have their place in a segment, and aren't there yet.
-
-    Attributes:
-        table: entries for the message. If it was asked for, the first one is that of a latch that receivers wait for: they may be sent the message before.
-        is_filled: whether the buffers are there.
-    """
-
-    def __init__(self, segment: Segment, buffers: Sequence[memoryview], *, latched: bool) -> None:
-        self._segment = segment
-        self._buffers = buffers
-        self._latch = segment.close_latch() if latched else None
-        self._offsets = []
-        entries = [] if self._latch is None else [ENTRY.pack(LATCH, self._latch.where.fd, os.getpid(), self._latch.where.inode, 0, 0)]
-        at = 0
-        for buffer in buffers:
-            self._offsets.append(at)
-            entries.append(ENTRY.pack(SHM, segment.fd, os.getpid(), segment.inode, at, buffer.nbytes))
-            at += _aligned(buffer.nbytes)
-        self.table = b"".join(entries)
-        self.is_filled = False
-
-    def fill(self) -> None:
-        """Copy the buffers, and let receivers have them. An exception means that they never will."""
-        try:
-            base = ctypes.addressof(ctypes.c_char.from_buffer(self._segment.map))
-            for buffer, offset in zip(self._buffers, self._offsets, strict=True):
-                copy_bytes(base + offset, buffer)
-            self.is_filled = True
-            if self._latch is not None:
-                self._latch.open()
-        except BaseException:
-            self.abandon()
-            raise
-
-    def abandon(self) -> None:
-        """The message that was sent before counts as not sent."""
-        if self._latch is not None:
-            self._segment.drop_latch()
-
-
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // ALIGN) * ALIGN
 
 
 class SegmentPool:
@@ -173,18 +102,17 @@ class SegmentPool:
         Raises:
             MemoryError: if there's no memory for them.
         """
-        filling = self.place(buffers, receivers)
-        filling.fill()
-        return filling.table
-
-    def place(self, buffers: Sequence[memoryview], receivers: Iterable[int], *, latched: bool = False) -> Filling:
-        """Find room for `buffers` in one segment held by `receivers`; `latched`: the message will be sent before they're copied.
-
-        Raises:
-            MemoryError: if there's no memory for them.
-        """
-        total = sum(_aligned(buffer.nbytes) for buffer in buffers)
-        return Filling(self.take(total, set(receivers)), buffers, latched=latched)
+        offsets, total = [], 0
+        for buffer in buffers:
+            offsets.append(total)
+            total += -(-buffer.nbytes // ALIGN) * ALIGN
+        segment = self.take(total, set(receivers))
+        base = ctypes.addressof(ctypes.c_char.from_buffer(segment.map))
+        entries = []
+        for buffer, offset in zip(buffers, offsets, strict=True):
+            copy_bytes(base + offset, buffer)
+            entries.append(ENTRY.pack(SHM, segment.fd, os.getpid(), segment.inode, offset, buffer.nbytes))
+        return b"".join(entries)
 
     def take(self, total: int, holders: set[int]) -> Segment:
         """Return a segment of at least `total` bytes that `holders` will map; what was in it before is still there."""

@@ -331,7 +331,7 @@ class Endpoint(Generic[P, R]):
         origin = origin_in(self._office)
         self._office.post_all(
             self._receivers if receivers is None else receivers, wire.CALL, body, flags=flags, ref=ref,
-            target=self._mesh._actor_id, origin=origin, name=self._name, context=self._context, early=True,
+            target=self._mesh._actor_id, origin=origin, name=self._name, context=self._context,
         )  # fmt: skip
 
     def _encode(self, args: Any, kwargs: Any) -> tuple[Encoded, int]:
@@ -340,8 +340,7 @@ class Endpoint(Generic[P, R]):
         if not args and not kwargs:
             return _NO_ARGUMENTS
         try:
-            body = codec.encode((args, kwargs), "arguments")
-            return body, wire.UNREAD if body.buffers and codec.leaves_buffers_unread((args, kwargs)) else 0
+            return codec.encode((args, kwargs), "arguments"), 0
         except CannotPickle as error:
             raise self._explain(error, args, kwargs) from error.__cause__
 
