@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -144,13 +145,21 @@ def test_release_comes_when_the_last_view_goes() -> None:
 PER_SEGMENT = 2
 
 
-def memfds(pid: int) -> int:
-    """Return how many of our segments a process holds open."""
-    links = []
+def memfds(pid: int) -> list[tuple[int, str]]:
+    """Return inode and number of each descriptor of our segments that a process holds open."""
+    found = []
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):  # closed meanwhile, such as the listing's own
-            links.append(entry.readlink().name)
-    return sum(name.startswith("memfd:monarch_nb ") for name in links)
+            if entry.readlink().name.startswith("memfd:monarch_nb "):
+                found.append((entry.stat().st_ino, entry.name))
+    return found
+
+
+@pytest.fixture
+def own_memfds() -> Callable[[], int]:
+    """Count descriptors of segments that the test has opened: those of tests before it stay open for some seconds."""
+    before = {inode for inode, _ in memfds(os.getpid())}
+    return lambda: sum(inode not in before for inode, _ in memfds(os.getpid()))
 
 
 def inodes_mapped(pid: int) -> set[int]:
@@ -159,21 +168,21 @@ def inodes_mapped(pid: int) -> set[int]:
     return {int(text.split()[4]) for text in lines if "memfd:monarch_nb " in text}
 
 
-def test_a_killed_reader_leaves_no_memory_and_its_segment_is_used_again() -> None:
+def test_a_killed_reader_leaves_no_memory_and_its_segment_is_used_again(own_memfds: Callable[[], int]) -> None:
     pool = SegmentPool()
     where = written(pool, 1, [5])
     process = reader(where)
     assert [line(process), line(process)] == ["1", "99"]
-    assert memfds(process.pid) == 1
+    assert len(memfds(process.pid)) == 1
     assert inodes_mapped(process.pid) == {where[2]}
     process.kill()
     process.communicate()
     assert pool.num_used == 1
     pool.forget(5)
     assert written(pool, 2, [6]) == where  # the dead reader's segment serves the next message
-    assert memfds(os.getpid()) == PER_SEGMENT
+    assert own_memfds() == PER_SEGMENT
     pool.close()
-    assert memfds(os.getpid()) == 0
+    assert own_memfds() == 0
     assert where[2] not in inodes_mapped(os.getpid())
 
 
@@ -229,13 +238,13 @@ def test_small_messages_do_not_take_big_segments() -> None:
     pool.close()
 
 
-def test_free_segments_are_capped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_segments_are_capped(monkeypatch: pytest.MonkeyPatch, own_memfds: Callable[[], int]) -> None:
     monkeypatch.setattr(segment, "MAX_FREE_BYTES", 2 * SIZE)
     pool = SegmentPool()
     for inode in [written(pool, value, [1])[2] for value in range(4)]:
         pool.release(inode, 1)
     assert pool.free_bytes == 2 * SIZE
-    assert memfds(os.getpid()) == 2 * PER_SEGMENT
+    assert own_memfds() == 2 * PER_SEGMENT
     pool.close()
 
 
