@@ -179,6 +179,14 @@ class Session:
         """Ask the home; the answer is read by `read` once ready."""
         return self.office.request(address.HOME, op, fields)
 
+    def ask_to_end(self) -> tuple[OneReply, int]:
+        """Ask the home to end, and the mesh with it; return the reply, and the home's pid, 0 if that isn't known."""
+        if self.ending is not None:
+            self.ending.is_wanted = True
+        reply = self.ask("shut_down")
+        reply.accepts_end = True
+        return reply, self.connection.pid if self.connection is not None else 0
+
     def watch(self, feed: Feed | StatusFeed, op: str, **fields: Any) -> None:
         """Have the home feed `feed` with what `op` asks for."""
         if self.output is not None and isinstance(feed, Feed):

@@ -160,6 +160,8 @@ class ActorRunner:
         if before is not None:
             before.thread.join(PREDECESSOR_S)
             before.instance = None
+        if self.host.before_call is not None:
+            self.host.before_call()
         if spawn.name == b"__spawn__":
             found: dict[str, Any] = self._body.value()
             return found

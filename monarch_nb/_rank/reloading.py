@@ -64,7 +64,7 @@ class Reloader:
                 return self._reload(changed)
             names = ", ".join(sorted({PurePath(each.loaded.path).name for each in changed}))
             text = f"{names} ha{'s' if len(changed) == 1 else 've'} changed since this rank loaded {'it' if len(changed) == 1 else 'them'}"
-            if self.mode is SyncMode.STRICT:
+            if self.mode is SyncMode.STRICT and not all(each.is_gone for each in changed):
                 raise StaleCode(f"{text}, and the cell hasn't run. Next: %mesh sync (mesh.sync()), or %mesh set sync warn")
             key = "|".join(f"{each.loaded.path}:{hash(each.source)}" for each in changed)
             if key in self._said:

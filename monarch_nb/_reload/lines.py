@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from monarch_nb._reload.patch import functions_of
+from monarch_nb._reload.patch import functions_of, is_a
 
 
 def move_lines(module: ModuleType, code: CodeType) -> int:
@@ -48,7 +48,7 @@ def _code_objects(code: CodeType) -> Iterator[tuple[str, CodeType]]:
 def _functions(module: ModuleType) -> Iterator[FunctionType]:
     """Yield the functions that a module has defined at its top level and in its classes, wrapped ones too."""
     for value in list(vars(module).values()):
-        if isinstance(value, type):
+        if is_a(value, type):
             if value.__module__ == module.__name__:
                 yield from _methods(value, set())
         else:
@@ -58,7 +58,7 @@ def _functions(module: ModuleType) -> Iterator[FunctionType]:
 def _methods(cls: type, seen: set[type]) -> Iterator[FunctionType]:
     seen.add(cls)
     for value in list(vars(cls).values()):
-        if isinstance(value, type):
+        if is_a(value, type):
             if value.__module__ == cls.__module__ and value not in seen:
                 yield from _methods(value, seen)
         else:
@@ -73,5 +73,5 @@ def _unwrapped(value: Any) -> Iterator[FunctionType]:
                 held = cell.cell_contents
             except ValueError:
                 continue
-            if isinstance(held, FunctionType) and held is not function and held.__closure__ is not function.__closure__:
+            if is_a(held, FunctionType) and held is not function and held.__closure__ is not function.__closure__:
                 yield held

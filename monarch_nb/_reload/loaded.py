@@ -59,6 +59,11 @@ class Changed:
     loaded: Loaded
     source: bytes | None
 
+    @property
+    def is_gone(self) -> bool:
+        """Say whether there's no file any more: what was loaded is all there is."""
+        return self.loaded.source is not None and self.source is None and not os.path.lexists(self.loaded.path)
+
 
 _modules: dict[str, Loaded] = {}
 _watch = Watch()
@@ -133,13 +138,21 @@ def _note(loaded: Loaded) -> None:
     """Take note of a module that has been executed, last of all."""
     _modules.pop(loaded.name, None)
     _modules[loaded.name] = loaded
-    _by_path.setdefault(loaded.path, set()).add(loaded.name)
+    _look_after(loaded)
     _unsure.add(loaded.name)
+
+
+def _look_after(loaded: Loaded) -> None:
+    """Watch where a module's file lies, and, if that's a link, what it leads to."""
+    for path in {loaded.path, os.path.realpath(loaded.path)}:
+        _watch.add(os.path.dirname(path))
+        _by_path.setdefault(path, set()).add(loaded.name)
 
 
 def is_current(loaded: Loaded, source: bytes | None) -> None:
     """Take note that a module runs `source` now."""
     loaded.source = source
+    _look_after(loaded)
     loaded.status, loaded.read_ns = None, 0  # to be looked at once more: the file may have changed meanwhile
     _unsure.add(loaded.name)
 
@@ -180,10 +193,10 @@ def _noting_get_code(self: SourceFileLoader, fullname: str) -> CodeType | None:
     if is_library(path):
         return _get_code(self, fullname)
     path = os.path.abspath(path)
-    _watch.add(os.path.dirname(path))  # before it is read: what changes from now on is told
-    now, status = time.time_ns(), file_status(path)
-    source = self.get_data(path)
-    loaded = Loaded(fullname, path, source, status, now)
+    loaded = Loaded(fullname, path, None, None, 0)
+    _look_after(loaded)  # before it is read: what changes from now on is told
+    loaded.read_ns, loaded.status = time.time_ns(), file_status(path)
+    loaded.source = source = self.get_data(path)
     code = _get_code(self, fullname) if _has_sure_byte_code(loaded) else self.source_to_code(source, path)
     _note(loaded)
     return code
@@ -201,7 +214,6 @@ def _has_sure_byte_code(loaded: Loaded) -> bool:
 def _noting_create_module(self: ExtensionFileLoader, spec: ModuleSpec) -> ModuleType:
     if spec.origin and not is_library(spec.origin):
         path = os.path.abspath(spec.origin)
-        _watch.add(os.path.dirname(path))
         _note(Loaded(spec.name, path, None, file_status(path), time.time_ns()))
     return _create_module(self, spec)
 
@@ -213,7 +225,6 @@ def _note_loaded(name: str, module: Any) -> None:
     if name == "__main__" or not isinstance(path, str) or not isinstance(loader, SourceFileLoader) or is_library(path):
         return
     path = os.path.abspath(path)
-    _watch.add(os.path.dirname(path))
     now, status = time.time_ns(), file_status(path)
     try:
         with open(path, "rb") as file:

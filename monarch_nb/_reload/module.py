@@ -10,6 +10,7 @@ import ast
 import linecache
 import sys
 import traceback
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from typing import Any
 
 from monarch_nb._reload.lines import move_lines
 from monarch_nb._reload.loaded import Changed, changed_modules, is_current, known_modules
-from monarch_nb._reload.patch import CannotPatch, is_patchable, patch
+from monarch_nb._reload.patch import CannotPatch, Same, is_a, is_patchable, patch
 from monarch_nb._reload.report import Change, ChangeKind, ModuleReload, RankReload, ReloadRequest
 from monarch_nb._reload.statements import (
     Definition,
@@ -31,6 +32,8 @@ from monarch_nb._reload.statements import (
     imported_names,
 )
 
+MAX_TABLE = 10_000
+"""Tables with more entries aren't looked through for objects that were registered."""
 _NO_SWITCH_S = 10.0
 """Other threads don't run while objects take on new code: none sees half of a class."""
 
@@ -130,7 +133,10 @@ def _plan(changed: Changed) -> _Plan | ModuleReload:
     if loaded.source is None:
         return ModuleReload(loaded.name, loaded.path, trouble="an extension module can't be reloaded: %mesh restart")
     if changed.source is None:
-        return ModuleReload(loaded.name, loaded.path, trouble="its file is gone; what was loaded goes on")
+        why = "is gone" if changed.is_gone else "can't be read"
+        return ModuleReload(loaded.name, loaded.path, trouble=f"its file {why}; what was loaded goes on")
+    if not isinstance(sys.modules.get(loaded.name), ModuleType):
+        return ModuleReload(loaded.name, loaded.path, trouble="it has put another object in its place, and can't be reloaded: %mesh restart")
     try:
         source = decode_source(changed.source)
         new = ast.parse(source, loaded.path)
@@ -185,14 +191,16 @@ def _put_back(namespace: dict[str, Any], before: dict[str, Any]) -> None:
 def _take_on(plan: _Plan, namespace: dict[str, Any], before: dict[str, Any]) -> Iterator[Change]:
     """Give old objects the code of new ones, and bind them again."""
     old_nodes, new_nodes = definitions(plan.old.body), definitions(plan.new.body)
+    same = Same()
     for name in plan.difference.bound:
         if name not in namespace:  # bound and deleted again
             continue
         new = namespace[name]
         if name not in before:
+            same.adapt(new)
             yield Change(ChangeKind.NEW, name)
         elif new is not before[name]:
-            yield _take_on_one(plan, namespace, name, before[name], old_nodes.get(name), new_nodes.get(name))
+            yield _take_on_one(plan, namespace, name, before[name], old_nodes.get(name), new_nodes.get(name), same)
     for name in plan.difference.gone:
         if name in namespace:
             del namespace[name]
@@ -200,25 +208,53 @@ def _take_on(plan: _Plan, namespace: dict[str, Any], before: dict[str, Any]) -> 
 
 
 def _take_on_one(
-    plan: _Plan, namespace: dict[str, Any], name: str, old: Any, old_node: Definition | None, new_node: Definition | None
+    plan: _Plan,
+    namespace: dict[str, Any],
+    name: str,
+    old: Any,
+    old_node: Definition | None,
+    new_node: Definition | None,
+    same: Same,
 ) -> Change:
     new = namespace[name]
     if not is_patchable(old) or not is_patchable(new) or _is_foreign(plan, new):
+        same.adapt(new)
         _rebind(plan.module.__name__, name, old, new)
         return Change(ChangeKind.VALUE, name)
     try:
-        patch(old, new, old_node, new_node)
-    except CannotPatch as error:
+        patch(old, new, old_node, new_node, same)
+    except Exception as error:  # a descriptor or a metaclass of the user's may raise anything
+        same.adapt(new)
         _rebind(plan.module.__name__, name, old, new)
-        return Change(ChangeKind.REPLACED, name, str(error))
+        return Change(ChangeKind.REPLACED, name, str(error) if isinstance(error, CannotPatch) else f"{type(error).__name__}: {error}")
     namespace[name] = old
     _replace_in_tables(old, new)
-    return Change(ChangeKind.CLASS if isinstance(old, type) else ChangeKind.FUNCTION, name)
+    _patch_stand_ins(plan, name, old, new, new_node)
+    return Change(ChangeKind.CLASS if is_a(old, type) else ChangeKind.FUNCTION, name)
+
+
+_stand_ins: dict[tuple[str, str], list[weakref.ref[Any]]] = {}
+"""By module and name: functions and classes that were defined by a reload, and whose code an older one has taken on. Somebody may hold them (a
+table, an instance), and they run new code, too."""
+
+
+def _patch_stand_ins(plan: _Plan, name: str, old: Any, new: Any, new_node: Definition | None) -> None:
+    known = _stand_ins.setdefault((plan.module.__name__, name), [])
+    known[:] = [each for each in known if each() is not None]
+    for held in [each() for each in known]:
+        if held is not None and held is not old:
+            with suppress(Exception):
+                patch(held, new, new_node, new_node, Same())
+    with suppress(TypeError):  # of no weak references
+        known.append(weakref.ref(new))
 
 
 def _is_foreign(plan: _Plan, value: Any) -> bool:
     """Say whether a function or class is of another module: imported by a statement that has changed."""
-    return getattr(value, "__module__", None) != plan.module.__name__
+    try:
+        return bool(value.__module__ != plan.module.__name__)
+    except Exception:
+        return True
 
 
 def _rebind(module: str, name: str, old: Any, new: Any) -> None:
@@ -239,15 +275,26 @@ def _rebind(module: str, name: str, old: Any, new: Any) -> None:
 
 def _replace_in_tables(old: Any, new: Any) -> None:
     """Put the old object into lists and dicts of the user's modules that a decorator or a metaclass has put the new one into."""
+    for table in _tables():
+        if len(table) > MAX_TABLE:
+            continue
+        if isinstance(table, dict):
+            for key in [k for k, v in table.items() if v is new]:
+                table[key] = old
+        elif any(v is new for v in table):
+            kept = [v for v in table if v is not new]
+            table[:] = kept if any(v is old for v in kept) else [old if v is new else v for v in table]
+
+
+def _tables() -> Iterator[dict[Any, Any] | list[Any]]:
+    """Yield the dicts and lists that the user's modules, and their classes, have as attributes."""
     for loaded in known_modules().values():
         module = sys.modules.get(loaded.name)
-        for table in list(vars(module).values()) if module is not None else ():
-            if type(table) is dict:
-                for key in [k for k, v in table.items() if v is new]:
-                    table[key] = old
-            elif type(table) is list and any(v is new for v in table):
-                kept = [v for v in table if v is not new]
-                table[:] = kept if any(v is old for v in kept) else [old if v is new else v for v in table]
+        for value in list(vars(module).values()) if isinstance(module, ModuleType) else ():
+            if type(value) in (dict, list):
+                yield value
+            elif is_a(value, type) and value.__module__ == loaded.name:
+                yield from [each for each in list(vars(value).values()) if type(each) in (dict, list)]
 
 
 @contextmanager

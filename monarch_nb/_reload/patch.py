@@ -10,81 +10,144 @@ import ast
 import enum
 import functools
 from collections.abc import Iterator
-from types import FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType
-from typing import Any
+from contextlib import suppress
+from types import FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType, UnionType
+from typing import Any, TypeGuard, TypeVar
 
 from monarch_nb._reload.statements import Definition, definitions, difference
+
+T = TypeVar("T")
 
 _NEVER_SET = frozenset(
     ("__dict__", "__weakref__", "__module__", "__qualname__", "__firstlineno__", "__static_attributes__", "__slots__", "_abc_impl")
 )
+MAX_ADAPTED = 10_000
+"""So many members of a new list or dict are looked at."""
 _SLOT_TYPES = (MemberDescriptorType, GetSetDescriptorType)
+
+
+def is_a(value: Any, kind: type[T] | UnionType | tuple[type, ...]) -> TypeGuard[T]:
+    """Say whether a value's type is `kind`: unlike `isinstance` it asks nothing of the value itself, which may be a proxy that raises."""
+    return issubclass(type(value), kind)
 
 
 class CannotPatch(Exception):
     """An object can't take on new code; the message says why."""
 
 
-def patch(old: Any, new: Any, old_node: ast.AST | None = None, new_node: ast.AST | None = None) -> None:
+class Same:
+    """Which old object stays in the place of which new one, for all of one reload."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, tuple[Any, Any]] = {}
+        """New and old by the new one's id; it's kept alive, so that the id stays its own."""
+
+    def add(self, new: Any, old: Any) -> None:
+        """From now on `old` stays for `new`."""
+        self._by_id[id(new)] = (new, old)
+
+    def __contains__(self, new: object) -> bool:
+        return id(new) in self._by_id
+
+    def of(self, new: Any) -> Any:
+        """Return what stays for an object: itself, if nothing else does."""
+        return self._by_id[id(new)][1] if id(new) in self._by_id else new
+
+    def adapt(self, value: Any) -> None:
+        """Have something that is new mean the classes that stay: a subclass, an instance, functions, and those in a list or dict."""
+        if type(value) in (list, tuple, set, frozenset):
+            members = list(value)
+        else:
+            members = list(value.values()) if type(value) is dict else [value]
+        for each in members[:MAX_ADAPTED]:
+            if is_a(each, type):
+                self._adapt_class(each)
+            elif type(each) in self:
+                with suppress(TypeError, AttributeError):
+                    each.__class__ = self.of(type(each))
+            for function in functions_of(each):
+                _point_to(function, self)
+
+    def _adapt_class(self, cls: type) -> None:
+        bases = tuple(map(self.of, cls.__bases__))
+        if bases != cls.__bases__:
+            with suppress(TypeError):
+                cls.__bases__ = bases
+
+
+def patch(old: Any, new: Any, old_node: ast.AST | None, new_node: ast.AST | None, same: Same) -> None:
     """Have `old` do what `new` does.
 
     Args:
         old_node, new_node: of a class, its definitions.
+        same: is told that `old` stays for `new`.
 
     Raises:
         CannotPatch: if that isn't possible: `old` is as before.
     """
-    if isinstance(old, type) and isinstance(new, type):
-        _patch_class(old, new, old_node, new_node)
-    elif isinstance(old, FunctionType) and isinstance(new, FunctionType):
-        _patch_function(old, new, {})
-    elif type(old) is type(new) and isinstance(_wrapped(old), FunctionType) and isinstance(_wrapped(new), FunctionType):
-        _patch_wrapper(old, new)
+    if is_a(old, type) and is_a(new, type):
+        _patch_class(old, new, old_node, new_node, same)
+    elif is_a(old, FunctionType) and is_a(new, FunctionType):
+        _patch_function(old, new, same)
+    elif type(old) is type(new) and is_a(_wrapped(old), FunctionType) and is_a(_wrapped(new), FunctionType):
+        _patch_wrapper(old, new, same)
     else:
         raise CannotPatch("it is neither a function nor a class in both versions")
+    same.add(new, old)
 
 
 def is_patchable(value: Any) -> bool:
     """Say whether a value has code that can be replaced in place."""
-    return isinstance(value, type | FunctionType) or isinstance(_wrapped(value), FunctionType)
+    return is_a(value, type | FunctionType) or is_a(_wrapped(value), FunctionType)
 
 
 def _wrapped(value: Any) -> Any:
     """Return the function that a wrapper which isn't a function itself says it wraps."""
+    return None if is_a(value, type) else _attributes(value).get("__wrapped__")
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Return what a value's own dictionary has, without asking the value; empty if it has none."""
     try:
-        return None if isinstance(value, type) else vars(value).get("__wrapped__")
-    except TypeError:
-        return None
+        found = object.__getattribute__(value, "__dict__")
+    except Exception:
+        return {}
+    return found if type(found) is dict else {}
 
 
 # --- functions
 
 
-def _patch_function(old: FunctionType, new: FunctionType, same: dict[int, Any]) -> None:
-    """Give `old` the code of `new`.
-
-    Args:
-        same: by the id of a new object, the old one that stays in its place.
-    """
+def _patch_function(old: FunctionType, new: FunctionType, same: Same) -> None:
+    """Give `old` the code of `new`."""
     if old.__code__.co_freevars != new.__code__.co_freevars:
         raise CannotPatch("it uses other variables of the function around it")
     for old_cell, new_cell in zip(old.__closure__ or (), new.__closure__ or (), strict=True):
         _patch_cell(old_cell, new_cell, same)
     old.__code__ = new.__code__
-    old.__defaults__, old.__kwdefaults__ = new.__defaults__, new.__kwdefaults__
-    old.__doc__, old.__annotations__ = new.__doc__, new.__annotations__
+    old.__defaults__ = None if new.__defaults__ is None else tuple(map(same.of, new.__defaults__))
+    old.__kwdefaults__ = new.__kwdefaults__
+    old.__doc__ = new.__doc__
+    _copy_annotations(old, new)
     for name in [n for n in vars(old) if n not in vars(new)]:
         del old.__dict__[name]
     for name, value in vars(new).items():
         before = vars(old).get(name)
-        if name == "__wrapped__" and isinstance(before, FunctionType) and isinstance(value, FunctionType):
+        if name == "__wrapped__" and is_a(before, FunctionType) and is_a(value, FunctionType):
             if before.__code__ is not value.__code__:
                 _patch_or_take(before, value, same)
         else:
             setattr(old, name, value)
 
 
-def _patch_cell(old_cell: Any, new_cell: Any, same: dict[int, Any]) -> None:
+def _copy_annotations(old: Any, new: Any) -> None:
+    if hasattr(new, "__annotate__"):  # since Python 3.14 they're computed when they are asked for, which may raise
+        old.__annotate__ = new.__annotate__
+    else:
+        old.__annotations__ = new.__annotations__
+
+
+def _patch_cell(old_cell: Any, new_cell: Any, same: Same) -> None:
     """Give a variable of a closure what the new closure has; functions that a decorator wraps stay the same."""
     try:
         new = new_cell.cell_contents
@@ -94,18 +157,18 @@ def _patch_cell(old_cell: Any, new_cell: Any, same: dict[int, Any]) -> None:
         old = old_cell.cell_contents
     except ValueError:
         old = None
-    if id(new) in same:
-        old_cell.cell_contents = same[id(new)]
+    if new in same:
+        old_cell.cell_contents = same.of(new)
     elif old is new:
         return
-    elif isinstance(old, FunctionType) and isinstance(new, FunctionType) and old.__qualname__ == new.__qualname__:
+    elif is_a(old, FunctionType) and is_a(new, FunctionType) and old.__qualname__ == new.__qualname__:
         if not _patch_or_take(old, new, same):
             old_cell.cell_contents = new
     else:
         old_cell.cell_contents = new
 
 
-def _patch_or_take(old: FunctionType, new: FunctionType, same: dict[int, Any]) -> bool:
+def _patch_or_take(old: FunctionType, new: FunctionType, same: Same) -> bool:
     """Patch a function; False if it can't be."""
     try:
         _patch_function(old, new, same)
@@ -114,12 +177,12 @@ def _patch_or_take(old: FunctionType, new: FunctionType, same: dict[int, Any]) -
     return True
 
 
-def _patch_wrapper(old: Any, new: Any) -> None:
+def _patch_wrapper(old: Any, new: Any, same: Same) -> None:
     """Patch what is wrapped by an object that calls it: `functools.lru_cache`, for one."""
-    if isinstance(old, functools._lru_cache_wrapper):
+    if is_a(old, functools._lru_cache_wrapper):
         if old.cache_parameters() != new.cache_parameters():
             raise CannotPatch("its cache has another size")
-        _patch_function(_wrapped(old), _wrapped(new), {})
+        _patch_function(_wrapped(old), _wrapped(new), same)
         old.cache_clear()
         return
     raise CannotPatch(f"a {type(old).__name__} calls it")
@@ -128,17 +191,18 @@ def _patch_wrapper(old: Any, new: Any) -> None:
 # --- classes
 
 
-def _patch_class(old: type, new: type, old_node: ast.AST | None, new_node: ast.AST | None) -> None:
+def _patch_class(old: type, new: type, old_node: ast.AST | None, new_node: ast.AST | None, same: Same) -> None:
     _check_layout(old, new)
-    if old.__bases__ != new.__bases__:
+    bases = tuple(map(same.of, new.__bases__))
+    if old.__bases__ != bases:
         try:
-            old.__bases__ = new.__bases__
+            old.__bases__ = bases
         except TypeError as error:
             raise CannotPatch(f"its bases can't be changed: {error}") from None
     kept, gone, nodes = _body_changes(old_node, new_node)
-    same = {id(new): old}
+    same.add(new, old)
     for name, value in list(vars(new).items()):
-        if name in _NEVER_SET or isinstance(value, _SLOT_TYPES):
+        if name in _NEVER_SET or is_a(value, _SLOT_TYPES):
             continue
         _set_attribute(old, name, value, name in kept, same, nodes.get(name, (None, None)))
     for name in gone:
@@ -174,7 +238,7 @@ def _body_changes(
 
 
 def _set_attribute(
-    old: type, name: str, new_value: Any, is_kept: bool, same: dict[int, Any], nodes: tuple[Definition | None, Definition | None]
+    old: type, name: str, new_value: Any, is_kept: bool, same: Same, nodes: tuple[Definition | None, Definition | None]
 ) -> None:
     """Give a class one attribute of its new definition."""
     if name not in vars(old):
@@ -183,40 +247,40 @@ def _set_attribute(
         return
     old_value = vars(old)[name]
     functions, new_functions = list(functions_of(old_value)), list(functions_of(new_value))
-    if isinstance(old_value, type) and isinstance(new_value, type) and old_value.__qualname__ == new_value.__qualname__:
+    if is_a(old_value, type) and is_a(new_value, type) and old_value.__qualname__ == new_value.__qualname__:
         try:
-            _patch_class(old_value, new_value, *nodes)
+            _patch_class(old_value, new_value, *nodes, same)
             return
         except CannotPatch:
             pass
-    elif isinstance(old_value, FunctionType | staticmethod | classmethod) and type(old_value) is type(new_value):
+    elif is_a(old_value, FunctionType | staticmethod | classmethod) and type(old_value) is type(new_value):
         if functions and new_functions and _patch_or_take(functions[0], new_functions[0], same):
             return
     elif is_kept and not new_functions:
         return
     _point_to(new_value, same)
-    type.__setattr__(old, name, new_value)
+    type.__setattr__(old, name, same.of(new_value))
 
 
 def functions_of(value: Any) -> Iterator[FunctionType]:
     """Yield the functions that an attribute of a class holds: a method, what `property` or `@endpoint` wrap."""
-    if isinstance(value, FunctionType):
+    if is_a(value, FunctionType):
         yield value
-    elif isinstance(value, staticmethod | classmethod | MethodType):
+    elif is_a(value, staticmethod | classmethod | MethodType):
         yield from functions_of(value.__func__)
-    elif isinstance(value, property):
+    elif is_a(value, property):
         for part in (value.fget, value.fset, value.fdel):
             yield from functions_of(part)
-    elif isinstance(value, functools.cached_property | functools.partialmethod):
+    elif is_a(value, functools.cached_property | functools.partialmethod):
         yield from functions_of(value.func)
     else:
         for name in ("__wrapped__", "method", "__func__"):  # `method`: our own @endpoint
-            found = getattr(value, "__dict__", {}).get(name)
-            if isinstance(found, FunctionType):
+            found = _attributes(value).get(name)
+            if is_a(found, FunctionType):
                 yield found
 
 
-def _point_to(value: Any, same: dict[int, Any]) -> None:
+def _point_to(value: Any, same: Same) -> None:
     """Have new functions mean the old class by `__class__`: `super()` looks it up there."""
     seen: set[int] = set()
     remaining = list(functions_of(value))
@@ -230,9 +294,9 @@ def _point_to(value: Any, same: dict[int, Any]) -> None:
                 held = cell.cell_contents
             except ValueError:
                 continue
-            if id(held) in same:
-                cell.cell_contents = same[id(held)]
-            elif isinstance(held, FunctionType):
+            if held in same:
+                cell.cell_contents = same.of(held)
+            elif is_a(held, FunctionType):
                 remaining.append(held)
-        if isinstance(function.__dict__.get("__wrapped__"), FunctionType):
+        if is_a(function.__dict__.get("__wrapped__"), FunctionType):
             remaining.append(function.__dict__["__wrapped__"])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import struct
 import threading
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ _MASK = (
 _LOST = _IN_DELETE_SELF | _IN_MOVE_SELF | _IN_UNMOUNT | _IN_Q_OVERFLOW | _IN_IGNORED
 """After such an event there may be changes that no event tells of."""
 _READ_BYTES = 1 << 16
+_ESCAPED = re.compile(r"\\([0-7]{3})")
 _REMOTE = ("nfs", "cifs", "smb", "fuse", "9p", "lustre", "gpfs", "beegfs", "ceph", "afs", "gluster", "virtiofs", "panfs", "wekafs", "vboxsf")
 
 FileStatus = tuple[int, int, int, int, int]
@@ -158,7 +160,7 @@ def _file_system_of(path: str) -> str:
     with suppress(OSError, ValueError, IndexError), open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
         for line in lines:
             left, _, right = line.partition(" - ")
-            point = left.split(" ")[4].encode().decode("unicode_escape")
+            point = _ESCAPED.sub(lambda found: chr(int(found[1], 8)), left.split(" ")[4])
             if len(point) >= len(best) and (path == point or path.startswith(point.rstrip("/") + "/")):
                 best, kind = point, right.split(" ", 1)[0]
     return kind

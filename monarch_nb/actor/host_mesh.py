@@ -260,11 +260,7 @@ class _Life:
 
 def _shut_down_home(session: Session) -> Future[None]:
     """End the first host, and the mesh with it."""
-    if session.ending is not None:
-        session.ending.is_wanted = True
-    reply = session.ask("shut_down")
-    reply.accepts_end = True
-    pid = session.connection.pid if session.connection is not None else 0
+    reply, pid = session.ask_to_end()
 
     def finish(_pending: OneReply) -> None:
         if pid and not wait_until_gone(pid, HOME_ENDS_S):

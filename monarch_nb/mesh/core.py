@@ -478,11 +478,7 @@ class Mesh(ProcMesh):
         session = self._session
         self._end_card("it was stopped")
         self._stopped = reason or "it was stopped"
-        if session.ending is not None:
-            session.ending.is_wanted = True
-        reply = session.ask("shut_down")
-        reply.accepts_end = True
-        pid = session.connection.pid if session.connection is not None else 0
+        reply, pid = session.ask_to_end()
 
         def finish(_pending: Any) -> None:
             session.close()

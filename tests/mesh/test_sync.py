@@ -109,6 +109,13 @@ def test_watched_cells_and_calls_run_the_new_code(mesh: Mesh, module: Path) -> N
     edit(module, "v2", "v4")
     assert list(mesh.execute(code.version).get().values()) == ["v4"] * 3
     edit(module, "v4", "v2")
+    again = mesh.spawn("again", code.Counter)
+    assert list(again.step.call().get().values()) == [("v2", 1, 3)] * 3, "its class is the new one from the start"
+    edit(module, "self.steps = 0", "self.steps = 10")
+    third = mesh.spawn("third", code.Counter)
+    assert [value[1] for value in third.step.call().get().values()] == [11] * 3
+    again.stop().get()
+    third.stop().get()
     edit(module, "def step(self):", "def step(self, more=7):")
     edit(module, '"v2", self.steps', '"v3", more')
     mesh.sync()

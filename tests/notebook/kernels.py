@@ -176,6 +176,10 @@ class RawKernel(Messages):
         self.manager.start_kernel()
         super().__init__(self.manager.client())
 
+    def show(self, source: str) -> str:
+        """Run a cell; return what it shows."""
+        return self.text(self.run(source)).strip("\n")
+
     def close(self) -> None:
         """End the kernel."""
         self.client.stop_channels()

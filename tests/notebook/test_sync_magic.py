@@ -25,19 +25,14 @@ def word():
 """
 
 
-class Kernel(RawKernel):
-    def show(self, source: str) -> str:
-        return self.text(self.run(source)).strip("\n")
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("project")
 
 
 @pytest.fixture(scope="module")
-def kernel(folder: Path) -> Iterator[Kernel]:
-    opened = Kernel()
+def kernel(folder: Path) -> Iterator[RawKernel]:
+    opened = RawKernel()
     opened.run(f"import sys; sys.path.insert(0, {str(folder)!r})\n%load_ext monarch_nb")
     assert "is ready" in opened.show("%mesh start edited --dims gpus=2")
     yield opened
@@ -46,7 +41,7 @@ def kernel(folder: Path) -> Iterator[Kernel]:
 
 
 @pytest.fixture
-def module(kernel: Kernel, folder: Path, request: pytest.FixtureRequest) -> Path:
+def module(kernel: RawKernel, folder: Path, request: pytest.FixtureRequest) -> Path:
     path = folder / f"m_{request.node.name}.py"
     path.write_text(SOURCE)
     kernel.run(f"import {path.stem} as code")
@@ -59,7 +54,7 @@ def edit(path: Path, before: str, after: str) -> None:
     path.write_text(path.read_text().replace(before, after))
 
 
-def test_said_then_synced(kernel: Kernel, module: Path) -> None:
+def test_said_then_synced(kernel: RawKernel, module: Path) -> None:
     edit(module, "one", "two")
     said = kernel.show("%%mesh\ncode.word()")
     assert f"{module.name} has changed since this rank loaded it" in said and "%mesh sync" in said and "'one'" in said
@@ -71,7 +66,7 @@ def test_said_then_synced(kernel: Kernel, module: Path) -> None:
     assert kernel.show("%mesh sync").startswith("nothing to reload: all ranks run what the files hold (")
 
 
-def test_watched(kernel: Kernel, module: Path) -> None:
+def test_watched(kernel: RawKernel, module: Path) -> None:
     assert "before each cell and call from now on" in kernel.show("%mesh sync --watch")
     kernel.run("greeter = mesh.spawn('greeter', code.Greeter)")
     assert kernel.show("greeter.greet.call().get().item(gpus=0)") == "'one 1'"
@@ -88,7 +83,7 @@ def test_watched(kernel: Kernel, module: Path) -> None:
     assert "warn" in kernel.show("%mesh set sync")
 
 
-def test_a_syntax_error_is_shown_once_and_the_cell_does_not_run(kernel: Kernel, module: Path) -> None:
+def test_a_syntax_error_is_shown_once_and_the_cell_does_not_run(kernel: RawKernel, module: Path) -> None:
     kernel.show("%mesh sync --watch")
     edit(module, "def word():", "def word(:")
     shown = kernel.show("%%mesh\nprint('it ran')")
@@ -97,6 +92,6 @@ def test_a_syntax_error_is_shown_once_and_the_cell_does_not_run(kernel: Kernel, 
     assert "it ran" in kernel.show("%%mesh\nprint('it ran')")
 
 
-def test_wrong_arguments(kernel: Kernel) -> None:
+def test_wrong_arguments(kernel: RawKernel) -> None:
     assert "there is no 'nowhere.py'" in kernel.show("%mesh sync nowhere.py")
     assert "expected warn|watch|strict|off, not 'sometimes'" in kernel.show("%mesh set sync sometimes")

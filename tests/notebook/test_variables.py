@@ -12,9 +12,6 @@ from kernels import RawKernel, shown
 class Kernel(RawKernel):
     """A raw kernel that can also be asked for completions and help."""
 
-    def show(self, source: str) -> str:
-        return self.text(self.run(source)).strip("\n")
-
     def complete(self, code: str) -> list[str]:
         reply = self._ask(self.client.complete(code, len(code)))
         return [code[reply["cursor_start"] : reply["cursor_start"]] + m for m in reply["matches"]]

@@ -32,6 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(str(tmp_path))
     before = set(sys.modules)
     yield tmp_path
+    sys.modules.pop("edited", None)
     for name in set(sys.modules) - before:
         if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
             del sys.modules[name]
@@ -371,3 +372,85 @@ def test_forked_children_do_not_take_events(folder: Path) -> None:
 def test_libraries_are_left_alone() -> None:
     names = loaded_modules.known_modules()
     assert not {"json", "numpy", "pytest", "monarch_nb"} & set(names), sorted(names)
+
+
+def test_base_and_subclass_are_edited_together_and_then_one_of_them(folder: Path) -> None:
+    source = "class Base:\n    def f(self):\n        return 1\n\nclass Derived(Base):\n    def g(self):\n        return super().f(), 1\n"
+    m = load(folder, source)
+    base, derived, living = m.Base, m.Derived, m.Derived()
+    edit(folder, source.replace("1", "2"))
+    assert living.g() == (2, 2) and isinstance(living, base) and m.Derived.__bases__ == (base,) and m.Derived is derived
+    edit(folder, source.replace("1", "2").replace("return 2\n\n", "return 3\n\n"))
+    assert living.g() == m.Derived().g() == (3, 2)
+    edit(folder, source.replace("class Derived(Base)", "class Middle(Base):\n    pass\n\nclass Derived(Middle)"))
+    assert isinstance(living, m.Middle) and isinstance(living, base) and living.g() == (1, 1)
+
+
+def test_what_the_new_code_makes_is_of_the_one_class(folder: Path) -> None:
+    source = "class Net:\n    def f(self):\n        return 1\nNET = Net()\nNETS = [Net()]\ndef make(cls=Net):\n    return cls()\nclass Sub(Net):\n    pass\n"
+    m = load(folder, source)
+    cls = m.Net
+    edit(folder, source.replace("1", "2").replace("Net()\n", "Net()  \n").replace("NET = Net()", "NET = (Net())").replace("[Net()]", "[Net(), Net()]"))
+    edit(folder, source.replace("1", "3").replace("NET = Net()", "NET: Net = Net()").replace("cls=Net", "cls=Net, x=1").replace("    pass", "    y = 1"))
+    assert all(type(each) is cls for each in (m.NET, *m.NETS, m.make())) and issubclass(m.Sub, cls)
+    assert [each.f() for each in (m.NET, *m.NETS, m.make(), m.Sub())] == [3] * 4
+
+
+def test_whoever_holds_a_function_of_the_reload_itself_gets_new_code(folder: Path) -> None:
+    """A tuple can't be given the old function; so the one that it holds runs the new code, too."""
+    source = "def f():\n    return 1\nHOLDERS = (f,)\n"
+    m = load(folder, source)
+    edit(folder, source.replace("1", "2").replace("(f,)", "(f, f)"))
+    assert [each() for each in m.HOLDERS] == [2, 2]
+    edit(folder, source.replace("1", "3").replace("(f,)", "(f, f)"))
+    assert [each() for each in (*m.HOLDERS, m.f)] == [3, 3, 3]
+
+
+def test_a_file_that_is_a_link(folder: Path) -> None:
+    shared = folder / "shared"
+    shared.mkdir()
+    for name in ("one", "two"):
+        (shared / f"{name}.txt").write_text(f"a = '{name}'\n")
+    (folder / "linked.py").symlink_to(shared / "one.txt")
+    m: Any = importlib.import_module("linked")
+    (shared / "one.txt").write_text("a = 'new'\n")
+    assert only(reload_modules(changed_modules())).is_done and m.a == "new"
+    (folder / "beside.py").symlink_to(shared / "two.txt")
+    os.replace(folder / "beside.py", folder / "linked.py")
+    assert only(reload_modules(changed_modules())).is_done and m.a == "two"
+    (shared / "two.txt").write_text("a = 'last'\n")
+    assert only(reload_modules(changed_modules())).is_done and m.a == "last"
+
+
+def test_a_module_that_has_replaced_itself_is_named(folder: Path) -> None:
+    load(folder, "import sys\nclass Lazy:\n    a = 1\nsys.modules[__name__] = Lazy()\n")
+    result = edit(folder, "a = 2\n")
+    assert "another object in its place" in result.trouble and "%mesh restart" in result.trouble
+
+
+def test_objects_that_raise_from_everything(folder: Path) -> None:
+    source = """
+        class Hostile:
+            def __getattribute__(self, name):
+                raise RuntimeError("asked for " + name)
+            def __eq__(self, other):
+                raise RuntimeError("compared")
+            __hash__ = None
+        class Meta(type):
+            def __setattr__(cls, name, value):
+                raise RuntimeError("set")
+        thing = Hostile()
+        things = [Hostile()]
+        table = {1: Hostile()}
+        class Odd(metaclass=Meta):
+            thing = Hostile()
+            def f(self):
+                return 1
+        def g():
+            return 1
+        other = Hostile()
+    """
+    m = load(folder, source)
+    odd, g = m.Odd(), m.g
+    result = edit(folder, source.replace("return 1", "return 2").replace("other = Hostile()", "other = [Hostile()]"))
+    assert odd.f() == g() == 2 and result.is_done, result
