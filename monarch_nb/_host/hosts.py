@@ -137,7 +137,7 @@ class HostDesk:
     def do_stop_hosts(self, message: Message, fields: dict[str, Any]) -> object:
         """Have hosts leave, unless they have gone; answered when they all have, or after `GONE_S`, naming those left."""
         known = self._home.registry.hosts
-        hosts = [known[index] for index in fields["hosts"] if index and known[index].state not in ("stopped", "lost")]
+        hosts = [known[index] for index in fields["hosts"] if index and known[index].state not in (HostState.STOPPED, HostState.LOST)]
         departure = _Departure(message.src, message.ref, {h.index for h in hosts})
         for host in hosts:
             self._home.event(address.host_proc(host.index), "leave", {})  # one that is expected gets it when it joins

@@ -41,6 +41,8 @@ class Loaded:
     source: bytes | None
     status: FileStatus | None
     read_ns: int
+    imported: tuple[tuple[str, str, str], ...] | None = None
+    """What it imports by name, once somebody has asked."""
 
     @property
     def is_certain(self) -> bool:
@@ -151,7 +153,7 @@ def _look_after(loaded: Loaded) -> None:
 
 def is_current(loaded: Loaded, source: bytes | None) -> None:
     """Take note that a module runs `source` now."""
-    loaded.source = source
+    loaded.source, loaded.imported = source, None
     _look_after(loaded)
     loaded.status, loaded.read_ns = None, 0  # to be looked at once more: the file may have changed meanwhile
     _unsure.add(loaded.name)

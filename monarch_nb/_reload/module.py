@@ -20,7 +20,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from monarch_nb._reload.lines import move_lines
-from monarch_nb._reload.loaded import Changed, changed_modules, is_current, known_modules
+from monarch_nb._reload.loaded import Changed, Loaded, changed_modules, is_current, known_modules
 from monarch_nb._reload.patch import CannotPatch, Same, is_a, is_patchable, patch
 from monarch_nb._reload.report import Change, ChangeKind, ModuleReload, RankReload, ReloadRequest
 from monarch_nb._reload.statements import (
@@ -233,6 +233,17 @@ def _take_on_one(
     return Change(ChangeKind.CLASS if is_a(old, type) else ChangeKind.FUNCTION, name)
 
 
+def _imported_by(loaded: Loaded) -> tuple[tuple[str, str, str], ...]:
+    """Return what a module imports by name: (module, name there, name here)."""
+    if loaded.imported is None:
+        package = getattr(sys.modules.get(loaded.name), "__package__", None) or ""
+        try:
+            loaded.imported = tuple(imported_names(ast.parse(loaded.source or b""), package))
+        except (SyntaxError, ValueError):
+            loaded.imported = ()
+    return loaded.imported
+
+
 _stand_ins: dict[tuple[str, str], list[weakref.ref[Any]]] = {}
 """By module and name: functions and classes that were defined by a reload, and whose code an older one has taken on. Somebody may hold them (a
 table, an instance), and they run new code, too."""
@@ -260,14 +271,12 @@ def _is_foreign(plan: _Plan, value: Any) -> bool:
 def _rebind(module: str, name: str, old: Any, new: Any) -> None:
     """Bind a new value where the user's other modules, or the notebook, have imported the old one by name."""
     for loaded in known_modules().values():
-        other = sys.modules.get(loaded.name)
-        if other is None or loaded.source is None or name.encode() not in loaded.source:
+        if not loaded.source or name.encode() not in loaded.source or b"import" not in loaded.source:
             continue
-        with suppress(SyntaxError, ValueError):
-            package = getattr(other, "__package__", "") or ""
-            for source, there, here in imported_names(ast.parse(loaded.source), package):
-                if source == module and there == name and vars(other).get(here) is old:
-                    setattr(other, here, new)
+        other = sys.modules.get(loaded.name)
+        for source, there, here in _imported_by(loaded):
+            if source == module and there == name and other is not None and vars(other).get(here) is old:
+                setattr(other, here, new)
     main = sys.modules.get("__main__")
     if main is not None and vars(main).get(name) is old:
         setattr(main, name, new)

@@ -118,7 +118,7 @@ def _absolute(paths: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
     for path in paths:
         name = os.path.abspath(os.path.expanduser(os.fspath(path)))
         if not os.path.exists(name):
-            raise MeshUsageError(f"sync: there is no {os.fspath(path)!r} ({name}); give a file or folder of yours, or nothing for all that has changed")
+            raise MeshUsageError(f"sync: there is no {os.fspath(path)!r} ({name}): expected a file or folder of yours; without any, all that has changed is reloaded")
         found.append(name)
     return tuple(found)
 

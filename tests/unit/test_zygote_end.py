@@ -15,7 +15,7 @@ from monarch_nb._host.supervisor import Supervisor
 told = {}
 
 def ended(news):
-    told[news["proc"]] = news
+    told[news.proc] = news.plain()
     if len(told) == 2:
         loop.stop()
 
