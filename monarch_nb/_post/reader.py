@@ -498,7 +498,11 @@ class Reader:
         self.ring()
         if self._keeper.is_alive() and threading.current_thread() is not self._keeper:
             self._keeper.join()
-        while self._watched:
-            os.close(self._watched.popitem()[0])
-        if threading.current_thread() is not self._keeper:
-            os.close(self._bell)
+        with self._mutex:  # whoever stops a mesh and whoever hears of its end may close at once
+            fds = [*self._watched] if threading.current_thread() is self._keeper else [*self._watched, self._bell]
+            self._watched.clear()
+            if self._bell in fds:
+                self._bell = -1
+        for fd in fds:
+            if fd >= 0:
+                os.close(fd)

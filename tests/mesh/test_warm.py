@@ -47,6 +47,7 @@ class Program:
     """A script that starts two ranks, says what they are, and goes on until told to end."""
 
     started: ClassVar[list[subprocess.Popen[str]]] = []
+    before: ClassVar[set[int]] = set()
 
     def __init__(self, folder: Path, **env: str) -> None:
         folder.mkdir(exist_ok=True)
@@ -70,6 +71,7 @@ class Program:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("MONARCH_NB_PRELOAD", "none")
+    Program.before = set(mesh_processes())
     yield tmp_path / "program"
     while Program.started:
         process = Program.started.pop()
@@ -101,6 +103,11 @@ def made_warm() -> Kept:
     done = command("--for", "10m")
     assert done.returncode == 0, done.stderr
     return kept_warm()
+
+
+def new_processes(name: str = "") -> list[int]:
+    """Return the processes that have begun since the test has: other tests' meshes may run beside it."""
+    return [pid for pid, found in mesh_processes().items() if pid not in Program.before and found.startswith(name)]
 
 
 def nothing_is_left() -> bool:
@@ -241,7 +248,7 @@ def test_packages_that_were_installed_since(folder: Path, tmp_path: Path, monkey
 def test_time_is_up(folder: Path) -> None:
     assert command("--for", "0.5s").returncode == 0
     wait_until(nothing_is_left, "the end of the keeper")
-    wait_until(lambda: not mesh_processes(), "the end of what it has kept warm")
+    wait_until(lambda: not new_processes(), "the end of what it has kept warm")
 
 
 @pytest.mark.parametrize("when", ["free", "taken"])
@@ -267,7 +274,7 @@ def test_keeper_is_killed(folder: Path, when: str) -> None:
 
 def test_keeper_is_killed_while_it_warms_up(folder: Path) -> None:
     process = subprocess.Popen([sys.executable, "-m", "monarch_nb.cli", "warm"], stderr=subprocess.PIPE, text=True)
-    host = wait_until(lambda: [pid for pid, name in mesh_processes().items() if name == "mnb-host"], "a home")
+    host = wait_until(lambda: new_processes("mnb-host"), "a home")
     kept = wait_until(warm.keepers, "a keeper")[0]
     os.kill(kept.pid, signal.SIGKILL)
     said = process.communicate()[1]
@@ -280,7 +287,7 @@ def test_keeper_is_killed_while_it_warms_up(folder: Path) -> None:
 def test_what_is_kept_warm_is_killed(folder: Path, who: str) -> None:
     kept = made_warm()
     home = home_of(kept)
-    victim = home if who == "home" else next(p for p, name in mesh_processes().items() if name == "mnb-zygote")
+    victim = home if who == "home" else new_processes("mnb-zygote")[0]
     os.kill(victim, signal.SIGKILL)
     assert wait_for_exit(victim)
     program = Program(folder)

@@ -62,7 +62,7 @@ class Socket:
 
 
 @pytest.fixture
-def page(jp_ws_fetch: Any, jp_serverapp: Any) -> Iterator[Callable[[], Awaitable[Socket]]]:
+def page(jp_ws_fetch: Any, jp_serverapp: Any, jp_asyncio_loop: asyncio.AbstractEventLoop) -> Iterator[Callable[[], Awaitable[Socket]]]:
     """Open pages."""
     opened: list[Socket] = []
 
@@ -73,9 +73,12 @@ def page(jp_ws_fetch: Any, jp_serverapp: Any) -> Iterator[Callable[[], Awaitable
         assert hello["type"] == "hello" and hello["protocol"] == 1
         return socket
 
+    async def close_pages() -> None:
+        for socket in opened:
+            socket.raw.close()
+
     yield open_page
-    for socket in opened:
-        socket.raw.close()
+    jp_asyncio_loop.run_until_complete(close_pages())
 
 
 @pytest.fixture

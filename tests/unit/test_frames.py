@@ -83,7 +83,7 @@ def test_what_runs_cells_is_hidden_and_cells_are_the_users() -> None:
 def test_the_line_that_runs_a_string_goes_before_the_string() -> None:
     executed, cell = defined_in("<string>"), defined_in(CELL)
     frames = frames_from(executed["through"](lambda: cell["through"](executed["here"])))
-    of_both = [f for f in frames if f.f_code.co_filename in ("<string>", CELL)]
+    of_both = [f for f in frames if f.f_code.co_filename in ("<string>", CELL)][:3]  # what runs the tests may run strings, too
     assert [owner_of(f) for f in of_both] == [Owner.EXECUTED, Owner.USER, Owner.EXECUTED]
     assert users_index(of_both) == 1
     assert users_index([of_both[0], of_both[2]]) == 0, "code without a file is all there is"

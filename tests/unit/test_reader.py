@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -178,3 +179,27 @@ def test_somebody_reads_while_an_endpoint_that_came_in_a_burst_takes_long(post: 
         mine.got.clear()
     post.push.send(b"ping")  # and nobody waits
     assert post.heard.wait(T)
+
+
+def test_two_may_close_at_once(post: Post) -> None:
+    """Whoever stops a mesh, and whoever hears of its end. A descriptor that is closed twice may be somebody else's by then."""
+    errors: list[BaseException] = []
+
+    def close() -> None:
+        try:
+            post.reader.close()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=close) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    read_end, write_end = os.pipe()
+    post.reader.close()
+    assert not errors
+    os.write(write_end, b"x")
+    assert os.read(read_end, 1) == b"x"
+    os.close(read_end)
+    os.close(write_end)
