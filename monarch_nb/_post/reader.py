@@ -355,7 +355,7 @@ class Reader:
         """Make the keeper look around. Safe from any thread, signal handler or finalizer."""
         try:
             os.eventfd_write(self._bell, 1)
-        except (BlockingIOError, OSError):
+        except (OSError, ValueError):
             return  # rung already, or closed
 
     def take_over(self) -> None:
