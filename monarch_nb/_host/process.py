@@ -272,18 +272,20 @@ class HostProcess:
     def run(self) -> None:
         """Serve until shut down; leave nothing behind."""
         try:
-            self.loop.run()
+            try:
+                self.loop.run()
+            finally:
+                self.supervisor.close()
+            for socket in self._routes.values():
+                socket.close(200)
+            self._pull.close(0)
+            self.close_link()
+            self.context.term()
+            self.router.pool.close()
         finally:
-            self.supervisor.close()
-        for socket in self._routes.values():
-            socket.close(200)
-        self._pull.close(0)
-        self.close_link()
-        self.context.term()
-        self.router.pool.close()
-        shutil.rmtree(self.directory, ignore_errors=True)
-        with suppress(OSError):
-            os.rmdir(os.path.dirname(self.directory))
+            shutil.rmtree(self.directory, ignore_errors=True)
+            with suppress(OSError):
+                os.rmdir(os.path.dirname(self.directory))
 
     def close_link(self) -> None:
         """Close the sockets to other hosts."""

@@ -62,7 +62,7 @@ def nothing_left(*, directories: bool = False) -> Iterator[None]:
             yield
             for pid in set(mesh_processes()) - before:
                 assert wait_for_exit(pid, PATIENCE_S), f"{mesh_processes().get(pid)} (pid {pid}) is left"
-            left = _mesh_directories(Path(own))
+            left = mesh_directories(Path(own))
             assert directories or not left, f"sockets are left: {_with_contents(left)}"
         finally:
             _end(set(mesh_processes()) - before)
@@ -78,14 +78,14 @@ def _end(pids: set[int]) -> None:
         wait_for_exit(pid)
 
 
-def _mesh_directories(runtime: Path) -> list[str]:
+def mesh_directories(runtime: Path) -> list[str]:
     root = runtime / "monarch_nb"
     return sorted(str(p) for p in root.iterdir()) if root.is_dir() else []
 
 
 def remove_sockets() -> None:
     """Remove what killed processes have left to the next start."""
-    for left in _mesh_directories(Path(os.environ["XDG_RUNTIME_DIR"])):
+    for left in mesh_directories(Path(os.environ["XDG_RUNTIME_DIR"])):
         shutil.rmtree(left, ignore_errors=True)
 
 
