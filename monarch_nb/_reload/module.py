@@ -34,6 +34,8 @@ from monarch_nb._reload.statements import (
 
 MAX_TABLE = 10_000
 """Tables with more entries aren't looked through for objects that were registered."""
+GUARDS_CODE = (2, 13)
+"""The first version of torch of which that was seen."""
 _NO_SWITCH_S = 10.0
 """Other threads don't run while objects take on new code: none sees half of a class."""
 
@@ -328,8 +330,12 @@ def _traceback_of(error: BaseException) -> str:
 
 
 def _reset_compiler() -> None:
-    """Have torch.compile look at functions again: it goes on with the old code of methods that it has compiled (pytorch #197860)."""
-    dynamo = sys.modules.get("torch._dynamo")
-    if dynamo is not None:
+    """Have an older torch.compile look at functions again: it went on with the old code of methods that it had compiled (pytorch #197860).
+
+    Since `GUARDS_CODE` its guards notice (`tests/unit/test_reload.py` tries it), and what hasn't changed stays compiled.
+    """
+    torch, dynamo = sys.modules.get("torch"), sys.modules.get("torch._dynamo")
+    if torch is not None and dynamo is not None:
         with suppress(Exception):
-            dynamo.reset()
+            if torch.__version__ < GUARDS_CODE:
+                dynamo.reset()

@@ -454,3 +454,53 @@ def test_objects_that_raise_from_everything(folder: Path) -> None:
     odd, g = m.Odd(), m.g
     result = edit(folder, source.replace("return 1", "return 2").replace("other = Hostile()", "other = [Hostile()]"))
     assert odd.f() == g() == 2 and result.is_done, result
+
+
+COMPILED = """
+    import functools, torch
+
+    def helper(x):
+        return x * 1
+
+    def deco(f):
+        @functools.wraps(f)
+        def inner(*args):
+            return f(*args)
+        return inner
+
+    class Net(torch.nn.Module):
+        def forward(self, x):
+            return self.method(x) + helper(x) + self.static(x) + self.decorated(x) + self.value
+
+        def method(self, x):
+            return x * 2
+
+        @staticmethod
+        def static(x):
+            return x * 3
+
+        @deco
+        def decorated(self, x):
+            return x * 4
+
+        @property
+        def value(self):
+            return 5
+"""
+
+
+def test_a_compiled_model_runs_the_new_code(folder: Path) -> None:
+    """torch.compile keeps what it has made of a function, and of all that this calls: it has to notice that their code is another (pytorch #197860)."""
+    torch = pytest.importorskip("torch")
+    m = load(folder, COMPILED)
+    model = torch.compile(m.Net(), backend="eager")
+    ones = torch.ones(1)
+    assert model(ones).item() == 15
+    source, wanted = COMPILED, 15
+    for n in range(1, 6):
+        word = f"return {n}" if n == 5 else f"x * {n}"
+        source = source.replace(word, f"{word}0")
+        wanted += 9 * n
+        assert edit(folder, source).is_done and model(ones).item() == wanted, word
+    edit(folder, source.replace("+ self.value", "- self.value"))
+    assert model(ones).item() == 50
