@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-import select
 from pathlib import Path
+
+from monarch_nb._wire.process import wait_until_gone
 
 PATIENCE_S = 45.0
 TAG = "MONARCH_NB_TEST_RUN", str(os.getpid())
@@ -30,12 +31,4 @@ def mesh_processes() -> dict[int, str]:
 
 def wait_for_exit(pid: int, timeout_s: float = PATIENCE_S) -> bool:
     """Wait until a process has ended, by its pidfd."""
-    try:
-        fd = os.pidfd_open(pid)
-    except OSError:
-        return True
-    poller = select.poll()
-    poller.register(fd, select.POLLIN)
-    ended = bool(poller.poll(int(timeout_s * 1000)))
-    os.close(fd)
-    return ended
+    return wait_until_gone(pid, timeout_s)

@@ -10,14 +10,11 @@ from typing import TYPE_CHECKING
 
 from monarch_nb import _reload
 from monarch_nb._rank.actors import has_async
-from monarch_nb._reload import ModuleReload, RankReload, ReloadRequest, SyncMode
+from monarch_nb._reload import SYNC_VARIABLE, ModuleReload, RankReload, ReloadRequest, SyncMode
 from monarch_nb.exceptions import StaleCode
 
 if TYPE_CHECKING:
     from monarch_nb._rank.actor_host import ActorHost
-
-VARIABLE = "MONARCH_NB_SYNC"
-"""What is done about code that has changed, for this rank: a `SyncMode`."""
 
 
 class Reloader:
@@ -34,8 +31,7 @@ class Reloader:
 
     def read_mode(self) -> None:
         """Do as the environment says from now on."""
-        text = os.environ.get(VARIABLE, SyncMode.WARN)
-        self.mode = SyncMode(text) if text in tuple(SyncMode) else SyncMode.WARN
+        self.mode = SyncMode.of(os.environ.get(SYNC_VARIABLE))
         self._actors.before_call = self.before_call if self.mode is SyncMode.WATCH else None
 
     def reload(self, request: ReloadRequest) -> RankReload:

@@ -13,10 +13,19 @@ This package knows nothing of meshes; ranks and kernels use it alike.
 
 from monarch_nb._reload.loaded import Changed, changed_modules, install, known_modules
 from monarch_nb._reload.module import AFTER, finish, reload_changed, reload_modules
-from monarch_nb._reload.report import Change, ChangeKind, ModuleReload, RankReload, ReloadRequest, SyncMode
+from monarch_nb._reload.report import (
+    SYNC_VARIABLE,
+    Change,
+    ChangeKind,
+    ModuleReload,
+    RankReload,
+    ReloadRequest,
+    SyncMode,
+)
 
 __all__ = [
     "AFTER",
+    "SYNC_VARIABLE",
     "Change",
     "ChangeKind",
     "Changed",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from monarch_nb._reload.patch import functions_of, is_a
+from monarch_nb._reload.patch import closure_of, functions_of, is_a
 
 
 def move_lines(module: ModuleType, code: CodeType) -> int:
@@ -68,10 +68,6 @@ def _methods(cls: type, seen: set[type]) -> Iterator[FunctionType]:
 def _unwrapped(value: Any) -> Iterator[FunctionType]:
     for function in functions_of(value):
         yield function
-        for cell in function.__closure__ or ():
-            try:
-                held = cell.cell_contents
-            except ValueError:
-                continue
+        for _, held in closure_of(function):
             if is_a(held, FunctionType) and held is not function and held.__closure__ is not function.__closure__:
                 yield held

@@ -92,11 +92,6 @@ def uninstall() -> None:
     _watch.close()
 
 
-def is_installed() -> bool:
-    """Say whether modules are taken note of."""
-    return SourceFileLoader.get_code is _noting_get_code
-
-
 def known_modules() -> dict[str, Loaded]:
     """Return the user's modules by name, in the order of their import."""
     return dict(_modules)

@@ -11,7 +11,7 @@ import enum
 import functools
 from collections.abc import Iterator
 from contextlib import suppress
-from types import FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType, UnionType
+from types import CellType, FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType, UnionType
 from typing import Any, TypeGuard, TypeVar
 
 from monarch_nb._reload.statements import Definition, definitions, difference
@@ -280,6 +280,13 @@ def functions_of(value: Any) -> Iterator[FunctionType]:
                 yield found
 
 
+def closure_of(function: FunctionType) -> Iterator[tuple[CellType, Any]]:
+    """Yield the variables of a function's closure that are bound, each with what it holds."""
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # not bound yet
+            yield cell, cell.cell_contents
+
+
 def _point_to(value: Any, same: Same) -> None:
     """Have new functions mean the old class by `__class__`: `super()` looks it up there."""
     seen: set[int] = set()
@@ -289,11 +296,7 @@ def _point_to(value: Any, same: Same) -> None:
         if id(function) in seen:
             continue
         seen.add(id(function))
-        for cell in function.__closure__ or ():
-            try:
-                held = cell.cell_contents
-            except ValueError:
-                continue
+        for cell, held in closure_of(function):
             if held in same:
                 cell.cell_contents = same.of(held)
             elif is_a(held, FunctionType):

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import PurePath
 
+SYNC_VARIABLE = "MONARCH_NB_SYNC"
+"""The environment variable of a rank that holds its `SyncMode`: those that take its place are given it, too."""
+
 
 class SyncMode(StrEnum):
     """What a rank does before a cell when files of modules that it has loaded have changed."""
@@ -18,6 +21,11 @@ class SyncMode(StrEnum):
     STRICT = "strict"
     """It refuses to run the cell."""
     OFF = "off"
+
+    @classmethod
+    def of(cls, text: str | None) -> SyncMode:
+        """Return the mode of that name; `WARN` if there is none."""
+        return cls(text) if text in tuple(cls) else cls.WARN
 
 
 class ChangeKind(StrEnum):

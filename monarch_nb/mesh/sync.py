@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb import _reload
-from monarch_nb._reload import RankReload, ReloadRequest, SyncMode
+from monarch_nb._reload import SYNC_VARIABLE, RankReload, ReloadRequest, SyncMode
 from monarch_nb._shape import format_ranks
 from monarch_nb.exceptions import DeviceMeshError, MeshUsageError, RankTimeout
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 SYNC_S = 10.0
 MODE_S = 1.0
 """So long ranks are waited for that are to do something else from now on."""
-VARIABLE = "MONARCH_NB_SYNC"
-"""Where a rank's mode stands: those that take its place are given it, too."""
 _NAME = "sync"
 
 
@@ -125,8 +123,7 @@ def _absolute(paths: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
 
 def sync_mode(mesh: Mesh) -> SyncMode:
     """Return what ranks do about code that has changed."""
-    found = mesh._session.request("get_name", name=_NAME) or mesh.started_with_env.get(VARIABLE, SyncMode.WARN)
-    return SyncMode(found) if found in tuple(SyncMode) else SyncMode.WARN
+    return SyncMode.of(mesh._session.request("get_name", name=_NAME) or mesh.started_with_env.get(SYNC_VARIABLE))
 
 
 def set_sync_mode(mesh: Mesh, mode: str) -> None:
@@ -135,4 +132,4 @@ def set_sync_mode(mesh: Mesh, mode: str) -> None:
         raise MeshUsageError(f"sync_mode is one of {', '.join(SyncMode)}, not {mode!r}")
     mesh._session.request("set_name", name=_NAME, value=str(mode))
     with suppress(RankTimeout, DeviceMeshError):  # those that are busy read it when they're done; those that have died, when they're started again
-        mesh.living().set_environment({VARIABLE: str(mode)}).get(MODE_S)
+        mesh.living().set_environment({SYNC_VARIABLE: str(mode)}).get(MODE_S)
