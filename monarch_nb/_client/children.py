@@ -1,7 +1,7 @@
 """Host processes that this program has started: they outlive it, and if one ends before, somebody must wait for it, or its zombie stays.
 
 A thread does, for each: it sleeps in the kernel until the process has ended. Then it lets the zombie lie for a moment, so that the other programs
-that are connected can read there how the process has ended.
+that are connected can read there how the process has ended. This program needn't hurry: it keeps how each has ended.
 """
 
 from __future__ import annotations
@@ -11,18 +11,44 @@ import subprocess
 import threading
 import time
 
+from monarch_nb._wire.process import zombie_status
+
 LINGER_S = 0.5
+
+
+_statuses: dict[int, int] = {}
+"""Wait statuses of children that have ended, by pid."""
 
 
 def look_after(process: subprocess.Popen[bytes]) -> None:
     """Wait for a process in the background, and take its zombie away."""
+    _statuses.pop(process.pid, None)
     threading.Thread(target=_wait, args=(process,), name=f"monarch-nb-child-{process.pid}", daemon=True).start()
 
 
 def _wait(process: subprocess.Popen[bytes]) -> None:
     try:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        _note(process.pid)
         time.sleep(LINGER_S)
     except ChildProcessError:
         pass  # somebody else has waited for it
     process.wait()
+
+
+def _note(pid: int) -> None:
+    status = zombie_status(pid)
+    if status is not None:
+        _statuses[pid] = status
+
+
+def status_of(pid: int) -> int | None:
+    """Return the wait status of a process that has ended, a child of this program's or not; None if nobody knows it any more.
+
+    Looked up twice: a child's zombie may be taken away between the two looks.
+    """
+    for look in (_statuses.get, zombie_status, _statuses.get):
+        status = look(pid)
+        if status is not None:
+            return status
+    return None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import socket
 
+from monarch_nb._client import children
 from monarch_nb._client.connection_file import Connection
-from monarch_nb._wire.process import count_oom_kills, describe_status, zombie_status
+from monarch_nb._wire.process import count_oom_kills, describe_status
 
 
 class Ending:
@@ -30,7 +31,7 @@ class Ending:
         """Return the sentence. Called as soon as the home has ended, while the kernel may still know how."""
         if self.how and self.name:
             return f"mesh {self.name!r} {self.how}; {self._next()}"
-        how = describe_status(zombie_status(self._pid), out_of_memory=count_oom_kills() > self._num_oom_kills)
+        how = describe_status(children.status_of(self._pid), out_of_memory=count_oom_kills() > self._num_oom_kills)
         process = f"(pid {self._pid} on {socket.gethostname()}) {how}, and {self._lost()}; {self._next()}"
         if not self.name:
             return f"the home process of this program's ranks {process}"

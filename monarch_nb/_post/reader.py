@@ -34,6 +34,7 @@ from __future__ import annotations
 import heapq
 import os
 import select
+import sys
 import threading
 import time
 from collections import deque
@@ -63,6 +64,21 @@ _ALL_NOW = _NOW * (_BATCH - 1)
 _EVENTS, _IN = int(zmq.EVENTS), int(zmq.POLLIN)
 _option: Any = zmq.backend.Socket.get
 _MAIN = threading.main_thread().ident
+
+
+def _call(function: Callable[[], None]) -> None:
+    """Call what the keeper was asked to; whatever it raises is shown, and the keeper lives: nothing moves without it."""
+    try:
+        function()
+    except BaseException:
+        _report()
+
+
+def _report() -> None:
+    """Show the exception that is being handled, as that of a thread."""
+    kind, error, trace = sys.exc_info()
+    with suppress(BaseException):  # a hook of the user's, or a closed stderr
+        threading.excepthook(threading.ExceptHookArgs((kind or BaseException, error, trace, threading.current_thread())))
 
 
 class Waiter(Protocol):
@@ -273,7 +289,11 @@ class Reader:
     def _deliver(self, arrived: deque[bytes], waiter: Waiter) -> bool:
         """Dispatch the oldest message; True if the lead has gone to the one it was for."""
         self._turns += 1
-        target = self._dispatch(arrived[0])
+        try:
+            target = self._dispatch(arrived[0])
+        except Exception:  # a KeyboardInterrupt leaves the message where it is: it's dispatched again
+            _report()
+            target = None
         arrived.popleft()
         if target is None or target is waiter:
             return False
@@ -455,7 +475,11 @@ class Reader:
                     arrived.extend(map(receive, _NOW))
                 except zmq.Again:
                     return
-            target = self._dispatch(arrived[0])
+            try:
+                target = self._dispatch(arrived[0])
+            except Exception:
+                _report()
+                target = None
             arrived.popleft()
             if target is not None:
                 self._wake(target)
@@ -477,14 +501,14 @@ class Reader:
     def _run_idle_work(self) -> float | None:
         """Run due timers and idle work; return the seconds until the next is due."""
         while self._urgent:
-            self._urgent.popleft()()
+            _call(self._urgent.popleft())
         while True:
             with self._mutex:
                 if not self._timers or self._timers[0][0] > time.monotonic():
                     next_s = self._timers[0][0] - time.monotonic() if self._timers else None
                     break
                 _, _, function = heapq.heappop(self._timers)
-            function()
+            _call(function)
         other_s = self.idle_work()
         return min((s for s in (next_s, other_s) if s is not None), default=None)
 

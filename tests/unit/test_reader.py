@@ -122,6 +122,41 @@ def test_what_comes_behind_an_error_in_dispatching_is_not_lost(post: Post, monke
     assert mine.got == [b"a0", b"a1", b"a2"]
 
 
+@pytest.mark.parametrize("who", ["keeper", "waiter"])
+def test_a_message_that_nobody_can_take_is_shown_and_the_next_is_read(post: Post, monkeypatch: pytest.MonkeyPatch, who: str) -> None:
+    shown: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", shown.append)
+    post.push.send(b"x nobody's")
+    if who == "keeper":
+        post.reader.start()
+        post.push.send(b"ping")
+        assert post.heard.wait(T)
+    else:
+        post.mail[b"a"] = mine = Mail(urgent=True)
+        post.push.send(b"a")
+        assert post.reader.wait(mine)
+    assert [(each.exc_type, str(each.exc_value)) for each in shown] == [(KeyError, "b'x'")]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("of a hook of the user's"), SystemExit(3)])
+def test_the_keeper_lives_on_whatever_it_was_asked_to_do(post: Post, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    shown: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", shown.append)
+
+    def fail() -> None:
+        raise error
+
+    post.reader.start()
+    post.reader.call_at(0, fail)
+    post.reader.call_from_signal(fail)
+    called = threading.Event()
+    post.reader.call_at(0, called.set)
+    assert called.wait(T)
+    post.push.send(b"ping")
+    assert post.heard.wait(T)
+    assert [each.exc_value for each in shown] == [error, error]
+
+
 class Ticks:
     """What the keeper sleeps on: notes for how long, and has the process do something meanwhile."""
 
