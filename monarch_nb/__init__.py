@@ -24,6 +24,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._version import __version__
+
 if TYPE_CHECKING:
     from monarch_nb.actor.active import get_active_mesh as get_active_mesh
     from monarch_nb.actor.heal import heal_mesh as heal_mesh
@@ -35,8 +37,6 @@ if TYPE_CHECKING:
     from monarch_nb.mesh import Mesh as Mesh
     from monarch_nb.mesh import attach as attach
     from monarch_nb.mesh import start as start
-
-__version__ = "0.1.0"
 
 _WHERE = {
     "Mesh": "monarch_nb.mesh",

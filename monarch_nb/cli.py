@@ -10,8 +10,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from monarch_nb import __version__
 from monarch_nb._shape import name_ranks
+from monarch_nb._version import __version__
 from monarch_nb.exceptions import MeshNotFound, MeshUsageError
 from monarch_nb.magics.arguments import (
     Parser,
@@ -282,7 +282,7 @@ def doctor(arguments: argparse.Namespace) -> None:
 def debug(arguments: argparse.Namespace) -> None:
     """Show the debugger's prompt in this terminal; Ctrl-D leaves it, and the ranks where they are."""
     from monarch_nb.debug import Prompt, Question
-    from monarch_nb.debug.finding import debugged
+    from monarch_nb.mesh.debugged import debugged
 
     meshes = debugged(arguments.name, stopped_only=not arguments.post_mortem)
     if arguments.post_mortem:
@@ -346,7 +346,8 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def dashboard(arguments: argparse.Namespace) -> None:
     """Serve the panel as a page of its own, to this machine and this user."""
-    from monarch_nb.server.dashboard import find_dashboard, serve
+    from monarch_nb._client.dashboard import find_dashboard
+    from monarch_nb.server.dashboard import serve
 
     running = find_dashboard()
     if running is not None:

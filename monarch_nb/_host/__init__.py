@@ -1,7 +1,7 @@
 """The host process: one per machine and mesh. It owns that machine's ranks and passes messages on.
 
 Single-threaded: one loop (`loop`) owns every socket, pipe and pidfd, so nothing here needs a lock. It never imports torch; the
-`zygote`, its child, does.
+zygote, its child, does (`_rank.zygote`).
 
     main         where it begins
     process      what home and far host processes share
@@ -12,7 +12,6 @@ Single-threaded: one loop (`loop`) owns every socket, pipe and pidfd, so nothing
     supervisor   ranks: start, watch, interrupt, kill
     output       what ranks print: cut into pieces
     router       messages between this machine and others
-    zygote       a warm interpreter that forks ranks; a process of its own
 
 The home's desks, and what they use:
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
-from monarch_nb import __version__
+from monarch_nb._version import __version__
 
 _PACKAGES = ("monarch_nb", "torch", "numpy", "ipython", "pyzmq", "cloudpickle")
 

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from monarch_nb._host.starting import PACKAGE_ROOT, RANK_VARIABLE
-from monarch_nb._host.zygote import HUGE_PAGES
+from monarch_nb._host.starting import HUGE_PAGES, PACKAGE_ROOT, RANK_VARIABLE
 
 _CODE = (
     "import sys, os, json; sys.path[:] = json.loads(os.environ['MONARCH_NB_RANK'])['path'];"

@@ -23,11 +23,11 @@ from typing import Any
 from monarch_nb._host.loop import Loop
 from monarch_nb._host.output import OutputReader
 from monarch_nb._host.rank_command import rank_command
+from monarch_nb._host.starting import RANKS_PER_REQUEST
 from monarch_nb._host.warming import Zygote, start_zygote
-from monarch_nb._host.zygote import RANKS_PER_REQUEST, set_process_name
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.states import ProcState
-from monarch_nb._wire.process import count_oom_kills
+from monarch_nb._wire.process import count_oom_kills, set_process_name
 
 STOP_GRACE_S = 3.0
 COMMAND_S = 120.0

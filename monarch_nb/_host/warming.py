@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 _CODE = (
     "import sys, json; a = json.loads(sys.argv[1]); sys.path[:] = a['path'];"
-    "from monarch_nb._host.zygote import main; main(a['fd'], a['path'], a['directory'])"
+    "from monarch_nb._rank.zygote import main; main(a['fd'], a['path'], a['directory'])"
 )
 
 ONE_THREAD = ("OPENBLAS_NUM_THREADS", "1")

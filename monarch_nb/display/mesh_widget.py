@@ -111,9 +111,7 @@ class MeshWidget(anywidget.AnyWidget):
 
             return stacks_text(mesh.stacks(ranks))
         if action == "lines":
-            from monarch_nb.mesh.log_page import read_page
-
-            return "\n".join(line.text for line in read_page(mesh, mesh.select(ranks), limit=50).lines[-50:])
+            return "\n".join(mesh.last_lines(ranks))
         raise ValueError(f"there's no button {action!r}")
 
 

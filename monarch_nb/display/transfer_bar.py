@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from monarch_nb.display.progress import duration
+from monarch_nb.units import size_text
 
 INTERVAL_S = 0.2
 
@@ -38,10 +39,6 @@ class TransferBar:
 
     def text(self) -> str:
         """Return such as `312.5 MiB of 1 GiB, 0.41 GB/s, 2 s left`."""
-        from monarch_nb.rdma.transfer import (
-            size_text,  # not with the extension: most notebooks have no transfers
-        )
-
         done, total = self._transfer.done_bytes, self._transfer.num_bytes
         seconds = time.monotonic() - self._began
         rate = done / seconds if seconds > 0 else 0.0

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._client.dashboard import dashboard_url
 from monarch_nb._client.session import Session
 from monarch_nb._client.state import StatusFeed
 from monarch_nb._post.office import OfficeClosed
@@ -24,6 +25,7 @@ from monarch_nb.mesh.cell_run import CellResult, CellRun
 from monarch_nb.mesh.environment import EnvironmentDifference, find_environment_difference
 from monarch_nb.mesh.export import literals
 from monarch_nb.mesh.history import Entries, History
+from monarch_nb.mesh.log_page import read_page
 from monarch_nb.mesh.replay import replay as run_again
 from monarch_nb.mesh.sync import SYNC_S, SyncReceipt, set_sync_mode, sync, sync_mode
 from monarch_nb.mesh.variables import Difference, Variables, check_name, explained, find_difference
@@ -458,6 +460,15 @@ class Mesh(ProcMesh):
         self._session.watch(feed, "watch_status", group=self._group)
         return feed
 
+    def last_lines(self, ranks: str | Sequence[int] = "all", limit: int = 50) -> list[str]:
+        """Return what ranks have printed last, the oldest line first.
+
+        Example:
+            >>> mesh.last_lines("0", 2)                   # doctest: +SKIP
+            ['loss 0.41', 'loss 0.39']
+        """
+        return [line.text for line in read_page(self, self.select(ranks), limit=limit).lines[-limit:]]
+
     @property
     def dashboard_url(self) -> str:
         """The address of a page that shows this mesh, live: on the Jupyter server that this kernel belongs to, else on `monarch-nb dashboard`'s.
@@ -465,8 +476,6 @@ class Mesh(ProcMesh):
         Raises:
             MeshUsageError: if neither runs, saying what to type.
         """
-        from monarch_nb.server.dashboard import dashboard_url
-
         return dashboard_url(self._name)
 
     def set_lease(self, idle_timeout_s: float) -> None:

@@ -10,7 +10,7 @@ from monarch_nb._shape import name_ranks
 from monarch_nb._wire.mesh_address import APART
 from monarch_nb.rdma.examination import PREFIX, SHARED_MEMORY, Examination
 from monarch_nb.rdma.paths import VARIABLE
-from monarch_nb.rdma.transfer import size_text
+from monarch_nb.units import size_text
 
 Severity = Literal["change", "note", "ok"]
 CHANGE: Final = "change"

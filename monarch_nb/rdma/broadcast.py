@@ -20,7 +20,8 @@ from monarch_nb.rdma.desk import FILL, Desk, desk
 from monarch_nb.rdma.handle import Handle
 from monarch_nb.rdma.local_future import LocalFuture
 from monarch_nb.rdma.path import READ, Job
-from monarch_nb.rdma.transfer import Receipt, size_text, time_text
+from monarch_nb.rdma.transfer import Receipt
+from monarch_nb.units import size_text, time_text
 
 MAX_STEPS = 32
 """So many copies at a time, in all."""

@@ -17,7 +17,7 @@ from monarch_nb.rdma.advice_mesh import advise
 from monarch_nb.rdma.examination import Examination, described, examine
 from monarch_nb.rdma.figures import SMALL_BYTES, reason
 from monarch_nb.rdma.measuring import MAX_CHOSEN, Measurement
-from monarch_nb.rdma.transfer import size_text, time_text
+from monarch_nb.units import size_text, time_text
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.core import Mesh

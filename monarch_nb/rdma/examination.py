@@ -15,7 +15,7 @@ from typing import Any
 
 from monarch_nb._post import here
 from monarch_nb.rdma.handle import this_machine
-from monarch_nb.rdma.transfer import size_text
+from monarch_nb.units import size_text
 
 PREFIX = "MONARCH_NB_RDMA_"
 SHARED_MEMORY = Path("/dev/shm")

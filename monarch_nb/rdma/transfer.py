@@ -11,6 +11,7 @@ from monarch_nb._client import waiting
 from monarch_nb._post import here
 from monarch_nb.rdma.local_future import LocalFuture
 from monarch_nb.rdma.path import Job, Op
+from monarch_nb.units import size_text, time_text
 
 STOP_S = 5.0
 """How long somebody who has given up waits for the transfer to leave the memory alone."""
@@ -46,31 +47,6 @@ class Receipt:
         rest = "; ".join(f"not by {path}: {why}" for path, why in self.why_not.items())
         text = f"{self.op} {size_text(self.num_bytes)} by {self.path} in {time_text(self.seconds)}, {self.gb_per_s:.3g} GB/s"
         return f"{text} ({rest})" if rest else text
-
-
-def size_text(num_bytes: int) -> str:
-    """Return bytes for people.
-
-    >>> [size_text(n) for n in (17, 4096, 3 << 20, 5 << 30)]
-    ['17 bytes', '4 KiB', '3 MiB', '5 GiB']
-    """
-    size = float(num_bytes)
-    for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
-        if size < 1024 or unit == "TiB":
-            return f"{size:.4g} {unit}"
-        size /= 1024
-    raise AssertionError
-
-
-def time_text(seconds: float) -> str:
-    """Return a time for people.
-
-    >>> [time_text(s) for s in (0.0000123, 0.0456, 7.891)]
-    ['12.3 us', '45.6 ms', '7.89 s']
-    """
-    if seconds < 1e-3:
-        return f"{seconds * 1e6:.3g} us"
-    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
 class Transfer(LocalFuture[Receipt]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jupyter_server.extension.application import ExtensionApp
 
-from monarch_nb import __version__
+from monarch_nb._version import __version__
 from monarch_nb.server import page
 from monarch_nb.server.handlers import routes
 from monarch_nb.server.interrupts import InterruptWitness

@@ -11,8 +11,8 @@ from jupyter_server.auth.decorator import authorized
 from jupyter_server.base.handlers import APIHandler
 from tornado.web import HTTPError, authenticated
 
-from monarch_nb import __version__
 from monarch_nb._shape.rank_set import RankSetError
+from monarch_nb._version import __version__
 from monarch_nb.exceptions import MeshError, MeshNotFound, MeshUsageError, RankTimeout
 from monarch_nb.server import PROTOCOL
 from monarch_nb.server.bodies import BadBody, read_resize, read_start, read_text

@@ -19,7 +19,7 @@ from jupyter_server.base.websocket import WebSocketMixin
 from tornado.web import HTTPError
 from tornado.websocket import WebSocketClosedError, WebSocketHandler
 
-from monarch_nb import __version__
+from monarch_nb._version import __version__
 from monarch_nb.exceptions import MeshError
 from monarch_nb.server import PROTOCOL
 from monarch_nb.server.meshes import Meshes, MeshList

@@ -106,6 +106,6 @@ def test_it_leaves_nothing_behind(dashboard: tuple[Any, str], environment: dict[
     process.send_signal(signal.SIGINT)
     assert process.wait(PATIENCE_S) == 0
     assert list(Path(environment["JUPYTER_RUNTIME_DIR"]).glob("*dashboard*")) == []
-    program = "from monarch_nb.server.dashboard import dashboard_url\ntry: dashboard_url('x')\nexcept Exception as error: print(error)"
+    program = "from monarch_nb._client.dashboard import dashboard_url\ntry: dashboard_url('x')\nexcept Exception as error: print(error)"
     said = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
     assert said.stdout.strip() == "no dashboard is running. Start one in a terminal: monarch-nb dashboard"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from own_meshes import own_mesh
 
-from monarch_nb._host.zygote import MANY_RANKS
+from monarch_nb._rank.zygote import MANY_RANKS
 
 
 def is_ready_made() -> bool:

@@ -62,13 +62,13 @@ def test_a_host_process_imports_little_before_its_zygote_begins_to_import() -> N
 
 
 EXAMPLES = [
-    "_frames.cells", "_frames.owner", "rdma.boxes", "rdma.doctor", "rdma.gate", "rdma.layout", "rdma.local_future", "rdma.measuring", "rdma.segments", "rdma.transfer",
+    "_frames.cells", "_frames.owner", "rdma.boxes", "rdma.doctor", "rdma.gate", "rdma.layout", "rdma.local_future", "rdma.measuring", "rdma.segments",
     "rdma.paths.tcp_checksum", "rdma.paths.tcp_dial", "rdma.paths.tcp_exchange", "rdma.paths.tcp_handshake", "rdma.paths.verbs_errors", "rdma.paths.verbs_plan",
     "rdma.paths.verbs_port",
     "_host.dumped", "_host.request", "_host.script", "_shape.cpu_set", "_shape.elastic", "_shape.extent", "_shape.rank_set", "_shape.shape", "_wire.codec", "_wire.message", "_wire.page", "_wire.pieces", "_wire.process", "actor.bootstrap_command", "actor.telemetry", "actor.value_mesh", "actor.worker_address", "config",
     "_journal.disk", "_journal.entries", "_journal.record", "_journal.secrets", "_rank.environment", "_rank.operators", "_rank.trace", "_rank.variables", "mesh.environment", "mesh.variables",
     "display.ansi", "display.bars", "display.bundle", "display.cell_view", "display.errors", "display.fold", "display.lines", "display.live",
-    "display.card_html", "display.progress", "display.stack_view", "display.style", "display.top", "server.bodies", "server.starting", "display.table", "display.template", "magics.data", "exceptions", "folding", "profile.memory", "profile.operators", "profile.trace_file", "stacks", "status", "_protocol.exits",
+    "display.card_html", "display.progress", "display.stack_view", "display.style", "display.top", "server.bodies", "server.starting", "display.table", "display.template", "magics.data", "exceptions", "folding", "profile.memory", "profile.operators", "profile.trace_file", "stacks", "status", "units", "_protocol.exits",
 ]  # fmt: skip
 """Modules whose examples need no mesh."""
 

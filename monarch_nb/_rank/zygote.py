@@ -15,7 +15,6 @@ does not, nor do files go. (So the zygote must not ask the kernel to be killed w
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
 import json
@@ -30,7 +29,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from monarch_nb._host.starting import HUGE_PAGES, RANKS_PER_REQUEST
 from monarch_nb._host.warming import ONE_THREAD
+from monarch_nb._wire.process import set_process_name
 
 PRELOAD_FIRST = ("zmq", "cloudpickle", "monarch_nb._rank.main", "monarch_nb._reload:install", "torch")
 PRELOAD_IDLE = (  # in pieces: a request waits for the piece that is being loaded, half a second at most
@@ -54,17 +55,7 @@ SHELL = PRELOAD_IDLE[0]
 _TORCH = "torch"
 MANY_RANKS = 16
 """For so many the shell is made before they are forked, in any case: each would need as long for its own as the start of all is late."""
-HUGE_PAGES = ("THP_MEM_ALLOC_ENABLE", "1")
-"""torch asks for huge pages where a tensor has 2 MiB or more: another process then copies it at the speed of memory, not at a third of it."""
 MAX_REQUEST_BYTES = 1 << 16
-RANKS_PER_REQUEST = 32
-
-_PR_SET_NAME = 15
-
-
-def set_process_name(name: str) -> None:
-    """Set the name that ps and top show."""
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
 def main(link_fd: int, sys_path: list[str], directory: str) -> None:
@@ -206,7 +197,7 @@ class _Zygote:
             os.dup2(null, 0)
             os.close(null)
             gc.enable()
-            from monarch_nb._rank.main import run_rank
+            from monarch_nb._rank.main import run_rank  # not before the fork: see PRELOAD_FIRST
 
             run_rank(spec, self._parent)
             status = 0
