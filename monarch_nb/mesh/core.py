@@ -27,9 +27,10 @@ from monarch_nb.mesh.export import literals
 from monarch_nb.mesh.history import Entries, History
 from monarch_nb.mesh.log_page import read_page
 from monarch_nb.mesh.replay import replay as run_again
-from monarch_nb.mesh.sync import SYNC_S, SyncReceipt, set_sync_mode, sync, sync_mode
+from monarch_nb.mesh.sync import SYNC_S, set_sync_mode, sync, sync_mode
 from monarch_nb.mesh.variables import Difference, Variables, check_name, explained, find_difference
 from monarch_nb.status import MeshStatus
+from monarch_nb.sync import SyncReceipt
 
 if TYPE_CHECKING:
     from monarch_nb._client.feed import Watcher

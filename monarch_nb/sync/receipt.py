@@ -1,0 +1,97 @@
+"""What a sync has done, as data and as text."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from monarch_nb._reload import RankReload
+from monarch_nb._shape import format_ranks
+
+
+class Part(Protocol):
+    """One thing that a sync has brought to hosts: the workspace, an environment. A frozen dataclass."""
+
+    @property
+    def is_done(self) -> bool:
+        """Say whether all hosts have it."""
+
+    def lines(self) -> list[str]:
+        """Return what has been done, a line for each kind; hosts that did alike are one."""
+
+
+@dataclass(frozen=True)
+class SyncReceipt:
+    """What `sync` has done: on hosts part by part, and rank by rank; its text has equal ranks once.
+
+    Attributes:
+        ranks: by rank, what it has reloaded.
+        program: what this program has reloaded of its own modules.
+        busy: ranks that hadn't answered when the time was up: they reload as soon as what they run has ended.
+        lost: by rank, why it couldn't be asked.
+        seconds: how long it has taken.
+        is_dry: whether nothing was done.
+        parts: what was brought to hosts.
+    """
+
+    ranks: Mapping[int, RankReload]
+    program: RankReload
+    busy: tuple[int, ...] = ()
+    lost: Mapping[int, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    is_dry: bool = False
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def is_done(self) -> bool:
+        """Say whether all hosts have all parts, and all ranks, and this program, run what the files hold."""
+        if self.busy or self.lost or self.is_dry or not all(part.is_done for part in self.parts):
+            return False
+        return all(m.is_done for each in (self.program, *self.ranks.values()) for m in each.modules)
+
+    def lines(self) -> list[str]:
+        """Return what has happened, a line for each kind, with the hosts or ranks in front."""
+        return [line for part in self.parts for line in part.lines()] + (self._reloaded() or self._nothing())
+
+    def _reloaded(self) -> list[str]:
+        found: dict[str, list[int]] = {}
+        for rank, each in self.ranks.items():
+            for line in _lines_of(each):
+                found.setdefault(line, []).append(rank)
+        lines = [f"[{format_ranks(ranks)}] {line}" for line, ranks in found.items()]
+        lines += [f"[here] {line}" for line in _lines_of(self.program)]
+        if self.busy:
+            lines.append(f"[{format_ranks(self.busy)}] busy: reloads as soon as what runs there has ended")
+        return lines + [f"[{rank}] {reason}" for rank, reason in self.lost.items()]
+
+    def _nothing(self) -> list[str]:
+        if not self.ranks and self.parts:
+            return []
+        nums = {each.num_modules for each in self.ranks.values()}
+        if nums == {0} or not nums:
+            return ["nothing to reload: ranks have loaded no modules of yours, only installed packages"]
+        num = f"{min(nums)}" if len(nums) == 1 else f"{min(nums)} to {max(nums)}"
+        return [f"nothing to reload: all ranks run what the files hold ({num} module{'s' * (nums != {1})} of yours)"]
+
+    def errors(self) -> str:
+        """Return the tracebacks of modules that could not be reloaded, equal ones once."""
+        everybody = [*self.ranks.values(), self.program]
+        found = dict.fromkeys(m.error.rstrip() for each in everybody for m in each.modules if m.error)
+        return "\n\n".join(found)
+
+    def __str__(self) -> str:
+        return "\n".join([*self.lines(), *filter(None, [self.errors()])])
+
+    def _repr_html_(self) -> str:
+        return f"<pre style='margin:0'>{html.escape(str(self))}</pre>"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(str(self))
+
+
+def _lines_of(each: RankReload) -> list[str]:
+    done = [m.summary() for m in each.modules if m.is_done]
+    others = [m.summary() for m in each.modules if not m.is_done]
+    return [*([f"reloaded {', '.join(done)}"] if done else []), *others, *each.notes]
