@@ -176,7 +176,7 @@ class Office:
     def post(self, dst: int, kind: int, body: Encoded = _NOTHING, **fields: Any) -> None:
         """Send one message with an encoded value."""
         if body.buffers and dst >> 32 != self.host and kind in _LENT_KINDS:
-            body = _lend(self, body, (dst,))
+            body = _offer(self, body, (dst,))
         is_large = len(body.payload) >= _INLINE_PAYLOAD_BYTES and kind != wire.CONTROL  # host processes map no segments
         if body.buffers or is_large:
             body, flags, table = self._outboard(body, [self._holder(dst)])
@@ -188,9 +188,9 @@ class Office:
         """Send one message to all `receivers`: one frame each on this machine, one per other host."""
         if body.buffers and kind in _LENT_KINDS:
             far_receivers = [r for r in receivers if r[0] >> 32 != self.host]
-            lent = _lend(self, body, [proc for proc, _ in far_receivers]) if far_receivers else body
-            if lent is not body:
-                self.post_all(far_receivers, kind, lent, **fields)
+            offered = _offer(self, body, [proc for proc, _ in far_receivers]) if far_receivers else body
+            if offered is not body:
+                self.post_all(far_receivers, kind, offered, **fields)
                 receivers = [r for r in receivers if r[0] >> 32 == self.host]
                 if not receivers:
                     return
@@ -488,11 +488,11 @@ class Office:
 _LENT_KINDS = (wire.CALL, wire.REPLY)
 
 
-def _lend(office: Office, body: Encoded, receivers: Sequence[int]) -> Encoded:
+def _offer(office: Office, body: Encoded, receivers: Sequence[int]) -> Encoded:
     """Have the data plane bring big buffers to other machines. The one import upwards: it's needed only by who sends such."""
-    from monarch_nb.rdma.lending import lend
+    from monarch_nb.rdma.remote_arguments import offer
 
-    return lend(office, body, receivers)
+    return offer(office, body, receivers)
 
 
 def _refuse(message: Message) -> None:

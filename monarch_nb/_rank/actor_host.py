@@ -202,9 +202,9 @@ class ActorHost:
 
     def _now_rdma(self, message: Message) -> None:
         """The data plane is asked, which nothing in this process has used yet: from now on it takes such messages itself."""
-        from monarch_nb.rdma.desk import desk
+        from monarch_nb.rdma.data_plane import data_plane
 
-        desk()
+        data_plane()
         self.office.services[message.name](message)
 
     # --- answers that never wait

@@ -256,11 +256,11 @@ class Worker:
 
     def work_bind(self, message: Message) -> None:
         """Take an array that is being put into memory of this machine, as a variable."""
-        from monarch_nb.rdma.leading import bind_when_filled
-        from monarch_nb.rdma.spreading import Place
+        from monarch_nb.rdma.host_broadcast import ArrayLocation
+        from monarch_nb.rdma.leader import bind_when_filled
 
-        name, *place, gate = self._fields(message)
-        bind_when_filled(name, Place(*place), gate)
+        name, *location, barrier = self._fields(message)
+        bind_when_filled(name, ArrayLocation(*location), barrier)
 
     def work_run(self, message: Message) -> CellAnswer:
         """Run a cell."""

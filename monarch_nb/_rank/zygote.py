@@ -46,7 +46,7 @@ PRELOAD_IDLE = (  # in pieces: a request waits for the piece that is being loade
     "torch.distributed.fsdp",
     "monarch_nb.rdma.action",
     "monarch_nb.rdma.published",
-    "monarch_nb.rdma.spreading",
+    "monarch_nb.rdma.host_broadcast",
     "monarch_nb.rdma.paths.tcp",
     "monarch_nb.rdma.paths.verbs",
 )

@@ -346,7 +346,7 @@ class Mesh(ProcMesh):
             check_name(name)
         part = self.part(ranks)
         if part._is_far:
-            spreading().push(part, variables)
+            host_broadcast().push(part, variables)
         else:
             part._work(b"push", dict(variables), f"push of {', '.join(variables)}").get()
         self._note("push", list(variables), self.select(ranks), values=literals(variables))
@@ -363,7 +363,7 @@ class Mesh(ProcMesh):
         part = self.part(ranks) if ranks != "all" else self
         try:
             found: ValueMesh[Any] = (
-                spreading().pull(part, names)
+                host_broadcast().pull(part, names)
                 if part._is_far
                 else part._work(b"pull", list(names), f"pull of {', '.join(names)}").get()
             )
@@ -507,8 +507,8 @@ class Mesh(ProcMesh):
         return f"<Mesh {self._name!r}: {self.extent}>"
 
 
-def spreading() -> Any:
+def host_broadcast() -> Any:
     """Return what brings big arrays to other machines: loaded where there are any."""
-    from monarch_nb.rdma import spreading
+    from monarch_nb.rdma import host_broadcast
 
-    return spreading
+    return host_broadcast

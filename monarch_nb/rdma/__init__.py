@@ -6,10 +6,10 @@ The layers, lower ones first:
 - handle, table: what travels, and how anybody knows whether it still holds
 - regions, segments: what this process has registered; memory that others can map
 - path, paths/: the ways: local, cuda_ipc, shm, verbs, tcp, message
-- desk, link, batch: a process' data plane; how two of them talk
+- data_plane, link, batch: a process' data plane; how two of them talk
 - buffer, action: what users touch
 - published, boxes: whole models, sharded one way there and another way here
-- broadcast, spreading, leading, gate: one to many; big arrays to all ranks of a mesh
+- broadcast, host_broadcast, leader, ready_barrier: one to many; big arrays to all ranks of a mesh
 - transfer, totals: what a transfer took, and all of them
 
 Names below are loaded when first used. So importing this package imports none of its modules, and two threads may import any of them at the same time,

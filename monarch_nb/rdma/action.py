@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Self
 
 from monarch_nb.rdma.buffer import DEFAULT_TIMEOUT_S, RDMABuffer, deadline_of, make_job
-from monarch_nb.rdma.desk import desk
+from monarch_nb.rdma.data_plane import data_plane
 from monarch_nb.rdma.memory import Local
 from monarch_nb.rdma.path import READ, WRITE, Job
 from monarch_nb.rdma.staging import queued_work
@@ -50,7 +50,7 @@ class RDMAAction:
         if not self._jobs:
             return _nothing()
         deadline = deadline_of(timeout)
-        return desk().submit([Job(j.op, j.handle, j.local, deadline, after=queued_work(j.local)) for j in self._jobs], path)
+        return data_plane().submit([Job(j.op, j.handle, j.local, deadline, after=queued_work(j.local)) for j in self._jobs], path)
 
     def __len__(self) -> int:
         return len(self._jobs)

@@ -8,8 +8,8 @@ from typing import Any, Final, Literal
 
 from monarch_nb._shape import name_ranks
 from monarch_nb._wire.mesh_address import APART
-from monarch_nb.rdma.examination import PREFIX, SHARED_MEMORY, Examination
 from monarch_nb.rdma.paths import VARIABLE
+from monarch_nb.rdma.probe import PREFIX, SHARED_MEMORY, ProbeResult
 from monarch_nb.units import size_text
 
 Severity = Literal["change", "note", "ok"]
@@ -45,7 +45,7 @@ class Advice:
         return f"{where}{self.what}{f': {self.why}' if self.why else ''}"
 
 
-def _devices(found: Examination) -> Iterator[Advice]:
+def _devices(found: ProbeResult) -> Iterator[Advice]:
     rdma = found.get("rdma")
     if not rdma or not rdma["ports"]:
         return
@@ -76,7 +76,7 @@ def _device_command(why_not: str) -> str:
     return ""
 
 
-def _memlock(found: Examination) -> Iterator[Advice]:
+def _memlock(found: ProbeResult) -> Iterator[Advice]:
     memlock, rdma, memory = (found.get(topic) for topic in ("memlock", "rdma", "memory"))
     if not memlock or not rdma or not rdma["ports"] or memlock["bytes"] is None or memlock["is_exempt"]:
         return
@@ -89,7 +89,7 @@ def _memlock(found: Examination) -> Iterator[Advice]:
     )  # fmt: skip
 
 
-def _gpu_memory(found: Examination) -> Iterator[Advice]:
+def _gpu_memory(found: ProbeResult) -> Iterator[Advice]:
     gpus, rdma = found.get("gpus"), found.get("rdma")
     if not gpus or not gpus["num"]:
         return
@@ -102,7 +102,7 @@ def _gpu_memory(found: Examination) -> Iterator[Advice]:
         )  # fmt: skip
 
 
-def _shared_memory(found: Examination) -> Iterator[Advice]:
+def _shared_memory(found: ProbeResult) -> Iterator[Advice]:
     if "shared memory" not in found:
         return
     shared = found["shared memory"]
@@ -119,7 +119,7 @@ def _shared_memory(found: Examination) -> Iterator[Advice]:
         )
 
 
-def _huge_pages(found: Examination) -> Iterator[Advice]:
+def _huge_pages(found: ProbeResult) -> Iterator[Advice]:
     if found.get("huge pages") == "never":
         yield Advice(
             CHANGE, "transparent huge pages are off", "copies between processes take up to three times as long",
@@ -127,7 +127,7 @@ def _huge_pages(found: Examination) -> Iterator[Advice]:
         )  # fmt: skip
 
 
-def _settings(found: Examination) -> Iterator[Advice]:
+def _settings(found: ProbeResult) -> Iterator[Advice]:
     settings = found.get("settings") or {}
     if settings.get(VARIABLE):
         yield Advice(NOTE, f"{VARIABLE}={settings[VARIABLE]}", "all transfers go this way and no other", f"unset {VARIABLE}")
@@ -135,11 +135,11 @@ def _settings(found: Examination) -> Iterator[Advice]:
         yield Advice(NOTE, f"{APART}={settings[APART]}", "ranks for which it differs take each other for other machines", f"unset {APART}")
 
 
-def _not_known(found: Examination) -> Iterator[Advice]:
+def _not_known(found: ProbeResult) -> Iterator[Advice]:
     for topic, why in found["failed"].items():
         yield Advice(NOTE, f"{topic}: couldn't be looked at", why)
 
 
-OF_A_RANK: tuple[Callable[[Examination], Iterator[Advice]], ...] = (
+OF_A_RANK: tuple[Callable[[ProbeResult], Iterator[Advice]], ...] = (
     _devices, _memlock, _gpu_memory, _shared_memory, _huge_pages, _settings, _not_known,
 )  # fmt: skip

@@ -8,47 +8,47 @@ from typing import Any
 
 from monarch_nb._wire.mesh_address import APART
 from monarch_nb.rdma.advice import CHANGE, NOTE, OF_A_RANK, OK, SEVERITIES, Advice
-from monarch_nb.rdma.examination import PREFIX, Examination
 from monarch_nb.rdma.measuring import ANY, Measurement
+from monarch_nb.rdma.probe import PREFIX, ProbeResult
 
 GOOD_SHARE = 0.8
 """Of a NIC's speed: less by tcp is worth a word."""
 
-Examinations = Mapping[int, Examination]
+ProbeResults = Mapping[int, ProbeResult]
 Measurements = Sequence[Measurement]
 
 
-def advise(examinations: Examinations, measurements: Measurements) -> list[Advice]:
+def advise(probes: ProbeResults, measurements: Measurements) -> list[Advice]:
     """Return what is to be changed, what is worth to know, and what is fine, in this order."""
-    found = list(_of_ranks(examinations))
+    found = list(_of_ranks(probes))
     for check in _OF_ALL:
-        found += check(examinations, measurements)
+        found += check(probes, measurements)
     return sorted(found, key=lambda advice: SEVERITIES.index(advice.severity))
 
 
-def _of_ranks(examinations: Examinations) -> Iterator[Advice]:
+def _of_ranks(probes: ProbeResults) -> Iterator[Advice]:
     for check in OF_A_RANK:
         ranks: dict[Advice, list[int]] = {}
-        for rank, found in examinations.items():
+        for rank, found in probes.items():
             for advice in check(found):
                 ranks.setdefault(advice, []).append(rank)
         yield from (replace(advice, ranks=tuple(where)) for advice, where in ranks.items())
 
 
-def _reading(examinations: Examinations, measurements: Measurements) -> Iterator[Advice]:
+def _reading(probes: ProbeResults, measurements: Measurements) -> Iterator[Advice]:
     """Whether processes of one machine reach each other's memory."""
-    tried = [m for m in measurements if m.path == "shm" and m.source_device == "cpu" and _share(examinations, m, "machine")]
+    tried = [m for m in measurements if m.path == "shm" and m.source_device == "cpu" and _share(probes, m, "machine")]
     failed = [m for m in tried if m.why_not]
     if tried and not failed:
         yield Advice(OK, "processes of one machine read each other's memory")
     for why in dict.fromkeys(m.why_not for m in failed):
         ranks = tuple(sorted({r for m in failed if m.why_not == why for r in (m.source, m.reader)}))
-        yield Advice(CHANGE, "ranks of one machine can't read each other's memory", why, _tracing_command(examinations[ranks[0]]), ranks)
-    strict = tuple(r for r, found in examinations.items() if not tried and _is_strict(found.get("tracing")))
+        yield Advice(CHANGE, "ranks of one machine can't read each other's memory", why, _tracing_command(probes[ranks[0]]), ranks)
+    strict = tuple(r for r, found in probes.items() if not tried and _is_strict(found.get("tracing")))
     if strict:
-        scope = examinations[strict[0]]["tracing"]["scope"]
+        scope = probes[strict[0]]["tracing"]["scope"]
         why = "processes of one machine can't read each other's memory"
-        yield Advice(CHANGE, f"kernel.yama.ptrace_scope is {scope}", why, _tracing_command(examinations[strict[0]]), strict)
+        yield Advice(CHANGE, f"kernel.yama.ptrace_scope is {scope}", why, _tracing_command(probes[strict[0]]), strict)
 
 
 def _is_strict(tracing: Mapping[str, Any] | None) -> bool:
@@ -56,7 +56,7 @@ def _is_strict(tracing: Mapping[str, Any] | None) -> bool:
     return tracing is not None and tracing["scope"] is not None and (tracing["scope"] > 2 or (tracing["scope"] == 2 and not tracing["is_exempt"]))
 
 
-def _tracing_command(found: Examination) -> str:
+def _tracing_command(found: ProbeResult) -> str:
     tracing = found.get("tracing")
     if tracing and tracing["scope"] == 3:
         return "kernel.yama.ptrace_scope = 1 in /etc/sysctl.d, and a reboot: 3 can't be taken back"
@@ -65,54 +65,54 @@ def _tracing_command(found: Examination) -> str:
     return "docker run --cap-add SYS_PTRACE ... (Kubernetes: securityContext.capabilities.add: [SYS_PTRACE])"
 
 
-def _share(examinations: Examinations, measured: Measurement, key: str) -> bool:
-    ends = [examinations.get(rank, {}).get("place") for rank in (measured.source, measured.reader)]
+def _share(probes: ProbeResults, measured: Measurement, key: str) -> bool:
+    ends = [probes.get(rank, {}).get("place") for rank in (measured.source, measured.reader)]
     return all(ends) and len({place[key] for place in ends if place}) == 1
 
 
-def _by_machine(examinations: Examinations) -> dict[str, list[int]]:
+def _by_machine(probes: ProbeResults) -> dict[str, list[int]]:
     """Return which ranks run under one kernel."""
     found: dict[str, list[int]] = {}
-    for rank, examination in examinations.items():
-        if "place" in examination:
-            found.setdefault(examination["place"]["boot"], []).append(rank)
+    for rank, probed in probes.items():
+        if "place" in probed:
+            found.setdefault(probed["place"]["boot"], []).append(rank)
     return found
 
 
-def _apart(examinations: Examinations, _: Measurements) -> Iterator[Advice]:
+def _apart(probes: ProbeResults, _: Measurements) -> Iterator[Advice]:
     """Ranks of one machine that a container or a user keeps apart."""
-    for ranks in _by_machine(examinations).values():
-        places = [examinations[r]["place"] for r in ranks]
-        wanted = any(APART in (examinations[r].get("settings") or {}) for r in ranks)
+    for ranks in _by_machine(probes).values():
+        places = [probes[r]["place"] for r in ranks]
+        wanted = any(APART in (probes[r].get("settings") or {}) for r in ranks)
         if len({p["machine"] for p in places}) > 1 and not wanted:
             yield Advice(
                 CHANGE, "ranks of one machine can't see each other", "they are other users, or in containers of their own: bytes between them go by a network",
                 "run them as one user in one container, or with docker run --pid=host --ipc=host ...", tuple(ranks),
             )  # fmt: skip
-        elif len({p["ipc"] for p in places}) > 1 and any((examinations[r].get("gpus") or {}).get("num") for r in ranks):
+        elif len({p["ipc"] for p in places}) > 1 and any((probes[r].get("gpus") or {}).get("num") for r in ranks):
             why = "CUDA opens no memory of another IPC namespace"
             yield Advice(CHANGE, "ranks of one machine are in several IPC namespaces", why, "docker run --ipc=host ...", tuple(ranks))
 
 
-def _between_machines(examinations: Examinations, _: Measurements) -> Iterator[Advice]:
-    by_machine = _by_machine(examinations)
+def _between_machines(probes: ProbeResults, _: Measurements) -> Iterator[Advice]:
+    by_machine = _by_machine(probes)
     if len(by_machine) < 2:
         return
-    bare = tuple(r for r, found in examinations.items() if not (found.get("rdma") or {}).get("ports"))
+    bare = tuple(r for r, found in probes.items() if not (found.get("rdma") or {}).get("ports"))
     if bare:
         yield Advice(NOTE, "there's no RDMA device", "bytes to and from other machines go by tcp", ranks=bare)
-    lonely = tuple(r for r, found in examinations.items() if found.get("network") == [])
+    lonely = tuple(r for r, found in probes.items() if found.get("network") == [])
     if lonely:
         yield Advice(CHANGE, "there's no network interface with an address", "other machines can't connect", "ip addr; ip link set DEVICE up", lonely)
 
 
-def _tcp_speed(examinations: Examinations, measurements: Measurements) -> Iterator[Advice]:
+def _tcp_speed(probes: ProbeResults, measurements: Measurements) -> Iterator[Advice]:
     """Whether tcp between machines uses what their network devices can; the worst case is told."""
     slow: list[tuple[float, Measurement, float, int]] = []
     for m in measurements:
-        if m.path != "tcp" or m.gb_per_s is None or m.source_device != "cpu" or _share(examinations, m, "boot"):
+        if m.path != "tcp" or m.gb_per_s is None or m.source_device != "cpu" or _share(probes, m, "boot"):
             continue
-        ends = [_fastest(examinations.get(rank, {})) for rank in (m.source, m.reader)]
+        ends = [_fastest(probes.get(rank, {})) for rank in (m.source, m.reader)]
         limit = min(megabits for megabits, _ in ends) / 1000
         if limit and m.gb_per_s * 8 < GOOD_SHARE * limit:
             slow.append((m.gb_per_s * 8 / limit, m, limit, min(mtu for _, mtu in ends)))
@@ -128,16 +128,16 @@ def _tcp_speed(examinations: Examinations, measurements: Measurements) -> Iterat
     )  # fmt: skip
 
 
-def _fastest(found: Examination) -> tuple[int, int]:
+def _fastest(found: ProbeResult) -> tuple[int, int]:
     """Return megabits per second and MTU of the fastest interface; zeros if not known."""
     return max(((one["megabits_per_s"], one["mtu"]) for one in found.get("network") or ()), default=(0, 0))
 
 
-def _broken(examinations: Examinations, measurements: Measurements) -> Iterator[Advice]:
+def _broken(probes: ProbeResults, measurements: Measurements) -> Iterator[Advice]:
     """What can be tried by all that's known, and then doesn't work."""
     ranks: dict[tuple[str, str], set[int]] = {}
     for m in measurements:
-        can_rdma = all((examinations.get(rank, {}).get("rdma") or {}).get("why_not") == "" for rank in (m.source, m.reader))
+        can_rdma = all((probes.get(rank, {}).get("rdma") or {}).get("why_not") == "" for rank in (m.source, m.reader))
         if m.why_not and (m.path in ("tcp", ANY) or (m.path == "verbs" and can_rdma)):
             ranks.setdefault((m.path, m.why_not), set()).update((m.source, m.reader))
     for (path, why), where in ranks.items():
@@ -150,6 +150,6 @@ _BROKEN = {
     "verbs": "try it without us: ib_read_bw -d DEVICE on one host, ib_read_bw -d DEVICE HOST on the other (apt install perftest)",
 }
 
-_OF_ALL: tuple[Callable[[Examinations, Measurements], Iterator[Advice]], ...] = (
+_OF_ALL: tuple[Callable[[ProbeResults, Measurements], Iterator[Advice]], ...] = (
     _reading, _apart, _between_machines, _tcp_speed, _broken,
 )  # fmt: skip

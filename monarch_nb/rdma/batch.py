@@ -13,7 +13,7 @@ from monarch_nb.rdma.path import WRITE, Job, Op, Path, PathUnavailable
 from monarch_nb.rdma.transfer import Receipt
 
 if TYPE_CHECKING:
-    from monarch_nb.rdma.desk import Desk
+    from monarch_nb.rdma.data_plane import DataPlane
 
 MAX_WORKERS = 4
 """So many at a time."""
@@ -28,8 +28,8 @@ class Batch:
         forced: the path that all have to take.
     """
 
-    def __init__(self, desk: Desk, jobs: Sequence[Job], forced: str | None) -> None:
-        self._desk = desk
+    def __init__(self, plane: DataPlane, jobs: Sequence[Job], forced: str | None) -> None:
+        self._plane = plane
         self._jobs = jobs
         self._forced = forced
         self._lock = threading.Lock()
@@ -39,7 +39,7 @@ class Batch:
     def run(self) -> list[Receipt]:
         """Do all; when one fails, the others are called off, and its error is raised."""
         if len(self._jobs) == 1:
-            return [self._desk.run(self._jobs[0], self._forced)]
+            return [self._plane.run(self._jobs[0], self._forced)]
         units = self._units()
         self._todo = iter(units)
         num_helpers = min(MAX_WORKERS, len(units)) - 1
@@ -71,12 +71,12 @@ class Batch:
         fused: dict[tuple[str, Op], list[Job]] = {}
         single: list[Unit] = []
         for job in self._jobs:
-            path = next(self._desk.ways(job.handle, job.local, self._forced, {}))
+            path = next(self._plane.ways(job.handle, job.local, self._forced, {}))
             if path.fuses and staging.is_plain(path, job):
                 fused.setdefault((path.name, job.op), []).append(job)
             else:
-                single.append(functools.partial(self._desk.run, job, self._forced))
-        paths = self._desk.paths
+                single.append(functools.partial(self._plane.run, job, self._forced))
+        paths = self._plane.paths
         return [*(functools.partial(self._run_fused, paths[name], jobs) for (name, _), jobs in fused.items()), *single]
 
     def _run_fused(self, path: Path, jobs: Sequence[Job]) -> Receipt:
@@ -84,9 +84,9 @@ class Batch:
         try:
             path.transfer_together(jobs)
         except PathUnavailable:  # as each of them is told
-            return together([self._desk.run(job, self._forced) for job in jobs], time.perf_counter() - start)
+            return together([self._plane.run(job, self._forced) for job in jobs], time.perf_counter() - start)
         receipt = Receipt(jobs[0].op, path.name, sum(job.nbytes for job in jobs), time.perf_counter() - start)
-        self._desk.totals.add(receipt)
+        self._plane.totals.add(receipt)
         return receipt
 
 

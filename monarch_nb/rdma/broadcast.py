@@ -16,7 +16,7 @@ from typing import Any
 
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.rdma.buffer import DEFAULT_TIMEOUT_S, RDMABuffer, deadline_of
-from monarch_nb.rdma.desk import FILL, Desk, desk
+from monarch_nb.rdma.data_plane import FILL, DataPlane, data_plane
 from monarch_nb.rdma.handle import Handle
 from monarch_nb.rdma.local_future import LocalFuture
 from monarch_nb.rdma.path import READ, Job
@@ -158,7 +158,7 @@ class Spread:
 
 def spread(source: RDMABuffer, targets: Iterable[RDMABuffer], timeout: float | None) -> BroadcastReceipt:
     """Copy `source` into all `targets`; see `RDMABuffer.broadcast_into`."""
-    plane = desk()
+    plane = data_plane()
     handles = [target._handle for target in targets]
     deadline = deadline_of(timeout)
     start = time.perf_counter()
@@ -175,7 +175,7 @@ def _check(source: Handle, target: Handle) -> None:
         raise MeshUsageError(f"{target} is read-only")
 
 
-def _fill(plane: Desk, source: Handle, target: Handle, deadline: float | None) -> Receipt:
+def _fill(plane: DataPlane, source: Handle, target: Handle, deadline: float | None) -> Receipt:
     """Have the target's owner read the source into it."""
     timeout_s = 3600.0 if deadline is None else max(0.001, deadline - time.monotonic())
     fields = {"source": source, "timeout_s": timeout_s}
@@ -184,7 +184,7 @@ def _fill(plane: Desk, source: Handle, target: Handle, deadline: float | None) -
     return plane.ask(target, FILL, fields, timeout_s + 5.0)["receipt"]  # type: ignore[no-any-return]
 
 
-def fill(plane: Desk, fields: Mapping[str, Any]) -> dict[str, Any]:
+def fill(plane: DataPlane, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Read another's buffer into one of this process, as somebody asks."""
     target: Handle = fields["handle"]
     region = plane.region_of(target)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.rdma import staging
-from monarch_nb.rdma.desk import desk
+from monarch_nb.rdma.data_plane import data_plane
 from monarch_nb.rdma.handle import Handle
 from monarch_nb.rdma.local_future import LocalFuture
 from monarch_nb.rdma.memory import Local, Memory, memory_of
@@ -54,7 +54,7 @@ class RDMABuffer:
     __slots__ = ("_handle",)
 
     def __init__(self, data: Local) -> None:
-        self._handle = desk().register(memory_of(data, "data"))
+        self._handle = data_plane().register(memory_of(data, "data"))
 
     @classmethod
     def _of(cls, handle: Handle) -> RDMABuffer:
@@ -65,7 +65,7 @@ class RDMABuffer:
     def __reduce__(self) -> tuple[Any, ...]:
         handle = self._handle
         if handle.is_ours:  # this program may have connected to further meshes since
-            handle = replace(handle, owner=desk().owner)
+            handle = replace(handle, owner=data_plane().owner)
         return RDMABuffer._of, (handle,)
 
     # --- moving bytes
@@ -88,7 +88,7 @@ class RDMABuffer:
         return self._move(WRITE, src, timeout, path)
 
     def _move(self, op: Op, local: Local, timeout: float | None, path: str | None) -> Transfer:
-        return desk().submit([make_job(op, self, local, timeout)], path)
+        return data_plane().submit([make_job(op, self, local, timeout)], path)
 
     def read(self, timeout: float | None = DEFAULT_TIMEOUT_S) -> Any:
         """Return a copy: a tensor, an array or a bytearray, as what the buffer was made of."""
@@ -132,12 +132,12 @@ class RDMABuffer:
         return _strided_view(mapping, handle)
 
     def _mapping(self, shared: bool) -> mmap.mmap:
-        path = desk().paths["shm"]
+        path = data_plane().paths["shm"]
         assert isinstance(path, ShmPath)
         if not self._handle.is_ours:
             path.peer(self._handle).check(self._handle)
         else:
-            desk().region_of(self._handle)
+            data_plane().region_of(self._handle)
         return path.map(self._handle, shared=shared)
 
     def broadcast_into(
@@ -161,13 +161,13 @@ class RDMABuffer:
             >>> weights.broadcast_into(mesh, "weights").get()                         # doctest: +SKIP
         """
         from monarch_nb.actor.proc_mesh import ProcMesh
-        from monarch_nb.rdma import broadcast, leading
+        from monarch_nb.rdma import broadcast, leader
 
         deadline_of(timeout)  # bad ones are told at once
         if isinstance(to, ProcMesh):
             if name is None or not name.isidentifier():
                 raise MeshUsageError(f"broadcast_into(mesh, name): name is the variable that the ranks get, not {name!r}")
-            return leading.begin(self, to, name, timeout)
+            return leader.begin_broadcast(self, to, name, timeout)
         if name is not None:
             raise MeshUsageError("a name goes with a mesh; buffers have their memory already")
         return broadcast.begin(self, to.values() if hasattr(to, "values") else to, timeout)
@@ -179,7 +179,7 @@ class RDMABuffer:
 
         The owner has done it when this returns; others `.get()` or `await` the result, if it matters when.
         """
-        plane = desk()
+        plane = data_plane()
         if self._handle.is_ours:
             plane.drop(self._handle)
             return LocalFuture.done_with(None)
@@ -228,7 +228,7 @@ class RDMABuffer:
         """Return that way, and for each better one why it isn't taken."""
         here = memory_of(bytearray(1))
         why_not: dict[str, str] = {}
-        return next(desk().ways(self._handle, here, chosen(), why_not)).name, why_not
+        return next(data_plane().ways(self._handle, here, chosen(), why_not)).name, why_not
 
     def __len__(self) -> int:
         if not self.shape:

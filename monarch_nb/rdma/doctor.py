@@ -14,16 +14,16 @@ from monarch_nb.exceptions import MeshError, MeshUsageError
 from monarch_nb.rdma import measuring
 from monarch_nb.rdma.advice import CHANGE, NOTE, OK, Advice, Severity
 from monarch_nb.rdma.advice_mesh import advise
-from monarch_nb.rdma.examination import Examination, described, examine
-from monarch_nb.rdma.figures import SMALL_BYTES, reason
+from monarch_nb.rdma.benchmark import SMALL_BYTES, reason
 from monarch_nb.rdma.measuring import MAX_CHOSEN, Measurement
+from monarch_nb.rdma.probe import ProbeResult, described, probe_process
 from monarch_nb.units import size_text, time_text
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.core import Mesh
 
 SIZE_BYTES = 64 << 20
-EXAMINE_S = 10.0
+PROBE_S = 10.0
 MAX_GROUPS = 8
 """So many different answers of a kind are shown."""
 _FOUND = ("what", "ranks", "found")
@@ -38,7 +38,7 @@ class Report:
     Attributes:
         name: the mesh's.
         hosts: the host's index, by rank.
-        examinations: what each rank has, by topic.
+         probes: what each rank has, by topic.
         measurements: what each path gives between chosen ranks; empty if nothing was measured.
         advice: what to change first.
         silent: ranks that said nothing, and why.
@@ -47,7 +47,7 @@ class Report:
 
     name: str
     hosts: Mapping[int, int]
-    examinations: Mapping[int, Examination]
+    probes: Mapping[int, ProbeResult]
     measurements: tuple[Measurement, ...]
     advice: tuple[Advice, ...]
     silent: Mapping[int, str]
@@ -55,7 +55,7 @@ class Report:
 
     def text(self) -> str:
         """Return all of it as text; what ranks have alike, once."""
-        tables = [text_table(_FOUND, self._found_rows())] if self.examinations else []
+        tables = [text_table(_FOUND, self._found_rows())] if self.probes else []
         if self.measurements:
             tables.append(f"{self._caption()}\n{text_table(_MEASURED, self._measured_rows(), right=_FIGURES)}")
         return "\n\n".join([self._headline(), *tables, "\n".join([*self._to_change(), *(f"{text}{_typed(command)}" for text, command in self._remarks())])])
@@ -68,7 +68,7 @@ class Report:
 
     def _repr_html_(self) -> str:
         parts = [f"<p>{html.escape(self._headline())}</p>"]
-        if self.examinations:
+        if self.probes:
             parts.append(html_table(_FOUND, self._found_rows()))
         if self.measurements:
             parts.append(html_table(_MEASURED, self._measured_rows(), right=_FIGURES, title=self._caption()))
@@ -80,7 +80,7 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """Return all of it as plain data, for JSON."""
         return {
-            "name": self.name, "hosts": dict(self.hosts), "examinations": {r: dict(e) for r, e in self.examinations.items()},
+            "name": self.name, "hosts": dict(self.hosts), "probes": {r: dict(e) for r, e in self.probes.items()},
             "measurements": [asdict(m) for m in self.measurements], "advice": [asdict(a) for a in self.advice],
             "silent": dict(self.silent), "size_bytes": self.size_bytes,
         }  # fmt: skip
@@ -90,10 +90,10 @@ class Report:
         return [a for a in self.advice if a.severity == severity]
 
     def _headline(self) -> str:
-        num = len({self.hosts[r] for r in self.examinations})
+        num = len({self.hosts[r] for r in self.probes})
         if not num:
             return f"mesh {self.name!r}: no rank has answered"
-        return f"mesh {self.name!r}: {name_ranks(self.examinations)} on {num} host{'s' * (num != 1)}"
+        return f"mesh {self.name!r}: {name_ranks(self.probes)} on {num} host{'s' * (num != 1)}"
 
     def _caption(self) -> str:
         ranks = sorted({r for m in self.measurements for r in (m.source, m.reader)})
@@ -102,7 +102,7 @@ class Report:
         return f"reads of {size_text(self.size_bytes)} between {name_ranks(ranks)}; others: --ranks"
 
     def _found_rows(self) -> list[tuple[str, str, str]]:
-        return folded({rank: described(found) for rank, found in self.examinations.items()})
+        return folded({rank: described(found) for rank, found in self.probes.items()})
 
     def _measured_rows(self) -> list[tuple[str, ...]]:
         """Return a row for each figure, and one for each reason why there's none."""
@@ -186,12 +186,12 @@ def diagnose(
     chosen = _chosen(mesh, ranks)
     if chosen and measures and len(chosen) > MAX_CHOSEN:
         raise MeshUsageError(f"{len(chosen)} ranks have too many pairs to measure: choose at most {MAX_CHOSEN}, or only look: --quick")
-    examinations, silent = _examined(mesh, chosen or range(len(mesh)))
+    probes, silent = _probe_ranks(mesh, chosen or range(len(mesh)))
     hosts = measuring.hosts_of(mesh)
-    several = tuple(examinations)[:MAX_CHOSEN] if chosen else measuring.representatives({r: hosts[r] for r in examinations})
+    several = tuple(probes)[:MAX_CHOSEN] if chosen else measuring.representatives({r: hosts[r] for r in probes})
     found = measuring.measure(mesh, several, size_bytes, all_paths=all_paths) if measures else measuring.probe(mesh, several)
     return Report(
-        mesh.name, hosts, examinations, tuple(found), tuple(advise(examinations, found)), silent, size_bytes if measures else 0
+        mesh.name, hosts, probes, tuple(found), tuple(advise(probes, found)), silent, size_bytes if measures else 0
     )
 
 
@@ -201,11 +201,11 @@ def _chosen(mesh: Mesh, ranks: str | Sequence[int]) -> tuple[int, ...]:
     return mesh.select(ranks if isinstance(ranks, str) else ",".join(map(str, ranks)))
 
 
-def _examined(mesh: Mesh, ranks: Sequence[int]) -> tuple[dict[int, Examination], dict[int, str]]:
+def _probe_ranks(mesh: Mesh, ranks: Sequence[int]) -> tuple[dict[int, ProbeResult], dict[int, str]]:
     """Ask all at once; who is busy or dead is left out, and why."""
-    asked = {rank: mesh.part([rank])._work(b"execute", (examine, (), {}), "doctor") for rank in ranks}
-    deadline = time.monotonic() + EXAMINE_S
-    found: dict[int, Examination] = {}
+    asked = {rank: mesh.part([rank])._work(b"execute", (probe_process, (), {}), "doctor") for rank in ranks}
+    deadline = time.monotonic() + PROBE_S
+    found: dict[int, ProbeResult] = {}
     silent: dict[int, str] = {}
     for rank, answer in asked.items():
         try:

@@ -194,11 +194,11 @@ class MeshLink:
         """See `Link`."""
 
         def serve_office(office: Office) -> None:
-            def take(message: Message) -> None:
+            def on_request(message: Message) -> None:
                 body = Body(office, message)  # now: a buffer that travels along is mapped before its sender forgets it
                 submit(lambda: self._answer(office, answerer, message, body))
 
-            office.services[ASK] = take
+            office.services[ASK] = on_request
 
         self._serve = serve_office
         for office in self._offices.values():

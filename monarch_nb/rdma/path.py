@@ -18,7 +18,7 @@ from monarch_nb.rdma.layout import Piece, pieces
 from monarch_nb.rdma.memory import Memory
 
 if TYPE_CHECKING:
-    from monarch_nb.rdma.desk import Desk
+    from monarch_nb.rdma.data_plane import DataPlane
     from monarch_nb.rdma.regions import Region
 
 Op = Literal["read", "write"]
@@ -108,7 +108,7 @@ def gone(handle: Handle, why: str = "") -> BufferGone:
 
 
 class Path(ABC):
-    """One way for bytes, in one process. Made once per process, by `Desk`, when first looked at.
+    """One way for bytes, in one process. Made once per process, by `DataPlane`, when first looked at.
 
     `refusal` and `transfer` are called in the process that reads or writes, `answer` in the owner's. `transfer` and `answer` run in
     threads of the data plane and may block; several at once.
@@ -117,18 +117,18 @@ class Path(ABC):
     name: str
     """What people call it: `verbs`."""
     reaches_gpus = False
-    """Whether local memory and the buffer may be on a GPU. If not, the desk brings local GPU memory through the host."""
+    """Whether local memory and the buffer may be on a GPU. If not, the data plane brings local GPU memory through the host."""
 
     takes_strides = False
-    """Whether it moves elements that lie strewn as fast as they can be. If not, the desk brings thin ones through memory in one piece."""
+    """Whether it moves elements that lie strewn as fast as they can be. If not, the data plane brings thin ones through memory in one piece."""
 
     encrypts = False
     """Whether what leaves the machine can't be read on its way."""
     fuses = False
     """Whether many transfers cost less in one go (`transfer_together`)."""
 
-    def __init__(self, desk: Desk) -> None:
-        self.desk = desk
+    def __init__(self, plane: DataPlane) -> None:
+        self.plane = plane
 
     def is_quick(self, handle: Handle) -> bool:
         """Whether a small transfer takes microseconds: nobody has to be asked first. It's then done in the thread of whoever asks."""
@@ -159,7 +159,7 @@ class Path(ABC):
             self.transfer(job)
 
     def answer(self, fields: Mapping[str, Any], region: Region | None) -> dict[str, Any]:
-        """Answer what the same path in another process asks by `Desk.ask`; `region` is the buffer it asks about, if it names one."""
+        """Answer what the same path in another process asks by `DataPlane.ask`; `region` is the buffer it asks about, if it names one."""
         raise NotImplementedError(f"{self.name} asks nothing")
 
     def forget(self, region: Region) -> None:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from monarch_nb.exceptions import MeshUsageError
-from monarch_nb.rdma.boxes import Box
+from monarch_nb.rdma.box import Box
 from monarch_nb.rdma.buffer import DEFAULT_TIMEOUT_S, RDMABuffer, deadline_of
-from monarch_nb.rdma.desk import desk
+from monarch_nb.rdma.data_plane import data_plane
 from monarch_nb.rdma.memory import dtype_name, memory_of
 from monarch_nb.rdma.path import READ, Job
 from monarch_nb.rdma.staging import queued_work
@@ -152,7 +152,7 @@ def load_into(
             _set(state_dict, name, published.values[name])
     if not jobs:
         return Receipt(READ, "local", 0, 0.0)
-    receipt = desk().submit(jobs).get()
+    receipt = data_plane().submit(jobs).get()
     for target, fresh in conversions:
         target.copy_(fresh)
     return receipt
@@ -211,7 +211,7 @@ def _cover(name: str, box: Box, source: Tensor) -> Iterator[tuple[Shard, Box]]:
 def _distance(shard: Shard) -> tuple[int, int]:
     """Near ones first; of equally near ones, each reader prefers another."""
     handle = shard.buffer._handle
-    ours = desk().owner
+    ours = data_plane().owner
     far = 0 if handle.is_ours else 1 if handle.is_near else 2
     return far, (handle.owner.proc ^ ours.proc) & 0xFFFF
 

@@ -20,9 +20,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "rdma"))
 
 import numpy
-from two_desks import TwoDesks
+from two_planes import TwoPlanes
 
-from monarch_nb.rdma.desk import Desk
+from monarch_nb.rdma.data_plane import DataPlane
 from monarch_nb.rdma.handle import Handle
 from monarch_nb.rdma.memory import memory_of
 from monarch_nb.rdma.path import Job
@@ -30,13 +30,13 @@ from monarch_nb.rdma.path import Job
 PIECE_BYTES = 1 << 20
 
 
-def give(desk: Desk, nbytes: int) -> Handle:
+def give(plane: DataPlane, nbytes: int) -> Handle:
     """Over there: register that many bytes."""
     data = numpy.random.default_rng(0).integers(0, 256, nbytes, numpy.uint8)
-    return desk.register(memory_of(data))
+    return plane.register(memory_of(data))
 
 
-def plain_server(desk: Desk, num_streams: int, nbytes: int) -> int:
+def plain_server(plane: DataPlane, num_streams: int, nbytes: int) -> int:
     """Over there: send the bytes to each round of as many connections; returns the port."""
     import numpy
 
@@ -95,14 +95,14 @@ def seconds(function: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def compare(two: TwoDesks, handle: Handle, into: Any, num_streams: int, rounds: int) -> None:
+def compare(two: TwoPlanes, handle: Handle, into: Any, num_streams: int, rounds: int) -> None:
     """Print one line."""
     os.environ["MONARCH_NB_RDMA_STREAMS"] = str(num_streams)
     plain = Plain(two.far(plain_server, num_streams, handle.nbytes), num_streams, memoryview(into))
     local = memory_of(into)
 
     def ours(op: str) -> None:
-        two.desk.submit([Job(op, handle, local)], "tcp").get(60)  # type: ignore[arg-type]
+        two.plane.submit([Job(op, handle, local)], "tcp").get(60)  # type: ignore[arg-type]
 
     ways: dict[str, Callable[[], None]] = {"plain": plain.read, "read": lambda: ours("read"), "write": lambda: ours("write")}
     took: dict[str, list[float]] = {name: [] for name in ways}
@@ -120,7 +120,7 @@ def compare(two: TwoDesks, handle: Handle, into: Any, num_streams: int, rounds: 
     )
 
 
-def plain_echo(desk: Desk, nbytes: int) -> int:
+def plain_echo(plane: DataPlane, nbytes: int) -> int:
     """Over there: answer each byte with that many; returns the port."""
     listening = socket.create_server(("127.0.0.1", 0))
 
@@ -135,7 +135,7 @@ def plain_echo(desk: Desk, nbytes: int) -> int:
     return int(listening.getsockname()[1])
 
 
-def latency(two: TwoDesks, handle: Handle, into: Any, num: int = 1000) -> None:
+def latency(two: TwoPlanes, handle: Handle, into: Any, num: int = 1000) -> None:
     """Print what 4 KiB take."""
     part, local = handle.part(slice(0, 4096)), memory_of(into[:4096])
     with socket.create_connection(("127.0.0.1", two.far(plain_echo, 4096))) as sock:
@@ -145,7 +145,7 @@ def latency(two: TwoDesks, handle: Handle, into: Any, num: int = 1000) -> None:
             sock.recv_into(into, 4096, socket.MSG_WAITALL)
 
         floor = [seconds(plain) for _ in range(num)]
-    times = [seconds(lambda: two.desk.submit([Job("read", part, local)], "tcp").get(60)) for _ in range(num)]
+    times = [seconds(lambda: two.plane.submit([Job("read", part, local)], "tcp").get(60)) for _ in range(num)]
     print(
         f"4 KiB: plain {statistics.median(floor) * 1e6:.0f} us   read {statistics.median(times) * 1e6:.0f} us, "
         f"99 in 100 within {sorted(times)[num * 99 // 100] * 1e6:.0f} us"
@@ -155,7 +155,7 @@ def latency(two: TwoDesks, handle: Handle, into: Any, num: int = 1000) -> None:
 def main() -> None:
     nbytes = int((sys.argv[1:] or ["512"])[0]) << 20
     rounds = int((sys.argv[2:] or ["7"])[0])
-    with TwoDesks() as two:
+    with TwoPlanes() as two:
         print(f"{nbytes >> 20} MiB over loopback, {len(os.sched_getaffinity(0))} processors, medians of {rounds}")
         handle = two.far(give, nbytes)
         into = numpy.ones(nbytes, numpy.uint8)

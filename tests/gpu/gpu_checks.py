@@ -138,16 +138,16 @@ kept: dict[int, Any] = {}
 """In the other process: what was given, by key."""
 
 
-def _give(desk: Any, device: str, nbytes: int) -> Any:
+def _give(plane: Any, device: str, nbytes: int) -> Any:
     from monarch_nb.rdma.memory import memory_of
 
     tensor = _pattern(4, nbytes).to(device)
-    handle = desk.register(memory_of(tensor))
+    handle = plane.register(memory_of(tensor))
     kept[handle.key] = tensor
     return handle
 
 
-def _given(desk: Any, handle: Any) -> Any:
+def _given(plane: Any, handle: Any) -> Any:
     return kept[handle.key].cpu()
 
 
@@ -158,22 +158,22 @@ def _pattern(seed: int, nbytes: int) -> Any:
 @check("GPU memory of another machine is read and written by tcp, byte for byte")
 def memory_over_tcp(rig: Rig) -> None:
     """Two processes that take each other for other machines."""
-    from two_desks import TwoDesks
+    from two_planes import TwoPlanes
 
     from monarch_nb.rdma.memory import memory_of
     from monarch_nb.rdma.path import Job
 
-    with TwoDesks({"MONARCH_NB_RDMA_MACHINE": "elsewhere"}) as two:
+    with TwoPlanes({"MONARCH_NB_RDMA_MACHINE": "elsewhere"}) as two:
         for nbytes in (1000, 32 * MIB + 5):
             handle = two.far(_give, rig.device, nbytes)
             room = torch.zeros(nbytes, dtype=torch.uint8, device=rig.device)
-            two.desk.submit([Job("read", handle, memory_of(room))], "tcp").get(T)
+            two.plane.submit([Job("read", handle, memory_of(room))], "tcp").get(T)
             assert torch.equal(room.cpu(), _pattern(4, nbytes))
             changed = _pattern(5, nbytes - 3)
-            two.desk.submit([Job("write", handle.part(slice(3, nbytes)), memory_of(changed))], "tcp").get(T)
+            two.plane.submit([Job("write", handle.part(slice(3, nbytes)), memory_of(changed))], "tcp").get(T)
             assert torch.equal(two.far(_given, handle)[3:], changed)
-            two.far(lambda desk, handle: desk.drop(handle), handle)
-            said = _error_of(lambda there=handle, to=room: two.desk.submit([Job("read", there, memory_of(to))], "tcp").get(T))
+            two.far(lambda plane, handle: plane.drop(handle), handle)
+            said = _error_of(lambda there=handle, to=room: two.plane.submit([Job("read", there, memory_of(to))], "tcp").get(T))
             assert isinstance(said, BufferGone), said
 
 
@@ -382,7 +382,7 @@ def doctor_measures(rig: Rig) -> str:
     assert measured, report.text()
     assert all(m.gb_per_s for m in measured), report.text()
     if not rig.is_rehearsal:
-        assert report.examinations[0]["gpus"]["is_in_use"], report.examinations[0]
+        assert report.probes[0]["gpus"]["is_in_use"], report.probes[0]
         assert measured[0].source_device.startswith("cuda"), measured[0]
     return f"{measured[0].path}: {measured[0].gb_per_s:.3g} GB/s, 4 KiB in {measured[0].latency_s * 1e6:.0f} us"
 

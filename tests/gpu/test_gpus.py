@@ -14,7 +14,7 @@ import pytest
 import torch
 from gpu_rig import CHECKS, LeftOut, Rig
 
-sys.path.append(str(Path(__file__).parents[1] / "rdma"))  # two_desks
+sys.path.append(str(Path(__file__).parents[1] / "rdma"))  # two_planes
 
 ROOT = Path(__file__).parents[2]
 OWN_CHECKS = """

@@ -119,7 +119,7 @@ def test_one_storage_stays_one(procs: ProcMesh) -> None:
 @pytest.mark.parametrize("megabytes", [2, 6])
 def test_small_ones_travel_and_large_ones_are_lent(procs: ProcMesh, megabytes: int) -> None:
     """Either way the receivers have the bytes, and nothing stays lent: whether they fetched it or died before."""
-    from monarch_nb.rdma.lending import loans
+    from monarch_nb.rdma.remote_arguments import remote_arguments
 
     office = session.current().office
     tensors = procs.spawn("tensors", Tensors)
@@ -127,11 +127,11 @@ def test_small_ones_travel_and_large_ones_are_lent(procs: ProcMesh, megabytes: i
     tensor[-1] = 5
     found = tensors.change_in_place.call(tensor).get(T)
     assert list(found.values()) == [(5, rank) for rank in range(4)]
-    until(lambda: len(loans()) == 0 and office.pool.num_used == 0, procs)
+    until(lambda: len(remote_arguments()) == 0 and office.pool.num_used == 0, procs)
 
 
 def test_nothing_stays_lent_to_the_dead(doomed: ProcMesh) -> None:
-    from monarch_nb.rdma.lending import loans
+    from monarch_nb.rdma.remote_arguments import remote_arguments
 
     tensors = doomed.spawn("tensors", Tensors)
     pids = list(doomed.execute(os.getpid).get(T).values())
@@ -141,7 +141,7 @@ def test_nothing_stays_lent_to_the_dead(doomed: ProcMesh) -> None:
         os.kill(pid, 9)
     assert call.exception(T) is not None
     tick = threading.Event()
-    while len(loans()):  # it's given back in a thread of its own
+    while len(remote_arguments()):  # it's given back in a thread of its own
         tick.wait(0.01)
 
 

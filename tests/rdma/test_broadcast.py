@@ -26,7 +26,8 @@ from monarch_nb.exceptions import (
     RankTimeout,
     TransferTimeout,
 )
-from monarch_nb.rdma import RDMABuffer, Receipt, empty, leading, use_path
+from monarch_nb.rdma import RDMABuffer, Receipt, empty, use_path
+from monarch_nb.rdma import leader as leader_module
 from monarch_nb.rdma.broadcast import Spread
 from monarch_nb.rdma.handle import Handle
 from monarch_nb.rdma.link import ask_later
@@ -70,7 +71,7 @@ def test_into_buffers(pair: Holder) -> None:
 def leader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program on the mesh's machine does it by itself; for one elsewhere the first rank does."""
     if request.param == "the first rank":
-        monkeypatch.setattr(leading, "_leads_itself", lambda _source, _mesh: False)
+        monkeypatch.setattr(leader_module, "_can_lead_here", lambda _source, _mesh: False)
 
 
 @pytest.mark.usefixtures("leader")
@@ -165,7 +166,7 @@ def test_one_that_nobody_asks_for_happens_all_the_same(procs: ProcMesh) -> None:
 
 @pytest.mark.usefixtures("leader")
 def test_one_after_the_other_each_rank_sees_the_last(procs: ProcMesh) -> None:
-    """The answer comes before the last of them has been let through the gate: what they're asked next comes after that."""
+    """The answer comes before the last of them has been let through the barrier: what they're asked next comes after that."""
     for turn in range(50):
         RDMABuffer(torch.full((300_000,), turn, dtype=torch.int32)).broadcast_into(procs, "weights").get(60)
         assert list(procs.execute(_sum_of_weights).get(60).values()) == [turn * 300_000] * 2

@@ -20,8 +20,8 @@ from monarch_nb.rdma import doctor
 from monarch_nb.rdma.advice import CHANGE, NOTE, OK, Advice
 from monarch_nb.rdma.advice_mesh import advise
 from monarch_nb.rdma.doctor import Report
-from monarch_nb.rdma.examination import described, examine
 from monarch_nb.rdma.measuring import Measurement, pairs, representatives
+from monarch_nb.rdma.probe import described, probe_process
 
 SIZE_BYTES = 1 << 20
 
@@ -34,9 +34,9 @@ def mesh(request: pytest.FixtureRequest) -> Iterator[Mesh]:
 
 
 def _num_regions() -> int:
-    from monarch_nb.rdma.desk import desk
+    from monarch_nb.rdma.data_plane import data_plane
 
-    return len(desk().regions)
+    return len(data_plane().regions)
 
 
 # --- real ranks
@@ -56,7 +56,7 @@ def test_paths_are_measured_and_nothing_stays_registered(mesh: Mesh) -> None:
     assert copied.gb_per_s is not None
     assert not [m for m in report.measurements if m.path in ("local", "message")]
     assert ((1, 0, "shm") in found) == (len(set(report.hosts.values())) == 2)
-    if not report.examinations[0]["rdma"]["ports"]:
+    if not report.probes[0]["rdma"]["ports"]:
         assert found[0, 1, "verbs"].why_not == "there's no RDMA device on this machine"
     assert any(a.severity == OK and "read each other's memory" in a.what for a in report.advice)
     assert list(mesh.execute(_num_regions).get().values()) == [0, 0]
@@ -71,7 +71,7 @@ def test_all_paths(mesh: Mesh) -> None:
 
 def test_a_quick_look_says_whether_ranks_of_a_host_reach_each_other(mesh: Mesh) -> None:
     report = mesh.doctor(measures=False)
-    assert sorted(report.examinations) == [0, 1]
+    assert sorted(report.probes) == [0, 1]
     assert {m.path for m in report.measurements} <= {"shm"}
     assert bool(report.measurements) == (len(set(report.hosts.values())) == 1)
     assert all(m.latency_s is not None and m.gb_per_s is None for m in report.measurements)
@@ -80,7 +80,7 @@ def test_a_quick_look_says_whether_ranks_of_a_host_reach_each_other(mesh: Mesh) 
 
 def test_one_rank_is_looked_at(mesh: Mesh) -> None:
     report = mesh.doctor([1], size_bytes=SIZE_BYTES)
-    assert list(report.examinations) == [1]
+    assert list(report.probes) == [1]
     assert [(m.source, m.reader, m.path) for m in report.measurements] == [(1, 1, "memcpy")]
 
 
@@ -98,7 +98,7 @@ def test_a_size_that_tells_nothing(mesh: Mesh) -> None:
 
 def test_a_busy_rank_is_left_out(mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1 reads from a pipe until the doctor has been there."""
-    monkeypatch.setattr(doctor, "EXAMINE_S", 0.5)
+    monkeypatch.setattr(doctor, "PROBE_S", 0.5)
     pipe = str(tmp_path / "pipe")
     os.mkfifo(pipe)
     run = mesh.submit(f"open({pipe!r}).read()", "1")
@@ -107,7 +107,7 @@ def test_a_busy_rank_is_left_out(mesh: Mesh, tmp_path: Path, monkeypatch: pytest
             report = mesh.doctor(size_bytes=SIZE_BYTES)
     finally:
         run.wait()
-    assert list(report.examinations) == [0]
+    assert list(report.probes) == [0]
     assert report.silent[1].startswith("it's busy")
     assert "rank 1 was not looked at: it's busy" in report.text()
     assert {(m.source, m.reader) for m in report.measurements} == {(0, 0)}
@@ -137,13 +137,13 @@ def test_hosts_are_read_in_both_directions() -> None:
 
 
 def test_what_can_not_be_looked_at_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from monarch_nb.rdma import examination
+    from monarch_nb.rdma import probe
 
     def fail() -> None:
         raise OSError("no such thing")
 
-    monkeypatch.setitem(examination._LOOKS, "huge pages", fail)
-    found = examine()
+    monkeypatch.setitem(probe._PROBES, "huge pages", fail)
+    found = probe_process()
     assert found["failed"] == {"huge pages": "OSError: no such thing"}
     assert found["place"]["pid"] == os.getpid()
     assert described(found)["huge pages"] == "not known (OSError: no such thing)"
@@ -157,7 +157,7 @@ def test_looking_at_gpus_starts_no_cuda(monkeypatch: pytest.MonkeyPatch) -> None
         raise AssertionError("it was asked whether CUDA is available: that starts it")
 
     monkeypatch.setattr(torch.cuda, "is_available", fail)
-    found = examine()
+    found = probe_process()
     assert found["failed"] == {}
     assert found["gpus"]["is_in_use"] is False
 
@@ -339,9 +339,9 @@ def test_findings_that_are_missing_are_no_reason_to_fail() -> None:
 
 
 def report(**changes: Any) -> Report:
-    examinations = {0: healthy(), 1: healthy(**changes)}
+    probes = {0: healthy(), 1: healthy(**changes)}
     measured = [Measurement(0, 0, "memcpy", 12.3), Measurement(0, 1, "shm", 9.87, 1.23e-5), Measurement(0, 1, "verbs", why_not="<b>no</b>")]
-    return Report("dev", {0: 0, 1: 0}, examinations, tuple(measured), tuple(advise(examinations, measured)), {2: "it's <i>busy</i>"}, 64 << 20)
+    return Report("dev", {0: 0, 1: 0}, probes, tuple(measured), tuple(advise(probes, measured)), {2: "it's <i>busy</i>"}, 64 << 20)
 
 
 def test_text_folds_what_ranks_have_alike() -> None:
@@ -362,8 +362,8 @@ def test_text_folds_what_ranks_have_alike() -> None:
 
 
 def test_text_when_nothing_is_to_be_changed() -> None:
-    examinations = {0: healthy()}
-    text = Report("dev", {0: 0}, examinations, (), tuple(advise(examinations, [])), {}, 0).text()
+    probes = {0: healthy()}
+    text = Report("dev", {0: 0}, probes, (), tuple(advise(probes, [])), {}, 0).text()
     assert "\n\nnothing to change\nfine: rank 0: RDMA by mlx5_0:1" in text
     assert str(Report("dev", {0: 0}, {}, (), (), {0: "it has died"}, 0)) == (
         "mesh 'dev': no rank has answered\n\nnothing to change\nrank 0 was not looked at: it has died"

@@ -19,19 +19,19 @@ import numpy
 import psutil
 import pytest
 from middleman import Middleman
-from two_desks import TwoDesks
+from two_planes import TwoPlanes
 
 from monarch_nb.exceptions import BufferGone, MeshUsageError, PathFailed, RDMAError, TransferTimeout
-from monarch_nb.rdma.desk import Desk
+from monarch_nb.rdma.data_plane import DataPlane
 from monarch_nb.rdma.handle import Handle
 from monarch_nb.rdma.layout import Layout, Piece
 from monarch_nb.rdma.memory import memory_of
 from monarch_nb.rdma.path import Job
-from monarch_nb.rdma.paths import notice, tcp_address, tcp_checksum, tcp_door, tcp_wire
+from monarch_nb.rdma.paths import notice, tcp_address, tcp_checksum, tcp_listener, tcp_wire
 from monarch_nb.rdma.paths.tcp import TcpPath
 from monarch_nb.rdma.paths.tcp_dial import Unreachable, dial
 from monarch_nb.rdma.paths.tcp_exchange import chunks
-from monarch_nb.rdma.paths.tcp_handshake import Answering, Dialling, Stranger
+from monarch_nb.rdma.paths.tcp_handshake import Answering, Dialling, NotAuthenticated
 
 PATIENCE_S = 30.0
 SECRET = b"s" * 32
@@ -47,55 +47,55 @@ def data(seed: int, nbytes: int) -> Any:
 # --- what runs in the other process
 
 
-def give(desk: Desk, seed: int, nbytes: int, read_only: bool = False) -> Handle:
+def give(plane: DataPlane, seed: int, nbytes: int, read_only: bool = False) -> Handle:
     array = data(seed, nbytes)
     array.flags.writeable = not read_only
-    handle = desk.register(memory_of(array))
+    handle = plane.register(memory_of(array))
     kept[handle.key] = array
     return handle
 
 
-def give_array(desk: Desk, array: Any) -> Handle:
-    handle = desk.register(memory_of(array))
+def give_array(plane: DataPlane, array: Any) -> Handle:
+    handle = plane.register(memory_of(array))
     kept[handle.key] = array
     return handle
 
 
-def content(desk: Desk, handle: Handle) -> Any:
+def content(plane: DataPlane, handle: Handle) -> Any:
     return kept[handle.key]
 
 
-def digest(desk: Desk, handle: Handle) -> str:
+def digest(plane: DataPlane, handle: Handle) -> str:
     return hashlib.sha256(kept[handle.key]).hexdigest()
 
 
-def drop(desk: Desk, handle: Handle) -> bool:
+def drop(plane: DataPlane, handle: Handle) -> bool:
     """Return whether the memory was given back."""
     array = kept.pop(handle.key)
     watch = weakref.ref(array)
     del array
-    desk.drop(handle)
+    plane.drop(handle)
     gc.collect()
     return watch() is None
 
 
-def num_streams(desk: Desk) -> int:
-    path = desk.paths["tcp"]
+def num_streams(plane: DataPlane) -> int:
+    path = plane.paths["tcp"]
     assert isinstance(path, TcpPath)
     return path.server.num_streams
 
 
-def cut_all(desk: Desk) -> None:
-    path = desk.paths["tcp"]
+def cut_all(plane: DataPlane) -> None:
+    path = plane.paths["tcp"]
     assert isinstance(path, TcpPath)
     path.server.cut(list(path.server._serving))
 
 
-def be_impatient(desk: Desk) -> None:
-    tcp_door.GREETING_S = 0.2
+def be_impatient(plane: DataPlane) -> None:
+    tcp_listener.HANDSHAKE_S = 0.2
 
 
-def tcp_sockets(desk: Desk | None = None) -> int:
+def tcp_sockets(plane: DataPlane | None = None) -> int:
     return len(psutil.Process().net_connections("tcp"))
 
 
@@ -103,30 +103,30 @@ def tcp_sockets(desk: Desk | None = None) -> int:
 
 
 @pytest.fixture(scope="module")
-def two() -> Iterator[TwoDesks]:
-    with TwoDesks() as found:
+def two() -> Iterator[TwoPlanes]:
+    with TwoPlanes() as found:
         yield found
 
 
 @pytest.fixture
-def own() -> Iterator[TwoDesks]:
+def own() -> Iterator[TwoPlanes]:
     """Two processes of a test's own, which may break them."""
-    with TwoDesks() as found:
+    with TwoPlanes() as found:
         yield found
 
 
 @pytest.fixture
-def between(own: TwoDesks) -> Iterator[Middleman]:
+def between(own: TwoPlanes) -> Iterator[Middleman]:
     """A proxy through which all streams of `own` go."""
     made: list[Middleman] = []
 
     def divert(asked: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
         return {**answer, "addresses": [middleman.address]} if asked.get("op") == "open" else answer
 
-    path = own.desk.paths["tcp"]
+    path = own.plane.paths["tcp"]
     assert isinstance(path, TcpPath)
     probe = own.far(give, 0, 1)
-    where = own.desk.ask(probe, "tcp", {"op": "open", "process": 1, "network": tcp_address.this_network()})["addresses"]
+    where = own.plane.ask(probe, "tcp", {"op": "open", "process": 1, "network": tcp_address.this_network()})["addresses"]
     middleman = Middleman(where[0])
     made.append(middleman)
     own.link.on_ask = divert
@@ -134,11 +134,11 @@ def between(own: TwoDesks) -> Iterator[Middleman]:
     middleman.close()
 
 
-def move(two: TwoDesks, op: Any, handle: Handle, local: Any, timeout_s: float | None = PATIENCE_S) -> Job:
-    """Move bytes by tcp in this thread, without what the desk does before and after."""
+def move(two: TwoPlanes, op: Any, handle: Handle, local: Any, timeout_s: float | None = PATIENCE_S) -> Job:
+    """Move bytes by tcp in this thread, without what the data plane does before and after."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     job = Job(op, handle, memory_of(local), deadline)
-    two.desk.paths["tcp"].transfer(job)
+    two.plane.paths["tcp"].transfer(job)
     return job
 
 
@@ -158,7 +158,7 @@ def sizes(rng: random.Random) -> list[int]:
     return [*edges, 64 * MIB, *(int(2 ** rng.uniform(0, 25)) for _ in range(8))]
 
 
-def test_any_size_at_any_offset(two: TwoDesks) -> None:
+def test_any_size_at_any_offset(two: TwoPlanes) -> None:
     rng = random.Random(1)
     for seed, nbytes in enumerate(sizes(rng)):
         shift = rng.randrange(9)
@@ -173,7 +173,7 @@ def test_any_size_at_any_offset(two: TwoDesks) -> None:
         assert two.far(drop, handle)
 
 
-def test_writes_of_any_size(two: TwoDesks) -> None:
+def test_writes_of_any_size(two: TwoPlanes) -> None:
     rng = random.Random(2)
     for seed, nbytes in enumerate(sizes(rng)):
         shift = rng.randrange(9)
@@ -195,7 +195,7 @@ def random_index(rng: random.Random, shape: tuple[int, ...]) -> tuple[slice, ...
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_strewn_elements_of_any_dtype(two: TwoDesks, seed: int) -> None:
+def test_strewn_elements_of_any_dtype(two: TwoPlanes, seed: int) -> None:
     rng = random.Random(seed)
     dtype = rng.choice(("uint8", "float32", "float64", "complex128", "int16"))
     shape = tuple(rng.randrange(1, (300, 40, 12)[i]) for i in range(rng.randrange(1, 4)))
@@ -210,12 +210,12 @@ def test_strewn_elements_of_any_dtype(two: TwoDesks, seed: int) -> None:
     move(two, "write", handle.part(index), new)
     array[index] = new
     assert (two.far(content, handle) == array).all()
-    as_desk = numpy.zeros(wanted.shape, dtype)
-    two.desk.submit([Job("read", handle.part(index), memory_of(as_desk))], "tcp").get(PATIENCE_S)
-    assert (as_desk == new).all()
+    as_plane = numpy.zeros(wanted.shape, dtype)
+    two.plane.submit([Job("read", handle.part(index), memory_of(as_plane))], "tcp").get(PATIENCE_S)
+    assert (as_plane == new).all()
 
 
-def test_thousands_of_small_stretches_are_few_requests(two: TwoDesks) -> None:
+def test_thousands_of_small_stretches_are_few_requests(two: TwoPlanes) -> None:
     pieces = [Piece(2 * i * 24, i * 24, 24) for i in range(5000)]
     assert [len(c.there) for c in chunks(pieces, MIB)] == [1024] * 4 + [904]
     handle = two.far(give, 5, 5000 * 48)
@@ -225,7 +225,7 @@ def test_thousands_of_small_stretches_are_few_requests(two: TwoDesks) -> None:
     assert (into == data(5, 5000 * 48).reshape(5000, 48)[:, :24]).all()
 
 
-def test_many_at_once_on_disjoint_parts(two: TwoDesks) -> None:
+def test_many_at_once_on_disjoint_parts(two: TwoPlanes) -> None:
     part = 3 * MIB + 13
     handle = two.far(give, 3, 8 * part)
     expected = data(3, 8 * part)
@@ -249,7 +249,7 @@ def test_many_at_once_on_disjoint_parts(two: TwoDesks) -> None:
     assert two.far(digest, handle) == hashlib.sha256(expected).hexdigest()
 
 
-def test_streams_are_used_again(own: TwoDesks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_are_used_again(own: TwoPlanes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MONARCH_NB_RDMA_STREAMS", "3")
     handle = own.far(give, 1, 32 * MIB)
     into = numpy.zeros(32 * MIB, numpy.uint8)
@@ -263,8 +263,8 @@ def test_streams_are_used_again(own: TwoDesks, monkeypatch: pytest.MonkeyPatch) 
     assert (into == data(1, 32 * MIB)).all()
 
 
-def test_streams_that_nobody_uses_are_closed(own: TwoDesks, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = own.desk.paths["tcp"]
+def test_streams_that_nobody_uses_are_closed(own: TwoPlanes, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = own.plane.paths["tcp"]
     assert isinstance(path, TcpPath)
     handle = own.far(give, 1, 100)
     move(own, "read", handle, numpy.zeros(100, numpy.uint8))
@@ -279,8 +279,8 @@ def test_streams_that_nobody_uses_are_closed(own: TwoDesks, monkeypatch: pytest.
     move(own, "read", handle, numpy.zeros(100, numpy.uint8))
 
 
-def test_small_ones_are_quick_once_connected(own: TwoDesks) -> None:
-    path = own.desk.paths["tcp"]
+def test_small_ones_are_quick_once_connected(own: TwoPlanes) -> None:
+    path = own.plane.paths["tcp"]
     handle = own.far(give, 1, 4096)
     assert not path.is_quick(handle)
     into = numpy.zeros(4096, numpy.uint8)
@@ -292,7 +292,7 @@ def test_small_ones_are_quick_once_connected(own: TwoDesks) -> None:
 # --- gone
 
 
-def test_a_buffer_that_was_dropped(two: TwoDesks) -> None:
+def test_a_buffer_that_was_dropped(two: TwoPlanes) -> None:
     handle = two.far(give, 1, MIB)
     other = two.far(give, 2, MIB)
     into = numpy.zeros(MIB, numpy.uint8)
@@ -305,7 +305,7 @@ def test_a_buffer_that_was_dropped(two: TwoDesks) -> None:
     assert (into == data(2, MIB)).all()
 
 
-def test_a_drop_in_the_middle_of_a_read(own: TwoDesks, between: Middleman) -> None:
+def test_a_drop_in_the_middle_of_a_read(own: TwoPlanes, between: Middleman) -> None:
     handle = own.far(give, 1, 64 * MIB)
     between.down.hold_at = 5 * MIB
     into = numpy.zeros(64 * MIB, numpy.uint8)
@@ -317,7 +317,7 @@ def test_a_drop_in_the_middle_of_a_read(own: TwoDesks, between: Middleman) -> No
         read.result(PATIENCE_S)
 
 
-def test_a_drop_in_the_middle_of_a_write(own: TwoDesks, between: Middleman) -> None:
+def test_a_drop_in_the_middle_of_a_write(own: TwoPlanes, between: Middleman) -> None:
     handle = own.far(give, 1, 64 * MIB)
     between.up.hold_at = 5 * MIB
     write = in_thread(lambda: move(own, "write", handle, data(2, 64 * MIB)))
@@ -329,7 +329,7 @@ def test_a_drop_in_the_middle_of_a_write(own: TwoDesks, between: Middleman) -> N
 
 
 @pytest.mark.parametrize("op", ["read", "write"])
-def test_an_owner_that_is_killed_in_the_middle(own: TwoDesks, between: Middleman, op: str) -> None:
+def test_an_owner_that_is_killed_in_the_middle(own: TwoPlanes, between: Middleman, op: str) -> None:
     handle = own.far(give, 1, 64 * MIB)
     way = between.down if op == "read" else between.up
     way.hold_at = 5 * MIB
@@ -348,7 +348,7 @@ def test_an_owner_that_is_killed_in_the_middle(own: TwoDesks, between: Middleman
 
 @pytest.mark.parametrize("nbytes", [1000, 8 * MIB])
 @pytest.mark.parametrize("op", ["read", "write"])
-def test_a_changed_byte_is_noticed(own: TwoDesks, between: Middleman, op: str, nbytes: int) -> None:
+def test_a_changed_byte_is_noticed(own: TwoPlanes, between: Middleman, op: str, nbytes: int) -> None:
     handle = own.far(give, 1, nbytes)
     move(own, op, handle, data(1, nbytes))
     way = between.down if op == "read" else between.up
@@ -360,7 +360,7 @@ def test_a_changed_byte_is_noticed(own: TwoDesks, between: Middleman, op: str, n
 
 
 @pytest.mark.parametrize("at", range(0, 70, 3))
-def test_a_changed_byte_of_a_request_is_no_success(own_for_requests: tuple[TwoDesks, Middleman, Handle], at: int) -> None:
+def test_a_changed_byte_of_a_request_is_no_success(own_for_requests: tuple[TwoPlanes, Middleman, Handle], at: int) -> None:
     own, between, handle = own_for_requests
     new = data(at + 2, 100_000)
     between.up.flip_at = between.up.num_bytes + at
@@ -375,14 +375,14 @@ def test_a_changed_byte_of_a_request_is_no_success(own_for_requests: tuple[TwoDe
 
 
 @pytest.fixture
-def own_for_requests(own: TwoDesks, between: Middleman) -> tuple[TwoDesks, Middleman, Handle]:
+def own_for_requests(own: TwoPlanes, between: Middleman) -> tuple[TwoPlanes, Middleman, Handle]:
     handle = own.far(give, 1, 200_000)
     move(own, "read", handle, numpy.zeros(200_000, numpy.uint8))
     return own, between, handle
 
 
 @pytest.mark.parametrize("op", ["read", "write"])
-def test_a_cut_connection_is_made_anew(own: TwoDesks, between: Middleman, op: str) -> None:
+def test_a_cut_connection_is_made_anew(own: TwoPlanes, between: Middleman, op: str) -> None:
     handle = own.far(give, 1, 64 * MIB)
     way = between.down if op == "read" else between.up
     way.cut_at = 20 * MIB
@@ -395,7 +395,7 @@ def test_a_cut_connection_is_made_anew(own: TwoDesks, between: Middleman, op: st
     assert own.far(digest, handle) == hashlib.sha256(expected).hexdigest()
 
 
-def test_a_connection_that_breaks_twice_is_a_failure(own: TwoDesks, between: Middleman, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_that_breaks_twice_is_a_failure(own: TwoPlanes, between: Middleman, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MONARCH_NB_RDMA_STREAMS", "1")
     handle = own.far(give, 1, 16 * MIB)
     between.down.treat = lambda data: len(data) < 1000  # type: ignore[method-assign]
@@ -404,12 +404,12 @@ def test_a_connection_that_breaks_twice_is_a_failure(own: TwoDesks, between: Mid
 
 
 @pytest.mark.parametrize("give_up", ["timeout", "cancel"])
-def test_who_gave_up_has_the_memory_for_themselves(own: TwoDesks, between: Middleman, give_up: str) -> None:
+def test_who_gave_up_has_the_memory_for_themselves(own: TwoPlanes, between: Middleman, give_up: str) -> None:
     handle = own.far(give, 1, 32 * MIB)
     between.down.hold_at = 5 * MIB
     into = numpy.zeros(32 * MIB, numpy.uint8)
     job = Job("read", handle, memory_of(into), time.monotonic() + 1.0 if give_up == "timeout" else None)
-    read = in_thread(lambda: own.desk.paths["tcp"].transfer(job))
+    read = in_thread(lambda: own.plane.paths["tcp"].transfer(job))
     assert between.down.held.wait(PATIENCE_S)
     if give_up == "cancel":
         job.cancelled.set()
@@ -420,7 +420,7 @@ def test_who_gave_up_has_the_memory_for_themselves(own: TwoDesks, between: Middl
     assert (into == 7).all()
 
 
-def test_after_a_write_that_was_given_up_nothing_arrives(own: TwoDesks, between: Middleman) -> None:
+def test_after_a_write_that_was_given_up_nothing_arrives(own: TwoPlanes, between: Middleman) -> None:
     handle = own.far(give, 1, 32 * MIB)
     between.up.hold_at = 5 * MIB
     with pytest.raises(TransferTimeout):
@@ -435,7 +435,7 @@ def test_after_a_write_that_was_given_up_nothing_arrives(own: TwoDesks, between:
 # --- refused
 
 
-def test_what_the_owner_refuses(two: TwoDesks) -> None:
+def test_what_the_owner_refuses(two: TwoPlanes) -> None:
     handle = two.far(give, 1, 100_000, True)
     assert handle.read_only
     with pytest.raises(PathFailed, match="refuses the write: it's read-only"):
@@ -450,26 +450,26 @@ def test_what_the_owner_refuses(two: TwoDesks) -> None:
     assert (into == data(1, 100_000)).all()
 
 
-def test_a_key_that_never_was(two: TwoDesks) -> None:
+def test_a_key_that_never_was(two: TwoPlanes) -> None:
     handle = two.far(give, 1, 100)
     with pytest.raises(BufferGone):
         move(two, "read", replace(handle, key=handle.key ^ 2), numpy.zeros(100, numpy.uint8))
 
 
-def test_memory_of_this_process_is_none_of_its_business(two: TwoDesks) -> None:
-    handle = two.desk.register(memory_of(bytearray(10)))
-    assert two.desk.paths["tcp"].refusal(handle, memory_of(bytearray(10)))
-    two.desk.drop(handle)
+def test_memory_of_this_process_is_none_of_its_business(two: TwoPlanes) -> None:
+    handle = two.plane.register(memory_of(bytearray(10)))
+    assert two.plane.paths["tcp"].refusal(handle, memory_of(bytearray(10)))
+    two.plane.drop(handle)
 
 
-# --- strangers
+# --- peers that don't know the secret
 
 
-def where(two: TwoDesks) -> tuple[tuple[str, int], bytes]:
+def where(two: TwoPlanes) -> tuple[tuple[str, int], bytes]:
     """Return where the other process listens, and a secret for 7."""
     probe = two.far(give, 0, 1)
     fields = {"op": "open", "process": 7, "network": tcp_address.this_network()}
-    found = two.desk.ask(probe, "tcp", fields)
+    found = two.plane.ask(probe, "tcp", fields)
     return found["addresses"][0], found["secret"]
 
 
@@ -481,7 +481,7 @@ def heard(sock: socket.socket) -> bytes:
         return b""
 
 
-def test_a_stranger_gets_nothing(own: TwoDesks) -> None:
+def test_a_stranger_gets_nothing(own: TwoPlanes) -> None:
     own.far(be_impatient)
     address, _ = where(own)
     assert address[0] == "127.0.0.1"
@@ -493,20 +493,20 @@ def test_a_stranger_gets_nothing(own: TwoDesks) -> None:
         handshake = Dialling(7, b"guessed" * 4)
         clever.sendall(handshake.hello)
         nonce = clever.recv(32, socket.MSG_WAITALL)
-        clever.sendall(handshake.take(nonce))
+        clever.sendall(handshake.receive(nonce))
         assert heard(clever) == b""
 
 
-def test_a_crowd_of_strangers_keeps_nobody_out(own: TwoDesks) -> None:
+def test_a_crowd_of_strangers_keeps_nobody_out(own: TwoPlanes) -> None:
     address, secret = where(own)
-    crowd = [socket.create_connection(address, PATIENCE_S) for _ in range(tcp_door.MAX_STRANGERS * 2)]
+    crowd = [socket.create_connection(address, PATIENCE_S) for _ in range(tcp_listener.MAX_PENDING * 2)]
     dial([address], 7, secret, PATIENCE_S).sock.close()
     assert heard(crowd[0]) == b""  # the oldest went
     for sock in crowd:
         sock.close()
 
 
-def test_a_wrong_secret_is_refused(two: TwoDesks) -> None:
+def test_a_wrong_secret_is_refused(two: TwoPlanes) -> None:
     address, secret = where(two)
     for name, wrong in ((7, SECRET), (8, secret)):
         with pytest.raises(Unreachable):
@@ -534,20 +534,20 @@ def test_an_impostor_at_the_address_is_refused() -> None:
 
 def test_the_handshake_without_a_network() -> None:
     one, two = Dialling(7, SECRET), Answering(lambda name: SECRET)
-    assert one.take(two.take(one.take(two.take(one.hello)))) == b""
+    assert one.receive(two.receive(one.receive(two.receive(one.hello)))) == b""
     assert one.over
     assert two.over
     assert one.number == two.number
     one, two = Dialling(7, SECRET), Answering(lambda name: b"other" * 7)
-    proof = one.take(two.take(one.hello))
-    with pytest.raises(Stranger):
-        two.take(proof)
+    proof = one.receive(two.receive(one.hello))
+    with pytest.raises(NotAuthenticated):
+        two.receive(proof)
 
 
 # --- addresses
 
 
-def test_an_owner_that_cannot_be_reached_dials(own: TwoDesks) -> None:
+def test_an_owner_that_cannot_be_reached_dials(own: TwoPlanes) -> None:
     own.link.on_ask = lambda asked, answer: {**answer, "addresses": [closed_address()]} if asked["op"] == "open" else answer
     handle = own.far(give, 1, 8 * MIB)
     into = numpy.zeros(8 * MIB, numpy.uint8)
@@ -558,13 +558,13 @@ def test_an_owner_that_cannot_be_reached_dials(own: TwoDesks) -> None:
     assert (own.far(content, handle) == into[::-1]).all()
 
 
-def test_nobody_can_reach_anybody(own: TwoDesks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_can_reach_anybody(own: TwoPlanes, monkeypatch: pytest.MonkeyPatch) -> None:
     closed = closed_address()
     own.link.on_ask = lambda asked, answer: {**answer, "addresses": [closed]} if asked["op"] == "open" else answer
-    monkeypatch.setattr(own.desk.paths["tcp"].door, "open", lambda near: [closed_address()])  # type: ignore[attr-defined]
+    monkeypatch.setattr(own.plane.paths["tcp"].listener, "open", lambda near: [closed_address()])  # type: ignore[attr-defined]
     handle = own.far(give, 1, 100)
     with pytest.raises(RDMAError, match=f"127.0.0.1:{closed[1]} .*refused.*; nor from there to here: .*MONARCH_NB_RDMA_INTERFACE"):
-        own.desk.submit([Job("read", handle, memory_of(bytearray(100)))], "tcp").get(PATIENCE_S)
+        own.plane.submit([Job("read", handle, memory_of(bytearray(100)))], "tcp").get(PATIENCE_S)
 
 
 def closed_address() -> tuple[str, int]:
@@ -572,7 +572,7 @@ def closed_address() -> tuple[str, int]:
         return sock.getsockname()  # type: ignore[no-any-return]
 
 
-def test_the_best_address_that_answers_is_taken(two: TwoDesks) -> None:
+def test_the_best_address_that_answers_is_taken(two: TwoPlanes) -> None:
     address, secret = where(two)
     found = dial([closed_address(), address], 7, secret, PATIENCE_S)
     found.sock.close()
@@ -581,12 +581,12 @@ def test_the_best_address_that_answers_is_taken(two: TwoDesks) -> None:
         dial([], 7, secret, PATIENCE_S)
 
 
-def test_far_processes_are_told_other_addresses(two: TwoDesks) -> None:
+def test_far_processes_are_told_other_addresses(two: TwoPlanes) -> None:
     probe = two.far(give, 0, 1)
     others = [h for h, _ in tcp_address.local_addresses(near=False)]
     if not others:
         pytest.skip("this machine has no address but the loopback's")
-    found = two.desk.ask(probe, "tcp", {"op": "open", "process": 9, "network": "another machine"})
+    found = two.plane.ask(probe, "tcp", {"op": "open", "process": 9, "network": "another machine"})
     assert [host for host, _ in found["addresses"]] == others
     dial(found["addresses"], 9, found["secret"], PATIENCE_S).sock.close()
 
@@ -598,7 +598,7 @@ def test_addresses_are_restricted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tcp_address.local_addresses(near=False) == [("127.0.0.1", "127.0.0.1")]
     monkeypatch.setenv(tcp_address.INTERFACE_VARIABLE, "eth99")
     with pytest.raises(OSError, match="MONARCH_NB_RDMA_INTERFACE=eth99"):
-        tcp_door.Door().open(near=True)
+        tcp_listener.Listener().open(near=True)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "many", "65"])
@@ -646,7 +646,7 @@ def test_a_chunk_of_one_block_has_the_same_checksum_either_way(nbytes: int) -> N
 # --- the notice
 
 
-def test_the_cost_is_said_once(two: TwoDesks, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_cost_is_said_once(two: TwoPlanes, capsys: pytest.CaptureFixture[str]) -> None:
     verbs = SimpleNamespace(refusal=lambda handle, local: "no RDMA device (apt install rdma-core)")
     notices = notice.Notices(SimpleNamespace(paths={"verbs": verbs}))  # type: ignore[arg-type]
     near = two.far(give, 0, 100)
@@ -667,22 +667,22 @@ def test_the_cost_is_said_once(two: TwoDesks, capsys: pytest.CaptureFixture[str]
 def test_nothing_is_left_after_close() -> None:
     before = tcp_sockets()
     threads = set(threading.enumerate())
-    with TwoDesks() as own:
+    with TwoPlanes() as own:
         handle = own.far(give, 1, 32 * MIB)
         own.link.on_ask = lambda asked, answer: {**answer, "addresses": [closed_address()]} if asked["op"] == "open" else answer
         move(own, "read", handle, numpy.zeros(32 * MIB, numpy.uint8))
-        assert any(t.name == "monarch_nb-rdma-tcp-door" for t in threading.enumerate())
+        assert any(t.name == "monarch_nb-rdma-tcp-listener" for t in threading.enumerate())
         assert tcp_sockets() > before
     assert tcp_sockets() == before
     assert {t for t in threading.enumerate() if t.name.startswith("monarch_nb-rdma")} <= threads
 
 
-def test_closing_in_the_middle_ends_the_transfer(own: TwoDesks, between: Middleman) -> None:
+def test_closing_in_the_middle_ends_the_transfer(own: TwoPlanes, between: Middleman) -> None:
     handle = own.far(give, 1, 64 * MIB)
     between.down.hold_at = 5 * MIB
-    read = own.desk.submit([Job("read", handle, memory_of(numpy.zeros(64 * MIB, numpy.uint8)))], "tcp")
+    read = own.plane.submit([Job("read", handle, memory_of(numpy.zeros(64 * MIB, numpy.uint8)))], "tcp")
     assert between.down.held.wait(PATIENCE_S)
-    own.desk.close()
+    own.plane.close()
     with pytest.raises(RDMAError, match=r"has left its mesh"):
         read.get(PATIENCE_S)
 

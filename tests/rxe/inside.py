@@ -289,7 +289,7 @@ def _dropped_within(pair: Pair, op: Any) -> str:
             pair.far("drop", key=buffer._handle.key)
 
     job.on_progress = drop
-    error = fails(BufferGone, lambda: pair.desk.run(job, "verbs"), "is gone")
+    error = fails(BufferGone, lambda: pair.plane.run(job, "verbs"), "is gone")
     assert dropped
     works(pair)
     return f"{job.done_bytes} bytes, then: {error}"
@@ -356,11 +356,11 @@ def a_successor_takes_the_place(pair: Pair) -> str:
     """A rank that was started anew: what the old one had at the owner is closed."""
     works(pair)
     num = pair.far("num_halves")
-    old, pair.desk._owner = pair.desk.owner, replace(pair.desk.owner, process=12345)
+    old, pair.plane._owner = pair.plane.owner, replace(pair.plane.owner, process=12345)
     routes, pair.path.routes.idle = pair.path.routes.idle, {}
     works(pair)
     assert pair.far("num_halves") == 1
-    pair.desk._owner = old
+    pair.plane._owner = old
     for some in (*routes.values(), *pair.path.routes.idle.values()):
         for route in some:
             route.connection.close()
@@ -398,7 +398,7 @@ def time_out_within_a_transfer(pair: Pair) -> str:
             job.deadline = time.monotonic() - 1
 
     job.on_progress = hurry
-    error = fails(TransferTimeout, lambda: pair.desk.run(job, "verbs"), "not over in time")
+    error = fails(TransferTimeout, lambda: pair.plane.run(job, "verbs"), "not over in time")
     mine[:] = 0x77
     works(pair)  # what the NIC had begun before would be done by now
     assert (mine == 0x77).all(), "written after the error"
@@ -414,7 +414,7 @@ def time_out_of_a_silent_peer(pair: Pair) -> str:
     pair.far("disconnect")
     job = job_of(READ, buffer, mine, 1.0)
     start, used = time.monotonic(), time.thread_time()
-    error = fails(TransferTimeout, lambda: pair.desk.run(job, "verbs"))
+    error = fails(TransferTimeout, lambda: pair.plane.run(job, "verbs"))
     seconds, used = time.monotonic() - start, time.thread_time() - used
     polls = sum(r.connection.num_polls for r in routes) - polls
     sleeps = sum(r.connection.num_sleeps for r in routes) - sleeps
@@ -433,7 +433,7 @@ def cancelled(pair: Pair) -> str:
     buffer, mine = pair.far("make", data=bytes_of(20 * MIB)), numpy.zeros(20 * MIB, numpy.uint8)
     job = job_of(READ, buffer, mine)
     job.on_progress = lambda: job.cancelled.set() if job.done_bytes else None
-    error = fails(RDMAError, lambda: pair.desk.run(job, "verbs"), "cancelled")
+    error = fails(RDMAError, lambda: pair.plane.run(job, "verbs"), "cancelled")
     mine[:] = 0x11
     works(pair)
     assert (mine == 0x11).all()
@@ -462,7 +462,7 @@ def _killed_within(pair: Pair, op: Any) -> str:
             killed.append(time.monotonic())
 
     job.on_progress = kill
-    error = fails((BufferGone, PathFailed), lambda: pair.desk.run(job, "verbs"))
+    error = fails((BufferGone, PathFailed), lambda: pair.plane.run(job, "verbs"))
     seconds = time.monotonic() - killed[0]
     assert seconds < 30, seconds
     fails(BufferGone, lambda: read(buffer, mine), "ended")

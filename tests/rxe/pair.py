@@ -17,7 +17,7 @@ import numpy
 
 from monarch_nb.exceptions import RDMAError, TransferTimeout
 from monarch_nb.rdma import RDMABuffer, empty
-from monarch_nb.rdma.desk import Desk, use
+from monarch_nb.rdma.data_plane import DataPlane, use
 from monarch_nb.rdma.handle import Handle
 from monarch_nb.rdma.path import gone
 
@@ -151,8 +151,8 @@ class Far:
 class _Life:
     """What an owner does when the test tells it to."""
 
-    def __init__(self, desk: Desk) -> None:
-        self.desk = desk
+    def __init__(self, plane: DataPlane) -> None:
+        self.plane = plane
         self.kept: dict[int, tuple[Any, RDMABuffer]] = {}
 
     def __call__(self, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -188,13 +188,13 @@ class _Life:
         self.kept.pop(key)[1].drop()
 
     def forget_the_key_only(self, key: int) -> None:
-        self.desk.regions.table.clear(self.kept[key][1]._handle.slot)
+        self.plane.regions.table.clear(self.kept[key][1]._handle.slot)
 
     def disconnect(self) -> None:
-        self.desk.paths["verbs"].owner_side.disconnect_all()
+        self.plane.paths["verbs"].owner_side.disconnect_all()
 
     def be_deaf(self, deaf: bool) -> None:
-        side = self.desk.paths["verbs"].owner_side
+        side = self.plane.paths["verbs"].owner_side
         if not deaf:
             del side._connect
             return
@@ -207,10 +207,10 @@ class _Life:
         side._connect = connect
 
     def num_halves(self) -> int:
-        return sum(map(len, self.desk.paths["verbs"].owner_side._halves.values()))
+        return sum(map(len, self.plane.paths["verbs"].owner_side._queue_pairs.values()))
 
     def num_made(self, key: int) -> int:
-        region = self.desk.regions.find(key)
+        region = self.plane.regions.find(key)
         return len(region.made.get("verbs", {}))
 
     def modules(self) -> list[str]:
@@ -224,11 +224,11 @@ def _live(proc: int, end: socket.socket) -> None:
     code = 1
     try:
         wire = Wire(end)
-        desk = Desk(SocketLink(proc, f"owner {proc}", {HOME: wire}))
-        use(desk)
-        desk.services["test"] = _Life(desk)
+        plane = DataPlane(SocketLink(proc, f"owner {proc}", {HOME: wire}))
+        use(plane)
+        plane.services["test"] = _Life(plane)
         wire.thread.join()
-        desk.close()
+        plane.close()
         left = [t.name for t in threading.enumerate() if t.name.startswith("monarch_nb")]
         code = 3 if left else 0
     except BaseException:
@@ -250,13 +250,13 @@ class Pair:
         for proc in range(1, 2 + num_victims):
             all_.append(Far(proc, all_))
         self.far, *self.victims = all_
-        self.desk = Desk(SocketLink(HOME, "the test", {f.proc: f.wire for f in all_}))
-        use(self.desk)
+        self.plane = DataPlane(SocketLink(HOME, "the test", {f.proc: f.wire for f in all_}))
+        use(self.plane)
 
     @property
     def path(self) -> Any:
-        return self.desk.paths["verbs"]
+        return self.plane.paths["verbs"]
 
     def close(self) -> int:
-        self.desk.close()
+        self.plane.close()
         return self.far.end()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_nb.exceptions import MeshUsageError
-from monarch_nb.rdma.boxes import Box
+from monarch_nb.rdma.box import Box
 from monarch_nb.rdma.layout import Layout, pieces
 
 _SLICES = st.builds(slice, st.none() | st.integers(-6, 6), st.none() | st.integers(-6, 6), st.none() | st.integers(1, 3))

@@ -17,27 +17,27 @@ class Pigeon(Path):
         return "" if handle.nbytes < 100 else "too heavy for a pigeon"
 
     def transfer(self, job):
-        region = self.desk.region_of(job.handle)
+        region = self.plane.region_of(job.handle)
         for there, here, n in job.pieces():
             job.local.bytes_at(here, n)[:] = region.memory.bytes_at(there, n)
         job.moved(job.nbytes)
 
 
 class Broken(Pigeon):
-    def __init__(self, desk):
+    def __init__(self, plane):
         raise OSError("no feathers")
 '''
 
 PROGRAM = """
 import warnings
 from monarch_nb.rdma import RDMABuffer
-from monarch_nb.rdma.desk import Desk, use
+from monarch_nb.rdma.data_plane import DataPlane, use
 from monarch_nb.rdma.link import LoopLink
 
-use(desk := Desk(LoopLink()))
+use(plane := DataPlane(LoopLink()))
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    print(list(desk.paths))
+    print(list(plane.paths))
 print(caught[0].message)
 room = bytearray(5)
 print(RDMABuffer(b"hello").read_into(room, path="pigeon").get().path, room.decode())
@@ -45,7 +45,7 @@ try:
     RDMABuffer(bytes(200)).read_into(bytearray(200), path="pigeon").get()
 except Exception as error:
     print(type(error).__name__, str(error).split(": ", 1)[1])
-desk.close()
+plane.close()
 """
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from monarch_nb.exceptions import MeshUsageError, PathFailed, RankTimeout, RDMAError, TransferTimeout
-from monarch_nb.rdma import RDMAAction, RDMABuffer, desk
-from monarch_nb.rdma.desk import MAX_MOVES, Desk
+from monarch_nb.rdma import RDMAAction, RDMABuffer, data_plane
+from monarch_nb.rdma.data_plane import MAX_MOVES, DataPlane
 from monarch_nb.rdma.handle import Handle
 from monarch_nb.rdma.link import LoopLink
 from monarch_nb.rdma.local_future import LocalFuture
@@ -25,8 +25,8 @@ class Gate(Path):
 
     name = "gate"
 
-    def __init__(self, desk: Desk) -> None:
-        super().__init__(desk)
+    def __init__(self, data_plane: DataPlane) -> None:
+        super().__init__(data_plane)
         self.entered, self.open = threading.Event(), threading.Event()
 
     def refusal(self, handle: Handle, local: Memory) -> str:
@@ -56,17 +56,17 @@ class Broken(Gate):
 
 
 @pytest.fixture
-def plane(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+def plane(monkeypatch: pytest.MonkeyPatch) -> Iterator[DataPlane]:
     """A data plane without a mesh, whose first path is barred."""
-    found = Desk(LoopLink())
-    monkeypatch.setattr(desk, "_desk", found)
+    found = DataPlane(LoopLink())
+    monkeypatch.setattr(data_plane, "_data_plane", found)
     theirs = {p.name: p for p in (Barred(found), Gate(found), Broken(found))}
     found._paths = {"barred": theirs["barred"], **found.paths, **theirs}
     yield found
     found.close()
 
 
-def test_the_next_path_is_tried_and_the_receipt_says_why(plane: Desk) -> None:
+def test_the_next_path_is_tried_and_the_receipt_says_why(plane: DataPlane) -> None:
     room = bytearray(5)
     receipt = RDMABuffer(b"hello").read_into(room).get()
     assert (bytes(room), receipt.path, receipt.why_not) == (b"hello", "local", {"barred": "a tree lies across it"})
@@ -75,14 +75,14 @@ def test_the_next_path_is_tried_and_the_receipt_says_why(plane: Desk) -> None:
         RDMABuffer(b"hello").read_into(room, path="barred").get()
 
 
-def test_a_transfer_that_takes_too_long(plane: Desk) -> None:
+def test_a_transfer_that_takes_too_long(plane: DataPlane) -> None:
     transfer = RDMABuffer(bytes(BIG)).read_into(bytearray(BIG), timeout=0.05, path="gate")
     with pytest.raises(TransferTimeout, match="0 of 1,048,576 bytes were moved; give it a longer timeout="):
         transfer.get()
     assert transfer.done()
 
 
-def test_to_stop_waiting_is_not_the_end_of_it(plane: Desk) -> None:
+def test_to_stop_waiting_is_not_the_end_of_it(plane: DataPlane) -> None:
     gate = plane.paths["gate"]
     assert isinstance(gate, Gate)
     transfer = RDMABuffer(bytes(BIG)).read_into(bytearray(BIG), path="gate")
@@ -94,7 +94,7 @@ def test_to_stop_waiting_is_not_the_end_of_it(plane: Desk) -> None:
     assert transfer.then(lambda receipt: receipt.path).get() == "gate"
 
 
-def test_cancelled(plane: Desk) -> None:
+def test_cancelled(plane: DataPlane) -> None:
     gate = plane.paths["gate"]
     assert isinstance(gate, Gate)
     transfer = RDMABuffer(bytes(BIG)).read_into(bytearray(BIG), path="gate")
@@ -104,7 +104,7 @@ def test_cancelled(plane: Desk) -> None:
         transfer.get()
 
 
-def test_awaiting_one_that_is_cancelled_with_its_task(plane: Desk) -> None:
+def test_awaiting_one_that_is_cancelled_with_its_task(plane: DataPlane) -> None:
     async def main() -> None:
         gate = plane.paths["gate"]
         assert isinstance(gate, Gate)
@@ -125,7 +125,7 @@ def test_awaiting_one_that_is_cancelled_with_its_task(plane: Desk) -> None:
     asyncio.run(main())
 
 
-def test_one_failure_of_many_is_the_failure_of_all(plane: Desk) -> None:
+def test_one_failure_of_many_is_the_failure_of_all(plane: DataPlane) -> None:
     action = RDMAAction()
     for _ in range(3):
         action.read_remote(bytearray(BIG), RDMABuffer(bytes(BIG)))
@@ -134,7 +134,7 @@ def test_one_failure_of_many_is_the_failure_of_all(plane: Desk) -> None:
     assert action.submit().get().num_bytes == 3 * BIG
 
 
-def test_the_end_calls_off_what_is_on_its_way(plane: Desk) -> None:
+def test_the_end_calls_off_what_is_on_its_way(plane: DataPlane) -> None:
     gate = plane.paths["gate"]
     assert isinstance(gate, Gate)
     transfer = RDMABuffer(bytes(BIG)).read_into(bytearray(BIG), timeout=None, path="gate")
@@ -146,7 +146,7 @@ def test_the_end_calls_off_what_is_on_its_way(plane: Desk) -> None:
         plane.submit(transfer.jobs)
 
 
-def test_those_that_had_not_begun_end_too(plane: Desk) -> None:
+def test_those_that_had_not_begun_end_too(plane: DataPlane) -> None:
     gate = plane.paths["gate"]
     assert isinstance(gate, Gate)
     buffer = RDMABuffer(bytes(BIG))
@@ -156,7 +156,7 @@ def test_those_that_had_not_begun_end_too(plane: Desk) -> None:
     assert all(isinstance(transfer.exception(), RDMAError) for transfer in transfers)
 
 
-def test_nothing_asked_nothing_done(plane: Desk) -> None:
+def test_nothing_asked_nothing_done(plane: DataPlane) -> None:
     with pytest.raises(MeshUsageError, match="timeout=0: "):
         RDMABuffer(b"a").read_into(bytearray(1), timeout=0)
     assert RDMABuffer(b"").read_into(bytearray(0)).get().num_bytes == 0

@@ -12,7 +12,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from monarch_nb.rdma.desk import Desk
+    from monarch_nb.rdma.data_plane import DataPlane
     from monarch_nb.rdma.path import Path
 
 GROUP = "monarch_nb.rdma_paths"
@@ -32,13 +32,13 @@ OURS = (
 _forced: ContextVar[str | None] = ContextVar("monarch_nb_rdma_path", default=None)
 
 
-def load_paths(desk: Desk) -> dict[str, Path]:
+def load_paths(plane: DataPlane) -> dict[str, Path]:
     """Make all ways of this process."""
-    ours = {name: getattr(importlib.import_module(f"{__name__}.{name}"), cls)(desk) for name, cls in OURS}
+    ours = {name: getattr(importlib.import_module(f"{__name__}.{name}"), cls)(plane) for name, cls in OURS}
     theirs = {}
     for point in entry_points(group=GROUP):
         try:
-            theirs[point.name] = point.load()(desk)
+            theirs[point.name] = point.load()(plane)
         except Exception as error:  # somebody else's code: the mesh goes on without it
             warnings.warn(f"the RDMA path {point.name!r} ({point.value}) can't be used: {error}", stacklevel=2)
     near = {name: ours.pop(name) for name in ("local", "cuda_ipc", "shm")}

@@ -22,7 +22,7 @@ from monarch_nb.rdma.paths.shm import Peer, ShmPath
 from monarch_nb.rdma.regions import Region
 
 if TYPE_CHECKING:
-    from monarch_nb.rdma.desk import Desk
+    from monarch_nb.rdma.data_plane import DataPlane
 
 MAX_OPEN = 256
 
@@ -34,8 +34,8 @@ class CudaIpcPath(Path):
     reaches_gpus = True
     takes_strides = True
 
-    def __init__(self, desk: Desk) -> None:
-        super().__init__(desk)
+    def __init__(self, plane: DataPlane) -> None:
+        super().__init__(plane)
         self._open: dict[int, Any] = {}
         """Storages of others, by the key of the buffer."""
         self._streams: dict[int, Any] = {}
@@ -71,7 +71,7 @@ class CudaIpcPath(Path):
     def transfer(self, job: Job) -> None:
         import torch
 
-        near = self.desk.paths["shm"]
+        near = self.plane.paths["shm"]
         assert isinstance(near, ShmPath)
         peer = near.peer(job.handle)
         with peer.table.writing(job.handle.slot):
@@ -121,14 +121,14 @@ class CudaIpcPath(Path):
         with self._lock:
             found = self._open.get(handle.key)
         if found is None:
-            card = self.desk.ask(handle, self.name, {})
+            answer = self.plane.ask(handle, self.name, {})
             try:
-                storage = torch.UntypedStorage._new_shared_cuda(device, *card["storage"])
+                storage = torch.UntypedStorage._new_shared_cuda(device, *answer["storage"])
             except RuntimeError as error:
                 reason = f"memory of GPU {handle.gpu} can't be opened here: {str(error).splitlines()[0]}"
                 self._failed[handle.owner.process, handle.gpu] = reason
                 raise PathUnavailable(reason) from None
-            found = (storage, card["first"])
+            found = (storage, answer["first"])
             with self._lock:
                 while len(self._open) >= MAX_OPEN:
                     self._open.pop(next(iter(self._open)))

@@ -25,7 +25,7 @@ class LocalPath(Path):
         return True
 
     def transfer(self, job: Job) -> None:
-        region = self.desk.region_of(job.handle)
+        region = self.plane.region_of(job.handle)
         there = region.memory.at(job.handle.layout)
         source, target = (there, job.local) if job.op == READ else (job.local, there)
         if source.is_cpu and target.is_cpu:

@@ -40,7 +40,7 @@ class MessagePath(Path):
         fields: dict[str, Any] = {"parts": [(piece.there, piece.nbytes) for piece in batch]}
         if job.op != READ:
             fields["data"] = b"".join(job.local.bytes_at(piece.here, piece.nbytes) for piece in batch)
-        answer = self.desk.ask(job.handle, self.name, fields, job.remaining_s(ANSWER_S))
+        answer = self.plane.ask(job.handle, self.name, fields, job.remaining_s(ANSWER_S))
         if job.op == READ:
             data, at = memoryview(answer["data"]), 0
             for piece in batch:

@@ -11,7 +11,7 @@ from monarch_nb.rdma.paths import chosen
 from monarch_nb.units import size_text
 
 if TYPE_CHECKING:
-    from monarch_nb.rdma.desk import Desk
+    from monarch_nb.rdma.data_plane import DataPlane
 
 MUCH_BYTES = 64 << 20
 BETTER = "verbs"
@@ -20,8 +20,8 @@ BETTER = "verbs"
 class Notices:
     """Which hosts have been spoken of. Thread-safe."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, plane: DataPlane) -> None:
+        self._plane = plane
         self._moved: dict[str, int] = {}
         self._lock = threading.Lock()
 
@@ -42,6 +42,6 @@ class Notices:
         handle = job.handle
         where = f"{'from' if job.op == 'read' else 'to'} {handle.owner.label} on {handle.owner.host}"
         rate = job.nbytes / max(seconds, 1e-9) / 1e9
-        better = self._desk.paths.get(BETTER)
+        better = self._plane.paths.get(BETTER)
         why = better.refusal(handle, job.local) if better is not None else ""
         return f"rdma: {size_text(job.nbytes)} {where} went by tcp, {rate:.2g} GB/s; no RDMA: {why or 'it was tried and failed'}. More: %mesh doctor"

@@ -28,7 +28,7 @@ from monarch_nb.rdma.path import READ, WRITE, Job, Op, Path, PathUnavailable, go
 from monarch_nb.rdma.table import TableView
 
 if TYPE_CHECKING:
-    from monarch_nb.rdma.desk import Desk
+    from monarch_nb.rdma.data_plane import DataPlane
 
 CHUNK_BYTES = 16 << 20
 """So much at a time: between two, time-outs and cancellation are seen."""
@@ -128,8 +128,8 @@ class ShmPath(Path):
     name = "shm"
     fuses = True
 
-    def __init__(self, desk: Desk) -> None:
-        super().__init__(desk)
+    def __init__(self, plane: DataPlane) -> None:
+        super().__init__(plane)
         self._peers: dict[int, Peer] = {}
         self._maps: dict[int, tuple[mmap.mmap, Handle]] = {}
         self._seen: dict[int, None] = {}

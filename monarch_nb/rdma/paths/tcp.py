@@ -20,14 +20,14 @@ from monarch_nb.rdma.memory import Memory
 from monarch_nb.rdma.path import WRITE, Job, Path, PathUnavailable
 from monarch_nb.rdma.paths.notice import Notices
 from monarch_nb.rdma.paths.tcp_address import num_streams, this_network
-from monarch_nb.rdma.paths.tcp_door import Door
 from monarch_nb.rdma.paths.tcp_exchange import Exchange
+from monarch_nb.rdma.paths.tcp_listener import Listener
 from monarch_nb.rdma.paths.tcp_peer import Peer, answer_dial
 from monarch_nb.rdma.paths.tcp_server import NAME, Server
 from monarch_nb.rdma.paths.tcp_wire import SMALL_BYTES, Broken
 
 if TYPE_CHECKING:
-    from monarch_nb.rdma.desk import Desk
+    from monarch_nb.rdma.data_plane import DataPlane
     from monarch_nb.rdma.regions import Region
 
 MAX_HELPERS = 64
@@ -42,16 +42,16 @@ class TcpPath(Path):
 
     name = NAME
 
-    def __init__(self, desk: Desk) -> None:
-        super().__init__(desk)
-        self.door = Door()
-        self.server = Server(desk)
+    def __init__(self, plane: DataPlane) -> None:
+        super().__init__(plane)
+        self.listener = Listener()
+        self.server = Server(plane)
         self.closed = False
         self._peers: dict[int, Peer] = {}
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
         self._tidy_at = 0.0
-        self._notices = Notices(desk)
+        self._notices = Notices(plane)
 
     def refusal(self, handle: Handle, local: Memory) -> str:
         return "the buffer is this process' own" if handle.is_ours else ""
@@ -100,7 +100,7 @@ class TcpPath(Path):
     def _settle(self, exchange: Exchange, job: Job, timeout_s: float) -> None:
         """See to it that nothing of broken streams arrives any more, and whether the owner lives."""
         try:
-            self.desk.ask(job.handle, NAME, {"op": "cut", "streams": list(exchange.broken)}, timeout_s)
+            self.plane.ask(job.handle, NAME, {"op": "cut", "streams": list(exchange.broken)}, timeout_s)
         except TransferTimeout:
             job.check()
             raise PathFailed(f"the connection to {job.handle.owner} broke, and it doesn't answer") from None
@@ -136,7 +136,7 @@ class TcpPath(Path):
             return self._open(fields)
         if op == "dial":
             connection = answer_dial(fields["addresses"], fields["name"], fields["secret"])
-            self.server.take(connection)
+            self.server.on_connection(connection)
             return {"number": connection.number}
         if op == "cut":
             self.server.cut(fields["streams"])
@@ -144,8 +144,8 @@ class TcpPath(Path):
         raise RDMAError(f"tcp doesn't know {op!r}")
 
     def _open(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        addresses = self.door.open(fields["network"] == this_network())
-        return {"addresses": addresses, "secret": self.door.expect(fields["process"], self.server.take)}
+        addresses = self.listener.open(fields["network"] == this_network())
+        return {"addresses": addresses, "secret": self.listener.expect(fields["process"], self.server.on_connection)}
 
     def forget(self, region: Region) -> None:
         region.made[NAME].end()
@@ -154,7 +154,7 @@ class TcpPath(Path):
         with self._lock:
             self.closed = True
             peers = list(self._peers.values())
-        self.door.close()
+        self.listener.close()
         for peer in peers:
             peer.close()
         self.server.close()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from monarch_nb.rdma.paths.tcp_address import Address
-from monarch_nb.rdma.paths.tcp_handshake import Connection, Dialling, Guest
+from monarch_nb.rdma.paths.tcp_handshake import Connection, Dialling, PendingConnection
 
 BETTER_S = 0.05
 """When an address answers, better ones have so much longer."""
@@ -28,7 +28,7 @@ def dial(
 
     Args:
         addresses: the best first.
-        name, secret: see `Door.expect`.
+        name, secret: see `Listener.expect`.
         timeout_s: for all of them.
         is_off: whether nobody wants it any more.
 
@@ -63,7 +63,7 @@ class _Call:
             sock.close()
             self._why[address] = _reason(error)
             return
-        self._selector.register(sock, selectors.EVENT_WRITE, (address, Guest(sock, handshake)))
+        self._selector.register(sock, selectors.EVENT_WRITE, (address, PendingConnection(sock, handshake)))
 
     def run(self, deadline: float, is_off: Callable[[], bool]) -> Connection:
         while self._selector.get_map() and not self._is_decided() and not is_off():
@@ -71,8 +71,8 @@ class _Call:
             if left <= 0:
                 break
             for key, _ in self._selector.select(min(left, TICK_S)):
-                address, guest = key.data
-                self._proceed(address, guest)
+                address, pending = key.data
+                self._proceed(address, pending)
             if self._proven:
                 deadline = min(deadline, time.monotonic() + BETTER_S)
         for address in self._addresses:
@@ -86,32 +86,32 @@ class _Call:
         left = [a for a in self._addresses if a not in self._why]
         return bool(left) and left[0] in self._proven
 
-    def _proceed(self, address: Address, guest: Guest) -> None:
-        handshake = guest.handshake
+    def _proceed(self, address: Address, pending: PendingConnection) -> None:
+        handshake = pending.handshake
         assert isinstance(handshake, Dialling)
         try:
-            if self._selector.get_key(guest.sock).events == selectors.EVENT_WRITE:
-                problem = guest.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if self._selector.get_key(pending.sock).events == selectors.EVENT_WRITE:
+                problem = pending.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 if problem:
                     raise OSError(problem, os.strerror(problem))
-                guest.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                guest.since = time.monotonic()
-                guest.sock.send(handshake.hello)
-                self._selector.modify(guest.sock, selectors.EVENT_READ, (address, guest))
+                pending.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                pending.since = time.monotonic()
+                pending.sock.send(handshake.hello)
+                self._selector.modify(pending.sock, selectors.EVENT_READ, (address, pending))
                 return
-            if not guest.proceed():
+            if not pending.proceed():
                 return
         except BlockingIOError:
             return
         except OSError as error:
-            self._selector.unregister(guest.sock)
-            guest.sock.close()
+            self._selector.unregister(pending.sock)
+            pending.sock.close()
             self._why[address] = _reason(error)
             return
-        self._selector.unregister(guest.sock)
-        guest.sock.setblocking(True)
-        took = (time.monotonic() - guest.since) / 2  # two there and back
-        self._proven[address] = Connection(guest.sock, handshake.number, address, took)
+        self._selector.unregister(pending.sock)
+        pending.sock.setblocking(True)
+        took = (time.monotonic() - pending.since) / 2  # two there and back
+        self._proven[address] = Connection(pending.sock, handshake.number, address, took)
 
     def close(self) -> None:
         for key in list(self._selector.get_map().values()):

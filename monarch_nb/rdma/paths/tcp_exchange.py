@@ -113,7 +113,7 @@ class Exchange:
         """
         self._error, self._over = None, False
         self.broken = []
-        stream = self._peer.take(self._job)
+        stream = self._peer.take_stream(self._job)
         wanted = self._num_streams if self._job.nbytes >= PARALLEL_BYTES else 1
         helpers = [self._pool.submit(self._help) for _ in range(min(wanted, len(self._todo)) - 1)]
         try:

@@ -28,7 +28,7 @@ _HELLO = struct.Struct(f"<8sQ{NONCE_BYTES}s")
 _MAGIC = b"mnb-tcp1"
 
 
-class Stranger(Broken):
+class NotAuthenticated(Broken):
     """Who is at the other end doesn't know the secret."""
 
 
@@ -50,13 +50,13 @@ class Connection:
 
 
 class Handshake(Protocol):
-    """One side of it, without any socket: `take` is given `wanted` bytes and returns what to send."""
+    """One side of it, without any socket: `receive` is given `wanted` bytes and returns what to send."""
 
     wanted: int
     over: bool
     number: int
 
-    def take(self, data: bytes) -> bytes:
+    def receive(self, data: bytes) -> bytes:
         """Go on.
 
         Raises:
@@ -68,7 +68,7 @@ class Dialling:
     """The side that dials.
 
     >>> one, two = Dialling(7, b"s" * 32), Answering(lambda name: b"s" * 32)
-    >>> two.take(one.take(two.take(one.hello)))  == b"", one.over, two.over
+    >>> two.receive(one.receive(two.receive(one.hello)))  == b"", one.over, two.over
     (False, False, True)
     """
 
@@ -81,13 +81,13 @@ class Dialling:
         self.wanted = NONCE_BYTES
         self.over = False
 
-    def take(self, data: bytes) -> bytes:
+    def receive(self, data: bytes) -> bytes:
         """See `Handshake`."""
         if not self._theirs:
             self._theirs = data
             return _proof(self._secret, b"dials", self._nonce, self._theirs)
         if not hmac.compare_digest(data, _proof(self._secret, b"answers", self._nonce, self._theirs)):
-            raise Stranger("who answers doesn't know the secret")
+            raise NotAuthenticated("who answers doesn't know the secret")
         self.over = True
         return b""
 
@@ -103,18 +103,18 @@ class Answering:
         self.wanted = _HELLO.size
         self.over = False
 
-    def take(self, data: bytes) -> bytes:
+    def receive(self, data: bytes) -> bytes:
         """See `Handshake`."""
         if not self._theirs:
             magic, self.name, self._theirs = _HELLO.unpack(data)
             if magic != _MAGIC:
-                raise Stranger("this is another protocol")
+                raise NotAuthenticated("this is another protocol")
             self._secret = self._secret_of(self.name)
             self.number = _number(self._theirs)
             self.wanted = PROOF_BYTES
             return self._nonce
         if not hmac.compare_digest(data, _proof(self._secret, b"dials", self._theirs, self._nonce)):
-            raise Stranger("who dials doesn't know the secret")
+            raise NotAuthenticated("who dials doesn't know the secret")
         self.over = True
         return _proof(self._secret, b"answers", self._theirs, self._nonce)
 
@@ -127,7 +127,7 @@ def _proof(secret: bytes, role: bytes, dialler: bytes, listener: bytes) -> bytes
     return hmac.new(secret, _MAGIC + role + dialler + listener, hashlib.sha256).digest()
 
 
-class Guest:
+class PendingConnection:
     """A connection whose handshake is under way. The socket doesn't block."""
 
     def __init__(self, sock: socket.socket, handshake: Handshake) -> None:
@@ -148,5 +148,5 @@ class Guest:
         self._got += data
         if len(self._got) == self.handshake.wanted:
             data, self._got = self._got, b""
-            self.sock.send(self.handshake.take(data), socket.MSG_NOSIGNAL)  # some bytes: they fit
+            self.sock.send(self.handshake.receive(data), socket.MSG_NOSIGNAL)  # some bytes: they fit
         return self.handshake.over

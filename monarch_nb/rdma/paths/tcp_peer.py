@@ -84,7 +84,7 @@ class Peer:
         """Whether a stream is ready, and answers take microseconds."""
         return bool(self._idle) and self.round_trip_s < QUICK_S
 
-    def take(self, job: Job) -> Stream:
+    def take_stream(self, job: Job) -> Stream:
         """Return a stream that nobody uses.
 
         Raises:
@@ -166,10 +166,10 @@ class Peer:
         return self._be_dialled(job, tried)
 
     def _ask_where(self, job: Job) -> None:
-        desk = self._path.desk
-        fields = {"op": "open", "process": desk.owner.process, "network": this_network()}
-        found = desk.ask(job.handle, NAME, fields, job.remaining_s(ASK_S))
-        self._known = (found["addresses"], desk.owner.process, found["secret"])
+        plane = self._path.plane
+        fields = {"op": "open", "process": plane.owner.process, "network": this_network()}
+        found = plane.ask(job.handle, NAME, fields, job.remaining_s(ASK_S))
+        self._known = (found["addresses"], plane.owner.process, found["secret"])
 
     def _dial(self, job: Job) -> Connection:
         assert self._known is not None
@@ -186,13 +186,13 @@ class Peer:
 
     def _be_dialled(self, job: Job, tried: str) -> Connection:
         """The owner can't be reached: it may be able to reach us."""
-        desk, owner = self._path.desk, job.handle.owner
+        plane, owner = self._path.plane, job.handle.owner
         caller = _Caller()
         try:
-            addresses = self._path.door.open(owner.machine == desk.owner.machine)
-            secret = self._path.door.expect(owner.process, caller.take)
+            addresses = self._path.listener.open(owner.machine == plane.owner.machine)
+            secret = self._path.listener.expect(owner.process, caller.on_connection)
             fields = {"op": "dial", "addresses": addresses, "name": owner.process, "secret": secret}
-            number = desk.ask(job.handle, NAME, fields, job.remaining_s(ASK_S))["number"]
+            number = plane.ask(job.handle, NAME, fields, job.remaining_s(ASK_S))["number"]
             found = caller.wait_for(number, job.remaining_s(DIAL_S))
         except RDMAError as error:
             if type(error) is not RDMAError:  # it's gone, or time is up
@@ -215,8 +215,8 @@ class _Caller:
         self._changed = threading.Condition()
         self._over = False
 
-    def take(self, connection: Connection) -> None:
-        """One has come. Called by the door."""
+    def on_connection(self, connection: Connection) -> None:
+        """One has come. Called by the listener."""
         with self._changed:
             self._came[connection.number] = connection
             self._changed.notify_all()

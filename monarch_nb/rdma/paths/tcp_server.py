@@ -17,7 +17,7 @@ from monarch_nb.rdma.paths.tcp_handshake import Connection
 from monarch_nb.rdma.paths.tcp_reach import Reach
 
 if TYPE_CHECKING:
-    from monarch_nb.rdma.desk import Desk
+    from monarch_nb.rdma.data_plane import DataPlane
     from monarch_nb.rdma.memory import Memory
     from monarch_nb.rdma.regions import Region
 
@@ -69,13 +69,13 @@ class Uses:
 class Server:
     """All streams on which others ask this process."""
 
-    def __init__(self, desk: Desk) -> None:
-        self.desk = desk
+    def __init__(self, plane: DataPlane) -> None:
+        self.plane = plane
         self._serving: dict[int, Serving] = {}
         self._lock = threading.Lock()
         self._closed = False
 
-    def take(self, connection: Connection) -> None:
+    def on_connection(self, connection: Connection) -> None:
         """Serve a stream, in a thread of its own, until it ends."""
         serving = Serving(self, connection)
         with self._lock:
@@ -163,7 +163,7 @@ class Serving:
         """Check a request, and keep its region from being dropped until `Uses.done`."""
         if request.nbytes > wire.MAX_CHUNK_BYTES:
             raise wire.Broken("a chunk is too long")
-        region = self._server.desk.regions.find(request.key)
+        region = self._server.plane.regions.find(request.key)
         if region is None:
             raise Refused(wire.GONE)
         with region.lock:
@@ -177,7 +177,7 @@ class Serving:
         return region, uses
 
     def _holds(self, request: wire.Request) -> bool:
-        return self._server.desk.regions.table.holds(request.slot, request.key)
+        return self._server.plane.regions.table.holds(request.slot, request.key)
 
     def _status(self, request: wire.Request) -> int:
         return wire.OK if self._holds(request) else wire.GONE

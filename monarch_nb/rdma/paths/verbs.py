@@ -43,7 +43,7 @@ from monarch_nb.rdma.paths.verbs_report import unavailable_reason
 from monarch_nb.rdma.paths.verbs_routes import ASK_S, Route, Routes
 
 if TYPE_CHECKING:
-    from monarch_nb.rdma.desk import Desk
+    from monarch_nb.rdma.data_plane import DataPlane
     from monarch_nb.rdma.regions import Region
 
 SILENCE_S = 2.0
@@ -60,10 +60,10 @@ class VerbsPath(Path):
 
     name = "verbs"
 
-    def __init__(self, desk: Desk) -> None:
-        super().__init__(desk)
+    def __init__(self, plane: DataPlane) -> None:
+        super().__init__(plane)
         self.nics = Nics()
-        self.owner_side = OwnerSide(desk, self.nics)
+        self.owner_side = OwnerSide(plane, self.nics)
         self._memories: dict[str, LocalMemories] = {}
         self._targets: dict[tuple[int, str], Target] = {}
         self.routes = Routes(self._ask)
@@ -116,7 +116,7 @@ class VerbsPath(Path):
             raise PathUnavailable(unavailable_reason())
         nic = self.nics.get(port_for(job.local, ports))
         target = self._target(job, nic)
-        if not self._run(job, nic, target, self.routes.take(job, nic, target.port)):
+        if not self._run(job, nic, target, self.routes.take_route(job, nic, target.port)):
             # The owner has closed what lay idle, or its host was away for a while.
             self.routes.close_idle(job.handle.owner.process)
             self._run(job, nic, target, self.routes.connect(job, nic, target.port))
@@ -193,8 +193,8 @@ class VerbsPath(Path):
     # --- asking the owner
 
     def _ask(self, job: Job, timeout_s: float, **fields: Any) -> dict[str, Any]:
-        owner = self.desk.owner
-        found = self.desk.ask(job.handle, self.name, {**fields, "places": owner.addresses, "process": owner.process}, timeout_s)
+        owner = self.plane.owner
+        found = self.plane.ask(job.handle, self.name, {**fields, "places": owner.addresses, "process": owner.process}, timeout_s)
         if "refused" in found:
             raise PathUnavailable(f"{job.handle.owner} says: {found['refused']}")
         return found

@@ -20,7 +20,7 @@ from typing import Any
 
 from monarch_nb.rdma.paths.verbs_errors import SUCCESS, CompletionError
 from monarch_nb.rdma.paths.verbs_nic import Nic
-from monarch_nb.rdma.paths.verbs_queue import Card, Half
+from monarch_nb.rdma.paths.verbs_queue import QPInfo, QueuePair
 
 DEPTH = 256
 """So many requests may be posted at a time."""
@@ -86,7 +86,7 @@ class Work:
 
 
 class Connection:
-    """The half that asks: posts work requests and waits for them. Its owner is the one thread that took it.
+    """The end that asks: posts work requests and waits for them. Its owner is the one thread that took it.
 
     Attributes:
         num_posted, posted_bytes: what is under way.
@@ -101,7 +101,7 @@ class Connection:
         self._completions = nic.call(
             "making a completion queue", lambda: library.CQ(nic.context, self.depth + 1, None, self._channel.channel, 0)
         )
-        self._half = Half(nic, self._completions, self.depth, nic.max_parts)
+        self._queue_pair = QueuePair(nic, self._completions, self.depth, nic.max_parts)
         self._chains: deque[tuple[int, int]] = deque()
         self.num_posted = self.posted_bytes = 0
         self._last_posted = self._last_seen = 0
@@ -116,13 +116,13 @@ class Connection:
         self.scratch_lkey = registration.lkey
 
     @property
-    def card(self) -> Card:
-        """What the other half has to know."""
-        return self._half.card
+    def info(self) -> QPInfo:
+        """What the other end has to know."""
+        return self._queue_pair.info
 
-    def connect(self, other: Card) -> None:
-        """Connect to the owner's half."""
-        self._half.connect(other, serves=False)
+    def connect(self, other: QPInfo) -> None:
+        """Connect to the owner's queue pair."""
+        self._queue_pair.connect(other, serves=False)
 
     @property
     def line(self) -> int:
@@ -161,7 +161,7 @@ class Connection:
             self._chains.append((len(chain), nbytes))
             self.num_posted += len(chain)
             self.posted_bytes += nbytes
-            self.nic.call("posting a work request", lambda: self._half.pair.post_send(following))
+            self.nic.call("posting a work request", lambda: self._queue_pair.pair.post_send(following))
         except BaseException:
             self.is_good = False
             raise
@@ -227,9 +227,9 @@ class Connection:
         self._is_closed = True
         with suppress(*self.nic.library.errors):
             if self.num_posted:
-                self._half.stop()
+                self._queue_pair.stop()
                 self._drain()
-        for part in (self._half, self._completions, self._channel.channel, self._registration):
+        for part in (self._queue_pair, self._completions, self._channel.channel, self._registration):
             with suppress(*self.nic.library.errors):
                 part.close()
 

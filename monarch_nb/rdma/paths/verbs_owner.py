@@ -18,17 +18,17 @@ from monarch_nb.rdma.paths.verbs_errors import VerbsError
 from monarch_nb.rdma.paths.verbs_library import LibraryMissing
 from monarch_nb.rdma.paths.verbs_nic import Nic, Nics, Registration, port_named
 from monarch_nb.rdma.paths.verbs_port import Port, nearest
-from monarch_nb.rdma.paths.verbs_queue import Half
+from monarch_nb.rdma.paths.verbs_queue import QueuePair
 from monarch_nb.rdma.table import KEY_BYTES, NUM_SLOTS
 
 if TYPE_CHECKING:
-    from monarch_nb.rdma.desk import Desk
+    from monarch_nb.rdma.data_plane import DataPlane
     from monarch_nb.rdma.handle import Addresses
     from monarch_nb.rdma.memory import Memory
     from monarch_nb.rdma.regions import Region
 
 NAME = "verbs"
-MAX_HALVES = 1024
+MAX_QUEUE_PAIRS = 1024
 
 
 def port_for(memory: Memory, ports: list[Port], like: str = "") -> Port:
@@ -41,13 +41,13 @@ def port_for(memory: Memory, ports: list[Port], like: str = "") -> Port:
 class OwnerSide:
     """Answers other processes. Thread-safe."""
 
-    def __init__(self, desk: Desk, nics: Nics) -> None:
-        self._desk = desk
+    def __init__(self, plane: DataPlane, nics: Nics) -> None:
+        self._plane = plane
         self._nics = nics
         self._lock = threading.Lock()
         self._tables: dict[str, Registration] = {}
         self._completions: dict[str, Any] = {}
-        self._halves: dict[int, list[Half]] = {}
+        self._queue_pairs: dict[int, list[QueuePair]] = {}
         self._process_at: dict[tuple[str, int], int] = {}
 
     def answer(self, fields: Mapping[str, Any], region: Region) -> dict[str, Any]:
@@ -65,11 +65,11 @@ class OwnerSide:
         why = verbs_device.no_device_reason()
         ports = [p for p in usable_ports() if p.link_layer == fields["link_layer"]]
         if not ports:
-            raise VerbsError(why or f"no active {fields['link_layer']} port on {self._desk.owner.host}")
+            raise VerbsError(why or f"no active {fields['link_layer']} port on {self._plane.owner.host}")
         port = port_for(region.memory, ports, fields["port"])
         nic = self._nics.get(port)
         with region.lock:
-            if self._desk.regions.find(region.key) is not region:  # dropped meanwhile, and nobody will forget what we make now
+            if self._plane.regions.find(region.key) is not region:  # dropped meanwhile, and nobody will forget what we make now
                 raise gone(fields["handle"])
             made = region.made.setdefault(NAME, {})
             if port.name not in made:
@@ -82,20 +82,20 @@ class OwnerSide:
         with self._lock:
             self._clear(fields["places"], fields["process"], fields["given_up"])
             table = self._table(nic)
-            half = Half(nic, self._completion_queue(nic), 1, 1)
+            queue_pair = QueuePair(nic, self._completion_queue(nic), 1, 1)
             try:
-                half.connect(fields["card"], serves=True)
+                queue_pair.connect(fields["qp"], serves=True)
             except BaseException:
-                half.close()
+                queue_pair.close()
                 raise
-            self._halves.setdefault(fields["process"], []).append(half)
-        return {"card": half.card, "table": self._desk.regions.table.address, "rkey": table.rkey}
+            self._queue_pairs.setdefault(fields["process"], []).append(queue_pair)
+        return {"qp": queue_pair.info, "table": self._plane.regions.table.address, "rkey": table.rkey}
 
     def _table(self, nic: Nic) -> Registration:
         found = self._tables.get(nic.port.name)
         if found is None:
             access = nic.constants.IBV_ACCESS_REMOTE_READ
-            found = nic.register_range(self._desk.regions.table.address, NUM_SLOTS * KEY_BYTES, access)
+            found = nic.register_range(self._plane.regions.table.address, NUM_SLOTS * KEY_BYTES, access)
             self._tables[nic.port.name] = found
         return found
 
@@ -112,18 +112,18 @@ class OwnerSide:
         for place in places:
             before = self._process_at.get(place, process)
             if before != process:
-                self._close(self._halves.pop(before, []))
+                self._close(self._queue_pairs.pop(before, []))
             self._process_at[place] = process
-        ours = self._halves.get(process, [])
-        self._close([h for h in ours if h.card.number in given_up])
-        self._halves[process] = [h for h in ours if h.card.number not in given_up]
-        while sum(map(len, self._halves.values())) >= MAX_HALVES:
-            self._close(self._halves.pop(next(iter(self._halves))))
+        ours = self._queue_pairs.get(process, [])
+        self._close([q for q in ours if q.info.number in given_up])
+        self._queue_pairs[process] = [q for q in ours if q.info.number not in given_up]
+        while sum(map(len, self._queue_pairs.values())) >= MAX_QUEUE_PAIRS:
+            self._close(self._queue_pairs.pop(next(iter(self._queue_pairs))))
 
-    def _close(self, halves: list[Half]) -> None:
-        for half in halves:
-            with suppress(*half.nic.library.errors):
-                half.close()
+    def _close(self, queue_pairs: list[QueuePair]) -> None:
+        for queue_pair in queue_pairs:
+            with suppress(*queue_pair.nic.library.errors):
+                queue_pair.close()
 
     def forget(self, region: Region) -> None:
         """Take a region from all NICs: when this returns, none can reach it."""
@@ -133,6 +133,6 @@ class OwnerSide:
     def disconnect_all(self) -> None:
         """Close all queue pairs: whoever uses them gets an error, and connects anew."""
         with self._lock:
-            halves = [h for some in self._halves.values() for h in some]
-            self._halves.clear()
-            self._close(halves)
+            queue_pairs = [q for some in self._queue_pairs.values() for q in some]
+            self._queue_pairs.clear()
+            self._close(queue_pairs)

@@ -16,8 +16,8 @@ NUM_RETRIES = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
-    """What one half of a queue pair tells the other.
+class QPInfo:
+    """What a queue pair tells the one that it's connected to.
 
     Attributes:
         number, start: of the queue pair, of its first packet.
@@ -35,8 +35,8 @@ class Card:
     reads_answered: int
 
 
-class Half:
-    """One half of a reliable connection.
+class QueuePair:
+    """One end of a reliable connection.
 
     Raises:
         VerbsError: if the NIC has no more.
@@ -48,12 +48,12 @@ class Half:
         cap = library.QPCap(max_send_wr=num_requests, max_recv_wr=1, max_send_sge=num_parts, max_recv_sge=1, max_inline_data=0)
         kind = library.QPInitAttr(qp_type=constants.IBV_QPT_RC, scq=completions, rcq=completions, cap=cap, sq_sig_all=0)
         self.pair = nic.call("making a queue pair", lambda: library.QP(nic.domain, kind))
-        self.card = Card(
+        self.info = QPInfo(
             int(self.pair.qp_num), secrets.randbits(24), nic.gid.value, nic.lid, nic.mtu, nic.max_reads_asked, nic.max_reads_answered
         )
 
-    def connect(self, other: Card, *, serves: bool) -> None:
-        """Connect to the other half. Only the one that `serves` lets its memory be reached.
+    def connect(self, other: QPInfo, *, serves: bool) -> None:
+        """Connect to the other end. Only the one that `serves` lets its memory be reached.
 
         Raises:
             VerbsError: if there's no way to the other NIC's address.
@@ -69,15 +69,15 @@ class Half:
         attributes.qp_access_flags = c.IBV_ACCESS_REMOTE_READ | c.IBV_ACCESS_REMOTE_WRITE | c.IBV_ACCESS_LOCAL_WRITE if serves else 0
         self.pair.modify(attributes, c.IBV_QP_STATE | c.IBV_QP_PKEY_INDEX | c.IBV_QP_PORT | c.IBV_QP_ACCESS_FLAGS)
 
-    def _aim(self, other: Card) -> None:
+    def _aim(self, other: QPInfo) -> None:
         c, library = self.nic.constants, self.nic.library
         attributes = self._attributes(c.IBV_QPS_RTR)
         route = library.GlobalRoute(dgid=library.GID(_long_gid(other.gid)), sgid_index=self.nic.gid.index, hop_limit=64)
         attributes.ah_attr = library.AHAttr(port_num=self.nic.port.number, is_global=1, gr=route, dlid=other.lid)
-        attributes.path_mtu = min(self.card.mtu, other.mtu)
+        attributes.path_mtu = min(self.info.mtu, other.mtu)
         attributes.dest_qp_num = other.number
         attributes.rq_psn = other.start
-        attributes.max_dest_rd_atomic = min(self.card.reads_answered, other.reads_asked)
+        attributes.max_dest_rd_atomic = min(self.info.reads_answered, other.reads_asked)
         attributes.min_rnr_timer = 12
         self.pair.modify(
             attributes,
@@ -85,14 +85,14 @@ class Half:
             | c.IBV_QP_MIN_RNR_TIMER,
         )  # fmt: skip
 
-    def _start(self, other: Card) -> None:
+    def _start(self, other: QPInfo) -> None:
         c = self.nic.constants
         attributes = self._attributes(c.IBV_QPS_RTS)
         attributes.timeout = TIMEOUT_CODE
         attributes.retry_cnt = NUM_RETRIES
         attributes.rnr_retry = NUM_RETRIES
-        attributes.sq_psn = self.card.start
-        attributes.max_rd_atomic = min(self.card.reads_asked, other.reads_answered)
+        attributes.sq_psn = self.info.start
+        attributes.max_rd_atomic = min(self.info.reads_asked, other.reads_answered)
         self.pair.modify(
             attributes,
             c.IBV_QP_STATE | c.IBV_QP_TIMEOUT | c.IBV_QP_RETRY_CNT | c.IBV_QP_RNR_RETRY | c.IBV_QP_SQ_PSN | c.IBV_QP_MAX_QP_RD_ATOMIC,

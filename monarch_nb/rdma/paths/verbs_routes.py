@@ -1,6 +1,6 @@
 """Connections to other processes: each serves one transfer at a time, and is kept for the next.
 
-Those that failed are closed. The owner learns it with the next connection that it's asked for, and closes its half.
+Those that failed are closed. The owner learns it with the next connection that it's asked for, and closes its queue pair.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Route:
         self.process = process
         self.port = port
         self.number = number
-        """The owner's half, as its NIC counts."""
+        """The number of the owner's queue pair."""
         self.table = table
         self.was_used = False
 
@@ -47,7 +47,7 @@ class Routes:
         self._given_up: dict[int, list[int]] = {}
         self._lock = threading.Lock()
 
-    def take(self, job: Job, nic: Nic, port: str) -> Route:
+    def take_route(self, job: Job, nic: Nic, port: str) -> Route:
         """Return a connection between a NIC and the owner's port that nobody else uses."""
         with self._lock:
             idle = self.idle.get((job.handle.owner.process, nic.port.name, port))
@@ -66,14 +66,14 @@ class Routes:
             given_up = self._given_up.pop(process, [])
         connection = Connection(nic)
         try:
-            found = self._ask(job, job.remaining_s(ASK_S), op="connect", port=port, card=connection.card, given_up=given_up)
-            connection.connect(found["card"])
+            found = self._ask(job, job.remaining_s(ASK_S), op="connect", port=port, qp=connection.info, given_up=given_up)
+            connection.connect(found["qp"])
         except BaseException:
             connection.close()
             with self._lock:
                 self._given_up.setdefault(process, []).extend(given_up)
             raise
-        return Route(connection, process, port, found["card"].number, (found["table"], found["rkey"]))
+        return Route(connection, process, port, found["qp"].number, (found["table"], found["rkey"]))
 
     def give_back(self, route: Route) -> None:
         """Keep a connection for the next transfer."""

@@ -1,4 +1,4 @@
-"""Big arrays out of a value, and back in: the value travels in a message, the arrays as buffers."""
+"""Extract big arrays from a value, and restore them: the value travels in a message, the arrays as buffers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from monarch_nb.rdma.buffer import RDMABuffer
 from monarch_nb.rdma.segments import empty
 
 
-class Lifted:
-    """Stands where an array was taken out; its number in the list."""
+class Placeholder:
+    """Stands where an array was extracted; `index` is its number in the list."""
 
     __slots__ = ("index",)
 
@@ -20,25 +20,25 @@ class Lifted:
         self.index = index
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Lifted, (self.index,)
+        return Placeholder, (self.index,)
 
 
-def lift(value: Any) -> tuple[Any, list[Any]]:
+def extract(value: Any) -> tuple[Any, list[Any]]:
     """Return `value` with placeholders for the arrays of 1 MiB and more in its dicts, lists and tuples, and those arrays."""
     arrays: list[Any] = []
 
-    def take(leaf: Any) -> Any:
+    def extract_leaf(leaf: Any) -> Any:
         if not _is_big(leaf):
             return leaf
         arrays.append(leaf)
-        return Lifted(len(arrays) - 1)
+        return Placeholder(len(arrays) - 1)
 
-    return _map(value, take), arrays
+    return _map(value, extract_leaf), arrays
 
 
-def land(value: Any, arrays: list[Any]) -> Any:
-    """Put arrays back in."""
-    return _map(value, lambda leaf: arrays[leaf.index] if isinstance(leaf, Lifted) else leaf)
+def restore(value: Any, arrays: list[Any]) -> Any:
+    """Return `value` with the arrays in place of their placeholders."""
+    return _map(value, lambda leaf: arrays[leaf.index] if isinstance(leaf, Placeholder) else leaf)
 
 
 def _map(value: Any, function: Callable[[Any], Any]) -> Any:

@@ -26,15 +26,15 @@ GPU_DRIVER = Path("/proc/driver/nvidia/version")
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _CAP_IPC_LOCK, _CAP_SYS_PTRACE = 14, 19
 
-Examination = Mapping[str, Any]
-"""What `examine` returns."""
+ProbeResult = Mapping[str, Any]
+"""What `probe_process` returns."""
 
 
-def examine() -> dict[str, Any]:
+def probe_process() -> dict[str, Any]:
     """Return what there is here, by topic. What couldn't be looked at is under `failed`, with the reason."""
     found: dict[str, Any] = {}
     failed: dict[str, str] = {}
-    for topic, look in _LOOKS.items():
+    for topic, look in _PROBES.items():
         try:
             found[topic] = look()
         except Exception as error:  # one thing that's odd must not hide the others
@@ -136,7 +136,7 @@ def _interfaces() -> list[dict[str, Any]]:
     return found
 
 
-_LOOKS: dict[str, Callable[[], Any]] = {
+_PROBES: dict[str, Callable[[], Any]] = {
     "place": _place,
     "processors": lambda: len(os.sched_getaffinity(0)),
     "memory": _memory,
@@ -154,7 +154,7 @@ _LOOKS: dict[str, Callable[[], Any]] = {
 # --- in words
 
 
-def described(found: Examination) -> dict[str, str]:
+def described(found: ProbeResult) -> dict[str, str]:
     """Return what was found as lines for people, by what they're about."""
     lines: dict[str, str] = {}
     for topic, tell in _WORDS.items():

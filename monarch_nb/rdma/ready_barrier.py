@@ -1,6 +1,6 @@
-"""A gate that other processes of this machine wait at, in the kernel: no message has to reach each of them when it opens.
+"""A barrier that other processes of this machine wait at, in the kernel: no message has to reach each of them when it opens.
 
-It's a lock on a file without a name: whoever waits asks for it to be shared. If the one who holds it dies, the kernel opens the gate; that it was
+It's a lock on a file without a name: whoever waits asks for it to be shared. If the one who holds it dies, the kernel opens the barrier; that it was
 opened on purpose is written in the file, before. Who comes says so through a pipe.
 """
 
@@ -14,31 +14,31 @@ import time
 from contextlib import suppress
 from types import TracebackType
 
-Where = tuple[int, int, int, int]
+BarrierAddress = tuple[int, int, int, int]
 """Pid of who holds it; descriptor and inode of the file; descriptor of the pipe."""
 _OPENED = b"1"
-_HERE, _LEFT = b".", b"!"
+_ARRIVED, _LEFT = b".", b"!"
 
 
-class Gate:
+class ReadyBarrier:
     """The side that opens. Leaving the block, or `close`, opens it for good: whoever has not come by then finds it gone.
 
     Example:
-        >>> with Gate() as gate:
-        ...     gate.decide()
-        ...     gate.open()
-        ...     wait_at(gate.where)
+        >>> with ReadyBarrier() as barrier:
+        ...     barrier.mark_done()
+        ...     barrier.open()
+        ...     wait_at(barrier.where)
         True
     """
 
     def __init__(self) -> None:
-        self._fd = os.memfd_create("monarch_nb-gate", os.MFD_CLOEXEC)
-        self._arrivals, self._bell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._num_here, self._has_lost = 0, False
-        self.where: Where = (os.getpid(), self._fd, os.fstat(self._fd).st_ino, self._bell)
+        self._fd = os.memfd_create("monarch_nb-barrier", os.MFD_CLOEXEC)
+        self._arrivals, self._arrival_pipe = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._num_arrived, self._has_lost = 0, False
+        self.where: BarrierAddress = (os.getpid(), self._fd, os.fstat(self._fd).st_ino, self._arrival_pipe)
         _lock(self._fd, fcntl.F_WRLCK)
 
-    def wait_for(self, num: int, timeout_s: float) -> bool:
+    def wait_for_arrivals(self, num: int, timeout_s: float) -> bool:
         """Wait until so many have come; False if they haven't within `timeout_s`, or if one has left without going through."""
         until = time.monotonic() + timeout_s
         poll = select.poll()
@@ -52,12 +52,12 @@ class Gate:
 
     def _count(self) -> int:
         with suppress(BlockingIOError):
-            said = os.read(self._arrivals, 1 << 16)
-            self._num_here += said.count(_HERE)
-            self._has_lost = self._has_lost or _LEFT in said
-        return self._num_here
+            arrived = os.read(self._arrivals, 1 << 16)
+            self._num_arrived += arrived.count(_ARRIVED)
+            self._has_lost = self._has_lost or _LEFT in arrived
+        return self._num_arrived
 
-    def decide(self) -> None:
+    def mark_done(self) -> None:
         """What they wait for has been done: whatever happens now, all who go through know."""
         os.write(self._fd, _OPENED)
 
@@ -67,19 +67,19 @@ class Gate:
 
     def close(self) -> None:
         """Let all through who have come, and be gone."""
-        for fd in (self._fd, self._arrivals, self._bell):
+        for fd in (self._fd, self._arrivals, self._arrival_pipe):
             os.close(fd)
 
-    def __enter__(self) -> Gate:
+    def __enter__(self) -> ReadyBarrier:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
 
-def wait_at(where: Where) -> bool:
-    """Wait until a gate opens; say whether what was to be done has been done. May be interrupted."""
-    pid, fd, inode, bell = where
+def wait_at(where: BarrierAddress) -> bool:
+    """Wait until a barrier opens; say whether what was to be done has been done. May be interrupted."""
+    pid, fd, inode, arrival_pipe = where
     try:
         own = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -88,23 +88,23 @@ def wait_at(where: Where) -> bool:
         if os.fstat(own).st_ino != inode:
             return False
         try:
-            _say(_HERE, f"/proc/{pid}/fd/{bell}")
+            _notify(_ARRIVED, f"/proc/{pid}/fd/{arrival_pipe}")
             _lock(own, fcntl.F_RDLCK)
         except BaseException:
-            _say(_LEFT, f"/proc/{pid}/fd/{bell}")
+            _notify(_LEFT, f"/proc/{pid}/fd/{arrival_pipe}")
             raise
         return os.pread(own, 1, 0) == _OPENED
     finally:
         os.close(own)
 
 
-def _say(what: bytes, path: str) -> None:
+def _notify(what: bytes, path: str) -> None:
     with suppress(OSError):  # it's gone: the file tells more
-        bell = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        arrival_pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            os.write(bell, what)
+            os.write(arrival_pipe, what)
         finally:
-            os.close(bell)
+            os.close(arrival_pipe)
 
 
 def _lock(fd: int, kind: int) -> None:

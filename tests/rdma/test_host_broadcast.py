@@ -11,8 +11,8 @@ import torch
 from own_meshes import own_mesh
 
 from monarch_nb.mesh import Mesh
-from monarch_nb.rdma.desk import desk
-from monarch_nb.rdma.lifting import Lifted, land, lift
+from monarch_nb.rdma.data_plane import data_plane
+from monarch_nb.rdma.extract import Placeholder, extract, restore
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def _weights_of() -> tuple[int, bool]:
 
 def test_what_is_pushed_is_on_all_ranks(mesh: Mesh) -> None:
     model = {"layers": [torch.randn(1 << 19), numpy.arange(1 << 18)], "name": "m", "small": torch.ones(3)}
-    registered = len(desk().regions)
+    registered = len(data_plane().regions)
     mesh.push({"model": model, "lr": 0.1})
     total = model["layers"][0].view(torch.int32).sum().item()
     assert list(mesh.execute(_weights_of).get().values()) == [(total, True)] * 4
@@ -40,15 +40,15 @@ def test_what_is_pushed_is_on_all_ranks(mesh: Mesh) -> None:
         assert (value["layers"][1] == model["layers"][1]).all()
         assert torch.equal(value["small"], torch.ones(3))
     assert list(mesh.pull("lr").values()) == [0.1] * 4
-    assert len(desk().regions) == registered  # nothing is kept
+    assert len(data_plane().regions) == registered  # nothing is kept
     held = mesh.execute(_num_regions).get()
     assert list(held.values()) == [0] * 4
 
 
 def _num_regions() -> int:
-    from monarch_nb.rdma.desk import desk
+    from monarch_nb.rdma.data_plane import data_plane
 
-    return len(desk().regions)
+    return len(data_plane().regions)
 
 
 def test_ranks_share_the_memory_of_what_was_pushed_but_not_what_they_write(mesh: Mesh) -> None:
@@ -68,8 +68,8 @@ def test_some_ranks_only(mesh: Mesh) -> None:
 def test_lifting_takes_out_what_is_big() -> None:
     big, small = torch.zeros(1 << 18), torch.zeros(3)
     value: Any = {"a": [big, (small, big)], "b": 3}
-    light, arrays = lift(value)
+    light, arrays = extract(value)
     assert [a is big for a in arrays] == [True, True]
-    assert isinstance(light["a"][0], Lifted)
+    assert isinstance(light["a"][0], Placeholder)
     assert light["a"][1][0] is small
-    assert land(light, [1, 2]) == {"a": [1, (small, 2)], "b": 3}
+    assert restore(light, [1, 2]) == {"a": [1, (small, 2)], "b": 3}

@@ -1,4 +1,4 @@
-"""The door of a process: it listens, lazily, and turns away whoever doesn't know a secret (`tcp_handshake.py`)."""
+"""Listen for tcp connections, once somebody asks for one, and reject whoever doesn't know a secret (`tcp_handshake.py`)."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ import time
 from collections.abc import Callable
 
 from monarch_nb.rdma.paths.tcp_address import Address, local_addresses, no_address
-from monarch_nb.rdma.paths.tcp_handshake import SECRET_BYTES, Answering, Connection, Guest
+from monarch_nb.rdma.paths.tcp_handshake import SECRET_BYTES, Answering, Connection, PendingConnection
 
-GREETING_S = 3.0
-"""A stranger who says nothing is cut after so long."""
-MAX_STRANGERS = 64
+HANDSHAKE_S = 3.0
+"""A connection whose handshake takes longer is cut."""
+MAX_PENDING = 64
 """So many connections may be unproven; one more, and the oldest is cut."""
 MAX_SECRETS = 4096
 FULL_S = 0.05
 
-Taker = Callable[[Connection], None]
+OnConnection = Callable[[Connection], None]
 
 
-class Door:
-    """Listens, lazily, and lets those in who know a secret. One thread, however many come."""
+class Listener:
+    """Listens, lazily, and accepts those who know a secret. One thread, however many come."""
 
     def __init__(self) -> None:
-        self._expected: dict[int, tuple[bytes, Taker]] = {}
+        self._expected: dict[int, tuple[bytes, OnConnection]] = {}
         self._listening: dict[bool, list[Address]] = {}
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._wake = -1
         self._closed = False
         self._selector = selectors.DefaultSelector()
-        self._guests: dict[int, Guest] = {}
+        self._pending: dict[int, PendingConnection] = {}
 
-    def expect(self, name: int, take: Taker) -> bytes:
-        """Let in who proves to be `name`, by a secret that is returned; `take` gets each of its connections."""
+    def expect(self, name: int, on_connection: OnConnection) -> bytes:
+        """Accept who proves to be `name`, by a secret that is returned; `on_connection` gets each of its connections."""
         secret = secrets.token_bytes(SECRET_BYTES)
         with self._lock:
             self._expected.pop(name, None)
             while len(self._expected) >= MAX_SECRETS:
                 self._expected.pop(next(iter(self._expected)))
-            self._expected[name] = (secret, take)
+            self._expected[name] = (secret, on_connection)
         return secret
 
     def _secret_of(self, name: int) -> bytes:
@@ -98,21 +98,21 @@ class Door:
         if self._thread is None:
             self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self._selector.register(self._wake, selectors.EVENT_READ, "ends")
-            self._thread = threading.Thread(target=self._run, name="monarch_nb-rdma-tcp-door", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="monarch_nb-rdma-tcp-listener", daemon=True)
             self._thread.start()
 
     def _run(self) -> None:
         while not self._closed:
-            for key, _ in self._selector.select(GREETING_S / 2 if self._guests else None):
+            for key, _ in self._selector.select(HANDSHAKE_S / 2 if self._pending else None):
                 if key.data == "listens":
-                    self._let_in(key.fileobj)  # type: ignore[arg-type]
-                elif key.data == "guest" and key.fd in self._guests:  # it may have been cut just now, for another
-                    self._hear(self._guests[key.fd])
+                    self._accept(key.fileobj)  # type: ignore[arg-type]
+                elif key.data == "pending" and key.fd in self._pending:  # it may have been cut just now, for another
+                    self._proceed(self._pending[key.fd])
             now = time.monotonic()
-            for guest in [g for g in self._guests.values() if now - g.since > GREETING_S]:
-                self._turn_away(guest)
+            for pending in [p for p in self._pending.values() if now - p.since > HANDSHAKE_S]:
+                self._reject(pending)
 
-    def _let_in(self, listening: socket.socket) -> None:
+    def _accept(self, listening: socket.socket) -> None:
         try:
             sock, _ = listening.accept()
         except BlockingIOError:
@@ -120,39 +120,39 @@ class Door:
         except OSError:  # no descriptors are left: it stays readable
             time.sleep(FULL_S)
             return
-        if len(self._guests) >= MAX_STRANGERS:
-            self._turn_away(next(iter(self._guests.values())))
+        if len(self._pending) >= MAX_PENDING:
+            self._reject(next(iter(self._pending.values())))
         sock.setblocking(False)
-        self._guests[sock.fileno()] = Guest(sock, Answering(self._secret_of))
-        self._selector.register(sock, selectors.EVENT_READ, "guest")
+        self._pending[sock.fileno()] = PendingConnection(sock, Answering(self._secret_of))
+        self._selector.register(sock, selectors.EVENT_READ, "pending")
 
-    def _hear(self, guest: Guest) -> None:
+    def _proceed(self, pending: PendingConnection) -> None:
         try:
-            if not guest.proceed():
+            if not pending.proceed():
                 return
         except BlockingIOError:
             return
         except OSError:
-            self._turn_away(guest)
+            self._reject(pending)
             return
-        self._take_leave(guest)
-        handshake = guest.handshake
+        self._remove(pending)
+        handshake = pending.handshake
         assert isinstance(handshake, Answering)
-        guest.sock.setblocking(True)
+        pending.sock.setblocking(True)
         with self._lock:
             found = self._expected.get(handshake.name)
         if found is None or self._closed:
-            guest.sock.close()
+            pending.sock.close()
         else:
-            found[1](Connection(guest.sock, handshake.number))
+            found[1](Connection(pending.sock, handshake.number))
 
-    def _take_leave(self, guest: Guest) -> None:
-        self._selector.unregister(guest.sock)
-        del self._guests[guest.sock.fileno()]
+    def _remove(self, pending: PendingConnection) -> None:
+        self._selector.unregister(pending.sock)
+        del self._pending[pending.sock.fileno()]
 
-    def _turn_away(self, guest: Guest) -> None:
-        self._take_leave(guest)
-        guest.sock.close()
+    def _reject(self, pending: PendingConnection) -> None:
+        self._remove(pending)
+        pending.sock.close()
 
     def close(self) -> None:
         """Listen no more."""

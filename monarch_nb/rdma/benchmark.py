@@ -16,7 +16,7 @@ from typing import Any
 
 from monarch_nb.exceptions import DeviceMeshError, RankTimeout
 from monarch_nb.rdma.buffer import RDMABuffer
-from monarch_nb.rdma.desk import desk
+from monarch_nb.rdma.data_plane import data_plane
 from monarch_nb.rdma.memory import memory_of
 
 SMALL_BYTES = 4096
@@ -58,7 +58,7 @@ def let_go(token: str) -> None:
 
 
 def read_by_paths(buffer: RDMABuffer, only: Sequence[str], all_paths: bool, large: bool) -> list[dict[str, Any]]:
-    """Read a buffer by each path and return the figures.
+    """Read a buffer by each path and return what was measured.
 
     Args:
         only: names of the paths; none: all.
@@ -68,8 +68,8 @@ def read_by_paths(buffer: RDMABuffer, only: Sequence[str], all_paths: bool, larg
     room = _room_for(buffer)
     local = memory_of(room)
     return [
-        {"path": name, "reader_device": local.device, **_figures(buffer, room, name, large)}
-        for name, path in desk().paths.items()
+        {"path": name, "reader_device": local.device, **_benchmark(buffer, room, name, large)}
+        for name, path in data_plane().paths.items()
         if (name in only if only else all_paths or name not in ASIDE) and path.concerns(buffer._handle, local)
     ]
 
@@ -81,7 +81,7 @@ def _room_for(buffer: RDMABuffer) -> Any:
     return memoryview(mmap.mmap(-1, buffer.size(), flags=mmap.MAP_PRIVATE))
 
 
-def _figures(buffer: RDMABuffer, room: Any, path: str, large: bool) -> dict[str, Any]:
+def _benchmark(buffer: RDMABuffer, room: Any, path: str, large: bool) -> dict[str, Any]:
     small, small_room = buffer[:SMALL_BYTES], room[:SMALL_BYTES]
     try:
         refused = _refusal(buffer, room, path)
@@ -99,7 +99,7 @@ def _figures(buffer: RDMABuffer, room: Any, path: str, large: bool) -> dict[str,
 
 
 def _refusal(buffer: RDMABuffer, room: Any, path: str) -> str:
-    return desk().paths[path].refusal(buffer._handle, memory_of(room))
+    return data_plane().paths[path].refusal(buffer._handle, memory_of(room))
 
 
 def _best(act: Callable[[], object], num: int) -> float:

@@ -1,8 +1,8 @@
 """Two data planes without a mesh: one in this process, one in another, joined by a socket pair. For tests and benchmarks of paths.
 
-    with TwoDesks() as two:
-        handle = two.far(give, 1000)        # runs give(desk, 1000) over there
-        two.desk.submit([Job("read", handle, memory_of(mine))], "tcp").get()
+    with TwoPlanes() as two:
+        handle = two.far(give, 1000)        # runs give(plane, 1000) over there
+        two.plane.submit([Job("read", handle, memory_of(mine))], "tcp").get()
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import Any
 import cloudpickle
 
 from monarch_nb.exceptions import RDMAError, TransferTimeout
-from monarch_nb.rdma import desk as desks
-from monarch_nb.rdma.desk import Desk
+from monarch_nb.rdma import data_plane
+from monarch_nb.rdma.data_plane import DataPlane
 from monarch_nb.rdma.handle import Handle
 from monarch_nb.rdma.path import gone
 
@@ -42,20 +42,20 @@ class PairLink:
         self._refs = itertools.count()
         self._waiting: dict[int, Future[Any]] = {}
         self._lock = threading.Lock()
-        self._calls = ThreadPoolExecutor(16, "two-desks-call")
+        self._calls = ThreadPoolExecutor(16, "two-planes-call")
         self._answerer: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
         self._submit: Callable[[Callable[[], None]], None] | None = None
-        self.desk: Desk | None = None
+        self.plane: DataPlane | None = None
         self.ended = threading.Event()
         self.asked: list[dict[str, Any]] = []
         """All that this side has asked, for tests to look at."""
         self.on_ask: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]] | None = None
         """May change an answer before the path sees it: given what was asked, and the answer."""
-        self._reader = threading.Thread(target=self._read, name="two-desks-reader", daemon=True)
+        self._reader = threading.Thread(target=self._read, name="two-planes-reader", daemon=True)
 
-    def start(self, desk: Desk) -> None:
+    def start(self, plane: DataPlane) -> None:
         """Begin to read what the other process says."""
-        self.desk = desk
+        self.plane = plane
         self._reader.start()
 
     # --- Link
@@ -80,7 +80,7 @@ class PairLink:
     # --- calls
 
     def call(self, function: Callable[..., Any], *args: Any, timeout_s: float = PATIENCE_S) -> Any:
-        """Run `function(desk, *args)` in the other process."""
+        """Run `function(plane, *args)` in the other process."""
         return self.begin(function, *args).result(timeout_s)
 
     def begin(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
@@ -131,7 +131,7 @@ class PairLink:
             answerer = self._answerer
             self._submit(lambda: self._answer(ref, lambda: answerer(what)))
         elif kind == "call":
-            self._calls.submit(self._answer, ref, lambda: _called(what, self.desk))
+            self._calls.submit(self._answer, ref, lambda: _called(what, self.plane))
         else:
             future = self._waiting.pop(ref, None)
             if future is not None:
@@ -154,12 +154,12 @@ class PairLink:
         self._calls.shutdown(cancel_futures=True)
 
 
-def _called(what: bytes, desk: Desk | None) -> Any:
+def _called(what: bytes, plane: DataPlane | None) -> Any:
     function, args = pickle.loads(what)
-    return function(desk, *args)
+    return function(plane, *args)
 
 
-class TwoDesks:
+class TwoPlanes:
     """This process' data plane, and that of a second process, which ends with it.
 
     Args:
@@ -176,12 +176,12 @@ class TwoDesks:
         )
         theirs.close()
         self.link = PairLink(ours, 0, "here")
-        self.desk = Desk(self.link)
-        self.link.start(self.desk)
+        self.plane = DataPlane(self.link)
+        self.link.start(self.plane)
         self.pid = self._process.pid
 
     def far(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Run `function(desk, *args)` over there, and return what it returns."""
+        """Run `function(plane, *args)` over there, and return what it returns."""
         return self.link.call(function, *args)
 
     def begin(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
@@ -195,7 +195,7 @@ class TwoDesks:
 
     def close(self) -> None:
         """End both."""
-        self.desk.close()
+        self.plane.close()
         self.link.close()
         try:
             self._process.wait(PATIENCE_S)
@@ -203,7 +203,7 @@ class TwoDesks:
             self._process.kill()
             self._process.wait()
 
-    def __enter__(self) -> TwoDesks:
+    def __enter__(self) -> TwoPlanes:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -212,11 +212,11 @@ class TwoDesks:
 
 def _main() -> None:
     link = PairLink(socket.socket(fileno=int(sys.argv[1])), 1, "there")
-    desk = Desk(link)
-    desks.use(desk)
-    link.start(desk)
+    plane = DataPlane(link)
+    data_plane.use(plane)
+    link.start(plane)
     link.ended.wait()
-    desk.close()
+    plane.close()
     link.close()
 
 

@@ -45,7 +45,7 @@ _PR_SET_PTRACER = 0x59616D61
 _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 
 
-class Desk:
+class DataPlane:
     """The data plane of this process. All methods may be called from any thread."""
 
     def __init__(self, link: Link) -> None:
@@ -113,7 +113,7 @@ class Desk:
         return fill(self, fields)
 
     def _lead_asked(self, fields: Mapping[str, Any]) -> Answer:
-        from monarch_nb.rdma.leading import lead_asked
+        from monarch_nb.rdma.leader import lead_asked
 
         return lead_asked(fields)
 
@@ -277,16 +277,16 @@ def _let_peers_read_us() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
 
 
-# --- this process' desk
+# --- this process' data plane
 
-_desk: Desk | None = None
+_data_plane: DataPlane | None = None
 _lock = threading.RLock()
 
 
-def desk() -> Desk:
+def data_plane() -> DataPlane:
     """Return this process' data plane; a client without a mesh connects first."""
-    global _desk
-    found = _desk
+    global _data_plane
+    found = _data_plane
     if found is not None and not found.closed and _num_joined == _num_meshes():
         return found
     with _lock:
@@ -301,15 +301,15 @@ def _num_meshes() -> int:
     return 1 + len(here.guest_offices) if here.rank is not None else sessions.num_open()
 
 
-def _joined() -> Desk:
-    """Make this process' desk if there's none, and join the meshes that it isn't in yet."""
-    global _desk, _num_joined
-    if _desk is not None and not _desk.closed and not isinstance(_desk.link, MeshLink):
-        return _desk
+def _joined() -> DataPlane:
+    """Make this process' data plane if there's none, and join the meshes that it isn't in yet."""
+    global _data_plane, _num_joined
+    if _data_plane is not None and not _data_plane.closed and not isinstance(_data_plane.link, MeshLink):
+        return _data_plane
     offices = [here.office(), *(here.guest_offices if here.rank is not None else sessions.open_offices())]
-    if _desk is None or _desk.closed:
-        _desk = Desk(_link_of(offices))
-    plane, link = _desk, _desk.link
+    if _data_plane is None or _data_plane.closed:
+        _data_plane = DataPlane(_link_of(offices))
+    plane, link = _data_plane, _data_plane.link
     assert isinstance(link, MeshLink)
     for office in offices:
         if not link.knows(office):
@@ -330,7 +330,7 @@ def _link_of(offices: Sequence[Office]) -> MeshLink:
 class _Leaving:
     """An office closes: with the last one the data plane ends."""
 
-    def __init__(self, plane: Desk, link: MeshLink, office: Office) -> None:
+    def __init__(self, plane: DataPlane, link: MeshLink, office: Office) -> None:
         self.plane, self._link, self._office = plane, link, office
 
     def __call__(self) -> None:
@@ -338,7 +338,7 @@ class _Leaving:
             self.plane.close()
 
 
-def use(new: Desk) -> None:
+def use(new: DataPlane) -> None:
     """Make `new` this process' data plane: for one without a mesh."""
-    global _desk
-    _desk = new
+    global _data_plane
+    _data_plane = new

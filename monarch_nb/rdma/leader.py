@@ -1,6 +1,6 @@
-"""A buffer as a variable of a mesh's cells: who brings it to them, and how they get it together.
+"""Make a buffer a variable of a mesh's cells: one process, the leader, brings it to all ranks of its machine.
 
-On one machine whoever asks does it all, or the first rank if that is elsewhere; on several, each has its room filled first (`spreading`).
+On one machine whoever asks does it all, or the first rank if that is elsewhere; on several, each has its room filled first (`host_broadcast`).
 """
 
 from __future__ import annotations
@@ -19,14 +19,21 @@ from monarch_nb._wire import address
 from monarch_nb.exceptions import RankTimeout, RDMAError, TransferTimeout
 from monarch_nb.rdma.broadcast import BroadcastReceipt
 from monarch_nb.rdma.buffer import RDMABuffer, deadline_of
-from monarch_nb.rdma.desk import LEAD, LEFT, desk
-from monarch_nb.rdma.gate import Gate, Where, wait_at
+from monarch_nb.rdma.data_plane import LEAD, LEFT, data_plane
+from monarch_nb.rdma.host_broadcast import (
+    ArrayLocation,
+    allocate_room,
+    bind,
+    broadcast_to_hosts,
+    can_map,
+    release,
+)
 from monarch_nb.rdma.link import Answer, ask_later
 from monarch_nb.rdma.local_future import LocalFuture
 from monarch_nb.rdma.memory import memory_of
 from monarch_nb.rdma.path import READ, Job
 from monarch_nb.rdma.paths import chosen
-from monarch_nb.rdma.spreading import Place, bind, can_map, place, release, take_room
+from monarch_nb.rdma.ready_barrier import BarrierAddress, ReadyBarrier, wait_at
 
 if TYPE_CHECKING:
     from monarch_nb.actor.future import Future
@@ -34,14 +41,14 @@ if TYPE_CHECKING:
 
 _LOOK_UP_S = 0.5
 _TOGETHER_S = 0.005
-"""How long one waits for ranks to be at the gate; who comes later is waited for until it has the variable."""
+"""How long one waits for ranks to be at the barrier; who comes later is waited for until it has the variable."""
 
 
-def begin(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None) -> Future[BroadcastReceipt]:
+def begin_broadcast(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None) -> Future[BroadcastReceipt]:
     """Make a buffer a variable of a mesh's cells. A cell that asks for it on one of the mesh's ranks has it there, too, when it's over."""
     own = _own_position(mesh)
     if own is None:
-        return _begin(source, mesh, name, timeout)
+        return _begin_on_hosts(source, mesh, name, timeout)
 
     def keep(receipt: BroadcastReceipt) -> BroadcastReceipt:
         here.rank.worker.namespace[name] = source.read(timeout)
@@ -50,7 +57,7 @@ def begin(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None) 
     others = [position for position in range(len(mesh._procs)) if position != own]
     if not others:
         return LocalFuture.of(lambda: keep(BroadcastReceipt(source.size(), 0, (), 0, 0.0)))
-    return _begin(source, mesh._at(others), name, timeout).then(keep)
+    return _begin_on_hosts(source, mesh._at(others), name, timeout).then(keep)
 
 
 def _own_position(mesh: ProcMesh) -> int | None:
@@ -60,21 +67,21 @@ def _own_position(mesh: ProcMesh) -> int | None:
     return mesh._procs.index(mesh._office.me)
 
 
-def _begin(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None) -> Future[BroadcastReceipt]:
+def _begin_on_hosts(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None) -> Future[BroadcastReceipt]:
     if len({address.host_of(proc) for proc in mesh._procs}) > 1 or can_map(source, mesh._procs[0]):
         return LocalFuture.of(lambda: _place_and_bind(source, mesh, name, timeout))
-    if _leads_itself(source, mesh):
+    if _can_lead_here(source, mesh):
         return _lead_here(source, mesh, name, timeout)
     return _ask_to_lead(source, mesh, name, timeout)
 
 
-def _leads_itself(source: RDMABuffer, mesh: ProcMesh) -> bool:
+def _can_lead_here(source: RDMABuffer, mesh: ProcMesh) -> bool:
     """Whether this process is on the mesh's machine and reads the buffer with nobody's help."""
     handle = source._handle
     if mesh._office.host != address.host_of(mesh._procs[0]) or handle.device != "cpu":
         return False
     try:
-        return next(desk().ways(handle, memory_of(bytearray(1)), chosen(), {})).is_quick(handle)
+        return next(data_plane().ways(handle, memory_of(bytearray(1)), chosen(), {})).is_quick(handle)
     except RDMAError:
         return False
 
@@ -85,23 +92,23 @@ def _lead_here(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | N
 
     def run() -> None:
         try:
-            receipt, gate = context.run(lead, source, mesh, name, timeout)
+            receipt, barrier = context.run(lead, source, mesh, name, timeout)
         except BaseException as error:
             future.finish(None, error)
             return
         future.finish(receipt)
-        gate.close()
+        barrier.close()
 
-    if not desk().in_background(run):
+    if not data_plane().in_background(run):
         future.finish(None, RDMAError(LEFT))
     return future
 
 
 def _place_and_bind(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None) -> BroadcastReceipt:
     start, deadline = time.perf_counter(), deadline_of(timeout)
-    places, rooms, receipt = place(source, mesh, timeout)
+    locations, rooms, receipt = broadcast_to_hosts(source, mesh, timeout)
     try:
-        _await(mesh.execute(bind, name, places), mesh, timeout, deadline, f"{name!r} is set later, if the buffer is still there then")
+        _await(mesh.execute(bind, name, locations), mesh, timeout, deadline, f"{name!r} is set later, if the buffer is still there then")
     finally:
         release(rooms)
     return replace(receipt, num_receivers=len(mesh._procs), seconds=time.perf_counter() - start)
@@ -124,35 +131,35 @@ def _ask_to_lead(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float |
 
 def lead_asked(fields: Mapping[str, Any]) -> Answer:
     """On the first rank of a machine, for somebody on another: lead."""
-    receipt, gate = lead(fields["source"], fields["mesh"], fields["name"], fields["timeout"])
-    return Answer({"receipt": receipt}, gate.close)
+    receipt, barrier = lead(fields["source"], fields["mesh"], fields["name"], fields["timeout"])
+    return Answer({"receipt": receipt}, barrier.close)
 
 
-def lead(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None) -> tuple[BroadcastReceipt, Gate]:
-    """Bring a buffer to all ranks of this machine; the gate is to be closed when whoever waits has been told.
+def lead(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None) -> tuple[BroadcastReceipt, ReadyBarrier]:
+    """Bring a buffer to all ranks of this machine; the barrier is to be closed when whoever waits has been notified.
 
-    They're asked first, get ready meanwhile and wait at a gate: once so many bytes have been copied, nothing of theirs is in a processor's cache, and every
-    step costs. When all are there it's over before the gate opens: what a rank does next, it does with the variable, for it has no other way.
+    They're asked first, get ready meanwhile and wait at a barrier: once so many bytes have been copied, nothing of theirs is in a processor's cache, and every
+    step costs. When all are there it's over before the barrier opens: what a rank does next, it does with the variable, for it has no other way.
     """
     start, deadline = time.perf_counter(), deadline_of(timeout)
-    found, room = take_room(mesh._office, source, mesh._procs)
-    gate = Gate()
+    found, room = allocate_room(mesh._office, source, mesh._procs)
+    barrier = ReadyBarrier()
     try:
-        bound = mesh._work(b"bind", (name, *found.fields(), gate.where), "broadcast_into")
-        receipt = desk().run(Job(READ, source._handle, memory_of(room), deadline))
-        gate.decide()
-        if bound.done() or not gate.wait_for(len(mesh._procs), _TOGETHER_S):  # some are busy with a cell, or have failed
-            gate.open()
+        bound = mesh._work(b"bind", (name, *found.fields(), barrier.where), "broadcast_into")
+        receipt = data_plane().run(Job(READ, source._handle, memory_of(room), deadline))
+        barrier.mark_done()
+        if bound.done() or not barrier.wait_for_arrivals(len(mesh._procs), _TOGETHER_S):  # some are busy with a cell, or have failed
+            barrier.open()
             _await(bound, mesh, timeout, deadline, f"{name!r} is as it was")
     except BaseException:
-        gate.close()
+        barrier.close()
         raise
-    return BroadcastReceipt(source.size(), len(mesh._procs), (receipt,), 1, time.perf_counter() - start), gate
+    return BroadcastReceipt(source.size(), len(mesh._procs), (receipt,), 1, time.perf_counter() - start), barrier
 
 
 def _await(bound: Future[Any], mesh: ProcMesh, timeout: float | None, deadline: float | None, otherwise: str) -> None:
     """Wait for ranks that are busy, but not longer than this process is in its mesh; `otherwise`: how it is on those that are too late."""
-    plane = desk()
+    plane = data_plane()
     while not plane.closed:
         left_s = _LOOK_UP_S if deadline is None else deadline - time.monotonic()
         with suppress(RankTimeout):
@@ -170,9 +177,9 @@ def _await(bound: Future[Any], mesh: ProcMesh, timeout: float | None, deadline: 
 # --- on a rank
 
 
-def bind_when_filled(name: str, place: Place, gate: Where) -> None:
+def bind_when_filled(name: str, location: ArrayLocation, barrier: BarrierAddress) -> None:
     """On a rank: map what is being filled, and make it a variable once it is."""
-    found = place.open()
-    if not wait_at(gate):
+    found = location.open()
+    if not wait_at(barrier):
         raise RDMAError(f"who filled {name!r} for this machine has failed; the variable is as it was")
     here.rank.worker.namespace[name] = found

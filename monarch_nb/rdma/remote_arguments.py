@@ -1,4 +1,4 @@
-"""Big arguments and results for other machines: the message says where the bytes are, and whoever opens it fetches them by the best path.
+"""Send big arguments and results to other machines: the message says where the bytes are, and whoever opens it fetches them by the best path.
 
 Without this they'd go through both host processes, encrypted. The sender keeps a copy, as of every message, until all
 receivers have fetched it or have ended.
@@ -17,13 +17,13 @@ from monarch_nb._wire.codec import Encoded
 from monarch_nb._wire.segment import copy_bytes
 from monarch_nb.exceptions import RDMAError
 from monarch_nb.rdma.buffer import RDMABuffer
-from monarch_nb.rdma.desk import Desk, desk
+from monarch_nb.rdma.data_plane import DataPlane, data_plane
 from monarch_nb.rdma.paths import only_encrypted
 from monarch_nb.rdma.segments import allocate
 
 MIN_BYTES = 4 << 20
 """Smaller bodies travel in the message: a fetch has a round trip of its own."""
-RETURN = "returned"
+FETCHED = "fetched"
 """What an owner is told when a receiver has fetched."""
 
 
@@ -31,16 +31,16 @@ Receiver = tuple[str, int]
 """A mesh, and a proc id in it."""
 
 
-class Loans:
-    """What this process has lent, and who hasn't fetched it yet. Thread-safe."""
+class RemoteArguments:
+    """What this process offers to others, and who hasn't fetched it yet. Thread-safe."""
 
-    def __init__(self, plane: Desk) -> None:
+    def __init__(self, plane: DataPlane) -> None:
         self.plane = plane
         self._lock = threading.Lock()
         self._left: dict[int, tuple[RDMABuffer, set[Receiver]]] = {}
         """By key: the buffer, and who has still to fetch it."""
         self._watched: set[str] = set()
-        plane.services[RETURN] = self.returned
+        plane.services[FETCHED] = self.fetched
 
     def add(self, office: Office, buffer: RDMABuffer, receivers: Sequence[int]) -> None:
         """Keep a buffer until all receivers have it, or have ended."""
@@ -53,7 +53,7 @@ class Loans:
         if office.ends:
             self._settle(buffer._handle.key, {(mesh, proc) for proc in receivers if proc in office.ends})
 
-    def returned(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+    def fetched(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """A receiver has fetched."""
         self._settle(fields["handle"].key, set(fields["by"]))
         return {}
@@ -81,21 +81,21 @@ class Loans:
         return len(self._left)
 
 
-_loans: Loans | None = None
+_remote_arguments: RemoteArguments | None = None
 _lock = threading.Lock()
 
 
-def loans() -> Loans:
-    """Return what this process has lent."""
-    global _loans
-    plane = desk()
+def remote_arguments() -> RemoteArguments:
+    """Return what this process offers to others."""
+    global _remote_arguments
+    plane = data_plane()
     with _lock:
-        if _loans is None or _loans.plane is not plane:
-            _loans = Loans(plane)
-        return _loans
+        if _remote_arguments is None or _remote_arguments.plane is not plane:
+            _remote_arguments = RemoteArguments(plane)
+        return _remote_arguments
 
 
-class Lent:
+class RemoteBody:
     """Stands for a value in a message: decoding it fetches the buffers, and gives the value."""
 
     def __init__(self, payload: bytes, buffer: RDMABuffer, sizes: Sequence[int]) -> None:
@@ -105,7 +105,7 @@ class Lent:
         return fetch, self._contents
 
 
-def lend(office: Office, body: Encoded, receivers: Sequence[int]) -> Encoded:
+def offer(office: Office, body: Encoded, receivers: Sequence[int]) -> Encoded:
     """Return a small body for `body`, whose buffers the receivers fetch; `body` itself if it's small."""
     sizes = [b.nbytes for b in body.buffers]
     if sum(sizes) < MIN_BYTES or only_encrypted():
@@ -116,18 +116,18 @@ def lend(office: Office, body: Encoded, receivers: Sequence[int]) -> Encoded:
         copy_bytes(at, view)
         at += view.nbytes
     buffer = RDMABuffer(memoryview(segment))
-    loans().add(office, buffer, receivers)
-    return codec.encode(Lent(body.payload, buffer, sizes))
+    remote_arguments().add(office, buffer, receivers)
+    return codec.encode(RemoteBody(body.payload, buffer, sizes))
 
 
 def fetch(payload: bytes, buffer: RDMABuffer, sizes: Sequence[int]) -> Any:
-    """Fetch what was lent, and decode it. Runs where the message is opened."""
-    plane = desk()
+    """Fetch the buffers of a body, and decode it. Runs where the message is opened."""
+    plane = data_plane()
     room = memoryview(allocate(sum(sizes)))
     try:
         buffer.read_into(room, timeout=None).get()
     finally:
-        plane.in_background(lambda: _give_back(plane, buffer))
+        plane.in_background(lambda: _notify_fetched(plane, buffer))
     views, at = [], 0
     for size in sizes:
         views.append(room[at : at + size])
@@ -135,6 +135,6 @@ def fetch(payload: bytes, buffer: RDMABuffer, sizes: Sequence[int]) -> Any:
     return codec.decode(payload, views)
 
 
-def _give_back(plane: Desk, buffer: RDMABuffer) -> None:
+def _notify_fetched(plane: DataPlane, buffer: RDMABuffer) -> None:
     with suppress(RDMAError, OfficeClosed):  # the owner has ended, or we are about to
-        plane.ask(buffer._handle, RETURN, {"by": plane.owner.addresses})
+        plane.ask(buffer._handle, FETCHED, {"by": plane.owner.addresses})
