@@ -15,7 +15,7 @@ from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.magics.arguments import Namespace
 from monarch_nb.magics.profile import request_of, show_profile
 from monarch_nb.magics.state import State
-from monarch_nb.why.automatic import Patience
+from monarch_nb.why.automatic import StallDetector
 
 if TYPE_CHECKING:
     from monarch_nb.mesh import CellResult, Mesh
@@ -59,14 +59,14 @@ def show_cell(
 ) -> None:
     """Run a cell, show it while it runs, and raise what it raises."""
     view = CellView(ranks, len(mesh), more_hint="%mesh logs", group=group)
-    patience = Patience(mesh, view)
-    with Interrupts(mesh._office.reader) as interrupts, LiveDisplay(view, on_tick=patience.tick):
+    stall_detector = StallDetector(mesh, view)
+    with Interrupts(mesh._office.reader) as interrupts, LiveDisplay(view, on_tick=stall_detector.tick):
         view.started()
         run = mesh.submit(
             source, ranks, watcher=ViewWatcher(view), number=number, timeout=timeout, rerun_of=rerun_of, profile=profile
         )
         view.describe_rest(run.goes_on)
-        patience.watch(run)
+        stall_detector.watch(run)
         interrupts.pass_to(run.interrupt)
         result = run.wait(interrupts=interrupts)
     if profile is not None:
@@ -91,12 +91,12 @@ def start_cell(
         MeshUsageError: if the home refuses it.
     """
     view = CellView(ranks, len(mesh), more_hint="%mesh logs", group=group)
-    patience = Patience(mesh, view)
-    display = LiveDisplay(view, on_tick=patience.tick)
+    stall_detector = StallDetector(mesh, view)
+    display = LiveDisplay(view, on_tick=stall_detector.tick)
     view.started()
     run = mesh.submit(source, ranks, watcher=ViewWatcher(view, show_errors=True), number=number, timeout=timeout)
     view.describe_rest(run.goes_on)
-    patience.watch(run)
+    stall_detector.watch(run)
     n = run.wait_for_number(BEGIN_S)
     view.retitle(f"#{n} runs in the background; %mesh result {n} waits for it")
 

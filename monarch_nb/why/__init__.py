@@ -2,17 +2,17 @@
 
 look       two looks at all ranks, a moment apart: `explain`
 facts      what they have shown, as dataclasses
-verdicts   what is wrong: one function for each way in which a program can hang
+diagnoses   what is wrong: one function for each way in which a program can hang
 calls      actors that wait for each other
-report     HangReport: the table and the verdicts, as text and HTML
+report     HangReport: the table and the diagnoses, as text and HTML
 automatic  a cell that makes no progress is explained without being asked
 settings   after how long
 
 The facts come from frames and from what process groups count themselves; nothing is recorded while a program runs, so it costs nothing when nobody asks.
 """
 
+from monarch_nb.why.diagnoses import Diagnosis
 from monarch_nb.why.look import explain
 from monarch_nb.why.report import HangReport, RankRow
-from monarch_nb.why.verdicts import Verdict
 
-__all__ = ["HangReport", "RankRow", "Verdict", "explain"]
+__all__ = ["Diagnosis", "HangReport", "RankRow", "explain"]

@@ -1,7 +1,7 @@
-"""A cell that makes no progress is explained without being asked: once, and again only if the answer changes.
+"""Explain a cell that makes no progress, without being asked: once, and again only if the answer changes.
 
 The thread that draws displays asks ten times a second whether it's time (`tick`: two comparisons); the looking is done by a thread of its own, so that neither the cell nor its
-display waits. Whatever goes wrong there is nobody's business but ours: the cell knows nothing of it.
+display waits. Whatever goes wrong there, the cell knows nothing of it.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from monarch_nb.why.diagnoses import Diagnosis
 from monarch_nb.why.settings import why_after_s
-from monarch_nb.why.verdicts import Verdict
 
 if TYPE_CHECKING:
     from monarch_nb.display import CellView
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from monarch_nb.why.report import HangReport
 
 
-class Patience:
-    """How long a cell may stand still. Progress is what changes its view: output, a rank that ends.
+class StallDetector:
+    """Notices that a cell has stood still for too long. Progress is what changes its view: output, a rank that ends.
 
     Args:
-        view: shows the cell; the verdict is put below its output.
+        view: shows the cell; the diagnosis is put below its output.
     """
 
     def __init__(self, mesh: Mesh, view: CellView) -> None:
@@ -33,7 +33,7 @@ class Patience:
         self._seen = -1
         self._since = time.monotonic()
         self._is_looking = False
-        self._said: tuple[object, ...] | None = None
+        self._noted: tuple[object, ...] | None = None
 
     def watch(self, run: CellRun) -> None:
         """Begin: this is the cell."""
@@ -42,7 +42,7 @@ class Patience:
     def tick(self) -> None:
         """See whether it's time to look. Called by the thread that draws; quick."""
         version = self._view.version
-        if version != self._seen or self._mesh._session.num_prompts:  # nobody is interrupted while debugging
+        if version != self._seen or self._mesh._session.num_prompts:  # whoever debugs isn't disturbed
             self._seen, self._since = version, time.monotonic()
             return
         limit_s = why_after_s()
@@ -53,24 +53,24 @@ class Patience:
 
     def _look(self) -> None:
         try:
-            self._say(self._mesh.why())
+            self._note(self._mesh.why())
         except Exception:
             return  # the mesh has ended, or is too busy to say
         finally:
             self._since = time.monotonic()
             self._is_looking = False
 
-    def _say(self, report: HangReport) -> None:
-        verdict = report.verdicts[0]
-        key = _key(verdict)
-        if self._run is None or self._run.done or key == self._said or self._mesh._session.num_prompts:
+    def _note(self, report: HangReport) -> None:
+        diagnosis = report.diagnoses[0]
+        key = _key(diagnosis)
+        if self._run is None or self._run.done or key == self._noted or self._mesh._session.num_prompts:
             return
-        self._said = key
-        if not verdict.is_harmless:
-            self._view.note(f"why: {verdict.text}. More: %mesh why")
+        self._noted = key
+        if not diagnosis.is_harmless:
+            self._view.note(f"why: {diagnosis.text}. More: %mesh why")
             self._seen = self._view.version
 
 
-def _key(verdict: Verdict) -> tuple[object, ...]:
-    """Return what makes a verdict another one; how long it has been so doesn't."""
-    return (verdict.kind, verdict.ranks)
+def _key(diagnosis: Diagnosis) -> tuple[object, ...]:
+    """Return what makes a diagnosis another one; how long it has been so doesn't."""
+    return (diagnosis.kind, diagnosis.ranks)

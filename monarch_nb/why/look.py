@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._protocol.states import RankState
+from monarch_nb.why.diagnoses import Situation, diagnose
 from monarch_nb.why.facts import RankFacts, members_of, rank_facts
 from monarch_nb.why.report import HangReport, make_report
-from monarch_nb.why.verdicts import Situation, judge
 
 if TYPE_CHECKING:
     from monarch_nb.mesh import Mesh
@@ -47,7 +47,7 @@ def explain(mesh: Mesh, ranks: Sequence[int] | None = None) -> HangReport:
     }
     situation = Situation(facts, time.time())
     shown = facts if ranks is None else {r: f for r, f in facts.items() if r in ranks}
-    return make_report(Situation(shown, situation.now), judge(situation))
+    return make_report(Situation(shown, situation.now), diagnose(situation))
 
 
 def _ask(mesh: Mesh, ranks: Sequence[int]) -> Answers:

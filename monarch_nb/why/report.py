@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from monarch_nb._protocol.states import RankState
 from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb.status import duration
+from monarch_nb.why.diagnoses import Diagnosis, Situation
 from monarch_nb.why.facts import Activity, RankFacts
-from monarch_nb.why.verdicts import Situation, Verdict
 
 _HEAD = ("ranks", "state", "line", "operation", "tensor", "waits")
 
@@ -42,26 +42,26 @@ class HangReport:
     """Why nothing moves.
 
     Attributes:
-        verdicts: what was found, the surest first.
+        diagnoses: what was found, the surest first.
     """
 
     rows: tuple[RankRow, ...]
-    verdicts: tuple[Verdict, ...]
+    diagnoses: tuple[Diagnosis, ...]
 
     @property
     def sentence(self) -> str:
-        """The first verdict's."""
-        return self.verdicts[0].text
+        """The text of the first diagnosis."""
+        return self.diagnoses[0].text
 
     def text(self) -> str:
         """Return all of it as text; equal rows once."""
         table = [_HEAD, *_folded(self.rows)]
         widths = [max(len(row[i]) for row in table) for i in range(len(_HEAD))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
-        return "\n".join([*self._said(), "", *lines])
+        return "\n".join([*self._text_lines(), "", *lines])
 
-    def _said(self) -> list[str]:
-        return [v.text + (f"\n    next: {v.next}" if v.next else "") for v in self.verdicts]
+    def _text_lines(self) -> list[str]:
+        return [v.text + (f"\n    next: {v.next}" if v.next else "") for v in self.diagnoses]
 
     def __str__(self) -> str:
         return self.text()
@@ -70,19 +70,19 @@ class HangReport:
         return self.text()
 
     def _repr_html_(self) -> str:
-        said = "".join(
+        html_lines = "".join(
             f"<p>{html.escape(v.text)}" + (f"<br>next: <code>{html.escape(v.next)}</code>" if v.next else "") + "</p>"
-            for v in self.verdicts
+            for v in self.diagnoses
         )
         head = "".join(f"<th>{name}</th>" for name in _HEAD)
         body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in _folded(self.rows))
-        return f"{said}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return f"{html_lines}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def make_report(situation: Situation, verdicts: tuple[Verdict, ...]) -> HangReport:
+def make_report(situation: Situation, diagnoses: tuple[Diagnosis, ...]) -> HangReport:
     """Return the report of a situation."""
     rows = [row for rank in situation.ranks.values() for row in _rows(rank, situation.now)]
-    return HangReport(tuple(rows), verdicts)
+    return HangReport(tuple(rows), diagnoses)
 
 
 def _rows(rank: RankFacts, now: float) -> list[RankRow]:

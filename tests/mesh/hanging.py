@@ -9,7 +9,7 @@ from typing import Any
 
 from monarch_nb.actor import Actor, endpoint
 from monarch_nb.mesh import CellRun, Mesh
-from monarch_nb.why import HangReport, Verdict
+from monarch_nb.why import Diagnosis, HangReport
 
 PATIENCE_S = 60.0
 LOCK = threading.Lock()
@@ -21,15 +21,15 @@ for _ in range(3): dist.all_reduce(torch.ones(1))
 """
 
 
-def until(mesh: Mesh, kind: str, wanted: Callable[[Verdict], bool] = lambda _: True) -> tuple[HangReport, Verdict]:
-    """Ask why until there's a verdict of that kind; return it, with its report."""
+def until(mesh: Mesh, kind: str, wanted: Callable[[Diagnosis], bool] = lambda _: True) -> tuple[HangReport, Diagnosis]:
+    """Ask why until there's a diagnosis of that kind; return it, with its report."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         report = mesh.why()
-        found = [v for v in report.verdicts if v.kind == kind and wanted(v)]
+        found = [v for v in report.diagnoses if v.kind == kind and wanted(v)]
         if found and all(r.state != "starting" for r in report.rows):
             return report, found[0]
-        assert time.monotonic() < deadline, f"no verdict {kind!r}:\n{report}"
+        assert time.monotonic() < deadline, f"no diagnosis {kind!r}:\n{report}"
 
 
 def free(mesh: Mesh, run: CellRun) -> None:

@@ -1,4 +1,4 @@
-"""Why nothing moves: real hangs, one for each verdict, on one host and on two. The mesh survives, and an interrupt frees it."""
+"""Why nothing moves: real hangs, one for each diagnosis, on one host and on two. The mesh survives, and an interrupt frees it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from own_meshes import own_mesh
 from monarch_nb.mesh import Mesh
 from monarch_nb.status import MeshStatus
 from monarch_nb.why import automatic
+from monarch_nb.why.diagnoses import Situation, diagnose
 from monarch_nb.why.facts import Activity, Operation, RankFacts
-from monarch_nb.why.verdicts import Situation, judge
 
 CELL = 17
 
@@ -38,10 +38,10 @@ def group(mesh: Mesh, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("group")
 def test_a_missing_rank(mesh: Mesh) -> None:
     run = mesh.submit("t = torch.ones(2, 3)\nif rank != 3: dist.all_reduce(t)\nelse:\n    time.sleep(600)", number=CELL)
-    report, verdict = until(mesh, "missing rank")
-    assert verdict.ranks == (3,)
-    assert verdict.text.startswith("ranks 0-2 wait in all_reduce #4 of the default group")
-    assert verdict.text.endswith("rank 3 never entered it: it is in cell [17] line 4, time.sleep()")
+    report, diagnosis = until(mesh, "missing rank")
+    assert diagnosis.ranks == (3,)
+    assert diagnosis.text.startswith("ranks 0-2 wait in all_reduce #4 of the default group")
+    assert diagnosis.text.endswith("rank 3 never entered it: it is in cell [17] line 4, time.sleep()")
     rows = {row.rank: row for row in report.rows}
     assert (rows[0].tensor, rows[0].state, rows[0].line) == ("float32[2, 3]", "busy", "cell [17] line 2, all_reduce")
     assert rows[0].operation == "all_reduce #4 of the default group"
@@ -58,9 +58,9 @@ def test_a_missing_rank_in_a_dataloader(mesh: Mesh) -> None:
         "never = queue.Queue()\nif rank == 2:\n    next(iter(torch.utils.data.DataLoader(Slow())))\nelse:\n    work = dist.barrier(async_op=True)\n    work.wait()"
     )
     run = mesh.submit(source, number=CELL)
-    _, verdict = until(mesh, "missing rank")
-    assert verdict.text.startswith("ranks 0-1,3 wait in ")
-    assert verdict.text.endswith("rank 2 never entered it: it is in cell [17] line 3 in __getitem__, Queue.get")
+    _, diagnosis = until(mesh, "missing rank")
+    assert diagnosis.text.startswith("ranks 0-1,3 wait in ")
+    assert diagnosis.text.endswith("rank 2 never entered it: it is in cell [17] line 3 in __getitem__, Queue.get")
     assert "waits for a queue" in until(mesh, "blocked")[1].text
     free(mesh, run)
 
@@ -72,8 +72,8 @@ def test_a_missing_rank_in_a_backward(mesh: Mesh) -> None:
         "if rank != 1: loss.backward()\nelse: time.sleep(600)"
     )
     run = mesh.submit(source, number=CELL)
-    _, verdict = until(mesh, "missing rank", lambda v: "backward of DDP" in v.text)
-    assert verdict.ranks == (1,) and "ranks 0,2-3 wait in backward of DDP" in verdict.text
+    _, diagnosis = until(mesh, "missing rank", lambda v: "backward of DDP" in v.text)
+    assert diagnosis.ranks == (1,) and "ranks 0,2-3 wait in backward of DDP" in diagnosis.text
     free(mesh, run)
     mesh.run("del model, loss")
 
@@ -81,18 +81,18 @@ def test_a_missing_rank_in_a_backward(mesh: Mesh) -> None:
 @pytest.mark.usefixtures("group")
 def test_a_missing_sender(mesh: Mesh) -> None:
     run = mesh.submit("if rank == 1: dist.recv(torch.ones(1), src=0)\nelif rank == 0: time.sleep(600)", number=CELL)
-    _, verdict = until(mesh, "missing rank")
-    assert verdict.ranks == (0,) and verdict.text.startswith("rank 1 waits in recv from rank 0")
-    assert verdict.text.endswith("rank 0 is in cell [17] line 2, time.sleep()")
+    _, diagnosis = until(mesh, "missing rank")
+    assert diagnosis.ranks == (0,) and diagnosis.text.startswith("rank 1 waits in recv from rank 0")
+    assert diagnosis.text.endswith("rank 0 is in cell [17] line 2, time.sleep()")
     free(mesh, run)
 
 
 @pytest.mark.usefixtures("group")
 def test_operations_in_another_order(mesh: Mesh) -> None:
     run = mesh.submit("if rank != 2:\n    dist.all_reduce(torch.ones(1))\nelse:\n    dist.barrier()", number=CELL)
-    _, verdict = until(mesh, "order mismatch")
-    assert verdict.ranks == (2,)
-    assert verdict.text.startswith("ranks 0-1,3 are in all_reduce #4 and rank 2 is in barrier #4 of the default group")
+    _, diagnosis = until(mesh, "order mismatch")
+    assert diagnosis.ranks == (2,)
+    assert diagnosis.text.startswith("ranks 0-1,3 are in all_reduce #4 and rank 2 is in barrier #4 of the default group")
     free(mesh, run)
 
 
@@ -105,9 +105,9 @@ def test_operations_in_another_order(mesh: Mesh) -> None:
 def test_tensors_that_differ(mesh: Mesh, tensor: str, odd: str) -> None:
     """Gloo ends a process that is sent more than it has room for; here nobody is, and rank 3 is missing, too."""
     run = mesh.submit(f"if rank != 3: dist.all_reduce({tensor})\nelse: time.sleep(600)", number=CELL)
-    _, verdict = until(mesh, "shape mismatch")
-    assert verdict.ranks == (0,)
-    assert f"rank 0 has {odd}" in verdict.text and "ranks 1-2 have float32[" in verdict.text
+    _, diagnosis = until(mesh, "shape mismatch")
+    assert diagnosis.ranks == (0,)
+    assert f"rank 0 has {odd}" in diagnosis.text and "ranks 1-2 have float32[" in diagnosis.text
     assert until(mesh, "missing rank")[1].ranks == (3,)
     free(mesh, run)
 
@@ -115,9 +115,9 @@ def test_tensors_that_differ(mesh: Mesh, tensor: str, odd: str) -> None:
 @pytest.mark.usefixtures("group")
 def test_a_slow_rank(mesh: Mesh) -> None:
     run = mesh.submit("if rank != 0: dist.barrier()\nelse:\n    while True: pass", number=CELL)
-    _, verdict = until(mesh, "slow rank")
-    assert verdict.ranks == (0,)
-    assert "ranks 1-3 wait in barrier #4" in verdict.text and "rank 0 is slow, but makes progress" in verdict.text
+    _, diagnosis = until(mesh, "slow rank")
+    assert diagnosis.ranks == (0,)
+    assert "ranks 1-3 wait in barrier #4" in diagnosis.text and "rank 0 is slow, but makes progress" in diagnosis.text
     free(mesh, run)
 
 
@@ -127,11 +127,11 @@ def test_a_dead_peer(mesh: Mesh, tmp_path: Path, unhandled: list[Any]) -> None:
     wait_until_lost(mesh, 3)
     source = f"dist.init_process_group('gloo', init_method='file://{tmp_path}/dead', rank=rank, world_size=4)"
     run = mesh.submit(source, [0, 1, 2], number=CELL)
-    report, verdict = until(mesh, "dead peer")
-    assert verdict.ranks == (3,)
-    assert verdict.text.startswith("ranks 0-2 wait in init_process_group")
-    assert "rank 3 belongs to it and is lost (" in verdict.text and "SIGKILL" in verdict.text
-    assert verdict.next == "%mesh interrupt, then %mesh heal"
+    report, diagnosis = until(mesh, "dead peer")
+    assert diagnosis.ranks == (3,)
+    assert diagnosis.text.startswith("ranks 0-2 wait in init_process_group")
+    assert "rank 3 belongs to it and is lost (" in diagnosis.text and "SIGKILL" in diagnosis.text
+    assert diagnosis.next == "%mesh interrupt, then %mesh heal"
     assert report.rows[3].state == "lost"
     mesh.interrupt()
     assert set(run.wait(60).unfinished) == {0, 1, 2}  # torch waits for the store in C: only a new process is free of that
@@ -151,22 +151,22 @@ def wait_until_lost(mesh: Mesh, rank: int) -> None:
 def test_actors_that_wait_for_each_other(mesh: Mesh, kind: str) -> None:
     actors = Waiters(mesh, kind)
     pending = actors.close_the_circle()
-    report, verdict = until(mesh, "deadlock")
-    assert verdict.ranks == (0, 1)
-    assert verdict.text.startswith(
+    report, diagnosis = until(mesh, "deadlock")
+    assert diagnosis.ranks == (0, 1)
+    assert diagnosis.text.startswith(
         "trainer.step on rank 0 waits for trainer.back on rank 1, and trainer.back on rank 1 waits for trainer.pong on rank 0: "
         "each waits for the other (in "
     )
     assert any(row.operation == "trainer.back on rank 1" for row in report.rows)
     actors.free(pending)
-    assert mesh.why().verdicts[0].kind == "idle"
+    assert mesh.why().diagnoses[0].kind == "idle"
 
 
 def test_a_cell_that_waits_for_an_actor(mesh: Mesh) -> None:
     actors = Waiters(mesh, "Waiter")
     pending = actors.actors.slice(**actors.first).wait_for_lock.call_one()
-    _, verdict = until(mesh, "blocked")
-    assert verdict.ranks == (0,) and "waits for a lock, in " in verdict.text and "hanging.py, line" in verdict.text
+    _, diagnosis = until(mesh, "blocked")
+    assert diagnosis.ranks == (0,) and "waits for a lock, in " in diagnosis.text and "hanging.py, line" in diagnosis.text
     mesh.run("import hanging\nhanging.LOCK.release()", "0")  # no thread but the main one can be interrupted while it waits in C
     actors.free(pending)
 
@@ -198,8 +198,8 @@ def test_what_a_rank_is_blocked_on(mesh: Mesh, source: str, text: str) -> None:
 @pytest.mark.usefixtures("group")
 def test_a_rank_that_holds_the_interpreters_lock(mesh: Mesh) -> None:
     run = mesh.submit("if rank == 2: ctypes.PyDLL(None).sleep(600)\nelse: dist.barrier()", number=CELL)
-    _, verdict = until(mesh, "missing rank", lambda v: "faulthandler" not in v.text and "wait in barrier" in v.text)
-    assert verdict.ranks == (2,) and "at In[17], line 1, in <module>: if rank == 2: ctypes.PyDLL(None).sleep(600)" in verdict.text
+    _, diagnosis = until(mesh, "missing rank", lambda v: "faulthandler" not in v.text and "wait in barrier" in v.text)
+    assert diagnosis.ranks == (2,) and "at In[17], line 1, in <module>: if rank == 2: ctypes.PyDLL(None).sleep(600)" in diagnosis.text
     assert "(found by faulthandler)" in until(mesh, "silent")[1].text
     os.kill(mesh.status().ranks[2].pid, signal.SIGINT)  # ends the sleep
     free(mesh, run)
@@ -208,18 +208,18 @@ def test_a_rank_that_holds_the_interpreters_lock(mesh: Mesh) -> None:
 @pytest.mark.usefixtures("group")
 def test_a_rank_at_a_breakpoint(mesh: Mesh) -> None:
     run = mesh.submit("if rank == 2:\n    breakpoint()\nelse: dist.barrier()\ndist.barrier()", number=CELL)
-    _, verdict = until(mesh, "breakpoint", lambda v: "ranks 0-1,3 wait in barrier" in v.text)
-    assert verdict.ranks == (2,) and verdict.text.startswith("rank 2 has stopped at a breakpoint, in cell [17] line ")
-    assert verdict.next == "%mesh debug"
+    _, diagnosis = until(mesh, "breakpoint", lambda v: "ranks 0-1,3 wait in barrier" in v.text)
+    assert diagnosis.ranks == (2,) and diagnosis.text.startswith("rank 2 has stopped at a breakpoint, in cell [17] line ")
+    assert diagnosis.next == "%mesh debug"
     free(mesh, run)
 
 
 def test_nothing_is_wrong(mesh: Mesh) -> None:
     assert mesh.why().sentence == "nothing runs"
     run = mesh.submit("while True: pass", number=CELL)
-    _, verdict = until(mesh, "working")
-    assert verdict.text == "no rank waits for another: ranks 0-3 are in cell [17] line 1, while True: pass"
-    assert verdict.is_harmless
+    _, diagnosis = until(mesh, "working")
+    assert diagnosis.text == "no rank waits for another: ranks 0-3 are in cell [17] line 1, while True: pass"
+    assert diagnosis.is_harmless
     free(mesh, run)
 
 
@@ -237,7 +237,7 @@ def in_all_reduce(rank: int, **changes: Any) -> RankFacts:
 
 def test_the_longest_wait_counts() -> None:
     odd = RankFacts(2, "busy", activities=(Activity(2, "cell #1", place="cell [17] line 4", doing="DataLoader.__next__"),))
-    text = judge(situation(in_all_reduce(0), in_all_reduce(1), odd))[0].text
+    text = diagnose(situation(in_all_reduce(0), in_all_reduce(1), odd))[0].text
     assert text == (
         "ranks 0-1 wait in all_reduce #41 of the default group since 34 s; "
         "rank 2 never entered it: it is in cell [17] line 4, DataLoader.__next__"
@@ -246,18 +246,18 @@ def test_the_longest_wait_counts() -> None:
 
 def test_a_rank_at_a_breakpoint_is_told_first() -> None:
     stopped = RankFacts(2, "debugging", activities=(Activity(2, "cell #1", place="cell [3] line 2", doing="breakpoint()"),))
-    first, *others = judge(situation(in_all_reduce(0), in_all_reduce(1), stopped))
+    first, *others = diagnose(situation(in_all_reduce(0), in_all_reduce(1), stopped))
     assert (first.kind, first.ranks, first.next) == ("breakpoint", (2,), "%mesh debug")
     assert first.text == "rank 2 has stopped at a breakpoint, in cell [3] line 2; ranks 0-1 wait in all_reduce #41 of the default group"
     assert not [v for v in others if v.kind == "missing rank"]
 
 
 def test_all_members_in_one_operation_are_no_mismatch() -> None:
-    (verdict,) = judge(situation(*map(in_all_reduce, range(3))))
-    assert verdict.kind == "waiting" and "all that belong to it" in verdict.text
+    (diagnosis,) = diagnose(situation(*map(in_all_reduce, range(3))))
+    assert diagnosis.kind == "waiting" and "all that belong to it" in diagnosis.text
 
 
-def test_a_verdict_is_said_once() -> None:
+def test_a_diagnosis_is_given_once() -> None:
     status = MeshStatus("m", 1, 0.0, (("gpus", 1),), None, (), (), ())
     assert status.health == "ok"
     said: list[str] = []
@@ -276,13 +276,13 @@ def test_a_verdict_is_said_once() -> None:
             num_prompts = 0
 
     found = situation(in_all_reduce(0), in_all_reduce(1), RankFacts(2, "idle"))
-    patience = automatic.Patience(NobodyDebugs, View())  # type: ignore[arg-type]
-    patience.watch(Run())  # type: ignore[arg-type]
+    stall_detector = automatic.StallDetector(NobodyDebugs, View())  # type: ignore[arg-type]
+    stall_detector.watch(Run())  # type: ignore[arg-type]
     from monarch_nb.why.report import make_report
 
     for _ in range(3):
-        patience._say(make_report(found, judge(found)))
+        stall_detector._say(make_report(found, diagnose(found)))
     assert len(said) == 1 and said[0].startswith("why: ranks 0-1 wait in all_reduce #41")
     calm = situation(RankFacts(0, "idle"))
-    patience._say(make_report(calm, judge(calm)))
+    stall_detector._say(make_report(calm, diagnose(calm)))
     assert len(said) == 1

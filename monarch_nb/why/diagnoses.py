@@ -1,6 +1,6 @@
 """What is wrong: one function for each way in which a program can hang. Pure.
 
-Each takes the situation and returns what it has found, in sentences; `judge` asks them all, the surest first.
+Each takes the situation and returns what it has found, in sentences; `diagnose` asks them all, the surest first.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _WORDS = {
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """One thing that was found.
+class Diagnosis:
+    """One thing that was found, as `%mesh why` tells it.
 
     Attributes:
         kind: breakpoint, dead peer, order mismatch, shape mismatch, deadlock, missing rank, slow rank, silent, blocked, waiting, working or idle.
@@ -75,16 +75,16 @@ class Situation:
         return f" since {duration(round(max(0.0, self.now - min(began)), 1))}" if began else ""
 
 
-def judge(situation: Situation) -> tuple[Verdict, ...]:
+def diagnose(situation: Situation) -> tuple[Diagnosis, ...]:
     """Return what is wrong, the surest first; if nothing is, what goes on."""
-    found = [verdict for function in _ALL for verdict in function(situation)]
+    found = [diagnosis for function in _ALL for diagnosis in function(situation)]
     return tuple(found or [working(situation)])
 
 
 # --- collectives
 
 
-def missing_rank(situation: Situation) -> list[Verdict]:
+def missing_rank(situation: Situation) -> list[Diagnosis]:
     """Some ranks of a group haven't entered the operation in which the others wait."""
     found = []
     for front, others in _behind(situation):
@@ -94,7 +94,7 @@ def missing_rank(situation: Situation) -> list[Verdict]:
     return _folded(situation, found, "missing rank", _never_entered) + _missing_peers(situation)
 
 
-def slow_rank(situation: Situation) -> list[Verdict]:
+def slow_rank(situation: Situation) -> list[Diagnosis]:
     """The others wait for a rank that makes progress: its line, its operation or its processor time changes between two looks."""
     found = []
     for front, others in _behind(situation):
@@ -102,16 +102,16 @@ def slow_rank(situation: Situation) -> list[Verdict]:
     return _folded(situation, found, "slow rank", _comes_later)
 
 
-def dead_peer(situation: Situation) -> list[Verdict]:
+def dead_peer(situation: Situation) -> list[Diagnosis]:
     """A rank that belongs to the group has died."""
     found = []
     for front, others in _behind(situation):
         found += [(front[0][1], front, rank) for rank in others if rank.is_gone]
-    verdicts = _folded(situation, found, "dead peer", _never_comes)
-    return [Verdict(v.kind, v.ranks, v.text, "%mesh interrupt, then %mesh heal") for v in verdicts]
+    diagnoses = _folded(situation, found, "dead peer", _never_comes)
+    return [Diagnosis(v.kind, v.ranks, v.text, "%mesh interrupt, then %mesh heal") for v in diagnoses]
 
 
-def order_mismatch(situation: Situation) -> list[Verdict]:
+def order_mismatch(situation: Situation) -> list[Diagnosis]:
     """Ranks of a group are in different operations at the same sequence number."""
     found = []
     for group in situation.waits():
@@ -124,11 +124,11 @@ def order_mismatch(situation: Situation) -> list[Verdict]:
                     f"{_and(parts)} of {same[0][1].group_text()}{situation.since(same)}: they do not match, so none ends "
                     f"({'; '.join(places)})"
                 )
-                found.append(Verdict("order mismatch", _ranks(sorted(names, key=_size)[0]), text, "%mesh interrupt"))
+                found.append(Diagnosis("order mismatch", _ranks(sorted(names, key=_size)[0]), text, "%mesh interrupt"))
     return found
 
 
-def shape_mismatch(situation: Situation) -> list[Verdict]:
+def shape_mismatch(situation: Situation) -> list[Diagnosis]:
     """Ranks are in the same operation with tensors of different shapes or dtypes."""
     found = []
     for group in situation.waits():
@@ -138,7 +138,7 @@ def shape_mismatch(situation: Situation) -> list[Verdict]:
                 parts = [f"{name_ranks(_ranks(each))} {_has(each)} {each[0][1].tensor_text()}" for each in tensors]
                 odd = min(tensors, key=len)
                 text = f"in {same[0][1].text()}{situation.since(same)}, {_and(parts)}: the tensors must be alike; {_it_is(odd)}"
-                found.append(Verdict("shape mismatch", _ranks(odd), text, "%mesh interrupt"))
+                found.append(Diagnosis("shape mismatch", _ranks(odd), text, "%mesh interrupt"))
     return found
 
 
@@ -157,19 +157,19 @@ def _behind(situation: Situation) -> list[tuple[list[tuple[Activity, Operation]]
 _Odd = tuple[Operation, list[tuple[Activity, Operation]], RankFacts]
 
 
-def _folded(situation: Situation, found: Sequence[_Odd], kind: str, say: Callable[[Operation, list[RankFacts]], str]) -> list[Verdict]:
-    """Return a verdict for each place at which odd ranks are."""
+def _folded(situation: Situation, found: Sequence[_Odd], kind: str, say: Callable[[Operation, list[RankFacts]], str]) -> list[Diagnosis]:
+    """Return a diagnosis for each place at which odd ranks are."""
     groups: dict[tuple[int, str, str], list[_Odd]] = {}
     for odd in found:
         groups.setdefault((id(odd[1]), odd[2].where, odd[2].reason), []).append(odd)
-    verdicts = []
+    diagnoses = []
     for each in groups.values():
         operation, front, _ = each[0]
         odd_ranks = [rank for _, _, rank in each]
         waiting = f"{name_ranks(_ranks(front))} {'waits' if len(front) == 1 else 'wait'} in {operation.text()}{situation.since(front)}"
         numbers = tuple(r.rank for r in odd_ranks)
-        verdicts.append(Verdict(kind, numbers, f"{waiting}; {say(operation, odd_ranks)}", f"%mesh stacks --ranks {format_ranks(numbers)}"))
-    return verdicts
+        diagnoses.append(Diagnosis(kind, numbers, f"{waiting}; {say(operation, odd_ranks)}", f"%mesh stacks --ranks {format_ranks(numbers)}"))
+    return diagnoses
 
 
 def _never_entered(operation: Operation, ranks: list[RankFacts]) -> str:
@@ -191,7 +191,7 @@ def _never_comes(operation: Operation, ranks: list[RankFacts]) -> str:
     return f"{who} {'belongs' if one else 'belong'} to it and {'is' if one else 'are'} {ranks[0].state}{reason}: {'it' if one else 'they'} will never come"
 
 
-def _missing_peers(situation: Situation) -> list[Verdict]:
+def _missing_peers(situation: Situation) -> list[Diagnosis]:
     """Return sends and receives whose other end does something else."""
     found = []
     for activity in situation.activities:
@@ -206,14 +206,14 @@ def _missing_peers(situation: Situation) -> list[Verdict]:
         kind = "dead peer" if peer.is_gone else "slow rank" if _is_slow(peer) else "missing rank"
         since = situation.since([(activity, operation)])
         text = f"rank {activity.rank} waits in {operation.text()}{since}; rank {peer.rank} is {what if not peer.is_gone else peer.state}"
-        found.append(Verdict(kind, (peer.rank,), text, f"%mesh stacks --ranks {peer.rank}"))
+        found.append(Diagnosis(kind, (peer.rank,), text, f"%mesh stacks --ranks {peer.rank}"))
     return found
 
 
 # --- actors
 
 
-def deadlock(situation: Situation) -> list[Verdict]:
+def deadlock(situation: Situation) -> list[Diagnosis]:
     """Actors, or cells that call them, wait for each other's answers."""
     around = calls.cycle(calls.edges(situation.activities))
     if not around:
@@ -221,27 +221,27 @@ def deadlock(situation: Situation) -> list[Verdict]:
     parts = [f"{calls.name(waiter)} waits for {call.what} on rank {other.rank}" for waiter, call, other in around]
     closing = ", which is itself" if len(around) == 1 else ": each waits for the other" if len(around) == 2 else ": they wait in a circle"
     ranks = tuple(sorted({waiter.rank for waiter, _, _ in around}))
-    return [Verdict("deadlock", ranks, ", and ".join(parts) + closing + f" ({around[0][0].where})", "%mesh interrupt")]
+    return [Diagnosis("deadlock", ranks, ", and ".join(parts) + closing + f" ({around[0][0].where})", "%mesh interrupt")]
 
 
-def waiting(situation: Situation) -> list[Verdict]:
+def waiting(situation: Situation) -> list[Diagnosis]:
     """A cell or an actor waits for the answer of one that isn't waiting itself."""
     found = calls.edges(situation.activities)
     if calls.cycle(found):
         return []
-    verdicts = []
+    diagnoses = []
     for waiter, call, other in calls.ends(found):
         how = "which is slow, but makes progress: it is" if other.moved else "which is"
         kind = "slow rank" if other.moved else "waiting"
         text = f"{calls.name(waiter)} waits for {call.what} on rank {other.rank}, {how} {other.where}"
-        verdicts.append(Verdict(kind, (other.rank,), text, f"%mesh stacks --ranks {other.rank}"))
-    return verdicts
+        diagnoses.append(Diagnosis(kind, (other.rank,), text, f"%mesh stacks --ranks {other.rank}"))
+    return diagnoses
 
 
 # --- single ranks
 
 
-def at_breakpoint(situation: Situation) -> list[Verdict]:
+def at_breakpoint(situation: Situation) -> list[Diagnosis]:
     """Ranks have stopped at a breakpoint."""
     stopped = [r for r in situation.ranks.values() if _has_stopped(r)]
     if not stopped:
@@ -251,17 +251,17 @@ def at_breakpoint(situation: Situation) -> list[Verdict]:
     numbers = tuple(r.rank for r in stopped)
     verb = "has" if len(numbers) == 1 else "have"
     where = stopped[0].where.removesuffix(", breakpoint()")
-    return [Verdict("breakpoint", numbers, f"{name_ranks(numbers)} {verb} stopped at a breakpoint, {where}{wait}", "%mesh debug")]
+    return [Diagnosis("breakpoint", numbers, f"{name_ranks(numbers)} {verb} stopped at a breakpoint, {where}{wait}", "%mesh debug")]
 
 
-def silent(situation: Situation) -> list[Verdict]:
+def silent(situation: Situation) -> list[Diagnosis]:
     """Ranks don't answer: something holds the interpreter's lock, or the process is stopped."""
     found: dict[tuple[str, str], list[int]] = {}
     for rank in situation.ranks.values():
         if rank.silent:
             found.setdefault((rank.silent, rank.how), []).append(rank.rank)
     return [
-        Verdict(
+        Diagnosis(
             "silent", tuple(ranks),
             f"{name_ranks(ranks)} {'does' if len(ranks) == 1 else 'do'} not answer: something holds the interpreter's lock, or the process is stopped; "
             f"{_pronoun(len(ranks) == 1)} {where}" + (f" (found by {how})" if how in ("faulthandler", "py-spy") else ""),
@@ -271,14 +271,14 @@ def silent(situation: Situation) -> list[Verdict]:
     ]  # fmt: skip
 
 
-def blocked(situation: Situation) -> list[Verdict]:
+def blocked(situation: Situation) -> list[Diagnosis]:
     """Threads wait for a lock, for input, for data that doesn't come."""
     found: dict[tuple[str, str], list[int]] = {}
     for activity in situation.activities:
         if activity.kind in _WORDS and activity.operation is None and not activity.moved:
             found.setdefault((activity.kind, activity.where), []).append(activity.rank)
     return [
-        Verdict(
+        Diagnosis(
             "blocked", tuple(ranks), f"{name_ranks(ranks)} {'waits' if len(ranks) == 1 else 'wait'} for {_WORDS[kind]}, {where}",
             f"%mesh stacks --ranks {format_ranks(ranks)}",
         )
@@ -286,7 +286,7 @@ def blocked(situation: Situation) -> list[Verdict]:
     ]  # fmt: skip
 
 
-def all_wait(situation: Situation) -> list[Verdict]:
+def all_wait(situation: Situation) -> list[Diagnosis]:
     """All members of a group are in the same operation, and it doesn't end: data is slow, or another thread holds it up."""
     found = []
     for front, others in _behind(situation):
@@ -294,25 +294,25 @@ def all_wait(situation: Situation) -> list[Verdict]:
         is_mixed = len({o.name for _, o in front}) > 1 or bool(shape_mismatch(situation))
         if operation.ranks and not others and not is_mixed:
             text = f"{name_ranks(_ranks(front))} {_is(front)} in {operation.text()}{situation.since(front)}, all that belong to it: it goes on, or the network is slow"
-            found.append(Verdict("waiting", _ranks(front), text))
+            found.append(Diagnosis("waiting", _ranks(front), text))
     return found
 
 
-def working(situation: Situation) -> Verdict:
+def working(situation: Situation) -> Diagnosis:
     """Nothing is wrong: say what goes on."""
     busy = [(a.rank, a.where) for a in situation.activities]
     if not busy:
         gone = [r.rank for r in situation.ranks.values() if r.is_gone]
         also = f" ({name_ranks(gone)} {'is' if len(gone) == 1 else 'are'} lost: %mesh heal)" if gone else ""
-        return Verdict("idle", tuple(gone), f"nothing runs{also}")
+        return Diagnosis("idle", tuple(gone), f"nothing runs{also}")
     places: dict[str, list[int]] = {}
     for rank, where in busy:
         places.setdefault(where, []).append(rank)
     parts = [f"{name_ranks(sorted(set(ranks)))} {'is' if len(set(ranks)) == 1 else 'are'} {where}" for where, ranks in places.items()]
-    return Verdict("working", (), "no rank waits for another: " + "; ".join(parts[:4]) + ("; ..." if len(parts) > 4 else ""))
+    return Diagnosis("working", (), "no rank waits for another: " + "; ".join(parts[:4]) + ("; ..." if len(parts) > 4 else ""))
 
 
-_ALL: tuple[Callable[[Situation], list[Verdict]], ...] = (
+_ALL: tuple[Callable[[Situation], list[Diagnosis]], ...] = (
     at_breakpoint, dead_peer, order_mismatch, shape_mismatch, deadlock, missing_rank, slow_rank, silent, blocked, waiting, all_wait,
 )  # fmt: skip
 
