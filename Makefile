@@ -4,13 +4,14 @@ VENV ?= .venv
 PY = $(VENV)/bin/python
 export PYTHONWARNINGS ?=
 
-.PHONY: help env demo lab labextension labcheck lint unit notebooks test soak bench gpu clean
+.PHONY: help env demo lab labextension labcheck lint unit notebooks docs test soak bench gpu clean
 
 help:
 	@echo "make demo       the first tutorial, run here, as you would see it"
 	@echo "make lab        the tutorials in JupyterLab, with the Mesh panel"
 	@echo "make labextension   build the front end anew; labcheck: lint, test and compare"
 	@echo "make test       lint, types, tests, tutorials"
+	@echo "make docs       README, pages, tutorials and reference as a site: build/docs/README.html"
 	@echo "make bench      our figures against raw baselines; soak: the long test"
 	@echo "make gpu        all that needs an NVIDIA GPU, in ten minutes at most; GPU_PYTHON=... has torch with CUDA"
 
@@ -65,9 +66,17 @@ unit: env
 notebooks: env
 	MONARCH_NB_LIVE=0 $(PY) -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout 120 --nbval-sanitize-with notebooks/sanitize.cfg notebooks
 
+$(VENV)/.docs: $(VENV)/.ready
+	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	touch $@
+
+# Strict: a link that leads nowhere, or a docstring that can't be read, fails.
+docs: $(VENV)/.docs
+	$(PY) -m sphinx -q -W --keep-going -b html -c notebooks/pages . build/docs
+
 # Two processes run the tests: they mostly wait. Tests that failed beside others get one more try alone, and the report names them: what a busy machine
 # makes slow isn't broken, what fails alone is. Processes that are left behind (exit status 7), and all else that isn't a test that failed, get none.
-test: lint labcheck
+test: lint labcheck docs
 	$(PY) -m pytest tests -n 2 --dist loadscope --durations 30 || { [ $$? = 1 ] && echo "=== once more, alone: what failed" && \
 	  $(PY) -m pytest tests --last-failed --last-failed-no-failures none -v; }
 	$(MAKE) notebooks

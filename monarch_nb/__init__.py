@@ -1,23 +1,18 @@
-"""monarch_nb: one notebook drives a cluster.
+"""One notebook drives a cluster: a mesh of processes runs cells (`%%mesh`), actors and a debugger, and outlives the kernel.
 
-`%load_ext monarch_nb`, `%mesh start`, and from then on cells (`%%mesh`), actors, tensors and a debugger run on a grid of
-processes that outlives the kernel. The rooms, lower ones first; imports point downwards only:
+In a notebook:
 
-    _wire       messages, codec, shared memory, keys       no threads, no policy
-    _shape      extents, points, slices, rank sets         pure
-    _journal    what lies on disk: output and entries
-    exceptions  every error
-    _post       one process' sockets, and who reads them
-    _host       host process, supervisor, router, zygote
-    _rank       rank process: main thread, actors, shell
-    _client     a program's connection
-    actor       the programming model, as PyTorch Monarch's
-    job, spmd   where hosts come from; what torchrun sets up
-    mesh        named meshes, cells, variables, journal
-    display     what people see of a cell
-    magics, cli what people type
+    %load_ext monarch_nb
+    %mesh start --gpus 8
 
-Importing this package imports none of torch, IPython or ZeroMQ; names below are loaded when first used.
+In a program:
+
+    >>> import monarch_nb
+    >>> mesh = monarch_nb.start("dev", {"gpus": 8})          # doctest: +SKIP
+    >>> mesh.run("print(rank)")                              # doctest: +SKIP
+
+Importing this package imports none of torch, IPython or ZeroMQ; names below are loaded when they are first used.
+CONTRIBUTING.md describes how the package is built.
 """
 
 from __future__ import annotations

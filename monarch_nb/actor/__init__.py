@@ -1,21 +1,17 @@
 """The programming model: hosts, processes and actors as meshes; endpoints and the ways to call them.
 
-    host_mesh    HostMesh, this_host, this_proc: where processes are started
-    proc_mesh    ProcMesh: where actors are spawned and functions run
-    actor_mesh   Actor, ActorMesh: what is spawned
-    endpoint     @endpoint, and call, call_one, choose, stream, broadcast, scatter
-    future       Future: get, await, callbacks
-    value_mesh   ValueMesh: the answers, by point
-    outcome      from answers to values or folded errors
-    channel      Channel, Port, PortReceiver
-    context      context(), current_rank(): where the running code stands
-    supervision  MeshFailure, unhandled_fault_hook
-    checkpoint   Checkpointed: actors whose state survives them
-    heal         HealReport, heal_mesh
-    workers      attach_to_workers, run_worker_loop_forever: hosts started by hand
-    controller   get_or_spawn_controller: named singletons
+Names and behaviour are PyTorch Monarch's: a program written for `monarch.actor` runs with `monarch_nb.actor`.
 
-Names and behaviour are PyTorch Monarch's; a program for `monarch.actor` runs with `monarch_nb.actor`.
+    >>> from monarch_nb.actor import Actor, endpoint, this_host
+    >>> class Counter(Actor):
+    ...     value = 0
+    ...     @endpoint
+    ...     def add(self, n: int) -> int:
+    ...         self.value += n
+    ...         return self.value
+    >>> procs = this_host().spawn_procs({"gpus": 4})         # doctest: +SKIP
+    >>> counters = procs.spawn("counters", Counter)          # doctest: +SKIP
+    >>> counters.add.call(3).get()                           # doctest: +SKIP
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,13 +1,9 @@
-"""Where hosts come from.
+"""Where hosts come from: a job gets hosts and gives them back; its hosts are named host meshes.
 
-    base          JobTrait and JobState: apply, state, kill; job_load
-    local         LocalJob: this machine, one host
-    process       ProcessJob: several hosts on this machine, talking as real ones do
-    commands      exec_command: programs on the hosts
-    shell         shell: a shell on one of them
-    port_forward  PortForwarder: their ports
-
-A job's hosts are named host meshes: `ProcessJob({"hosts": 2}).state().hosts.spawn_procs({"gpus": 4})`.
+>>> from monarch_nb.job import ProcessJob
+>>> job = ProcessJob({"hosts": 2})                       # doctest: +SKIP
+>>> procs = job.state().hosts.spawn_procs({"gpus": 4})   # doctest: +SKIP
+>>> job.kill()                                           # doctest: +SKIP
 """
 
 from monarch_nb.job.base import DEFAULT_JOB_PATH, JobState, JobTrait, job_load, job_loads

@@ -1,19 +1,13 @@
-"""The data plane: handles travel in messages, bytes take the best way there is.
+"""The data plane: handles travel in messages, bytes go from memory to memory by the fastest way there is.
 
-The layers, lower ones first:
+    >>> import torch
+    >>> from monarch_nb.rdma import RDMABuffer
+    >>> buffer = RDMABuffer(torch.arange(8.0))               # doctest: +SKIP
+    >>> mine = torch.empty(8)
+    >>> buffer.read_into(mine).get()                         # doctest: +SKIP
 
-- layout, memory: where bytes lie; local memory of any kind
-- handle, table: what travels, and how anybody knows whether it still holds
-- regions, segments: what this process has registered; memory that others can map
-- path, paths/: the ways: local, cuda_ipc, shm, verbs, tcp, message
-- data_plane, link, batch: a process' data plane; how two of them talk
-- buffer, action: what users touch
-- published, boxes: whole models, sharded one way there and another way here
-- broadcast, host_broadcast, leader, ready_barrier: one to many; big arrays to all ranks of a mesh
-- transfer, totals: what a transfer took, and all of them
-
-Names below are loaded when first used. So importing this package imports none of its modules, and two threads may import any of them at the same time,
-as they do when both receive a handle: a package that imports its modules would be seen half made.
+Names below are loaded when they are first used. So importing this package imports none of its modules, and two threads may import any of
+them at the same time, as they do when both receive a handle: a package that imports its modules would be seen half made.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Programs that torchrun would start: the environment they expect, on each process of a mesh.
-
-environment  setup_torch_elastic_env: RANK, WORLD_SIZE, MASTER_ADDR ... on all processes
-runner       SPMDActor: runs a script on each process as torchrun would
-"""
+"""Programs that torchrun would start, on the processes of a mesh: `SPMDActor` runs a script with the environment that it expects."""
 
 from monarch_nb.spmd.environment import (
     AddrType,

@@ -9,7 +9,7 @@ _ROOT = Path(__file__).parents[2]
 
 project = "monarch_nb"
 author = "the monarch_nb team"
-copyright = f"2026, {author}"
+project_copyright = f"2026, {author}"
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 
 root_doc = "README"
