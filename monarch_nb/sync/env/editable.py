@@ -1,0 +1,88 @@
+"""Where editable installs are imported from: lines of `.pth` files, and the finders that build backends write.
+
+A `.pth` of hatchling, flit, pdm, uv and maturin has directories. setuptools may write `__editable___NAME_finder.py` with a literal
+`MAPPING` of packages to directories, scikit-build-core `_NAME_editable.py` with a call `install({...}, ...)`. meson-python's loader rebuilds
+at import, so it can't go to another machine.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+_FINDER = re.compile(r"__editable__.*\.py|_.*_editable.*\.py|__editable___.*_finder\.py")
+_REBUILDS = "mesonpy"
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What makes Python import from directories outside of site-packages.
+
+    Attributes:
+        folders: absolute paths that exist.
+        rebuilding: files of loaders that build at import.
+    """
+
+    folders: tuple[str, ...]
+    rebuilding: tuple[str, ...] = ()
+
+
+def editable_hooks(site: str) -> Hooks:
+    """Return what `.pth` files and finders of a site directory lead to."""
+    folders: dict[str, None] = {}
+    rebuilding = []
+    for name in _names(site):
+        path = os.path.join(site, name)
+        if name.endswith(".pth"):
+            folders.update(dict.fromkeys(_pth_folders(site, path)))
+        elif _FINDER.fullmatch(name):
+            text = _text(path)
+            if _REBUILDS in text and "build_cmd" in text:
+                rebuilding.append(path)
+            else:
+                folders.update(dict.fromkeys(_existing_parents(_paths_in(text))))
+    return Hooks(tuple(folders), tuple(rebuilding))
+
+
+def _names(site: str) -> list[str]:
+    with suppress(OSError):
+        return sorted(os.listdir(site))
+    return []
+
+
+def _pth_folders(site: str, path: str) -> Iterator[str]:
+    """Yield the directories that `site.addpackage` would add."""
+    for line in _text(path).splitlines():
+        line = line.strip()
+        if line and not line.startswith(("#", "import ", "import\t")):
+            folder = os.path.abspath(os.path.join(site, line))
+            if os.path.isdir(folder):
+                yield folder
+
+
+def _paths_in(text: str) -> Iterator[str]:
+    """Yield absolute paths among the strings of a program that isn't run."""
+    with suppress(SyntaxError, ValueError, RecursionError):
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and os.path.isabs(node.value):
+                yield node.value
+
+
+def _existing_parents(paths: Iterable[str]) -> Iterator[str]:
+    """Yield what is to be on a host so that these can be imported: the directory, or that of a module."""
+    for path in paths:
+        if os.path.isdir(path):
+            yield os.path.normpath(path)
+        elif os.path.isfile(path):
+            yield os.path.dirname(os.path.normpath(path))
+
+
+def _text(path: str) -> str:
+    with suppress(OSError):
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            return file.read()
+    return ""
