@@ -2,7 +2,8 @@
 
 Lower modules first:
 
-- bytecode, elf, templates: files whose bytes depend on where they lie or when they were written, made independent of both (pure)
+- bytecode, elf, templates: files whose bytes depend on where they lie or when they were written, made
+  independent of both (pure)
 - manifest: what an environment consists of, as canonical text with a name of its own (pure)
 - interpreter, records, editable: what is asked of an interpreter, of installed packages, of editable installs
 - layers: the trees that an interpreter is made of; every entry of `sys.path` is in one, or named

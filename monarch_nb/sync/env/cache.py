@@ -1,7 +1,9 @@
 """What files hashed to when they were last read: a row for each inode, in SQLite.
 
-A row counts while size and modification time are equal, and the inode's change time, too, if the number of links is: making one more uv environment
-links all files of the others once more, which changes their change time and nothing else. Files that were modified within two seconds before
+A row counts while size and modification time are equal, and the inode's change time, too, if the number of
+links is: making one more uv environment
+links all files of the others once more, which changes their change time and nothing else. Files that were
+modified within two seconds before
 they were read aren't entered: another write might leave the same time.
 """
 
@@ -62,10 +64,14 @@ class HashCache:
             with closing(self._open()) as database:
                 for device in set(devices):
                     rows = database.execute(
-                        "select ino, treatment, size, mtime, ctime, nlink, sent_size, is_template, sha256 from content where dev=?", (device,)
+                        "select ino, treatment, size, mtime, ctime, nlink, sent_size, is_template, sha256"
+                        " from content where dev=?",
+                        (device,),
                     )
                     for ino, treatment, size, mtime, ctime, nlink, sent, is_template, sha in rows:
-                        self._rows[device, ino, treatment] = _Row(size, mtime, ctime, nlink, Content(sent, bool(is_template), sha))
+                        self._rows[device, ino, treatment] = _Row(
+                            size, mtime, ctime, nlink, Content(sent, bool(is_template), sha)
+                        )
 
     def get(self, info: os.stat_result, treatment: str) -> Content | None:
         """Return what a file with this status goes as, if that's known."""

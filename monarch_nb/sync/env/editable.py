@@ -1,7 +1,10 @@
-"""Where editable installs are imported from: lines of `.pth` files, and the finders that build backends write.
+"""Where editable installs are imported from: lines of `.pth` files, and the finders that build backends
+write.
 
-A `.pth` of hatchling, flit, pdm, uv and maturin has directories. setuptools may write `__editable___NAME_finder.py` with a literal
-`MAPPING` of packages to directories, scikit-build-core `_NAME_editable.py` with a call `install({...}, ...)`. meson-python's loader rebuilds
+A `.pth` of hatchling, flit, pdm, uv and maturin has directories. setuptools may write
+`__editable___NAME_finder.py` with a literal
+`MAPPING` of packages to directories, scikit-build-core `_NAME_editable.py` with a call `install({...}, ...)`.
+meson-python's loader rebuilds
 at import, so it can't go to another machine.
 """
 

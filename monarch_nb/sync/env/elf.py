@@ -1,6 +1,8 @@
-"""Where ELF files look for libraries: absolute directories in their RPATH or RUNPATH become relative to the file. Pure.
+"""Where ELF files look for libraries: absolute directories in their RPATH or RUNPATH become relative to the
+file. Pure.
 
-Layout after the "System V ABI" (generic part, chapters 4 and 5): 64-bit little-endian files only, as all machines have that torch is built for.
+Layout after the "System V ABI" (generic part, chapters 4 and 5): 64-bit little-endian files only, as all
+machines have that torch is built for.
 The text is changed in place: `$ORIGIN/../lib` must not be longer than what it replaces.
 """
 
@@ -50,7 +52,8 @@ def relative(content: bytes, path: str, roots: Mapping[str, str]) -> bytes:
 
     Args:
         path: of the file, below the prefix: `base/bin/python3.11`.
-        roots: by layer, its directory on this machine; where a layer's libraries are is the same below any prefix.
+        roots: by layer, its directory on this machine; where a layer's libraries are is the same below any
+            prefix.
 
     Raises:
         ElfError: if the headers are wrong, or a relative path doesn't fit.
@@ -78,20 +81,28 @@ def _search_paths(content: bytes) -> Iterator[SearchPath]:
     (headers_at,) = struct.unpack_from("<Q", content, 32)
     size, num = struct.unpack_from("<HH", content, 54)
     segments = [_SEGMENT.unpack_from(content, headers_at + i * size) for i in range(num)]
-    loaded = [(address, offset, length) for kind, _, offset, address, _, length, _, _ in segments if kind == _PT_LOAD]
+    loaded = [
+        (address, offset, length)
+        for kind, _, offset, address, _, length, _, _ in segments
+        if kind == _PT_LOAD
+    ]
     for kind, _, offset, _, _, length, _, _ in segments:
         if kind == _PT_DYNAMIC:
             yield from _dynamic(content, offset, length, loaded)
 
 
-def _dynamic(content: bytes, at: int, length: int, loaded: list[tuple[int, int, int]]) -> Iterator[SearchPath]:
+def _dynamic(
+    content: bytes, at: int, length: int, loaded: list[tuple[int, int, int]]
+) -> Iterator[SearchPath]:
     if length < 0 or at + length > len(content):
         raise ValueError("the dynamic section ends behind the file")
     entries = [_DYNAMIC.unpack_from(content, at + i) for i in range(0, length - length % 16, 16)]
     strings = next((value for tag, value in entries if tag == _DT_STRTAB), None)
     if strings is None:
         return
-    start = next(offset + strings - address for address, offset, size in loaded if address <= strings < address + size)
+    start = next(
+        offset + strings - address for address, offset, size in loaded if address <= strings < address + size
+    )
     for tag, value in entries:
         if tag in (_DT_RPATH, _DT_RUNPATH):
             end = content.index(b"\0", start + value)

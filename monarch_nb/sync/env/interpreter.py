@@ -1,4 +1,5 @@
-"""What an interpreter says of itself. Asked of this process, or of another interpreter by a program that needs nothing of ours."""
+"""What an interpreter says of itself. Asked of this process, or of another interpreter by a program that
+needs nothing of ours."""
 
 from __future__ import annotations
 
@@ -76,7 +77,9 @@ def interpreter_of(executable: str) -> Interpreter:
     """
     with open(__file__, encoding="utf-8") as file:
         program = file.read()
-    asked = subprocess.run([executable, "-c", program], capture_output=True, text=True, check=True, timeout=TIMEOUT_S)
+    asked = subprocess.run(
+        [executable, "-c", program], capture_output=True, text=True, check=True, timeout=TIMEOUT_S
+    )
     fields = json.loads(asked.stdout)
     return Interpreter(**{**fields, "path": tuple(fields["path"])})
 

@@ -1,13 +1,14 @@
-"""The trees that an interpreter is made of. Each entry of `sys.path` is in one, or is named as not covered: nothing is missed silently.
+"""The trees that an interpreter is made of. Each entry of `sys.path` is in one, or is named as not covered:
+nothing is missed silently.
 
-========  =====================================================================================================================
+========  ====================================================================================
 env       the environment: a conda prefix (with its Python), or a venv (whose Python is in `base`)
-base      the interpreter that a venv was made from, or the interpreter itself where there's no environment; not if it's a
-          distribution's, which belongs to its machine
+base      the interpreter that a venv was made from, or the interpreter itself where there's no
+          environment; not if it's a distribution's, which belongs to its machine
 user      the user's site-packages
 path1 ..  directories that `.pth` files, `PYTHONPATH` or the program itself have put on `sys.path`
 src1 ..   source roots of editable installs
-========  =====================================================================================================================
+========  ====================================================================================
 """
 
 from __future__ import annotations
@@ -51,9 +52,11 @@ class Layers:
     """What an interpreter is made of.
 
     Attributes:
-        path: `sys.path` as (layer, path in it); what belongs to the working directory, to no layer, or isn't there is left out.
+        path: `sys.path` as (layer, path in it); what belongs to the working directory, to no layer, or isn't
+            there is left out.
         uncovered: (path, reason) of what doesn't go.
-        system_python: the distribution's interpreter that the environment was made from, if it was; it doesn't go.
+        system_python: the distribution's interpreter that the environment was made from, if it was; it
+            doesn't go.
     """
 
     layers: tuple[Layer, ...]
@@ -72,7 +75,8 @@ def find_layers(interpreter: Interpreter) -> Layers:
     """Return the layers of an interpreter.
 
     Raises:
-        EnvironmentSyncError: if it's a distribution's own, without an environment: that can't go to another machine.
+        EnvironmentSyncError: if it's a distribution's own, without an environment: that can't go to another
+            machine.
     """
     found = _interpreter_layers(interpreter)
     sites = _sites(interpreter, found)
@@ -83,9 +87,20 @@ def find_layers(interpreter: Interpreter) -> Layers:
     found += _numbered("src", _outside(_editable_folders(sites, hooks), found))
     rest, refused = _on_path(interpreter, found)
     found += _numbered("path", rest)
-    uncovered = [*refused, *((path, "its loader rebuilds at import: install it without -e") for h in hooks for path in h.rebuilding)]
+    uncovered = [
+        *refused,
+        *(
+            (path, "its loader rebuilds at import: install it without -e")
+            for h in hooks
+            for path in h.rebuilding
+        ),
+    ]
     layers = tuple(_completed(layer, found, sites) for layer in found)
-    system = interpreter.base_prefix if BASE not in {layer.name for layer in layers} and layers[0].kind == VENV else ""
+    system = (
+        interpreter.base_prefix
+        if BASE not in {layer.name for layer in layers} and layers[0].kind == VENV
+        else ""
+    )
     return Layers(layers, tuple(_located(interpreter, layers)), tuple(uncovered), system, interpreter)
 
 
@@ -102,12 +117,18 @@ def _interpreter_layers(interpreter: Interpreter) -> list[Layer]:
             )
         return [Layer(BASE, PYTHON, base)]
     env = Layer(ENV, VENV, prefix)
-    return [env] if is_system else [env, Layer(BASE, CONDA if os.path.isdir(os.path.join(base, "conda-meta")) else PYTHON, base)]
+    return (
+        [env]
+        if is_system
+        else [env, Layer(BASE, CONDA if os.path.isdir(os.path.join(base, "conda-meta")) else PYTHON, base)]
+    )
 
 
 def _sites(interpreter: Interpreter, layers: Sequence[Layer]) -> list[str]:
     """Return the site directories on the path that are in layers."""
-    found = [os.path.realpath(p) for p in interpreter.path if os.path.basename(p) in _SITE and os.path.isdir(p)]
+    found = [
+        os.path.realpath(p) for p in interpreter.path if os.path.basename(p) in _SITE and os.path.isdir(p)
+    ]
     return [p for p in dict.fromkeys(found) if any(is_below(p, layer.root) for layer in layers)]
 
 
@@ -169,8 +190,12 @@ def _numbered(name: str, folders: Iterable[str]) -> list[Layer]:
 
 def _completed(layer: Layer, layers: Sequence[Layer], sites: Iterable[str]) -> Layer:
     """Return a layer with its site directories, and without those of others that lie in it."""
-    mine = tuple(os.path.relpath(s, layer.root) for s in sites if _owner(s, layers) is layer and s != layer.root)
-    others = tuple(os.path.relpath(o.root, layer.root) for o in layers if o is not layer and is_below(o.root, layer.root))
+    mine = tuple(
+        os.path.relpath(s, layer.root) for s in sites if _owner(s, layers) is layer and s != layer.root
+    )
+    others = tuple(
+        os.path.relpath(o.root, layer.root) for o in layers if o is not layer and is_below(o.root, layer.root)
+    )
     if layer.kind == PYTHON and not mine:  # a venv that doesn't see its base's packages
         others += tuple(_site_folders(layer.root))
     return Layer(layer.name, layer.kind, layer.root, mine or layer.sites, others)
@@ -193,7 +218,11 @@ def _located(interpreter: Interpreter, layers: Sequence[Layer]) -> Iterator[tupl
 
 def _owner(path: str, layers: Sequence[Layer]) -> Layer | None:
     """Return the innermost layer that a path is in."""
-    return max((layer for layer in layers if is_below(path, layer.root)), key=lambda layer: len(layer.root), default=None)
+    return max(
+        (layer for layer in layers if is_below(path, layer.root)),
+        key=lambda layer: len(layer.root),
+        default=None,
+    )
 
 
 def is_below(path: str, root: str) -> bool:

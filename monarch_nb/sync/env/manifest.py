@@ -1,9 +1,12 @@
 """What an environment consists of, as text that is equal byte for byte wherever it is made. Pure.
 
-A manifest names parts (a distribution, a conda package, the rest of a layer), a part lists entries (files and links). Each has an id: the sha256 of
-its canonical text. So equal environments have one id, and of two that differ only the parts that differ are looked at.
+A manifest names parts (a distribution, a conda package, the rest of a layer), a part lists entries (files and
+links). Each has an id: the sha256 of
+its canonical text. So equal environments have one id, and of two that differ only the parts that differ are
+looked at.
 
-Canonical text is ASCII; a path is percent-encoded where it has a control character, a percent sign or a byte beyond ASCII. Lines end
+Canonical text is ASCII; a path is percent-encoded where it has a control character, a percent sign or a byte
+beyond ASCII. Lines end
 with a newline, fields are divided by tabs, entries are in the order of their paths::
 
     monarch_nb part 1 <TAB> name <TAB> version
@@ -13,7 +16,8 @@ with a newline, fields are divided by tabs, entries are in the order of their pa
     fact <TAB> name <TAB> value
     part <TAB> id <TAB> name <TAB> version
 
-A path's first component is its layer. Nothing that comes in a manifest is believed: `read_part` refuses what leads out of a prefix.
+A path's first component is its layer. Nothing that comes in a manifest is believed: `read_part` refuses what
+leads out of a prefix.
 """
 
 from __future__ import annotations
@@ -29,7 +33,8 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 from monarch_nb.sync.env.errors import EnvironmentSyncError
 
 FILE, EXECUTABLE, TEMPLATE, SCRIPT, LINK = "f", "x", "t", "u", "l"
-"""Kinds: a file, an executable one, one that is written anew for each prefix (`templates`), an executable such, a symbolic link."""
+"""Kinds: a file, an executable one, one that is written anew for each prefix (`templates`), an executable
+such, a symbolic link."""
 KINDS = frozenset((FILE, EXECUTABLE, TEMPLATE, SCRIPT, LINK))
 MADE_THERE = frozenset((TEMPLATE, SCRIPT))
 PART_HEADER = "monarch_nb part 1"
@@ -113,7 +118,9 @@ class Manifest:
         """Canonical bytes."""
         lines = [HEADER]
         lines += [f"fact\t{_encoded(name)}\t{_encoded(self.facts[name])}" for name in sorted(self.facts)]
-        lines += [f"part\t{p.id}\t{_encoded(p.name)}\t{_encoded(p.version)}" for p in sorted(self.parts, key=_order)]
+        lines += [
+            f"part\t{p.id}\t{_encoded(p.name)}\t{_encoded(p.version)}" for p in sorted(self.parts, key=_order)
+        ]
         return ("\n".join(lines) + "\n").encode("ascii")
 
     @cached_property
@@ -149,7 +156,8 @@ def read_manifest(text: bytes) -> Manifest:
 
 
 def read_part(text: bytes) -> Part:
-    """Return what canonical bytes say, every path and link checked on its own; `check_tree` checks them together.
+    """Return what canonical bytes say, every path and link checked on its own; `check_tree` checks them
+    together.
 
     Raises:
         ManifestError: if they aren't canonical, or something would lead out of the prefix.
@@ -162,7 +170,8 @@ def read_part(text: bytes) -> Part:
 
 
 def check_tree(parts: Sequence[Part]) -> None:
-    """See whether entries of all parts make one tree: no path twice, and nothing below what isn't a directory.
+    """See whether entries of all parts make one tree: no path twice, and nothing below what isn't a
+    directory.
 
     Raises:
         ManifestError: naming the path.
@@ -180,7 +189,9 @@ def check_tree(parts: Sequence[Part]) -> None:
                 folder = folder.rpartition("/")[0]
     both = paths & folders
     if both:
-        raise ManifestError(f"{min(both)!r} is a file or a link in a manifest, and a directory of other entries, too")
+        raise ManifestError(
+            f"{min(both)!r} is a file or a link in a manifest, and a directory of other entries, too"
+        )
 
 
 def check_path(path: str) -> None:
@@ -202,7 +213,8 @@ def check_path(path: str) -> None:
 def check_link(path: str, target: str) -> None:
     """See whether a link stays in its prefix, whatever other links there are.
 
-    `..` may only stand at its beginning: links are made in directories, so these steps are what they look like; behind a link they wouldn't be.
+    `..` may only stand at its beginning: links are made in directories, so these steps are what they look
+    like; behind a link they wouldn't be.
 
     Raises:
         ManifestError: if it may lead out.
@@ -235,7 +247,9 @@ def _entry(line: str) -> Entry:
 def _canonical(found: _Read, text: bytes) -> _Read:
     """Return what was read, if its canonical bytes are those that it was read from."""
     if found.text != text:
-        raise ManifestError("these bytes aren't canonical: something is out of order, twice, or encoded otherwise")
+        raise ManifestError(
+            "these bytes aren't canonical: something is out of order, twice, or encoded otherwise"
+        )
     return found
 
 

@@ -1,11 +1,15 @@
-"""What installers have written down about what they installed: `RECORD` of wheels, `conda-meta` of conda packages.
+"""What installers have written down about what they installed: `RECORD` of wheels, `conda-meta` of conda
+packages.
 
-A claim is the content of a file as its installer knows it. It's believed without reading the file if the file looks untouched since:
+A claim is the content of a file as its installer knows it. It's believed without reading the file if the file
+looks untouched since:
 
 - its size is what the claim says, and it isn't in `bin/`, where installers write what depends on the prefix;
 - it isn't newer than `RECORD`, or the conda record, by more than 2 s;
-- with more than one link (uv shares files between environments and its cache) it isn't newer than `WHEEL` by more than two minutes:
-  uv writes `RECORD` anew into each environment, and an edit in one of them is in the cache, hence in the next one, older than its `RECORD`.
+- with more than one link (uv shares files between environments and its cache) it isn't newer than `WHEEL` by
+  more than two minutes:
+  uv writes `RECORD` anew into each environment, and an edit in one of them is in the cache, hence in the next
+  one, older than its `RECORD`.
 """
 
 from __future__ import annotations
@@ -73,7 +77,8 @@ class Package:
 
 
 def wheel_packages(root: str, site: str) -> Iterator[Package]:
-    """Yield what is installed in a directory by its `.dist-info`; what conda has installed is left to its own records.
+    """Yield what is installed in a directory by its `.dist-info`; what conda has installed is left to its own
+    records.
 
     Args:
         root: of the layer.
@@ -130,13 +135,15 @@ def _conda_package(record: dict[str, Any], itself: str, written_ns: int) -> Pack
         placeholder = str(each.get("prefix_placeholder") or "")
         if len(sha) == 2 * _SHA256_BYTES and each.get("path_type") != "softlink":
             is_text = each.get("file_mode") != "binary"
-            claims[path] = Claim(sha, int(each.get("size_in_bytes") or -1), until_ns, until_ns, placeholder, is_text)
+            claims[path] = Claim(
+                sha, int(each.get("size_in_bytes") or -1), until_ns, until_ns, placeholder, is_text
+            )
     version = f"{record['version']} {record.get('build', '')}".strip()
     return Package(str(record["name"]), version, claims, tuple(files))
 
 
 def editable_root(direct_url: str) -> str:
-    """Return the directory that an editable install is imported from; "" if `direct_url.json` says nothing of one."""
+    """Return the directory that an editable install is imported from; "" if this is of none."""
     with suppress(ValueError, AttributeError):
         found = json.loads(direct_url or "{}")
         if found.get("dir_info", {}).get("editable"):

@@ -1,6 +1,8 @@
-"""The manifest of layers. What a record of an installer knows isn't read, what was hashed before isn't read again.
+"""The manifest of layers. What a record of an installer knows isn't read, what was hashed before isn't read
+again.
 
-On two idle cores an environment with torch (50,000 files, 1.8 GB) takes about 3 s of CPU the first time, then less than 1 s.
+On two idle cores an environment with torch (50,000 files, 1.8 GB) takes about 3 s of CPU the first time, then
+less than 1 s.
 """
 
 from __future__ import annotations
@@ -148,9 +150,13 @@ class _LayerScan:
         entries: dict[str, list[Entry]] = {}
         for path, content in self._contents.items():
             kind = _kind(content, self._status[path])
-            entries.setdefault(self._owner(path), []).append(Entry(f"{self._layer.name}/{path}", kind, content.size, content.sha256))
+            entries.setdefault(self._owner(path), []).append(
+                Entry(f"{self._layer.name}/{path}", kind, content.size, content.sha256)
+            )
         for path, target in self._links.items():
-            entries.setdefault(self._owner(path), []).append(Entry(f"{self._layer.name}/{path}", manifest.LINK, 0, target))
+            entries.setdefault(self._owner(path), []).append(
+                Entry(f"{self._layer.name}/{path}", manifest.LINK, 0, target)
+            )
         for name, found in entries.items():
             version = self._packages[name].version if name in self._packages else ""
             yield Part(name or self._layer.name, version, tuple(sorted(found)))
@@ -165,7 +171,12 @@ class _LayerScan:
         source = self._source(path, package, claim)
         if source is None:
             return
-        if claim is not None and source.treatment == RAW and not self._verify and claim.is_believed(path, info):
+        if (
+            claim is not None
+            and source.treatment == RAW
+            and not self._verify
+            and claim.is_believed(path, info)
+        ):
             self._keep(source, Content(info.st_size, False, claim.sha256))
             return
         known = None if self._verify else self._cache.get(info, self._treater.key(source))
@@ -182,8 +193,14 @@ class _LayerScan:
         if claim is not None and claim.placeholder:
             return Source(file, place, PREFIX, claim.placeholder, claim.is_text)
         is_unknown = package is None and self._layer.kind != layers.CODE
-        may_have_paths = path.startswith("bin/") or path.endswith(_MINE) or (package is not None and package.is_built_here)
-        return Source(file, place, PREFIX if may_have_paths or is_unknown or (claim is None and package is not None) else RAW)
+        may_have_paths = (
+            path.startswith("bin/") or path.endswith(_MINE) or (package is not None and package.is_built_here)
+        )
+        return Source(
+            file,
+            place,
+            PREFIX if may_have_paths or is_unknown or (claim is None and package is not None) else RAW,
+        )
 
     def _byte_code_source(self, path: str, of: str, file: str, place: str) -> Source | None:
         """Return how byte code goes: not if its source is gone."""
@@ -225,7 +242,9 @@ class _LayerScan:
         """Leave a link out. The interpreter's of a distribution is made anew on the host, and is no loss."""
         file = f"{self._layer.root}/{path}"
         if not path.startswith("bin/python") and os.path.exists(file):
-            self.left_out.append((file, f"a link to {os.readlink(file)}, which isn't part of the environment"))
+            self.left_out.append(
+                (file, f"a link to {os.readlink(file)}, which isn't part of the environment")
+            )
 
     def _inside(self, path: str, target: str) -> str:
         """Return a link's target as it is in a prefix: relative, from layer to layer."""

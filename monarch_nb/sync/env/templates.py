@@ -1,12 +1,16 @@
-"""Files with a prefix's path in them: the path is cut out here, and that of another prefix put in there. Pure.
+"""Files with a prefix's path in them: the path is cut out here, and that of another prefix put in there.
+Pure.
 
 A template is a line of JSON, then the file without the paths. There are two sorts:
 
 - text: `cuts` says where a layer's path stood. What is put in may be of any length.
-- binary, of conda: the package's own file, with the placeholder in it that conda-build left. A C string that has it is filled up with
-  NULs to the length that it had, so that all that follows stays where it is: what is put in must not be longer than the placeholder.
+- binary, of conda: the package's own file, with the placeholder in it that conda-build left. A C string that
+  has it is filled up with
+  NULs to the length that it had, so that all that follows stays where it is: what is put in must not be
+      longer than the placeholder.
 
-Both are the same whatever prefix they were made of: `fill(cut(x, roots), roots) == x`, and `cut` of two prefixes of one package are equal.
+Both are the same whatever prefix they were made of: `fill(cut(x, roots), roots) == x`, and `cut` of two
+prefixes of one package are equal.
 """
 
 from __future__ import annotations
@@ -19,7 +23,8 @@ from typing import Any
 from monarch_nb.sync.env.errors import EnvironmentSyncError
 
 MAX_SHEBANG_BYTES = 127
-"""Linux reads so much of a script's first line (`BINPRM_BUF_SIZE`), including `#!` and without the newline."""
+"""Linux reads so much of a script's first line (`BINPRM_BUF_SIZE`), including `#!` and without the
+newline."""
 _MAGIC = b"mnb template 1 "
 _ENDS = rb"(?![A-Za-z0-9_.+~-])"
 """What follows a prefix's path where it's meant: `/opt/env2` isn't below `/opt/env`."""
@@ -46,7 +51,9 @@ def cut_text(content: bytes, roots: Mapping[str, str]) -> bytes | None:
     b'home = /store/x/base/bin'
     """
     by_path = {root.encode("utf-8", "surrogateescape"): layer for layer, root in roots.items()}
-    pattern = re.compile(b"(?:%s)%s" % (b"|".join(map(re.escape, sorted(by_path, key=len, reverse=True))), _ENDS))
+    pattern = re.compile(
+        b"(?:%s)%s" % (b"|".join(map(re.escape, sorted(by_path, key=len, reverse=True))), _ENDS)
+    )
     cuts: list[tuple[int, str]] = []
     pieces, at, length = [], 0, 0
     for found in pattern.finditer(content) if by_path else ():
@@ -91,7 +98,9 @@ def fill(template: bytes, roots: Mapping[str, str]) -> bytes:
     try:
         if "placeholder" in head:
             return _filled_binary(body, str(head["placeholder"]).encode(), _root(roots, head["layer"]))
-        return _short_shebang(_filled_text(body, [(int(at), str(layer)) for at, layer in head["cuts"]], roots))
+        return _short_shebang(
+            _filled_text(body, [(int(at), str(layer)) for at, layer in head["cuts"]], roots)
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise TemplateError(f"a template that can't be read: {type(error).__name__}: {error}") from None
 
@@ -112,13 +121,16 @@ def _filled_binary(body: bytes, placeholder: bytes, root: bytes) -> bytes:
             f"a binary file has room for a prefix of {len(placeholder)} bytes, this one has {len(root)}: "
             "MONARCH_NB_STORE=DIRECTORY with a shorter path"
         )
-    found = _strings(body, placeholder, lambda string, room: string.replace(placeholder, root).ljust(room, b"\0"))
+    found = _strings(
+        body, placeholder, lambda string, room: string.replace(placeholder, root).ljust(room, b"\0")
+    )
     assert found is not None
     return found
 
 
 def _strings(content: bytes, part: bytes, change: Callable[[bytes, int], bytes | None]) -> bytes | None:
-    """Return a file in which each C string with `part` in it was changed, NULs after it included; None if one can't be.
+    """Return a file in which each C string with `part` in it was changed, NULs after it included; None if one
+    can't be.
 
     Args:
         change: gets the string and how many bytes there are for it and what ends it.
@@ -141,9 +153,11 @@ def _strings(content: bytes, part: bytes, change: Callable[[bytes, int], bytes |
 
 
 def _short_shebang(content: bytes) -> bytes:
-    """Return a script that the kernel can start: one whose first line is too long is started by `sh`, which runs the rest by Python.
+    """Return a script that the kernel can start: one whose first line is too long is started by `sh`, which
+    runs the rest by Python.
 
-    For Python the second and third lines are a string; for sh they execute the interpreter with the script itself.
+    For Python the second and third lines are a string; for sh they execute the interpreter with the script
+    itself.
     """
     found = _SHEBANG.match(content)
     if found is None or len(found.group(1)) + 2 <= MAX_SHEBANG_BYTES or b"python" not in found.group(1):

@@ -1,6 +1,8 @@
-"""What becomes of a file before it goes: nothing, or what makes it independent of where it lay. A file is read and treated in one place, here.
+"""What becomes of a file before it goes: nothing, or what makes it independent of where it lay. A file is
+read and treated in one place, here.
 
-The bytes that are hashed for a manifest and those that are sent later are made by the same function, so that they agree.
+The bytes that are hashed for a manifest and those that are sent later are made by the same function, so that
+they agree.
 """
 
 from __future__ import annotations
@@ -73,7 +75,8 @@ class Treater:
             return f"{BYTE_CODE} {source.origin[0]} {source.origin[1]}"
         if source.treatment == RAW:
             return RAW
-        return f"{PREFIX} {self._name} {source.path} {hashlib.sha256(source.placeholder.encode()).hexdigest()[:8]}"
+        placeholder = hashlib.sha256(source.placeholder.encode()).hexdigest()[:8]
+        return f"{PREFIX} {self._name} {source.path} {placeholder}"
 
     def read(self, source: Source) -> Treated:
         """Return what goes.
@@ -85,7 +88,9 @@ class Treater:
             content = file.read()
         if source.treatment == BYTE_CODE:
             return Treated(bytecode.normalised(content), False)
-        return self._without_prefix(source, content) if source.treatment == PREFIX else Treated(content, False)
+        return (
+            self._without_prefix(source, content) if source.treatment == PREFIX else Treated(content, False)
+        )
 
     def hash(self, source: Source) -> Content:
         """Return name and size of what goes: `STALE` for byte code of a source that has changed since.

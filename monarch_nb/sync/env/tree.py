@@ -1,4 +1,5 @@
-"""Which files of a layer go: a walk that leaves out what is another layer's, what tests the interpreter, and what is private."""
+"""Which files of a layer go: a walk that leaves out what is another layer's, what tests the interpreter, and
+what is private."""
 
 from __future__ import annotations
 
@@ -15,11 +16,16 @@ from monarch_nb.sync.env.layers import CODE, CONDA, PYTHON, Layer
 MAX_SOURCE_BYTES = 100 << 20
 """Larger files in directories of code are data."""
 GIT_S = 30.0
-_PRIVATE = frozenset(("pip.conf", ".condarc", "conda-meta/state", "condarc", "etc/pip.conf", ".netrc", ".pypirc"))
+_PRIVATE = frozenset(
+    ("pip.conf", ".condarc", "conda-meta/state", "condarc", "etc/pip.conf", ".netrc", ".pypirc")
+)
 """May have credentials in them; below a layer's root."""
-_OF_NO_USE = re.compile(r"lib/python[0-9.]+t?/(test|idlelib|config-[^/]*|.*/(idle_test|tests?))|share/(man|doc)|pkgs|envs")
+_OF_NO_USE = re.compile(
+    r"lib/python[0-9.]+t?/(test|idlelib|config-[^/]*|.*/(idle_test|tests?))|share/(man|doc)|pkgs|envs"
+)
 _FOLDERS_NOT_CODE = frozenset(
-    (".git", ".hg", ".svn", "node_modules", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".tox", ".nox",
+    (".git", ".hg", ".svn", "node_modules", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".tox",
+     ".nox",
      ".ipynb_checkpoints", ".aws", ".ssh", ".hypothesis")
 )  # fmt: skip
 _SECRET = re.compile(r"\.env(\..*)?|.*\.pem|id_(rsa|dsa|ecdsa|ed25519).*|\.netrc|\.pypirc|.*\.key")
@@ -53,7 +59,8 @@ def files_of(layer: Layer) -> Iterator[Found]:
 
 
 def _is_of_others(layer: Layer, path: str) -> bool:
-    """Say whether a file of an interpreter is of no use: what is linked statically, scripts of packages that don't go."""
+    """Say whether a file of an interpreter is of no use: what is linked statically, scripts of packages that
+    don't go."""
     is_script = path.startswith("bin/") and not path.startswith("bin/python")
     return path.endswith(".a") or (is_script and not layer.sites)
 
@@ -88,16 +95,27 @@ def _walk(layer: Layer, skips_folder: Callable[[str, str], bool]) -> Iterator[Fo
 
 
 def _code_files(layer: Layer) -> Iterator[Found]:
-    """Yield source files: those that git knows or would add, with what it ignores and Python may import; else all that look like it."""
+    """Yield source files: those that git knows or would add, with what it ignores and Python may import; else
+    all that look like it."""
     listed = _git_files(layer.root)
     if listed is None:
-        found: Iterable[Found] = _walk(layer, lambda path, name: _is_no_code(path, name) or _is_environment(layer.root, path))
+        found: Iterable[Found] = _walk(
+            layer, lambda path, name: _is_no_code(path, name) or _is_environment(layer.root, path)
+        )
     else:
-        found = _with_status(layer.root, {**dict.fromkeys(listed), **dict.fromkeys(_imported_though_ignored(layer.root, listed))})
+        found = _with_status(
+            layer.root,
+            {**dict.fromkeys(listed), **dict.fromkeys(_imported_though_ignored(layer.root, listed))},
+        )
     for each in found:
         name = each.path.rpartition("/")[2]
         is_others = any(each.path == w or each.path.startswith(w + "/") for w in layer.without)
-        if each.info.st_size <= MAX_SOURCE_BYTES and not is_others and not _SECRET.fullmatch(name) and not name.endswith(".pyc"):
+        if (
+            each.info.st_size <= MAX_SOURCE_BYTES
+            and not is_others
+            and not _SECRET.fullmatch(name)
+            and not name.endswith(".pyc")
+        ):
             yield each
 
 
@@ -106,10 +124,13 @@ def _is_environment(root: str, path: str) -> bool:
 
 
 def _git_files(root: str) -> list[str] | None:
-    """Return what is tracked below a directory, or would be; None if that's no repository, or git isn't there."""
+    """Return what is tracked below a directory, or would be; None if that's no repository, or git isn't
+    there."""
     command = ["git", "-C", root, "ls-files", "-co", "--exclude-standard", "-z"]
     try:
-        listed = subprocess.run(command, capture_output=True, check=True, timeout=GIT_S, stdin=subprocess.DEVNULL).stdout
+        listed = subprocess.run(
+            command, capture_output=True, check=True, timeout=GIT_S, stdin=subprocess.DEVNULL
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return None
     return [os.fsdecode(path) for path in listed.split(b"\0") if path] or None
