@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._post import data_plane as _data_plane
 from monarch_nb._version import __version__
 
 if TYPE_CHECKING:
@@ -71,6 +72,15 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *_WHERE])
+
+
+def _remote_arguments() -> Any:
+    from monarch_nb.rdma import remote_arguments  # loaded by the first who sends or fetches such
+
+    return remote_arguments
+
+
+_data_plane.provide(_remote_arguments)
 
 
 def load_ipython_extension(shell: Any) -> None:

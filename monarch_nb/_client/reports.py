@@ -14,7 +14,9 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._client.outcome import dropped_error
 from monarch_nb._post.pending import Pending
+from monarch_nb._runtime.supervision import MeshFailure, call_fault_hook, has_own_hook
 
 if TYPE_CHECKING:
     from monarch_nb._client.session import Session
@@ -43,9 +45,9 @@ class Reports:
 
     def actor_failed(self, actor_id: int, failure: Mapping[str, Any]) -> None:
         """Mark the mesh that an actor belongs to; say it in a moment, if nobody is told by an exception until then."""
-        mesh = self._session.meshes.get(actor_id)
-        if mesh is not None:
-            mesh._state.fail(failure)
+        state = self._session.actor_states.get(actor_id)
+        if state is not None:
+            state.fail(failure)
         with self._lock:
             self._actors.setdefault(actor_id, []).append(failure)
         self._arm()
@@ -82,18 +84,14 @@ class Reports:
             self._arm()
 
     def _tell_hook(self, actor_id: int, failures: list[Mapping[str, Any]]) -> None:
-        from monarch_nb.actor.supervision import MeshFailure, call_fault_hook, has_own_hook
-
-        mesh = self._session.meshes.get(actor_id)
-        news = failures if mesh is None else mesh._state.tell(failures)
-        if has_own_hook() and mesh is not None:  # the program acts on it, also if somebody has been told
-            news = mesh._state.tell(failures, "hook")
+        state = self._session.actor_states.get(actor_id)
+        news = failures if state is None else state.tell(failures)
+        if has_own_hook() and state is not None:  # the program acts on it, also if somebody has been told
+            news = state.tell(failures, "hook")
         if news:
             call_fault_hook(MeshFailure.from_failures(news))
 
     def _say_dropped(self, dropped: list[tuple[Pending, str, contextvars.Context]]) -> None:
-        from monarch_nb.actor.outcome import dropped_error
-
         errors: dict[tuple[str, str], list[tuple[Any, contextvars.Context]]] = {}
         for pending, what, context in dropped:
             error = dropped_error(pending, what)

@@ -19,21 +19,25 @@ from dataclasses import replace
 from typing import Any
 
 from monarch_nb._client import spare
+from monarch_nb._client.actor_states import states_in
 from monarch_nb._client.connection_file import Connection
 from monarch_nb._client.ending import Ending
 from monarch_nb._client.feed import Feed
+from monarch_nb._client.heal_report import HealReport
 from monarch_nb._client.notebook import PROGRAM_NUMBER, NotebookHooks
 from monarch_nb._client.output import OutputHub
 from monarch_nb._client.preferences import preferences
 from monarch_nb._client.reports import Reports
 from monarch_nb._client.state import StatusFeed
 from monarch_nb._client.stops_said import StopsSaid
+from monarch_nb._client.subscribers import Subscribers
 from monarch_nb._client.waiting import Bell, wait_simply
 from monarch_nb._post import here
 from monarch_nb._post.office import Office
 from monarch_nb._post.pending import OneReply
 from monarch_nb._protocol.exits import RankExit
-from monarch_nb._shape import Extent, Shape
+from monarch_nb._runtime.supervision import MeshFailure, call_fault_hook, has_own_hook
+from monarch_nb._shape import Extent
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.codec import Encoded
@@ -92,14 +96,16 @@ class Session:
         self.local_actors: Any = None
         self._making_actors = threading.Lock()
         self.meshes: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        """Actor meshes of this program, by actor id: where news of a failure goes."""
+        """Actor meshes that this program has spawned, by actor id."""
+        self.actor_states = states_in(office)
+        """What is known of those actors: news of a failure go there."""
+        self.reshaped: Subscribers[Mapping[str, Any]] = Subscribers()
+        """Handles that take on new sizes, told what the home says of a group that has got some."""
         self.fault_handlers: dict[str, Callable[[Any], None]] = {}
         """What this program does about a death, by group."""
         self.reports = Reports(self)
         office.on_dropped = self.reports.dropped
         self.stops_said = StopsSaid(self)
-        self.proc_meshes: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Handles on processes that take on new sizes."""
 
     @classmethod
     def connect(
@@ -227,7 +233,7 @@ class Session:
         """Let this program have actors of its own; return what takes their calls."""
         with self._making_actors:
             if self.local_actors is None:
-                from monarch_nb._rank.actor_host import ActorHost
+                from monarch_nb._runtime.actor_host import ActorHost
 
                 self.local_actors = ActorHost(self.office)
         return self.local_actors
@@ -245,7 +251,7 @@ class Session:
         if name == "healed":
             self.healed(fields["actor_ids"])
         elif name == "reshaped":
-            self.reshaped(fields)
+            self._reshaped(fields)
 
     def _on_event(self, name: str, fields: dict[str, Any]) -> None:
         self._on_news(name, fields)
@@ -291,8 +297,6 @@ class Session:
 
         A hook of the program's own is told of each; what is written to stderr has all of a mesh that died together.
         """
-        from monarch_nb.actor.supervision import MeshFailure, call_fault_hook, has_own_hook
-
         unheard: dict[Any, list[RankExit]] = {}
         for end in ends:
             if end.stopped or end.restarted or self.observes:
@@ -308,24 +312,18 @@ class Session:
         for together in unheard.values():
             call_fault_hook(MeshFailure.from_ends(together))
 
-    def reshaped(self, record: Mapping[str, Any]) -> None:
+    def _reshaped(self, record: Mapping[str, Any]) -> None:
         """A group of ranks has other sizes: handles on all of it, and on actors that are on all of it, take them on."""
-        shape = Shape.full(Extent(record["labels"], record["sizes"]))
         if self.output is not None:
-            self.output.default.sizes[record["group"]] = shape.extent.nelements
-        for mesh in [m for m in list(self.proc_meshes) if m._group == record["group"] and m._is_whole]:
-            mesh._reshape(record["procs"], shape, record["hosts"])
-        for actor_id, procs in record["actors"].items():
-            actors = self.meshes.get(actor_id)
-            if actors is not None:
-                actors._reshape(procs, shape)
+            self.output.default.sizes[record["group"]] = Extent(record["labels"], record["sizes"]).nelements
+        self.reshaped.publish(record)
 
     def healed(self, actor_ids: Sequence[int]) -> None:
         """Actors have been made again: handles on them are good."""
         for actor_id in actor_ids:
-            mesh = self.meshes.get(actor_id)
-            if mesh is not None:
-                mesh._state.heal()
+            state = self.actor_states.get(actor_id)
+            if state is not None:
+                state.heal()
 
     # --- the end
 
@@ -433,8 +431,6 @@ def _private() -> Session:
 
 def _show_notice(what: Any) -> None:
     """Show what was done about a loss without being asked."""
-    from monarch_nb.actor.heal import HealReport
-
     text = what if isinstance(what, str) else f"healed by itself: {HealReport.of(what)}"
     print(text, file=sys.stderr, flush=True)
 

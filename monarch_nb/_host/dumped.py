@@ -13,7 +13,7 @@ from monarch_nb._frames.owner import is_module_elsewhere
 MAIN = "MainThread"
 _THREAD = re.compile(r"(?m)^(?:Current thread|Thread) 0x([0-9a-f]+)[^\n]*\n")
 _FRAME = re.compile(r'  File "([^"]*)", line (\d+) in (.+)')
-_ACTOR = "monarch_nb._rank.actors"
+_ACTOR = "monarch_nb._runtime.actors"
 _KEEPER = "monarch_nb._post.reader"
 
 

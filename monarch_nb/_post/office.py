@@ -18,6 +18,7 @@ import zmq
 import zmq.backend
 
 from monarch_nb._post.context import call_context
+from monarch_nb._post.data_plane import remote_arguments
 from monarch_nb._post.pending import Body, CallTimes, OneReply, Pending, Unread
 from monarch_nb._post.reader import Reader
 from monarch_nb._protocol.exits import RankExit
@@ -176,7 +177,7 @@ class Office:
     def post(self, dst: int, kind: int, body: Encoded = _NOTHING, **fields: Any) -> None:
         """Send one message with an encoded value."""
         if body.buffers and dst >> 32 != self.host and kind in _LENT_KINDS:
-            body = _offer(self, body, (dst,))
+            body = remote_arguments().offer(self, body, (dst,))
         is_large = len(body.payload) >= _INLINE_PAYLOAD_BYTES and kind != wire.CONTROL  # host processes map no segments
         if body.buffers or is_large:
             body, flags, table = self._outboard(body, [self._holder(dst)])
@@ -188,7 +189,8 @@ class Office:
         """Send one message to all `receivers`: one frame each on this machine, one per other host."""
         if body.buffers and kind in _LENT_KINDS:
             far_receivers = [r for r in receivers if r[0] >> 32 != self.host]
-            offered = _offer(self, body, [proc for proc, _ in far_receivers]) if far_receivers else body
+            to_far = [proc for proc, _ in far_receivers]
+            offered = remote_arguments().offer(self, body, to_far) if to_far else body
             if offered is not body:
                 self.post_all(far_receivers, kind, offered, **fields)
                 receivers = [r for r in receivers if r[0] >> 32 == self.host]
@@ -486,13 +488,6 @@ class Office:
 
 
 _LENT_KINDS = (wire.CALL, wire.REPLY)
-
-
-def _offer(office: Office, body: Encoded, receivers: Sequence[int]) -> Encoded:
-    """Have the data plane bring big buffers to other machines. The one import upwards: it's needed only by who sends such."""
-    from monarch_nb.rdma.remote_arguments import offer
-
-    return offer(office, body, receivers)
 
 
 def _refuse(message: Message) -> None:

@@ -25,7 +25,7 @@ _KNOWN: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("monarch_nb.actor.future", ("get", "__await__"), "call"),
     ("monarch_nb.actor.channel", (), "channel"),
     ("monarch_nb._rank.command", (), "process"),
-    ("monarch_nb._rank.checkpoints", (), "checkpoint"),
+    ("monarch_nb._runtime.checkpoints", (), "checkpoint"),
     ("torch.autograd.graph", ("_engine_run_backward",), "backward"),
     ("torch.utils.data.dataloader", ("__next__", "__iter__"), "data"),
     ("queue", ("get", "put", "join"), "queue"),

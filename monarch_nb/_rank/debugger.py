@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb._frames.cells import cell_number, is_of_kernel
 from monarch_nb._frames.owner import HIDDEN, module_of, owner_of
 from monarch_nb._post.context import current_origin
-from monarch_nb._rank.inbox import Inbox
+from monarch_nb._runtime.inbox import Inbox
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb.tracebacks import shown_frames

@@ -17,26 +17,25 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb._frames.cells import cell_number
 from monarch_nb._frames.owner import frames_from, is_users, module_of, users_index
-from monarch_nb._post import here
 from monarch_nb._rank import operations
-from monarch_nb._rank.awaiting import frames_of
 from monarch_nb._rank.blocking import doing, what_blocks
+from monarch_nb._runtime.awaiting import frames_of
 from monarch_nb._wire.message import Message
 from monarch_nb.sources import source_line
 
 if TYPE_CHECKING:
-    from monarch_nb._rank.actor_host import ActorHost
-    from monarch_nb._rank.actors import ActorRunner
-    from monarch_nb._rank.inbox import Inbox
+    from monarch_nb._rank.main import Rank
+    from monarch_nb._runtime.actors import ActorRunner
+    from monarch_nb._runtime.inbox import Inbox
 
 _FUTURE = "monarch_nb.actor.future"
-_ACTORS = "monarch_nb._rank.actors"
+_ACTORS = "monarch_nb._runtime.actors"
 MAX_DEPTH = 200
 
 
-def look(actors: ActorHost) -> dict[str, Any]:
+def look(rank: Rank) -> dict[str, Any]:
     """Return "threads" that are at work (see `_thread`), "groups", "dist_rank" and "on_device"."""
-    threads = [*_main(), *(each for runner in list(actors.actors.values()) for each in _of_actor(runner))]
+    threads = [*_main(rank), *(each for runner in list(rank.actors.actors.values()) for each in _of_actor(runner))]
     return {
         "threads": threads,
         "groups": operations.groups(),
@@ -45,11 +44,11 @@ def look(actors: ActorHost) -> dict[str, Any]:
     }
 
 
-def _main() -> list[dict[str, Any]]:
+def _main(rank: Rank) -> list[dict[str, Any]]:
     """Return what the main thread does: a cell or a function."""
-    worker = here.rank.worker if here.rank is not None else None
-    message = worker.current if worker is not None else None
-    if worker is None or message is None:
+    worker = rank.worker
+    message = worker.current
+    if message is None:
         return []
     what = "cell" if message.name == b"run" else "function"
     ident = threading.main_thread().ident or 0

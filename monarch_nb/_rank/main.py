@@ -20,11 +20,12 @@ from monarch_nb import _reload, sources
 from monarch_nb._post import here
 from monarch_nb._post.context import CallContext, call_context
 from monarch_nb._post.office import Office
-from monarch_nb._rank import forked, keyboard, streams
-from monarch_nb._rank.actor_host import ActorHost
+from monarch_nb._rank import keyboard, streams
 from monarch_nb._rank.debugger import Debugger
+from monarch_nb._rank.rank_actors import RankActors
 from monarch_nb._rank.reloading import Reloader
 from monarch_nb._rank.worker import Worker
+from monarch_nb._runtime import forked
 from monarch_nb._shape import elastic_numbers
 from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
@@ -53,7 +54,7 @@ class Rank:
         self.page = Page(address.page_path(spec["directory"], spec["proc"]))
         self.debugger = Debugger(self.office)
         self.worker = Worker(self)
-        self.actors = ActorHost(self.office, self.worker.inbox.put, self.page, self.debugger)
+        self.actors = RankActors(self)
         self.reloader = Reloader(self.actors)
 
     def receive_guest(self, office: Office) -> None:

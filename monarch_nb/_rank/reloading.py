@@ -9,12 +9,12 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from monarch_nb import _reload
-from monarch_nb._rank.actors import has_async
 from monarch_nb._reload import SYNC_VARIABLE, ModuleReload, RankReload, ReloadRequest, SyncMode
+from monarch_nb._runtime.actors import has_async
 from monarch_nb.exceptions import StaleCode
 
 if TYPE_CHECKING:
-    from monarch_nb._rank.actor_host import ActorHost
+    from monarch_nb._runtime.actor_host import ActorHost
 
 
 class Reloader:

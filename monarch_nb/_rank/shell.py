@@ -21,7 +21,7 @@ from monarch_nb._post.failure import (
     traceback_text,
 )
 from monarch_nb._rank.debugger import CellParts
-from monarch_nb._rank.forked import end_if_forked
+from monarch_nb._runtime.forked import end_if_forked
 
 if TYPE_CHECKING:
 

@@ -13,27 +13,25 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb._frames.cells import cell_number
 from monarch_nb._frames.owner import frames_from, users_index
-from monarch_nb._post import here
 from monarch_nb._rank.operations import is_distributed, tensor_in
 from monarch_nb.sources import source_line
 
 if TYPE_CHECKING:
-    from monarch_nb._rank.actor_host import ActorHost
+    from monarch_nb._rank.main import Rank
 
 
-def where(actors: ActorHost) -> dict[str, Any]:
+def where(rank: Rank) -> dict[str, Any]:
     """Return "line" and "collective" of what runs, "num_queued" messages, and whether the main thread runs a "function"."""
-    rank = here.rank
-    current = rank.worker.current if rank is not None else None
-    frames = [rank.worker.frame()] if rank is not None else []
-    frames += [frame for runner in list(actors.actors.values()) for frame in runner.frames()]
+    runners = list(rank.actors.actors.values())
+    current = rank.worker.current
+    frames = [rank.worker.frame()]
+    frames += [frame for runner in runners for frame in runner.frames()]
     found: dict[str, Any] = {"line": "", "collective": None, "function": current is not None and current.name == b"execute"}
     for frame in frames:
         if frame is not None:
             found["line"] = found["line"] or _line(frame)
             found["collective"] = found["collective"] or _collective(frame)
-    waiting = len(rank.worker.inbox) if rank is not None else 0
-    found["num_queued"] = waiting + sum(len(r.inbox) for r in list(actors.actors.values()))
+    found["num_queued"] = len(rank.worker.inbox) + sum(len(r.inbox) for r in runners)
     return found
 
 

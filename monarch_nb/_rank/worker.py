@@ -19,12 +19,12 @@ from monarch_nb._post.office import OfficeClosed
 from monarch_nb._post.pending import Body
 from monarch_nb._rank import environment, profiling, variables
 from monarch_nb._rank.debugger import place
-from monarch_nb._rank.forked import end_if_forked
-from monarch_nb._rank.inbox import Inbox
 from monarch_nb._rank.mending import Mender, guard_handlers
 from monarch_nb._rank.shell import Diversion, describe_cell_error
 from monarch_nb._rank.streams import flush_replaced
 from monarch_nb._reload import RankReload
+from monarch_nb._runtime.forked import end_if_forked
+from monarch_nb._runtime.inbox import Inbox
 from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.message import Message

@@ -16,7 +16,10 @@ Names and behaviour are PyTorch Monarch's: a program written for `monarch.actor`
 
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._client.heal_report import HealReport
 from monarch_nb._post.port import Port
+from monarch_nb._runtime import supervision as _supervision
+from monarch_nb._runtime.supervision import MeshFailure, unhandled_fault_hook
 from monarch_nb._shape import Extent, Point, Shape
 from monarch_nb.actor import (
     config as config,  # for programs that set `actor.config.prefix_python_logs_with_actor`
@@ -37,10 +40,9 @@ from monarch_nb.actor.context import (
 from monarch_nb.actor.controller import get_or_spawn_controller
 from monarch_nb.actor.endpoint import Endpoint, concurrent_endpoint, endpoint
 from monarch_nb.actor.future import Future
-from monarch_nb.actor.heal import HealReport, heal_mesh
+from monarch_nb.actor.heal import heal_mesh
 from monarch_nb.actor.host_mesh import HostMesh, local_proc_mesh, proc_mesh, this_host, this_proc
 from monarch_nb.actor.proc_mesh import ProcMesh
-from monarch_nb.actor.supervision import MeshFailure, unhandled_fault_hook
 from monarch_nb.actor.telemetry import get_meter, span, traced
 from monarch_nb.actor.transport import ChannelTransport, enable_transport
 from monarch_nb.actor.value_mesh import ValueMesh
@@ -98,6 +100,9 @@ __all__ = [
     "unhandled_fault_hook",
 ]
 
+
+# Programs replace the hook by assigning to this module: those who call it find here which one is in force.
+_supervision.find_fault_hook_by(lambda: unhandled_fault_hook)
 
 if TYPE_CHECKING:
     from monarch_nb.job.process import hosts_from_config

@@ -5,17 +5,19 @@ from __future__ import annotations
 import inspect
 import secrets
 import weakref
-from collections.abc import Generator, Hashable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from monarch_nb import _reload
 from monarch_nb._client import session as sessions
+from monarch_nb._client.actor_states import ActorState
 from monarch_nb._post import here
 from monarch_nb._post.context import call_context
 from monarch_nb._post.office import Office
 from monarch_nb._post.origin import origin_in
 from monarch_nb._post.pending import Gather
+from monarch_nb._runtime.supervision import MeshFailure
 from monarch_nb._shape import Extent, MeshTrait, Shape, encode_extent
 from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
@@ -33,9 +35,7 @@ from monarch_nb.actor.on_demand import (
     set_office,
 )
 from monarch_nb.actor.outcome import value_mesh
-from monarch_nb.actor.supervision import MeshFailure
 from monarch_nb.exceptions import MeshUsageError, SupervisionError, WrongArguments
-from monarch_nb.folding import split
 
 if TYPE_CHECKING:
     import logging
@@ -80,52 +80,6 @@ class Actor:
     def slice(self, **selectors: int | slice) -> Self:
         """On a spawned mesh: a part of it."""
         raise AttributeError("`slice` belongs to the mesh that spawn() returns")
-
-
-class MeshState:
-    """What all handles on one spawn share in this process.
-
-    Attributes:
-        failure: what the actors have failed of, if some have.
-        dead: on which procs; the others can still be called, by a slice.
-    """
-
-    __slots__ = ("_told", "dead", "described", "failure")
-
-    def __init__(self) -> None:
-        self.failure: MeshFailure | None = None
-        self.dead: set[int] = set()
-        self.described: list[Mapping[str, Any]] = []
-        self._told: set[Hashable] = set()
-
-    def fail(self, described: Mapping[str, Any]) -> None:
-        """Take note that an actor has failed for good."""
-        self.described.append(described)
-        self.dead.add(described["proc"])
-        self.failure = MeshFailure.from_failures(self.described)
-
-    def tell(self, described: Sequence[Mapping[str, Any]], whom: str = "reader") -> list[Mapping[str, Any]]:
-        """Return the failures of which nothing alike has been told yet. They're told now, with their tracebacks: once to the reader, be it
-        by an exception or by what's written to stderr; and once to a fault hook of the program's own.
-        """
-        kinds = [(whom, f["type"], split(f["message"])[0], split(f["traceback"])[0]) for f in described]
-        news = [f for f, kind in zip(described, kinds, strict=True) if kind not in self._told]
-        self._told.update(kinds)
-        return news
-
-    def heal(self) -> None:
-        """The actors have been made again."""
-        self.failure = None
-        self.dead.clear()
-        self.described.clear()
-        self._told.clear()
-
-    def text(self, what: str, described: Sequence[Mapping[str, Any]] = ()) -> str:
-        """Return in a line why `what` can't be called; `described`: what is known of it, if no news have come yet."""
-        failure = self.failure or MeshFailure.from_failures(described)
-        if any(f.details.get("endpoint") == "__init__" for f in failure.failures):
-            return f"{what}: {failure.message}. Next: spawn it again, or %mesh heal (mesh.heal())"
-        return f"{what}: the actor mesh {failure.mesh!r} is dead: {failure.message}"
 
 
 _WITH_ENDPOINTS: weakref.WeakValueDictionary[int, ActorMesh[Any]] = weakref.WeakValueDictionary()
@@ -184,7 +138,7 @@ class ActorMesh(MeshTrait, Generic[T]):
         self._procs = tuple(procs[i] for i in shape.ranks)
         self._context = encode_extent(shape.extent)
         self._spawned: Gather | None = None
-        self._state = MeshState()
+        self._state = ActorState()
         self._load_state: Load | None = None
         self._proc_mesh: ProcMesh | None = None
         self._parent: ActorMesh[T] | None = None
@@ -259,6 +213,12 @@ class ActorMesh(MeshTrait, Generic[T]):
         self._load_state = None
         self._renew_endpoints()
 
+    def _on_reshaped(self, record: Mapping[str, Any]) -> None:
+        """A group of ranks has other sizes: take them on, if these actors are on all of it."""
+        procs = record["actors"].get(self._actor_id)
+        if procs is not None:
+            self._reshape(procs, Shape.full(Extent(record["labels"], record["sizes"])))
+
     def _as_endpoint(self, name: str) -> Any:
         if is_relayed(self):
             from monarch_nb.actor.relay import RelayedEndpoint
@@ -296,7 +256,10 @@ class ActorMesh(MeshTrait, Generic[T]):
         if office.ends:
             office.check_ends(gather)
         self._proc_mesh = proc_mesh
-        sessions.of_office(office).meshes[self._actor_id] = self
+        session = sessions.of_office(office)
+        session.meshes[self._actor_id] = self
+        session.actor_states[self._actor_id] = self._state
+        session.reshaped.subscribe(self._on_reshaped)
         if not address.is_client(self._procs[0]):
             self._tell_recipe(body, creator)
 

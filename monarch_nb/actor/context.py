@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb._client import session as sessions
 from monarch_nb._post import here
 from monarch_nb._post.context import CallContext, call_context
+from monarch_nb._runtime import log_names
 from monarch_nb._shape import Extent, Point, Shape, decode_extent
+from monarch_nb.actor import config
 
 if TYPE_CHECKING:
     from monarch_nb.actor.proc_mesh import ProcMesh
@@ -149,6 +151,9 @@ def disown(mesh: Any) -> None:
     if mesh._owner is not None:
         mesh._owner.disowns(mesh)
         mesh._owner = None
+
+
+log_names.name_actors_by(lambda actor: str(Instance(actor)), lambda: config.prefix_python_logs_with_actor)
 
 
 class Context:

@@ -1,63 +1,13 @@
-"""What a heal has done; and the function that a recovery loop calls."""
+"""The function that a recovery loop calls."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
-
-from monarch_nb._shape import format_ranks, name_ranks
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from monarch_nb.actor.proc_mesh import ProcMesh
 
 M = TypeVar("M", bound="ProcMesh")
-
-
-@dataclass(frozen=True)
-class HealReport:
-    """What was put back.
-
-    Attributes:
-        ranks: those that were started anew.
-        hosts: those that were replaced.
-        actors: ranks on which actors were made again, by the actors' name.
-        said: what else was done, each in a sentence.
-        problems: what could not be put back.
-        seconds: how long it took.
-    """
-
-    ranks: tuple[int, ...] = ()
-    hosts: tuple[str, ...] = ()
-    actors: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    said: tuple[str, ...] = ()
-    problems: tuple[str, ...] = ()
-    seconds: float = 0.0
-
-    @classmethod
-    def of(cls, found: Mapping[str, Any]) -> HealReport:
-        """Make it of what the home says."""
-        return cls(
-            ranks=tuple(found["ranks"]), hosts=tuple(found["hosts"]),
-            actors={name: tuple(ranks) for name, ranks in found["actors"].items()}, said=tuple(found["said"]),
-            problems=tuple(found["problems"]), seconds=found["seconds"],
-        )  # fmt: skip
-
-    def __str__(self) -> str:
-        lines = []
-        if self.hosts:
-            lines.append(f"host{'s' * (len(self.hosts) > 1)} {', '.join(self.hosts)} replaced")
-        if self.ranks:
-            lines.append(f"{name_ranks(self.ranks)} started anew")
-        lines += [f"actor {name!r} made again on {name_ranks(ranks)}" for name, ranks in self.actors.items() if ranks]
-        lines += [*self.said, *self.problems]
-        return "\n".join([*lines, f"{self.seconds:.2f} s"]) if lines else "nothing was lost"
-
-    def __repr__(self) -> str:
-        return f"<HealReport: ranks {format_ranks(self.ranks) or 'none'}, {self.seconds:.2f} s>"
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text(str(self))
 
 
 def heal_mesh(mesh: M) -> M:

@@ -8,12 +8,15 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from monarch_nb._client import session as sessions
+from monarch_nb._client.heal_report import HealReport
+from monarch_nb._client.outcome import refuse_dead
 from monarch_nb._client.preferences import preferences
 from monarch_nb._client.session import Session
 from monarch_nb._post.office import Office
 from monarch_nb._post.origin import origin_in
 from monarch_nb._post.pending import Gather
 from monarch_nb._protocol.states import ProcState
+from monarch_nb._runtime.supervision import MeshFailure
 from monarch_nb._shape import Extent, MeshTrait, Shape, encode_extent
 from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
@@ -21,7 +24,6 @@ from monarch_nb._wire.mesh_address import MeshAddress
 from monarch_nb.actor.actor_mesh import spawn_actors
 from monarch_nb.actor.context import own_by_caller
 from monarch_nb.actor.future import Future
-from monarch_nb.actor.heal import HealReport
 from monarch_nb.actor.on_demand import (
     OfficeOnDemand,
     ask_envoy,
@@ -30,8 +32,7 @@ from monarch_nb.actor.on_demand import (
     mesh_of,
     set_office,
 )
-from monarch_nb.actor.outcome import refuse_dead, value_mesh
-from monarch_nb.actor.supervision import MeshFailure
+from monarch_nb.actor.outcome import value_mesh
 from monarch_nb.exceptions import HealError, MeshStartError, SupervisionError, describe_end
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class ProcMesh(MeshTrait):
         """This process is in the mesh of this handle: take on new sizes, when it gets some."""
         session = sessions.known(self._office)
         if self._is_whole and session is not None:
-            session.proc_meshes.add(self)
+            session.reshaped.subscribe(self._on_reshaped)
 
     # --- algebra
 
@@ -324,6 +325,11 @@ class ProcMesh(MeshTrait):
                 self.shrink()
         except Exception as error:  # nobody else would hear of it
             print(f"on_failure of {self._group}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+
+    def _on_reshaped(self, record: Mapping[str, Any]) -> None:
+        """A group of ranks has other sizes: take them on, if this is all of it."""
+        if record["group"] == self._group and self._is_whole:
+            self._reshape(record["procs"], Shape.full(Extent(record["labels"], record["sizes"])), record["hosts"])
 
     def _reshape(self, procs: Sequence[int], shape: Shape, hosts: Sequence[int]) -> None:
         """Take on other sizes."""

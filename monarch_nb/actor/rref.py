@@ -6,11 +6,9 @@ import secrets
 from typing import Any
 
 from monarch_nb._post import here
+from monarch_nb._runtime import kept
 from monarch_nb._shape import Shape
 from monarch_nb._wire.mesh_address import MeshAddress
-
-_kept: dict[int, Any] = {}
-"""What endpoints called with `rref` have left in this process."""
 
 
 class RRef:
@@ -34,15 +32,8 @@ class RRef:
         return f"<RRef on {self.shape.extent}>"
 
 
-def keep(key: int, value: Any) -> None:
-    """Leave a result here."""
-    _kept[key] = value
-
-
 def _arrive(key: int, procs: tuple[int, ...], shape: Shape, mesh: MeshAddress | None) -> Any:
     """Become the value, on a rank that has it."""
     if not here.is_at_home(mesh) or here.office().me not in procs:
         return RRef(key, procs, shape, mesh)
-    if key not in _kept:
-        raise LookupError("the result that this rref stands for is not here: its endpoint has raised")
-    return _kept[key]
+    return kept.find(key)

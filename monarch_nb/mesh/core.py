@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._client.dashboard import dashboard_url
+from monarch_nb._client.heal_report import HealReport
 from monarch_nb._client.session import Session
 from monarch_nb._client.state import StatusFeed
 from monarch_nb._post.office import OfficeClosed
@@ -16,7 +17,6 @@ from monarch_nb._reload import SyncMode
 from monarch_nb._shape import Extent, Shape, format_ranks, parse_ranks
 from monarch_nb._wire.process import wait_until_gone
 from monarch_nb.actor.future import Future
-from monarch_nb.actor.heal import HealReport
 from monarch_nb.actor.proc_mesh import HEAL_S, ProcMesh
 from monarch_nb.actor.value_mesh import ValueMesh
 from monarch_nb.exceptions import ActorError, MeshError

@@ -11,7 +11,7 @@ from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.status import duration
 
 if TYPE_CHECKING:
-    from monarch_nb.actor.supervision import MeshFailure
+    from monarch_nb._runtime.supervision import MeshFailure
     from monarch_nb.mesh.core import Mesh
 
 

@@ -14,9 +14,9 @@ from monarch_nb._client.mesh_name import check_mesh_name
 from monarch_nb._client.session import Session
 from monarch_nb._client.unattended import is_run_by_a_program
 from monarch_nb._host import capacity
+from monarch_nb._runtime.supervision import MeshFailure
 from monarch_nb._shape import Extent, Shape, format_ranks
 from monarch_nb.actor.host_mesh import HostMesh
-from monarch_nb.actor.supervision import MeshFailure
 from monarch_nb.exceptions import MeshEnded, MeshError, MeshNotFound, MeshUsageError, NameTaken
 from monarch_nb.mesh.core import Mesh
 from monarch_nb.mesh.running import Asked, refuse_other, take_on

@@ -120,6 +120,11 @@ def offer(office: Office, body: Encoded, receivers: Sequence[int]) -> Encoded:
     return codec.encode(RemoteBody(body.payload, buffer, sizes))
 
 
+def join() -> None:
+    """Let this process answer others about its memory, in all of its meshes."""
+    data_plane()
+
+
 def fetch(payload: bytes, buffer: RDMABuffer, sizes: Sequence[int]) -> Any:
     """Fetch the buffers of a body, and decode it. Runs where the message is opened."""
     plane = data_plane()

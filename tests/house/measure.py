@@ -18,7 +18,7 @@ from pathlib import Path
 OWN = "monarch_nb"
 ORDER: tuple[tuple[str, ...], ...] = (
     ("_frames", "_protocol", "_version", "cells", "sources", "units"), ("tracebacks", "_reload"), ("_shape",),
-    ("folding", "status", "_wire"), ("_journal", "exceptions", "stacks"), ("display",), ("_post",), ("_host",),
+    ("folding", "status", "_wire"), ("_journal", "exceptions", "stacks"), ("display",), ("_post",), ("_host",), ("_runtime",),
     ("_client", "kernelspec"), ("sync",), ("actor", "config"), ("rdma", "profile", "why"), ("_rank",), ("gather_mount", "remotemount"), ("job", "spmd", "ft", "testing"),
     ("debug",), ("mesh",), ("server",), ("magics",), ("terminal",), ("cli",),
 )  # fmt: skip

@@ -9,10 +9,10 @@ from measure import FIGURES, HEIGHT, OWN, House
 
 ROOT = Path(__file__).parents[2]
 REACHED = {
-    "imports against the stated order": 6,
-    "modules in the largest circle of imports": 49,
-    "deferred imports of own modules": 182,
-    "foreign private accesses per 1,000 lines": 4.48,
+    "imports against the stated order": 0,
+    "modules in the largest circle of imports": 7,
+    "deferred imports of own modules": 161,
+    "foreign private accesses per 1,000 lines": 4.3,
     "dict[str, Any] per 1,000 lines": 12.6,
     "lines over 110 columns per 1,000": 38.4,
     "lines of a function, median": 5,

@@ -114,7 +114,7 @@ STACK = '''  File "/x/monarch_nb/_rank/main.py", line 1, in run_rank
 IDLE = '''  File "<string>", line 1, in <module>
   File "/x/monarch_nb/_rank/zygote.py", line 62, in main
     _Zygote(link).serve()
-  File "/x/monarch_nb/_rank/inbox.py", line 3, in take
+  File "/x/monarch_nb/_runtime/inbox.py", line 3, in take
     wait()
 '''
 

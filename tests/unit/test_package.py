@@ -62,6 +62,7 @@ def test_a_host_process_imports_little_before_its_zygote_begins_to_import() -> N
 
 
 EXAMPLES = [
+    "_client.subscribers",
     "_frames.cells",
     "_frames.owner",
     "_host.dumped",

@@ -7,13 +7,13 @@ the failure; the default writes it to stderr.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from monarch_nb._protocol.exits import RankExit
+from monarch_nb._runtime.described import rank_failures, rank_of
 from monarch_nb._shape import name_ranks
-from monarch_nb.actor.outcome import rank_failures, rank_of
 from monarch_nb.exceptions import RankFailure, SupervisionError, describe_end, fold_alike
 
 
@@ -138,15 +138,27 @@ def unhandled_fault_hook(failure: MeshFailure) -> None:
     _write_to_stderr(failure)
 
 
+FaultHook = Callable[[MeshFailure], None]
+
+
+def _default_hook() -> FaultHook:
+    return unhandled_fault_hook
+
+
+_find_hook = _default_hook
+
+
+def find_fault_hook_by(find: Callable[[], FaultHook]) -> None:
+    """Say how to find the hook in force: `monarch_nb.actor`, whose attribute programs assign, says it."""
+    global _find_hook
+    _find_hook = find
+
+
 def has_own_hook() -> bool:
     """Say whether the program has put a hook of its own in place."""
-    import monarch_nb.actor
-
-    return monarch_nb.actor.unhandled_fault_hook is not unhandled_fault_hook
+    return _find_hook() is not unhandled_fault_hook
 
 
 def call_fault_hook(failure: MeshFailure) -> None:
     """Call the hook in force."""
-    import monarch_nb.actor
-
-    monarch_nb.actor.unhandled_fault_hook(failure)
+    _find_hook()(failure)

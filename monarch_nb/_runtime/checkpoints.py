@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb._journal.disk import check_room, why
 from monarch_nb._post.office import Office, OfficeClosed
 from monarch_nb._post.pending import OneReply
-from monarch_nb._rank.snapshot import Snapshot, load, rebuild, save, take_snapshot
+from monarch_nb._runtime.snapshot import Snapshot, load, rebuild, save, take_snapshot
 from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch_nb._post import here
 from monarch_nb._post.context import CallContext, call_context
@@ -25,9 +25,13 @@ from monarch_nb._post.failure import describe, encode_failure
 from monarch_nb._post.office import OfficeClosed
 from monarch_nb._post.pending import Body
 from monarch_nb._post.port import Port
-from monarch_nb._rank import log_names
-from monarch_nb._rank.forked import end_if_forked
-from monarch_nb._rank.inbox import Inbox
+from monarch_nb._runtime import log_names
+from monarch_nb._runtime.awaiting import frames_of
+from monarch_nb._runtime.checkpoints import KINDS, Checkpoints
+from monarch_nb._runtime.forked import end_if_forked
+from monarch_nb._runtime.inbox import Inbox
+from monarch_nb._runtime.kept import keep
+from monarch_nb._runtime.supervision import MeshFailure
 from monarch_nb._shape import decode_extent
 from monarch_nb._wire import codec
 from monarch_nb._wire import message as wire
@@ -35,14 +39,32 @@ from monarch_nb._wire.message import Message
 from monarch_nb.exceptions import ActorAborted
 
 if TYPE_CHECKING:
-    from monarch_nb._rank.actor_host import ActorHost
-    from monarch_nb._rank.checkpoints import Checkpoints
+    from monarch_nb._runtime.actor_host import ActorHost
 
 
 CHILDREN_S = 10.0
 """How long an actor that ends waits for what it owns to end first."""
 PREDECESSOR_S = 10.0
 """How long an actor that is made anew waits for the one before it to leave."""
+
+
+class CallDebugger(Protocol):
+    """The debugger of a process, as those who run calls use it."""
+
+    in_use: bool
+    on_error: bool
+
+    def arm(self) -> None:
+        """Stop at what was set from outside meanwhile."""
+
+    def done(self) -> None:
+        """What the calling thread was at has ended."""
+
+    def interrupt(self, ident: int) -> bool:
+        """Interrupt a thread that has stopped; False if it hasn't."""
+
+    def post_mortem(self, error: BaseException, reason: str = ..., what: str = ...) -> None:
+        """Stop where an error was raised."""
 
 
 class Method:
@@ -174,8 +196,6 @@ class ActorRunner:
         instance = self.instance
         if not hasattr(type(instance), "checkpoint_state"):
             return
-        from monarch_nb._rank.checkpoints import KINDS, Checkpoints
-
         if instance.checkpoint_state not in KINDS:
             raise ValueError(f"checkpoint_state is one of {', '.join(map(repr, KINDS))}, not {instance.checkpoint_state!r}")
         known = self.host.checkpoints
@@ -302,8 +322,6 @@ class ActorRunner:
         """Return where user code stands here, innermost first: its thread's frame, or those of each call that awaits."""
         tasks = list(self._task_of.values())
         if tasks:
-            from monarch_nb._rank.awaiting import frames_of
-
             return [frame for task in tasks for frame in reversed(frames_of(task))]
         frame = sys._current_frames().get(self._ident) if self.current is not None else None
         return [frame] if frame is not None else []
@@ -495,8 +513,6 @@ class ActorRunner:
 
     def _finish_call(self, message: Message, method: Method, result: object) -> None:
         if message.flags & wire.KEEP:
-            from monarch_nb.actor.rref import keep
-
             keep(message.ref, result)
         elif message.ref and not method.wants_port:
             self._answer(message, result)
@@ -558,8 +574,6 @@ class ActorRunner:
 
     def _supervise(self, message: Message) -> None:
         """Something this actor owns has failed: ask it, and if it doesn't handle it, its own owner."""
-        from monarch_nb.actor.supervision import MeshFailure
-
         failure, hook = self._news(message)
         handled: Any = False
         if hook is not None:
@@ -584,8 +598,6 @@ class ActorRunner:
         task.add_done_callback(self._tasks.discard)
 
     async def _supervise_async(self, message: Message) -> None:
-        from monarch_nb.actor.supervision import MeshFailure
-
         if self._supervising is None:
             self._supervising = asyncio.Lock()
         async with self._supervising:  # one after the other, as they came

@@ -13,12 +13,14 @@ from collections.abc import Callable
 from typing import Any
 
 from monarch_nb._post import here
+from monarch_nb._post.data_plane import remote_arguments
 from monarch_nb._post.failure import describe, encode_failure
 from monarch_nb._post.office import Office
 from monarch_nb._post.pending import Body
-from monarch_nb._rank.actors import ActorRunner
-from monarch_nb._rank.checkpoints import Checkpoints
-from monarch_nb._rank.debugger import Debugger
+from monarch_nb._runtime.actors import ActorRunner, CallDebugger
+from monarch_nb._runtime.awaiting import frames_of
+from monarch_nb._runtime.checkpoints import Checkpoints
+from monarch_nb._runtime.inbox import Inbox
 from monarch_nb._shape import Extent, Shape
 from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
@@ -36,7 +38,7 @@ class ActorHost:
 
     def __init__(
         self, office: Office, on_work: Callable[[Message], Any] | None = None, page: Page | None = None,
-        debugger: Debugger | None = None,
+        debugger: CallDebugger | None = None,
     ) -> None:  # fmt: skip
         self.office = office
         self.page = page if page is not None else Page()
@@ -87,15 +89,7 @@ class ActorHost:
 
     def on_event(self, name: str, fields: dict[str, Any]) -> None:
         """Take news of the mesh, in the reading thread."""
-        if name == "renumbered" and here.rank is not None:
-            here.rank.renumber(fields)
-        elif name == "debug_hold":
-            from monarch_nb._rank import collectives
-
-            collectives.hold(fields["on"])
-        elif name == "debug_settings" and self.debugger is not None:
-            self.debugger.set(**fields)
-        elif name == "reshaped":
+        if name == "reshaped":
             self._reshaped(fields)
         elif name == "named" and self.office.mesh is not None:
             self.office.mesh = self.office.mesh._replace(name=fields["name"])
@@ -112,8 +106,6 @@ class ActorHost:
                 self.checkpoints[actor_id].move(procs.index(self.office.me), len(procs))
 
     def _on_system_call(self, message: Message) -> Any:
-        if message.name == b"__debug__":
-            return self._debug(message)
         answer = getattr(self, "_now_" + message.name.decode().strip("_"), None)
         if answer is not None:
             try:
@@ -202,9 +194,7 @@ class ActorHost:
 
     def _now_rdma(self, message: Message) -> None:
         """The data plane is asked, which nothing in this process has used yet: from now on it takes such messages itself."""
-        from monarch_nb.rdma.data_plane import data_plane
-
-        data_plane()
+        remote_arguments().join()
         self.office.services[message.name](message)
 
     # --- answers that never wait
@@ -224,49 +214,11 @@ class ActorHost:
 
     def _awaiting_stacks(self) -> dict[str, str]:
         """Return where the calls of async actors await: their threads' stacks show the event loop only."""
-        from monarch_nb._rank.awaiting import frames_of
-
         return {
             f"actor-{runner.name} awaits ({i})": "".join("".join(traceback.format_stack(f, 1)) for f in frames_of(task))
             for runner in list(self.actors.values())
             for i, task in enumerate(list(runner._task_of.values()))
         }
-
-    def _now_hang(self, message: Message) -> None:
-        """Say what the threads that run user code wait for."""
-        from monarch_nb._rank.hang import look
-
-        self._reply(message, look(self))
-
-    def _debug(self, message: Message) -> Any:
-        """Take a line for a thread that has stopped; return the waiter to wake."""
-        fields = Body(self.office, message).value()
-        if self.debugger is None:
-            return None
-        return self.debugger.take_line(fields["key"], fields["n"], fields["line"])
-
-    def _now_break(self, message: Message) -> None:
-        """Set a breakpoint; answers with what there is to say about it."""
-        fields = Body(self.office, message).value()
-        self._reply(message, self.debugger.add_break(**fields) if self.debugger is not None else "not a rank")
-
-    def _now_where(self, message: Message) -> None:
-        """Say where the threads stand that run user code, and how much waits."""
-        from monarch_nb._rank.where import where
-
-        self._reply(message, where(self))
-
-    def _now_abort(self, message: Message) -> None:
-        """Abort the collectives that run here: all, or those of a world of a given size."""
-        from monarch_nb._rank import collectives
-
-        self._reply(message, collectives.abort(**(Body(self.office, message).value() or {})))
-
-    def _now_group(self, message: Message) -> None:
-        """Describe the default process group."""
-        from monarch_nb._rank import collectives
-
-        self._reply(message, collectives.describe_group())
 
     def _now_versions(self, message: Message) -> None:
         """Return the versions that are in memory here, by actor."""
@@ -285,24 +237,21 @@ class ActorHost:
     def _now_interrupt(self, message: Message) -> None:
         """Interrupt what the sender has called, if it still runs; what waits is taken out and answered."""
         ref = Body(self.office, message).value()
-        if here.rank is not None and here.rank.worker.interrupt(message.src, ref):
+        if self._interrupt_running(message.src, ref):
             return
-        inboxes = [here.rank.worker.inbox] if here.rank is not None else []
-        for runner in list(self.actors.values()):
-            if runner.interrupt(message.src, ref):
-                return
-            inboxes.append(runner.inbox)
-        for inbox in inboxes:
+        for inbox in self._inboxes():
             waiting = inbox.remove(message.src, ref)
             if waiting is not None:
                 failure = describe(KeyboardInterrupt("interrupted before it had begun"), **here.whereabouts())
                 self._reply_error(waiting, failure)
 
-    def _now_cancel(self, message: Message) -> None:
-        """Don't begin a cell that may not have begun yet."""
-        if here.rank is not None:
-            here.rank.worker.cancel(Body(self.office, message).value())
-        self._reply(message, None)
+    def _interrupt_running(self, src: int, ref: int) -> bool:
+        """Interrupt the call that `src` waits for under `ref`; False if it doesn't run here."""
+        return any(runner.interrupt(src, ref) for runner in list(self.actors.values()))
+
+    def _inboxes(self) -> list[Inbox[Message]]:
+        """Return where calls wait to be handled."""
+        return [runner.inbox for runner in list(self.actors.values())]
 
     # --- failure
 

@@ -6,11 +6,20 @@ By the record factory, so that a record has the name once, whichever handlers an
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from monarch_nb._post.context import call_context
 
 _installed = False
+_name_of: Callable[[Any], str] = str
+_is_wanted: Callable[[], bool] = bool
+
+
+def name_actors_by(name_of: Callable[[Any], str], is_wanted: Callable[[], bool]) -> None:
+    """Say what an actor is called in records, and whether they're to have its name: the programming model knows."""
+    global _name_of, _is_wanted
+    _name_of, _is_wanted = name_of, is_wanted
 
 
 def install() -> None:
@@ -32,11 +41,8 @@ def install() -> None:
 
 
 def _name(record: logging.LogRecord, actor: Any) -> None:
-    from monarch_nb.actor import config
-    from monarch_nb.actor.context import Instance
-
-    if not config.prefix_python_logs_with_actor:
+    if not _is_wanted():
         return
-    prefix = f"[actor={Instance(actor)}] "
+    prefix = f"[actor={_name_of(actor)}] "
     record.actor_prefix = prefix
     record.msg = (prefix.replace("%", "%%") if record.args else prefix) + str(record.msg)

@@ -1,0 +1,65 @@
+"""What this program knows of the actors that it has spawned: whether they have failed, and what it was told of that."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+from monarch_nb._post.office import Office
+from monarch_nb._runtime.supervision import MeshFailure
+from monarch_nb.folding import split
+
+
+class ActorState:
+    """What all handles on one spawn share in this process.
+
+    Attributes:
+        failure: what the actors have failed of, if some have.
+        dead: on which procs; the others can still be called, by a slice.
+    """
+
+    __slots__ = ("__weakref__", "_told", "dead", "described", "failure")
+
+    def __init__(self) -> None:
+        self.failure: MeshFailure | None = None
+        self.dead: set[int] = set()
+        self.described: list[Mapping[str, Any]] = []
+        self._told: set[Hashable] = set()
+
+    def fail(self, described: Mapping[str, Any]) -> None:
+        """Take note that an actor has failed for good."""
+        self.described.append(described)
+        self.dead.add(described["proc"])
+        self.failure = MeshFailure.from_failures(self.described)
+
+    def tell(self, described: Sequence[Mapping[str, Any]], whom: str = "reader") -> list[Mapping[str, Any]]:
+        """Return the failures of which nothing alike has been told yet. They're told now, with their tracebacks: once to the reader, be it
+        by an exception or by what's written to stderr; and once to a fault hook of the program's own.
+        """
+        kinds = [(whom, f["type"], split(f["message"])[0], split(f["traceback"])[0]) for f in described]
+        news = [f for f, kind in zip(described, kinds, strict=True) if kind not in self._told]
+        self._told.update(kinds)
+        return news
+
+    def heal(self) -> None:
+        """The actors have been made again."""
+        self.failure = None
+        self.dead.clear()
+        self.described.clear()
+        self._told.clear()
+
+    def text(self, what: str, described: Sequence[Mapping[str, Any]] = ()) -> str:
+        """Return in a line why `what` can't be called; `described`: what is known of it, if no news have come yet."""
+        failure = self.failure or MeshFailure.from_failures(described)
+        if any(f.details.get("endpoint") == "__init__" for f in failure.failures):
+            return f"{what}: {failure.message}. Next: spawn it again, or %mesh heal (mesh.heal())"
+        return f"{what}: the actor mesh {failure.mesh!r} is dead: {failure.message}"
+
+
+_states: WeakKeyDictionary[Office, WeakValueDictionary[int, ActorState]] = WeakKeyDictionary()
+
+
+def states_in(office: Office) -> WeakValueDictionary[int, ActorState]:
+    """Return the states of actors that were spawned by way of an office, by actor id. Handles keep them alive."""
+    return _states.setdefault(office, WeakValueDictionary())

@@ -1,0 +1,77 @@
+"""From the failures among a call's answers to the error that folds them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from monarch_nb._client.actor_states import ActorState, states_in
+from monarch_nb._post.office import Office
+from monarch_nb._post.pending import Gather, Pending
+from monarch_nb._runtime.described import Described, failures_of, of_end, rank_failures
+from monarch_nb.exceptions import ActorError, SupervisionError
+
+
+def refuse_dead(office: Office, procs: Sequence[int], what: str) -> None:
+    """Raise for processes that are known to be dead.
+
+    Raises:
+        SupervisionError: if there are any.
+    """
+    dead = [(slot, of_end(office.ends[proc])) for slot, proc in enumerate(procs) if proc in office.ends]
+    if dead:
+        raise call_error(office, dead, {}, len(procs), 0, what, "; nothing was called")
+
+
+def call_error(
+    office: Office,
+    failures: Sequence[tuple[int, Described]],
+    results: Mapping[int, Any],
+    num_ranks: int,
+    num_unfinished: int,
+    what: str,
+    more: str = "",
+) -> ActorError | SupervisionError:
+    """Return the error for failures in order of time. What a failed actor has said before is said in one line."""
+    office.told_ends.update(failure["end"]["proc"] for _, failure in failures if failure.get("end"))
+    found = rank_failures(failures)
+    all_dead = all(failure.get("dead") for _, failure in failures)
+    kind = SupervisionError if all_dead else ActorError
+    state = _state_of(office, failures)
+    if state is not None:  # the actor has failed for good, and answers all calls with what it died of: told in full once
+        described = [failure for _, failure in failures]
+        error = kind(state.text(what, described), found, results, num_unfinished)
+        return error if state.tell(described) else error.briefly()
+    num_failed = len(failures)
+    of = f"{num_failed} of {num_ranks} ranks" if num_ranks > 1 else f"rank {found[0].ranks[0]}"
+    verb = ("are dead" if num_failed > 1 else "is dead") if all_dead else "failed"
+    text = f"{what}: {of} {verb}{more}"
+    if num_unfinished:
+        text += f"; {num_unfinished} had not finished"
+    return kind(text, found, results, num_unfinished)
+
+
+def dropped_error(pending: Pending, what: str) -> ActorError | SupervisionError | None:
+    """Return the error of a call whose answer nobody will read; None if the program was told of all that's in it: of deaths, of actors that
+    can't be constructed; or has interrupted it itself.
+    """
+    office = pending.office
+    found = [
+        (slot, failure) for slot, failure in failures_of(pending)
+        if (failure.get("end") or {}).get("proc") not in office.told_ends
+        and failure["type"] != "KeyboardInterrupt"
+        and not (failure.get("actor_id") and failure["endpoint"] == "__init__")
+    ]  # fmt: skip
+    if not found:
+        return None
+    where = found[0][1]
+    what = what or ".".join(str(where[k]) for k in ("actor", "endpoint") if where.get(k)) or "a call"
+    num = len(pending.bodies) if isinstance(pending, Gather) else 1
+    error = call_error(office, found, {}, num, 0, what)
+    return None if error._is_brief else error
+
+
+def _state_of(office: Office, failures: Sequence[tuple[int, Described]]) -> ActorState | None:
+    """Return what is known here of the actors that have failed for good, if that's what these failures are."""
+    ids = {failure.get("actor_id", 0) for _, failure in failures}
+    return states_in(office).get(ids.pop()) if len(ids) == 1 else None

@@ -1,0 +1,37 @@
+"""What the transport needs of the data plane, which lies above it: the package puts it in place (`monarch_nb/__init__`), and it's
+loaded when something is to be sent that's worth it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from monarch_nb._post.office import Office
+    from monarch_nb._wire.codec import Encoded
+
+
+class RemoteArguments(Protocol):
+    """Brings big arguments and results to other machines."""
+
+    def offer(self, office: Office, body: Encoded, receivers: Sequence[int], /) -> Encoded:
+        """Return a small body for `body`, whose buffers the receivers fetch; `body` itself if it isn't worth it."""
+
+    def join(self) -> None:
+        """Let this process answer others about its memory."""
+
+
+_load: Callable[[], RemoteArguments] | None = None
+
+
+def provide(load: Callable[[], RemoteArguments]) -> None:
+    """Say how to get it."""
+    global _load
+    _load = load
+
+
+def remote_arguments() -> RemoteArguments:
+    """Return it; loads it the first time."""
+    assert _load is not None, "monarch_nb/__init__ puts it in place"
+    return _load()

@@ -1,0 +1,75 @@
+"""The actors of a rank, and what a rank is asked besides: what it waits for, where it stands, to stop at a line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb._post.pending import Body
+from monarch_nb._rank import collectives
+from monarch_nb._rank.hang import look
+from monarch_nb._rank.where import where
+from monarch_nb._runtime.actor_host import ActorHost
+from monarch_nb._runtime.inbox import Inbox
+from monarch_nb._wire.message import Message
+
+if TYPE_CHECKING:
+    from monarch_nb._rank.main import Rank
+
+
+class RankActors(ActorHost):
+    """Where calls to a rank arrive. All but the main thread's own work is answered in the reading thread, and never waits."""
+
+    def __init__(self, rank: Rank) -> None:
+        super().__init__(rank.office, rank.worker.inbox.put, rank.page, rank.debugger)
+        self._rank = rank
+
+    def on_event(self, name: str, fields: dict[str, Any]) -> None:
+        """Take news of the mesh, in the reading thread."""
+        if name == "renumbered":
+            self._rank.renumber(fields)
+        elif name == "debug_hold":
+            collectives.hold(fields["on"])
+        elif name == "debug_settings":
+            self._rank.debugger.set(**fields)
+        else:
+            super().on_event(name, fields)
+
+    def _on_system_call(self, message: Message) -> Any:
+        return self._debug(message) if message.name == b"__debug__" else super()._on_system_call(message)
+
+    def _interrupt_running(self, src: int, ref: int) -> bool:
+        return self._rank.worker.interrupt(src, ref) or super()._interrupt_running(src, ref)
+
+    def _inboxes(self) -> list[Inbox[Message]]:
+        return [self._rank.worker.inbox, *super()._inboxes()]
+
+    def _now_hang(self, message: Message) -> None:
+        """Say what the threads that run user code wait for."""
+        self._reply(message, look(self._rank))
+
+    def _debug(self, message: Message) -> Any:
+        """Take a line for a thread that has stopped; return the waiter to wake."""
+        fields = Body(self.office, message).value()
+        return self._rank.debugger.take_line(fields["key"], fields["n"], fields["line"])
+
+    def _now_break(self, message: Message) -> None:
+        """Set a breakpoint; answers with what there is to say about it."""
+        fields = Body(self.office, message).value()
+        self._reply(message, self._rank.debugger.add_break(**fields))
+
+    def _now_where(self, message: Message) -> None:
+        """Say where the threads stand that run user code, and how much waits."""
+        self._reply(message, where(self._rank))
+
+    def _now_abort(self, message: Message) -> None:
+        """Abort the collectives that run here: all, or those of a world of a given size."""
+        self._reply(message, collectives.abort(**(Body(self.office, message).value() or {})))
+
+    def _now_group(self, message: Message) -> None:
+        """Describe the default process group."""
+        self._reply(message, collectives.describe_group())
+
+    def _now_cancel(self, message: Message) -> None:
+        """Don't begin a cell that may not have begun yet."""
+        self._rank.worker.cancel(Body(self.office, message).value())
+        self._reply(message, None)
