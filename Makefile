@@ -37,6 +37,7 @@ lab: $(VENV)/.lab
 lint: env
 	$(PY) -m ruff check .
 	$(PY) -m mypy
+	$(VENV)/bin/lint-imports --no-logo
 
 # The front end. Its bundle is committed: only who changes it needs node (20.19 or newer; PyPI's build where there is none).
 NODE_IS_THERE = node -e 'const [a, b] = process.versions.node.split("."); process.exit(a > 20 || (a == 20 && b >= 19) ? 0 : 1)' 2>/dev/null
@@ -95,4 +96,4 @@ gpu:
 	@$(GPU_PYTHON) tests/gpu/check_gpus.py
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist *.egg-info

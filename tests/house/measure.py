@@ -10,19 +10,23 @@ import importlib.util
 import re
 import statistics
 import sys
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 OWN = "monarch_nb"
-ORDER: tuple[tuple[str, ...], ...] = (
-    ("_frames", "_protocol", "_version", "cells", "sources", "units"), ("tracebacks", "_reload"), ("_shape",),
-    ("folding", "status", "_wire"), ("_journal", "exceptions", "stacks"), ("display",), ("_post",), ("_host",), ("_runtime",),
-    ("_client", "kernelspec"), ("sync",), ("actor", "config"), ("rdma", "profile", "why"), ("_rank",), ("gather_mount", "remotemount"), ("job", "spmd", "ft", "testing"),
-    ("debug",), ("mesh",), ("server",), ("magics",), ("terminal",), ("cli",),
-)  # fmt: skip
-"""The rooms from the lowest up: one knows those before it only."""
+SETTINGS = Path(__file__).parents[2] / "pyproject.toml"
+
+
+def _rooms() -> tuple[tuple[str, ...], ...]:
+    """Return the rooms, the lowest first, as import-linter's contract states them: those beside each other know nothing of each other."""
+    contract = tomllib.loads(SETTINGS.read_text())["tool"]["importlinter"]["contracts"][0]
+    return tuple(tuple(room.strip() for room in layer.split("|")) for layer in reversed(contract["layers"]))
+
+
+ORDER = _rooms()
 HEIGHT = {room: height for height, rooms in enumerate(ORDER) for room in rooms}
 MAX_COLUMNS = 110
 _ANY_DICT = re.compile(r"\b(?:dict|Mapping|MutableMapping)\[str, Any\]")
@@ -146,15 +150,11 @@ class House:
     # --- figures
 
     def against_order(self) -> list[Import]:
-        """Return imports of a room that lies above the one that imports."""
-
-        def height(name: str) -> int | None:
-            return HEIGHT.get([*name.split("."), ""][1])
-
+        """Return imports of a room that doesn't lie below the one that imports."""
         found = []
         for each in self.imports:
-            source, target = height(each.source), height(each.target)
-            if source is not None and target is not None and target > source:
+            source, target = _room(each.source), _room(each.target)
+            if source != target and {source, target} <= set(HEIGHT) and HEIGHT[target] >= HEIGHT[source]:
                 found.append(each)
         return found
 
@@ -205,6 +205,10 @@ FIGURES: dict[str, Callable[[House], float]] = {
     "lines of a function, median": lambda house: statistics.median(house.function_lines()),
     "lines of a function, nine in ten have at most": lambda house: house.function_lines()[int(len(house.function_lines()) * 0.9)],
 }
+
+
+def _room(module: str) -> str:
+    return [*module.split("."), ""][1]
 
 
 def _is_private(name: str) -> bool:
