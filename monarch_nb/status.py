@@ -1,6 +1,7 @@
 """The one snapshot of a mesh: everything that shows its state renders this.
 
-Pure data. The home makes it (`_host/board`), `Mesh.status()` returns it, and the text here, the widget, the server extension, the sidebar and the command
+Pure data. The home makes it (`_host/status_publisher`), `Mesh.status()` returns it, and the text here, the
+widget, the server extension, the sidebar and the command
 line show it. Times are seconds since the epoch; what isn't known is None.
 """
 
@@ -277,11 +278,11 @@ class Versioned:
         reset_at: number of the change before which all is to be sent anew.
 
     Example:
-        >>> board = Versioned((7,))
-        >>> board.put_rank(7, {"state": "idle"})
-        >>> seen = board.version
-        >>> board.put_rank(7, {"state": "busy"})
-        >>> board.changed_since(seen)["ranks"]
+        >>> versioned = Versioned((7,))
+        >>> versioned.put_rank(7, {"state": "idle"})
+        >>> seen = versioned.version
+        >>> versioned.put_rank(7, {"state": "busy"})
+        >>> versioned.changed_since(seen)["ranks"]
         [{'state': 'busy'}]
     """
 

@@ -20,11 +20,11 @@ The home's desks, and what they use:
     hosts        other machines; link: the sockets to them
     ranks        how they start and end; waiting: who waits for that
     cells        which cell runs on which ranks, and how it ends
-    ladder       what is done about a cell that shall end; interrupts: who wants that
+    escalation   what is done about a cell that shall end; interrupts: who wants that
     journal_desk what was done and printed; output_desk, watch: who is shown what of it
     asking       questions to ranks
     environment  what a mesh runs with, for the journal
-    board        the state, live; vitals, sampler, gpus: where it comes from
+    status_publisher  the state, live; resource_monitor, sampler, gpus: where it comes from
     looks        stacks, and what ranks wait for; stack_desk: of those that don't answer
     debug_desk   who stands at a breakpoint
     question_desk  what ranks ask whoever can type

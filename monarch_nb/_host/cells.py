@@ -1,7 +1,8 @@
 """Cells: the home runs them, so that they and what they print outlive whoever typed them.
 
 A rank runs one cell at a time; more wait here, in the order in which they came. What a cell prints, and how it ends on each rank, goes into
-the journal; who watches reads it from there (`watch`). A cell ends when all its ranks have ended it, or when it's given up (`ladder`).
+the journal; who watches reads it from there (`watch`). A cell ends when all its ranks have ended it, or when
+it's given up (`escalation`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from monarch_nb._host.ladder import Ladder
+from monarch_nb._host.escalation import Escalation
 from monarch_nb._host.request import LATER, RequestError
 from monarch_nb._host.watch import Watch
 from monarch_nb._journal import record as records
@@ -85,7 +86,7 @@ class Cells:
         self._queues: dict[int, deque[Cell]] = {}
         self._stuck: dict[int, int] = {}
         """Procs that are still busy with a cell that was given up, and its number."""
-        self._ladders: dict[int, Ladder] = {}
+        self._escalations: dict[int, Escalation] = {}
 
     @property
     def num_running(self) -> int:
@@ -175,7 +176,7 @@ class Cells:
             else:
                 begin.append(rank)
             queue.append(cell)
-        self._home.board.touch(cell.procs.values())
+        self._home.status_publisher.touch(cell.procs.values())
         if behind:
             cell.waits = f"waits for cell {', '.join(f'#{n}' for n in sorted(behind))}"
             self._tell(cell, "waits", cell.waits)
@@ -187,7 +188,7 @@ class Cells:
         cell.waiting.difference_update(ranks)
         cell.running.update(ranks)
         cell.began.update(dict.fromkeys(ranks, time.time()))
-        self._home.board.touch(cell.procs[r] for r in ranks)
+        self._home.status_publisher.touch(cell.procs[r] for r in ranks)
         if cell.waits and not cell.waiting:
             cell.waits = ""
             self._tell(cell, "waits", "")
@@ -235,12 +236,12 @@ class Cells:
             self._tell(cell, "done", each)
 
     def _note_failure(self, cell: Cell, rank: int, ended: dict[str, Any]) -> str:
-        ladder = self._ladders.get(cell.n)
-        if ladder is not None and (ended["ename"] == "KeyboardInterrupt" or ladder.aborted):
+        escalation = self._escalations.get(cell.n)
+        if escalation is not None and (ended["ename"] == "KeyboardInterrupt" or escalation.aborted):
             return "interrupted"
         first = not cell.failures
         cell.failures.append({"rank": rank, "type": ended["ename"], "message": ended["evalue"][:2000], "when": ended["when"]})
-        if first and ladder is None:
+        if first and escalation is None:
             self._home.loop.call_later(GRACE_S, lambda: self._climb(cell, "failure"))
         return "error"
 
@@ -257,7 +258,7 @@ class Cells:
         self._check_over(cell)
 
     def _next_on(self, proc: int, cell: Cell) -> None:
-        self._home.board.touch((proc,))
+        self._home.status_publisher.touch((proc,))
         queue = self._queues.get(proc)
         if queue and cell in queue:
             was_first = queue[0] is cell
@@ -286,7 +287,7 @@ class Cells:
             rank = next(r for r, p in cell.procs.items() if p == proc)
             first = not cell.failures
             self._lost(cell, rank, end)
-            if first and not cell.over and cell.n not in self._ladders:
+            if first and not cell.over and cell.n not in self._escalations:
                 self._home.loop.call_later(GRACE_S, partial(self._climb, cell, "failure"))
 
     # --- interrupting
@@ -294,7 +295,7 @@ class Cells:
     def time_is_up(self, n: int, timeout_s: float) -> None:
         """A cell has run for as long as it may."""
         cell = self._cells.get(n)
-        if cell is not None and n not in self._ladders:
+        if cell is not None and n not in self._escalations:
             self._climb(cell, f"timeout {timeout_s:g}")
 
     def interrupt(self, n: int) -> bool:
@@ -317,16 +318,16 @@ class Cells:
             # Somebody looks at it in the debugger, or is asked: time-outs and graces begin anew when the rank runs on.
             self._home.loop.call_later(GRACE_S, partial(self._climb, cell, reason))
             return
-        ladder = self._ladders.get(cell.n)
-        if ladder is None:
-            ladder = self._ladders[cell.n] = Ladder(self._home, self, cell, reason)
+        escalation = self._escalations.get(cell.n)
+        if escalation is None:
+            escalation = self._escalations[cell.n] = Escalation(self._home, self, cell, reason)
             self._cancel_waiting(cell)
         elif reason == "failure":
             return
         else:
-            ladder.reason = ladder.reason if reason.startswith("timeout") else reason
+            escalation.reason = escalation.reason if reason.startswith("timeout") else reason
         if not cell.over:
-            ladder.step()
+            escalation.escalate()
 
     def _cancel_waiting(self, cell: Cell) -> None:
         for rank in sorted(cell.waiting):
@@ -356,19 +357,19 @@ class Cells:
         if cell.over or cell.left:
             return
         cell.over = True
-        ladder = self._ladders.get(cell.n)
-        if ladder is not None and ladder.aborted:
-            ladder.remake_groups(lambda text: self._finish(cell, text))
+        escalation = self._escalations.get(cell.n)
+        if escalation is not None and escalation.aborted:
+            escalation.remake_groups(lambda text: self._finish(cell, text))
         else:
             self._finish(cell, "")
 
     def _finish(self, cell: Cell, said: str) -> None:
         if said:
             self.say(cell, said)
-        ladder = self._ladders.pop(cell.n, None)
+        escalation = self._escalations.pop(cell.n, None)
         self._cells.pop(cell.n, None)
         self._home.supervisor.drain()  # what its ranks have printed goes before the news of its end
-        summary = self._book(cell, ladder)
+        summary = self._book(cell, escalation)
         for watch in cell.watches:
             watch.tell("over", summary, last=True)
 
@@ -381,13 +382,13 @@ class Cells:
             cell.over = True
             now = time.time()
             cell.failures += [{"rank": r, "type": "lost", "message": f"the mesh {how}", "when": now} for r in sorted(cell.left)]
-            self._book(cell, self._ladders.pop(cell.n, None))
+            self._book(cell, self._escalations.pop(cell.n, None))
 
-    def _book(self, cell: Cell, ladder: Ladder | None) -> dict[str, Any]:
+    def _book(self, cell: Cell, escalation: Escalation | None) -> dict[str, Any]:
         """Enter the end of a cell into the journal; return it."""
         summary = {
-            "status": self._status(cell, ladder),
-            "reason": ladder.reason if ladder is not None else "",
+            "status": self._status(cell, escalation),
+            "reason": escalation.reason if escalation is not None else "",
             "unfinished": cell.unfinished,
             "failures": sorted(cell.failures, key=lambda f: cause_time(f["type"], f["when"])),
             "stopped": sorted(r for r, s in cell.ended.items() if s == "interrupted"),
@@ -410,8 +411,8 @@ class Cells:
         return {"missing": f"what it has printed may be missing here; the journal isn't written: {journal.trouble}"} if journal.trouble else {}
 
     @staticmethod
-    def _status(cell: Cell, ladder: Ladder | None) -> str:
-        if ladder is not None and ladder.reason != "failure":
+    def _status(cell: Cell, escalation: Escalation | None) -> str:
+        if escalation is not None and escalation.reason != "failure":
             return "interrupted"
         return "error" if cell.failures or cell.unfinished else "ok"
 

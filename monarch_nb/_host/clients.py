@@ -35,7 +35,7 @@ class ClientDesk:
             client.pidfd = os.pidfd_open(client.pid)
             home.loop.watch_file(client.pidfd, lambda: self._gone(client))
         home.registry.clients[message.src] = client
-        home.board.touch()
+        home.status_publisher.touch()
         if client.listens:
             home.output.watch_own(client)
             if home.journal.notice:
@@ -66,7 +66,7 @@ class ClientDesk:
         client = self._home.registry.clients.get(message.src)
         if client is not None:
             client.used = time.time()
-            self._home.board.touch()
+            self._home.status_publisher.touch()
         return None
 
     def do_goodbye(self, message: Message, fields: dict[str, Any]) -> object:
@@ -87,11 +87,11 @@ class ClientDesk:
             del self._left[next(iter(self._left))]
         home.registry.clients.pop(client.proc, None)
         self._shows_nothing(client)
-        home.board.drop(client.proc)
+        home.status_publisher.drop(client.proc)
         home.controllers.client_gone(client)
         home.debug.client_gone(client.proc)
         home.questions.client_gone(client.proc)
-        home.board.touch()
+        home.status_publisher.touch()
         home.drop_route(client.proc)
         home.router.forget(client.proc)
         if not client.observes:

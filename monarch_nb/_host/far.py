@@ -12,9 +12,9 @@ from typing import Any
 import zmq
 
 from monarch_nb._host.process import BEAT_S, LOST_AFTER_S, PREEMPT_S, HostProcess, count_gpus
+from monarch_nb._host.resource_monitor import Rows
 from monarch_nb._host.stack_desk import Found
 from monarch_nb._host.supervisor import Rank
-from monarch_nb._host.vitals import Rows
 from monarch_nb._host.warming import Zygote
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._wire import address
@@ -109,11 +109,11 @@ class FarProcess(HostProcess):
 
     def on_watch_vitals(self, src: int, fields: dict[str, Any]) -> None:
         """Somebody watches the state of the mesh, or nobody does any more."""
-        self.vitals.watch(fields["on"])
+        self.resource_monitor.watch(fields["on"])
 
     def on_look(self, src: int, fields: dict[str, Any]) -> None:
         """The home wants to know how everything is now."""
-        self.vitals.look(lambda: self.event(address.HOME, "looked", {"ref": fields["ref"]}))
+        self.resource_monitor.look(lambda: self.event(address.HOME, "looked", {"ref": fields["ref"]}))
 
     def on_take_stacks(self, src: int, fields: dict[str, Any]) -> None:
         """The home wants the stacks of ranks that don't answer."""

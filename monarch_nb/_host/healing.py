@@ -114,7 +114,7 @@ class Healing:
         """Say what is done when a rank of a group dies."""
         group = self._home.registry.group(fields.pop("group"))
         group.policy = Policy(**fields)
-        self._home.board.touch()
+        self._home.status_publisher.touch()
         return None
 
     def do_heal(self, message: Message, fields: dict[str, Any]) -> object:
@@ -152,7 +152,7 @@ class Healing:
 
     def _next(self, group: str) -> None:
         begin, done, client = self._waiting[group][0]
-        self._home.board.touch()
+        self._home.status_publisher.touch()
 
         def finished(outcome: Report | Exception) -> None:
             if isinstance(outcome, Exception):
@@ -160,7 +160,7 @@ class Healing:
                 text = str(outcome) if known else f"{type(outcome).__name__}: {outcome}"
                 outcome = {**empty_report(), "problems": [text]}
             self._waiting[group].popleft()
-            self._home.board.touch()
+            self._home.status_publisher.touch()
             self._note(group, outcome, client)
             done(outcome)
             if self._waiting[group]:

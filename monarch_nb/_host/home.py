@@ -4,7 +4,8 @@
 - `hosts`: other machines. `ranks`: how they start and end. `waits`: who waits until either is up.
 - `cells`: what runs where. `interrupts`: making it stop. `asking`: questions to ranks.
 - `journal`: what was done and printed. `output`: who sees it.
-- `board`: the state, live. `looks`: stacks, and what ranks wait for. `debug`: who stands at a breakpoint.
+- `status_publisher`: the state, live. `looks`: stacks, and what ranks wait for. `debug`: who stands at a
+  breakpoint.
 - `healing`: what is done about losses. `checkpoints`: what actors have saved.
 """
 
@@ -16,7 +17,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from monarch_nb._host.asking import Asking
-from monarch_nb._host.board import Board
 from monarch_nb._host.cells import Cells
 from monarch_nb._host.checkpoints import CheckpointDesk
 from monarch_nb._host.clients import ClientDesk
@@ -38,8 +38,9 @@ from monarch_nb._host.ranks import RankDesk
 from monarch_nb._host.recipes import Recipes
 from monarch_nb._host.registry import Registry
 from monarch_nb._host.request import LATER
+from monarch_nb._host.resource_monitor import Rows
+from monarch_nb._host.status_publisher import StatusPublisher
 from monarch_nb._host.supervisor import Rank
-from monarch_nb._host.vitals import Rows
 from monarch_nb._host.waiting import WaitingDesk
 from monarch_nb._host.warming import Zygote
 from monarch_nb._protocol.exits import RankExit
@@ -76,7 +77,7 @@ class HomeProcess(HostProcess):
         self.controllers = ControllerDesk(self)
         self.journal = JournalDesk(self)
         self.output = OutputDesk(self)
-        self.board = Board(self)
+        self.status_publisher = StatusPublisher(self)
         self.cells = Cells(self)
         self.interrupts = InterruptDesk(self)
         self.asking = Asking(self.loop, self.send_to_rank)
@@ -89,7 +90,7 @@ class HomeProcess(HostProcess):
         self.lease = Lease(self)
         self.handover = Handover(self)
         for desk in (
-            self.clients, self.hosts, self.ranks, self.waits, self.names, self.controllers, self.journal, self.output, self.board, self.cells,
+            self.clients, self.hosts, self.ranks, self.waits, self.names, self.controllers, self.journal, self.output, self.status_publisher, self.cells,
             self.interrupts, self.looks, self.debug, self.questions, self.checkpoints, self.healing, self.mesh_name, self.lease,
         ):  # fmt: skip
             self.reception.add(desk)
@@ -156,17 +157,17 @@ class HomeProcess(HostProcess):
         self.ranks.ended(end)
 
     def rank_pulse(self, proc: int, trouble: str) -> None:
-        self.ranks.pulse(proc, trouble)
+        self.ranks.heartbeat(proc, trouble)
 
     def rank_printed(self, rank: Rank, piece: Piece) -> None:
         self.output.printed(rank.rank, rank.proc, piece)
 
     def vitals_changed(self, rows: Rows, host: dict[str, Any] | None) -> None:
-        self.board.take(0, rows, host)
+        self.status_publisher.take(0, rows, host)
 
-    def watch_vitals(self, on: bool) -> None:
+    def watch_resources(self, on: bool) -> None:
         """Have all hosts look often at what ranks do, or hardly ever."""
-        self.vitals.watch(on)
+        self.resource_monitor.watch(on)
         self.hosts.tell_all("watch_vitals", {"on": on})
 
     def process_state(self, proc: int) -> str:

@@ -116,9 +116,9 @@ class HostDesk:
         home, index = self._home, address.host_of(src)
         self.link.has_joined(index, fields)
         home.waits.settled(home.registry.host_is_up(index))
-        if home.board.watched:
+        if home.status_publisher.watched:
             home.event(src, "watch_vitals", {"on": True})
-        home.board.touch()
+        home.status_publisher.touch()
 
     def on_beat(self, src: int, fields: dict[str, Any]) -> None:
         """A host process lives."""
@@ -144,7 +144,7 @@ class HostDesk:
             self.link.leaves(host.index)
             for entry in self._home.registry.alive_on(host.index):
                 entry.state = ProcState.STOPPING
-        self._home.board.touch()
+        self._home.status_publisher.touch()
         if not hosts:
             return None
         self._departures.append(departure)
@@ -185,7 +185,7 @@ class HostDesk:
                 self._home.reply(departure.src, departure.ref, None)
 
     def _lost(self, host: Host) -> None:
-        self._home.board.touch()
+        self._home.status_publisher.touch()
         if any(host.index in departure.left for departure in self._departures):
             self._await_exit(host)
         for entry in self._home.registry.alive_on(host.index):

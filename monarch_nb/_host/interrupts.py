@@ -15,7 +15,7 @@ _ABORT_S = 1.0
 
 
 class InterruptDesk:
-    """Owned by the loop thread. How a cell is made to end is the `ladder`'s business."""
+    """Owned by the loop thread. How a cell is made to end is the `escalation`'s business."""
 
     def __init__(self, home: HomeProcess) -> None:
         self._home = home

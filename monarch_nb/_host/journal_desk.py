@@ -135,7 +135,7 @@ class JournalDesk:
         self.is_off, self.trouble, self._since = True, "it was turned off (%mesh set journal on)", time.time()
         self.store.pause()
         self.entries.pause()
-        self._home.board.touch()
+        self._home.status_publisher.touch()
 
     def _turn_on(self) -> None:
         self.is_off = False
@@ -159,7 +159,7 @@ class JournalDesk:
         self._drop_old()
 
     def _tell(self, text: str) -> None:
-        self._home.board.touch()
+        self._home.status_publisher.touch()
         self._home.clients.tell_listeners("notice", {"group": "", "what": text})
 
     def close(self) -> None:

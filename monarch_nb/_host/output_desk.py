@@ -40,7 +40,7 @@ class OutputDesk:
         entry = self._home.registry.procs.get(proc)
         kind = records.TEXT if piece.kind == TEXT else records.DISPLAY
         if piece.kind == TEXT:
-            self._home.board.printed(proc, piece.data)
+            self._home.status_publisher.printed(proc, piece.data)
         group, number = (entry.group, entry.rank) if entry is not None else ("unknown", rank)
         self.write(kind, piece.stream, group, number, piece.origin, piece.data)
 

@@ -17,13 +17,13 @@ from typing import Any
 
 import zmq
 
+from monarch_nb._host.heartbeat import PING_REF, Heartbeat
 from monarch_nb._host.loop import Loop
-from monarch_nb._host.pulse import PING_REF, Pulse
 from monarch_nb._host.request import LATER, Reception, RequestError
+from monarch_nb._host.resource_monitor import WHERE_REF, ResourceMonitor, Rows
 from monarch_nb._host.router import Router
 from monarch_nb._host.stack_desk import StackDesk
 from monarch_nb._host.supervisor import Rank, Supervisor
-from monarch_nb._host.vitals import WHERE_REF, Rows, Vitals
 from monarch_nb._host.warming import Zygote
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.states import ProcState
@@ -67,8 +67,8 @@ class HostProcess:
         self.supervisor = Supervisor(
             self.loop, self.index, self.hostname, self.rank_ended, self.rank_printed, config["sys_path"], self.directory, zygote
         )
-        self.pulse = Pulse(self.me, self.loop, self.supervisor, self.send_local, self.rank_pulse)
-        self.vitals = Vitals(
+        self.heartbeat = Heartbeat(self.me, self.loop, self.supervisor, self.send_local, self.rank_pulse)
+        self.resource_monitor = ResourceMonitor(
             self.me, self.directory, self.loop, self.supervisor, self.send_local, lambda rows, host: self.vitals_changed(rows, host)
         )
         self.stack_desk = StackDesk(self.directory, self.loop, self.supervisor)
@@ -181,9 +181,10 @@ class HostProcess:
         """Do what a message to this host process says."""
         if message.kind in (wire.REPLY, wire.COMBINED):
             if message.ref == PING_REF:
-                self.pulse.answered(message.src)
+                self.heartbeat.answered(message.src)
             elif message.ref == WHERE_REF:
-                self.vitals.answered(message.src, b"" if message.flags & wire.ERROR else message.payload)
+                payload = b"" if message.flags & wire.ERROR else message.payload
+                self.resource_monitor.answered(message.src, payload)
             else:
                 self.take_answer(message)
             return
@@ -239,8 +240,8 @@ class HostProcess:
     def rank_ended(self, end: RankExit) -> None:
         """A rank here has ended."""
         self.drop_route(end.proc)
-        self.pulse.forget(end.proc)
-        self.vitals.forget(end.proc)
+        self.heartbeat.forget(end.proc)
+        self.resource_monitor.forget(end.proc)
         self.stack_desk.forget(end.proc)
         self.router.forget(end.proc)
         with suppress(OSError):

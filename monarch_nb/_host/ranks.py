@@ -92,7 +92,7 @@ class RankDesk:
         home = self._home
         home.rank_is_up(src)
         home.waits.settled(home.registry.proc_is_up(src, fields["pid"]))
-        home.board.touch((src,))
+        home.status_publisher.touch((src,))
 
     def do_environment(self, message: Message, fields: dict[str, Any]) -> object:
         """Remember what environment variables ranks were given, for those that take their places."""
@@ -127,7 +127,7 @@ class RankDesk:
         self._restarting.discard(proc)
         entry = home.registry.procs[proc]
         entry.state, entry.end = ProcState.STARTING, None
-        home.board.touch((proc,))
+        home.status_publisher.touch((proc,))
         for to in home.everybody():
             home.event(to, "revived", {"procs": [proc]})
         self.start(home.registry.groups[entry.group], [proc])
@@ -168,15 +168,15 @@ class RankDesk:
 
     def on_pulse(self, src: int, fields: dict[str, Any]) -> None:
         """A rank of another host doesn't react, or does again."""
-        self.pulse(fields["proc"], fields["trouble"])
+        self.heartbeat(fields["proc"], fields["trouble"])
 
-    def pulse(self, proc: int, trouble: str) -> None:
+    def heartbeat(self, proc: int, trouble: str) -> None:
         """A rank doesn't react, or does again (no trouble)."""
         entry = self._home.registry.procs.get(proc)
         if entry is None or entry.end is not None:
             return
         entry.trouble = trouble
-        self._home.board.touch((proc,))
+        self._home.status_publisher.touch((proc,))
         self._home.cells.say_on(proc, f"rank {entry.rank} {trouble or 'reacts again'}")
 
     def on_rank_ended(self, src: int, fields: dict[str, Any]) -> None:
@@ -203,7 +203,7 @@ class RankDesk:
             home.healing.recipes.procs_stopped([proc])
         stop_orphans(home, end)
         home.cells.proc_has_ended(end)
-        home.board.ended(proc)
+        home.status_publisher.ended(proc)
         home.debug.proc_has_ended(proc)
         home.questions.proc_has_ended(proc)
         if again:

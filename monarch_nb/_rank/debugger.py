@@ -31,7 +31,7 @@ from monarch_nb.tracebacks import shown_frames
 if TYPE_CHECKING:
     from monarch_nb._post.office import Office
     from monarch_nb._rank.breakpoints import Breakpoints
-    from monarch_nb._wire.page import Slot
+    from monarch_nb._wire.activity_page import ActivitySlot
 
 SOURCE_LINES = 7
 """How many lines are shown above and below the one that a stop stands at."""
@@ -193,7 +193,7 @@ class MeshPdb(pdb.Pdb):
         self._key = 0
         self._line: Line | None = None
         self._console: code.InteractiveConsole | None = None
-        self._slot: Slot | None = None
+        self._activity_slot: ActivitySlot | None = None
 
     def begin_tracing(self, frame: FrameType | None) -> None:
         """Stop at breakpoints only, from now on."""
@@ -209,17 +209,17 @@ class MeshPdb(pdb.Pdb):
         """Stop: tell where, and do what lines say until one lets the program run on."""
         if self._key == 0:
             self._key = self._debugger.enter(self)
-        self._slot = _slot()
-        if self._slot is not None:
-            self._slot.debug(True)
+        self._activity_slot = _activity_slot()
+        if self._activity_slot is not None:
+            self._activity_slot.set_debugging(True)
         try:
             super().interaction(frame, traceback)
         except BaseException:
             self._left("")
             raise
         finally:
-            if self._slot is not None:
-                self._slot.debug(False)
+            if self._activity_slot is not None:
+                self._activity_slot.set_debugging(False)
         if self._line is not None and self._line.text == wire.RUN_ON:
             self.set_continue()
         if self._goes_on_by_steps():
@@ -444,14 +444,14 @@ def _runner() -> Any:
     return call_context.get().actor
 
 
-def _slot() -> Slot | None:
+def _activity_slot() -> ActivitySlot | None:
     """Return where the calling thread says what it does."""
     from monarch_nb._post import here
 
     if threading.current_thread() is threading.main_thread():
-        return here.rank.worker.slot if here.rank is not None else None
+        return here.rank.worker.activity_slot if here.rank is not None else None
     runner = _runner()
-    return runner.slot if runner is not None else None
+    return runner.activity_slot if runner is not None else None
 
 
 def _doing() -> str:

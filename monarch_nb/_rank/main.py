@@ -29,9 +29,9 @@ from monarch_nb._runtime import forked
 from monarch_nb._shape import elastic_numbers
 from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
+from monarch_nb._wire.activity_page import ActivityPage
 from monarch_nb._wire.dump import DumpFile
 from monarch_nb._wire.mesh_address import MeshAddress
-from monarch_nb._wire.page import Page
 
 _PR_SET_NAME = 15
 _PR_SET_PDEATHSIG = 1
@@ -51,7 +51,7 @@ class Rank:
         self.office.mesh = MeshAddress(*spec["mesh"])
         self.office.mesh_id = self.office.mesh.mesh_id
         self.office.unsettled, self.office.mark_output = pipe.unsettled, pipe.mark_answer
-        self.page = Page(address.page_path(spec["directory"], spec["proc"]))
+        self.page = ActivityPage(address.page_path(spec["directory"], spec["proc"]))
         self.debugger = Debugger(self.office)
         self.worker = Worker(self)
         self.actors = RankActors(self)

@@ -1,7 +1,7 @@
 """Where user code of this rank stands just now: its line, and the collective that it's in.
 
 Found by looking at frames when asked, so it costs nothing when nobody asks. Runs in the reading thread; a rank whose interpreter's lock is held
-doesn't answer, and what its page says has to do.
+doesn't answer, and what its activity page says has to do.
 """
 
 from __future__ import annotations

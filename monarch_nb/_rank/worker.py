@@ -77,7 +77,7 @@ class Worker:
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
         self.inbox: Inbox[Message] = Inbox()
-        self.slot = rank.page.main
+        self.activity_slot = rank.page.main
         self.cancelled: set[int] = set()
         """Numbers of cells that shall not begin. Written by the reading thread."""
         self._shell: CellShell | None = None
@@ -196,7 +196,7 @@ class Worker:
         """Mend what user code has broken, and say so, in the cell or call that is about to be answered."""
         if self.rank.debugger.in_use:
             self.rank.debugger.done()
-        self.slot.end()
+        self.activity_slot.end_activity()
         if name in _LABELS:  # code of the user's
             self._say(self._mender.mend())
 
@@ -211,7 +211,7 @@ class Worker:
         work = getattr(self, "work_" + name, None)
         if work is None:
             raise TypeError(f"a rank knows no work {name!r}")
-        self.slot.begin(_LABELS.get(name) or name.encode(), message.origin)
+        self.activity_slot.begin_activity(_LABELS.get(name) or name.encode(), message.origin)
         try:
             self.current = message
             self._interruptible = name not in _UNINTERRUPTIBLE

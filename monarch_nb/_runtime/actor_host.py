@@ -24,8 +24,8 @@ from monarch_nb._runtime.inbox import Inbox
 from monarch_nb._shape import Extent, Shape
 from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
+from monarch_nb._wire.activity_page import ActivityPage
 from monarch_nb._wire.message import Message
-from monarch_nb._wire.page import Page
 
 END_S = 10.0
 """How long whoever stops an actor waits for the message that it's handling, and for its clean-up."""
@@ -37,11 +37,12 @@ class ActorHost:
     """The actors of one process. `on_call` and what it calls run in the reading thread and never block."""
 
     def __init__(
-        self, office: Office, on_work: Callable[[Message], Any] | None = None, page: Page | None = None,
+        self, office: Office, on_work: Callable[[Message], Any] | None = None,
+        page: ActivityPage | None = None,
         debugger: CallDebugger | None = None,
     ) -> None:  # fmt: skip
         self.office = office
-        self.page = page if page is not None else Page()
+        self.page = page if page is not None else ActivityPage()
         self.debugger = debugger
         self.actors: dict[int, ActorRunner] = {}
         self.before_call: Callable[[], None] | None = None

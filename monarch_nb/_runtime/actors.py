@@ -96,7 +96,7 @@ class ActorRunner:
         self.instance: Any = None
         self.failure: dict[str, Any] | None = None
         self.mesh: Any = None
-        self.slot = host.page.take_slot()
+        self.activity_slot = host.page.acquire_slot()
         self.label = b""
         """What was called last."""
         self._num_running = 0
@@ -215,7 +215,7 @@ class ActorRunner:
             found.begin(instance)
 
     def _construct(self, recipe: dict[str, Any], spawn: Message) -> None:
-        self.slot.begin(f"{recipe['class'].__name__}.__init__".encode(), spawn.origin)
+        self.activity_slot.begin_activity(f"{recipe['class'].__name__}.__init__".encode(), spawn.origin)
         try:
             self.instance = recipe["class"].__new__(recipe["class"])
             self.instance.__init__(*recipe["args"], **recipe["kwargs"])
@@ -224,7 +224,7 @@ class ActorRunner:
             self._fail(error, spawn, "__init__")
             return
         finally:
-            self.slot.end()
+            self.activity_slot.end_activity()
         if spawn.ref:
             self._answer(spawn, None)
 
@@ -289,7 +289,7 @@ class ActorRunner:
 
     def _clean_up(self) -> None:
         self._end_children()
-        self.host.page.give_back(self.slot)
+        self.host.page.release_slot(self.activity_slot)
         hook = getattr(self.instance, "__cleanup__", None)
         if hook is None:
             return
@@ -375,7 +375,7 @@ class ActorRunner:
                 if self.host.before_call is not None:
                     self.host.before_call()
                 method = self._method(message.name)
-                self.slot.begin(method.label, message.origin)
+                self.activity_slot.begin_activity(method.label, message.origin)
                 self.label = method.label
                 debugger = self.host.debugger
                 if debugger is not None and debugger.in_use:
@@ -434,7 +434,7 @@ class ActorRunner:
         debugger = self.host.debugger
         if debugger is not None and debugger.in_use:
             debugger.done()
-        self.slot.end()
+        self.activity_slot.end_activity()
         if self._was_interrupted:
             with self._interrupting:
                 _raise_in_thread(self._ident, None)
@@ -470,7 +470,7 @@ class ActorRunner:
         call_context.set(CallContext(message.origin, message.slot, message.context, self, message.src))
         self._num_running += 1
         self.label = method.label
-        self.slot.begin(method.label, message.origin)
+        self.activity_slot.begin_activity(method.label, message.origin)
         try:
             args, kwargs = self._arguments(message, method)
             result = method.function(*args, **kwargs)
@@ -482,7 +482,7 @@ class ActorRunner:
         finally:
             self._num_running -= 1
             if not self._num_running:
-                self.slot.end()
+                self.activity_slot.end_activity()
         del args, kwargs
         self._answer_call(message, method, result)
 

@@ -254,7 +254,7 @@ class CellRun:
         self._feed.when_ready(callback)
 
     def interrupt(self) -> None:
-        """Interrupt it; again, and the next step is taken at once (see `_host.ladder`)."""
+        """Interrupt it; again, and the next step is taken at once (see `_host.escalation`)."""
         self._feed.interrupt()
 
     def wait(self, timeout: float | None = None, *, interrupts: Interrupts | None = None) -> CellResult:

@@ -1,4 +1,5 @@
-"""What this process has moved so far, by path: a rank says it on its page, where its host process reads it."""
+"""What this process has moved so far, by path: a rank notes it on its activity page, where its host process
+reads it."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from monarch_nb._wire.page import Page, Total
+from monarch_nb._wire.activity_page import ActivityPage, Total
 
 if TYPE_CHECKING:
     from monarch_nb.rdma.transfer import Receipt
@@ -19,7 +20,7 @@ class Totals:
         page: where they're said, too.
     """
 
-    def __init__(self, page: Page | None = None) -> None:
+    def __init__(self, page: ActivityPage | None = None) -> None:
         self._page = page
         self._by_path: dict[str, Total] = {}
         self._lock = threading.Lock()

@@ -281,8 +281,8 @@ def test_a_diagnosis_is_given_once() -> None:
     from monarch_nb.why.report import make_report
 
     for _ in range(3):
-        stall_detector._say(make_report(found, diagnose(found)))
+        stall_detector._note(make_report(found, diagnose(found)))
     assert len(said) == 1 and said[0].startswith("why: ranks 0-1 wait in all_reduce #41")
     calm = situation(RankFacts(0, "idle"))
-    stall_detector._say(make_report(calm, diagnose(calm)))
+    stall_detector._note(make_report(calm, diagnose(calm)))
     assert len(said) == 1

@@ -84,7 +84,7 @@ EXAMPLES = [
     "_shape.shape",
     "_wire.codec",
     "_wire.message",
-    "_wire.page",
+    "_wire.activity_page",
     "_wire.pieces",
     "_wire.process",
     "actor.bootstrap_command",

@@ -10,7 +10,15 @@ from types import SimpleNamespace
 from typing import Any
 
 from monarch_nb._host.gpus import GpuReader
-from monarch_nb._wire.page import BUSY, DEBUGGING, IDLE, NUM_SLOTS, PAGE_BYTES, Page, read_page
+from monarch_nb._wire.activity_page import (
+    BUSY,
+    DEBUGGING,
+    IDLE,
+    NUM_SLOTS,
+    PAGE_BYTES,
+    ActivityPage,
+    read_page,
+)
 from monarch_nb.display import card_html, top
 from monarch_nb.status import MeshStatus, Versioned, apply, summary
 
@@ -43,35 +51,35 @@ def full(ranks: list[dict[str, Any]], sizes: list[list[Any]] | None = None, **fi
     return {**head, "hosts": [host()], "ranks": ranks, **fields}
 
 
-def put_all(board: Versioned, status: dict[str, Any]) -> None:
-    board.put_head({k: v for k, v in status.items() if k not in ("hosts", "ranks")})
+def put_all(versioned: Versioned, status: dict[str, Any]) -> None:
+    versioned.put_head({k: v for k, v in status.items() if k not in ("hosts", "ranks")})
     for row in status["hosts"]:
-        board.put_host(row["index"], row)
+        versioned.put_host(row["index"], row)
     for row in status["ranks"]:
-        board.put_rank(row["rank"], row)
+        versioned.put_rank(row["rank"], row)
 
 
 def test_changes_put_together_are_the_newest_state() -> None:
-    board = Versioned((0, 1, 2))
-    put_all(board, full([rank(0), rank(1), rank(2)]))
-    seen, mine = board.version, board.full()["full"]
+    versioned = Versioned((0, 1, 2))
+    put_all(versioned, full([rank(0), rank(1), rank(2)]))
+    seen, mine = versioned.version, versioned.full()["full"]
     for state in ("busy", "idle", "lost"):
-        board.put_rank(1, rank(1, state))
-        board.put_head({"num_cells": len(state)})
-    change = board.changed_since(seen)
+        versioned.put_rank(1, rank(1, state))
+        versioned.put_head({"num_cells": len(state)})
+    change = versioned.changed_since(seen)
     assert [(r["rank"], r["state"]) for r in change["ranks"]] == [(1, "lost")]
     assert change["mesh"] == {"num_cells": 4} and change["hosts"] == []
-    assert apply(mine, change) == board.full()["full"]
+    assert apply(mine, change) == versioned.full()["full"]
     assert mine["ranks"][1]["state"] == "idle", "the old state is left as it was"
 
 
 def test_what_stays_the_same_is_no_change() -> None:
-    board = Versioned((0,))
+    versioned = Versioned((0,))
     row = rank(0)
-    board.put_rank(0, row)
-    seen = board.version
-    board.put_rank(0, dict(row))
-    assert board.version == seen and board.changed_since(seen)["ranks"] == []
+    versioned.put_rank(0, row)
+    seen = versioned.version
+    versioned.put_rank(0, dict(row))
+    assert versioned.version == seen and versioned.changed_since(seen)["ranks"] == []
 
 
 def test_a_snapshot_travels_as_plain_data() -> None:
@@ -132,28 +140,28 @@ def test_pictures_of_large_meshes_stay_small() -> None:
 
 def test_a_page_says_what_each_thread_does(tmp_path: Path) -> None:
     path = tmp_path / "page"
-    page = Page(str(path))
-    actor = page.take_slot()
-    page.main.begin(b"cell", 7)
-    actor.begin("Trainer.schritt_\N{GREEK SMALL LETTER MU}".encode(), 9)
+    page = ActivityPage(str(path))
+    actor = page.acquire_slot()
+    page.main.begin_activity(b"cell", 7)
+    actor.begin_activity("Trainer.schritt_\N{GREEK SMALL LETTER MU}".encode(), 9)
     main, other = read_page(path.read_bytes()) or []
     assert (main.state, main.name, main.origin) == (BUSY, "cell", 7)
     assert (other.state, other.name) == (BUSY, "Trainer.schritt_\N{GREEK SMALL LETTER MU}")
-    page.main.debug(True)
-    actor.end()
+    page.main.set_debugging(True)
+    actor.end_activity()
     main, other = read_page(path.read_bytes()) or []
     assert (main.state, other.state, other.name) == (DEBUGGING, IDLE, "Trainer.schritt_\N{GREEK SMALL LETTER MU}")
     assert other.num_changes == 2
-    page.give_back(actor)
+    page.release_slot(actor)
     assert len(read_page(path.read_bytes()) or []) == 1
     assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_long_names_and_many_actors_do_no_harm() -> None:
-    page = Page()
-    slots = [page.take_slot() for _ in range(NUM_SLOTS + 5)]
+    page = ActivityPage()
+    slots = [page.acquire_slot() for _ in range(NUM_SLOTS + 5)]
     for slot in slots:
-        slot.begin(b"x" * 500)
+        slot.begin_activity(b"x" * 500)
     found = read_page(bytes(page._buffer)) or []
     assert len(found) == NUM_SLOTS - 1
     assert {len(a.name) for a in found} == {96}
@@ -162,14 +170,14 @@ def test_long_names_and_many_actors_do_no_harm() -> None:
 def test_a_page_is_never_read_half_written(tmp_path: Path) -> None:
     """What is read is always one of the states that were written, while another thread writes as fast as it can."""
     path = tmp_path / "page"
-    page = Page(str(path))
+    page = ActivityPage(str(path))
     names = [bytes([65 + i]) * 96 for i in range(8)]
     stop = threading.Event()
 
     def write() -> None:
         while not stop.is_set():
             for name in names:
-                page.main.begin(name)
+                page.main.begin_activity(name)
 
     writer = threading.Thread(target=write)
     writer.start()
@@ -187,8 +195,8 @@ def test_a_page_is_never_read_half_written(tmp_path: Path) -> None:
 
 
 def test_a_slot_that_is_being_written_is_not_believed() -> None:
-    page = Page()
-    page.main.begin(b"cell")
+    page = ActivityPage()
+    page.main.begin_activity(b"cell")
     data = bytearray(page._buffer)
     data[0] += 1  # the first number is written, the last isn't yet
     assert read_page(bytes(data)) is None

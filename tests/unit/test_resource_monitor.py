@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from monarch_nb._host import vitals
+from monarch_nb._host import resource_monitor
 from monarch_nb._host.loop import Loop
+from monarch_nb._host.resource_monitor import ResourceMonitor
 from monarch_nb._host.supervisor import Supervisor
-from monarch_nb._host.vitals import Vitals
 
 NUM_TOGGLES = 30
 
 
-class Counted(Vitals):
+class Counted(ResourceMonitor):
     """Counts how often it looks."""
 
     num_polls = 0
@@ -38,8 +38,8 @@ def test_who_watches_on_and_off_makes_it_look_no_more_often(tmp_path: Path) -> N
     looked.watch(True)
     looked.num_polls = looked.num_samples = 0
     begun = time.monotonic()
-    loop.call_later(1.5 * vitals.SAMPLE_S, loop.stop)
+    loop.call_later(1.5 * resource_monitor.SAMPLE_S, loop.stop)
     loop.run()
     took = time.monotonic() - begun
-    assert 1 <= looked.num_polls <= took / vitals.POLL_S + 1
-    assert 1 <= looked.num_samples <= took / vitals.SAMPLE_S + 1
+    assert 1 <= looked.num_polls <= took / resource_monitor.POLL_S + 1
+    assert 1 <= looked.num_samples <= took / resource_monitor.SAMPLE_S + 1

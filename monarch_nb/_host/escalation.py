@@ -1,4 +1,4 @@
-"""What is done about a cell that shall end, step by step:
+"""Make a cell end, step by step:
 
 1. SIGINT to the ranks at work
 2. after `INTERRUPT_S`: collectives are aborted on all of its ranks together
@@ -27,8 +27,8 @@ ABORT_S = 10.0
 _ABORT_ANSWER_S = 1.0
 
 
-class Ladder:
-    """The steps taken about one cell. Owned by the loop thread."""
+class Escalation:
+    """The steps taken to end one cell. Owned by the loop thread."""
 
     def __init__(self, home: HomeProcess, cells: Cells, cell: Cell, reason: str) -> None:
         self.reason = reason
@@ -37,35 +37,35 @@ class Ladder:
         self._home = home
         self._cells = cells
         self._cell = cell
-        self._height = 0
+        self._level = 0
         self._num_aborted: int | None = None
         """On how many ranks something was aborted; None as long as they haven't all said so."""
         self._after_abort: Callable[[], None] = lambda: None
 
-    def step(self) -> None:
+    def escalate(self) -> None:
         """Take the next step."""
-        self._height += 1
-        if self._height == 1:
+        self._level += 1
+        if self._level == 1:
             self._interrupt()
-        elif self._height == 2:
+        elif self._level == 2:
             self._abort()
-        elif self._height == 3:
+        elif self._level == 3:
             self._look()
 
-    def _step_after(self, delay_s: float) -> None:
-        height = self._height
-        self._home.loop.call_later(delay_s, lambda: self._go_on(height))
+    def _escalate_after(self, delay_s: float) -> None:
+        level = self._level
+        self._home.loop.call_later(delay_s, lambda: self._go_on(level))
 
-    def _go_on(self, height: int) -> None:
-        if self._height == height and not self._cell.over:
-            self.step()
+    def _go_on(self, level: int) -> None:
+        if self._level == level and not self._cell.over:
+            self.escalate()
 
     def _interrupt(self) -> None:
         procs = {r: self._cell.procs[r] for r in self._cell.running}
-        # First the news, for a rank that hasn't begun yet; then the signal, for one that has.
+        # First the message, for a rank that hasn't begun yet; then the signal, for one that has.
         self._home.asking.ask(procs, "__cancel__", self._cell.n, lambda _answers: None, INTERRUPT_S)
         self._home.ranks.signal(list(procs.values()), int(signal.SIGINT))
-        self._step_after(INTERRUPT_S)
+        self._escalate_after(INTERRUPT_S)
 
     def _abort(self) -> None:
         self.aborted = True
@@ -77,7 +77,7 @@ class Ladder:
         # Ranks that run another cell are left alone; idle ones are at the other end of the connections.
         ranks = {r: p for r, p in self._group().items() if r in self._cell.procs or not self._cells.is_busy(p)}
         self._home.asking.ask(ranks, "__abort__", None, self._on_aborted, _ABORT_ANSWER_S)
-        self._step_after(ABORT_S)
+        self._escalate_after(ABORT_S)
 
     def _group(self) -> dict[int, int]:
         """Return all ranks of the mesh: a collective may wait for one that doesn't run this cell."""

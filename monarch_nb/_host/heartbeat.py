@@ -1,4 +1,5 @@
-"""Whether the ranks of this machine react: one that is stopped, or whose control thread says nothing, is unresponsive, not dead."""
+"""Check that the ranks of this machine react: one that is stopped, or whose control thread doesn't answer, is
+unresponsive, not dead."""
 
 from __future__ import annotations
 
@@ -20,13 +21,13 @@ PING_REF = 1 << 50
 """The ref of all our questions; those below are numbers of cells, and questions of the home."""
 
 
-class Pulse:
+class Heartbeat:
     """Owned by the loop thread.
 
     Args:
         me: proc id of this host process.
         send: sends a frame to a rank of this machine.
-        on_change: told of a rank and what is wrong with it; an empty text if it reacts again.
+        on_change: called with a rank and what is wrong with it; an empty text if it reacts again.
     """
 
     def __init__(

@@ -1,6 +1,8 @@
-"""What the ranks of this machine are doing, and what they take: looked at often while somebody watches, else hardly at all.
+"""Monitor what the ranks of this machine are doing and which resources they use: often while somebody
+watches, else hardly at all.
 
-Three sources: pages that ranks write (`_wire/page`), ten times a second; the sampler, once a second; and where busy ranks stand, which they are asked
+Three sources: activity pages that ranks write (`_wire/activity_page`), ten times a second; the sampler, once
+a second; and where busy ranks stand, which they are asked
 once a second. Unwatched, the machine is sampled every five seconds, for the history of the last minutes.
 """
 
@@ -20,7 +22,7 @@ from monarch_nb._host.supervisor import Rank, Supervisor
 from monarch_nb._protocol.states import ProcState
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
-from monarch_nb._wire.page import BUSY, DEBUGGING, IDLE, PAGE_BYTES, Activity, read_page, read_totals
+from monarch_nb._wire.activity_page import BUSY, DEBUGGING, IDLE, PAGE_BYTES, Activity, read_page, read_totals
 
 POLL_S = 0.1
 SAMPLE_S = 1.0
@@ -31,7 +33,7 @@ PSS_PER_SAMPLE = 1
 """How many ranks' memory is read at a time: the kernel walks all their pages for it, some 2.5 ms with torch loaded."""
 WHERE_REF = (1 << 50) + 1
 CELL = "cell"
-"""What a rank calls it on its page when it runs one."""
+"""What a rank calls a cell on its activity page."""
 FRESH_S = 0.4
 """How long a fresh look at everything may wait for ranks."""
 
@@ -39,7 +41,7 @@ Rows = dict[int, dict[str, Any]]
 OnChange = Callable[[Rows, dict[str, Any] | None], None]
 
 
-class Vitals:
+class ResourceMonitor:
     """Owned by the loop thread.
 
     Args:
@@ -64,7 +66,7 @@ class Vitals:
         self._counts: dict[int, tuple[int, ...]] = {}
         self._rows: Rows = {}
         self._fresh: set[int] = set()
-        """Procs whose rows have changed and haven't been told."""
+        """Procs whose rows have changed and haven't been published."""
         self._asked: set[int] = set()
         self._next_pss = 0
         self._history: deque[tuple[float | None, float | None, float | None]] = deque(maxlen=HISTORY_POINTS)

@@ -1,4 +1,4 @@
-"""The board: the state of a mesh as everybody sees it, row by row, and who watches it.
+"""Publish the state of a mesh, row by row, to those who watch it.
 
 Rows are rebuilt when something touches them, and only while somebody watches. Each has the number of the change that it had last; a watch is sent the rows that
 have changed since it was last sent any, twenty times a second at most, and only after it has taken what it was sent before: a slow one gets fewer
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb._host.registry import Group, Host, Proc
 from monarch_nb._host.request import LATER
-from monarch_nb._host.vitals import Rows
+from monarch_nb._host.resource_monitor import Rows
 from monarch_nb._protocol.states import HostState, ProcState, RankState
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
@@ -51,17 +51,17 @@ class StatusWatch:
     ready: bool = True
 
 
-class Board:
+class StatusPublisher:
     """Owned by the loop thread."""
 
     def __init__(self, home: HomeProcess) -> None:
         self._home = home
-        self._vitals: Rows = {}
+        self._monitored: Rows = {}
         self._machines: dict[int, dict[str, Any]] = {}
         self._printed: dict[int, bytes] = {}
         self._since: dict[int, tuple[str, float]] = {}
         self._watches: list[StatusWatch] = []
-        self._boards: dict[str, Versioned] = {}
+        self._versions: dict[str, Versioned] = {}
         self._touched: set[int] = set()
         self._is_due = False
         self._looks: dict[int, tuple[set[int], Callable[[], None]]] = {}
@@ -80,7 +80,7 @@ class Board:
 
     def take(self, host: int, rows: Rows, machine: dict[str, Any] | None) -> None:
         """Take what a host process has seen."""
-        self._vitals.update(rows)
+        self._monitored.update(rows)
         if machine is not None:
             self._machines[host] = machine
         self.touch(rows)
@@ -104,7 +104,7 @@ class Board:
 
     def ended(self, proc: int) -> None:
         """A rank has ended."""
-        self._vitals.pop(proc, None)
+        self._monitored.pop(proc, None)
         self.touch((proc,))
 
     # --- who watches
@@ -115,8 +115,8 @@ class Board:
         was_watched = self.watched
         self._watches.append(StatusWatch(message.src, message.ref, group))
         if not was_watched:
-            self._boards.clear()  # nobody has kept them up to date
-            self._home.watch_vitals(True)
+            self._versions.clear()  # nobody has kept them up to date
+            self._home.watch_resources(True)
             self._home.loop.call_later(_LEASE_S, self._touch_lease)
         self.touch()
         return LATER
@@ -131,8 +131,8 @@ class Board:
         for watch in self._watches:
             if (watch.client, watch.ref) == (message.src, fields["watch"]):
                 watch.ready = True
-                board = self._boards.get(watch.group)
-                if board is not None and board.version > watch.seen:
+                versioned = self._versions.get(watch.group)
+                if versioned is not None and versioned.version > watch.seen:
                     self.touch()
         return None
 
@@ -146,7 +146,7 @@ class Board:
         was_watched = self.watched
         self._watches = [w for w in self._watches if w.client != client or (ref is not None and w.ref != ref)]
         if was_watched and not self.watched:
-            self._home.watch_vitals(False)
+            self._home.watch_resources(False)
 
     # --- what goes out
 
@@ -156,10 +156,10 @@ class Board:
         for name in {w.group for w in self._watches}:
             self._refresh(name, touched)
         for watch in self._watches:
-            board = self._boards[watch.group]
-            change = board.news(watch.seen) if watch.ready else None
+            versioned = self._versions[watch.group]
+            change = versioned.news(watch.seen) if watch.ready else None
             if change is not None:
-                watch.seen, watch.ready = board.version, False
+                watch.seen, watch.ready = versioned.version, False
                 self._send(watch, change)
 
     def _send(self, watch: StatusWatch, change: dict[str, Any]) -> None:
@@ -171,35 +171,36 @@ class Board:
     def _refresh(self, name: str, touched: set[int]) -> Versioned:
         home = self._home
         group = home.registry.groups[name]
-        board = self._boards.get(name)
-        if board is None or board.order != tuple(group.procs):
-            board = self._boards[name] = Versioned(tuple(group.procs), board.version + 1 if board is not None else 0)
+        versioned = self._versions.get(name)
+        if versioned is None or versioned.order != tuple(group.procs):
+            first = versioned.version + 1 if versioned is not None else 0
+            versioned = self._versions[name] = Versioned(tuple(group.procs), first)
             touched = set(group.procs)
-        self._fill(board, group, touched.intersection(group.procs))
-        return board
+        self._fill(versioned, group, touched.intersection(group.procs))
+        return versioned
 
-    def _fill(self, board: Versioned, group: Group, procs: Iterable[int]) -> None:
-        """Put the state of now on a board: the mesh's, all hosts', and some ranks'."""
-        board.put_head(self._head(group))
+    def _fill(self, versioned: Versioned, group: Group, procs: Iterable[int]) -> None:
+        """Put in the state of now: the mesh's, all hosts', and some ranks'."""
+        versioned.put_head(self._head(group))
         for host in self._home.registry.hosts.values():
-            board.put_host(host.index, self._host_row(host, group))
+            versioned.put_host(host.index, self._host_row(host, group))
         for proc in procs:
-            board.put_rank(proc, self._rank_row(self._home.registry.procs[proc]))
+            versioned.put_rank(proc, self._rank_row(self._home.registry.procs[proc]))
 
     def do_snapshot(self, message: Message, fields: dict[str, Any]) -> object:
         """Look at everything, and return a group's state: the fields of `MeshStatus`."""
         home, src, ref = self._home, message.src, message.ref
         group = home.registry.group(fields["group"])
         if not fields.get("fresh", True):
-            home.vitals.glance()
+            home.resource_monitor.glance()
             return self._snapshot(group)
         self._look(lambda: home.reply(src, ref, self._snapshot(group)))
         return LATER
 
     def _snapshot(self, group: Group) -> dict[str, Any]:
-        board = Versioned(tuple(group.procs))
-        self._fill(board, group, group.procs)
-        return board.full()["full"]  # type: ignore[no-any-return]
+        versioned = Versioned(tuple(group.procs))
+        self._fill(versioned, group, group.procs)
+        return versioned.full()["full"]  # type: ignore[no-any-return]
 
     # --- a fresh look
 
@@ -212,7 +213,7 @@ class Board:
         self._looks[ref] = (hosts, done)
         for index in hosts - {0}:
             home.event(address.host_proc(index), "look", {"ref": ref})
-        home.vitals.look(lambda: self._looked(0, ref))
+        home.resource_monitor.look(lambda: self._looked(0, ref))
         home.loop.call_later(LOOK_S, lambda: self._end_look(ref))
 
     def on_looked(self, src: int, fields: dict[str, Any]) -> None:
@@ -268,8 +269,8 @@ class Board:
         }
 
     def _rank_row(self, entry: Proc) -> dict[str, Any]:
-        vitals = self._vitals.get(entry.proc, {})
-        state, doing, since, cell = self._state(entry, vitals)
+        monitored = self._monitored.get(entry.proc, {})
+        state, doing, since, cell = self._state(entry, monitored)
         known, known_since = self._since.get(entry.proc, ("", 0.0))
         if known != state:
             known_since = since or time.time()
@@ -286,34 +287,34 @@ class Board:
             "doing": doing,
             "since": since or known_since,
             "cell": cell,
-            "line": vitals.get("line", "") if is_busy else "",
-            "collective": vitals.get("collective") if is_busy else None,
-            "cpu_percent": vitals.get("cpu_percent"),
-            "memory_bytes": vitals.get("memory_bytes"),
-            "gpus": vitals.get("gpus", []),
-            "gpu_memory_bytes": vitals.get("gpu_memory_bytes"),
-            "transfers": vitals.get("transfers", []),
+            "line": monitored.get("line", "") if is_busy else "",
+            "collective": monitored.get("collective") if is_busy else None,
+            "cpu_percent": monitored.get("cpu_percent"),
+            "memory_bytes": monitored.get("memory_bytes"),
+            "gpus": monitored.get("gpus", []),
+            "gpu_memory_bytes": monitored.get("gpu_memory_bytes"),
+            "transfers": monitored.get("transfers", []),
             "last_line": _last_line(self._printed.get(entry.proc, b"")),
-            "num_queued": vitals.get("num_queued", 0) + max(0, len(cells) - int(is_sent)),
+            "num_queued": monitored.get("num_queued", 0) + max(0, len(cells) - int(is_sent)),
             "cells_waiting": [n for n in cells if n != cell],
         }
 
-    def _state(self, entry: Proc, vitals: dict[str, Any]) -> tuple[RankState, str, float, int | None]:
+    def _state(self, entry: Proc, monitored: dict[str, Any]) -> tuple[RankState, str, float, int | None]:
         """Return state, what it's busy with, since when (0: since it's so), and the number of its cell."""
         if entry.state != ProcState.RUNNING:
             return RankState(entry.state), "", 0.0, None
         at = self._home.cells.at(entry.proc)
         n, began = at if at is not None else (None, 0.0)
-        if at is None and vitals.get("is_cell") and not self._home.cells.is_stuck(entry.proc):
-            vitals = {}  # the cell has ended since that was seen
-        if vitals.get("is_before_cells"):
+        if at is None and monitored.get("is_cell") and not self._home.cells.is_stuck(entry.proc):
+            monitored = {}  # the cell has ended since that was seen
+        if monitored.get("is_before_cells"):
             at, n, began = None, None, 0.0  # the cell has been sent there, and waits in the rank
-        doing = f"cell #{n}" if at is not None else vitals.get("doing", "")
-        if vitals.get("debugging"):
-            return RankState.DEBUGGING, doing, vitals["since"], n
-        if at is not None or vitals.get("busy"):
+        doing = f"cell #{n}" if at is not None else monitored.get("doing", "")
+        if monitored.get("debugging"):
+            return RankState.DEBUGGING, doing, monitored["since"], n
+        if at is not None or monitored.get("busy"):
             state = RankState.UNRESPONSIVE if entry.trouble else RankState.BUSY
-            return state, doing, began or vitals["since"], n
+            return state, doing, began or monitored["since"], n
         return (RankState.UNRESPONSIVE if entry.trouble else RankState.IDLE), "", 0.0, None
 
     @staticmethod

@@ -1,4 +1,5 @@
-"""What a rank is doing, in a page of memory that its host process can read at any time: also when the rank can't answer.
+"""The activity page: a rank writes what it is doing into a page of memory that its host process can read at
+any time, also when the rank can't answer.
 
     offset  bytes  field of a slot (little-endian; a page has `NUM_SLOTS` of them)
          0      4  number of changes
@@ -46,7 +47,7 @@ _TAIL_AT: Final = _SLOT.size - _TAIL.size
 
 
 class Activity(NamedTuple):
-    """What one slot says; `is_main`: it's the main thread's."""
+    """What is in one slot; `is_main`: it's the main thread's."""
 
     num_changes: int
     state: int
@@ -66,8 +67,8 @@ class Total(NamedTuple):
     seconds: float
 
 
-class Slot:
-    """Where one thread says what it does."""
+class ActivitySlot:
+    """The part of the page in which one thread notes what it does."""
 
     __slots__ = ("_at", "_buffer", "_num_changes")
 
@@ -76,17 +77,17 @@ class Slot:
         self._at = index * SLOT_BYTES
         self._num_changes = 0
 
-    def begin(self, name: bytes, origin: int = 0) -> None:
-        """Say that something begins; names longer than `MAX_NAME_BYTES` are cut."""
+    def begin_activity(self, name: bytes, origin: int = 0) -> None:
+        """Note that something begins; names longer than `MAX_NAME_BYTES` are cut."""
         n = self._num_changes = (self._num_changes + 1) & 0xFFFFFFFF
         _SLOT.pack_into(self._buffer, self._at, n, BUSY, time.time(), origin, name, n)
 
-    def end(self) -> None:
-        """Say that nothing is being done."""
+    def end_activity(self) -> None:
+        """Note that nothing is being done."""
         self._set(IDLE)
 
-    def debug(self, stopped: bool) -> None:
-        """Say that it has stopped at a breakpoint, or goes on."""
+    def set_debugging(self, stopped: bool) -> None:
+        """Note that the thread has stopped at a breakpoint, or goes on."""
         self._set(DEBUGGING if stopped else BUSY)
 
     def _set(self, state: int) -> None:
@@ -95,8 +96,8 @@ class Slot:
         _TAIL.pack_into(self._buffer, self._at + _TAIL_AT, n)
 
 
-class Page:
-    """A process' page.
+class ActivityPage:
+    """The activity page of a process.
 
     Args:
         path: the file to make it in; without one, or where its disk is full, nobody reads it.
@@ -106,20 +107,20 @@ class Page:
         self._buffer = _map(path) if path else bytearray(PAGE_BYTES)
         self._free = list(range(NUM_SLOTS - 1, 0, -1))
         self._nowhere = bytearray(SLOT_BYTES)
-        self._taken: dict[Slot, int] = {}
-        self.main = Slot(self._buffer, 0)
+        self._taken: dict[ActivitySlot, int] = {}
+        self.main = ActivitySlot(self._buffer, 0)
 
-    def take_slot(self) -> Slot:
-        """Return a slot of one's own; when all are taken, one that nobody reads."""
+    def acquire_slot(self) -> ActivitySlot:
+        """Return a free slot; when all are in use, one that nobody reads."""
         if not self._free:
-            return Slot(self._nowhere, 0)
+            return ActivitySlot(self._nowhere, 0)
         index = self._free.pop()
-        slot = Slot(self._buffer, index)
+        slot = ActivitySlot(self._buffer, index)
         self._taken[slot] = index
         return slot
 
-    def give_back(self, slot: Slot) -> None:
-        """Let others have a slot."""
+    def release_slot(self, slot: ActivitySlot) -> None:
+        """Clear a slot, for others to use."""
         index = self._taken.pop(slot, None)
         if index is not None:
             self._buffer[index * SLOT_BYTES : (index + 1) * SLOT_BYTES] = bytes(SLOT_BYTES)
@@ -127,7 +128,8 @@ class Page:
 
 
     def put_total(self, index: int, total: Total) -> None:
-        """Say what went by the path that has the place `index`; beyond `NUM_TOTALS` nobody reads it. One thread at a time."""
+        """Note what went by the path whose index is `index`; beyond `NUM_TOTALS` nobody reads it. One thread
+        at a time."""
         if index < NUM_TOTALS:
             _TOTAL.pack_into(self._buffer, TOTALS_AT + index * _TOTAL.size, total.path.encode(), *total[1:])
 
@@ -150,15 +152,15 @@ def _map(path: str) -> mmap.mmap | bytearray:
 
 
 def read_page(data: bytes, again: bytes | None = None) -> list[Activity] | None:
-    """Return what the used slots of a page say; None if one is being written just now.
+    """Return what is in the used slots of a page; None if one is being written just now.
 
     Args:
         data: the page.
         again: the page, read once more. The kernel's copy need not go from front to back, so that both numbers of a slot can agree while
             what is between them is half old; what is the same twice is whole.
 
-    >>> page = Page()
-    >>> page.main.begin(b"cell", 3)
+    >>> page = ActivityPage()
+    >>> page.main.begin_activity(b"cell", 3)
     >>> [(a.state, a.name, a.origin) for a in read_page(bytes(page._buffer))]
     [(1, 'cell', 3)]
     """
@@ -175,7 +177,7 @@ def read_page(data: bytes, again: bytes | None = None) -> list[Activity] | None:
 def read_totals(data: bytes) -> list[Total]:
     """Return what a page says of the data plane.
 
-    >>> page = Page()
+    >>> page = ActivityPage()
     >>> page.put_total(0, Total("shm", 2, 4096, 0, 0.5))
     >>> read_totals(bytes(page._buffer))
     [Total(path='shm', num=2, read_bytes=4096, written_bytes=0, seconds=0.5)]
