@@ -55,10 +55,10 @@ class Keeper:
 
     def run(self) -> None:
         """Keep a home warm until the time is up, or until told to end; leave none."""
-        told, bell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        told, wake_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, self._on_signal)
-        signal.set_wakeup_fd(bell, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(wake_fd, warn_on_full_buffer=False)
         self._write_note()
         try:
             while self._goes_on():

@@ -70,8 +70,8 @@ class NotebookHooks:
         """The kernel is being shut down: nobody sees what comes from now on, and nobody waits any more. Called in the control thread."""
         with suppress(Exception):  # the mesh may have ended; the kernel is to end, too
             self._session.tell("leaving")
-        for bell in list(self._session.bells):
-            bell.ring()
+        for wakeup in list(self._session.wakeups):
+            wakeup.wake()
 
     def before_cell(self, info: Any = None) -> None:
         """Give the cell that begins its origin."""

@@ -1,7 +1,7 @@
 """What ranks print without anybody having asked: actors that this program has called, or nobody in particular.
 
 It's folded by rank set and written where the cell that made the call shows its output. `take` runs in the reading thread and must be quick; the
-writing is done by the reader's keeper.
+writing is done by the background reader.
 
 What a rank prints before an answer is shown before the answer is had: the answer says up to which mark in the rank's output that is (`Office.owed`), and who
 asks for the value waits for the mark (`catch_up`). Of a rank that hasn't printed, the answer says nothing, and nobody waits.
@@ -21,7 +21,7 @@ from typing import Any
 
 from monarch_nb._client.feed import ACK_BYTES, Feed
 from monarch_nb._client.preferences import preferences
-from monarch_nb._client.waiting import Bell
+from monarch_nb._client.waiting import Wakeup
 from monarch_nb._journal import record as records
 from monarch_nb._journal.record import Record
 from monarch_nb._post.office import Office, OfficeClosed
@@ -51,7 +51,7 @@ class OutputHub:
         self.default = StandardOutput(office)
         self._reached: dict[int, int] = {}
         """The last mark that has come of each proc."""
-        self._bells: list[Bell] = []
+        self._wakeups: list[Wakeup] = []
         office.on_output = self.take
         office.on_printed = self._owe
         office.catch_up = self.catch_up
@@ -102,8 +102,8 @@ class OutputHub:
         self._ring_if_all_has_come()
 
     def _ring_if_all_has_come(self) -> None:
-        for bell in list(self._bells) if self._bells and self._has_come(self._office.owed) else ():
-            bell.ring()
+        for wakeup in list(self._wakeups) if self._wakeups and self._has_come(self._office.owed) else ():
+            wakeup.wake()
 
     def _has_come(self, owed: dict[int, int]) -> bool:
         return not any(_is_before(self._reached.get(proc, 0), number) for proc, number in list(owed.items()))
@@ -121,15 +121,15 @@ class OutputHub:
         self.default.flush()
 
     def _wait_for_the_rest(self) -> None:
-        bell = Bell(self._office)
-        self._bells.append(bell)
+        wakeup = Wakeup(self._office)
+        self._wakeups.append(wakeup)
         if self._has_come(self._office.owed):
-            bell.ready = True  # just now, before anybody could ring
+            wakeup.ready = True  # just now, before anybody could wake it
         try:
             with suppress(OfficeClosed):
-                self._office.reader.wait(bell, time.monotonic() + CATCH_UP_S)
+                self._office.reader.wait(wakeup, time.monotonic() + CATCH_UP_S)
         finally:
-            self._bells.remove(bell)
+            self._wakeups.remove(wakeup)
 
     def _decode(self, record: Record) -> str:
         """Decode UTF-8 that may be cut anywhere."""

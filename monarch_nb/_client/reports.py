@@ -28,7 +28,8 @@ SILENCE_S = 60.0
 
 
 class Reports:
-    """Of one session. `actor_failed` and `dropped` are quick and may be called in any thread; the reader's keeper says it."""
+    """Of one session. `actor_failed` and `dropped` are quick and may be called in any thread; the background
+    reader says it."""
 
     def __init__(self, session: Session) -> None:
         self._session = session

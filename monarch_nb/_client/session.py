@@ -31,7 +31,7 @@ from monarch_nb._client.reports import Reports
 from monarch_nb._client.state import StatusFeed
 from monarch_nb._client.stops_said import StopsSaid
 from monarch_nb._client.subscribers import Subscribers
-from monarch_nb._client.waiting import Bell, wait_simply
+from monarch_nb._client.waiting import Wakeup, wait_simply
 from monarch_nb._post import here
 from monarch_nb._post.office import Office
 from monarch_nb._post.pending import OneReply
@@ -73,7 +73,7 @@ class Session:
         _by_office[id(office)] = self
         self.private = False
         self.observes = False
-        self.bells: list[Bell] = []
+        self.wakeups: list[Wakeup] = []
         """Who waits in a notebook, and is to know when a rank stops at a breakpoint."""
         self.num_waiting = 0
         """Cells that wait in a notebook, and can ask whoever sits there."""
@@ -267,8 +267,8 @@ class Session:
         elif name == "stopped":
             self.num_stops += 1
             self.stops_said.stopped(fields)
-            for bell in list(self.bells):
-                bell.ring_for_stop()
+            for wakeup in list(self.wakeups):
+                wakeup.wake_for_stop()
         elif name == "asked":
             self._asked()
         elif name == "asked_no_more":
@@ -283,8 +283,8 @@ class Session:
     def _asked(self) -> None:
         """A rank wants something typed. If nobody waits for it in a cell, nobody will see the question."""
         self.num_stops += 1
-        for bell in list(self.bells):
-            bell.ring_for_stop()
+        for wakeup in list(self.wakeups):
+            wakeup.wake_for_stop()
 
         def refuse() -> None:
             if not self.num_waiting:

@@ -24,7 +24,7 @@ WINDOW_S = 0.2
 
 
 class StopsSaid:
-    """Of one session. `stopped` is called in the reading thread, `_say` by the reader's keeper."""
+    """Of one session. `stopped` is called in the reading thread, `_say` by the background reader."""
 
     def __init__(self, session: Session) -> None:
         self._session = session

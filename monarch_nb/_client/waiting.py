@@ -27,24 +27,24 @@ on_long: Callable[[Any, float], Callable[[], None]] | None = None
 _main = threading.main_thread().ident
 
 
-class Bell(Pending):
-    """What is waited for instead: rings when the answer is there, or when something has stopped."""
+class Wakeup(Pending):
+    """What is waited for instead: wakes when the answer is there, or when something has stopped."""
 
-    __slots__ = ("rung",)
+    __slots__ = ("woken",)
 
     def __init__(self, office: Office) -> None:
         super().__init__(office, ())
-        self.rung = False
+        self.woken = False
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Wake the waiting thread. Called in the reading thread, or before the wait."""
         self.ready = True
         self.office.reader.notify(self)
 
-    def ring_for_stop(self) -> None:
+    def wake_for_stop(self) -> None:
         """Something has stopped."""
-        self.rung = True
-        self.ring()
+        self.woken = True
+        self.wake()
 
 
 def wait(pending: Pending, deadline: float | None) -> bool:
@@ -78,7 +78,8 @@ def wait_simply(pending: Pending, deadline: float | None) -> bool:
 
 
 def _wait_beside(pending: Pending, deadline: float | None) -> bool:
-    """Wait for what another thread waits for in the reader; if that one gives up, the keeper reads."""
+    """Wait for what another thread waits for in the reader; if that one gives up, the background reader
+    reads."""
     done = threading.Event()
     pending.when_ready(done.set)
     done.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
@@ -88,24 +89,24 @@ def _wait_beside(pending: Pending, deadline: float | None) -> bool:
 def _wait_in_notebook(session: Session, pending: Pending, deadline: float | None) -> bool:
     error: Exception | None = None
     while True:
-        bell = Bell(pending.office)
-        session.bells.append(bell)
+        wakeup = Wakeup(pending.office)
+        session.wakeups.append(wakeup)
         if session.num_stops > session.num_stops_shown:
-            bell.ring_for_stop()  # it came before anybody waited
+            wakeup.wake_for_stop()  # it came before anybody waited
         if kernel.is_ending():
-            bell.ring()
-        pending.when_ready(bell.ring)
+            wakeup.wake()
+        pending.when_ready(wakeup.wake)
         try:
-            pending.office.reader.wait(bell, deadline)
+            pending.office.reader.wait(wakeup, deadline)
         finally:
-            session.bells.remove(bell)
-        if error is not None and (pending.ready or not bell.rung):
+            session.wakeups.remove(wakeup)
+        if error is not None and (pending.ready or not wakeup.woken):
             raise error
         if pending.ready:
             return True
         if kernel.is_ending():
             raise kernel.KernelShutDown
-        if not bell.rung:
+        if not wakeup.woken:
             return False
         session.num_stops_shown = session.num_stops
         error = (on_stop(session) if on_stop is not None else None) or error

@@ -80,7 +80,7 @@ def _thread_name(frames: Sequence[Frame], number: int) -> str:
     if any(is_module_elsewhere(f.file, _ACTOR) for f in frames):
         return f"actor-thread-{number}"
     if any(is_module_elsewhere(f.file, _KEEPER) and f.function == "_keep" for f in frames):
-        return "monarch_nb-keeper"
+        return "monarch_nb-reader"
     return f"thread-{number}"
 
 

@@ -50,20 +50,20 @@ class Loop:
         self._shortly: list[Callback] = []
         self._soon: deque[Callback] = deque()
         self._later_this_round: list[Callback] = []
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self.watch_file(self._bell, self._on_bell)
+        self._wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.watch_file(self._wakeup_fd, self._on_wakeup)
 
     def call_soon_threadsafe(self, callback: Callback) -> None:
         """Call `callback` in the loop's thread. The one method for other threads."""
         self._soon.append(callback)
-        os.eventfd_write(self._bell, 1)
+        os.eventfd_write(self._wakeup_fd, 1)
 
     def call_soon(self, callback: Callback) -> None:
         """Call `callback` at the end of this round, before the loop blocks again."""
         self._later_this_round.append(callback)
 
-    def _on_bell(self) -> None:
-        os.eventfd_read(self._bell)
+    def _on_wakeup(self) -> None:
+        os.eventfd_read(self._wakeup_fd)
         while self._soon:
             self._soon.popleft()()
 

@@ -143,7 +143,8 @@ class Office:
         self.lost = ""
         """How the mesh has ended, in a sentence, once its home has gone: nothing can be sent or received any more."""
         self.on_lost: Callable[[bool], None] = lambda _heard: None
-        """Told that the home has gone, in the keeper's thread, and whether some thread has heard of it by an exception."""
+        """Called when the home has gone, in the background reader's thread, and whether some thread has heard
+        of it by an exception."""
         self.reader = Reader(self._pull, self._dispatch)
         self.reader.closing_error = self.closing_error
         self.reader.idle_work = self._idle_work
@@ -377,7 +378,7 @@ class Office:
         def on_release() -> None:
             self._releases.append((owner, inode))
             if not call_context.get().src:  # else the answer, or the end of the message's handling, will tell
-                self.reader.ring()
+                self.reader.wake_up()
 
         return segment.open_segment(pid, fd, inode, on_release)
 

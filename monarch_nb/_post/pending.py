@@ -236,7 +236,7 @@ class Pending:
                 if self._callbacks is None:
                     self._callbacks = []
                 self._callbacks.append(callback)
-                self.office.reader.take_over()
+                self.office.reader.ensure_reading()
                 return
         callback()
 
@@ -309,7 +309,7 @@ class OneReply(Pending):
         return self
 
 
-class Gather(Pending):
+class GatherReply(Pending):
     """Waits for one answer from each slot."""
 
     __slots__ = ("bodies", "ends", "failed", "num_left")

@@ -1,4 +1,4 @@
-"""Who reads the socket: the thread that waits for the answer reads it itself (leader and followers).
+"""The thread that waits for an answer reads the socket itself (leader and followers).
 
 A hand-over between two Python threads costs 10 to 40 us, a third of a round trip. So there is no receiving thread that everybody
 waits for. A thread that has to wait becomes the *leader* if nobody leads: it blocks in `recv`, hands each message to whom it
@@ -7,15 +7,18 @@ them, or leaves and appoints one of them.
 
 Two kinds of waiter differ in what happens when the leader leaves:
 
-    urgent   waits for an answer (a `Future.get()`): is appointed leader at once
-    patient  an idle actor that waits for work: is left parked. If work for it arrives, the lead moves to it together
-             with the message, so that an actor that is called often reads its own mail and runs it with no hand-over
+    urgent      waits for an answer (a `Future.get()`): is appointed leader at once
+    background  an idle actor that waits for work: is left parked. If work for it arrives, the lead moves to it
+                together with the message, so that an actor that is called often reads its own mail and runs it
+                with no hand-over
 
-Between two reads nobody leads; that is the normal state while an endpoint runs for some microseconds. A *keeper* thread looks every
+Between two reads nobody leads; that is the normal state while an endpoint runs for some microseconds. A
+*background reader* thread looks every
 `TICK_S` during activity and takes the lead when nobody has had it for a whole tick; so a rank whose endpoint runs for
 an hour answers pings after two ticks. Each look costs as much CPU as a call, and more where cores are short: as long as it finds
 some thread reading, or messages that came more often than one in `TICK_S`, each tick is twice the one before, up to `MAX_TICK_S`.
-Once things have been quiet for `QUIET_S`, the keeper blocks in poll: idle processes do not wake up at all.
+Once things have been quiet for `QUIET_S`, the background reader blocks in poll: idle processes do not wake up
+at all.
 
 A leader that finds a message there already, without having to wait for it, takes along all that are there (`_drain`): in a burst
 of pipelined calls the lead isn't left and taken for each.
@@ -53,7 +56,7 @@ QUIET_S = 0.04
 BURST_S = 1e-5
 """A message that is received in less was there already: to be woken takes longer."""
 SIGNAL_S = 0.2
-LAST_WORDS_S = 0.02
+FINAL_READ_S = 0.02
 """For how long messages are still read when the file says that no more will come."""
 _SIGNAL_MS = int(SIGNAL_S * 1000)
 _BATCH = 64
@@ -67,7 +70,8 @@ _MAIN = threading.main_thread().ident
 
 
 def _call(function: Callable[[], None]) -> None:
-    """Call what the keeper was asked to; whatever it raises is shown, and the keeper lives: nothing moves without it."""
+    """Call what the background reader was asked to; whatever it raises is shown, and the background reader
+    goes on: nothing moves without it."""
     try:
         function()
     except BaseException:
@@ -114,7 +118,7 @@ class Reader:
         self._mutex = threading.Lock()
         self._leader: object | None = None
         self._followers: list[Waiter] = []
-        self._heir: Waiter | None = None
+        self._successor: Waiter | None = None
         self._turns = 0
         self._reading = False
         self._timeout_ms = -1
@@ -122,32 +126,36 @@ class Reader:
         self._timer_count = 0
         self._urgent: deque[Callable[[], None]] = deque()
         self._watched: dict[int, Callable[[], None]] = {}
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._keeper_asleep = False
+        self._wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._background_asleep = False
         self._closing = False
         self._poller = select.poll()
-        """What the keeper sleeps on."""
+        """What the background reader sleeps on."""
         self.closing_error: Callable[[], OfficeClosed] = OfficeClosed
         """Makes what is raised to those who wait when nothing comes any more."""
         self.idle_work: Callable[[], float | None] = lambda: None
-        """Called by the keeper between its waits; returns the seconds until it wants to be called again."""
-        self._keeper = threading.Thread(target=self._keep, name="monarch_nb-keeper", daemon=True)
+        """Called by the background reader between its waits; returns the seconds until it wants to be called
+        again."""
+        self._background_reader = threading.Thread(
+            target=self._run_background_reader, name="monarch_nb-reader", daemon=True
+        )
 
     @property
-    def keeper_id(self) -> int:
-        """The kernel's id of the keeper's thread; 0 before `start`."""
-        return self._keeper.native_id or 0
+    def background_thread_id(self) -> int:
+        """The kernel's id of the background reader's thread; 0 before `start`."""
+        return self._background_reader.native_id or 0
 
     def end_with(self, fd: int, callback: Callable[[], None]) -> None:
-        """Soon after `fd` has become readable, the keeper calls `callback`: what is under way has arrived then. Call it before `start`.
+        """Soon after `fd` has become readable, the background reader calls `callback`: what is under way has
+        arrived then. Call it before `start`.
 
         The callback is to see that nobody waits any more. `fd` is closed by then, or by `close`.
         """
         self._watched[fd] = callback
 
     def start(self) -> None:
-        """Let the keeper begin: from now on messages are dispatched even if no thread waits."""
-        self._keeper.start()
+        """Let the background reader begin: from now on messages are dispatched even if no thread waits."""
+        self._background_reader.start()
 
     # --- waiting
 
@@ -168,7 +176,7 @@ class Reader:
             # Appointed in the very moment it became ready, or interrupted between two steps: a lead that nobody
             # uses would stop everybody.
             if self._leader is waiter or waiter in self._followers:
-                self._quit_line(waiter)
+                self._leave_followers(waiter)
                 if self._leader is waiter:
                     self._step_down()
         return waiter.ready
@@ -196,11 +204,11 @@ class Reader:
             waiter.park = threading.Lock()
             waiter.park.acquire()
             self._followers.append(waiter)
-            if leader is not self._keeper:
+            if leader is not self._background_reader:
                 return False
-            if self._heir is None:
-                self._heir = waiter
-        self.ring()
+            if self._successor is None:
+                self._successor = waiter
+        self.wake_up()
         return False
 
     def _follow(self, waiter: Waiter, deadline: float | None) -> bool:
@@ -214,21 +222,21 @@ class Reader:
         try:
             woken = park.acquire(timeout=-1 if limit is None else max(0.0, limit - time.monotonic()))
         except BaseException:
-            self._quit_line(waiter)
+            self._leave_followers(waiter)
             raise
         if woken:
             return True
-        if self._quit_line(waiter):
+        if self._leave_followers(waiter):
             return True  # was appointed in the same moment
         return self._expired(waiter, deadline)
 
-    def _quit_line(self, waiter: Waiter) -> bool:
+    def _leave_followers(self, waiter: Waiter) -> bool:
         """Leave the line of followers; True if `waiter` is the leader by now."""
         with self._mutex:
             if waiter in self._followers:
                 self._followers.remove(waiter)
-            if self._heir is waiter:
-                self._heir = None
+            if self._successor is waiter:
+                self._successor = None
             return self._leader is waiter
 
     @staticmethod
@@ -314,7 +322,7 @@ class Reader:
         return -1 if limit is None else max(0, int((limit - time.monotonic()) * 1000) + 1)
 
     def _step_down(self, park: Waiter | None = None) -> None:
-        """Leave the lead; `park` is put in line in the same breath, so that it doesn't take the lead back."""
+        """Leave the lead; `park` is put in line at the same time, so that it doesn't take the lead back."""
         with self._mutex:
             self._leader = None
             if park is not None and not park.ready:
@@ -325,9 +333,9 @@ class Reader:
                 park.park = None
             if self._followers:
                 self._appoint_urgent()
-            asleep = self._keeper_asleep
+            asleep = self._background_asleep
         if asleep:
-            self.ring()
+            self.wake_up()
 
     def _appoint_urgent(self) -> None:
         """With the mutex held and no leader: appoint the first urgent follower."""
@@ -348,8 +356,8 @@ class Reader:
             if target not in self._followers:
                 return False
             self._followers.remove(target)
-            if self._heir is target:
-                self._heir = None
+            if self._successor is target:
+                self._successor = None
             if target.park is not None:
                 target.park.release()
             return True
@@ -358,46 +366,49 @@ class Reader:
         """Wake `target`, made ready by another thread than the leader's. A leader must be woken by a message."""
         self._wake(target)
 
-    def stir(self) -> None:
-        """Have all threads that are parked until an answer comes look up: one of them has been raised an exception, which a parked thread doesn't hear."""
+    def interrupt_waiters(self) -> None:
+        """Wake all threads that are parked until an answer comes: one of them has been raised an exception,
+        which a parked thread doesn't notice."""
         with self._mutex:
             parked = [f for f in self._followers if f.urgent and f.park is not None]
             for follower in parked:
                 self._followers.remove(follower)
-                if self._heir is follower:
-                    self._heir = None
+                if self._successor is follower:
+                    self._successor = None
                 if follower.park is not None:
                     follower.park.release()
 
-    # --- the keeper
+    # --- the background reader
 
-    def ring(self) -> None:
-        """Make the keeper look around. Safe from any thread, signal handler or finalizer."""
+    def wake_up(self) -> None:
+        """Wake the background reader. Safe from any thread, signal handler or finalizer."""
         try:
-            os.eventfd_write(self._bell, 1)
+            os.eventfd_write(self._wakeup_fd, 1)
         except (OSError, ValueError):
-            return  # rung already, or closed
+            return  # woken already, or closed
 
-    def take_over(self) -> None:
-        """Ask the keeper to read if nobody does: something is expected that no thread waits for."""
+    def ensure_reading(self) -> None:
+        """Ask the background reader to read if nobody does: something is expected that no thread waits
+        for."""
         if self._leader is None:
-            self.ring()
+            self.wake_up()
 
     def call_at(self, when: float, function: Callable[[], None]) -> None:
-        """Have the keeper call `function` at monotonic time `when`."""
+        """Have the background reader call `function` at monotonic time `when`."""
         with self._mutex:
             self._timer_count += 1
             heapq.heappush(self._timers, (when, self._timer_count, function))
-        self.ring()
+        self.wake_up()
 
     def call_from_signal(self, function: Callable[[], None]) -> None:
-        """Have the keeper call `function`. Takes no lock: for signal handlers, which may run while their thread holds any."""
+        """Have the background reader call `function`. Takes no lock: for signal handlers, which may run while
+        their thread holds any."""
         self._urgent.append(function)
-        self.ring()
+        self.wake_up()
 
-    def _keep(self) -> None:
+    def _run_background_reader(self) -> None:
         poller = self._poller
-        for fd in (self._bell, *self._watched):
+        for fd in (self._wakeup_fd, *self._watched):
             poller.register(fd, select.POLLIN)
         quiet_s = 0.0
         tick_s = TICK_S
@@ -405,7 +416,7 @@ class Reader:
         while not self._closing:
             due_s = self._run_idle_work()
             if self._take_lead_if_free(seen):
-                self._keep_reading()
+                self._read_in_background()
                 seen, quiet_s, tick_s = self._turns, 0.0, TICK_S
                 continue
             is_read = self._reading or (self._turns - seen) * TICK_S >= tick_s
@@ -422,41 +433,41 @@ class Reader:
         with self._mutex:
             if self._leader is not None or (seen != self._turns and seen != -1) or self._closing:
                 return False
-            self._leader = self._keeper
+            self._leader = self._background_reader
             return True
 
     def _sleep(self, timeout_s: float | None, *, asleep: bool) -> None:
         with self._mutex:
             if asleep and (self._leader is None or not self._reading):
                 return  # the leader left between our look and now
-            self._keeper_asleep = asleep
+            self._background_asleep = asleep
         ready = self._poller.poll(None if timeout_s is None else max(1, int(timeout_s * 1000)))
-        self._keeper_asleep = False
+        self._background_asleep = False
         self._answer({fd for fd, _ in ready})
 
     def _answer(self, ready: set[Any]) -> None:
-        """Look after descriptors that are readable."""
-        if self._bell in ready:
-            self._answer_bell()
+        """Handle descriptors that are readable."""
+        if self._wakeup_fd in ready:
+            self._clear_wakeup()
         for fd in [fd for fd in self._watched if fd in ready]:
             callback = self._watched.pop(fd)
             self._poller.unregister(fd)
             os.close(fd)
-            self.call_at(time.monotonic() + LAST_WORDS_S, callback)
+            self.call_at(time.monotonic() + FINAL_READ_S, callback)
 
-    def _answer_bell(self) -> None:
+    def _clear_wakeup(self) -> None:
         try:
-            os.eventfd_read(self._bell)
+            os.eventfd_read(self._wakeup_fd)
         except BlockingIOError:
             return
 
-    def _keep_reading(self) -> None:
+    def _read_in_background(self) -> None:
         """Lead until somebody wants to, or the office closes."""
         while not self._closing:
-            fds = [self._bell, *self._watched]
+            fds = [self._wakeup_fd, *self._watched]
             items: list[tuple[Any, int]] = [(self._pull, zmq.POLLIN), *((fd, zmq.POLLIN) for fd in fds)]
             due_s = self._run_idle_work()
-            if self._bequeath():
+            if self._hand_over():
                 return
             wait_ms = -1 if due_s is None else max(1, int(due_s * 1000))
             if self._arrived:
@@ -484,18 +495,18 @@ class Reader:
             if target is not None:
                 self._wake(target)
 
-    def _bequeath(self) -> bool:
-        """Give the lead to the one who asked for it, if still there."""
+    def _hand_over(self) -> bool:
+        """Give the lead to the successor, if there's one and it still waits."""
         with self._mutex:
-            heir, self._heir = self._heir, None
-            if heir is not None and heir in self._followers:
-                self._appoint(heir)
+            successor, self._successor = self._successor, None
+            if successor is not None and successor in self._followers:
+                self._appoint(successor)
                 return True
             self._leader = None
             self._appoint_urgent()
             if self._leader is not None:
                 return True
-            self._leader = self._keeper
+            self._leader = self._background_reader
             return False
 
     def _run_idle_work(self) -> float | None:
@@ -517,16 +528,17 @@ class Reader:
         self._closing = True
 
     def close(self) -> None:
-        """Stop the keeper; the socket is the caller's to close afterwards."""
+        """Stop the background reader; the socket is the caller's to close afterwards."""
         self._closing = True
-        self.ring()
-        if self._keeper.is_alive() and threading.current_thread() is not self._keeper:
-            self._keeper.join()
+        self.wake_up()
+        if self._background_reader.is_alive() and threading.current_thread() is not self._background_reader:
+            self._background_reader.join()
         with self._mutex:  # whoever stops a mesh and whoever hears of its end may close at once
-            fds = [*self._watched] if threading.current_thread() is self._keeper else [*self._watched, self._bell]
+            is_own = threading.current_thread() is self._background_reader
+            fds = [*self._watched] if is_own else [*self._watched, self._wakeup_fd]
             self._watched.clear()
-            if self._bell in fds:
-                self._bell = -1
+            if self._wakeup_fd in fds:
+                self._wakeup_fd = -1
         for fd in fds:
             if fd >= 0:
                 os.close(fd)

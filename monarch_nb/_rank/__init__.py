@@ -1,6 +1,7 @@
 """The rank: the process in which user code runs.
 
-Three kinds of thread: the main thread runs cells and functions (`worker`), each actor has its own (`actors`), and a keeper (in
+Three kinds of thread: the main thread runs cells and functions (`worker`), each actor has its own (`actors`),
+and a background reader (in
 `_post.reader`) makes sure that somebody reads the mail while those are busy, so a rank always answers.
 
     zygote    a warm interpreter that forks ranks; a process of its own

@@ -101,7 +101,7 @@ def run_rank(spec: dict[str, Any], host_pid: int) -> None:
     keyboard.install(rank.office)
     rank.debugger.set(**spec.get("debug", {}))
     rank.office.start()
-    dump_file.aim(rank.office.reader.keeper_id)
+    dump_file.aim(rank.office.reader.background_thread_id)
     up = pickle.dumps({"pid": os.getpid()}, 5)
     home = address.host_proc(rank.office.host)
     rank.office.send(home, wire.pack(wire.EVENT, src=rank.office.me, dst=home, name=b"up", payload=up))

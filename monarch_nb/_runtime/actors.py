@@ -1,6 +1,7 @@
 """Actors of this rank: each has its own thread and handles one message at a time, in the order of each sender.
 
-An actor without async endpoints waits for mail as a patient waiter of the reader, so that its thread usually reads the socket
+An actor without async endpoints waits for mail as a background waiter of the reader, so that its thread
+usually reads the socket
 itself and runs the endpoint with no hand-over. An actor with async endpoints runs an event loop on its thread, always, so what
 it starts in the background goes on between messages.
 """
@@ -416,10 +417,10 @@ class ActorRunner:
                 return False
             if self._ident:
                 _raise_in_thread(self._ident, KeyboardInterrupt)
-                self.host.office.reader.stir()  # it may be parked until an answer comes
+                self.host.office.reader.interrupt_waiters()  # it may be parked until an answer comes
                 for office in here.guest_offices:
                     with suppress(OfficeClosed):
-                        office.reader.stir()
+                        office.reader.interrupt_waiters()
                         office.poke()  # or wait in C for one of another mesh
             return True
 

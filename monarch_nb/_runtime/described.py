@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from monarch_nb._post.failure import revive
-from monarch_nb._post.pending import Body, Gather, OneReply, Pending
+from monarch_nb._post.pending import Body, GatherReply, OneReply, Pending
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._wire.message import ERROR
 from monarch_nb.exceptions import RankFailure, describe_end
@@ -17,7 +17,7 @@ Described = Mapping[str, Any]
 
 def failures_of(pending: Pending) -> list[tuple[int, Described]]:
     """Return the failures among the answers of a call, each with its position, first in time first."""
-    if isinstance(pending, Gather):
+    if isinstance(pending, GatherReply):
         found = [(slot, pending.bodies[slot], pending.ends.get(slot)) for slot in pending.failed]
     elif isinstance(pending, OneReply) and (pending.body is None or pending.body.flags & ERROR):
         found = [(pending.slot, pending.body, pending.end)]

@@ -14,7 +14,7 @@ Item = TypeVar("Item")
 
 
 class Inbox(Generic[Item]):
-    """What is for one thread, oldest first; a patient waiter of the reader (see `_post.reader`).
+    """What is for one thread, oldest first; a background waiter of the reader (see `_post.reader`).
 
     An actor's and the main thread's hold messages, a debugger's holds lines.
 

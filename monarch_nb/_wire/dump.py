@@ -8,7 +8,8 @@ The file lies in the host process' directory, with mode 0600; `faulthandler`, wh
         17     16  kernel's id of the thread that shall take the signal, hexadecimal; 0: any
         33      1  newline
 
-The signal goes to one thread that mostly sleeps, the reader's keeper: what the others wait for in the kernel isn't cut short by it (`sleep` would be). The file has its
+The signal goes to one thread that mostly sleeps, the background reader: what the others wait for in the
+kernel isn't cut short by it (`sleep` would be). The file has its
 name only once the handler is in place; besides, the kernel is asked whether the rank catches the signal, for else it would kill it.
 """
 

@@ -245,7 +245,7 @@ class ActorMesh(MeshTrait, Generic[T]):
             "proc_mesh": proc_mesh,
         }
         body = self._encode_recipe(recipe)
-        gather = self._spawned = Gather(office, self._procs)
+        gather = self._spawned = GatherReply(office, self._procs)
         gather.asker = _nobody  # until somebody asks for `initialized`
         office.expect(gather)
         receivers = [(proc, slot) for slot, proc in enumerate(self._procs)]
@@ -314,7 +314,7 @@ class ActorMesh(MeshTrait, Generic[T]):
         office = self._office
         actor = call_context.get().actor
         waits = actor is None or actor.actor_id != self._actor_id  # an actor can't wait for its own end
-        gather = Gather(office, self._procs)
+        gather = GatherReply(office, self._procs)
         office.expect(gather)
         receivers = [(proc, slot) for slot, proc in enumerate(self._procs)]
         body = codec.encode((self._actor_id, reason, waits))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar,
 
 from monarch_nb._post.office import Office
 from monarch_nb._post.origin import origin_in
-from monarch_nb._post.pending import Arrivals, CallTime, CallTimes, Gather, OneReply, Pending
+from monarch_nb._post.pending import Arrivals, CallTime, CallTimes, GatherReply, OneReply, Pending
 from monarch_nb._shape import Point, format_ranks
 from monarch_nb._wire import codec
 from monarch_nb._wire import message as wire
@@ -158,7 +158,7 @@ class Endpoint(Generic[P, R]):
             with equal failures folded by rank set and the good results on the error.
         """
         office = self._ready_office()
-        gather = Gather(office, self._mesh._procs)
+        gather = GatherReply(office, self._mesh._procs)
         body, flags = self._encode(args, kwargs)
         self._time(gather)
         office.expect(gather)
@@ -255,7 +255,7 @@ class Endpoint(Generic[P, R]):
             )
         office = self._ready_office()
         bodies = [self._encode(e if isinstance(e, tuple) else (e,), kwargs) for e in entries]
-        gather = Gather(office, self._mesh._procs)
+        gather = GatherReply(office, self._mesh._procs)
         self._time(gather)
         office.expect(gather)
         for (proc, slot), (body, flags) in zip(self._receivers, bodies, strict=True):

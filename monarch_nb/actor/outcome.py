@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from monarch_nb._client.outcome import call_error
-from monarch_nb._post.pending import Gather, OneReply
+from monarch_nb._post.pending import GatherReply, OneReply
 from monarch_nb._runtime.described import failures_of
 from monarch_nb._shape import Shape
 from monarch_nb._wire.message import ERROR
@@ -21,7 +21,7 @@ def one_value(reply: OneReply, what: str) -> Any:
     raise call_error(reply.office, failures_of(reply), {}, 1, 0, what)
 
 
-def value_mesh(gather: Gather, shape: Shape, what: str) -> ValueMesh[Any]:
+def value_mesh(gather: GatherReply, shape: Shape, what: str) -> ValueMesh[Any]:
     """Return all values at their points, or raise the failures with the good results on them."""
     __tracebackhide__ = True
     if not gather.failed:

@@ -14,7 +14,7 @@ from monarch_nb._client.preferences import preferences
 from monarch_nb._client.session import Session
 from monarch_nb._post.office import Office
 from monarch_nb._post.origin import origin_in
-from monarch_nb._post.pending import Gather
+from monarch_nb._post.pending import GatherReply
 from monarch_nb._protocol.states import ProcState
 from monarch_nb._runtime.supervision import MeshFailure
 from monarch_nb._shape import Extent, MeshTrait, Shape, encode_extent
@@ -167,7 +167,7 @@ class ProcMesh(MeshTrait):
         self._check_alive(what)
         office = self._office
         body = codec.encode(fields, what)
-        gather = Gather(office, self._procs)
+        gather = GatherReply(office, self._procs)
         office.expect(gather)
         receivers = [(proc, slot) for slot, proc in enumerate(self._procs)]
         office.post_all(

@@ -226,7 +226,7 @@ class CellRun:
         Raises:
             MeshUsageError: if it refused.
         """
-        self._mesh._office.reader.take_over()
+        self._mesh._office.reader.ensure_reading()
         if not self._feed.wait_for("began", timeout_s):
             raise MeshError(f"the host process did not take the cell within {timeout_s:g} s; see %mesh status")
         self._feed.check_fault()
@@ -236,7 +236,7 @@ class CellRun:
 
     def wait_caught_up(self, timeout_s: float) -> bool:
         """Wait until all that was printed before now has come, in a replay; say whether it has."""
-        self._mesh._office.reader.take_over()
+        self._mesh._office.reader.ensure_reading()
         return self._feed.wait_for("live", timeout_s)
 
     @property

@@ -24,7 +24,7 @@ class Memory:
         span_bytes: from there to the end of the last one.
         layout: where the elements lie, from `address`.
         dtype, kind, device, gpu, read_only: as in `Handle`.
-        keeper: keeps the memory alive.
+                keepalive: an object that keeps the memory alive.
     """
 
     address: int
@@ -35,7 +35,7 @@ class Memory:
     device: str
     gpu: str
     read_only: bool
-    keeper: Any
+    keepalive: Any
 
     @property
     def nbytes(self) -> int:
@@ -50,7 +50,7 @@ class Memory:
     def bytes_at(self, offset: int, nbytes: int) -> memoryview:
         """Return bytes from `address + offset` on, to be read or written in place. CPU only."""
         array = (ctypes.c_ubyte * nbytes).from_address(self.address + offset)
-        array.keeper = self.keeper  # type: ignore[attr-defined]
+        array.keepalive = self.keepalive  # type: ignore[attr-defined]
         return memoryview(array).cast("B")
 
     def at(self, layout: Layout) -> Memory:
@@ -132,7 +132,7 @@ def _of_buffer(local: Any, what: str) -> Memory:
 
 
 def _placed(
-    first: int, layout: Layout, dtype: str, kind: str, device: str, gpu: str, read_only: bool, keeper: Any
+    first: int, layout: Layout, dtype: str, kind: str, device: str, gpu: str, read_only: bool, keepalive: Any
 ) -> Memory:
     low, high = layout.span
-    return Memory(first + low, high - low, layout.moved(-low), dtype, kind, device, gpu, read_only, keeper)
+    return Memory(first + low, high - low, layout.moved(-low), dtype, kind, device, gpu, read_only, keepalive)

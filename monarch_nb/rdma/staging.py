@@ -24,7 +24,7 @@ def hold(memory: Memory) -> None:
         import torch
 
         # numpy's view makes a storage refuse `resize_`, which would free it beneath the buffer.
-        torch.empty(0, dtype=torch.uint8).set_(memory.keeper.untyped_storage()).numpy()
+        torch.empty(0, dtype=torch.uint8).set_(memory.keepalive.untyped_storage()).numpy()
 
 
 def queued_work(memory: Memory) -> Any:
@@ -111,10 +111,10 @@ def _piece_through_host(path: Path, job: Job, handle: Handle, local: Memory) -> 
     host = memory_of(_host_bytes(handle.nbytes, pinned=True))
     there = device_bytes(local)
     if job.op == WRITE:
-        host.keeper.copy_(there.reshape(-1))
+        host.keepalive.copy_(there.reshape(-1))
     _run_part(path, job, handle, host)
     if job.op == READ:
-        there.copy_(host.keeper.view(there.shape))
+        there.copy_(host.keepalive.view(there.shape))
 
 
 def device_bytes(memory: Memory) -> Any:
@@ -122,7 +122,7 @@ def device_bytes(memory: Memory) -> Any:
     import torch
 
     layout = memory.layout
-    storage = memory.keeper.untyped_storage()
+    storage = memory.keepalive.untyped_storage()
     first = memory.address + layout.offset - storage.data_ptr()
     base = torch.empty(0, dtype=torch.uint8, device=memory.device)
     return base.set_(storage, first, (*layout.shape, layout.itemsize), (*layout.strides, 1))

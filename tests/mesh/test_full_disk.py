@@ -156,7 +156,7 @@ def test_what_a_killed_home_leaves_on_a_full_disk_can_be_read(disk: SmallDisk, n
     directory, pid = mesh.status().journal, mesh.status().pid
     seen = Seen()
     mesh.submit("while True: print('y' * 1000)", watcher=seen)
-    mesh._office.reader.take_over()
+    mesh._office.reader.ensure_reading()
     assert seen.begun.wait(T)
     disk.fill()
     notices.wait()

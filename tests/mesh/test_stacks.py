@@ -149,7 +149,7 @@ Thread 0x00000000000000bb (most recent call first):
 
 def test_what_faulthandler_writes() -> None:
     found = from_faulthandler(DUMP, 0xBB)
-    assert list(found) == ["monarch_nb-keeper", "MainThread"]
+    assert list(found) == ["monarch_nb-reader", "MainThread"]
     assert found["MainThread"] == (
         '  File "<ipython-input-5-ab>", line 3, in <module>\n  File "<ipython-input-5-ab>", line 2, in hold\n'
     )

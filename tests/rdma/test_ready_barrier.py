@@ -53,8 +53,8 @@ def test_all_who_wait_go_through_together(done: bool) -> None:
 def test_a_holder_that_dies_keeps_nobody() -> None:
     holder = subprocess.Popen([sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None
-    pid, fd, inode, bell = map(int, holder.stdout.readline().split())
-    thread, found = waiting_at((pid, fd, inode, bell))
+    pid, fd, inode, arrival_pipe = map(int, holder.stdout.readline().split())
+    thread, found = waiting_at((pid, fd, inode, arrival_pipe))
     holder.send_signal(signal.SIGKILL)
     holder.communicate()
     thread.join(T)

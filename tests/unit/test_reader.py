@@ -1,4 +1,4 @@
-"""Who reads the socket, how much at once, and how often the keeper looks."""
+"""Who reads the socket, how much at once, and how often the background reader looks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TICK_MS, _MAX_TICK_MS = round(TICK_S * 1000), round(MAX_TICK_S * 1000)
 
 
 class Mail:
-    """Waits for one message at least; a patient waiter unless told otherwise."""
+    """Waits for one message at least; a background waiter unless told otherwise."""
 
     def __init__(self, *, urgent: bool = False) -> None:
         self.park: threading.Lock | None = None
@@ -122,12 +122,12 @@ def test_what_comes_behind_an_error_in_dispatching_is_not_lost(post: Post, monke
     assert mine.got == [b"a0", b"a1", b"a2"]
 
 
-@pytest.mark.parametrize("who", ["keeper", "waiter"])
+@pytest.mark.parametrize("who", ["background reader", "waiter"])
 def test_a_message_that_nobody_can_take_is_shown_and_the_next_is_read(post: Post, monkeypatch: pytest.MonkeyPatch, who: str) -> None:
     shown: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", shown.append)
     post.push.send(b"x nobody's")
-    if who == "keeper":
+    if who == "background reader":
         post.reader.start()
         post.push.send(b"ping")
         assert post.heard.wait(T)
@@ -158,7 +158,8 @@ def test_the_keeper_lives_on_whatever_it_was_asked_to_do(post: Post, monkeypatch
 
 
 class Ticks:
-    """What the keeper sleeps on: notes for how long, and has the process do something meanwhile."""
+    """What the background reader sleeps on: notes for how long, and has the process do something
+    meanwhile."""
 
     def __init__(self, reader: Reader, turns: list[int]) -> None:
         self.reader = reader
@@ -178,7 +179,8 @@ class Ticks:
 
 
 def ticks_of(reader: Reader, turns: list[int], *, reading: bool = False) -> list[int | None]:
-    """Return for how long the keeper sleeps, while some thread leads and takes that many messages in each tick.
+    """Return for how long the background reader sleeps, while some thread leads and takes that many messages
+    in each tick.
 
     Args:
         reading: whether each look finds it blocked, waiting for the next.

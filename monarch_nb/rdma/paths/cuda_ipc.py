@@ -157,7 +157,8 @@ def _share(memory: Memory) -> dict[str, Any]:
     """Return torch's handle on the allocation that `memory` lies in, and where in it the region begins."""
     import torch
 
-    storage = memory.keeper.untyped_storage()
-    torch.cuda.current_stream(memory.keeper.device).synchronize()  # what was queued before is there when others look
+    storage = memory.keepalive.untyped_storage()
+    # What was queued before is there when others look.
+    torch.cuda.current_stream(memory.keepalive.device).synchronize()
     _, *rest = storage._share_cuda_()
     return {"storage": tuple(rest), "first": memory.address - storage.data_ptr()}

@@ -46,10 +46,10 @@ def anchor_of(memory: Memory) -> Anchor | None:
         return _gpu_anchor(memory.address)
     shared = segments.find(memory)
     if shared is not None:
-        return _segment_anchor(replace(memory, keeper=None), shared.inode)
+        return _segment_anchor(replace(memory, keepalive=None), shared.inode)
     if memory.kind == "tensor":
-        return _storage_anchor(memory.keeper)
-    return _array_anchor(memory.keeper) if memory.kind == "array" else None
+        return _storage_anchor(memory.keepalive)
+    return _array_anchor(memory.keepalive) if memory.kind == "array" else None
 
 
 def _gpu_anchor(address: int) -> Anchor | None:
