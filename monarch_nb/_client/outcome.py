@@ -7,7 +7,7 @@ from typing import Any
 
 from monarch_nb._client.actor_states import ActorState, states_in
 from monarch_nb._post.office import Office
-from monarch_nb._post.pending import Gather, Pending
+from monarch_nb._post.pending import GatherReply, Pending
 from monarch_nb._runtime.described import Described, failures_of, of_end, rank_failures
 from monarch_nb.exceptions import ActorError, SupervisionError
 
@@ -66,7 +66,7 @@ def dropped_error(pending: Pending, what: str) -> ActorError | SupervisionError 
         return None
     where = found[0][1]
     what = what or ".".join(str(where[k]) for k in ("actor", "endpoint") if where.get(k)) or "a call"
-    num = len(pending.bodies) if isinstance(pending, Gather) else 1
+    num = len(pending.bodies) if isinstance(pending, GatherReply) else 1
     error = call_error(office, found, {}, num, 0, what)
     return None if error._is_brief else error
 

@@ -16,7 +16,7 @@ from monarch_nb._post import here
 from monarch_nb._post.context import call_context
 from monarch_nb._post.office import Office
 from monarch_nb._post.origin import origin_in
-from monarch_nb._post.pending import Gather
+from monarch_nb._post.pending import GatherReply
 from monarch_nb._runtime.supervision import MeshFailure
 from monarch_nb._shape import Extent, MeshTrait, Shape, encode_extent
 from monarch_nb._wire import address, codec
@@ -137,7 +137,7 @@ class ActorMesh(MeshTrait, Generic[T]):
         self._own_shape = shape
         self._procs = tuple(procs[i] for i in shape.ranks)
         self._context = encode_extent(shape.extent)
-        self._spawned: Gather | None = None
+        self._spawned: GatherReply | None = None
         self._state = ActorState()
         self._load_state: Load | None = None
         self._proc_mesh: ProcMesh | None = None

@@ -139,7 +139,7 @@ def test_a_message_that_nobody_can_take_is_shown_and_the_next_is_read(post: Post
 
 
 @pytest.mark.parametrize("error", [RuntimeError("of a hook of the user's"), SystemExit(3)])
-def test_the_keeper_lives_on_whatever_it_was_asked_to_do(post: Post, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+def test_the_background_reader_lives_on_whatever_it_was_asked_to_do(post: Post, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     shown: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", shown.append)
 
@@ -187,23 +187,23 @@ def ticks_of(reader: Reader, turns: list[int], *, reading: bool = False) -> list
     """
     reader._poller = ticks = Ticks(reader, turns)  # type: ignore[assignment]
     reader._leader, reader._reading = object(), reading
-    reader._keep()
+    reader._run_background_reader()
     return ticks.waits_ms[1:]
 
 
-def test_the_keeper_looks_less_often_while_messages_come_quickly(post: Post) -> None:
+def test_the_background_reader_looks_less_often_while_messages_come_quickly(post: Post) -> None:
     assert ticks_of(post.reader, [50] * 6)[-2:] == [_MAX_TICK_MS] * 2
 
 
-def test_the_keeper_looks_less_often_while_a_thread_reads(post: Post) -> None:
+def test_the_background_reader_looks_less_often_while_a_thread_reads(post: Post) -> None:
     assert ticks_of(post.reader, [1] * 6, reading=True)[-2:] == [_MAX_TICK_MS] * 2
 
 
-def test_the_keeper_looks_often_again_when_an_endpoint_takes_long(post: Post) -> None:
+def test_the_background_reader_looks_often_again_when_an_endpoint_takes_long(post: Post) -> None:
     assert ticks_of(post.reader, [50] * 5 + [1, 0])[-3:] == [_MAX_TICK_MS, _TICK_MS, _TICK_MS]
 
 
-def test_the_keeper_sleeps_for_good_once_nothing_has_come_for_a_while(post: Post) -> None:
+def test_the_background_reader_sleeps_for_good_once_nothing_has_come_for_a_while(post: Post) -> None:
     assert None in ticks_of(post.reader, [0] * 20, reading=True)
 
 
