@@ -92,6 +92,17 @@ def wheel_packages(root: str, site: str) -> Iterator[Package]:
                     yield package
 
 
+def wheel_glibc(root: str, site: str) -> Iterator[str]:
+    """Yield the versions of glibc that wheels were built for, by their tags: `manylinux_2_28` is 2.28."""
+    with suppress(OSError):
+        for name in os.listdir(os.path.join(root, site)):
+            if name.endswith(".dist-info"):
+                found = re.findall(
+                    r"^Tag: .*manylinux_(\d+)_(\d+)_", _read(root, f"{site}/{name}", "WHEEL"), re.MULTILINE
+                )
+                yield from (f"{major}.{minor}" for major, minor in found[:1])
+
+
 def conda_packages(root: str) -> Iterator[Package]:
     """Yield what conda, mamba or pixi have installed into a prefix."""
     folder = os.path.join(root, "conda-meta")

@@ -7,18 +7,21 @@ less than 1 s.
 
 from __future__ import annotations
 
+import glob
 import os
+import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 
-from monarch_nb.sync.env import bytecode, layers, manifest
+from monarch_nb.sync.env import bytecode, fits, layers, manifest
 from monarch_nb.sync.env.cache import Content, HashCache
 from monarch_nb.sync.env.errors import EnvironmentSyncError
 from monarch_nb.sync.env.layers import Layer, Layers
 from monarch_nb.sync.env.manifest import Entry, Manifest, Part
-from monarch_nb.sync.env.records import Claim, Package, conda_packages, wheel_packages
+from monarch_nb.sync.env.records import Claim, Package, conda_packages, wheel_glibc, wheel_packages
 from monarch_nb.sync.env.treatment import BYTE_CODE, PREFIX, RAW, STALE, Source, Treater
 from monarch_nb.sync.env.tree import Found, files_of
 
@@ -103,7 +106,40 @@ def _facts(found: Layers) -> dict[str, str]:
         "layers": " ".join(f"{layer.name}:{layer.kind}" for layer in found.layers),
         "path": "\n".join(f"{layer}/{path}" if path != "." else layer for layer, path in found.path),
         "system_python": found.system_python,
+        "glibc": _needed_glibc(found),
+        "cuda": _cuda_version(found),
     }
+
+
+def _needed_glibc(found: Layers) -> str:
+    """Return the newest glibc that the interpreter, or a wheel by its tags, asks for."""
+    tags = [tag for layer in found.layers for site in layer.sites for tag in wheel_glibc(layer.root, site)]
+    return fits.needed_glibc(
+        [*map(_content, _interpreter_files(found)), *(f"GLIBC_{tag}".encode() for tag in tags)]
+    )
+
+
+def _interpreter_files(found: Layers) -> Iterator[str]:
+    for layer in found.layers:
+        if layer.kind in (layers.PYTHON, layers.CONDA):
+            yield from glob.glob(f"{glob.escape(layer.root)}/bin/python3.[0-9]*[0-9t]")
+            yield from glob.glob(f"{glob.escape(layer.root)}/lib/libpython3.*.so.1.0")
+
+
+def _content(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _cuda_version(found: Layers) -> str:
+    """Return the CUDA that torch was built with; torch isn't imported."""
+    for layer in found.layers:
+        for site in layer.sites:
+            with suppress(OSError):
+                text = _content(f"{layer.root}/{site}/torch/version.py").decode(errors="replace")
+                if match := re.search(r"^cuda\b[^=\n]*= '([\d.]+)'", text, re.MULTILINE):
+                    return match.group(1)
+    return ""
 
 
 class _LayerScan:

@@ -24,8 +24,8 @@ _OF_NO_USE = re.compile(
     r"lib/python[0-9.]+t?/(test|idlelib|config-[^/]*|.*/(idle_test|tests?))|share/(man|doc)|pkgs|envs"
 )
 _FOLDERS_NOT_CODE = frozenset(
-    (".git", ".hg", ".svn", "node_modules", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".tox",
-     ".nox",
+    (".git", ".hg", ".svn", "node_modules", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache",
+     ".tox", ".nox",
      ".ipynb_checkpoints", ".aws", ".ssh", ".hypothesis")
 )  # fmt: skip
 _SECRET = re.compile(r"\.env(\..*)?|.*\.pem|id_(rsa|dsa|ecdsa|ed25519).*|\.netrc|\.pypirc|.*\.key")
