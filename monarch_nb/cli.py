@@ -28,6 +28,7 @@ from monarch_nb.magics.arguments import (
     shortened,
 )
 from monarch_nb.status import duration
+from monarch_nb.terminal.run import add_arguments as run_arguments
 from monarch_nb.terminal.words import in_terminal
 
 if TYPE_CHECKING:
@@ -338,10 +339,22 @@ def execute(arguments: argparse.Namespace) -> int:
         result = run.wait()
     error = result.error()
     if error is not None:
-        lines = str(error).splitlines()  # what ranks have printed last is left as it is
-        print("\n".join(line if line.startswith("  | ") else _in_words(arguments, line) for line in lines), file=sys.stderr)
+        _say_error(arguments, str(error))
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
+
+
+def _say_error(arguments: argparse.Namespace, text: str) -> None:
+    """Print how a cell has failed; what ranks have printed last is left as it is."""
+    lines = [line if line.startswith("  | ") else _in_words(arguments, line) for line in text.splitlines()]
+    print("\n".join(lines), file=sys.stderr)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run a script as torchrun does, on a mesh that runs or on one of its own."""
+    from monarch_nb.terminal import running
+
+    return running.run(arguments, _attach, partial(_say_error, arguments))
 
 
 def dashboard(arguments: argparse.Namespace) -> None:
@@ -456,6 +469,10 @@ COMMANDS: dict[str, Command] = {
         lambda add: add("file", metavar="FILE", help="FILE.ipynb (with output) or FILE.py (a script for torchrun)"),
     ),
     "exec": Command(execute, "run code on the ranks", "needed", _exec_arguments),
+    "run": Command(
+        run, "run a script as torchrun does: --nproc-per-node 4 train.py --lr 0.1; or with --name on a mesh", None,
+        run_arguments,
+    ),
     "interrupt": Command(interrupt, "interrupt what runs on ranks", add_arguments=_ranks_argument),
     "stacks": Command(stacks, "where ranks stand: their Python stacks, equal ones once", add_arguments=_stacks_arguments),
     "why": Command(why, "why nothing moves: which ranks wait for what, and which one is the odd one", add_arguments=_ranks_argument),

@@ -17,6 +17,7 @@
      │    └── NameTaken         a mesh of that name runs, or is being started
      ├── StaleCode              (RuntimeError) a rank runs other code than its file holds: it can't be reloaded, or isn't to be
      ├── NoTensorEngine         (NotImplementedError) a tensor of a mesh was asked for, and there are none yet
+     ├── ScriptExit             (RuntimeError) a script has left with another exit code than 0
      ├── WrongArguments         (TypeError) a call or a spawn with other arguments than it takes
      └── RDMAError              bytes could not be moved; the memory they were for may have part of them
           ├── BufferGone        the buffer was dropped, or its owner has ended or is another process by now
@@ -64,6 +65,7 @@ __all__ = [
     "RankFailure",
     "RankSetError",
     "RankTimeout",
+    "ScriptExit",
     "StaleCode",
     "SupervisionError",
     "TransferTimeout",
@@ -110,6 +112,10 @@ class MeshUsageError(MeshError, ValueError):
 
 class StaleCode(MeshError, RuntimeError):
     """A module's file holds other code than the rank has loaded, and that can't be had there, or isn't to be: what was to run hasn't begun."""
+
+
+class ScriptExit(MeshError, RuntimeError):
+    """A script that a rank ran has left with another exit code than 0."""
 
 
 class WrongArguments(MeshError, TypeError):

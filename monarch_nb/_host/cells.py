@@ -133,9 +133,10 @@ class Cells:
             "cell", who=home.clients.who(message.src), when=time.time(), **logged_source(fields["source"][:MAX_SOURCE_SHOWN]),
             ranks=fields["rank_set"], group=fields["group"], number=fields["number"], env=home.environment_id,
             position=home.journal.store.end, **{k: fields[k] for k in ("rerun_of", "replay_of") if fields.get(k)},
+            **({"script": True} if fields.get("script") is not None else {}),
         )  # fmt: skip
         n = entry["n"]
-        wanted = {"profile": fields["profile"]} if fields.get("profile") else {}
+        wanted = {k: fields[k] for k in ("profile", "script") if fields.get(k)}
         payload = pickle.dumps({"source": fields["source"], "number": fields["number"] or n, **wanted}, 5)
         cell = Cell(n, fields["group"], procs, payload, fields["context"], set(procs))
         self._cells[n] = cell

@@ -102,11 +102,16 @@ class Debugger:
 
     def _on_breakpoint(self, *_args: Any, **_kwargs: Any) -> None:
         if not self.skip:
-            self.mine().set_trace(sys._getframe(1))
+            self._stop_at(sys._getframe(1))
 
     def _set_trace(self, *, header: str | None = None, **_kwargs: Any) -> None:
         if not self.skip:
-            self.mine().set_trace(sys._getframe(1))
+            self._stop_at(sys._getframe(1))
+
+    def _stop_at(self, frame: FrameType) -> None:
+        """Stop at a frame's next line; where breakpoints from outside are looked for already, not in bdb's own lines before that."""
+        sys.settrace(None)
+        self.mine().set_trace(frame)
 
     def mine(self) -> MeshPdb:
         """Return the debugger of the calling thread."""

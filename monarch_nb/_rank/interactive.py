@@ -336,7 +336,6 @@ def _take_up(shell: Any, namespace: dict[str, Any], pipe: OutputPipe) -> None:
     shell.init_sys_modules()
     shell.init_user_ns()
     vars(builtins).update(__IPYTHON__=True, display=display)
-    shell.init_prompts()
     shell.loop_runner = run_coroutine
     # Not the singleton: a library in a rank may not find "the" shell and change it; get_ipython is in the namespace.
     _adopt_as_current(CellIPython, shell)

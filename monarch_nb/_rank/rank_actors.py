@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._post import here
+from monarch_nb._post.failure import describe
 from monarch_nb._post.pending import Body
-from monarch_nb._rank import collectives
+from monarch_nb._rank import collectives, rendezvous
 from monarch_nb._rank.hang import look
 from monarch_nb._rank.where import where
 from monarch_nb._runtime.actor_host import ActorHost
@@ -51,6 +54,16 @@ class RankActors(ActorHost):
         """Take a line for a thread that has stopped; return the waiter to wake."""
         fields = Body(self.office, message).value()
         return self._rank.debugger.take_line(fields["key"], fields["n"], fields["line"])
+
+    def _now_open_rendezvous(self, message: Message) -> None:
+        """Start a store for the run of a script. In a thread: it may have to import torch first."""
+        threading.Thread(target=self._open_rendezvous, args=(message,), name="rendezvous", daemon=True).start()
+
+    def _open_rendezvous(self, message: Message) -> None:
+        try:
+            self._reply(message, rendezvous.open_for_run())
+        except Exception as error:
+            self._reply_error(message, describe(error, **here.whereabouts(), endpoint="open_rendezvous"))
 
     def _now_break(self, message: Message) -> None:
         """Set a breakpoint; answers with what there is to say about it."""

@@ -7,6 +7,8 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
+from monarch_nb._protocol.script import Rendezvous
+
 GROUP = "the default process group"
 _stores: dict[str, Any] = {}
 """Stores of this process, by what they're for."""
@@ -31,9 +33,36 @@ def join(purpose: str, address: str, port: int, timeout_s: float) -> Any:
     return TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
 
 
+MAX_RUNS = 64
+_runs: dict[int, Any] = {}
+"""Stores of scripts that run or wait, by port."""
+
+
+def open_for_run() -> Rendezvous:
+    """Return where one run of a script meets: at a store of its own in this process, as torchrun's agent has one.
+
+    Without torch, it's a free port.
+    """
+    try:
+        from torch.distributed import TCPStore
+    except ImportError:
+        return Rendezvous(*free_address())
+    address, _ = free_address()
+    store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
+    _runs[store.port] = store
+    for port in list(_runs)[:-MAX_RUNS]:  # runs that have been refused or given up before they began
+        _runs.pop(port, None)
+    return Rendezvous(address, store.port, is_store=True)
+
+
+def close_after_run(port: int) -> None:
+    """Let a run's store go, if it's this process's."""
+    _runs.pop(port, None)
+
+
 def ports() -> set[int]:
     """Return the ports of this process's stores."""
-    return {store.port for store in _stores.values()}
+    return {*_runs, *(store.port for store in _stores.values())}
 
 
 def free_address() -> tuple[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 import time
 from base64 import b64encode  # by name: a cell may put something else into the module
 from collections.abc import Callable
@@ -21,10 +22,12 @@ from monarch_nb._post.failure import (
     traceback_text,
 )
 from monarch_nb._rank.debugger import CellParts
+from monarch_nb._rank.script import exit_message, run_script
 from monarch_nb._runtime.forked import end_if_forked
+from monarch_nb.exceptions import ScriptExit
 
 if TYPE_CHECKING:
-
+    from monarch_nb._protocol.script import Script
     from monarch_nb._rank.streams import OutputPipe
 
 
@@ -54,12 +57,7 @@ class CellShell:
             on_value: called when that object is there, before it's made into text, which may take long.
         """
         shell = self._shell
-        shell.on_value = on_value
-        self.last_error = None
-        shell.execution_count = number
-        shell.last_bundle = None
-        shell.last_traceback = ""
-        shell.num_hidden, shell.raised_at = 0, 0.0
+        self._begin(number, on_value)
         codes = None if _is_automagic(shell, source) else _plain_python(shell, source, number)
         if codes is None:
             result = shell.run_cell(source, store_history=False)
@@ -68,13 +66,48 @@ class CellShell:
             error = _run_plain(shell, codes, self._restore)
         end_if_forked(error)
         value, shell.last_value = shell.last_value, None
+        return self._ended(error, number), value
+
+    def run_script(self, script: Script, me: int, number: int) -> dict[str, Any]:
+        """Run a script as a program of its own; return how it ended, as `run` does.
+
+        Args:
+            me: which of the script's processes this one is.
+        """
+        self._begin(number)
+        error = run_script(script, me, self._restore)
+        end_if_forked(error)
+        if isinstance(error, SystemExit) and not is_plain_exit(error):
+            self._say_why(error.code)
+            return describe_cell_error(ScriptExit(exit_message(error.code)))
+        if error is not None and not is_plain_exit(error) and (trace_of(error) or isinstance(error, SyntaxError)):
+            self._shell.showtraceback((type(error), error, trace_of(error)), tb_offset=0)
+        return self._ended(error, number)
+
+    def _say_why(self, code: object) -> None:
+        """Print what a script has left with, if that's no number: Python does."""
+        if not isinstance(code, int):
+            sys.stderr.write(f"{code}\n")
+
+    def _begin(self, number: int, on_value: Callable[[], None] | None = None) -> None:
+        shell = self._shell
+        shell.on_value = on_value
+        self.last_error = None
+        shell.execution_count = number
+        shell.last_bundle = None
+        shell.last_traceback = ""
+        shell.num_hidden, shell.raised_at = 0, 0.0
+
+    def _ended(self, error: BaseException | None, number: int) -> dict[str, Any]:
+        """Return how a cell has ended."""
+        shell = self._shell
         if error is None or is_plain_exit(error):
-            return {"status": "ok", "value": shell.last_bundle}, value
+            return {"status": "ok", "value": shell.last_bundle}
         self._keep(error, number)
         traceback = traceback_text(shell.last_traceback, error, shell.num_hidden) if shell.last_traceback else ""
         ended = describe_cell_error(error, traceback)
         ended["when"] = shell.raised_at or ended["when"]
-        return {"value": shell.last_bundle, **ended}, value
+        return {"value": shell.last_bundle, **ended}
 
     def _keep(self, error: BaseException, number: int) -> None:
         """Keep an error for the debugger; stop there, if that's wanted."""

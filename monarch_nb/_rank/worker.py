@@ -17,7 +17,7 @@ from monarch_nb._post.context import NO_CALL, CallContext, call_context
 from monarch_nb._post.failure import class_name, describe, encode_failure, message_of, trace_of
 from monarch_nb._post.office import OfficeClosed
 from monarch_nb._post.pending import Body
-from monarch_nb._rank import environment, profiling, variables
+from monarch_nb._rank import environment, profiling, rendezvous, variables
 from monarch_nb._rank.debugger import place
 from monarch_nb._rank.mending import Mender, guard_handlers
 from monarch_nb._rank.shell import Diversion, describe_cell_error
@@ -286,10 +286,13 @@ class Worker:
             self._interruptible = True
             if n in self.cancelled:
                 raise KeyboardInterrupt
-            self._say(self.rank.reloader.before_cell())
-            ended, self._last_value = self._shell.run(
-                fields["source"], fields["number"], None if recording is None else recording.end
-            )  # the profile is the cell's, not that of printing its value
+            if fields.get("script") is not None:
+                ended = self._shell.run_script(fields["script"], self.rank.office.me, fields["number"])
+            else:
+                self._say(self.rank.reloader.before_cell())
+                ended, self._last_value = self._shell.run(
+                    fields["source"], fields["number"], None if recording is None else recording.end
+                )  # the profile is the cell's, not that of printing its value
             self._flush_replaced()
         finally:
             self._interruptible = False
@@ -471,6 +474,4 @@ class Worker:
 
     def work_start_rendezvous(self, message: Message) -> tuple[str, int]:
         """Start a store at which all ranks can meet; return its address and port."""
-        from monarch_nb._rank import rendezvous
-
         return rendezvous.start(rendezvous.GROUP)

@@ -11,7 +11,7 @@ report      what a reload has done, as data
 This package knows nothing of meshes; ranks and kernels use it alike.
 """
 
-from monarch_nb._reload.loaded import Changed, changed_modules, install, known_modules
+from monarch_nb._reload.loaded import Changed, changed_modules, imported_anew, install, known_modules
 from monarch_nb._reload.module import AFTER, finish, reload_changed, reload_modules
 from monarch_nb._reload.report import (
     SYNC_VARIABLE,
@@ -35,6 +35,7 @@ __all__ = [
     "SyncMode",
     "changed_modules",
     "finish",
+    "imported_anew",
     "install",
     "known_modules",
     "reload_changed",

@@ -10,7 +10,8 @@ import site
 import sys
 import sysconfig
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.machinery import ExtensionFileLoader, ModuleSpec, SourceFileLoader
@@ -113,6 +114,29 @@ def changed_modules(paths: Collection[str] | None = None, *, thoroughly: bool = 
         elif not _watch.is_blind(os.path.dirname(loaded.path)) and loaded.status is not None:
             _unsure.discard(loaded.name)
     return found if paths is None else [c for c in found if _is_among(c.loaded.path, paths)]
+
+
+@contextmanager
+def imported_anew() -> Iterator[None]:
+    """Have what runs within import the user's modules anew, as a program of its own does; then the old ones are back.
+
+    Extension modules stay: most can be loaded once only.
+    """
+    before = {name: loaded for name, loaded in _modules.items() if loaded.source is not None}
+    modules = {name: sys.modules.pop(name) for name in before if name in sys.modules}
+    for name in before:
+        del _modules[name]
+    there = set(_modules)
+    try:
+        yield
+    finally:
+        for name in [name for name, loaded in _modules.items() if loaded.source is not None and name not in there]:
+            del _modules[name]
+            sys.modules.pop(name, None)
+        for name, loaded in before.items():
+            _modules[name] = loaded
+            _unsure.add(name)  # its file may have changed meanwhile
+        sys.modules.update(modules)
 
 
 _unsure: set[str] = set()

@@ -15,6 +15,7 @@ from monarch_nb._client.session import Session
 from monarch_nb._post.office import Office
 from monarch_nb._post.origin import origin_in
 from monarch_nb._post.pending import GatherReply
+from monarch_nb._protocol.script import Rendezvous
 from monarch_nb._protocol.states import ProcState
 from monarch_nb._runtime.supervision import MeshFailure
 from monarch_nb._shape import Extent, MeshTrait, Shape, encode_extent
@@ -44,6 +45,7 @@ R = TypeVar("R")
 
 STOP_S = 3.0
 HEAL_S = 120.0
+RENDEZVOUS_S = 60.0
 POLICIES = ("stop", "heal", "shrink")
 
 
@@ -185,6 +187,16 @@ class ProcMesh(MeshTrait):
         each = [fields] * len(self._procs) if isinstance(fields, dict) else fields
         self._session.tell("environment", variables=dict(zip(self._procs, each, strict=True)))
         return self._work(b"set_environment", fields, "set_environment")
+
+    def open_rendezvous(self) -> Rendezvous:
+        """Have the first of these processes open a store at which the run of a script can meet; works while it's busy.
+
+        Raises:
+            RankTimeout: if it doesn't within a minute, which is enough to import torch.
+        """
+        first = self._at([0])._work(b"__open_rendezvous__", None, "open_rendezvous")
+        found: Rendezvous = first.get(RENDEZVOUS_S).item()
+        return found
 
     # --- life
 

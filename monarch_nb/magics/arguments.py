@@ -174,6 +174,23 @@ def add_doctor_arguments(add: Callable[..., Any]) -> None:
     add("--all", "-a", action="store_true", help="measure also the path through the mesh's own messages")
 
 
+def script_name(text: str) -> str:
+    """Read a script's file, or a module's name."""
+    if not text or "\0" in text:
+        raise argparse.ArgumentTypeError(
+            f"expected a script's file, as in train.py, or with -m a module's name; not {shortened(text)}"
+        )
+    return text
+
+
+def add_script_arguments(add: Callable[..., Any]) -> None:
+    """Add what a script's run takes: the script and its own arguments come last."""
+    add("--module", "-m", dest="is_module", action="store_true", help="SCRIPT is a module, as for python -m")
+    add("--env", "-e", type=variable, action="append", metavar="K=V", help="an environment variable, for this run only")
+    add("script", type=script_name, metavar="SCRIPT", help="a file, or with -m a module")
+    add("args", nargs=argparse.REMAINDER, metavar="ARGS", help="what stands behind it is the script's own")
+
+
 def add_start_arguments(add: Callable[..., Any]) -> None:
     """Add what `start` takes, in a notebook and in a terminal."""
     add("name", nargs="?", type=mesh_name, default=DEFAULT_NAME, help="name of the mesh, and of the notebook's variable for it")

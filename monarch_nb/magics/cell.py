@@ -18,6 +18,7 @@ from monarch_nb.magics.state import State
 from monarch_nb.why.automatic import StallDetector
 
 if TYPE_CHECKING:
+    from monarch_nb._protocol.script import Script
     from monarch_nb.mesh import CellResult, Mesh
     from monarch_nb.profile import ProfileRequest
 
@@ -56,6 +57,7 @@ def show_cell(
     timeout: float | None = None,
     rerun_of: int = 0,
     profile: ProfileRequest | None = None,
+    script: Script | None = None,
 ) -> None:
     """Run a cell, show it while it runs, and raise what it raises."""
     view = CellView(ranks, len(mesh), more_hint="%mesh logs", group=group)
@@ -63,7 +65,8 @@ def show_cell(
     with Interrupts(mesh._office.reader) as interrupts, LiveDisplay(view, on_tick=stall_detector.tick):
         view.started()
         run = mesh.submit(
-            source, ranks, watcher=ViewWatcher(view), number=number, timeout=timeout, rerun_of=rerun_of, profile=profile
+            source, ranks, watcher=ViewWatcher(view), number=number, timeout=timeout, rerun_of=rerun_of, profile=profile,
+            script=script,
         )
         view.describe_rest(run.goes_on)
         stall_detector.watch(run)
@@ -83,7 +86,8 @@ def finish_cell(mesh: Mesh, result: CellResult) -> None:
 
 
 def start_cell(
-    mesh: Mesh, source: str, ranks: tuple[int, ...], number: int, group: str, timeout: float | None
+    mesh: Mesh, source: str, ranks: tuple[int, ...], number: int, group: str, timeout: float | None,
+    script: Script | None = None,
 ) -> int:
     """Start a cell and leave it to run, with a display that goes on; return its number in the journal.
 
@@ -94,7 +98,9 @@ def start_cell(
     stall_detector = StallDetector(mesh, view)
     display = LiveDisplay(view, on_tick=stall_detector.tick)
     view.started()
-    run = mesh.submit(source, ranks, watcher=ViewWatcher(view, show_errors=True), number=number, timeout=timeout)
+    run = mesh.submit(
+        source, ranks, watcher=ViewWatcher(view, show_errors=True), number=number, timeout=timeout, script=script
+    )
     view.describe_rest(run.goes_on)
     stall_detector.watch(run)
     n = run.wait_for_number(BEGIN_S)

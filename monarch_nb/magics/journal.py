@@ -10,6 +10,7 @@ from monarch_nb.display import CellView, LiveDisplay, ViewWatcher
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.magics.arguments import Namespace
 from monarch_nb.magics.cell import finish_cell, show_cell
+from monarch_nb.magics.script import rerun_script
 from monarch_nb.magics.state import State
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ def rerun(state: State, arguments: Namespace) -> None:
     if entry.details.get("nolog"):
         raise MeshUsageError(f"#{entry.n} of the journal can't be run again: its source isn't kept (# nolog)")
     ranks = mesh.select(arguments.ranks or entry.ranks)
+    if entry.details.get("script"):
+        rerun_script(mesh, entry, ranks)
+        return
     show_cell(mesh, entry.source, ranks, number=entry.number, rerun_of=entry.n)
 
 

@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from monarch_nb.magics import auto, data, debug, doctor, journal, lifecycle, reload, settings, sync, verb_help
+from monarch_nb.magics import (
+    auto,
+    data,
+    debug,
+    doctor,
+    journal,
+    lifecycle,
+    reload,
+    script,
+    settings,
+    sync,
+    verb_help,
+)
 from monarch_nb.magics.arguments import (
     Namespace,
     Parser,
@@ -50,6 +62,7 @@ VERBS: dict[str, Verb] = {
     "break": debug.break_,
     "set": settings.set_,
     "stop": lifecycle.stop,
+    "run": script.run,
     "push": data.push,
     "pull": data.pull,
     "scatter": data.scatter,
@@ -106,9 +119,11 @@ def _add_arguments(verb: str, parser: Parser) -> None:
         add("--ranks", "-r", default=None if verb == "rerun" else "all", help="a rank set: all; 3; 0-3,7; ::2; hosts=0,gpus=2:8")
     if verb not in ("start", "list", "stop", "help", *NAMES_A_MESH):
         add("--name", "-n", type=mesh_name, help="which mesh, if not the current one")
+    if verb == "run":  # what stands behind the script is the script's
+        script.add_run_arguments(add)
 
 
-_PER_RANK = ("debug", "break", "push", "pull", "scatter", "vars", "diff", "logs", "interrupt", "restart", "stacks", "why", "rerun")
+_PER_RANK = ("debug", "break", "push", "pull", "scatter", "vars", "diff", "logs", "interrupt", "restart", "stacks", "why", "rerun", "run")
 
 
 def _start(add: Any) -> None:

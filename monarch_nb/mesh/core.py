@@ -27,6 +27,7 @@ from monarch_nb.mesh.export import literals
 from monarch_nb.mesh.history import Entries, History
 from monarch_nb.mesh.log_page import read_page
 from monarch_nb.mesh.replay import replay as run_again
+from monarch_nb.mesh.script import prepare_script
 from monarch_nb.mesh.sync import SYNC_S, set_sync_mode, sync, sync_mode
 from monarch_nb.mesh.variables import Difference, Variables, check_name, explained, find_difference
 from monarch_nb.status import MeshStatus
@@ -34,6 +35,7 @@ from monarch_nb.sync import SyncReceipt
 
 if TYPE_CHECKING:
     from monarch_nb._client.feed import Watcher
+    from monarch_nb._protocol.script import Script
     from monarch_nb.debug.client import MeshDebugger
     from monarch_nb.profile import Profile, ProfileRequest
     from monarch_nb.rdma.doctor import Report as DoctorReport
@@ -115,6 +117,7 @@ class Mesh(ProcMesh):
         rerun_of: int = 0,
         replay_of: int = 0,
         profile: ProfileRequest | None = None,
+        script: Script | None = None,
     ) -> CellRun:
         """Start a cell on ranks and return at once; it goes on if this program ends.
 
@@ -127,13 +130,16 @@ class Mesh(ProcMesh):
             rerun_of: number in the journal of the cell that this repeats.
             replay_of: the same, for a rank that is to become what it was.
             profile: what ranks record meanwhile; `monarch_nb.profile.collect` fetches it.
+            script: what runs, if that's a script; `source` is the line that says so. See `run_script`.
         """
         self._check_alive("run")
         chosen = self.select(ranks)
+        if script is not None:
+            script = dataclasses.replace(script, procs=tuple(self._procs[r] for r in chosen))
         return CellRun(self, chosen, watcher).start(
             "run_cell", source=source, ranks=list(chosen), procs=[self._procs[r] for r in chosen],
             rank_set=format_ranks(chosen), group=self._group, number=number, context=self._context, timeout_s=timeout,
-            rerun_of=rerun_of, replay_of=replay_of, profile=None if profile is None else profile.fields(),
+            rerun_of=rerun_of, replay_of=replay_of, profile=None if profile is None else profile.fields(), script=script,
         )  # fmt: skip
 
     def run(
@@ -167,15 +173,60 @@ class Mesh(ProcMesh):
             [1] rank 1
             {0: 0.0002, 1: 0.0002}
         """
+        return self._run_shown(source, self.select(ranks), watcher, number, timeout, quiet=quiet)
+
+    def _run_shown(
+        self, source: str, ranks: tuple[int, ...], watcher: Watcher | None, number: int, timeout: float | None, *,
+        quiet: bool, script: Script | None = None,
+    ) -> CellResult:  # fmt: skip
+        """Run a cell or a script, show what comes, and wait for it."""
         if quiet or watcher is not None:
-            return self.submit(source, ranks, watcher=watcher, number=number, timeout=timeout).get()
+            return self.submit(source, ranks, watcher=watcher, number=number, timeout=timeout, script=script).get()
         from monarch_nb.display import CellView, LiveDisplay, ViewWatcher
 
-        view = CellView(self.select(ranks), len(self))
+        view = CellView(ranks, len(self))
         with LiveDisplay(view):
             view.started()
-            run = self.submit(source, ranks, watcher=ViewWatcher(view), number=number, timeout=timeout)
+            run = self.submit(
+                source, ranks, watcher=ViewWatcher(view), number=number, timeout=timeout, script=script
+            )
             return run.get()
+
+    def run_script(
+        self,
+        script: str | os.PathLike[str],
+        *args: object,
+        ranks: str | Sequence[int] = "all",
+        is_module: bool = False,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        quiet: bool = False,
+    ) -> CellResult:
+        """Run a script on ranks as torchrun would, show what it prints, and wait for it. Ranks stay warm for the next.
+
+        Each run has a rendezvous of its own (MASTER_ADDR, MASTER_PORT), a new `__main__`, its arguments in `sys.argv`,
+        and imports the user's modules anew. Process groups that it leaves are ended; variables and groups of the cells
+        are as before. A rank that sees a single GPU has LOCAL_RANK 0.
+
+        Args:
+            script: a file, relative to this program's working directory; or a module's name.
+            args: what stands behind it on a command line.
+            is_module: run it as `python -m` does.
+            env: variables for this run only.
+            timeout: seconds; then the ranks are interrupted.
+            quiet: show nothing.
+
+        Raises:
+            CellError: if it raised on any rank, or has exited with another code than 0 (a `ScriptExit`).
+            RankTimeout, CellInterrupted: as `run`.
+
+        Example:
+            >>> mesh.run_script("train.py", "--lr", 0.1).seconds     # doctest: +SKIP
+            {0: 3.1, 1: 3.1}
+        """
+        chosen = self.select(ranks)
+        prepared = prepare_script(self.part(chosen), script, args, is_module=is_module, env=env)
+        return self._run_shown(prepared.line, chosen, None, 0, timeout, quiet=quiet, script=prepared)
 
     def profile(
         self,

@@ -175,6 +175,8 @@ def _notebook_cell(mesh: Mesh, entry: Entry) -> dict[str, Any]:
 
 def _with_magic(mesh: Mesh, entry: Entry, source: str) -> str:
     ranks = "" if len(mesh.select(entry.ranks)) == len(mesh) else f" --ranks {entry.ranks}"
+    if entry.details.get("script"):
+        return source.replace("%mesh run", f"%mesh run{ranks}", 1)
     return f"%%mesh{ranks}\n{source.rstrip()}"
 
 

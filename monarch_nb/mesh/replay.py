@@ -70,6 +70,8 @@ def defines_state(entry: Entry) -> bool:
     """Say whether an entry is a cell that ended well and did more than show something."""
     if entry.kind != "cell" or entry.status != "ok" or entry.details.get("replay_of"):
         return False
+    if entry.details.get("script"):
+        return False  # its state ended with it
     if entry.details.get("nolog"):
         return True  # it may have: nobody knows
     try:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import enum
 import socket
-from collections.abc import Sequence
 from contextlib import suppress
 
 from monarch_nb._rank import rendezvous
-from monarch_nb._shape import elastic_numbers
-from monarch_nb._wire import address
+from monarch_nb._rank.elastic import elastic_variables
 from monarch_nb.actor.proc_mesh import ProcMesh
 
 
@@ -34,27 +32,6 @@ def elastic_environment(proc_mesh: ProcMesh, master_addr: str, master_port: int)
     What is on one host is one group; its place among those there gives LOCAL_RANK.
     """
     return [elastic_variables(proc_mesh._procs, rank, master_addr, master_port) for rank in range(len(proc_mesh))]
-
-
-def elastic_variables(procs: Sequence[int], rank: int, master_addr: str, master_port: int) -> dict[str, str]:
-    """Return what torchrun would set for the process `rank` of `procs`."""
-    on_hosts = [address.host_of(proc) for proc in procs]
-    hosts = list(dict.fromkeys(on_hosts))
-    here = [r for r, host in enumerate(on_hosts) if host == on_hosts[rank]]
-    numbers = {
-        "rank": rank,
-        "world_size": len(procs),
-        "local_rank": here.index(rank),
-        "local_world_size": len(here),
-    }
-    return {
-        **elastic_numbers(numbers),
-        "GROUP_RANK": str(hosts.index(on_hosts[rank])),
-        "GROUP_WORLD_SIZE": str(len(hosts)),
-        "ROLE_NAME": "rank",
-        "MASTER_ADDR": master_addr,
-        "MASTER_PORT": str(master_port),
-    }
 
 
 def host_and_port(kind: AddrType | None) -> tuple[str, int]:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-import runpy
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 
 from monarch_nb._client import session as sessions
 from monarch_nb._post import here
+from monarch_nb._protocol.script import Script
+from monarch_nb._rank.elastic import elastic_variables
+from monarch_nb._rank.script import exit_message, run_program
+from monarch_nb._rank.shell import is_plain_exit
 from monarch_nb.actor.actor_mesh import Actor
 from monarch_nb.actor.context import context
 from monarch_nb.actor.endpoint import endpoint
-from monarch_nb.spmd.environment import AddrType, elastic_variables, host_and_port
+from monarch_nb.exceptions import ScriptExit
+from monarch_nb.spmd.environment import AddrType, host_and_port
 
 
 class SPMDActor(Actor):
@@ -45,23 +48,20 @@ class SPMDActor(Actor):
 
         Raises:
             ValueError: if there's nothing to run.
+            ScriptExit: if it has left with another code than 0; the actor lives on, and may run it again.
         """
         is_module = bool(script_args) and script_args[0] == "-m"
         target, *rest = script_args[1:] if is_module else script_args or ("",)
         if not target:
             raise ValueError('main needs a script, as in ["train.py", "--lr", "0.1"], or a module: ["-m", "train"]')
         self._set_up(master_addr, master_port)
-        workspace = os.environ.get("WORKSPACE_DIR", "")
-        if os.path.isdir(workspace):
-            os.chdir(workspace)
-        previous, sys.argv = sys.argv, [target, *rest]
-        try:
-            if is_module:
-                runpy.run_module(target, run_name="__main__", alter_sys=True)
-            else:
-                runpy.run_path(target, run_name="__main__")
-        finally:
-            sys.argv = previous
+        script = Script(target, tuple(rest), is_module, workdir=os.environ.get("WORKSPACE_DIR", ""))
+        error = run_program(script, {}, lambda: None)
+        if isinstance(error, SystemExit):
+            if not is_plain_exit(error):
+                raise ScriptExit(exit_message(error.code))
+        elif error is not None:
+            raise error
         return True
 
     @endpoint

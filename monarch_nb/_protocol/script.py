@@ -1,0 +1,53 @@
+"""A script's run as ranks are asked for it: what to run, as what, and where its processes meet."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """Where the processes of one run meet.
+
+    Attributes:
+        is_store: whether a TCPStore listens there already, as torchrun's agent has one; else the script's rank 0 is to start it.
+    """
+
+    address: str
+    port: int
+    is_store: bool = False
+
+
+@dataclass(frozen=True)
+class Script:
+    """A script or a module, with what torchrun would give it.
+
+    Attributes:
+        target: a file as it was typed, or a module's name.
+        args: what stands behind it.
+        is_module: run as `python -m` does.
+        env: variables for this run only.
+        workdir: where it runs; where there's no such directory, in the rank's own.
+        procs: the processes that run it, in the order of their ranks.
+        rendezvous: made for this run.
+    """
+
+    target: str
+    args: tuple[str, ...] = ()
+    is_module: bool = False
+    env: Mapping[str, str] = field(default_factory=dict)
+    workdir: str = ""
+    procs: tuple[int, ...] = ()
+    rendezvous: Rendezvous | None = None
+
+    @property
+    def line(self) -> str:
+        """What one types to run it.
+
+        >>> Script("train.py", ("--lr", "0.1"), env={"SEED": "1"}).line
+        '%mesh run --env SEED=1 train.py --lr 0.1'
+        """
+        words = [word for key, value in self.env.items() for word in ("--env", f"{key}={value}")]
+        return f"%mesh run {shlex.join([*words, *(['-m'] if self.is_module else []), self.target, *self.args])}"

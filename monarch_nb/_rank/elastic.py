@@ -1,0 +1,29 @@
+"""What torchrun sets in the environment of each process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from monarch_nb._shape import elastic_numbers
+from monarch_nb._wire import address
+
+
+def elastic_variables(procs: Sequence[int], rank: int, master_addr: str, master_port: int) -> dict[str, str]:
+    """Return what torchrun would set for the process `rank` of `procs`."""
+    on_hosts = [address.host_of(proc) for proc in procs]
+    hosts = list(dict.fromkeys(on_hosts))
+    here = [r for r, host in enumerate(on_hosts) if host == on_hosts[rank]]
+    numbers = {
+        "rank": rank,
+        "world_size": len(procs),
+        "local_rank": here.index(rank),
+        "local_world_size": len(here),
+    }
+    return {
+        **elastic_numbers(numbers),
+        "GROUP_RANK": str(hosts.index(on_hosts[rank])),
+        "GROUP_WORLD_SIZE": str(len(hosts)),
+        "ROLE_NAME": "rank",
+        "MASTER_ADDR": master_addr,
+        "MASTER_PORT": str(master_port),
+    }

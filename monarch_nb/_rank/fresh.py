@@ -1,0 +1,181 @@
+"""What a program finds as in a fresh process, though it runs in one that is warm; and what it has left behind, put away after it."""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import gc
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import traceback
+import warnings
+from _signal import (
+    signal as set_handler,  # not the one that user code calls, which takes what it sets for the user's
+)
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+from monarch_nb import _reload
+from monarch_nb._frames.owner import Owner, is_users, owner_of_file
+from monarch_nb._rank.fresh_torch import fresh_torch
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
+_OF_SYS = ("argv", "path", "stdin", "stdout", "stderr", "excepthook", "displayhook", "flags", "dont_write_bytecode")
+
+
+@contextmanager
+def fresh_process(env: Mapping[str, str], workdir: str) -> Iterator[ExitFunctions]:
+    """Have what runs within find a process like a new one.
+
+    Args:
+        env: added to the environment.
+        workdir: the working directory, if it's there.
+
+    Yields:
+        what the program registers with `atexit`; to be called when it's over.
+    """
+    exit_functions = ExitFunctions()
+    with ExitStack() as stack:
+        stack.callback(gc.collect)  # last of all: the program's models are gone before another one makes its own
+        for keeper in (_directory(workdir), _environment(env), _interpreter(), _reload.imported_anew(), _loggers(), _handlers(),
+                       _start_method(), exit_functions.registered(), fresh_torch()):  # fmt: skip
+            stack.enter_context(keeper)
+        yield exit_functions
+
+
+class ExitFunctions:
+    """What a program wants called at its end. Libraries' own functions are left to the process' end: libraries stay loaded."""
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
+
+    @contextmanager
+    def registered(self) -> Iterator[None]:
+        """Take what is registered from now on, of the user's functions."""
+        register, unregister = atexit.register, atexit.unregister
+
+        def take(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+            if not is_users(sys._getframe(1)) and not _is_users(function):
+                return register(function, *args, **kwargs)
+            self._calls.append((function, args, kwargs))
+            return function
+
+        def drop(function: Callable[..., Any]) -> None:
+            self._calls[:] = [call for call in self._calls if call[0] != function]
+            unregister(function)
+
+        atexit.register, atexit.unregister = take, drop
+        try:
+            yield
+        finally:
+            atexit.register, atexit.unregister = register, unregister
+
+    def call(self) -> None:
+        """Call them, the last one first; what one raises is printed, as Python does."""
+        while self._calls:
+            function, args, kwargs = self._calls.pop()
+            try:
+                function(*args, **kwargs)
+            except Exception:
+                traceback.print_exc()
+
+
+def _is_users(function: Any) -> bool:
+    while hasattr(function, "func"):  # a partial
+        function = function.func
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    return code is not None and owner_of_file(code.co_filename) in (Owner.USER, Owner.EXECUTED)
+
+
+@contextmanager
+def _directory(workdir: str) -> Iterator[None]:
+    before = os.getcwd()
+    if os.path.isdir(workdir):
+        os.chdir(workdir)
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # it may have been removed
+            os.chdir(before)
+
+
+@contextmanager
+def _environment(env: Mapping[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(env)
+    try:
+        yield
+    finally:
+        for name in set(os.environ) - set(before):
+            del os.environ[name]
+        os.environ.update({name: value for name, value in before.items() if os.environ.get(name) != value})
+
+
+@contextmanager
+def _interpreter() -> Iterator[None]:
+    """`__main__`, and what a program may put into `sys`, builtins and the warnings' filters."""
+    main, filters = sys.modules["__main__"], warnings.filters[:]
+    before = {name: getattr(sys, name) for name in _OF_SYS}
+    lists = {name: list(getattr(sys, name)) for name in ("argv", "path", "meta_path", "path_hooks")}
+    leaving = {name: vars(builtins).get(name) for name in ("exit", "quit")}
+    vars(builtins).update(exit=sys.exit, quit=sys.exit)
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+        vars(sys).update(before)
+        for name, items in lists.items():
+            getattr(sys, name)[:] = items
+        vars(builtins).update(leaving)
+        for name in [name for name, value in leaving.items() if value is None]:
+            del vars(builtins)[name]
+        warnings.filters[:] = filters  # type: ignore[index]
+        warnings._filters_mutated()  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _loggers() -> Iterator[None]:
+    """Handlers of loggers, and their levels: else each run would write each line once more."""
+    before = {each: (each.handlers[:], each.level, each.propagate, each.disabled) for each in _all_loggers()}
+    disabled = logging.root.manager.disable
+    try:
+        yield
+    finally:
+        logging.disable(disabled)
+        for logger in _all_loggers():
+            handlers, level, propagate, is_disabled = before.get(logger, ([], logging.NOTSET, True, False))
+            for handler in [each for each in logger.handlers if each not in handlers]:
+                with suppress(Exception):  # as `logging.shutdown` does: its file may be closed
+                    handler.flush()
+            logger.handlers[:], logger.propagate, logger.disabled = handlers, propagate, is_disabled
+            logger.setLevel(level)
+
+
+def _all_loggers() -> list[logging.Logger]:
+    known = [each for each in list(logging.root.manager.loggerDict.values()) if isinstance(each, logging.Logger)]
+    return [logging.root, *known]
+
+
+@contextmanager
+def _handlers() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None and signal.getsignal(number) != handler:
+                set_handler(number, handler)
+
+
+@contextmanager
+def _start_method() -> Iterator[None]:
+    """How multiprocessing starts processes: to set it twice is an error."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    try:
+        yield
+    finally:
+        multiprocessing.set_start_method(before, force=True)

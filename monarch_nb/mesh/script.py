@@ -1,0 +1,35 @@
+"""Scripts on a mesh: what torchrun would start, on ranks that are warm."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from monarch_nb._protocol.script import Script
+from monarch_nb.actor.proc_mesh import ProcMesh
+from monarch_nb.exceptions import MeshUsageError
+
+
+def prepare_script(
+    ranks: ProcMesh,
+    target: str | os.PathLike[str],
+    args: Sequence[object] = (),
+    *,
+    is_module: bool = False,
+    env: Mapping[str, str] | None = None,
+) -> Script:
+    """Return a script's run with a rendezvous of its own, which the first of `ranks` has opened.
+
+    Raises:
+        MeshUsageError: if that's no script.
+    """
+    typed = os.fspath(target)
+    if not typed or "\0" in typed:
+        raise MeshUsageError(f"expected a script's file, as in train.py, or with -m a module's name; not {typed!r}")
+    for name in env or {}:
+        if not name or "=" in name or "\0" in name:
+            raise MeshUsageError(f"expected the name of an environment variable, not {name!r}")
+    variables = {str(name): str(value) for name, value in (env or {}).items()}
+    return Script(
+        typed, tuple(map(str, args)), is_module, variables, os.getcwd(), rendezvous=ranks.open_rendezvous()
+    )
