@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import secrets
 from typing import Any
 
 import zmq
@@ -38,7 +39,7 @@ class FarProcess(HostProcess):
         link.setsockopt(zmq.SNDHWM, 0)
         link.setsockopt(zmq.RCVHWM, 0)
         link.setsockopt(zmq.LINGER, 500)
-        link.setsockopt(zmq.IDENTITY, b"h%d.%d" % (self.index, config.get("generation", 0)))
+        link.setsockopt(zmq.IDENTITY, b"h%d.%d.%s" % (self.index, config.get("generation", 0), secrets.token_hex(8).encode()))
         link.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
         link.curve_serverkey = config["home_key"].encode()
         link.curve_publickey, link.curve_secretkey = config["public"].encode(), config["secret"].encode()

@@ -1,7 +1,9 @@
 """The home's link to other hosts: who may dial in, what goes there, and who hasn't been heard of.
 
 A host that is given up isn't let in again: its ranks count as dead, and another may have its place. A place has a generation, which is part of
-the identity that a host process dials in with.
+the identity that a host process dials in with. The identity is only a claim: a message counts if it came by a connection with the key that
+was given out for that place, and if it speaks in the name of that host's processes. The identity ends in random bytes that no other host
+knows, so nobody can take over the route of messages to it.
 """
 
 from __future__ import annotations
@@ -9,9 +11,11 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -22,7 +26,7 @@ from monarch_nb._host.starting import PROCESS_JOB, host_command
 from monarch_nb._protocol.states import HostState, ProcState
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
-from monarch_nb._wire.keys import Gatekeeper, KeyPair
+from monarch_nb._wire.keys import Gatekeeper, KeyPair, key_of
 from monarch_nb._wire.pieces import cut, join
 from monarch_nb._wire.strangers import Strangers
 
@@ -30,6 +34,25 @@ if TYPE_CHECKING:
     from monarch_nb._host.home import HomeProcess
 
 _BIG_BYTES = 1 << 16
+_IDENTITY = re.compile(rb"h(\d{1,9})\.(\d{1,9})\.[0-9a-f]+")
+
+
+def _claimed(identity: bytes) -> tuple[int, int]:
+    """Return the place and the generation that an identity claims; place 0, which is nobody's, if it's no identity of ours.
+
+    >>> _claimed(b"h3.1.9f86d081"), _claimed(b"nonsense")
+    ((3, 1), (0, 0))
+    """
+    found = _IDENTITY.fullmatch(identity)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def _speaks_for_itself(parts: Sequence[Any], index: int) -> bool:
+    """Say whether a message is of processes of that host."""
+    try:
+        return all(address.host_of(src) == index for src in wire.sources(parts[0]))
+    except wire.WireError:
+        return False
 
 
 class HostLink:
@@ -48,6 +71,8 @@ class HostLink:
         self._keys: KeyPair | None = None
         self._endpoints: dict[str, str] = {}
         self._identities: dict[int, bytes] = {}
+        self.num_refused = 0
+        """Messages of hosts that spoke as another one."""
         self._directories: list[str] = []
         """Of host processes that we have started: they end with us, and have no time to tidy up."""
 
@@ -108,15 +133,25 @@ class HostLink:
         frames = self._socket.recv_multipart(copy=False)
         self._strangers.knows(frames[0])
         identity = bytes(frames[0].buffer)
-        index, generation = (int(n) for n in identity[1:].split(b"."))
+        index, generation = _claimed(identity)
         host = self._home.registry.hosts.get(index)
         if host is None or index == 0:  # the home's own place is nobody's
             return
         if generation != host.generation or host.state in (HostState.LOST, HostState.STOPPED):
             self._send_away(identity, index)
             return
+        parts = join([f.buffer for f in frames[1:]])
+        if key_of(frames[0]) != host.public_key or not _speaks_for_itself(parts, index):
+            self._refuse(frames[0], index)
+            return
         self._identities[index] = identity
-        self._home.take_far(join([f.buffer for f in frames[1:]]))
+        self._home.take_far(parts)
+
+    def _refuse(self, frame: zmq.Frame, index: int) -> None:
+        """A host that has a key speaks as another one: its words count for nothing, and the log has it."""
+        self.num_refused += 1
+        by = frame.get("Peer-Address")
+        print(f"monarch_nb: a message in the name of host {index} came from {by}, which isn't that host: ignored", file=sys.stderr)
 
     def _send_away(self, identity: bytes, index: int) -> None:
         """Tell a host process whose place is no longer its own to end: its ranks count as dead."""

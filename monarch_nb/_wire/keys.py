@@ -28,6 +28,14 @@ class KeyPair(NamedTuple):
         return cls(public.decode(), secret.decode())
 
 
+def key_of(frame: zmq.Frame) -> str:
+    """Return the public key of the peer that has sent a frame, as the `Gatekeeper` has let it in; empty if there was none."""
+    try:
+        return str(frame.get("User-Id"))
+    except zmq.ZMQError:
+        return ""
+
+
 class Gatekeeper:
     """Answers ZAP requests: only public keys in `allowed` come in. Owned by the host process' loop thread."""
 
@@ -45,7 +53,9 @@ class Gatekeeper:
         if not known:
             self.refused += 1
         code, text = (b"200", b"OK") if known else (b"400", b"unknown key")
-        self.socket.send_multipart([b"1.0", request, code, text, b"", b""])
+        # ZeroMQ puts this on each message that comes by the connection (`key_of`): whoever has a key can't speak as another.
+        user = z85.encode(frames[6]) if known else b""
+        self.socket.send_multipart([b"1.0", request, code, text, user, b""])
 
     def _known(self, key: bytes) -> bool:
         return z85.encode(key).decode() in self.allowed

@@ -209,6 +209,28 @@ _TARGET = struct.Struct("<QI")
 _ANSWER = struct.Struct("<HII")
 
 
+_SRC = struct.Struct("<Q")
+_SRC_AT = 8
+
+
+def sources(frame: bytes | memoryview) -> tuple[int, ...]:
+    """Return in whose name a frame speaks: its sender, and the sender of the message that a FANOUT encloses.
+
+    Raises:
+        WireError: if it's cut off.
+
+    >>> sources(pack(CALL, src=7, dst=2)), sources(pack_fanout(7, 0, [(1, 0)], pack(CALL, src=9, dst=1)))
+    ((7,), (7, 9))
+    """
+    if len(frame) < HEADER.size:
+        raise WireError(f"frame of {len(frame)} bytes is shorter than a header")
+    (src,) = _SRC.unpack_from(frame, _SRC_AT)
+    if frame[1] != FANOUT:
+        return (src,)
+    _, inner = unpack_fanout(unpack(bytes(frame)))
+    return src, *sources(inner)
+
+
 def pack_fanout(src: int, host_proc: int, receivers: Sequence[tuple[int, int]], inner: bytes) -> bytes:
     """Return one message to a host process that stands for `inner` to each `(proc, slot)` there."""
     body = b"".join([_COUNT.pack(len(receivers)), *(_TARGET.pack(p, s) for p, s in receivers), inner])

@@ -1,0 +1,107 @@
+"""A host process that has a key of its own, and speaks as another host: nothing of what it says counts, and it gets nothing of the other's."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+from waiting import wait_until
+
+import monarch_nb
+from monarch_nb._wire import address
+from monarch_nb._wire import message as wire
+from monarch_nb.mesh import Mesh
+
+T = 60
+NAME = "impostor"
+FIELDS = {"hostname": "evil", "pid": 1, "machine": "evil", "num_cores": 1, "num_gpus": 0}
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("impostor") / "host.log"
+
+
+@pytest.fixture(scope="module")
+def mesh(log: Path) -> Iterator[Mesh]:
+    """A mesh whose ranks are on a host that has dialled in."""
+    os.environ["MONARCH_NB_HOST_LOG"] = str(log)
+    try:
+        started = monarch_nb.start(NAME, {"gpus": 1}, num_hosts=1)
+    finally:
+        del os.environ["MONARCH_NB_HOST_LOG"]
+    yield started
+    started.stop().get(T)
+
+
+class Impostor:
+    """Has the ticket of a place that the mesh has given out, and dials in with it by whatever identity."""
+
+    def __init__(self, ticket: dict[str, Any], identity: bytes) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        link = self.link = self.context.socket(zmq.DEALER)
+        link.setsockopt(zmq.LINGER, 0)
+        link.setsockopt(zmq.IDENTITY, identity)
+        link.curve_serverkey = ticket["home_key"].encode()
+        link.curve_publickey, link.curve_secretkey = ticket["public"].encode(), ticket["secret"].encode()
+        link.connect(ticket["home"])
+
+    def say(self, host: int, name: bytes, fields: dict[str, Any]) -> None:
+        """Say something in the name of a host."""
+        frame = wire.pack(wire.EVENT, src=address.host_proc(host), dst=address.HOME, name=name, payload=pickle.dumps(fields))
+        self.link.send(frame)
+
+    def close(self) -> None:
+        self.context.destroy(0)
+
+
+def hosts_of(mesh: Mesh) -> dict[int, str]:
+    return {host.index: host.hostname for host in mesh.status().hosts}
+
+
+def test_a_host_cannot_have_the_place_of_another(mesh: Mesh, log: Path) -> None:
+    ticket = mesh._session.request("tickets", num=1)[0]
+    other = max(set(hosts_of(mesh)) - {0, ticket["host"]})
+    impostor = Impostor(ticket, b"h%d.0.00" % other)
+    try:
+        impostor.say(other, b"join", FIELDS)
+        wait_until(lambda: f"in the name of host {other}" in log.read_text(), "the controller has heard it")
+        assert hosts_of(mesh)[other] != "evil"
+        assert list(mesh.execute(os.getpid).get(T).values())  # what goes to that host goes there
+        assert not impostor.link.poll(0)
+    finally:
+        impostor.close()
+
+
+def test_a_host_cannot_speak_for_processes_of_another(mesh: Mesh, log: Path) -> None:
+    ticket = mesh._session.request("tickets", num=1)[0]
+    mine = ticket["host"]
+    other = max(set(hosts_of(mesh)) - {0, mine})
+    impostor = Impostor(ticket, b"h%d.0.00" % mine)
+    try:
+        impostor.say(other, b"join", FIELDS)
+        impostor.say(mine, b"join", {**FIELDS, "hostname": "honest"})
+        wait_until(lambda: hosts_of(mesh).get(mine) == "honest", "what it says of itself counts")
+        assert hosts_of(mesh)[other] not in ("evil", "honest")
+    finally:
+        impostor.close()
+
+
+@pytest.mark.parametrize("identity", [b"nonsense", b"h", b"h1", b"h1.0", b"h1.x.00", b"h99999999999999.0.00", b"h0.0.00", bytes(range(1, 200))])
+def test_an_identity_that_is_none_harms_nothing(mesh: Mesh, identity: bytes) -> None:
+    ticket = mesh._session.request("tickets", num=1)[0]
+    impostor = Impostor(ticket, identity)
+    honest = Impostor(ticket, b"h%d.0.00" % ticket["host"])
+    try:
+        impostor.say(0, b"join", FIELDS)
+        impostor.link.send_multipart([b"", b"x", b"\xff" * 100])
+        honest.say(ticket["host"], b"join", {**FIELDS, "hostname": "honest"})
+        wait_until(lambda: hosts_of(mesh).get(ticket["host"]) == "honest", "the controller goes on")
+    finally:
+        impostor.close()
+        honest.close()
