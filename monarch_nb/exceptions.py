@@ -34,7 +34,7 @@ Ranks in messages are positions in the mesh (or slice) that was called.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -215,6 +215,10 @@ def fold_alike(failures: Sequence[RankFailure]) -> list[RankFailure]:
     ]  # fmt: skip
 
 
+ADVISERS: list[Callable[[Sequence[RankFailure]], str]] = []
+"""Asked what else to say about failures: higher rooms know more about what to type."""
+
+
 class DeviceMeshError(MeshError):
     """What was done on a mesh has failed on some ranks: they have raised, or are dead. What a recovery loop catches.
 
@@ -258,10 +262,10 @@ class DeviceMeshError(MeshError):
         return next((f.exception for f in self.failures if f.first or len(self.failures) == 1), None)
 
     def advice(self) -> str:
-        """Return what is done, or can be done, about ranks that are lost; empty if none is."""
+        """Return what is done, or can be done, about ranks that are lost, or lack something; empty if none is."""
         ends = [f.end for f in self.failures if f.end is not None and not f.end.get("stopped")]
         if not ends:
-            return ""
+            return next(filter(None, (adviser(self.failures) for adviser in ADVISERS)), "")
         by_itself = {"heal": "healing begins by itself", "shrink": "the mesh will go on without it"}
         many = sum(len(f.ranks) for f in self.failures if f.end in ends) > 1
         return by_itself.get(str(ends[0].get("policy")), f"the other ranks go on; %mesh heal (or mesh.heal()) puts {'them' if many else 'it'} back")

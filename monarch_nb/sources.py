@@ -11,6 +11,8 @@ import os
 import stat
 from typing import Any
 
+from monarch_nb._frames.elsewhere import here
+
 MAX_SOURCE_BYTES = 64 << 20
 MAX_LINE = 120
 
@@ -23,7 +25,15 @@ def guard() -> None:
 
 
 def _read_if_source(filename: str, module_globals: dict[str, Any] | None = None) -> list[str]:
-    return _read(filename, module_globals) if may_be_source(filename) else []
+    path = here(filename)
+    if not may_be_source(path):
+        return []
+    if path == filename:
+        return _read(filename, module_globals)
+    lines = _read(path)
+    if path in linecache.cache:  # it goes by the notebook's path, and is looked at where it lies
+        linecache.cache[filename] = linecache.cache.pop(path)
+    return lines
 
 
 def may_be_source(filename: str) -> bool:

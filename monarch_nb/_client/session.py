@@ -522,3 +522,8 @@ def of_office(office: Office) -> Session:
     if session is None or session.office is not office:
         raise MeshError("this handle belongs to a mesh that this program is no longer connected to")
     return session
+
+
+def open_sessions() -> list[Session]:
+    """Return the connections of this program that are open."""
+    return [session for session in list(_by_office.values()) if not session.office.closed]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _NOBODY: Any = None
 """Who asks this host process itself for something: no message does."""
-_NOT_TOLD = ("backlog", "last_beat", "public_key", "env", "machine")
+_NOT_TOLD = ("backlog", "last_beat", "public_key", "env", "machine", "elsewhere")
 GONE_S = 10.0
 """For how long a request to end hosts waits for them; longer than one takes that ends its ranks by force."""
 
@@ -123,6 +123,13 @@ class HostDesk:
     def on_beat(self, src: int, fields: dict[str, Any]) -> None:
         """A host process lives."""
         self._home.registry.hosts[address.host_of(src)].last_beat = self._home.loop.clock()
+
+    def do_elsewhere(self, message: Message, fields: dict[str, Any]) -> object:
+        """Remember where folders of the notebook's lie on hosts: ranks that are started there are to know."""
+        for index, pairs in fields["pairs"].items():
+            host = self.get(index)
+            host.elsewhere = tuple({**dict(host.elsewhere), **dict(pairs)}.items())
+        return None
 
     # --- going
 

@@ -25,6 +25,7 @@ from monarch_nb._host.router import Router
 from monarch_nb._host.stack_desk import StackDesk
 from monarch_nb._host.supervisor import Rank, Supervisor
 from monarch_nb._host.warming import Zygote
+from monarch_nb._host.workspace_desk import WorkspaceDesk
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.states import ProcState
 from monarch_nb._wire import address
@@ -58,6 +59,7 @@ class HostProcess:
         self.loop = Loop()
         self.reception = Reception()
         self.reception.add(self)
+        self.reception.add(WorkspaceDesk(self))
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.context.set(zmq.MAX_SOCKETS, 65535)
         self._pull = self.context.socket(zmq.PULL)

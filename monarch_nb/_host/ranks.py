@@ -74,8 +74,8 @@ class RankDesk:
         for index, theirs in home.hosts.of(procs).items():
             entries = [home.registry.procs[proc] for proc in theirs]
             own = [{"proc": e.proc, **self.place(group, e), "own_env": e.own_env} for e in entries]
-            home.hosts.get(index)
-            home.hosts.ask(index, "start_ranks", {"ranks": own, "spec": spec, "method": group.method})
+            host_spec = {**spec, "elsewhere": home.hosts.get(index).elsewhere}
+            home.hosts.ask(index, "start_ranks", {"ranks": own, "spec": host_spec, "method": group.method})
 
     def place(self, group: Group, entry: Proc) -> dict[str, int]:
         """Return what a rank is to know of its place."""

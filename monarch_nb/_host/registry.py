@@ -41,6 +41,8 @@ class Host:
     endpoint: str = ""
     env: dict[str, str] = field(default_factory=dict)
     """Environment variables for another process in this place, if the home starts it."""
+    elsewhere: tuple[tuple[str, str], ...] = ()
+    """Folders of the notebook's, and where they lie on this machine."""
 
 
 @dataclass

@@ -20,7 +20,7 @@ from monarch_nb import _reload, sources
 from monarch_nb._post import here
 from monarch_nb._post.context import CallContext, call_context
 from monarch_nb._post.office import Office
-from monarch_nb._rank import keyboard, streams
+from monarch_nb._rank import keyboard, streams, workspace
 from monarch_nb._rank.debugger import Debugger
 from monarch_nb._rank.rank_actors import RankActors
 from monarch_nb._rank.reloading import Reloader
@@ -153,6 +153,7 @@ def _set_environment(spec: dict[str, Any]) -> None:
     sys.argv[:] = [spec.get("argv0", "")]
     if spec.get("cwd") and os.path.isdir(spec["cwd"]):
         os.chdir(spec["cwd"])
+    workspace.adopt(spec.get("elsewhere", ()), spec.get("cwd", ""))
     gpus = spec.get("gpus")
     if gpus and spec.get("gpu_dimension") and "CUDA_VISIBLE_DEVICES" not in spec["env"]:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[spec["local_rank"] % len(gpus)]

@@ -17,7 +17,7 @@ from monarch_nb._post.context import NO_CALL, CallContext, call_context
 from monarch_nb._post.failure import class_name, describe, encode_failure, message_of, trace_of
 from monarch_nb._post.office import OfficeClosed
 from monarch_nb._post.pending import Body
-from monarch_nb._rank import environment, profiling, rendezvous, variables
+from monarch_nb._rank import environment, profiling, rendezvous, variables, workspace
 from monarch_nb._rank.debugger import place
 from monarch_nb._rank.mending import Mender, guard_handlers
 from monarch_nb._rank.shell import Diversion, describe_cell_error
@@ -451,7 +451,9 @@ class Worker:
 
     def work_reload(self, message: Message) -> RankReload:
         """Have modules run what their files hold, or say which would be reloaded."""
-        return self.rank.reloader.reload(self._fields(message))
+        request = self._fields(message)
+        workspace.adopt(request.elsewhere, self.rank.spec.get("cwd", ""))
+        return self.rank.reloader.reload(request)
 
     def work_complete(self, message: Message) -> list[str]:
         """Return what a name or an attribute may go on with, in the cells' namespace."""

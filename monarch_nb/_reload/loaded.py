@@ -19,6 +19,7 @@ from importlib.util import cache_from_source
 from types import CodeType, ModuleType
 from typing import Any
 
+from monarch_nb._frames.elsewhere import as_at_home, at_home
 from monarch_nb._reload.watch import FileStatus, Watch, file_status
 
 GRAIN_NS = 2_000_000_000
@@ -44,6 +45,11 @@ class Loaded:
     read_ns: int
     imported: tuple[tuple[str, str, str], ...] | None = None
     """What it imports by name, once somebody has asked."""
+
+    @property
+    def known_as(self) -> str:
+        """The path by which the notebook knows its file."""
+        return at_home(self.path)
 
     @property
     def is_certain(self) -> bool:
@@ -113,7 +119,7 @@ def changed_modules(paths: Collection[str] | None = None, *, thoroughly: bool = 
             found.append(changed)
         elif not _watch.is_blind(os.path.dirname(loaded.path)) and loaded.status is not None:
             _unsure.discard(loaded.name)
-    return found if paths is None else [c for c in found if _is_among(c.loaded.path, paths)]
+    return found if paths is None else [c for c in found if _is_among(c.loaded.known_as, paths)]
 
 
 @contextmanager
@@ -220,7 +226,7 @@ def _noting_get_code(self: SourceFileLoader, fullname: str) -> CodeType | None:
     loaded.source = source = self.get_data(path)
     code = _get_code(self, fullname) if _has_sure_byte_code(loaded) else self.source_to_code(source, path)
     _note(loaded)
-    return code
+    return None if code is None else as_at_home(code)
 
 
 def _has_sure_byte_code(loaded: Loaded) -> bool:

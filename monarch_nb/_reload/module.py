@@ -79,7 +79,7 @@ class _Plan:
 
     @property
     def path(self) -> str:
-        return self.changed.loaded.path
+        return self.changed.loaded.known_as
 
 
 def reload_modules(changed: Sequence[Changed]) -> list[ModuleReload]:
@@ -106,7 +106,7 @@ def reload_modules(changed: Sequence[Changed]) -> list[ModuleReload]:
     for plan in plans:
         loaded = plan.changed.loaded
         if failed:
-            results.append(ModuleReload(loaded.name, loaded.path, trouble="waits for the module that has failed"))
+            results.append(ModuleReload(loaded.name, loaded.known_as, trouble="waits for the module that has failed"))
             continue
         result = _reload(plan)
         failed = not result.is_done
@@ -133,20 +133,20 @@ def _plan(changed: Changed) -> _Plan | ModuleReload:
     """Return what is to be done about a module, or why nothing can be."""
     loaded = changed.loaded
     if loaded.source is None:
-        return ModuleReload(loaded.name, loaded.path, trouble="an extension module can't be reloaded: %mesh restart")
+        return ModuleReload(loaded.name, loaded.known_as, trouble="an extension module can't be reloaded: %mesh restart")
     if changed.source is None:
         why = "is gone" if changed.is_gone else "can't be read"
-        return ModuleReload(loaded.name, loaded.path, trouble=f"its file {why}; what was loaded goes on")
+        return ModuleReload(loaded.name, loaded.known_as, trouble=f"its file {why}; what was loaded goes on")
     if not isinstance(sys.modules.get(loaded.name), ModuleType):
-        return ModuleReload(loaded.name, loaded.path, trouble="it has put another object in its place, and can't be reloaded: %mesh restart")
+        return ModuleReload(loaded.name, loaded.known_as, trouble="it has put another object in its place, and can't be reloaded: %mesh restart")
     try:
         source = decode_source(changed.source)
-        new = ast.parse(source, loaded.path)
-        code = compile(new, loaded.path, "exec", dont_inherit=True, flags=future_flags(new))
+        new = ast.parse(source, loaded.known_as)
+        code = compile(new, loaded.known_as, "exec", dont_inherit=True, flags=future_flags(new))
         before = decode_source(loaded.source)
-        old = ast.parse(before, loaded.path)
+        old = ast.parse(before, loaded.known_as)
     except (SyntaxError, ValueError, UnicodeDecodeError, RecursionError) as error:
-        return ModuleReload(loaded.name, loaded.path, error="".join(traceback.format_exception_only(error)))
+        return ModuleReload(loaded.name, loaded.known_as, error="".join(traceback.format_exception_only(error)))
     flags_changed = future_flags(old) != future_flags(new)
     found = difference([] if flags_changed else old.body, new.body, None if flags_changed else (before, source))
     return _Plan(changed, sys.modules[loaded.name], old, new, code, found)
@@ -164,13 +164,13 @@ def _reload(plan: _Plan) -> ModuleReload:
         raise
     except BaseException as error:
         _put_back(namespace, before)
-        return ModuleReload(loaded.name, loaded.path, error=_traceback_of(error))
+        return ModuleReload(loaded.name, loaded.known_as, error=_traceback_of(error))
     with _undisturbed():
         changes = list(_take_on(plan, namespace, before))
         with suppress(Exception):
             move_lines(plan.module, plan.code)
     is_current(loaded, plan.changed.source)
-    return ModuleReload(loaded.name, loaded.path, tuple(changes))
+    return ModuleReload(loaded.name, loaded.known_as, tuple(changes))
 
 
 def _execute(plan: _Plan, namespace: dict[str, Any]) -> None:

@@ -101,10 +101,12 @@ class ReloadRequest:
     Attributes:
         paths: files or folders, absolute; None: whatever has changed.
         is_dry: only say what would be reloaded.
+        elsewhere: folders of the notebook's, and where they lie on the rank's machine.
     """
 
     paths: tuple[str, ...] | None = None
     is_dry: bool = False
+    elsewhere: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

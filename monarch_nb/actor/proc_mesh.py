@@ -122,6 +122,11 @@ class ProcMesh(MeshTrait):
         return self._group
 
     @property
+    def host_indices(self) -> tuple[int, ...]:
+        """Indices in their mesh of the hosts that these processes are on, each once; 0 is the home's."""
+        return tuple(dict.fromkeys(address.host_of(proc) for proc in self._procs))
+
+    @property
     def host_mesh(self) -> HostMesh:
         """The hosts that these processes are on."""
         from monarch_nb.actor.host_mesh import HostMesh

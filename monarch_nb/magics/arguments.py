@@ -166,6 +166,16 @@ def cell_number(text: str) -> int:
     return positive(text.removeprefix("#"))
 
 
+def add_sync_arguments(add: Callable[..., Any]) -> None:
+    """Add what sync takes in notebooks and terminals."""
+    add("--dry-run", action="store_true", help="only say what would be sent and reloaded, and why")
+    add("--include", action="append", default=[], metavar="GLOB", help="send it though it's ignored, secret or big, from now on")
+    add("--exclude", action="append", default=[], metavar="GLOB", help="don't send it, from now on")
+    add("--same-path", action="store_true", help="make a link at the notebook's path on each host")
+    add("--no-reload", action="store_true", help="only put files in place")
+    add("--force", "-f", action="store_true", help="send more than a GiB")
+
+
 def add_doctor_arguments(add: Callable[..., Any]) -> None:
     """Add what `doctor` takes, in a notebook and in a terminal."""
     add("--ranks", "-r", default="", help="which ranks; by default all are looked at, and those that stand for their hosts are measured")

@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb import _reload
 from monarch_nb._reload import ReloadRequest, SyncMode
+from monarch_nb.exceptions import MeshError
 from monarch_nb.magics.arguments import Namespace
 from monarch_nb.magics.state import State
+from monarch_nb.mesh.sync import before_cell
+from monarch_nb.sync import SyncReceipt, known_workspaces
 
 if TYPE_CHECKING:
     from monarch_nb.mesh import Mesh
 
 
 def sync(state: State, arguments: Namespace) -> Any:
-    """Have ranks and this notebook run what the files of your modules hold now; objects and actors keep their state."""
+    """Send the workspace to the other hosts; have ranks and this notebook run what the files of your modules hold now."""
     mesh = state.mesh(arguments.name)
     if arguments.stop:
         mesh.sync_mode = SyncMode.WARN
@@ -24,7 +27,15 @@ def sync(state: State, arguments: Namespace) -> Any:
     if arguments.watch:
         mesh.sync_mode = SyncMode.WATCH
         print(f"ranks of mesh {mesh.name!r} reload changed modules before each cell and call from now on; %mesh sync --stop ends that")
-    return mesh.sync(*arguments.paths, dry_run=arguments.dry_run)
+    return sync_as_typed(mesh, arguments)
+
+
+def sync_as_typed(mesh: Mesh, arguments: Any) -> SyncReceipt:
+    """Sync as somebody has typed it, in a notebook or a terminal."""
+    return mesh.sync(
+        *arguments.paths, dry_run=arguments.dry_run, include=arguments.include, exclude=arguments.exclude,
+        same_path=arguments.same_path, reload=not arguments.no_reload, force=arguments.force,
+    )  # fmt: skip
 
 
 class CodeWatch:
@@ -37,7 +48,10 @@ class CodeWatch:
         """Reload what has changed; called before each cell."""
         state = self._state
         mesh = state.meshes.get(state.current or "")
-        if mesh is None or mesh._office.closed or not _reload.changed_modules() or not self._watches(mesh) or _has_autoreload(state.shell):
+        if mesh is None or mesh._office.closed:
+            return
+        self._send_files(mesh)
+        if not _reload.changed_modules() or not self._watches(mesh) or _has_autoreload(state.shell):
             return
         found = _reload.reload_changed(ReloadRequest())
         for module in found.modules:
@@ -47,6 +61,16 @@ class CodeWatch:
                 print(("reloaded here: " if module.is_done else "") + module.summary())
         for note in found.notes:
             print(note)
+
+    def _send_files(self, mesh: Mesh) -> None:
+        """Send what was saved to other hosts, if that's wanted: the cell may call an actor there."""
+        spaces = known_workspaces(mesh._session)
+        if spaces is None or not spaces.stale() or not self._watches(mesh):
+            return
+        try:
+            before_cell(mesh)
+        except MeshError as error:
+            print(error, file=sys.stderr)
 
     def _watches(self, mesh: Mesh) -> bool:
         try:

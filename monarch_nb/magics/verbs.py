@@ -23,6 +23,7 @@ from monarch_nb.magics.arguments import (
     Parser,
     add_doctor_arguments,
     add_start_arguments,
+    add_sync_arguments,
     cell_number,
     dims,
     mesh_name,
@@ -188,7 +189,7 @@ def _sync(add: Any) -> None:
     add("paths", nargs="*", metavar="PATH", help="files or folders; without any, whatever has changed")
     add("--watch", "-w", action="store_true", help="from now on before each cell and each call of an actor")
     add("--stop", action="store_true", help="no longer")
-    add("--dry-run", action="store_true", help="only say what would be reloaded")
+    add_sync_arguments(add)
 
 
 def _history(add: Any) -> None:

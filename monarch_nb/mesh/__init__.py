@@ -11,5 +11,8 @@ A mesh is a `ProcMesh` with a name, a namespace for cells, a journal, and a life
 from monarch_nb.mesh.cell_run import CellError, CellInterrupted, CellResult, CellRun
 from monarch_nb.mesh.core import Mesh
 from monarch_nb.mesh.starting import IDLE_TIMEOUT_S, attach, start
+from monarch_nb.sync import hints
 
 __all__ = ["IDLE_TIMEOUT_S", "CellError", "CellInterrupted", "CellResult", "CellRun", "Mesh", "attach", "start"]
+
+hints.install()

@@ -28,10 +28,10 @@ from monarch_nb.mesh.history import Entries, History
 from monarch_nb.mesh.log_page import read_page
 from monarch_nb.mesh.replay import replay as run_again
 from monarch_nb.mesh.script import prepare_script
-from monarch_nb.mesh.sync import SYNC_S, set_sync_mode, sync, sync_mode
+from monarch_nb.mesh.sync import SYNC_S, SyncRequest, before_cell, set_sync_mode, sync, sync_mode
 from monarch_nb.mesh.variables import Difference, Variables, check_name, explained, find_difference
 from monarch_nb.status import MeshStatus
-from monarch_nb.sync import SyncReceipt
+from monarch_nb.sync import SyncOptions, SyncReceipt
 
 if TYPE_CHECKING:
     from monarch_nb._client.feed import Watcher
@@ -136,6 +136,7 @@ class Mesh(ProcMesh):
         chosen = self.select(ranks)
         if script is not None:
             script = dataclasses.replace(script, procs=tuple(self._procs[r] for r in chosen))
+        before_cell(self)
         return CellRun(self, chosen, watcher).start(
             "run_cell", source=source, ranks=list(chosen), procs=[self._procs[r] for r in chosen],
             rank_set=format_ranks(chosen), group=self._group, number=number, context=self._context, timeout_s=timeout,
@@ -355,24 +356,45 @@ class Mesh(ProcMesh):
 
     # --- the code that ranks run
 
-    def sync(self, *paths: str | os.PathLike[str], dry_run: bool = False, timeout_s: float = SYNC_S) -> SyncReceipt:
-        """Have this program and all ranks run what the files of their modules hold now; objects keep their identity and state.
+    def sync(
+        self,
+        *paths: str | os.PathLike[str],
+        dry_run: bool = False,
+        include: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+        same_path: bool = False,
+        reload: bool = True,
+        force: bool = False,
+        timeout_s: float = SYNC_S,
+    ) -> SyncReceipt:
+        """Bring the workspace to all other hosts; then have this program and all ranks run what the files of their modules hold now.
 
-        Only modules of yours are looked at, not installed packages. Files aren't sent: ranks read them where they run.
+        The workspace is the repository that this program works in, or else its working directory. Files that git ignores don't go along, nor do secrets,
+        environments, and files over 100 MB; a `.meshignore` says more, in the language of a .gitignore. On another host they lie in a folder of their
+        own, which ranks there import from and work in. What is sent is what is missing there. Hosts that share the file system are sent nothing.
+        Objects keep their identity and state when a module is reloaded; only modules of yours are looked at, not installed packages.
 
         Args:
-            paths: files or folders; without any, whatever has changed.
-            dry_run: only say what would be reloaded.
+            paths: files or folders to reload; a folder outside of the workspace is brought to the hosts, too.
+            dry_run: only say what would be sent and reloaded.
+            include: patterns of what goes along although it's ignored, secret or big; they hold for later syncs, too.
+            exclude: patterns of what doesn't.
+            same_path: make a link at the notebook's path on each host.
+            reload: without it, files are only put in place.
+            force: however large the workspace is; without it, up to a GiB.
             timeout_s: so long a rank that is busy is waited for; it reloads when it's done, and the receipt says so.
 
         Raises:
-            MeshUsageError: if a path doesn't exist.
+            MeshUsageError: if a path doesn't exist, or the workspace can't be meant.
 
         Example:
             >>> print(mesh.sync())                        # doctest: +SKIP
+            workspace /home/me/proj: 31 files, 210 KiB, in 41 ms
+            [hosts 1-2] 1 changed (model.py): 9.1 KiB sent
             [0-7] reloaded model.py (class Net, 2 functions)
         """
-        return sync(self, paths, dry_run=dry_run, timeout_s=timeout_s)
+        options = SyncOptions(tuple(include), tuple(exclude), dry_run, same_path, force)
+        return sync(self, SyncRequest(paths, timeout_s, reload), options)
 
     @property
     def sync_mode(self) -> SyncMode:

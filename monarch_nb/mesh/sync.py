@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb import _reload
 from monarch_nb._reload import SYNC_VARIABLE, RankReload, ReloadRequest, SyncMode
-from monarch_nb.exceptions import DeviceMeshError, MeshUsageError, RankTimeout
-from monarch_nb.sync import SyncReceipt
+from monarch_nb.exceptions import DeviceMeshError, MeshUsageError, RankTimeout, StaleCode
+from monarch_nb.sync import Followed, Part, SyncOptions, SyncReceipt, known_workspaces, workspaces_of
 
 if TYPE_CHECKING:
     from monarch_nb.actor.future import Future
@@ -23,24 +25,95 @@ MODE_S = 1.0
 _NAME = "sync"
 
 
-def sync(mesh: Mesh, paths: Sequence[str | os.PathLike[str]], *, dry_run: bool, timeout_s: float) -> SyncReceipt:
-    """Have this program and all ranks of a mesh reload what has changed; see `Mesh.sync`."""
+@dataclass(frozen=True)
+class SyncRequest:
+    """What `Mesh.sync` is asked for, besides how files are brought to hosts.
+
+    Attributes:
+        paths: files or folders.
+        timeout_s: so long a rank that is busy is waited for.
+        reload: whether modules are reloaded, too.
+    """
+
+    paths: tuple[str | os.PathLike[str], ...] = ()
+    timeout_s: float = SYNC_S
+    reload: bool = True
+
+
+def sync(mesh: Mesh, request: SyncRequest, options: SyncOptions) -> SyncReceipt:
+    """Bring files to the other hosts of a mesh, and have this program and all ranks reload what has changed; see `Mesh.sync`."""
     start = time.monotonic()
-    request = ReloadRequest(_absolute(paths) or None, dry_run)
-    program = _reload.reload_changed(request)
-    futures: dict[int, Future[Any]] = {
-        rank: mesh.part([rank])._work(b"reload", request, "sync") for rank in mesh.living_ranks()
-    }
+    session = mesh._session
+    names = _absolute(request.paths)
+    far = far_hosts(mesh)
+    spaces = workspaces_of(session)
+    parts: tuple[Part, ...] = spaces.bring(far, names, options) if far else ()
+    elsewhere = {index: spaces.pairs(index) for index in far}
+    paths = (names or None) if request.reload else ()
+    program = _reload.reload_changed(ReloadRequest(paths, options.is_dry))
+    limit = start + request.timeout_s
+    futures: dict[int, Future[Any]] = {}
+    for rank in mesh.living_ranks():
+        part = mesh.part([rank])
+        asked = ReloadRequest(paths, options.is_dry, elsewhere.get(part.host_indices[0], ()))
+        futures[rank] = part._work(b"reload", asked, "sync")
+    ranks, busy, lost = _answers(futures, limit)
+    return SyncReceipt(ranks, program, busy, lost, time.monotonic() - start, options.is_dry, parts)
+
+
+def far_hosts(mesh: Mesh) -> list[int]:
+    """Return the indices of the hosts of a mesh that run ranks and aren't the home's own."""
+    return [index for index in mesh.living().host_indices if index]
+
+
+def _answers(futures: Mapping[int, Future[Any]], limit: float) -> tuple[dict[int, RankReload], tuple[int, ...], dict[int, str]]:
+    """Return what ranks have reloaded, which are busy, and why some couldn't be asked."""
     ranks: dict[int, RankReload] = {}
     busy, lost = [], {}
     for rank, future in futures.items():
         try:
-            ranks[rank] = future.get(max(0.0, start + timeout_s - time.monotonic())).item()
+            ranks[rank] = future.get(max(0.0, limit - time.monotonic())).item()
         except RankTimeout:
             busy.append(rank)
         except DeviceMeshError as error:
             lost[rank] = str(error).splitlines()[0]
-    return SyncReceipt(ranks, program, tuple(busy), lost, time.monotonic() - start, dry_run)
+    return ranks, tuple(busy), lost
+
+
+def before_cell(mesh: Mesh) -> None:
+    """See whether other hosts have what the files of workspaces hold that were brought there; do about it as `sync_mode` says.
+
+    Costs some microseconds if nothing has been saved since.
+
+    Raises:
+        StaleCode: if they don't, and the cell isn't to run then.
+    """
+    spaces = known_workspaces(mesh._session)
+    stale = spaces.stale() if spaces is not None else []
+    mode = sync_mode(mesh) if stale else SyncMode.OFF
+    if mode is SyncMode.OFF:
+        return
+    if mode is SyncMode.WATCH:
+        for followed in stale:
+            _bring_changes(followed)
+        return
+    for followed in stale:
+        text = followed.what_is_new()
+        if mode is SyncMode.STRICT:
+            raise StaleCode(f"{text}, and the cell hasn't run. Next: %mesh sync (mesh.sync()), or %mesh set sync warn")
+        if followed.is_to_be_said():
+            print(f"{text}. Next: %mesh sync; or %mesh set sync watch, to send files before each cell", file=sys.stderr)
+
+
+def _bring_changes(followed: Followed) -> None:
+    receipt = followed.bring_changes()
+    if receipt is None:
+        return
+    if not receipt.is_done:
+        lines = "\n".join(receipt.host_lines())
+        raise StaleCode(f"hosts don't have what you have saved, and nothing was run:\n{lines}\nNext: %mesh sync when that is mended; or %mesh set sync warn")
+    for line in receipt.notes():
+        print(line, file=sys.stderr)
 
 
 def _absolute(paths: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:

@@ -1,9 +1,19 @@
 """What the notebook runs with, on every host: files of the workspace, the environment, and what was done, as a receipt.
 
+ignore       which files of a folder are a workspace's
+workspace    a folder of this machine: what its files hold now
+hosts        one workspace on its way to one host
+following    all workspaces of this program, and what each host has of them
+report       what was done with a workspace
 receipt      what a sync has done, in parts: what was placed on hosts, what ranks have reloaded
 env/         the environment: what it consists of, and how a host makes it anew
+hints        what to type when a rank lacks a module that is here
 """
 
+from monarch_nb.sync.following import Followed, SyncOptions, Workspaces, known_workspaces, workspaces_of
 from monarch_nb.sync.receipt import Part, SyncReceipt
+from monarch_nb.sync.report import HostWorkspace, WorkspaceReceipt
 
-__all__ = ["Part", "SyncReceipt"]
+__all__ = [
+    "Followed", "HostWorkspace", "Part", "SyncOptions", "SyncReceipt", "WorkspaceReceipt", "Workspaces", "known_workspaces", "workspaces_of",
+]  # fmt: skip

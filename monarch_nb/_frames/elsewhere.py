@@ -1,0 +1,72 @@
+"""Folders of the notebook's that lie elsewhere on this machine: code in them goes by the paths that the notebook knows.
+
+Code of such files is compiled under the notebook's path, so that tracebacks, stacks and breakpoints of all machines name the same file; where
+it's read, its path is turned into that of this machine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from types import CodeType
+
+Pair = tuple[str, str]
+"""A folder as the notebook knows it, and where it lies on this machine."""
+
+_pairs: list[Pair] = []
+
+
+def learn(pairs: Iterable[Pair]) -> None:
+    """Know of more folders from now on; of those that lie somewhere else than before, know where."""
+    known = {**dict(_pairs), **{home.rstrip("/"): here.rstrip("/") for home, here in pairs}}
+    _pairs[:] = sorted(known.items(), key=lambda pair: -len(pair[0]))
+
+
+def known_pairs() -> tuple[Pair, ...]:
+    """Return the folders that are known of."""
+    return tuple(_pairs)
+
+
+def forget_all() -> None:
+    """Know of no folder."""
+    _pairs.clear()
+
+
+def here(path: str) -> str:
+    """Return where a file of the notebook's lies on this machine.
+
+    >>> learn([("/home/me/proj", "/tmp/work/proj-1")]); here("/home/me/proj/model.py"), here("/home/me/other.py")
+    ('/tmp/work/proj-1/model.py', '/home/me/other.py')
+    >>> forget_all()
+    """
+    return _moved(path, _pairs)
+
+
+def at_home(path: str) -> str:
+    """Return how the notebook knows a file of this machine.
+
+    >>> learn([("/home/me/proj", "/tmp/work/proj-1")]); at_home("/tmp/work/proj-1/model.py")
+    '/home/me/proj/model.py'
+    >>> forget_all()
+    """
+    return _moved(path, [(here, home) for home, here in _pairs]) if _pairs else path
+
+
+def _moved(path: str, pairs: Iterable[Pair]) -> str:
+    for before, after in pairs:
+        if path == before or path.startswith(f"{before}/"):
+            return after + path[len(before) :]
+    return path
+
+
+def as_at_home(code: CodeType) -> CodeType:
+    """Return code that goes by the notebook's path, and all code in it."""
+    if not _pairs:
+        return code
+    path = at_home(os.path.abspath(code.co_filename))
+    return code if path == code.co_filename else _renamed(code, path)
+
+
+def _renamed(code: CodeType, path: str) -> CodeType:
+    constants = tuple(_renamed(each, path) if isinstance(each, CodeType) else each for each in code.co_consts)
+    return code.replace(co_filename=path, co_consts=constants)

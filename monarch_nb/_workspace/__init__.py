@@ -1,0 +1,11 @@
+"""Files of a workspace on a host that isn't the notebook's: what they are, and how they're put in place.
+
+entry      what a file is: path, kind, size, content; which paths are allowed; a manifest's bytes (pure)
+below      folders are opened component by component below a descriptor, and no link is followed
+record     what was placed in a folder, so that what a rank has changed there is told from it; survives a crash
+staging    contents that have arrived, by their sha256, until they're put in place
+placer     compares a folder with a manifest, and makes it equal
+answers    what a host answers, as data
+
+This package knows nothing of meshes and needs the standard library only.
+"""

@@ -1,0 +1,97 @@
+"""What a host is asked about a workspace, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from monarch_nb._workspace.entry import Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """Which workspace: where it lies at home.
+
+    Attributes:
+        root: its folder, as the notebook's machine knows it.
+        name: of its folder on other hosts.
+        machine: where the notebook runs, and which files it sees: two processes of equal ones see the same.
+        token: a file that was just written into it for a moment, and what it holds; ("", "") if none could be.
+    """
+
+    root: str
+    name: str
+    machine: str
+    token: tuple[str, str] = ("", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What a host knows of a workspace.
+
+    Attributes:
+        is_shared: whether it has the notebook's own files, by a shared file system: nothing is to be sent.
+        folder: where its copy lies, or will.
+        manifest: id of the manifest that the copy has all of; "" if it isn't known to.
+        free_bytes: what the file system has room for.
+        hostname: of the machine.
+    """
+
+    is_shared: bool
+    folder: str
+    manifest: str
+    free_bytes: int
+    hostname: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lacking:
+    """What a host's copy lacks of a manifest.
+
+    Attributes:
+        contents: which aren't there under any name.
+        added, changed, deleted: paths.
+        theirs: paths of files that were changed there: they'll be kept under another name.
+    """
+
+    contents: tuple[str, ...]
+    added: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    deleted: tuple[str, ...] = ()
+    theirs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What was done on a host.
+
+    Attributes:
+        added, changed, deleted: paths.
+        theirs: (path, where what a rank had changed there is kept).
+        refused: (path, why it isn't in place).
+    """
+
+    added: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    deleted: tuple[str, ...] = ()
+    theirs: tuple[tuple[str, str], ...] = ()
+    refused: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A few changes to a folder that has all of one manifest, after which it has another one's.
+
+    Attributes:
+        base: id of the manifest that it has.
+        becomes: id of the other one.
+        wanted: what is new, or holds something else.
+        gone: paths.
+        contents: what they hold, by sha256.
+    """
+
+    base: str
+    becomes: str
+    wanted: tuple[Entry, ...]
+    gone: tuple[str, ...]
+    contents: Mapping[str, bytes]

@@ -1,0 +1,167 @@
+"""What the files of a workspace are: paths, kinds, sizes, contents. Pure.
+
+Whatever a manifest says, files lie below the folder that it's for: paths are relative and normal, and a link's target stays inside.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+MAX_NAME_BYTES = 255
+MAX_PATH_BYTES = 3000
+"""Some less than the kernel's PATH_MAX of 4096: the folder's own path comes in front."""
+_CONTENT = re.compile(r"[0-9a-f]{64}")
+_FIELDS = 5
+
+
+class BadEntry(ValueError):
+    """An entry that no workspace may have; the text names it."""
+
+
+class Kind(StrEnum):
+    """What an entry is."""
+
+    FILE = "f"
+    EXECUTABLE = "x"
+    LINK = "l"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One file of a workspace.
+
+    Attributes:
+        path: below the workspace's folder, with slashes; bytes that are no UTF-8 as surrogates (`os.fsdecode`).
+        content: sha256 of what it holds, in hexadecimal digits; of a link, its target.
+        size: in bytes; 0 for a link.
+        mtime_ns: when it was last changed, nanoseconds since the epoch.
+    """
+
+    path: str
+    kind: Kind
+    content: str
+    size: int = 0
+    mtime_ns: int = 0
+
+    @property
+    def is_link(self) -> bool:
+        """Say whether it's a symbolic link."""
+        return self.kind is Kind.LINK
+
+
+Manifest = Mapping[str, Entry]
+"""Entries by path."""
+
+
+def check_path(path: str) -> tuple[str, ...]:
+    """Return the components of a path below a folder.
+
+    Raises:
+        BadEntry: if it isn't relative and normal, or a name in it is too long.
+
+    >>> check_path("src/model.py")
+    ('src', 'model.py')
+    """
+    parts = tuple(path.split("/"))
+    if "\0" in path or any(part in ("", ".", "..") for part in parts):
+        raise BadEntry(f"{path!r} is no path below the workspace: expected one like 'src/model.py', without '..'")
+    try:
+        sizes = [len(part.encode("utf-8", "surrogateescape")) for part in parts]
+    except UnicodeEncodeError:
+        raise BadEntry(f"{path!r} is no path of a file: it has characters that no file's name can have") from None
+    if max(sizes) > MAX_NAME_BYTES or sum(sizes) + len(sizes) > MAX_PATH_BYTES:
+        raise BadEntry(f"{path[:80]!r}... is too long: {MAX_NAME_BYTES} bytes a name, {MAX_PATH_BYTES} in all")
+    return parts
+
+
+def check_target(path: str, target: str) -> None:
+    """See whether a link stays below the workspace's folder, whatever other links of it lead to.
+
+    `..` may stand only in front, where it means folders that are none but folders; after a name, it could leave through a link.
+
+    Raises:
+        BadEntry: if it may lead out.
+    """
+    depth = len(check_path(path)) - 1
+    parts = target.split("/")
+    num_up = next((i for i, part in enumerate(parts) if part != ".."), len(parts))
+    rest = [part for part in parts[num_up:] if part != "."]
+    if not target or target.startswith("/") or num_up > depth:
+        raise BadEntry(f"{path!r} is a link that leads out of the workspace: {target!r}")
+    if rest:
+        check_path("/".join(rest))
+
+
+def check_entry(entry: Entry) -> tuple[str, ...]:
+    """Return the components of an entry's path.
+
+    Raises:
+        BadEntry: if there can't be such an entry.
+    """
+    parts = check_path(entry.path)
+    if entry.is_link:
+        check_target(entry.path, entry.content)
+    elif not _CONTENT.fullmatch(entry.content) or entry.size < 0:
+        raise BadEntry(f"{entry.path!r}: expected a sha256 of 64 digits and a size, not {entry.content!r}, {entry.size}")
+    return parts
+
+
+def manifest_of(entries: Iterable[Entry]) -> dict[str, Entry]:
+    """Return entries by path, sorted.
+
+    Raises:
+        BadEntry: if one can't be, if there are two of one path, or if one lies below another that is no folder.
+    """
+    found: dict[str, Entry] = {}
+    for entry in sorted(entries, key=lambda each: each.path):
+        parts = check_entry(entry)
+        if entry.path in found:
+            raise BadEntry(f"{entry.path!r} is there twice")
+        for n in range(1, len(parts)):
+            if (above := "/".join(parts[:n])) in found:
+                raise BadEntry(f"{entry.path!r} lies below {above!r}, which is no folder")
+        found[entry.path] = entry
+    return found
+
+
+def pack(manifest: Manifest) -> bytes:
+    """Return a manifest's canonical bytes: five fields for each entry, sorted by path, each followed by a NUL."""
+    fields: list[str] = []
+    for path in sorted(manifest):
+        entry = manifest[path]
+        fields += [entry.path, entry.kind, entry.content, str(entry.size), str(entry.mtime_ns)]
+    return "".join(f"{field}\0" for field in fields).encode("utf-8", "surrogateescape")
+
+
+def unpack(data: bytes) -> dict[str, Entry]:
+    """Return the manifest that `pack` has made bytes of.
+
+    Raises:
+        BadEntry: if it isn't one.
+    """
+    fields = data.decode("utf-8", "surrogateescape").split("\0")
+    if fields.pop() or len(fields) % _FIELDS:
+        raise BadEntry("this is no manifest: it ends in the middle of an entry")
+    rows = (fields[n : n + _FIELDS] for n in range(0, len(fields), _FIELDS))
+    return manifest_of(_entry(*row) for row in rows)
+
+
+def _entry(path: str, kind: str, content: str, size: str, mtime_ns: str) -> Entry:
+    try:
+        return Entry(path, Kind(kind), content, int(size), int(mtime_ns))
+    except ValueError:
+        raise BadEntry(f"{path!r}: expected kind, size and time, not {kind!r}, {size!r}, {mtime_ns!r}") from None
+
+
+def digest(data: bytes) -> str:
+    """Return what names a content: its sha256."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def manifest_id(manifest: Manifest) -> str:
+    """Return what names a manifest."""
+    return digest(pack(manifest))

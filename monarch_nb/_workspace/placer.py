@@ -1,0 +1,401 @@
+"""Makes a folder on a host equal to a manifest: file by file, each by a rename, and only what a sync has put there is ever changed or deleted.
+
+What a rank has changed there is kept beside it, as NAME.theirs. What else lies there, results of ranks, is left alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import shutil
+import stat
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+
+from monarch_nb._workspace import entry as entries
+from monarch_nb._workspace.answers import Edit, Lacking, Outcome
+from monarch_nb._workspace.below import FOLDER, Planted, folder_below, new_file, open_file, status
+from monarch_nb._workspace.entry import BadEntry, Entry, Kind, Manifest
+from monarch_nb._workspace.record import Placed, Record
+from monarch_nb._workspace.staging import Staging, hash_file
+
+STORE_VARIABLE = "MONARCH_NB_STORE"
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,80}-[0-9a-f]{12}")
+_MODES = {Kind.FILE: 0o644, Kind.EXECUTABLE: 0o755}
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+
+def store_folder() -> str:
+    """Return the folder in which this host keeps what was synced to it."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.environ.get(STORE_VARIABLE) or os.path.join(cache, "monarch_nb", "store")
+
+
+@dataclass
+class _Done:
+    """What has been done so far."""
+
+    placed: dict[str, Placed] = field(default_factory=dict)
+    gone: list[str] = field(default_factory=list)
+    theirs: list[tuple[str, str]] = field(default_factory=list)
+    refused: list[tuple[str, str]] = field(default_factory=list)
+
+
+class Placer:
+    """One workspace's copy on this host. Used by one thread; other processes may have the same folder.
+
+    Args:
+        name: of the workspace, and so of the folder.
+        host: tells this host process from others that have the same store.
+    """
+
+    def __init__(self, store: str, name: str, host: str) -> None:
+        if not _NAME.fullmatch(name):
+            raise BadEntry(f"{name!r} is no name of a workspace")
+        self._work = os.path.join(store, "work")
+        self.folder = os.path.join(self._work, name)
+        self.staging = Staging(f"{self.folder}.new-{re.sub(r'[^A-Za-z0-9.-]', '_', host)}")
+        self._record = Record(f"{self.folder}.placed")
+
+    def manifest(self) -> str:
+        """Return the id of the manifest that the folder has all of; "" if it isn't known to."""
+        self._record.refresh()
+        return self._record.manifest if os.path.isdir(self.folder) else ""
+
+    def free_bytes(self) -> int:
+        """Return how many bytes the file system has room for."""
+        at = self._work
+        while not os.path.exists(at):
+            at = os.path.dirname(at)
+        found = os.statvfs(at)
+        return found.f_bavail * found.f_frsize
+
+    # --- looking
+
+    def look(self, manifest: Manifest, *, is_dry: bool = False) -> Lacking:
+        """Compare the folder with a manifest. Nothing is changed, but contents that lie there under another name are copied for use.
+
+        Args:
+            is_dry: they aren't, either.
+        """
+        self._record.refresh()
+        root = self._open_root(make=False)
+        if root is None:
+            return Lacking(_contents(manifest.values()), added=tuple(manifest))
+        try:
+            return self._look(root, manifest, is_dry)
+        finally:
+            os.close(root)
+
+    def _look(self, root: int, manifest: Manifest, is_dry: bool) -> Lacking:
+        missing = [each for each in manifest.values() if not self._has(root, each)]
+        placed = self._record.placed
+        elsewhere = {each.content: path for path, each in placed.items()}
+        lacking = [each for each in missing if not each.is_link and not self._find(root, each, elsewhere, is_dry)]
+        theirs = [each.path for each in missing if self._is_theirs(root, each.path, each.content)]
+        gone = [path for path in placed if path not in manifest]
+        theirs += [path for path in gone if self._is_theirs(root, path, "")]
+        return Lacking(
+            _contents(lacking), tuple(m.path for m in missing if m.path not in placed),
+            tuple(m.path for m in missing if m.path in placed), tuple(gone), tuple(theirs),
+        )  # fmt: skip
+
+    def _find(self, root: int, entry: Entry, elsewhere: Mapping[str, str], is_dry: bool) -> bool:
+        """Say whether a content is here: it has arrived, or lies in the folder, maybe under another name."""
+        if self.staging.has(entry.content):
+            return True
+        paths = (entry.path, elsewhere.get(entry.content, entry.path))
+        return any(self._reuse(root, path, entry, is_dry) for path in dict.fromkeys(paths))
+
+    def _has(self, root: int, entry: Entry) -> bool:
+        """Say whether a file is in place, as it should be."""
+        placed = self._record.placed.get(entry.path)
+        found = self._status(root, entry.path)
+        if placed is None or found is None or not placed.is_as_placed(found) or placed.content != entry.content:
+            return False
+        if entry.is_link:
+            return stat.S_ISLNK(found.st_mode)
+        return found.st_mtime_ns == entry.mtime_ns and stat.S_IMODE(found.st_mode) == _MODES[entry.kind]
+
+    def _reuse(self, root: int, path: str, entry: Entry, is_dry: bool) -> bool:
+        """Copy a content that lies in the folder, so that it's there whatever becomes of that file."""
+        found = self._status(root, path)
+        if found is None or not stat.S_ISREG(found.st_mode) or found.st_size != entry.size:
+            return False
+        with _parent(root, path) as (at, name), _reading(at, name) as fd:
+            return hash_file(fd) == entry.content if is_dry else self.staging.copy_in(fd, entry.content)
+
+    def _is_theirs(self, root: int, path: str, content: str) -> bool:
+        """Say whether something lies at a path that is neither what was placed there, nor what is to be."""
+        with suppress(FileNotFoundError, Planted), _parent(root, path) as (at, name):
+            return self._is_changed(at, name, path, content)
+        return False
+
+    def _is_changed(self, at: int, name: str, path: str, content: str) -> bool:
+        found = status(at, name)
+        placed = self._record.placed.get(path)
+        if found is None or (placed is not None and placed.is_as_placed(found)):
+            return False
+        holds = _content_of(at, name, found)
+        return holds != content and not self._record.is_ours(path, holds)
+
+    def _status(self, root: int, path: str) -> os.stat_result | None:
+        try:
+            with _parent(root, path) as (at, name):
+                return status(at, name)
+        except (FileNotFoundError, Planted):
+            return None
+
+    # --- placing
+
+    def place(self, manifest: Manifest) -> Outcome:
+        """Make the folder equal to a manifest, whose contents have all arrived.
+
+        Raises:
+            BadEntry: if it's none.
+            OSError: if there's no room; what is in place by then stays, and the next try goes on from there.
+        """
+        entries.manifest_of(manifest.values())
+        with self._locked() as root:
+            wanted = [each for each in manifest.values() if not self._has(root, each)]
+            gone = [path for path in self._record.placed if path not in manifest]
+            return self._change(root, wanted, gone, entries.manifest_id(manifest))
+
+    def edit(self, edit: Edit) -> Outcome | None:
+        """Make a few changes; return None, and do nothing, if the folder isn't as they presume.
+
+        Raises:
+            BadEntry: if they can't be.
+        """
+        entries.manifest_of(edit.wanted)
+        for path in edit.gone:
+            entries.check_path(path)
+        with self._locked() as root:
+            if not edit.base or self._record.manifest != edit.base:
+                return None
+            for content, data in edit.contents.items():
+                self.staging.take(content, 0, data, is_last=True)
+            return self._change(root, edit.wanted, edit.gone, edit.becomes)
+
+    def _change(self, root: int, wanted: Sequence[Entry], gone: Sequence[str], becomes: str) -> Outcome:
+        done = _Done()
+        if not wanted and not gone and self._record.manifest == becomes:
+            return Outcome()
+        before = set(self._record.placed)
+        self._record.will_place({each.path: each.content for each in wanted})
+        complete = False
+        try:
+            self._change_files(root, wanted, gone, done)
+            complete = not done.refused
+        except OSError as error:
+            raise OSError(error.errno, f"{self.folder}: {error.strerror}") from error
+        finally:
+            self._record.has_placed(done.placed, done.gone, becomes if complete else "")
+        self.staging.clear()
+        added = tuple(path for path in done.placed if path not in before)
+        changed = tuple(path for path in done.placed if path in before)
+        return Outcome(added, changed, tuple(done.gone), tuple(done.theirs), tuple(done.refused))
+
+    def _change_files(self, root: int, wanted: Sequence[Entry], gone: Sequence[str], done: _Done) -> None:
+        paths = {each.path for each in wanted}
+        folders = {above for path in paths for above in _above(path)}
+        first = [path for path in gone if path in folders or any(above in paths for above in _above(path))]
+        for path in first:
+            self._tried(done, path, partial(self._delete, root, path, done))
+        uses = Counter(each.content for each in wanted if not each.is_link)
+        for each in sorted(wanted, key=lambda one: (one.is_link, one.path in self._record.placed)):
+            self._tried(done, each.path, partial(self._put, root, each, uses, done))
+        for path in set(gone).difference(first):
+            self._tried(done, path, partial(self._delete, root, path, done))
+
+    def _tried(self, done: _Done, path: str, do: Callable[[], None]) -> None:
+        """Do something about a file; if that can't be, the others come first, but for a disk that is full."""
+        try:
+            do()
+        except OSError as error:
+            if error.errno in _NO_ROOM:
+                raise
+            done.refused.append((path, error.strerror or str(error)))
+
+    def _put(self, root: int, entry: Entry, uses: Counter[str], done: _Done) -> None:
+        *folders, name = entries.check_entry(entry)
+        with folder_below(root, folders, make=True) as at:
+            self._keep_theirs(at, name, entry.path, entry.content, done)
+            if entry.is_link:
+                _make_link(at, name, entry.content)
+            else:
+                self._put_file(at, name, entry, uses)
+            found = os.stat(name, dir_fd=at, follow_symlinks=False)
+            done.placed[entry.path] = Placed(entry.content, found.st_size, found.st_mtime_ns, found.st_ino)
+            _forget_byte_code(at, name)
+
+    def _put_file(self, at: int, name: str, entry: Entry, uses: Counter[str]) -> None:
+        """Put a content that has arrived in place."""
+        uses[entry.content] -= 1
+        with self.staging.open() as staged:
+            found = status(staged, entry.content)
+            if found is None or found.st_size != entry.size:
+                raise FileNotFoundError(errno.ENOENT, "its content has not arrived: sync again")
+            source = entry.content
+            if uses[source]:  # another one is to hold the same
+                source = f"{entry.content}.copy"
+                _copy(staged, entry.content, source)
+            os.chmod(source, _MODES[entry.kind], dir_fd=staged)
+            os.utime(source, ns=(entry.mtime_ns, entry.mtime_ns), dir_fd=staged)
+            os.rename(source, name, src_dir_fd=staged, dst_dir_fd=at)
+
+    def _delete(self, root: int, path: str, done: _Done) -> None:
+        *folders, name = entries.check_path(path)
+        with suppress(FileNotFoundError):
+            with folder_below(root, folders) as at:
+                self._keep_theirs(at, name, path, "", done)
+                if status(at, name) is not None:
+                    os.unlink(name, dir_fd=at)
+                _forget_byte_code(at, name)
+            self._remove_empty(root, folders)
+        done.gone.append(path)
+
+    def _remove_empty(self, root: int, folders: Sequence[str]) -> None:
+        """Remove folders that nothing is in any more."""
+        for n in range(len(folders), 0, -1):
+            with folder_below(root, folders[: n - 1]) as at:
+                _remove_cache(at, folders[n - 1])
+                try:
+                    os.rmdir(folders[n - 1], dir_fd=at)
+                except OSError:
+                    return
+
+    def _keep_theirs(self, at: int, name: str, path: str, content: str, done: _Done) -> None:
+        """Give what a rank has written there another name."""
+        if not self._is_changed(at, name, path, content):
+            return
+        kept = next(n for n in _names_for_theirs(name) if status(at, n) is None)
+        os.rename(name, kept, src_dir_fd=at, dst_dir_fd=at)
+        done.theirs.append((path, path[: len(path) - len(name)] + kept))
+
+    # --- the folder
+
+    @contextmanager
+    def _locked(self) -> Iterator[int]:
+        """Open the folder, which is made if it isn't there; no other process places files in it meanwhile."""
+        os.makedirs(self._work, 0o700, exist_ok=True)
+        lock = os.open(f"{self.folder}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._record.refresh()
+            root = self._open_root(make=True)
+            assert root is not None
+            try:
+                yield root
+            finally:
+                os.close(root)
+        finally:
+            os.close(lock)
+
+    def _open_root(self, *, make: bool) -> int | None:
+        if make:
+            with suppress(FileExistsError):
+                os.mkdir(self.folder, 0o700)
+        try:
+            return os.open(self.folder, FOLDER)
+        except FileNotFoundError:
+            return None
+        except OSError:
+            raise Planted(errno.ENOTDIR, f"{self.folder} is no folder there: nothing is written through it") from None
+
+    def link_to(self, path: str) -> str:
+        """Make a link at the notebook's path to the folder, if nothing is there; return why not, or nothing."""
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            os.symlink(self.folder, path)
+        except FileExistsError:
+            is_there = os.path.islink(path) and os.path.realpath(path) == os.path.realpath(self.folder)
+            return "" if is_there else f"{path} is there already, and isn't replaced"
+        except OSError as error:
+            return f"{path} can't be made: {error.strerror}"
+        return ""
+
+
+def _contents(wanted: Iterable[Entry]) -> tuple[str, ...]:
+    """Return the contents of files, each once."""
+    return tuple(dict.fromkeys(each.content for each in wanted if not each.is_link))
+
+
+@contextmanager
+def _parent(root: int, path: str) -> Iterator[tuple[int, str]]:
+    """Open the folder of a path below `root`; give it, and the name in it."""
+    *folders, name = entries.check_path(path)
+    with folder_below(root, folders) as at:
+        yield at, name
+
+
+@contextmanager
+def _reading(at: int, name: str) -> Iterator[int]:
+    fd = open_file(at, name)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _content_of(at: int, name: str, found: os.stat_result) -> str:
+    """Return what something holds: of a file, its sha256; of a link, its target; of anything else, nothing that an entry has."""
+    if stat.S_ISLNK(found.st_mode):
+        return os.readlink(name, dir_fd=at)
+    if not stat.S_ISREG(found.st_mode):
+        return "no file"
+    with _reading(at, name) as fd:
+        return hash_file(fd)
+
+
+def _make_link(at: int, name: str, target: str) -> None:
+    beside = f".{name[:200]}.new"
+    with suppress(FileNotFoundError):
+        os.unlink(beside, dir_fd=at)
+    os.symlink(target, beside, dir_fd=at)
+    os.rename(beside, name, src_dir_fd=at, dst_dir_fd=at)
+
+
+def _copy(at: int, source: str, beside: str) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(beside, dir_fd=at)
+    with _reading(at, source) as fd, open(fd, "rb", closefd=False) as reads, open(new_file(at, beside), "wb") as writes:
+        shutil.copyfileobj(reads, writes)
+
+
+def _forget_byte_code(at: int, name: str) -> None:
+    """Remove what a source was compiled to: Python compares size and seconds only, so it might be taken for that of the new one."""
+    if not name.endswith(".py"):
+        return
+    with suppress(OSError), folder_below(at, ["__pycache__"]) as cache:
+        for each in os.listdir(cache):
+            if each.startswith(f"{name[:-3]}.") and each.endswith(".pyc"):
+                os.unlink(each, dir_fd=cache)
+
+
+def _remove_cache(at: int, name: str) -> None:
+    """Remove the byte code of a folder in which nothing else is left."""
+    with suppress(OSError), folder_below(at, [name]) as folder:
+        if os.listdir(folder) == ["__pycache__"]:
+            with folder_below(folder, ["__pycache__"]) as cache:
+                for each in os.listdir(cache):
+                    os.unlink(each, dir_fd=cache)
+            os.rmdir("__pycache__", dir_fd=folder)
+
+
+def _above(path: str) -> list[str]:
+    """Return the folders that a path lies in, below the workspace's."""
+    parts = path.split("/")
+    return ["/".join(parts[:n]) for n in range(1, len(parts))]
+
+
+def _names_for_theirs(name: str) -> Iterator[str]:
+    short = name.encode("utf-8", "surrogateescape")[:230].decode("utf-8", "surrogateescape")
+    yield f"{short}.theirs"
+    for n in range(2, 1 << 30):
+        yield f"{short}.theirs.{n}"

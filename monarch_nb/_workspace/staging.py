@@ -1,0 +1,128 @@
+"""Contents that have arrived, until they're put in place: each under its sha256, and only when all of it is there and right.
+
+What is complete survives a crash, so a transfer goes on where it has ended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from monarch_nb._workspace.below import FOLDER, new_file, open_file
+from monarch_nb._workspace.entry import BadEntry, check_path
+
+_PART = ".part"
+COPY_BYTES = 1 << 20
+
+
+class Staging:
+    """The contents that have arrived for one folder. Used by one thread."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._begun: dict[str, tuple[int, Any]] = {}
+        """Files of which some has come: how many bytes, and their hash so far."""
+
+    @contextmanager
+    def open(self) -> Iterator[int]:
+        """Open its folder, which is made if it isn't there."""
+        os.makedirs(self.path, 0o700, exist_ok=True)
+        fd = os.open(self.path, FOLDER)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def has(self, content: str) -> bool:
+        """Say whether all of a content is there."""
+        return os.path.isfile(os.path.join(self.path, _checked(content)))
+
+    def take(self, content: str, offset: int, data: bytes, *, is_last: bool, sender: str = "") -> None:
+        """Take a piece of a content; the pieces of each sender come in order.
+
+        Raises:
+            BadEntry: if they don't, or if the whole isn't what its name says.
+        """
+        name = f"{_checked(content)}.{sender}{_PART}"
+        with self.open() as at:
+            fd = self._continue(at, name, offset)
+            try:
+                with open(fd, "wb") as file:
+                    file.write(data)
+            except OSError:
+                self._drop(at, name)
+                raise
+            num, hashed = self._begun[name]
+            hashed.update(data)
+            self._begun[name] = num + len(data), hashed
+            if is_last:
+                self._complete(at, name, content)
+
+    def _continue(self, at: int, name: str, offset: int) -> int:
+        if not offset:
+            with suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=at)
+            self._begun[name] = 0, hashlib.sha256()
+            return new_file(at, name)
+        if self._begun.get(name, (-1, None))[0] != offset:
+            raise BadEntry(f"a piece of {name[:12]} came out of turn, at {offset}")
+        return os.open(name, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+
+    def _complete(self, at: int, name: str, content: str) -> None:
+        _, hashed = self._begun.pop(name)
+        if hashed.hexdigest() != content:
+            os.unlink(name, dir_fd=at)
+            raise BadEntry(f"what came as {content[:12]} isn't that: it is {hashed.hexdigest()[:12]}")
+        os.rename(name, content, src_dir_fd=at, dst_dir_fd=at)
+
+    def _drop(self, at: int, name: str) -> None:
+        self._begun.pop(name, None)
+        with suppress(OSError):
+            os.unlink(name, dir_fd=at)
+
+    def read(self, content: str) -> bytes:
+        """Return all of a content."""
+        with self.open() as at, open(open_file(at, _checked(content)), "rb") as file:
+            return file.read()
+
+    def forget(self, content: str) -> None:
+        """Throw a content away; the folder, too, if nothing else is in it."""
+        with suppress(OSError):
+            os.unlink(os.path.join(self.path, _checked(content)))
+            os.rmdir(self.path)
+
+    def copy_in(self, source: int, content: str) -> bool:
+        """Take a content from an open file; False if the file holds something else by now."""
+        offset = 0
+        while True:
+            data = os.read(source, COPY_BYTES)
+            try:
+                self.take(content, offset, data, is_last=not data)
+            except BadEntry:
+                return False
+            if not data:
+                return True
+            offset += len(data)
+
+    def clear(self) -> None:
+        """Throw away what is left."""
+        self._begun.clear()
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _checked(content: str) -> str:
+    if len(check_path(content)) != 1 or len(content) != 64:
+        raise BadEntry(f"expected a sha256 of 64 digits, not {content!r}")
+    return content
+
+
+def hash_file(fd: int) -> str:
+    """Return the sha256 of what an open file holds from here on."""
+    hashed = hashlib.sha256()
+    while data := os.read(fd, COPY_BYTES):
+        hashed.update(data)
+    return hashed.hexdigest()

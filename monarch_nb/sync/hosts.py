@@ -1,0 +1,168 @@
+"""A workspace on its way to one host: what is lacking there is asked, sent in pieces, and put in place."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from monarch_nb._client.session import RequestFailed, Session
+from monarch_nb._client.waiting import wait_simply
+from monarch_nb._post.pending import OneReply
+from monarch_nb._protocol.states import HostState
+from monarch_nb._wire import address
+from monarch_nb._workspace.answers import Edit, Hello, Lacking, Outcome, Whereabouts
+from monarch_nb._workspace.entry import Entry, pack
+from monarch_nb.exceptions import MeshError
+from monarch_nb.sync.report import HostWorkspace
+from monarch_nb.sync.workspace import Scan, Workspace
+from monarch_nb.units import size_text
+
+PIECE_BYTES = 512 << 10
+"""A message stays below the size at which its content would go by shared memory, which a host process doesn't read."""
+_WINDOW = 8
+"""Pieces under way to one host: what more is sent would only wait there."""
+SILENT_S = 60.0
+_LOOK_S = 1.0
+
+
+class HostTrouble(MeshError):
+    """A host couldn't be asked, or couldn't do it; the text says why."""
+
+
+class FileMoved(Exception):
+    """A file has changed while it was sent."""
+
+
+class HostRequests:
+    """Questions to one host process about one workspace."""
+
+    def __init__(self, session: Session, index: int, workspace: Workspace) -> None:
+        self.index = index
+        self._session = session
+        self._workspace = workspace
+
+    def ask(self, op: str, **fields: Any) -> OneReply:
+        """Ask; the answer is read by `read`."""
+        fields["name"] = self._workspace.name
+        return self._session.office.request(address.host_proc(self.index), f"workspace_{op}", fields)
+
+    def read(self, reply: OneReply) -> Any:
+        """Wait for an answer, as long as the host lives.
+
+        Raises:
+            HostTrouble: if it's lost, doesn't answer, or says that it can't be done.
+        """
+        limit = time.monotonic() + SILENT_S
+        while not wait_simply(reply, time.monotonic() + _LOOK_S):
+            self._check_host(limit)
+        try:
+            return self._session.read(reply)
+        except RequestFailed as error:
+            raise HostTrouble(str(error)) from None
+
+    def get(self, op: str, **fields: Any) -> Any:
+        """Ask, and wait for the answer."""
+        return self.read(self.ask(op, **fields))
+
+    def _check_host(self, limit: float) -> None:
+        rows = self._session.request("status")["hosts"]
+        state = next((row["state"] for row in rows if row["index"] == self.index), HostState.LOST)
+        if state != HostState.UP:
+            raise HostTrouble(f"host {self.index} is {state}: what has arrived there stays, and is not sent again. %mesh heal, then %mesh sync")
+        if time.monotonic() > limit:
+            raise HostTrouble(f"host {self.index} has not answered for {SILENT_S:g} s: does its disk hang? See %mesh doctor")
+
+
+def greet(requests: HostRequests, where: Whereabouts) -> Hello:
+    """Return what a host knows of a workspace."""
+    found: Hello = requests.get("hello", where=where)
+    return found
+
+
+def bring(requests: HostRequests, workspace: Workspace, scan: Scan, hello: Hello, *, is_dry: bool) -> HostWorkspace:
+    """Have a host have all that a workspace has.
+
+    Raises:
+        HostTrouble: if it can't be.
+        FileMoved: if a file changed meanwhile.
+    """
+    _send(requests, scan.id, iter([pack(scan.manifest)]))
+    lacking: Lacking = requests.get("look", manifest=scan.id, is_dry=is_dry)
+    entries = {entry.content: entry for entry in scan.manifest.values() if not entry.is_link}
+    wanted = [entries[content] for content in lacking.contents]
+    num_bytes = sum(entry.size for entry in wanted)
+    found = HostWorkspace(hello.hostname, hello.folder, num_files=len(wanted), sent_bytes=num_bytes)
+    if is_dry:
+        kept = tuple((path, f"{path}.theirs") for path in lacking.theirs)
+        return replace(found, outcome=Outcome(lacking.added, lacking.changed, lacking.deleted, kept))
+    _check_room(hello, num_bytes)
+    for entry in wanted:
+        _send(requests, entry.content, _pieces(workspace, entry))
+    outcome: Outcome = requests.get("place", manifest=scan.id)
+    return replace(found, outcome=outcome)
+
+
+def _check_room(hello: Hello, num_bytes: int) -> None:
+    if num_bytes > hello.free_bytes:
+        raise HostTrouble(
+            f"host {hello.hostname} has no room: {size_text(num_bytes)} are needed at {hello.folder}, {size_text(hello.free_bytes)} are free. "
+            f"Make room there, or start its host process with MONARCH_NB_STORE=FOLDER; nothing there has changed"
+        )
+
+
+def _send(requests: HostRequests, content: str, pieces: Iterator[bytes]) -> None:
+    """Send a content in pieces, some of them at a time."""
+    under_way: deque[OneReply] = deque()
+    offset, data = 0, next(pieces, b"")
+    while True:
+        after = next(pieces, None) if len(data) <= PIECE_BYTES else data[PIECE_BYTES:]
+        data = data[:PIECE_BYTES]
+        under_way.append(requests.ask("take", content=content, offset=offset, data=data, is_last=after is None))
+        if len(under_way) >= _WINDOW:
+            requests.read(under_way.popleft())
+        if after is None:
+            break
+        offset, data = offset + len(data), after
+    while under_way:
+        requests.read(under_way.popleft())
+
+
+def _pieces(workspace: Workspace, entry: Entry) -> Iterator[bytes]:
+    """Give what a file holds, unless it's no longer what was found.
+
+    Raises:
+        FileMoved: if it isn't.
+    """
+    hashed = hashlib.sha256()
+    try:
+        with open(os.path.join(workspace.folder, entry.path), "rb", buffering=0) as file:
+            before = b""
+            while data := file.read(PIECE_BYTES):
+                if before:
+                    yield before
+                hashed.update(data)
+                before = data
+    except OSError as error:
+        raise FileMoved(entry.path) from error
+    if hashed.hexdigest() != entry.content:
+        raise FileMoved(entry.path)
+    yield before
+
+
+def edit_between(workspace: Workspace, before: Scan, now: Scan) -> Edit | None:
+    """Return what a host needs that has all of one scan, to have all of another; None if it's too much for one message.
+
+    Raises:
+        FileMoved: if a file changed meanwhile.
+    """
+    wanted = tuple(entry for path, entry in now.manifest.items() if before.manifest.get(path) != entry)
+    gone = tuple(path for path in before.manifest if path not in now.manifest)
+    files = [entry for entry in wanted if not entry.is_link]
+    if sum(entry.size + 200 for entry in wanted) + 200 * len(gone) > PIECE_BYTES:
+        return None
+    return Edit(before.id, now.id, wanted, gone, {entry.content: b"".join(_pieces(workspace, entry)) for entry in files})

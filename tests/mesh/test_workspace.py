@@ -1,0 +1,281 @@
+"""The workspace on hosts that don't see this machine's files: it's there, ranks run it, and edits follow."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from apart_hosts import files_of, mesh_apart
+from waiting import wait_until
+
+from monarch_nb import _reload
+from monarch_nb._reload import loaded as loaded_modules
+from monarch_nb.exceptions import ActorError, MeshUsageError, StaleCode
+from monarch_nb.mesh import Mesh
+from monarch_nb.sync import HostWorkspace, WorkspaceReceipt
+
+MODEL = """
+from monarch_nb.actor import Actor, endpoint
+
+class Counter(Actor):
+    def __init__(self):
+        self.steps = 0
+
+    @endpoint
+    def step(self):
+        self.steps += 1
+        return "v1", self.steps
+
+def version():
+    return "v1"
+
+def fails():
+    raise ValueError("from the workspace")
+"""
+
+
+def git(folder: Path, *arguments: str) -> None:
+    subprocess.run(["git", "-C", folder, *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "src").mkdir()
+    (folder / "src" / "modelled.py").write_text(MODEL)
+    (folder / "data.txt").write_text("beside the code")
+    (folder / ".gitignore").write_text("*.big\nout/\n")
+    (folder / ".env").write_text("SECRET=1")
+    (folder / "weights.big").write_text("ignored")
+    git(folder, "init", "-q")
+    before = os.getcwd()
+    os.chdir(folder)
+    sys.path.insert(0, str(folder / "src"))
+    _reload.install()
+    yield folder
+    loaded_modules.uninstall()
+    sys.path.remove(str(folder / "src"))
+    os.chdir(before)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("store")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MONARCH_NB_STORE", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def mesh(project: Path, store: Path) -> Iterator[Mesh]:
+    with mesh_apart("apart", {"gpus": 2}, 2, [project, store], size="4m") as found:
+        yield found
+
+
+@pytest.fixture
+def synced(mesh: Mesh, project: Path) -> Iterator[Mesh]:
+    mesh.sync()
+    yield mesh
+    mesh.sync_mode = "off"
+    (project / "src" / "modelled.py").write_text(MODEL)
+    mesh.sync()
+
+
+def values(mesh: Mesh, source: str) -> list[str]:
+    """Run a cell; return each rank's last value."""
+    return [bundle["text/plain"].strip("'") for _, bundle in sorted(mesh.run(source).bundles.items())]
+
+
+def workspace_of(receipt: object) -> WorkspaceReceipt:
+    part = receipt.parts[0]  # type: ignore[attr-defined]
+    assert isinstance(part, WorkspaceReceipt)
+    return part
+
+
+def host(receipt: object, index: int = 1) -> HostWorkspace:
+    return workspace_of(receipt).hosts[index]
+
+
+def copy_of(mesh: Mesh, receipt: object, index: int = 1) -> Path:
+    """Return a host's copy of the workspace, as it's seen from here."""
+    return Path(f"{files_of(mesh, index)}{host(receipt, index).folder}")
+
+
+def edit(path: Path, before: str, after: str) -> None:
+    text = path.read_text()
+    assert before in text
+    path.write_text(text.replace(before, after))
+
+
+def test_files_are_there_and_ranks_import_them_by_the_notebooks_paths(mesh: Mesh, project: Path) -> None:
+    with pytest.raises(ActorError, match=r"(?s)No module named 'modelled'.*modelled is here \(.*modelled.py\).*%mesh sync"):
+        mesh.run("import modelled")
+    dry = mesh.sync(dry_run=True)
+    assert host(dry).outcome.added == (".gitignore", "data.txt", "src/modelled.py") and not dry.is_done
+    assert host(dry).sent_bytes == sum((project / path).stat().st_size for path in host(dry).outcome.added)
+    assert not copy_of(mesh, dry).exists()
+    receipt = mesh.sync()
+    assert receipt.is_done and host(receipt).outcome.added == (".gitignore", "data.txt", "src/modelled.py")
+    text = str(receipt)
+    assert "[hosts 1-2] 3 new (.gitignore, data.txt, src/modelled.py)" in text and ".env (secret)" in text and "out/" not in text
+    assert "weights.big (.gitignore)" in text
+    assert values(mesh, "import modelled as code; code.version()") == ["v1"] * 4
+    assert values(mesh, "open('data.txt').read()") == ["beside the code"] * 4
+    assert values(mesh, "code.__file__") != [str(project / "src" / "modelled.py")] * 4
+    with pytest.raises(ActorError) as caught:
+        mesh.run("code.fails()")
+    assert f"{project}/src/modelled.py:17" in str(caught.value)
+    assert 'raise ValueError("from the workspace")' in str(caught.value) and "ranks 0-3" in str(caught.value)
+    copied = copy_of(mesh, receipt) / "src" / "modelled.py"
+    assert copied.stat().st_mtime_ns == (project / "src" / "modelled.py").stat().st_mtime_ns
+    assert sorted(os.listdir(copy_of(mesh, receipt))) == [".gitignore", "data.txt", "src"]
+
+
+def test_an_edit_is_sent_and_reloaded_and_a_deleted_file_goes(synced: Mesh, project: Path) -> None:
+    mesh = synced
+    import modelled
+
+    counter = mesh.spawn("counted", modelled.Counter)
+    assert set(counter.step.call().get().values()) == {("v1", 1)}
+    mesh.run("import modelled as code")
+    (project / "old.txt").write_text("to go")
+    mesh.sync()
+    (project / "old.txt").unlink()
+    edit(project / "src" / "modelled.py", "v1", "v2")
+    receipt = mesh.sync()
+    done = host(receipt).outcome
+    assert (done.added, done.changed, done.deleted) == ((), ("src/modelled.py",), ("old.txt",))
+    assert "reloaded modelled.py (class Counter, function version)" in str(receipt)
+    assert not (copy_of(mesh, receipt) / "old.txt").exists()
+    assert values(mesh, "code.version()") == ["v2"] * 4
+    assert set(counter.step.call().get().values()) == {("v2", 2)}
+    counter.stop().get()
+    again = mesh.sync()
+    assert again.is_done and host(again).sent_bytes == 0 and "nothing to send: it has all files" in str(again)
+
+
+def test_watched_files_go_before_each_cell(synced: Mesh, project: Path) -> None:
+    mesh = synced
+    mesh.sync_mode = "watch"
+    mesh.run("import modelled as code")
+    for n in range(5):
+        edit(project / "src" / "modelled.py", f"v{n or 1}", f"v{n + 1}")
+        assert values(mesh, "code.version()") == [f"v{n + 1}"] * 4
+    (project / "new.py").write_text("x = 1")
+    assert values(mesh, "import os; os.path.exists('new.py')") == ["True"] * 4
+    (project / "new.py").rename(project / "newer.py")
+    assert values(mesh, "import os; [os.path.exists(p) for p in ('new.py', 'newer.py')]") == ["[False, True]"] * 4
+    (project / "newer.py").unlink()
+    assert values(mesh, "os.path.exists('newer.py')") == ["False"] * 4
+
+
+def test_said_or_refused_when_hosts_have_older_files(synced: Mesh, project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mesh = synced
+    mesh.sync_mode = "warn"
+    (project / "data.txt").write_text("newer")
+    mesh.run("1")
+    assert "data.txt has changed here since the other hosts were sent it. Next: %mesh sync" in capsys.readouterr().err
+    mesh.run("1")
+    assert "data.txt" not in capsys.readouterr().err
+    mesh.sync_mode = "strict"
+    with pytest.raises(StaleCode, match=r"data.txt has changed here .* hasn't run"):
+        mesh.run("ran = 1")
+    mesh.sync_mode = "off"
+    assert values(mesh, "'ran' in globals()") == ["False"] * 4
+    assert "data.txt" not in capsys.readouterr().err
+    (project / "data.txt").write_text("beside the code")
+
+
+def test_what_ranks_have_changed_there_is_kept_and_said(synced: Mesh, project: Path) -> None:
+    mesh = synced
+    mesh.run("open('data.txt', 'a').write(' and a rank'); open('results.txt', 'w').write('mine')", "0")
+    mesh.sync_mode = "watch"
+    (project / "data.txt").write_text("edited here")
+    assert values(mesh, "open('data.txt').read()") == ["edited here"] * 4
+    receipt = mesh.sync()
+    there = copy_of(mesh, receipt)
+    assert (there / "data.txt.theirs").read_text() == "beside the code and a rank"
+    assert (there / "results.txt").read_text() == "mine", "what sync hasn't placed stays"
+    mesh.run("open('data.txt', 'a').write(' again')", "0")
+    receipt = mesh.sync()
+    assert ("data.txt", "data.txt.theirs.2") in host(receipt).outcome.theirs and not host(receipt, 2).outcome.theirs
+    assert "[host 1] data.txt was changed there: its content is kept as data.txt.theirs.2" in str(receipt)
+    (project / "data.txt").write_text("beside the code")
+
+
+def test_nothing_is_written_through_a_link_that_a_rank_has_put_there(synced: Mesh, project: Path, tmp_path: Path) -> None:
+    mesh = synced
+    (project / "deep").mkdir()
+    (project / "deep" / "file.txt").write_text("one")
+    mesh.sync()
+    mesh.run(f"import os, shutil; shutil.rmtree('deep'); os.symlink({str(tmp_path)!r}, 'deep')", "0")
+    (project / "deep" / "file.txt").write_text("two")
+    receipt = mesh.sync()
+    assert not receipt.is_done and os.listdir(tmp_path) == []
+    assert f"deep is a link to {tmp_path} there, not a folder: nothing is written through it" in str(receipt)
+    mesh.sync_mode = "watch"
+    with pytest.raises(StaleCode, match="deep is a link"):
+        mesh.run("1")
+    mesh.sync_mode = "off"
+    mesh.run("os.unlink('deep')", "0")
+    assert mesh.sync().is_done
+    shutil.rmtree(project / "deep")
+    assert host(mesh.sync()).outcome.deleted == ("deep/file.txt",)
+    assert values(mesh, "import os; os.path.exists('deep')") == ["False"] * 4
+
+
+def test_a_rank_that_is_started_anew_finds_the_files(synced: Mesh, project: Path) -> None:
+    synced.restart("1")
+    assert values(synced, "import modelled, os; modelled.version(), os.path.basename(os.getcwd())[:8]") == [f"('v1', '{project.name}')"] * 4
+
+
+def test_a_breakpoint_is_set_at_the_notebooks_path(synced: Mesh, project: Path) -> None:
+    mesh = synced
+    mesh.run("import modelled as code")
+    said = mesh.debugger().break_at(f"{project}/src/modelled.py", 14)
+    assert set(said.values()) == {f"breakpoint at {project}/src/modelled.py:14"}
+    run = mesh.submit("code.version()")
+    wait_until(lambda: len(mesh.debugger().stops()) == 4, "all ranks stop")
+    stops = mesh.debugger().stops()
+    mesh.debugger().clear_breaks()
+    mesh.debugger().send(stops, "continue")
+    run.get()
+    assert {(stop.file, stop.line) for stop in stops} == {(f"{project}/src/modelled.py", 14)}
+
+
+def test_a_full_disk_is_said_and_the_next_sync_goes_on(synced: Mesh, project: Path) -> None:
+    mesh = synced
+    big = os.urandom(1 << 20)
+    for n in range(3):
+        (project / f"part{n}.bin").write_bytes(big + bytes([n]))
+    (project / "whole.bin").write_bytes(os.urandom(6 << 20))
+    receipt = mesh.sync()
+    assert not receipt.is_done and "has no room: 9 MiB are needed" in str(receipt)
+    assert values(mesh, "import modelled; modelled.version()") == ["v1"] * 4
+    mesh.run("open('filler', 'wb').write(bytes(2 << 20))", "0")
+    (project / "whole.bin").unlink()
+    receipt = mesh.sync()
+    assert "No space left on device" in str(receipt) or "has no room" in str(receipt)
+    assert not host(receipt).is_done and host(receipt, 2).is_done
+    mesh.run("os.unlink('filler')", "0")
+    receipt = mesh.sync()
+    assert receipt.is_done, str(receipt)
+    assert host(receipt).sent_bytes <= 3 * (len(big) + 1)
+    for path in project.glob("part*.bin"):
+        path.unlink()
+    mesh.sync()
+
+
+def test_what_can_not_be_meant(synced: Mesh, project: Path) -> None:
+    with pytest.raises(MeshUsageError, match="there is no 'nowhere'"):
+        synced.sync("nowhere")
+    (project / "huge.bin").touch()
+    os.truncate(project / "huge.bin", 2 << 30)
+    receipt = synced.sync(dry_run=True)
+    assert "huge.bin (2.1 GB: --include)" in str(receipt)
+    (project / "huge.bin").unlink()

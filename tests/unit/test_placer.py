@@ -1,0 +1,288 @@
+"""Files of a workspace on a host: what may be placed where, what is kept, and what a crash in the middle leaves."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from monarch_nb._workspace import entry as entries
+from monarch_nb._workspace.answers import Edit, Outcome
+from monarch_nb._workspace.entry import (
+    BadEntry,
+    Entry,
+    Kind,
+    check_path,
+    check_target,
+    manifest_of,
+    pack,
+    unpack,
+)
+from monarch_nb._workspace.placer import Placer
+
+NUM_EXAMPLES = 10_000 if os.environ.get("MONARCH_NB_HOSTILE") == "full" else 500
+NAME = "proj-0123456789ab"
+TRICKS = ["", ".", "..", "../x", "a/../b", "a//b", "/etc/passwd", "a/", "./a", "a\0b", "a/./b", "x" * 256, "/".join(["d" * 200] * 20), "\ud800"]
+
+
+def entry(path: str, data: bytes | str = b"x", kind: Kind = Kind.FILE, mtime_ns: int = 1_000_000_000) -> Entry:
+    if kind is Kind.LINK:
+        return Entry(path, kind, str(data))
+    data = data.encode() if isinstance(data, str) else data
+    return Entry(path, kind, entries.digest(data), len(data), mtime_ns)
+
+
+class Home:
+    """A workspace, and a placer that is brought what it lacks."""
+
+    def __init__(self, store: Path) -> None:
+        self.placer = Placer(str(store), NAME, "h.1")
+        self.folder = Path(self.placer.folder)
+
+    def manifest(self, files: Mapping[str, bytes | str]) -> dict[str, Entry]:
+        return manifest_of(entry(path, data) for path, data in files.items())
+
+    def bring(self, files: Mapping[str, bytes | str], links: Mapping[str, str] | None = None) -> tuple[Outcome, list[str]]:
+        """Return what was done, and which paths' contents had to be sent."""
+        manifest = self.manifest(files)
+        manifest |= {path: entry(path, target, Kind.LINK) for path, target in (links or {}).items()}
+        lacking = self.placer.look(manifest).contents
+        sent = []
+        for path, data in files.items():
+            if manifest[path].content in lacking:
+                self.send(data)
+                sent.append(path)
+        return self.placer.place(manifest), sent
+
+    def send(self, data: bytes | str) -> None:
+        data = data.encode() if isinstance(data, str) else data
+        self.placer.staging.take(entries.digest(data), 0, data, is_last=True)
+
+    def holds(self) -> dict[str, str]:
+        return {str(path.relative_to(self.folder)): path.read_text() for path in self.folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "store")
+
+
+def test_only_what_is_missing_is_sent_and_only_what_was_placed_is_deleted(home: Home) -> None:
+    done, sent = home.bring({"a.py": "1", "src/b.py": "2", "src/c.py": "2"})
+    assert done.added == ("a.py", "src/b.py", "src/c.py") and sent == ["a.py", "src/b.py", "src/c.py"]
+    (home.folder / "own.txt").write_text("a rank's")
+    done, sent = home.bring({"a.py": "1", "src/b.py": "3", "moved/c.py": "2"})
+    assert (done.added, done.changed, done.deleted, sent) == (("moved/c.py",), ("src/b.py",), ("src/c.py",), ["src/b.py"])
+    assert home.holds() == {"a.py": "1", "src/b.py": "3", "moved/c.py": "2", "own.txt": "a rank's"}
+    assert home.bring({"a.py": "1", "src/b.py": "3", "moved/c.py": "2"}) == (Outcome(), [])
+    done, _ = home.bring({})
+    assert home.holds() == {"own.txt": "a rank's"} and os.listdir(home.folder) == ["own.txt"], "folders that are empty go"
+
+
+def test_modes_and_times_are_those_of_home(home: Home) -> None:
+    home.send("run")
+    home.placer.place({"run.sh": entry("run.sh", "run", Kind.EXECUTABLE, 123_456_789_000)})
+    found = (home.folder / "run.sh").stat()
+    assert (stat.S_IMODE(found.st_mode), found.st_mtime_ns) == (0o755, 123_456_789_000)
+    plain = {"run.sh": entry("run.sh", "run", Kind.FILE, 5)}
+    assert home.placer.look(plain).contents == (), "what is there isn't sent again"
+    home.placer.place(plain)
+    found = (home.folder / "run.sh").stat()
+    assert (stat.S_IMODE(found.st_mode), found.st_mtime_ns) == (0o644, 5)
+
+
+def test_byte_code_of_the_old_source_goes(home: Home) -> None:
+    home.bring({"m.py": "x = 1", "n.py": "x = 1"})
+    cache = home.folder / "__pycache__"
+    cache.mkdir()
+    for name in ("m.cpython-311.pyc", "m.cpython-312.opt-1.pyc", "n.cpython-311.pyc", "mm.cpython-311.pyc"):
+        (cache / name).touch()
+    home.bring({"m.py": "x = 2", "n.py": "x = 1"})
+    assert sorted(os.listdir(cache)) == ["mm.cpython-311.pyc", "n.cpython-311.pyc"]
+
+
+def test_a_file_becomes_a_folder_and_a_folder_a_file(home: Home) -> None:
+    home.bring({"a": "file", "b/c": "below"})
+    done, _ = home.bring({"a/x": "below", "b": "file"})
+    assert not done.refused and home.holds() == {"a/x": "below", "b": "file"}
+    home.bring({"a/x": "below", "b/c": "again"})
+    (home.folder / "a" / "own").write_text("a rank's")
+    done, _ = home.bring({"a": "file"})
+    assert not done.refused and done.theirs == (("a", "a.theirs"),)
+    assert home.holds() == {"a": "file", "a.theirs/own": "a rank's"}
+
+
+@pytest.mark.parametrize("how", ["written", "replaced", "linked", "made a folder"])
+def test_what_was_changed_there_is_kept(home: Home, how: str) -> None:
+    home.bring({"f": "one", "g": "stays"})
+    path = home.folder / "f"
+    if how == "written":
+        with path.open("a") as file:
+            file.write(" and more")
+    else:
+        path.unlink()
+        {"replaced": lambda: path.write_text("other"), "linked": lambda: path.symlink_to("g"), "made a folder": path.mkdir}[how]()
+    done, _ = home.bring({"f": "two", "g": "stays"})
+    assert done.theirs == (("f", "f.theirs"),) and path.read_text() == "two"
+    with path.open("a") as file:
+        file.write("!")
+    done, _ = home.bring({"g": "stays"})
+    assert done.theirs == (("f", "f.theirs.2"),) and not path.exists() and (home.folder / "f.theirs.2").read_text() == "two!"
+
+
+def test_a_file_that_is_touched_only_isnt_theirs(home: Home) -> None:
+    home.bring({"f": "one"})
+    os.utime(home.folder / "f")
+    done, sent = home.bring({"f": "one"})
+    assert (done.theirs, sent, done.changed) == ((), [], ("f",))
+
+
+@pytest.mark.parametrize("where", ["d", "d/e"])
+def test_a_planted_link_is_refused_and_named(home: Home, tmp_path: Path, where: str) -> None:
+    (tmp_path / "outside" / "e").mkdir(parents=True)
+    (tmp_path / "outside" / "f").write_text("theirs")
+    home.bring({"d/e/f": "one", "other": "1"})
+    target = home.folder / where
+    target.rename(home.folder / "away")
+    target.symlink_to(tmp_path / "outside")
+    done, _ = home.bring({"d/e/f": "two", "other": "2"})
+    [(path, why)] = done.refused
+    assert path == "d/e/f" and why == f"{where} is a link to {tmp_path}/outside there, not a folder: nothing is written through it"
+    assert (home.folder / "other").read_text() == "2", "the others are in place"
+    home.bring({"other": "2"})
+    assert sorted(os.listdir(tmp_path / "outside")) == ["e", "f"] and (tmp_path / "outside" / "f").read_text() == "theirs"
+
+
+def test_a_link_in_the_place_of_the_whole_folder_is_refused(home: Home, tmp_path: Path) -> None:
+    home.bring({"f": "one"})
+    home.folder.rename(tmp_path / "away")
+    (tmp_path / "outside").mkdir()
+    home.folder.symlink_to(tmp_path / "outside")
+    with pytest.raises(OSError, match="is no folder there"):
+        home.bring({"f": "two"})
+    assert os.listdir(tmp_path / "outside") == []
+
+
+def test_links_stay_inside(home: Home) -> None:
+    home.bring({"d/f": "one"}, {"l": "d/f", "d/up": "../d"})
+    assert (home.folder / "l").read_text() == "one" and os.readlink(home.folder / "d" / "up") == "../d"
+    with pytest.raises(BadEntry, match="leads out of the workspace"):
+        home.bring({}, {"l": "../outside"})
+
+
+def test_a_crash_in_the_middle_is_no_edit_of_a_rank(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files were renamed into place, and that was never noted: the process was killed."""
+    home.bring({"a": "1", "b": "1"})
+    with monkeypatch.context() as patch:
+        patch.setattr("monarch_nb._workspace.record.Record.has_placed", lambda *args: None)
+        home.bring({"a": "2", "b": "2"})
+    again = Home(tmp_path / "store")
+    done, sent = again.bring({"a": "2", "b": "3"})
+    assert done.theirs == () and sent == ["b"] and again.holds() == {"a": "2", "b": "3"}
+
+
+def test_a_line_of_the_record_that_was_not_finished_counts_for_nothing(home: Home, tmp_path: Path) -> None:
+    home.bring({"a": "1"})
+    record = Path(f"{home.folder}.placed")
+    record.write_text(record.read_text() + '{"path": "a", "conte')
+    again = Home(tmp_path / "store")
+    assert again.bring({"a": "2"})[0].changed == ("a",)
+    assert Home(tmp_path / "store").bring({"a": "2"}) == (Outcome(), [])
+
+
+def test_the_record_stays_short(home: Home) -> None:
+    for n in range(600):
+        home.bring({"a": str(n)})
+    assert len(Path(f"{home.folder}.placed").read_text().splitlines()) < 1100
+    assert home.bring({"a": "599"}) == (Outcome(), [])
+
+
+def test_a_few_changes_in_one_message(home: Home) -> None:
+    files: dict[str, Any] = {"a": "1", "b": "1"}
+    home.bring(files)
+    before, after = home.manifest(files), home.manifest({"a": "2"})
+    change = Edit(entries.manifest_id(before), entries.manifest_id(after), (after["a"],), ("b",), {after["a"].content: b"2"})
+    done = home.placer.edit(change)
+    assert done is not None and (done.changed, done.deleted) == (("a",), ("b",)) and home.holds() == {"a": "2"}
+    assert home.placer.manifest() == entries.manifest_id(after)
+    assert home.placer.edit(change) is None, "it isn't as it was"
+
+
+def test_contents_are_what_their_names_say(home: Home) -> None:
+    content = entries.digest(b"right")
+    with pytest.raises(BadEntry, match="isn't that"):
+        home.placer.staging.take(content, 0, b"wrong", is_last=True)
+    with pytest.raises(BadEntry, match="out of turn"):
+        home.placer.staging.take(content, 7, b"right", is_last=True)
+    assert not home.placer.staging.has(content)
+    done = home.placer.place({"f": Entry("f", Kind.FILE, content, 5, 1)})
+    assert done.refused == (("f", "its content has not arrived: sync again"),)
+    home.placer.staging.take(content, 0, b"ri", is_last=False)
+    home.placer.staging.take(content, 2, b"ght", is_last=True)
+    assert not home.placer.place({"f": Entry("f", Kind.FILE, content, 5, 1)}).refused
+
+
+@pytest.mark.parametrize("path", TRICKS)
+def test_paths_that_no_workspace_has(path: str) -> None:
+    with pytest.raises(BadEntry):
+        check_path(path)
+    with pytest.raises(BadEntry):
+        manifest_of([Entry(path, Kind.FILE, "0" * 64)])
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b-0123456789ab", "proj", ".-0123456789ab/", "proj-0123456789ab/x"])
+def test_names_of_workspaces_stay_in_the_store(tmp_path: Path, name: str) -> None:
+    with pytest.raises(BadEntry):
+        Placer(str(tmp_path), name, "h")
+
+
+NAMES = st.sampled_from(["a", "b", "..", ".", "", "c.py", "a\0", "é", "\udcff", "x" * 300, "__pycache__"]) | st.text(max_size=5)
+PATHS = st.lists(NAMES, max_size=5).map("/".join) | st.text(max_size=12)
+ENTRIES = st.builds(Entry, PATHS, st.sampled_from(list(Kind)), PATHS | st.just("0" * 64), st.integers(-1, 1 << 70), st.integers(-(1 << 70), 1 << 70))
+
+
+@settings(max_examples=NUM_EXAMPLES, deadline=None)
+@given(st.lists(ENTRIES, max_size=4))
+def test_a_manifest_is_refused_or_stays_inside(found: list[Entry]) -> None:
+    try:
+        manifest = manifest_of(found)
+    except BadEntry:
+        return
+    for path in manifest:
+        inside = os.path.normpath(f"/root/w/{path}")
+        assert inside == f"/root/w/{path}" and "\0" not in path
+        if manifest[path].is_link:
+            assert os.path.normpath(os.path.join(os.path.dirname(inside), manifest[path].content) + "/").startswith("/root/w")
+    assert unpack(pack(manifest)) == manifest
+
+
+@settings(max_examples=NUM_EXAMPLES // 5, deadline=None)
+@given(st.binary(max_size=60) | st.lists(st.text(max_size=4), max_size=10).map(lambda parts: "\0".join([*parts, ""]).encode("utf-8", "replace")))
+def test_bytes_are_a_manifest_or_refused(data: bytes) -> None:
+    try:
+        manifest = unpack(data)
+    except BadEntry:
+        return
+    assert unpack(pack(manifest)) == manifest
+
+
+@settings(max_examples=NUM_EXAMPLES // 10, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["l", "d/l", "d/e/l"]), st.lists(st.sampled_from(["..", "l", "d", "e", "."]), min_size=1, max_size=5).map("/".join)), max_size=3))
+def test_no_chain_of_links_leads_out(tmp_path_factory: pytest.TempPathFactory, links: list[tuple[str, str]]) -> None:
+    root = tmp_path_factory.mktemp("links") / "w"
+    (root / "d" / "e").mkdir(parents=True)
+    for path, target in links:
+        try:
+            check_target(path, target)
+        except BadEntry:
+            continue
+        if not os.path.lexists(root / path):
+            os.symlink(target, root / path)
+    for path, _ in links:
+        assert os.path.realpath(root / path).startswith(str(root)), links
