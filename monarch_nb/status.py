@@ -324,8 +324,8 @@ class Versioned:
         for rank in ranks:
             self.put_rank(rank["rank"], rank)
 
-    def news(self, seen: int) -> dict[str, Any] | None:
-        """Return what who has seen change number `seen` (-1: nothing yet) lacks: {"full": ...}, a change, or None."""
+    def unseen_changes(self, seen: int) -> dict[str, Any] | None:
+        """Return what is new since change number `seen` (-1: all): {"full": ...}, a change, or None."""
         if self.version <= seen:
             return None
         return self.full() if seen < self.reset_at else self.changed_since(seen)

@@ -19,13 +19,13 @@ class ActorState:
         dead: on which procs; the others can still be called, by a slice.
     """
 
-    __slots__ = ("__weakref__", "_told", "dead", "described", "failure")
+    __slots__ = ("__weakref__", "_reported", "dead", "described", "failure")
 
     def __init__(self) -> None:
         self.failure: MeshFailure | None = None
         self.dead: set[int] = set()
         self.described: list[Mapping[str, Any]] = []
-        self._told: set[Hashable] = set()
+        self._reported: set[Hashable] = set()
 
     def fail(self, described: Mapping[str, Any]) -> None:
         """Take note that an actor has failed for good."""
@@ -33,24 +33,28 @@ class ActorState:
         self.dead.add(described["proc"])
         self.failure = MeshFailure.from_failures(self.described)
 
-    def tell(self, described: Sequence[Mapping[str, Any]], whom: str = "reader") -> list[Mapping[str, Any]]:
-        """Return the failures of which nothing alike has been told yet. They're told now, with their tracebacks: once to the reader, be it
-        by an exception or by what's written to stderr; and once to a fault hook of the program's own.
+    def take_unreported(
+        self, described: Sequence[Mapping[str, Any]], whom: str = "reader"
+    ) -> list[Mapping[str, Any]]:
+        """Return the failures of which nothing alike has been reported yet. They're reported now, with their
+        tracebacks: once to the reader, be it by an exception or by what's written to stderr; and once to a
+        fault hook of the program's own.
         """
         kinds = [(whom, f["type"], split(f["message"])[0], split(f["traceback"])[0]) for f in described]
-        news = [f for f, kind in zip(described, kinds, strict=True) if kind not in self._told]
-        self._told.update(kinds)
-        return news
+        unreported = [f for f, kind in zip(described, kinds, strict=True) if kind not in self._reported]
+        self._reported.update(kinds)
+        return unreported
 
     def heal(self) -> None:
         """The actors have been made again."""
         self.failure = None
         self.dead.clear()
         self.described.clear()
-        self._told.clear()
+        self._reported.clear()
 
     def text(self, what: str, described: Sequence[Mapping[str, Any]] = ()) -> str:
-        """Return in a line why `what` can't be called; `described`: what is known of it, if no news have come yet."""
+        """Return in a line why `what` can't be called; `described`: what is known of it, if no message has
+        come yet."""
         failure = self.failure or MeshFailure.from_failures(described)
         if any(f.details.get("endpoint") == "__init__" for f in failure.failures):
             return f"{what}: {failure.message}. Next: spawn it again, or %mesh heal (mesh.heal())"

@@ -47,7 +47,7 @@ class Watcher(Protocol):
         """The cell waits for others, as the text says; an empty one: it doesn't any more."""
         ...
 
-    def said(self, text: str) -> None:
+    def message(self, text: str) -> None:
         """The host process has something to say."""
         ...
 
@@ -107,7 +107,7 @@ class Feed(Pending):
                 self._ended.add(record.rank)
                 self._watcher.ended(record.rank, json.loads(record.data))
             else:
-                self._watcher.said(record.data.decode())
+                self._watcher.message(record.data.decode())
         self._acknowledge(len(data))
 
     def _decode(self, record: records.Record) -> str:
@@ -152,7 +152,7 @@ class Feed(Pending):
         elif kind == "done":
             self._done(*what)
         elif kind == "said":
-            self._watcher.said(what)
+            self._watcher.message(what)
         elif kind == "waits":
             self._watcher.waits(what)
         elif kind == "over":

@@ -25,7 +25,7 @@ class HealReport:
     ranks: tuple[int, ...] = ()
     hosts: tuple[str, ...] = ()
     actors: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    said: tuple[str, ...] = ()
+    messages: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     seconds: float = 0.0
 
@@ -34,7 +34,8 @@ class HealReport:
         """Make it of what the home says."""
         return cls(
             ranks=tuple(found["ranks"]), hosts=tuple(found["hosts"]),
-            actors={name: tuple(ranks) for name, ranks in found["actors"].items()}, said=tuple(found["said"]),
+            actors={name: tuple(ranks) for name, ranks in found["actors"].items()},
+            messages=tuple(found["said"]),
             problems=tuple(found["problems"]), seconds=found["seconds"],
         )  # fmt: skip
 
@@ -45,7 +46,7 @@ class HealReport:
         if self.ranks:
             lines.append(f"{name_ranks(self.ranks)} started anew")
         lines += [f"actor {name!r} made again on {name_ranks(ranks)}" for name, ranks in self.actors.items() if ranks]
-        lines += [*self.said, *self.problems]
+        lines += [*self.messages, *self.problems]
         return "\n".join([*lines, f"{self.seconds:.2f} s"]) if lines else "nothing was lost"
 
     def __repr__(self) -> str:

@@ -41,7 +41,7 @@ def call_error(
     if state is not None:  # the actor has failed for good, and answers all calls with what it died of: told in full once
         described = [failure for _, failure in failures]
         error = kind(state.text(what, described), found, results, num_unfinished)
-        return error if state.tell(described) else error.briefly()
+        return error if state.take_unreported(described) else error.briefly()
     num_failed = len(failures)
     of = f"{num_failed} of {num_ranks} ranks" if num_ranks > 1 else f"rank {found[0].ranks[0]}"
     verb = ("are dead" if num_failed > 1 else "is dead") if all_dead else "failed"

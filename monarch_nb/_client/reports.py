@@ -36,13 +36,13 @@ class Reports:
         self._lock = threading.Lock()
         self._actors: dict[int, list[Mapping[str, Any]]] = {}
         self._dropped: dict[int, tuple[Pending, str, contextvars.Context]] = {}
-        self._said: dict[Any, float] = {}
+        self._reported: dict[Any, float] = {}
         """When each kind of dropped failure was said."""
         self._armed = False
 
     def begin_cell(self) -> None:
         """Another cell begins: what was said before may be said again."""
-        self._said.clear()
+        self._reported.clear()
 
     def actor_failed(self, actor_id: int, failure: Mapping[str, Any]) -> None:
         """Mark the mesh that an actor belongs to; say it in a moment, if nobody is told by an exception until then."""
@@ -86,11 +86,11 @@ class Reports:
 
     def _tell_hook(self, actor_id: int, failures: list[Mapping[str, Any]]) -> None:
         state = self._session.actor_states.get(actor_id)
-        news = failures if state is None else state.tell(failures)
+        unreported = failures if state is None else state.take_unreported(failures)
         if has_own_hook() and state is not None:  # the program acts on it, also if somebody has been told
-            news = state.tell(failures, "hook")
-        if news:
-            call_fault_hook(MeshFailure.from_failures(news))
+            unreported = state.take_unreported(failures, "hook")
+        if unreported:
+            call_fault_hook(MeshFailure.from_failures(unreported))
 
     def _say_dropped(self, dropped: list[tuple[Pending, str, contextvars.Context]]) -> None:
         errors: dict[tuple[str, str], list[tuple[Any, contextvars.Context]]] = {}
@@ -101,9 +101,9 @@ class Reports:
                 errors.setdefault(key, []).append((error, context))
         now = time.monotonic()
         for key, found in errors.items():
-            if now - self._said.get(key, -SILENCE_S) < SILENCE_S:
+            if now - self._reported.get(key, -SILENCE_S) < SILENCE_S:
                 continue
-            self._said[key] = now
+            self._reported[key] = now
             error, context = found[0]
             many = f" ({len(found)} calls)" if len(found) > 1 else ""
             context.run(_write, f"a call has failed, and nobody has asked for its answer{many}: {error}\n")

@@ -15,9 +15,9 @@ _IN_MEMORY = ":memory:"
 
 def is_run_by_a_program() -> bool:
     """Say whether this is a kernel that a program has started to run a notebook from end to end."""
-    said = os.environ.get("MONARCH_NB_WITH_KERNEL", "")
-    if said in ("0", "1"):
-        return said == "1"
+    value = os.environ.get("MONARCH_NB_WITH_KERNEL", "")
+    if value in ("0", "1"):
+        return value == "1"
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     kernel = getattr(shell, "kernel", None)

@@ -168,13 +168,13 @@ def keep(for_s: float) -> tuple[Kept, bool]:
 
 
 def _say_why(process: subprocess.Popen[bytes]) -> None:
-    """Raise what a keeper has said at its end; nothing if another keeper was quicker."""
+    """Raise what a keeper has written at its end; nothing if another keeper was quicker."""
     from monarch_nb._client.keeper import KEPT_ALREADY
 
     assert process.stderr is not None
-    said = process.stderr.read().decode(errors="replace").strip()
+    written = process.stderr.read().decode(errors="replace").strip()
     if process.returncode != KEPT_ALREADY:
-        why = said or f"its keeper has ended (exit code {process.returncode})"
+        why = written or f"its keeper has ended (exit code {process.returncode})"
         raise MeshStartError(f"no interpreter could be warmed up: {why}")
 
 
@@ -195,14 +195,14 @@ def keep_if_wanted() -> None:
 
 
 def wanted_s() -> float | None:
-    """Return what MONARCH_NB_WARM says, in seconds; None if nothing is to be kept warm."""
-    said = os.environ.get(VARIABLE, "").strip()
-    if said in ("", "0", "off"):
+    """Return the value of MONARCH_NB_WARM in seconds; None if nothing is to be kept warm."""
+    setting = os.environ.get(VARIABLE, "").strip()
+    if setting in ("", "0", "off"):
         return None
     from monarch_nb.status import parse_duration
 
     try:
-        return parse_duration(said)
+        return parse_duration(setting)
     except ValueError as error:
         raise MeshUsageError(f"{VARIABLE}: {error}; off keeps nothing warm") from None
 

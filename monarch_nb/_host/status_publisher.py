@@ -157,7 +157,7 @@ class StatusPublisher:
             self._refresh(name, touched)
         for watch in self._watches:
             versioned = self._versions[watch.group]
-            change = versioned.news(watch.seen) if watch.ready else None
+            change = versioned.unseen_changes(watch.seen) if watch.ready else None
             if change is not None:
                 watch.seen, watch.ready = versioned.version, False
                 self._send(watch, change)

@@ -76,8 +76,8 @@ def _without_widgets(data: dict[str, Any], pipe: OutputPipe) -> dict[str, Any]:
     """Return what can be shown of a widget: it needs a kernel to talk to, and a rank is none. Says so, once."""
     if _WIDGET not in data:
         return data
-    if not pipe.has_told_of_widgets:
-        pipe.has_told_of_widgets = True
+    if not pipe.announced_widgets:
+        pipe.announced_widgets = True
         print(
             "ipywidgets can't be used on a rank: nothing that is clicked or moved gets here, so they are shown as text. "
             "Show them in the notebook's own cells, and bring their values here: %mesh push NAME",

@@ -23,7 +23,7 @@ class Reloader:
     def __init__(self, actors: ActorHost) -> None:
         self._actors = actors
         self._lock = threading.Lock()
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
         """Warnings that were given: one is given again when something else has changed."""
         self.mode = SyncMode.WARN
         self.read_mode()
@@ -54,7 +54,7 @@ class Reloader:
         with self._lock:
             changed = _reload.changed_modules()
             if not changed:
-                self._said.clear()
+                self._reported.clear()
                 return []
             if self.mode is SyncMode.WATCH:
                 return self._reload(changed)
@@ -63,9 +63,9 @@ class Reloader:
             if self.mode is SyncMode.STRICT and not all(each.is_gone for each in changed):
                 raise StaleCode(f"{text}, and the cell hasn't run. Next: %mesh sync (mesh.sync()), or %mesh set sync warn")
             key = "|".join(f"{each.loaded.path}:{hash(each.source)}" for each in changed)
-            if key in self._said:
+            if key in self._reported:
                 return []
-            self._said.add(key)
+            self._reported.add(key)
             return [f"{text}. Next: %mesh sync; or %mesh set sync watch, to have new code from now on"]
 
     def before_call(self) -> None:
@@ -95,7 +95,7 @@ class Reloader:
                 f"{names} can't be reloaded, and nothing was run: {failed[0].summary()}. Next: mend it and run this again; "
                 f"or go on with the old code: %mesh set sync warn\n\n{failed[0].error.rstrip()}"
             )
-        return [*_sentences(modules, self._said), *notes]
+        return [*_sentences(modules, self._reported), *notes]
 
     def _renew_actors(self) -> list[str]:
         """Have actors look up their methods again; return which ones can't run what their classes say now."""
@@ -107,12 +107,12 @@ class Reloader:
         return notes
 
 
-def _sentences(modules: Sequence[ModuleReload], said: set[str]) -> list[str]:
+def _sentences(modules: Sequence[ModuleReload], reported: set[str]) -> list[str]:
     """Return what was reloaded, in a line, and what can't be, once."""
     done = [module.summary() for module in modules if module.is_done and module.changes]
     lines = [f"reloaded {', '.join(done)}"] if done else []
     for module in modules:
-        if module.trouble and module.summary() not in said:
-            said.add(module.summary())
+        if module.trouble and module.summary() not in reported:
+            reported.add(module.summary())
             lines.append(module.summary())
     return lines

@@ -48,7 +48,7 @@ class OutputPipe:
         self._identity = {fd: _identity(kept) for fd, kept in self._kept.items()}
         self.streams: dict[str, RankStream] = {}
         """Our own, by name."""
-        self.has_told_of_widgets = False
+        self.announced_widgets = False
         self.unsettled: set[int] = set()
         """Cells that something was printed for since the last mark."""
         self._num_marks = int(time.time()) & 0x3FFFFFFF  # so that a successor's marks aren't taken for older ones

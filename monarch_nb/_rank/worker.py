@@ -95,7 +95,7 @@ class Worker:
         signal.signal(signal.SIGINT, self._on_interrupt)
         self._show_unraisable = sys.unraisablehook
         sys.unraisablehook = self._on_unraisable
-        self._said_last = ""
+        self._last_message = ""
         self._mender = Mender(rank.pipe, self._on_interrupt)
 
     def _on_interrupt(self, number: int, frame: Any) -> None:
@@ -309,9 +309,9 @@ class Worker:
 
     def _say_once(self, text: str) -> None:
         """Say what goes on being so, once."""
-        if text and text != self._said_last:
+        if text and text != self._last_message:
             self._say([text])
-            self._said_last = text
+            self._last_message = text
 
     def work_post_mortem(self, message: Message) -> bool:
         """Stop where the last cell, or the last call of an actor, has raised; False if nothing has."""

@@ -114,9 +114,9 @@ class _Zygote:
         self._tidy_up()
         os._exit(0)
 
-    def _tell(self, news: bytes) -> None:
+    def _tell(self, message: bytes) -> None:
         with suppress(OSError):  # the host process has died: what is to be done about it is done when the connection is read
-            self._link.send(news)
+            self._link.send(message)
 
     def _load(self, name: str) -> None:
         """Load something that was left for later; say so when all is there."""

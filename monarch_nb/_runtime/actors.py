@@ -575,7 +575,7 @@ class ActorRunner:
 
     def _supervise(self, message: Message) -> None:
         """Something this actor owns has failed: ask it, and if it doesn't handle it, its own owner."""
-        failure, hook = self._news(message)
+        failure, hook = self._received_failure(message)
         handled: Any = False
         if hook is not None:
             try:
@@ -587,8 +587,8 @@ class ActorRunner:
         if not handled:
             self.host.report_failure(self.creator, self.actor_id, failure)
 
-    def _news(self, message: Message) -> tuple[dict[str, Any], Any]:
-        """Return a failure that this actor is told of, and its hook, if it has one."""
+    def _received_failure(self, message: Message) -> tuple[dict[str, Any], Any]:
+        """Return the failure that a message brings, and this actor's hook, if it has one."""
         failure: dict[str, Any] = Body(self.host.office, message).value()["failure"]
         return failure, None if self.failure is not None else getattr(self.instance, "__supervise__", None)
 
@@ -603,7 +603,7 @@ class ActorRunner:
             self._supervising = asyncio.Lock()
         async with self._supervising:  # one after the other, as they came
             call_context.set(CallContext(message.origin, message.slot, message.context, self, message.src))
-            failure, hook = self._news(message)
+            failure, hook = self._received_failure(message)
             handled: Any = False
             if hook is not None:
                 try:

@@ -343,7 +343,7 @@ class ActorMesh(MeshTrait, Generic[T]):
         state, failure = self._state, self._state.failure
         assert failure is not None
         error = SupervisionError(state.text(what), failure.failures)
-        raise error if state.tell(state.described) else error.briefly()
+        raise error if state.take_unreported(state.described) else error.briefly()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickle, (self._class, self._name, self._actor_id, self._all_procs, self._own_shape, mesh_of(self))

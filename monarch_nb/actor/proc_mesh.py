@@ -290,7 +290,7 @@ class ProcMesh(MeshTrait):
             HealError: if it can't be done: an unknown dimension, a size below 1, a cell that runs.
 
         Example:
-            >>> procs.resize(gpus=4).said                # doctest: +SKIP
+            >>> procs.resize(gpus=4).messages            # doctest: +SKIP
         """
         return self._settle(self._session.request("resize", _timeout_s=timeout_s, group=self._group, sizes=sizes))
 

@@ -53,7 +53,7 @@ class ViewWatcher:
         """The cell waits for others, or no longer."""
         self._view.wait_for(text)
 
-    def said(self, text: str) -> None:
+    def message(self, text: str) -> None:
         """The host process has something to say."""
         self._view.note(text)
 

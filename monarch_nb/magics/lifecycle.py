@@ -33,12 +33,12 @@ def start(state: State, arguments: Namespace) -> None:
         except MeshUsageError:
             state.go_back(before)
             raise
-        said = take_on(mesh, asked)
+        messages = take_on(mesh, asked)
         if arguments.init_process_group is not None:
-            said.append(take_on_group(mesh, arguments.init_process_group, arguments.group_timeout))
+            messages.append(take_on_group(mesh, arguments.init_process_group, arguments.group_timeout))
         if arguments.force:
-            said.append("--force had nothing to do: no rank was started")
-        print("; ".join([f"attached to {describe(mesh)}, which was running", *said]))
+            messages.append("--force had nothing to do: no rank was started")
+        print("; ".join([f"attached to {describe(mesh)}, which was running", *messages]))
         show_missed(mesh)
         return
     state.adopt(mesh)

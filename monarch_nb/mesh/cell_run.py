@@ -50,7 +50,7 @@ class CellResult:
         unfinished: ranks that were given up, and what is known of each: "stacks" by thread, "process".
         stopped: ranks that were interrupted.
         reason: why it was interrupted, if it was: user, failure, or "timeout SECONDS".
-        said: what the host process had to say.
+        messages: what the host process had to report.
     """
 
     ranks: tuple[int, ...]
@@ -61,7 +61,7 @@ class CellResult:
     unfinished: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     stopped: tuple[int, ...] = ()
     reason: str = ""
-    said: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
 
     def __repr__(self) -> str:
         error = self.error()
@@ -153,7 +153,7 @@ class _Nobody:
     def ended(self, rank: int, ended: Mapping[str, Any]) -> None: ...
     def ended_well(self, seconds: Mapping[int, float]) -> None: ...
     def waits(self, text: str) -> None: ...
-    def said(self, text: str) -> None: ...
+    def message(self, text: str) -> None: ...
 
 
 class CellRun:
@@ -208,10 +208,10 @@ class CellRun:
         """It waits for other cells, or no longer."""
         self._watcher.waits(text)
 
-    def said(self, text: str) -> None:
+    def message(self, text: str) -> None:
         """The host process has something to say."""
-        self.result.said.append(text)
-        self._watcher.said(text)
+        self.result.messages.append(text)
+        self._watcher.message(text)
 
     # --- waiting
 

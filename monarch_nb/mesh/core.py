@@ -298,11 +298,11 @@ class Mesh(ProcMesh):
             HealError: if something couldn't be put back. What could, is.
 
         Example:
-            >>> mesh.heal(replay=True).said               # doctest: +SKIP
+            >>> mesh.heal(replay=True).messages           # doctest: +SKIP
         """
         report = super().heal(timeout_s=timeout_s)
         if replay and report.ranks:
-            report = dataclasses.replace(report, said=(*report.said, *run_again(self, report.ranks)))
+            report = dataclasses.replace(report, messages=(*report.messages, *run_again(self, report.ranks)))
         return report
 
     def stacks(self, ranks: str | Sequence[int] = "all", *, native: bool = False) -> dict[int, Mapping[str, Any]]:

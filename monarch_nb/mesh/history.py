@@ -322,7 +322,7 @@ class LogLines:
     def waits(self, text: str) -> None:
         """Lines are shown, and nothing else."""
 
-    def said(self, text: str) -> None:
+    def message(self, text: str) -> None:
         """The host process says that something is missing."""
         with self._lock:
             self._fold.say(text)

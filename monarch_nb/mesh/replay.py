@@ -28,7 +28,7 @@ def replay(mesh: Mesh, ranks: Sequence[int]) -> list[str]:
     Those that failed are left out, as are those that only show something, those that make a process group, for healing has made it, and those in
     which the others would have to take part.
     """
-    said, done = [], []
+    messages, done = [], []
     entries = mesh.history(1_000_000)
     for entry in entries:
         chosen = sorted(set(ranks) & set(mesh.select(entry.ranks))) if defines_state(entry) else []
@@ -36,20 +36,20 @@ def replay(mesh: Mesh, ranks: Sequence[int]) -> list[str]:
             continue
         reason = "it isn't kept: # nolog" if entry.details.get("nolog") else _cannot(entry.source)
         if reason:
-            said.append(f"cell #{entry.n} was not replayed: {reason}")
+            messages.append(f"cell #{entry.n} was not replayed: {reason}")
             continue
         try:
             mesh.submit(entry.source, chosen, number=entry.number, timeout=CELL_S, replay_of=entry.n).wait().raise_error()
         except MeshError as error:
-            said.append(f"the replay stopped at cell #{entry.n}: {str(error).splitlines()[0]}")
+            messages.append(f"the replay stopped at cell #{entry.n}: {str(error).splitlines()[0]}")
             break
         done.append(entry.n)
     if done:
-        said.insert(0, f"replayed on {name_ranks(ranks)}: cell{'s' * (len(done) > 1)} #{', #'.join(map(str, done))}")
+        messages.insert(0, f"replayed on {name_ranks(ranks)}: cell{'s' * (len(done) > 1)} #{', #'.join(map(str, done))}")
     pushed = [e.source for e in entries if e.kind == "variables" and "push" in e.source]
     if pushed:
-        said.append(f"pushed values are not in the journal; push them again: {'; '.join(dict.fromkeys(pushed))}")
-    return said
+        messages.append(f"pushed values are not in the journal; push them again: {'; '.join(dict.fromkeys(pushed))}")
+    return messages
 
 
 def _cannot(source: str) -> str:

@@ -80,14 +80,14 @@ def _refuse_owner(mesh: Mesh, with_program: bool | None, otherwise: str) -> None
 
 def take_on(mesh: Mesh, asked: Asked) -> list[str]:
     """Give a running mesh what can be changed of what was asked for; return what there is to say about it."""
-    said = []
+    messages = []
     if asked.on_failure is not None:
         mesh.on_failure(asked.on_failure, max_restarts=asked.max_restarts)
-        said.append(f"on failure: {asked.on_failure}")
+        messages.append(f"on failure: {asked.on_failure}")
     if asked.idle_timeout_s is not None:
         mesh.set_lease(asked.idle_timeout_s)
-        said.append(f"it ends after {duration(asked.idle_timeout_s)} without a client and a running cell")
+        messages.append(f"it ends after {duration(asked.idle_timeout_s)} without a client and a running cell")
     if asked.with_program is not None:
         mesh._session.request("set_owner", owner_pid=os.getpid() if asked.with_program else None)
-        said.append("it ends with this kernel" if asked.with_program else "it ends with no kernel")
-    return said
+        messages.append("it ends with this kernel" if asked.with_program else "it ends with no kernel")
+    return messages

@@ -88,16 +88,16 @@ class DebugWatch(Watch):
             with suppress(RuntimeError):  # the server is closing
                 loop.call_soon_threadsafe(callback)
 
-        return mesh.debugger().watch(lambda rows: soon(partial(self._heard, rows)), lambda: soon(partial(self._ended, how_ended(mesh))))
+        return mesh.debugger().watch(lambda rows: soon(partial(self._on_stops, rows)), lambda: soon(partial(self._ended, how_ended(mesh))))
 
-    def _heard(self, stops: list[dict[str, Any]]) -> None:
+    def _on_stops(self, stops: list[dict[str, Any]]) -> None:
         self._stops = stops
         self.wake()
 
     def _ended(self, how: str) -> None:
         self.end("gone", reason=how)
 
-    def news(self) -> dict[str, Any] | None:
+    def next_message(self) -> dict[str, Any] | None:
         stops, self._stops = self._stops, None
         return None if stops is None else {"type": "debug", "stops": stops}
 

@@ -94,7 +94,7 @@ class Link:
             self.unwatch()
             raise
         if self._feed is None and self._num_watchers:
-            self._feed = mesh.watch_status(self._heard, self._home_gone)
+            self._feed = mesh.watch_status(self._on_change, self._home_gone)
 
     def unwatch(self) -> None:
         """Somebody watches no longer."""
@@ -104,7 +104,7 @@ class Link:
             self._feed = None
         self.release()
 
-    def _heard(self, change: dict[str, Any]) -> None:
+    def _on_change(self, change: dict[str, Any]) -> None:
         """Take a change, in the reading thread."""
         self._call_soon(lambda: self._take(change))
 

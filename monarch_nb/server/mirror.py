@@ -40,9 +40,9 @@ class Mirror:
         self.gone = self.gone or reason
         self._tell()
 
-    def news(self, seen: int) -> Change | None:
+    def unseen_changes(self, seen: int) -> Change | None:
         """Return what is new since change number `seen`: {"full": ...}, a change, or None."""
-        return self.rows.news(seen) if self.known else None
+        return self.rows.unseen_changes(seen) if self.known else None
 
     def status(self) -> dict[str, Any]:
         """Return all that is known."""

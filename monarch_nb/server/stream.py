@@ -55,7 +55,7 @@ class Watch(ABC):
     def wake(self) -> None:
         """Send what is new, if the browser can take it."""
         if self._is_ready and not self.over:
-            message = self.news()
+            message = self.next_message()
             if message is not None:
                 self._is_ready = False
                 self._send(message)
@@ -72,7 +72,7 @@ class Watch(ABC):
         """Begin to watch."""
 
     @abstractmethod
-    def news(self) -> dict[str, Any] | None:
+    def next_message(self) -> dict[str, Any] | None:
         """Return a message with all that is new, or None."""
 
     @abstractmethod
@@ -98,7 +98,7 @@ class ListWatch(Watch):
         self._timer = None
         self.wake()
 
-    def news(self) -> dict[str, Any] | None:
+    def next_message(self) -> dict[str, Any] | None:
         rows = self._list.rows if self._list is not None else None
         if rows is None or rows == self._sent:
             return None
@@ -137,9 +137,9 @@ class StatusWatch(Watch):
         if self._link is not None and self._link.mirror.gone and not self.over:
             self.end("gone", reason=self._link.mirror.gone)
 
-    def news(self) -> dict[str, Any] | None:
+    def next_message(self) -> dict[str, Any] | None:
         mirror = self._link.mirror if self._link is not None else None
-        change = mirror.news(self._seen) if mirror is not None else None
+        change = mirror.unseen_changes(self._seen) if mirror is not None else None
         if mirror is None or change is None:
             return None
         self._seen = mirror.rows.version
@@ -209,7 +209,7 @@ class LogsWatch(Watch):
         after = read_page(mesh, ranks, limit=1).after if self._after is None else self._after
         return LogTail(ranks, after, self._grep)
 
-    def news(self) -> dict[str, Any] | None:
+    def next_message(self) -> dict[str, Any] | None:
         if not self._lines:
             return None
         lines, self._lines = self._lines, []
@@ -279,9 +279,9 @@ class StreamHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
         self._drop(number)
         meshes: Meshes = self.settings["monarch_nb_meshes"]
 
-        def send(news: dict[str, Any]) -> None:
-            self._write({**news, "id": number})
-            if news["type"] in ("gone", "error"):
+        def send(update: dict[str, Any]) -> None:
+            self._write({**update, "id": number})
+            if update["type"] in ("gone", "error"):
                 self._watches.pop(number, None)
 
         try:

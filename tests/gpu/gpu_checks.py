@@ -294,7 +294,7 @@ def nccl_healed(rig: Rig) -> None:
     os.kill(mesh.status().ranks[1].pid, signal.SIGKILL)
     assert run.wait().error() is not None, "the peer's death wasn't noticed"
     report = mesh.heal()
-    assert any(f"the process group has been made anew ({rig.backend}, 2 ranks)" in said for said in report.said), report
+    assert any(f"the process group has been made anew ({rig.backend}, 2 ranks)" in said for said in report.messages), report
     assert list(mesh.execute(all_reduced, rig.device).get(T).values()) == [2.0, 2.0]
 
 

@@ -78,7 +78,7 @@ def test_each_rank_goes_on_from_its_own_state_on_disk(procs: ProcMesh, tmp_path:
     kill(procs, 1)
     report = procs.heal()
     assert report.actors == {"tally": (0, 1, 2)}
-    assert "actor 'tally' goes on from its state after 3 calls (from disk)" in report.said
+    assert "actor 'tally' goes on from its state after 3 calls (from disk)" in report.messages
     assert list(tally.num_calls.call().get(T).values()) == [3, 3, 3]
     found = list(tally.look.call().get(T).values())
     assert found == [(3, 12.0, ["int", "int"]), (6, 24.0, ["int", "int"]), (9, 36.0, ["int", "int"])]
@@ -96,7 +96,7 @@ def test_a_replicated_state_comes_from_a_peers_memory(procs: ProcMesh) -> None:
         same.add.call(5).get(T)
     kill(procs, 2)
     report = procs.heal()
-    (said,) = [s for s in report.said if "'same'" in s]
+    (said,) = [s for s in report.messages if "'same'" in s]
     assert said.endswith("after 7 calls (from the others' memory)")
     assert list(same.look.call().get(T).values()) == [(35, 140.0, ["int", "int"])] * 3
     assert list(same.add.call(1).get(T).values()) == [36] * 3
@@ -127,7 +127,7 @@ def test_a_rank_lost_before_all_had_begun_saves_with_the_others_again(procs: Pro
     report = procs.heal()
     opener.join(T)
     assert report.actors == {"gated": (2,)}
-    assert "actor 'gated' begins anew on what was lost: it had no checkpoint" in report.said
+    assert "actor 'gated' begins anew on what was lost: it had no checkpoint" in report.messages
     open_gate(tmp_path, 1)
     for i in range(5):  # rank 1 and 2 save what they begin with, rank 0 has tried that before
         assert list(gated.add.call(1).get(T).values()) == [i + 1] * 3
@@ -148,7 +148,7 @@ def test_all_ranks_lost_there_is_still_the_disk(procs: ProcMesh) -> None:
     while any(r["state"] == "running" for r in procs._session.request("status")["procs"] if r["group"] == procs._group):
         pass
     report = procs.heal()
-    assert any(s.endswith("after 4 calls (from disk)") for s in report.said)
+    assert any(s.endswith("after 4 calls (from disk)") for s in report.messages)
     assert list(same.look.call().get(T).values()) == [(4, 16.0, ["int", "int"])] * 3
 
 
@@ -225,7 +225,7 @@ def test_shards_are_loaded_by_another_number_of_ranks(procs: ProcMesh) -> None:
     sharded.checkpoint.call().get(T)
     kill(procs, 0)
     report = procs.heal()
-    assert any("process group has been made anew" in s for s in report.said)
+    assert any("process group has been made anew" in s for s in report.messages)
     assert list(sharded.look.call().get(T).values()) == [([1.0] * 4, 1), ([2.0] * 4, 1), ([3.0] * 4, 1)]
     procs.resize(gpus=2)
     assert list(sharded.look.call().get(T).values()) == [([1.0] * 4 + [2.0] * 2, 1), ([2.0] * 2 + [3.0] * 4, 1)]

@@ -341,7 +341,7 @@ def test_ranks_run_on_when_everybody_has_gone() -> None:
     assert len(debugger.stops()) == 2  # somebody watches
     feed.close()
     assert run.wait().failures == {}
-    assert any("nobody has been there to debug ranks 0-1 for 0.05 s: they run on" in said for said in run.result.said)
+    assert any("nobody has been there to debug ranks 0-1 for 0.05 s: they run on" in said for said in run.result.messages)
     mesh.stop().get(PATIENCE_S)
 
 

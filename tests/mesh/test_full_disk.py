@@ -49,7 +49,7 @@ class Seen:
     def ended_well(self, seconds: Mapping[int, float]) -> None: ...
 
     def waits(self, text: str) -> None: ...
-    def said(self, text: str) -> None:
+    def message(self, text: str) -> None:
         self.sentences.append(text)
 
 

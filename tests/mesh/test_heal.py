@@ -116,7 +116,7 @@ def test_the_process_group_is_made_anew_and_peers_are_released(doomed: ProcMesh)
     with pytest.raises(MeshError):
         pending.get(T)
     report = doomed.heal()
-    assert "the process group has been made anew (gloo, 4 ranks)" in report.said
+    assert "the process group has been made anew (gloo, 4 ranks)" in report.messages
     assert list(doomed.execute(all_reduced).get(T).values()) == [4.0] * 4
     assert list(waits.reduce.call(without=-1).get(T).values()) == [4.0] * 4
     variables = doomed.flatten("rank").slice(rank=3).execute(lambda: os.environ["RANK"] + os.environ["WORLD_SIZE"])
@@ -138,13 +138,13 @@ def test_a_heal_does_not_make_a_group_with_ranks_that_run_functions(doomed: Proc
     assert report.ranks == (3,)
     assert (
         "the process group is broken and was not made anew, since rank 1 still runs a function; "
-        "end that, and heal again: %mesh interrupt, %mesh heal" in report.said
+        "end that, and heal again: %mesh interrupt, %mesh heal" in report.messages
     )
     free = doomed.flatten("rank").slice(rank=3)
     assert free.execute(os.getpid).get(T)  # it doesn't wait in a group that nobody comes to
     Path(gate).touch()
     held.get(T)
-    assert doomed.heal().said == ("the process group has been made anew (gloo, 4 ranks)",)
+    assert doomed.heal().messages == ("the process group has been made anew (gloo, 4 ranks)",)
     assert list(doomed.execute(all_reduced).get(T).values()) == [4.0] * 4
 
 
@@ -265,7 +265,7 @@ def test_a_rank_that_hangs_in_a_cell_that_was_given_up_is_started_anew(tmp_path:
             mesh.run("1")
         report = mesh.heal()
         assert report.ranks == (1,) and report.actors == {"counter": (1,)}
-        assert report.said[0] == "rank 1 hung in a cell that was given up"
+        assert report.messages[0] == "rank 1 hung in a cell that was given up"
         assert [mesh.run("rank").bundles[r]["text/plain"] for r in (0, 1)] == ["0", "1"]
         assert list(counter.increment.call().get(T).values()) == [2, 1]
         assert str(mesh.heal()) == "nothing was lost"

@@ -41,7 +41,7 @@ class Seen:
     def ended(self, rank: int, ended: Mapping[str, Any]) -> None: ...
     def ended_well(self, seconds: Mapping[int, float]) -> None: ...
 
-    def said(self, text: str) -> None:
+    def message(self, text: str) -> None:
         self.sentences.append(text)
 
 

@@ -91,7 +91,7 @@ def test_shrink_leaves_out_what_is_lost(line: ProcMesh) -> None:
         counter.slice(gpus=rank).increment.call_one(rank).get(T)
     kill(line, 1)
     report = line.shrink()
-    assert "the mesh is now" in report.said[-1]
+    assert "the mesh is now" in report.messages[-1]
     assert list(counter.get.call().get(T).values()) == [0, 2]
     assert line.healthy()
 

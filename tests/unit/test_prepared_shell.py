@@ -33,7 +33,7 @@ if os.fork() == 0:
     from monarch_nb._rank.shell import CellShell
 
     class Pipe:
-        has_told_of_widgets, streams, shown = False, {}, []
+        announced_widgets, streams, shown = False, {}, []
         def display(self, origin, content): self.shown.append(content)
 
     namespace = {"__name__": "__main__", "x": 20}
