@@ -157,7 +157,7 @@ def _watch_in_terminal(mesh: Mesh) -> None:
     from monarch_nb.terminal.keys import key_ends
 
     watch = Watch(mesh)
-    with suppress(KeyboardInterrupt), key_ends("q", watch.end), Live(screen=True, auto_refresh=False) as live:
+    with suppress(KeyboardInterrupt), key_ends("q", watch.stop_showing), Live(screen=True, auto_refresh=False) as live:
         watch.run(lambda status: live.update(table(status, Text("q: end", "dim")), refresh=True))
 
 

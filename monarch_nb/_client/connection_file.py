@@ -155,7 +155,7 @@ def _listener(directory: str) -> int | None:
 def _remove(path: str) -> None:
     """Remove the file of a mesh that has ended, unless somebody has the name by now."""
     with suppress(OSError):
-        claim = Claim.take(claim_path(path), {})
+        claim = Claim.acquire(claim_path(path), {})
         if claim is None:
             return
         try:

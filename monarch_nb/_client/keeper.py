@@ -69,7 +69,7 @@ class Keeper:
                 if told in ready:
                     os.read(told, 64)
                 elif ready:
-                    self._hear()
+                    self._receive_event()
         finally:
             self._end_home()
             self._claim.release()
@@ -103,7 +103,7 @@ class Keeper:
         except (MeshStartError, OSError) as error:
             self._has_failed(str(error))
 
-    def _hear(self) -> None:
+    def _receive_event(self) -> None:
         assert self._news is not None and self._home is not None
         try:
             news = self._news.recv(64)
@@ -179,7 +179,7 @@ def main() -> None:
     set_process_name("mnb-warm")
     requirements = warm_key.requirements()
     path = warm_key.claim_path(warm_key.key_of(requirements))
-    claim = Claim.take(path, {})
+    claim = Claim.acquire(path, {})
     if claim is None:
         sys.exit(KEPT_ALREADY)
     keeper = Keeper(claim, path, requirements, arguments["for_s"], arguments["wait_s"])

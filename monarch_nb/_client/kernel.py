@@ -71,7 +71,7 @@ class Kernel:
         do_shutdown = kernel.do_shutdown
 
         async def noticed(restart: bool) -> Any:
-            if self._end():
+            if self._shut_down():
                 await _come_to_rest(kernel)
             answer = do_shutdown(restart)
             return await answer if inspect.isawaitable(answer) else answer
@@ -132,7 +132,7 @@ class Kernel:
         act, self._held, self._drop = self._held, None, None
         return act
 
-    def _end(self) -> bool:
+    def _shut_down(self) -> bool:
         """The kernel is being shut down: an interrupt that is held was none. Says whether somebody may have waited for ranks.
 
         Whether somebody does right now doesn't count: the interrupt may have ended the wait, and the cell is about

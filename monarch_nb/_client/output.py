@@ -40,7 +40,8 @@ _MAX_LATE = 50
 
 
 class OutputHub:
-    """Gives output that nobody has asked for to the program's own. `take` runs in the reading thread."""
+    """Gives output that nobody has asked for to the program's own. `receive_records` runs in the reading
+    thread."""
 
     def __init__(self, office: Office) -> None:
         self._office = office
@@ -52,7 +53,7 @@ class OutputHub:
         self._reached: dict[int, int] = {}
         """The last mark that has come of each proc."""
         self._wakeups: list[Wakeup] = []
-        office.on_output = self.take
+        office.on_output = self.receive_records
         office.on_printed = self._owe
         office.catch_up = self.catch_up
 
@@ -66,7 +67,7 @@ class OutputHub:
         if len(self._late) > _MAX_LATE:
             del self._late[next(iter(self._late))]
 
-    def take(self, message: Message) -> None:
+    def receive_records(self, message: Message) -> None:
         """Take records."""
         if message.ref:
             feed = self._late.get(message.ref)

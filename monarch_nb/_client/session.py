@@ -421,7 +421,7 @@ def _of_rank() -> Session:
 
 def _private() -> Session:
     """Start a mesh that ends with this program."""
-    connection = spare.take()
+    connection = spare.take_spare()
     session = Session.connect(connection)
     session.private = True
     here.set_office(session.office)

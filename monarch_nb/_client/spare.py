@@ -45,13 +45,13 @@ def _start() -> None:
 def _new() -> Connection:
     """Return a home that belongs to this program: one that was kept warm, or a new one."""
     wants = warm.wanted_s() is not None  # first: what is set wrongly is said before anything is started
-    found = warm.take() or launch.start_home(owner_pid=os.getpid())
+    found = warm.take_warm() or launch.start_home(owner_pid=os.getpid())
     if wants:
         warm.keep_if_wanted()
     return found
 
 
-def take() -> Connection:
+def take_spare() -> Connection:
     """Return a home host process that belongs to this program: the spare, or a new one."""
     global _starting, _ready
     with _lock:

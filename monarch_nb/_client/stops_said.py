@@ -24,7 +24,7 @@ WINDOW_S = 0.2
 
 
 class StopsSaid:
-    """Of one session. `stopped` is called in the reading thread, `_say` by the background reader."""
+    """Of one session. `stopped` is called in the reading thread, `_print_stops` by the background reader."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -40,9 +40,9 @@ class StopsSaid:
             self._new.append(stop)
             if len(self._new) > 1:
                 return
-        self._session.office.reader.call_at(time.monotonic() + WINDOW_S, self._say)
+        self._session.office.reader.call_at(time.monotonic() + WINDOW_S, self._print_stops)
 
-    def _say(self) -> None:
+    def _print_stops(self) -> None:
         with self._lock:
             stops, self._new = self._new, []
         places: dict[tuple[str, ...], list[int]] = {}

@@ -64,18 +64,18 @@ class Kept(NamedTuple):
 # --- taking one
 
 
-def take() -> Connection | None:
+def take_warm() -> Connection | None:
     """Return a warm home that belongs to this program from now on; None if there's none that would serve it as its own."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         if not keepers():  # nearly always; what must agree takes some milliseconds to find out
             return None
         kept = keeper_of(_own_key())
         if kept is not None and kept.home is not None:
-            return _take(kept.home)
+            return _take_home(kept.home)
     return None
 
 
-def _take(home: Connection) -> Connection | None:
+def _take_home(home: Connection) -> Connection | None:
     path = launch.importable_path()
     facts = read_facts(home.directory)
     if warm_key.why_path_differs(path, facts["path"], facts["modules"]):
@@ -122,7 +122,7 @@ def _claim_files() -> list[str]:
 def _remove_left(path: str) -> None:
     with suppress(OSError):
         if holder(path) is None:
-            claim = Claim.take(path, {})
+            claim = Claim.acquire(path, {})
             if claim is not None:
                 claim.release()
 
@@ -142,7 +142,7 @@ def _own_key() -> str:
     return warm_key.key_of(warm_key.requirements())
 
 
-def keep(for_s: float) -> tuple[Kept, bool]:
+def keep_warm(for_s: float) -> tuple[Kept, bool]:
     """Keep an interpreter of this environment warm; wait until it is. Say whether that's new.
 
     Args:
@@ -160,14 +160,14 @@ def keep(for_s: float) -> tuple[Kept, bool]:
         if kept is None and process is None:
             process = _start_keeper(for_s, wait_s=0.0, stderr=subprocess.PIPE)
         elif process is not None and process.poll() is not None:
-            _say_why(process)
+            _raise_reason(process)
             process = None
         if time.monotonic() > deadline:
             raise MeshStartError(f"no interpreter was warm within {START_S:g} s. Try again, or see what is wrong: monarch-nb warm --stop, monarch-nb start")
         time.sleep(0.02)
 
 
-def _say_why(process: subprocess.Popen[bytes]) -> None:
+def _raise_reason(process: subprocess.Popen[bytes]) -> None:
     """Raise what a keeper has written at its end; nothing if another keeper was quicker."""
     from monarch_nb._client.keeper import KEPT_ALREADY
 

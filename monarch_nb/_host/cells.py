@@ -129,7 +129,7 @@ class Cells:
         procs: dict[int, int] = dict(zip(fields["ranks"], fields["procs"], strict=True))
         self._refuse_stuck(procs)
         home = self._home
-        entry = home.journal.entries.begin(
+        entry = home.journal.entries.begin_entry(
             "cell", who=home.clients.who(message.src), when=time.time(), **logged_source(fields["source"][:MAX_SOURCE_SHOWN]),
             ranks=fields["rank_set"], group=fields["group"], number=fields["number"], env=home.environment_id,
             position=home.journal.store.end, **{k: fields[k] for k in ("rerun_of", "replay_of") if fields.get(k)},

@@ -179,7 +179,7 @@ class Handover:
         """This home ends. If nobody has taken it, and its keeper was killed, then what that has left goes, too."""
         if self._is_free:
             with suppress(OSError):
-                claim = Claim.take(self._claim_path, {})
+                claim = Claim.acquire(self._claim_path, {})
                 if claim is not None:
                     claim.release()
 

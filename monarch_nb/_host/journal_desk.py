@@ -178,7 +178,7 @@ class JournalDesk:
         if "source" in fields:
             fields |= logged_source(fields["source"])
         who = self._home.clients.who(client) if client else "the host process"
-        self.entries.begin(kind, who=who, **{"when": now, "ended": now, "status": "ok", **fields})
+        self.entries.begin_entry(kind, who=who, **{"when": now, "ended": now, "status": "ok", **fields})
 
     def do_note(self, message: Message, fields: dict[str, Any]) -> object:
         """Enter what a client has done without the home: calls, pushes."""

@@ -120,7 +120,7 @@ class HostLink:
         link.setsockopt(zmq.LINGER, 500)
         link.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._strangers = Strangers(home.context, link)
-        home.loop.watch_socket(self._strangers.monitor, self._strangers.hear)
+        home.loop.watch_socket(self._strangers.monitor, self._strangers.read_event)
         link.curve_server = True
         link.curve_secretkey, link.curve_publickey = self._keys.secret.encode(), self._keys.public.encode()
         home.loop.watch_socket(link, self._take)

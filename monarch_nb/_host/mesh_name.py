@@ -31,7 +31,7 @@ class MeshName:
         self._who = self._home.clients.who(message.src)
         if self._claim is None:
             self._claim_path = fields["path"]
-            self._claim = Claim.take(self._claim_path, self._note("starting"))
+            self._claim = Claim.acquire(self._claim_path, self._note("starting"))
         return self._claim is not None
 
     @property
@@ -80,7 +80,7 @@ class MeshName:
             return True
         with suppress(OSError):
             if not self._claim.holds:
-                again = Claim.take(self._claim_path, self._note("running"))
+                again = Claim.acquire(self._claim_path, self._note("running"))
                 if again is None:
                     return False
                 self._claim.release()

@@ -39,9 +39,9 @@ class OutputReader:
         for piece in self._parser.feed(data):
             self._on_piece(piece)
 
-    def begin(self, origin: int) -> None:
+    def begin_origin(self, origin: int) -> None:
         """What comes without a mark from now on belongs to `origin`."""
-        self._parser.begin(origin)
+        self._parser.begin_origin(origin)
 
     def drain(self) -> None:
         """Read what is there; whoever still holds the other end is not waited for."""

@@ -165,7 +165,7 @@ class HostProcess:
             rank = self.supervisor.ranks.get(proc)
             if rank is not None:
                 for output in rank.outputs:
-                    output.begin(origin)
+                    output.begin_origin(origin)
 
     def take_far(self, frames: Sequence[Any]) -> None:
         """Take a message from the link to other hosts."""

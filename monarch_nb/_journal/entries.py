@@ -65,7 +65,7 @@ class EntryLog:
         """Where the file is."""
         return os.path.dirname(self._path)
 
-    def begin(self, kind: str, **fields: Any) -> Entry:
+    def begin_entry(self, kind: str, **fields: Any) -> Entry:
         """Enter something new; return it with its number `n`."""
         entry: Entry = {"n": self._next, "kind": kind, **fields}
         self._next += 1

@@ -104,7 +104,7 @@ class CallTimes(CallTime):
         self.num = 0
         self.each: list[CallTime] = []
 
-    def begin(self) -> CallTime:
+    def begin_call(self) -> CallTime:
         """Return what takes note of one call."""
         if len(self.each) >= MAX_CALLS_EACH:
             return self
@@ -416,7 +416,7 @@ class Mailbox(Pending):
         self._queue: deque[tuple[int, Body]] = deque()
         self._takers: deque[OneReply] = deque()
 
-    def take(self) -> OneReply:
+    def next_reply(self) -> OneReply:
         """Return a pending for the next message."""
         reply = OneReply(self.office, ())
         with self.office.callback_lock:

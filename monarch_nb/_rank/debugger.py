@@ -155,18 +155,18 @@ class Debugger:
         """Interrupt a thread of this process if it stands at a breakpoint: it raises KeyboardInterrupt there. Called in the reading thread."""
         stop = next((stop for stop in list(self._stops.values()) if stop.thread == ident), None)
         if stop is not None:
-            self.office.reader.notify(stop.inbox.put(_INTERRUPT))
+            self.office.reader.notify(stop.inbox.put_message(_INTERRUPT))
         return stop is not None
 
     def take_line(self, key: int, n: int, text: str) -> Any:
         """Hand a line to a stop; return the waiter to wake."""
         stop = self._stops.get(key)
         if stop is None:
-            self.tell("debug_left", key=key, n=n, text="it runs on, and no longer stands there")
+            self.notify_home("debug_left", key=key, n=n, text="it runs on, and no longer stands there")
             return None
-        return stop.inbox.put(Line(n, text))
+        return stop.inbox.put_message(Line(n, text))
 
-    def tell(self, op: str, **fields: Any) -> None:
+    def notify_home(self, op: str, **fields: Any) -> None:
         """Tell the home."""
         self.office.tell(address.HOME, op, **fields)
 
@@ -228,7 +228,7 @@ class MeshPdb(pdb.Pdb):
         if self._line is not None and self._line.text == wire.RUN_ON:
             self.set_continue()
         if self._goes_on_by_steps():
-            self._debugger.tell("debug_running", key=self._key)
+            self._debugger.notify_home("debug_running", key=self._key)
         else:
             self._left(self._taken())
 
@@ -291,7 +291,7 @@ class MeshPdb(pdb.Pdb):
         """Answer the last line, and wait for the next one that is pdb's business."""
         self._report()
         while True:
-            line = self.inbox.take(self._debugger.office)
+            line = self.inbox.take_message(self._debugger.office)
             if line is None:
                 return "quit\n"
             if line is _INTERRUPT:
@@ -357,7 +357,7 @@ class MeshPdb(pdb.Pdb):
         return text[:MAX_ANSWER].rstrip("\n")
 
     def _report(self) -> None:
-        self._debugger.tell(
+        self._debugger.notify_home(
             "debug_stopped", key=self._key, n=self._line.n if self._line is not None else 0, text=self._taken(), where=self._where(),
             mode="interact" if self._console is not None else "pdb",
         )  # fmt: skip
@@ -395,7 +395,7 @@ class MeshPdb(pdb.Pdb):
     def _left(self, text: str) -> None:
         line, self._line = self._line, None
         self._debugger.leave(self._key)
-        self._debugger.tell("debug_left", key=self._key, n=line.n if line is not None else 0, text=text)
+        self._debugger.notify_home("debug_left", key=self._key, n=line.n if line is not None else 0, text=text)
         self._key = 0
 
 

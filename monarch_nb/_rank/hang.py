@@ -33,7 +33,7 @@ _ACTORS = "monarch_nb._runtime.actors"
 MAX_DEPTH = 200
 
 
-def look(rank: Rank) -> dict[str, Any]:
+def look_at_threads(rank: Rank) -> dict[str, Any]:
     """Return "threads" that are at work (see `_thread`), "groups", "dist_rank" and "on_device"."""
     threads = [*_main(rank), *(each for runner in list(rank.actors.actors.values()) for each in _of_actor(runner))]
     return {

@@ -42,7 +42,7 @@ class MemoryRecording:
         self._resident_before, self._proportional_before = sizes()
         self._knows_peak = _reset_peak()
 
-    def end(self) -> None:
+    def end_recording(self) -> None:
         """Look again."""
         resident, proportional = sizes()
         now, peak = tracemalloc.get_traced_memory()

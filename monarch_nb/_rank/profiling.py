@@ -43,13 +43,13 @@ class CellRecording:
         self._profiler = _start_profiler(options) if options.get("trace") else None
         self._memory = MemoryRecording() if options.get("memory") else None
 
-    def end(self) -> None:
+    def end_recording(self) -> None:
         """The cell is over, or has its value. Further calls do nothing."""
         if self._is_over:
             return
         self._is_over = True
         if self._memory is not None:
-            self._memory.end()
+            self._memory.end_recording()
         if self._profiler is not None:
             with _quiet():
                 self._profiler.stop()
@@ -75,7 +75,7 @@ def _exported(profiler: Any) -> dict[str, Any]:
     return trace
 
 
-def begin(n: int, options: Mapping[str, Any] | None, *, rank: int, host: str) -> CellRecording | None:
+def begin_recording(n: int, options: Mapping[str, Any] | None, *, rank: int, host: str) -> CellRecording | None:
     """Begin the profile of a cell, if this rank shall have one.
 
     Raises:

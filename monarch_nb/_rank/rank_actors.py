@@ -23,7 +23,7 @@ class RankActors(ActorHost):
     """Where calls to a rank arrive. All but the main thread's own work is answered in the reading thread, and never waits."""
 
     def __init__(self, rank: Rank) -> None:
-        super().__init__(rank.office, rank.worker.inbox.put, rank.page, rank.debugger)
+        super().__init__(rank.office, rank.worker.inbox.put_message, rank.page, rank.debugger)
         self._rank = rank
 
     def on_event(self, name: str, fields: dict[str, Any]) -> None:
@@ -48,7 +48,7 @@ class RankActors(ActorHost):
 
     def _now_hang(self, message: Message) -> None:
         """Say what the threads that run user code wait for."""
-        self._reply(message, look(self._rank))
+        self._reply(message, look_at_threads(self._rank))
 
     def _debug(self, message: Message) -> Any:
         """Take a line for a thread that has stopped; return the waiter to wake."""

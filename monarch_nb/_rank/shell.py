@@ -109,7 +109,7 @@ class CellShell:
         ended["when"] = shell.raised_at or ended["when"]
         return {"value": shell.last_bundle, **ended}
 
-    def _keep(self, error: BaseException, number: int) -> None:
+    def _keep_error(self, error: BaseException, number: int) -> None:
         """Keep an error for the debugger; stop there, if that's wanted."""
         from monarch_nb._post import here
 

@@ -61,7 +61,7 @@ class OutputPipe:
         for stream in self.streams.values():
             stream.use_lock(self.lock)
 
-    def begin(self, origin: int) -> None:
+    def begin_origin(self, origin: int) -> None:
         """From now on, unmarked output belongs to cell `origin`; also after it has ended, for what comes late is its own."""
         with self.lock:
             self._cell = origin

@@ -153,7 +153,7 @@ class Worker:
         """Work until the inbox closes."""
         guard_handlers(lambda: self._interruptible, self._raised_between)
         office = self.rank.office
-        while (message := self.inbox.take(office)) is not None:
+        while (message := self.inbox.take_message(office)) is not None:
             self._handle(message)
 
     def _raised_between(self, error: BaseException) -> None:
@@ -198,9 +198,9 @@ class Worker:
             self.rank.debugger.done()
         self.activity_slot.end_activity()
         if name in _LABELS:  # code of the user's
-            self._say(self._mender.mend())
+            self._write_message(self._mender.mend())
 
-    def _say(self, texts: list[str]) -> None:
+    def _write_message(self, texts: list[str]) -> None:
         """Write what there is to say about user code where its output goes, whatever it has put into the place of sys.stderr."""
         if texts:
             stream = self.rank.pipe.streams["stderr"]
@@ -278,10 +278,10 @@ class Worker:
 
     def _run_cell(self, n: int, fields: dict[str, Any]) -> dict[str, Any]:
         assert self._shell is not None
-        self.rank.pipe.begin(n)
+        self.rank.pipe.begin_origin(n)
         self._last_value = None
         self._num_hits = 0
-        self._recording = recording = profiling.begin(n, fields.get("profile"), **self._who())
+        self._recording = recording = profiling.begin_recording(n, fields.get("profile"), **self._who())
         try:
             self._interruptible = True
             if n in self.cancelled:
@@ -298,7 +298,7 @@ class Worker:
             self._interruptible = False
             self.cancelled.discard(n)
             if recording is not None:
-                recording.end()
+                recording.end_recording()
         if self._num_hits and ended.get("ename") == "CancelledError":
             ended["ename"] = "KeyboardInterrupt"  # that's how an event loop is interrupted
         return ended
@@ -310,7 +310,7 @@ class Worker:
     def _say_once(self, text: str) -> None:
         """Say what goes on being so, once."""
         if text and text != self._last_message:
-            self._say([text])
+            self._write_message([text])
             self._last_message = text
 
     def work_post_mortem(self, message: Message) -> bool:

@@ -72,7 +72,7 @@ class ActorHost:
             return self._on_system_call(message)
         runner = self.actors.get(message.target)
         if runner is not None:
-            return runner.inbox.put(message)
+            return runner.inbox.put_message(message)
         if message.target in self._gone:
             self._no_such_actor(message)
             return None
@@ -85,7 +85,7 @@ class ActorHost:
         """Take a CALL from a mesh that this process is a guest of: something there has failed that an actor here owns."""
         runner = self.actors.get(message.target)
         if message.name == b"__supervise__" and runner is not None:
-            return runner.inbox.put(message)
+            return runner.inbox.put_message(message)
         return None
 
     def on_event(self, name: str, fields: dict[str, Any]) -> None:
@@ -127,7 +127,7 @@ class ActorHost:
             return
         runner = self.actors[message.target] = ActorRunner(self, message, before)
         for early in self._early.pop(message.target, ()):
-            runner.inbox.put(early)
+            runner.inbox.put_message(early)
 
     def _respawn(self, message: Message) -> None:
         """Make an actor again that has failed, or whose process is new."""

@@ -213,7 +213,7 @@ class ActorRunner:
         if self._wish is not None and "version" in self._wish:
             found.restore(instance, self._wish)
         elif found.every:
-            found.begin(instance)
+            found.prepare(instance)
 
     def _construct(self, recipe: dict[str, Any], spawn: Message) -> None:
         self.activity_slot.begin_activity(f"{recipe['class'].__name__}.__init__".encode(), spawn.origin)
@@ -231,7 +231,7 @@ class ActorRunner:
 
     def _serve(self) -> None:
         office = self.host.office
-        while (message := self.inbox.take(office)) is not None:
+        while (message := self.inbox.take_message(office)) is not None:
             self._handle(message)
 
     async def _live_async(self, recipe: dict[str, Any], spawn: Message) -> None:
@@ -622,7 +622,7 @@ class ActorRunner:
         """An endpoint has raised: tell the caller, or, if nobody waits, the owner."""
         end_if_forked(error)
         endpoint = message.name.decode()
-        self._keep(error)
+        self._keep_error(error)
         answers = message.ref and not message.flags & wire.KEEP
         method = self._methods.get(message.name)
         answers_itself = method is not None and method.wants_port and not isinstance(error, KeyboardInterrupt)
@@ -633,7 +633,7 @@ class ActorRunner:
             self._count(message, failed=True)
         self.host.office.settle()
 
-    def _keep(self, error: BaseException) -> None:
+    def _keep_error(self, error: BaseException) -> None:
         """Keep an error for the debugger; stop there, if that's wanted."""
         if not isinstance(error, Exception) or self.host.debugger is None:
             return

@@ -75,21 +75,21 @@ class Checkpoints:
         """Count a call; save, if it's time. One that failed may have left some ranks a step behind others: that's no state to go on from."""
         self.num_calls += 1
         if self.every and self.num_calls % self.every == 0 and not failed:
-            self.take(instance)
+            self.take_snapshot(instance)
 
-    def begin(self, instance: Any) -> None:
+    def prepare(self, instance: Any) -> None:
         """Keep what a new actor begins with, and make the memory for copies ready: its first use is slow."""
         for buffers in self._buffers:
             take_snapshot(instance.state_dict(), self.num_calls, buffers)
-        self.take(instance)
+        self.take_snapshot(instance)
 
-    def take(self, instance: Any) -> None:
+    def take_snapshot(self, instance: Any) -> None:
         """Copy the state, and have the copy written; waits only if the save before the last one isn't through: its memory is needed."""
         before, self._saving = self._saving, None
         if self._saving_before is not None:
             self._saving_before.join()
         snapshot = take_snapshot(instance.state_dict(), self.num_calls, self._buffers[0])
-        self._keep(snapshot)
+        self._keep_snapshot(snapshot)
         self._error = None
         self._saving_before = before
         self._saving = threading.Thread(
@@ -97,7 +97,7 @@ class Checkpoints:
         )
         self._saving.start()
 
-    def _keep(self, snapshot: Snapshot) -> None:
+    def _keep_snapshot(self, snapshot: Snapshot) -> None:
         """Keep a copy in memory, and the one before it; later ones were taken back."""
         self._buffers.reverse()
         self._snapshots = [*[s for s in self._snapshots if s.version < snapshot.version][-1:], snapshot]
@@ -116,7 +116,7 @@ class Checkpoints:
         """
         self._asked = True
         try:
-            self.take(instance)  # even if this version is there: on ranks that are new it may not be, and all save together
+            self.take_snapshot(instance)  # even if this version is there: on ranks that are new it may not be, and all save together
             self.wait()
         finally:
             self._asked = False
@@ -192,7 +192,7 @@ class Checkpoints:
         if state is not None:
             instance.load_state_dict(state)
         self.num_calls = version
-        self._keep(take_snapshot(instance.state_dict(), version, self._buffers[0]))
+        self._keep_snapshot(take_snapshot(instance.state_dict(), version, self._buffers[0]))
 
     def _state(self, instance: Any, wish: dict[str, Any]) -> tuple[int, Any]:
         snapshot = self.find(wish["version"])

@@ -18,7 +18,7 @@ class Inbox(Generic[Item]):
 
     An actor's and the main thread's hold messages, a debugger's holds lines.
 
-    `put` is called by the reading thread, `take` by the owner.
+    `put_message` is called by the reading thread, `take_message` by the owner.
     """
 
     __slots__ = ("_queue", "add", "closed", "due", "hook", "park", "urgent")
@@ -41,7 +41,7 @@ class Inbox(Generic[Item]):
     def expire(self) -> None:
         """Never due."""
 
-    def put(self, message: Item) -> Any:
+    def put_message(self, message: Item) -> Any:
         """Add a message; return the waiter to wake."""
         if self.hook is not None:
             self.hook(message)
@@ -54,7 +54,7 @@ class Inbox(Generic[Item]):
         self._queue.appendleft(message)
         self._rouse(office)
 
-    def take(self, office: Office) -> Item | None:
+    def take_message(self, office: Office) -> Item | None:
         """Wait for the next message; None once closed."""
         queue = self._queue
         while not queue:
@@ -79,7 +79,7 @@ class Inbox(Generic[Item]):
         return None
 
     def close(self, office: Office) -> None:
-        """Let the owner's `take` return None after what is there."""
+        """Let the owner's `take_message` return None after what is there."""
         self.closed = True
         self._rouse(office)
 

@@ -27,14 +27,14 @@ _MAX_NOTE_BYTES = 4096
 
 
 class Claim:
-    """A name that this process has. `take` makes one."""
+    """A name that this process has. `acquire` makes one."""
 
     def __init__(self, path: str, fd: int) -> None:
         self._path = path
         self._fd = fd
 
     @classmethod
-    def take(cls, path: str, note: dict[str, Any]) -> Claim | None:
+    def acquire(cls, path: str, note: dict[str, Any]) -> Claim | None:
         """Claim what `path` stands for; None if another process has it.
 
         Args:
@@ -45,7 +45,7 @@ class Claim:
         """
         for candidate in (path, _local(path)):
             try:
-                claim = cls._take(candidate)
+                claim = cls._try_lock(candidate)
             except OSError as error:
                 if error.errno not in _NO_LOCKS or candidate != path:
                     raise
@@ -56,7 +56,7 @@ class Claim:
         return None
 
     @classmethod
-    def _take(cls, path: str) -> Claim | None:
+    def _try_lock(cls, path: str) -> Claim | None:
         while True:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
             try:

@@ -48,7 +48,7 @@ class Parser:
         self.origin = 0
         self.stream = self._own_stream = stream
 
-    def begin(self, origin: int) -> None:
+    def begin_origin(self, origin: int) -> None:
         """What comes without a mark from now on is this pipe's own stream, of `origin`."""
         self.origin, self.stream = origin, self._own_stream
 

@@ -106,7 +106,7 @@ class SegmentPool:
         for buffer in buffers:
             offsets.append(total)
             total += -(-buffer.nbytes // ALIGN) * ALIGN
-        segment = self.take(total, set(receivers))
+        segment = self.acquire_segment(total, set(receivers))
         base = ctypes.addressof(ctypes.c_char.from_buffer(segment.map))
         entries = []
         for buffer, offset in zip(buffers, offsets, strict=True):
@@ -114,7 +114,7 @@ class SegmentPool:
             entries.append(ENTRY.pack(SHM, segment.fd, os.getpid(), segment.inode, offset, buffer.nbytes))
         return b"".join(entries)
 
-    def take(self, total: int, holders: set[int]) -> Segment:
+    def acquire_segment(self, total: int, holders: set[int]) -> Segment:
         """Return a segment of at least `total` bytes that `holders` will map; what was in it before is still there."""
         with self._lock:
             fitting = [s for s in self._free if total <= s.capacity <= 4 * total]

@@ -27,7 +27,7 @@ class Strangers:
     """Watches the connections of a socket that listens. Make it before the socket binds; owned by the thread that uses the socket.
 
     Attributes:
-        monitor: call `hear` whenever it's readable.
+        monitor: call `read_event` whenever it's readable.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes]) -> None:
@@ -42,7 +42,7 @@ class Strangers:
         self.monitor.setsockopt(zmq.RCVHWM, 0)  # ZeroMQ's own thread waits while it's full
         self.monitor.connect(address)
 
-    def hear(self) -> None:
+    def read_event(self) -> None:
         """Take a piece of news."""
         event = parse_monitor_message(self.monitor.recv_multipart())
         fd = int(event["value"])

@@ -21,7 +21,7 @@ class PortReceiver(Generic[R]):
 
     def recv(self) -> Future[R]:
         """Return a future of the next message. It raises what was sent with `Port.exception`."""
-        return Future(self._mailbox.take(), self._value, "a channel")
+        return Future(self._mailbox.next_reply(), self._value, "a channel")
 
     def _value(self, reply: OneReply) -> Any:
         return one_value(reply, "channel")

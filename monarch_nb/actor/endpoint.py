@@ -325,7 +325,7 @@ class Endpoint(Generic[P, R]):
         calls = self._office.calls
         if calls is not None:
             times = calls.get(self)
-            pending.times, pending.started = times and times.begin(), time.perf_counter()
+            pending.times, pending.started = times and times.begin_call(), time.perf_counter()
 
     def _post_all(self, body: Encoded, flags: int, ref: int, receivers: Any = None) -> None:
         origin = origin_in(self._office)

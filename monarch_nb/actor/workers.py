@@ -111,7 +111,7 @@ def _serve(listener: zmq.Socket[bytes], gatekeeper: Gatekeeper, strangers: Stran
     while True:
         ready = {s for s, _ in zmq.zmq_poll(watched, -1)}
         if strangers.monitor in ready:
-            strangers.hear()
+            strangers.read_event()
         if gatekeeper.socket in ready:
             gatekeeper.answer()
         if listener in ready:

@@ -68,18 +68,18 @@ class Card:
         try:
             status = self._mesh.status(fresh=False)
         except (MeshError, ReferenceError):
-            self.end(f"mesh {self._name!r} has ended, or this kernel has left it")
+            self.show_ended(f"mesh {self._name!r} has ended, or this kernel has left it")
             return
         if _gist(status) != self._gist:
             self._handle.update(self._bundle(status), raw=True)
 
-    def end(self, reason: str) -> None:
+    def show_ended(self, reason: str) -> None:
         """Nothing more comes: the picture stays, and the widget goes."""
         if self._handle is None or self._ended or self._last is None:
             return
         self._ended = reason
         if self._widget is not None:
-            self._widget.end(reason)
+            self._widget.show_ended(reason)
             self._widget = None
             with suppress(ValueError):
                 self._shell.events.unregister("post_run_cell", self._after_cell)
@@ -137,4 +137,4 @@ def end_cards(reason: str, mesh: Mesh | None = None) -> None:
     """Leave pictures instead of the cards of a mesh, or of all."""
     for each, card in list(_cards.items()):
         if mesh is None or each is mesh:
-            card.end(reason)
+            card.show_ended(reason)

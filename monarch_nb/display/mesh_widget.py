@@ -74,7 +74,7 @@ class MeshWidget(anywidget.AnyWidget):
     def _mesh_ended(self) -> None:
         self.ended = self._mesh._office.lost or f"mesh {self._mesh.name!r} has ended"
 
-    def end(self, reason: str) -> None:
+    def show_ended(self, reason: str) -> None:
         """Nothing more comes."""
         self.ended = reason
         self._watch()

@@ -146,17 +146,17 @@ def follow(mesh: Mesh, show: Callable[[MeshStatus], None], *, every_s: float = 0
 
 
 class Watch:
-    """A mesh's state, the newest one each time it's wanted. `end` may be called from any thread."""
+    """A mesh's state, the newest one each time it's wanted. `stop_showing` may be called from any thread."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._new = threading.Event()
         self._over = threading.Event()
         self._data: dict[str, Any] = {}
         self._last = 0.0
-        self._feed = mesh.watch_status(self._take, self.end)
+        self._feed = mesh.watch_status(self._take_change, self.stop_showing)
 
     def run(self, show: Callable[[MeshStatus], None], *, every_s: float = 0.5, count: int | None = None) -> None:
-        """Show the state again and again as it changes, until `end` is called or the mesh ends."""
+        """Show the state again and again as it changes, until `stop_showing` is called or the mesh ends."""
         try:
             while count is None or count > 0:
                 status = self._next(every_s)
@@ -167,12 +167,12 @@ class Watch:
         finally:
             self._feed.close()
 
-    def end(self) -> None:
+    def stop_showing(self) -> None:
         """Show no more."""
         self._over.set()
         self._new.set()
 
-    def _take(self, change: dict[str, Any]) -> None:
+    def _take_change(self, change: dict[str, Any]) -> None:
         self._data = apply(self._data, change)
         self._new.set()
 

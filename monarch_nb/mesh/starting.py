@@ -133,7 +133,7 @@ def _claimed(name: str, path: str) -> Session:
     """
     claim = launch.find_claim(name)
     if claim is None:
-        connection = spare.take()
+        connection = spare.take_spare()
         session = Session.connect(connection)
         try:
             if session.request("claim", path=launch.claim_path(name)):

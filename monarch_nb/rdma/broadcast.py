@@ -192,7 +192,7 @@ def fill(plane: DataPlane, fields: Mapping[str, Any]) -> dict[str, Any]:
     return {"receipt": plane.run(Job(READ, fields["source"], memory, deadline_of(fields["timeout_s"])))}
 
 
-def begin(source: RDMABuffer, targets: Iterable[RDMABuffer], timeout: float | None = DEFAULT_TIMEOUT_S) -> LocalFuture[BroadcastReceipt]:
+def begin_spread(source: RDMABuffer, targets: Iterable[RDMABuffer], timeout: float | None = DEFAULT_TIMEOUT_S) -> LocalFuture[BroadcastReceipt]:
     """Check, and do `spread` in a thread of its own."""
     wanted = list(targets)
     for target in wanted:

@@ -170,7 +170,7 @@ class RDMABuffer:
             return leader.begin_broadcast(self, to, name, timeout)
         if name is not None:
             raise MeshUsageError("a name goes with a mesh; buffers have their memory already")
-        return broadcast.begin(self, to.values() if hasattr(to, "values") else to, timeout)
+        return broadcast.begin_spread(self, to.values() if hasattr(to, "values") else to, timeout)
 
     # --- the registration
 

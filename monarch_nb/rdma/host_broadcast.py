@@ -93,7 +93,7 @@ def allocate_room(office: Office, source: RDMABuffer, members: Sequence[int]) ->
     """Return where the array of a buffer can be put for some ranks of this machine, and as many bytes there."""
     handle = source._handle
     shape = tuple(handle.layout.shape)
-    segment = office.pool.take(max(1, handle.nbytes), set(members))
+    segment = office.pool.acquire_segment(max(1, handle.nbytes), set(members))
     found = ArrayLocation(office.me, (os.getpid(), segment.fd, segment.inode), shape, handle.dtype, handle.kind)
     return found, memoryview(segment.map)[: handle.nbytes]
 

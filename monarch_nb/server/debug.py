@@ -71,7 +71,7 @@ class DebugWatch(Watch):
         self._feed: StatusFeed | None = None
         self._stops: list[dict[str, Any]] | None = None
 
-    async def begin(self) -> None:
+    async def begin_watch(self) -> None:
         link = self._meshes.link(self._name)
         link.acquire()
         self._link = link
@@ -95,7 +95,7 @@ class DebugWatch(Watch):
         self.wake()
 
     def _ended(self, how: str) -> None:
-        self.end("gone", reason=how)
+        self.send_last("gone", reason=how)
 
     def next_message(self) -> dict[str, Any] | None:
         stops, self._stops = self._stops, None

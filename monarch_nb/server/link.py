@@ -106,11 +106,11 @@ class Link:
 
     def _on_change(self, change: dict[str, Any]) -> None:
         """Take a change, in the reading thread."""
-        self._call_soon(lambda: self._take(change))
+        self._call_soon(lambda: self._take_change(change))
 
-    def _take(self, change: dict[str, Any]) -> None:
+    def _take_change(self, change: dict[str, Any]) -> None:
         if self._feed is not None:
-            self.mirror.take(change)
+            self.mirror.take_change(change)
             self._feed.taken()
 
     def _home_gone(self) -> None:
@@ -126,7 +126,7 @@ class Link:
     def ended(self, reason: str) -> None:
         """The mesh is no more."""
         if not self.closed:
-            self.mirror.end(reason)
+            self.mirror.set_gone(reason)
             self.close()
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ class Mirror:
         """Whether anything has been heard."""
         return bool(self.rows.order)
 
-    def take(self, change: Change) -> None:
+    def take_change(self, change: Change) -> None:
         """Take what a home says."""
         if "full" in change:
             full = change["full"]
@@ -35,7 +35,7 @@ class Mirror:
             self.rows.put_all(change["mesh"], change["hosts"], change["ranks"])
         self._tell()
 
-    def end(self, reason: str) -> None:
+    def set_gone(self, reason: str) -> None:
         """There's nothing more to come."""
         self.gone = self.gone or reason
         self._tell()

@@ -60,7 +60,7 @@ class Watch(ABC):
                 self._is_ready = False
                 self._send(message)
 
-    def end(self, kind: str, **fields: Any) -> None:
+    def send_last(self, kind: str, **fields: Any) -> None:
         """Send the last message."""
         if not self.over:
             self.over = True
@@ -68,7 +68,7 @@ class Watch(ABC):
             self.close()
 
     @abstractmethod
-    async def begin(self) -> None:
+    async def begin_watch(self) -> None:
         """Begin to watch."""
 
     @abstractmethod
@@ -87,7 +87,7 @@ class ListWatch(Watch):
     _sent: list[dict[str, Any]] | None = None
     _timer: asyncio.TimerHandle | None = None
 
-    async def begin(self) -> None:
+    async def begin_watch(self) -> None:
         self._list = MeshList(self._meshes, self._changed)
 
     def _changed(self) -> None:
@@ -123,7 +123,7 @@ class StatusWatch(Watch):
         self._stop: Callable[[], None] | None = None
         self._seen = -1
 
-    async def begin(self) -> None:
+    async def begin_watch(self) -> None:
         link = self._meshes.link(self._name)
         await link.watch()
         if self.over:
@@ -135,7 +135,7 @@ class StatusWatch(Watch):
     def wake(self) -> None:
         super().wake()
         if self._link is not None and self._link.mirror.gone and not self.over:
-            self.end("gone", reason=self._link.mirror.gone)
+            self.send_last("gone", reason=self._link.mirror.gone)
 
     def next_message(self) -> dict[str, Any] | None:
         mirror = self._link.mirror if self._link is not None else None
@@ -169,7 +169,7 @@ class LogsWatch(Watch):
         self._task: asyncio.Task[None] | None = None
         self._link: Link | None = None
 
-    async def begin(self) -> None:
+    async def begin_watch(self) -> None:
         from monarch_nb.mesh.log_page import compile_pattern
 
         compile_pattern(self._grep)
@@ -188,10 +188,10 @@ class LogsWatch(Watch):
                     await self._read(link)
                     self.wake()
             except MeshError as error:
-                self.end("gone", reason=link.mirror.gone or str(error))
+                self.send_last("gone", reason=link.mirror.gone or str(error))
                 return
             except Exception as error:  # a position that no journal has, say: who watches is told
-                self.end("error", message=could_not(error))
+                self.send_last("error", message=could_not(error))
                 return
             await asyncio.sleep(FOLLOW_S if not self._lines else 0.02)
 
@@ -298,12 +298,12 @@ class StreamHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
 
     async def _start(self, number: int, watch: Watch) -> None:
         try:
-            await watch.begin()
+            await watch.begin_watch()
         except (MeshError, ValueError, LookupError) as error:
-            watch.end("error", message=str(error))
+            watch.send_last("error", message=str(error))
         except Exception as error:  # who asks waits for an answer, whatever comes of it
             self.log.warning("monarch_nb could not watch %r", watch, exc_info=error)
-            watch.end("error", message=could_not(error))
+            watch.send_last("error", message=could_not(error))
 
     def _drop(self, number: int) -> None:
         watch = self._watches.pop(number, None)

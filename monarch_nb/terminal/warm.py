@@ -14,7 +14,7 @@ DEFAULT_S = 1800.0
 
 def kept(for_s: float | None) -> str:
     """Keep an interpreter warm, and say until when."""
-    found, is_new = warm.keep(for_s or DEFAULT_S)
+    found, is_new = warm.keep_warm(for_s or DEFAULT_S)
     if not is_new:
         return f"this environment is warm already, until {found.until_text} (pid {found.pid}). For another time: monarch-nb warm --stop first"
     return (

@@ -82,7 +82,7 @@ def test_a_starter_that_is_killed_in_the_middle_leaves_the_name_free() -> None:
 @pytest.fixture
 def held(request: pytest.FixtureRequest) -> Iterator[Claim]:
     """A name that this program has, as a home has it that is being started."""
-    claim = Claim.take(launch.claim_path("held"), {"state": "starting", "pid": os.getpid(), "who": "somebody (pid 5)"})
+    claim = Claim.acquire(launch.claim_path("held"), {"state": "starting", "pid": os.getpid(), "who": "somebody (pid 5)"})
     assert claim is not None
     yield claim
     claim.release()

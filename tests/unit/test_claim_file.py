@@ -20,7 +20,7 @@ CODE = """
 import sys
 from monarch_nb._wire.claim import Claim
 sys.stdin.readline()
-claim = Claim.take(sys.argv[1], {"number": int(sys.argv[2])})
+claim = Claim.acquire(sys.argv[1], {"number": int(sys.argv[2])})
 print("yes" if claim else "no", flush=True)
 sys.stdin.readline()
 """
@@ -59,7 +59,7 @@ def test_one_of_many_gets_it_and_a_killed_one_loses_it(tmp_path: Path) -> None:
         processes[winner].send_signal(signal.SIGKILL)
         assert wait_for_exit(processes[winner].pid)
         assert holder(path) is None
-        claim = Claim.take(path, {})
+        claim = Claim.acquire(path, {})
         assert claim is not None
         claim.release()
         for process in processes:
@@ -74,17 +74,17 @@ def test_looking_takes_nothing(tmp_path: Path) -> None:
     ask(process)
     assert answer(process) == "yes"
     assert holder(path) == {"number": 1}
-    assert Claim.take(path, {}) is None
+    assert Claim.acquire(path, {}) is None
     close(process)
 
 
 def test_a_file_that_was_removed_is_claimed_anew(tmp_path: Path) -> None:
     path = str(tmp_path / "claim")
-    first = Claim.take(path, {"number": 1})
+    first = Claim.acquire(path, {"number": 1})
     assert first is not None and first.holds
     os.unlink(path)
     assert not first.holds
-    second = Claim.take(path, {"number": 2})
+    second = Claim.acquire(path, {"number": 2})
     assert second is not None
     first.release()
     assert holder(path) == {"number": 2}, "who has lost a name doesn't take the next one's away"
@@ -101,9 +101,9 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(fcntl, "fcntl", refuse)
     path = str(tmp_path / "claim")
-    claim = Claim.take(path, {"number": 1})
+    claim = Claim.acquire(path, {"number": 1})
     assert claim is not None
     assert holder(path) == {"number": 1}
-    assert Claim.take(path, {}) is None
+    assert Claim.acquire(path, {}) is None
     claim.release()
     assert holder(path) is None

@@ -169,13 +169,13 @@ def test_what_lies_at_a_claims_place_is_named(runtime: Path) -> None:
     path = connection_file.claim_path(str(runtime / "monarch_nb-x.json"))
     os.mkfifo(path)
     with pytest.raises(FileExistsError, match=r"no plain file; remove it.*monarch_nb-x\.claim"):
-        Claim.take(path, {})
+        Claim.acquire(path, {})
     assert connection_file.claimant(str(runtime / "monarch_nb-x.json")) is None
 
 
 def test_a_dead_ones_file_is_not_removed_under_whoever_starts_that_name(runtime: Path) -> None:
     path = write(runtime, "again", pid=2**22 - 3, start_time=5)
-    claim = Claim.take(connection_file.claim_path(str(path)), {"state": "starting", "who": "a test"})
+    claim = Claim.acquire(connection_file.claim_path(str(path)), {"state": "starting", "who": "a test"})
     assert claim is not None
     assert names() == []
     assert path.exists(), "it may have been written just now"

@@ -128,8 +128,8 @@ def test_files_are_private_and_move_along(tmp_path: Path) -> None:
 
 def test_entries_are_appended_and_merged(tmp_path: Path) -> None:
     log = EntryLog(str(tmp_path))
-    first = log.begin("cell", source="x = 1")
-    log.begin("cell", source="y")
+    first = log.begin_entry("cell", source="x = 1")
+    log.begin_entry("cell", source="y")
     log.add(first["n"], ended=2.0, status="ok")
     log.add(99, ended=1.0)
     log.close()
@@ -147,7 +147,7 @@ def test_entries_are_appended_and_merged(tmp_path: Path) -> None:
 def test_too_many_entries_lose_their_older_half_and_say_so(tmp_path: Path) -> None:
     log = EntryLog(str(tmp_path), max_entries=10)
     for _ in range(11):
-        entry = log.begin("cell")
+        entry = log.begin_entry("cell")
         log.add(entry["n"], ended=1.0)
     log.close()
     found = journal_entries.read(str(tmp_path))
@@ -160,8 +160,8 @@ def test_entries_may_be_written_later(tmp_path: Path) -> None:
     log = EntryLog(str(tmp_path))
     asked = []
     log.when_dirty = lambda: asked.append(1)
-    log.begin("cell")
-    log.begin("cell")
+    log.begin_entry("cell")
+    log.begin_entry("cell")
     assert len(asked) == 1
     assert (tmp_path / journal_entries.FILE).read_text() == ""
     log.flush()

@@ -87,10 +87,10 @@ def test_entries_are_written_anew_when_there_is_room(disk: SmallDisk) -> None:
     log = EntryLog(str(disk.path))
     broken: list[OSError] = []
     log.when_broken = broken.append
-    first = log.begin("cell", source="before")
+    first = log.begin_entry("cell", source="before")
     disk.fill()
     for i in range(30):
-        log.begin("cell", source=f"{i} " + "x" * 500)
+        log.begin_entry("cell", source=f"{i} " + "x" * 500)
     log.add(first["n"], status="ok")
     assert len(broken) == 1
     assert {e["source"][:6] for e in journal_entries.read(str(disk.path))} >= {"before"}
@@ -99,7 +99,7 @@ def test_entries_are_written_anew_when_there_is_room(disk: SmallDisk) -> None:
     assert sorted(f.name for f in disk.path.iterdir()) == [journal_entries.FILE, "stuffing"]
     disk.free()
     log.resume()
-    log.begin("cell", source="after")
+    log.begin_entry("cell", source="after")
     found = journal_entries.read(str(disk.path))
     assert [e["n"] for e in found] == list(range(1, 33))
     assert found[0]["status"] == "ok"

@@ -101,5 +101,5 @@ def test_bytes_without_marks_pass_unchanged(data: bytes, cut: int) -> None:
 def test_what_has_no_mark_belongs_to_the_cell_that_was_begun() -> None:
     parser = Parser(TOKEN, "stderr")
     assert list(parser.feed(b"before" + mark(TOKEN, TEXT, 3, "stdout"))) == [Piece(TEXT, 0, "stderr", b"before")]
-    parser.begin(7)
+    parser.begin_origin(7)
     assert list(parser.feed(b"plain")) == [Piece(TEXT, 7, "stderr", b"plain")]

@@ -148,7 +148,7 @@ class TcpPath(Path):
         return {"addresses": addresses, "secret": self.listener.expect(fields["process"], self.server.on_connection)}
 
     def forget(self, region: Region) -> None:
-        region.made[NAME].end()
+        region.made[NAME].wait_until_unused()
 
     def close(self) -> None:
         with self._lock:

@@ -143,7 +143,7 @@ class Exchange:
             if not self._over:
                 self._streams.add(stream)
         if stream not in self._streams:
-            self._peer.give(stream)
+            self._peer.give_back_stream(stream)
             return
         try:
             self._drive(stream)
@@ -152,7 +152,7 @@ class Exchange:
             self.broken.append(stream.number)
             stream.close()
         else:
-            self._peer.give(stream)
+            self._peer.give_back_stream(stream)
         finally:
             with self._lock:
                 self._streams.discard(stream)

@@ -124,7 +124,7 @@ class Peer:
                 return stream
             stream.close()
 
-    def give(self, stream: Stream) -> None:
+    def give_back_stream(self, stream: Stream) -> None:
         """Take back a stream that has nothing under way."""
         stream.last_used = time.monotonic()
         with self._lock:

@@ -46,18 +46,18 @@ class Uses:
         self._busy: set[Serving] = set()
         self._changed = threading.Condition()
 
-    def begin(self, serving: Serving) -> None:
+    def begin_use(self, serving: Serving) -> None:
         """Note that a stream has one."""
         with self._changed:
             self._busy.add(serving)
 
-    def done(self, serving: Serving) -> None:
+    def end_use(self, serving: Serving) -> None:
         """It has none any more."""
         with self._changed:
             self._busy.discard(serving)
             self._changed.notify_all()
 
-    def end(self) -> None:
+    def wait_until_unused(self) -> None:
         """Wait until no chunk is under way; cut the streams of those that take long. No new one may begin meanwhile."""
         with self._changed:
             if not self._changed.wait_for(lambda: not self._busy, DROP_S):
@@ -153,7 +153,7 @@ class Serving:
                 act = self._read if request.op == wire.OP_READ else self._write
                 act(request, region.memory)
             finally:
-                uses.done(self)
+                uses.end_use(self)
         except Refused as refused:
             if request.op == wire.OP_WRITE:
                 wire.skip(self._sock, request.nbytes, self._wait)
@@ -173,7 +173,7 @@ class Serving:
             uses: Uses | None = region.made.get(NAME)
             if uses is None:
                 uses = region.made[NAME] = Uses()
-            uses.begin(self)
+            uses.begin_use(self)
         return region, uses
 
     def _holds(self, request: wire.Request) -> bool:
