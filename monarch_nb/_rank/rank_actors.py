@@ -9,7 +9,7 @@ from monarch_nb._post import here
 from monarch_nb._post.failure import describe
 from monarch_nb._post.pending import Body
 from monarch_nb._rank import collectives, rendezvous
-from monarch_nb._rank.hang import look
+from monarch_nb._rank.hang import look_at_threads
 from monarch_nb._rank.where import where
 from monarch_nb._runtime.actor_host import ActorHost
 from monarch_nb._runtime.inbox import Inbox

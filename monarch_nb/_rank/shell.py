@@ -103,7 +103,7 @@ class CellShell:
         shell = self._shell
         if error is None or is_plain_exit(error):
             return {"status": "ok", "value": shell.last_bundle}
-        self._keep(error, number)
+        self._keep_error(error, number)
         traceback = traceback_text(shell.last_traceback, error, shell.num_hidden) if shell.last_traceback else ""
         ended = describe_cell_error(error, traceback)
         ended["when"] = shell.raised_at or ended["when"]

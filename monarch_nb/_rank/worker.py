@@ -289,9 +289,9 @@ class Worker:
             if fields.get("script") is not None:
                 ended = self._shell.run_script(fields["script"], self.rank.office.me, fields["number"])
             else:
-                self._say(self.rank.reloader.before_cell())
+                self._write_message(self.rank.reloader.before_cell())
                 ended, self._last_value = self._shell.run(
-                    fields["source"], fields["number"], None if recording is None else recording.end
+                    fields["source"], fields["number"], None if recording is None else recording.end_recording
                 )  # the profile is the cell's, not that of printing its value
             self._flush_replaced()
         finally:
