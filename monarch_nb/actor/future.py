@@ -120,6 +120,11 @@ class Future(Generic[T]):
         """Say whether `get` would return at once."""
         return self._pending.ready
 
+    def interrupt(self) -> None:
+        """Interrupt the ranks that are still at it, as Ctrl-C while one waits for it does. Doesn't wait for them."""
+        if not self._pending.ready:
+            _interrupt(self._pending)
+
     def add_done_callback(self, callback: Callable[[Future[T]], Any]) -> None:
         """Call `callback(self)` once done: at once if it is, else in the thread that receives the answer."""
         context = contextvars.copy_context()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import html
 import sys
 import threading
@@ -56,28 +57,49 @@ class TransferBar:
         return {"text/plain": text, "text/html": f"<div>{bar} <span>{html.escape(text)}</span></div>"}
 
 
+class Bar(Protocol):
+    """What is shown and kept up to date."""
+
+    def mimebundle(self) -> dict[str, str]: ...
+
+
 def show_long(transfer: Moving, began: float) -> Callable[[], None]:
     """Show a transfer in the cell that runs; return what is to be called when it's over. Does nothing where there's no notebook."""
+    return show_until_over(TransferBar(transfer, began))
+
+
+def show_until_over(bar: Bar, after_s: float = 0.0) -> Callable[[], None]:
+    """Show a bar in the cell that runs; return what is to be called when it's over. Does nothing where there's no notebook.
+
+    Args:
+        after_s: so long it's not shown: it may be over by then.
+    """
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     if shell is None or not hasattr(shell, "kernel"):
         return lambda: None
     from IPython.display import display
 
-    bar = TransferBar(transfer, began)
-    handle = display(bar.mimebundle(), raw=True, display_id=True)
     over = threading.Event()
+    handles = [] if after_s else [display(bar.mimebundle(), raw=True, display_id=True)]
 
     def run() -> None:
+        if over.wait(after_s):
+            return
+        if not handles:
+            handles.append(display(bar.mimebundle(), raw=True, display_id=True))
         while not over.wait(INTERVAL_S):
-            handle.update(bar.mimebundle(), raw=True)
+            handles[0].update(bar.mimebundle(), raw=True)
 
-    thread = threading.Thread(target=run, name="monarch_nb-transfer-bar", daemon=True)
+    thread = threading.Thread(
+        target=contextvars.copy_context().run, args=(run,), name="monarch_nb-transfer-bar", daemon=True
+    )
     thread.start()
 
     def end() -> None:
         over.set()
         thread.join()
-        handle.update(bar.mimebundle(), raw=True)
+        if handles:
+            handles[0].update(bar.mimebundle(), raw=True)
 
     return end

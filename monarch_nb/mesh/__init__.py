@@ -10,9 +10,13 @@ A mesh is a `ProcMesh` with a name, a namespace for cells, a journal, and a life
 
 from monarch_nb.mesh.cell_run import CellError, CellInterrupted, CellResult, CellRun
 from monarch_nb.mesh.core import Mesh
-from monarch_nb.mesh.starting import IDLE_TIMEOUT_S, attach, start
+from monarch_nb.mesh.starting import IDLE_TIMEOUT_S, attach, current, start
+from monarch_nb.mesh.tasks import MapRun, MeshExecutor
 from monarch_nb.sync import hints
 
-__all__ = ["IDLE_TIMEOUT_S", "CellError", "CellInterrupted", "CellResult", "CellRun", "Mesh", "attach", "start"]
+__all__ = [
+    "IDLE_TIMEOUT_S", "CellError", "CellInterrupted", "CellResult", "CellRun", "MapRun", "Mesh", "MeshExecutor", "attach",
+    "current", "start",
+]  # fmt: skip
 
 hints.install()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from monarch_nb._client.dashboard import dashboard_url
 from monarch_nb._client.heal_report import HealReport
@@ -29,6 +29,7 @@ from monarch_nb.mesh.log_page import read_page
 from monarch_nb.mesh.replay import replay as run_again
 from monarch_nb.mesh.script import prepare_script
 from monarch_nb.mesh.sync import SYNC_S, SyncRequest, before_cell, set_sync_mode, sync, sync_mode
+from monarch_nb.mesh.tasks import MapRun, MeshExecutor
 from monarch_nb.mesh.variables import Difference, Variables, check_name, explained, find_difference
 from monarch_nb.status import MeshStatus
 from monarch_nb.sync import SyncOptions, SyncReceipt
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from monarch_nb.why import HangReport
 
 RESTART_S = 60.0
+R = TypeVar("R")
 
 
 class Mesh(ProcMesh):
@@ -228,6 +230,48 @@ class Mesh(ProcMesh):
         chosen = self.select(ranks)
         prepared = prepare_script(self.part(chosen), script, args, is_module=is_module, env=env)
         return self._run_shown(prepared.line, chosen, None, 0, timeout, quiet=quiet, script=prepared)
+
+    # --- many small tasks
+
+    def map(
+        self,
+        function: Callable[..., R],
+        items: Iterable[Any],
+        *,
+        ranks: str | Sequence[int] = "all",
+        ordered: bool = True,
+        retries: int = 2,
+        return_exceptions: bool = False,
+        progress: bool = True,
+    ) -> MapRun[R]:
+        """Call `function` of each item on whichever rank is free; begins at once, and doesn't wait.
+
+        Args:
+            items: anything that can be iterated; of a generator, items are taken as ranks get free, in another thread.
+            ordered: results in the order of the items; else as they're done.
+            retries: how often an item is given to another rank when one has died at it.
+            return_exceptions: an item's error takes the place of its result; else it's raised, and the rest is given up.
+            progress: show a bar in a notebook, if it takes more than two seconds.
+
+        Example:
+            >>> mesh.map(lambda x: x * x, range(4)).get()            # doctest: +SKIP
+            [0, 1, 4, 9]
+        """
+        self._check_alive("map")
+        return MapRun(
+            self, function, items, self.select(ranks),
+            ordered=ordered, retries=retries, return_exceptions=return_exceptions, progress=progress,
+        )  # fmt: skip
+
+    def executor(self, ranks: str | Sequence[int] = "all", *, retries: int = 2) -> MeshExecutor:
+        """Return a `concurrent.futures.Executor` whose workers are ranks.
+
+        Example:
+            >>> with mesh.executor() as pool:                         # doctest: +SKIP
+            ...     futures = [pool.submit(evaluate, path) for path in paths]
+        """
+        self._check_alive("executor")
+        return MeshExecutor(self, self.select(ranks), retries=retries)
 
     def profile(
         self,

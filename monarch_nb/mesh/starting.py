@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -239,11 +241,22 @@ def attach(name: str | None = None, *, listens: bool = True, observes: bool = Fa
     return _made(connection.name, session, record, make_current=listens)
 
 
+def current() -> Mesh | None:
+    """Return the mesh that this program has started or attached to last; None if it's in none that has a name."""
+    session = sessions.in_use()
+    if session is None or session.connection is None or session.office.closed:
+        return None
+    record = session.request("get_name", name=_RECORD)
+    return None if record is None else Mesh(session.connection.name, session, record)
+
+
 _attach = attach  # `start` has a parameter of that name
 
 
 def _made(name: str, session: Session, record: Mapping[str, Any], *, make_current: bool = True) -> Mesh:
     mesh = Mesh(name, session, record)
+    if "joblib" in sys.modules:  # so that joblib.parallel_config(backend="monarch_nb") finds it
+        importlib.import_module("monarch_nb.mesh.tasks.joblib")
     assert session.output is not None and session.connection is not None
     session.connection = session.connection._replace(name=name)  # a spare has had none
     if session.office.mesh is not None:

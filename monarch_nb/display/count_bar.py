@@ -1,0 +1,45 @@
+"""How many of many things are done, below the cell that waits for them."""
+
+from __future__ import annotations
+
+import html
+import time
+from collections.abc import Callable
+
+from monarch_nb.display.progress import duration
+from monarch_nb.display.transfer_bar import show_until_over
+
+SHOWN_AFTER_S = 2.0
+
+
+class Counted:
+    """One display.
+
+    Args:
+        state: returns how many are done, and how many there are, if that's known.
+    """
+
+    def __init__(self, state: Callable[[], tuple[int, int | None]]) -> None:
+        self._state = state
+        self._began = time.monotonic()
+
+    def text(self) -> str:
+        """Return such as `31 of 100 done, 6.2 s, 14 s left`."""
+        done, total = self._state()
+        seconds = time.monotonic() - self._began
+        parts = [f"{done:,}{f' of {total:,}' if total is not None else ''} done", duration(seconds)]
+        if total is not None and 0 < done < total:
+            parts.append(f"{duration(seconds / done * (total - done))} left")
+        return ", ".join(parts)
+
+    def mimebundle(self) -> dict[str, str]:
+        """Return it as text and as HTML."""
+        done, total = self._state()
+        text = self.text()
+        bar = f"<progress max='{total}' value='{done}'></progress> " if total is not None else ""
+        return {"text/plain": text, "text/html": f"<div>{bar}<span>{html.escape(text)}</span></div>"}
+
+
+def show_count(counted: Counted) -> Callable[[], None]:
+    """Show it in the cell that runs, if it takes more than some seconds; return what is to be called when it's over."""
+    return show_until_over(counted, SHOWN_AFTER_S)

@@ -1,0 +1,12 @@
+"""Many small tasks on the ranks of a mesh: each rank is given one when it's free, so that uneven ones are spread evenly.
+
+pool      hands out tasks; one that was on a rank when that died is given to another
+mapping   mesh.map: a function over items, in order or as they're done
+executor  mesh.executor(): a concurrent.futures.Executor
+joblib    the backend "monarch_nb" of joblib
+"""
+
+from monarch_nb.mesh.tasks.executor import MeshExecutor
+from monarch_nb.mesh.tasks.mapping import MapRun
+
+__all__ = ["MapRun", "MeshExecutor"]

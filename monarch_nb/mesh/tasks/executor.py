@@ -1,0 +1,76 @@
+"""The ranks of a mesh as a `concurrent.futures.Executor`: for code that takes one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor
+from concurrent.futures import Future as ConcurrentFuture
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from monarch_nb.exceptions import ActorError
+from monarch_nb.mesh.tasks.pool import Task, TaskFunction, TaskPool
+
+if TYPE_CHECKING:
+    from monarch_nb.mesh.core import Mesh
+
+R = TypeVar("R")
+
+
+class MeshExecutor(Executor):
+    """Runs functions on the main threads of ranks, one at a time on each.
+
+    What a function raises is raised by `result()` as it was, caused by an `ActorError` that says on which rank and where.
+
+    Example:
+        >>> with mesh.executor() as pool:                              # doctest: +SKIP
+        ...     for future in as_completed([pool.submit(f, x) for x in xs]):
+        ...         print(future.result())
+    """
+
+    def __init__(self, mesh: Mesh, ranks: tuple[int, ...], *, retries: int = 2) -> None:
+        self._pool = TaskPool(mesh, ranks, retries=retries)
+        self._is_shut_down = False
+        self._last: tuple[Callable[..., Any], TaskFunction] | None = None
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks run functions."""
+        return self._pool.num_ranks
+
+    def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> ConcurrentFuture[R]:
+        """Have a rank call a function; return a future of its value.
+
+        Raises:
+            CannotPickle: (a TypeError) if the function can't be sent. Of arguments that can't, the future tells.
+            RuntimeError: after `shutdown`.
+        """
+        if self._is_shut_down:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+        future: ConcurrentFuture[R] = _TaskFuture()
+        self._pool.put(Task(self._encoded(fn), args, kwargs, future=future))
+        return future
+
+    def _encoded(self, function: Callable[..., Any]) -> TaskFunction:
+        if self._last is None or self._last[0] is not function:
+            self._last = function, TaskFunction.of(function)
+        return self._last[1]
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no more functions; see `concurrent.futures.Executor.shutdown`. The mesh goes on."""
+        self._is_shut_down = True
+        if cancel_futures:
+            self._pool.cancel(interrupt=False)
+        self._pool.close()
+        if wait:
+            self._pool.join()
+
+
+class _TaskFuture(ConcurrentFuture[R]):
+    """A task's future whose error is what the function has raised."""
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        if isinstance(exception, ActorError) and exception.exception is not None:
+            raised = exception.exception
+            raised.__cause__ = exception
+            exception = raised
+        super().set_exception(exception)

@@ -1,0 +1,236 @@
+"""Hands tasks to ranks: one at a time to each, the next when it's done. So no rank waits while there are tasks.
+
+A thread of its own hands out; answers wake it. What a rank had when it died is given to another one first of all, up to `retries` times:
+it may be the task that kills.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future as ConcurrentFuture
+from concurrent.futures import InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb._rank.task import FunctionMissing, TaskCall
+from monarch_nb._wire import codec
+from monarch_nb.actor.future import Future
+from monarch_nb.actor.proc_mesh import ProcMesh
+from monarch_nb.exceptions import ActorError, DeviceMeshError, MeshEnded, SupervisionError
+
+if TYPE_CHECKING:
+    from monarch_nb.mesh.core import Mesh
+
+LOOK_S = 0.5
+"""How often it's looked whether a dead rank has been healed, while there are tasks for it."""
+
+
+@dataclass(frozen=True)
+class TaskFunction:
+    """A function as ranks are sent it: encoded once."""
+
+    name: str
+    digest: bytes
+    encoded: bytes
+
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> TaskFunction:
+        """Encode a function.
+
+        Raises:
+            CannotPickle: naming what of it can't be sent.
+        """
+        name = str(getattr(function, "__name__", type(function).__name__))
+        encoded = codec.to_bytes(codec.encode(function, name))
+        return cls(name, hashlib.sha256(encoded).digest(), encoded)
+
+
+@dataclass(eq=False)
+class Task:
+    """One call of a function.
+
+    Attributes:
+        label: what errors call it: `item 3`.
+        ends: ranks that have died while they were at it.
+    """
+
+    function: TaskFunction
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    label: str = "a task"
+    future: ConcurrentFuture[Any] = field(default_factory=ConcurrentFuture)
+    ends: list[int] = field(default_factory=list)
+
+
+class TaskPool:
+    """The ranks that take tasks, and the tasks that wait.
+
+    Args:
+        source: asked for the next task when a rank is free and none waits; None: there's none now.
+        retries: how often a task is given to another rank when one has died at it.
+    """
+
+    def __init__(self, mesh: Mesh, ranks: tuple[int, ...], *, source: Callable[[], Task | None] = lambda: None, retries: int = 2) -> None:
+        self._mesh = mesh
+        self._parts: dict[int, ProcMesh] = {rank: mesh.part([rank]) for rank in ranks}
+        self._source = source
+        self._retries = retries
+        self._waiting: deque[Task] = deque()
+        self._running: dict[int, tuple[Task, Future[Any]]] = {}
+        self._known: dict[int, set[bytes]] = {rank: set() for rank in ranks}
+        """Functions that ranks have."""
+        self._events: SimpleQueue[int | None] = SimpleQueue()
+        """Ranks that have answered; None: there's something to look at."""
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks take tasks."""
+        return len(self._parts)
+
+    def put(self, task: Task) -> None:
+        """Have a task done."""
+        self._waiting.append(task)
+        self.wake()
+
+    def wake(self) -> None:
+        """Look for tasks."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="monarch_nb-tasks", daemon=True)
+                self._thread.start()
+        self._events.put(None)
+
+    def cancel(self, *, interrupt: bool = True) -> None:
+        """Give up what waits, and interrupt what runs."""
+        while self._waiting:
+            with suppress(IndexError):
+                self._waiting.popleft().future.cancel()
+        if interrupt:
+            for _, call in list(self._running.values()):
+                call.interrupt()
+
+    def close(self) -> None:
+        """End once all that has been put is done."""
+        self._closing = True
+        if self._thread is not None:
+            self._events.put(None)
+
+    def join(self) -> None:
+        """Wait until it has ended."""
+        if self._thread is not None:
+            self._thread.join()
+
+    # --- in the thread
+
+    def _serve(self) -> None:
+        while not (self._closing and not self._waiting and not self._running):
+            self._hand_out()
+            try:
+                rank = self._events.get(timeout=LOOK_S if self._waiting else None)
+            except Empty:
+                continue
+            if rank is not None:
+                self._take(rank)
+
+    def _hand_out(self) -> None:
+        """Give each free rank a task, as long as there are any."""
+        for rank in self._free():
+            task = self._next()
+            if task is None:
+                return
+            self._give(rank, task)
+        if self._waiting and not self._running and not self._living():
+            self._fail_all(SupervisionError("no rank is left to do it; %mesh heal (or mesh.heal()), then do it again"))
+
+    def _living(self) -> set[int]:
+        return set(self._mesh.living_ranks())
+
+    def _free(self) -> Iterator[int]:
+        living = self._living()
+        return iter([rank for rank in self._parts if rank not in self._running and rank in living])
+
+    def _next(self) -> Task | None:
+        while self._waiting:
+            task = self._waiting.popleft()
+            if task.future.running() or task.future.set_running_or_notify_cancel():
+                return task
+        found = None if self._closing else self._source()
+        return found if found is not None and found.future.set_running_or_notify_cancel() else None
+
+    def _give(self, rank: int, task: Task) -> None:
+        function = task.function
+        has_it = function.digest in self._known[rank]
+        self._known[rank].add(function.digest)
+        call = TaskCall(function.digest, b"" if has_it else function.encoded)
+        try:
+            future = self._parts[rank].execute(call, *task.args, **task.kwargs)
+        except SupervisionError as error:  # it has just died, or the mesh has ended
+            self._died(rank, task, error)
+        except Exception as error:  # it can't be sent
+            _settle(task, error=error)
+            self._events.put(None)  # the rank is still free
+        else:
+            self._running[rank] = task, future
+            future.add_done_callback(lambda _: self._events.put(rank))
+
+    def _take(self, rank: int) -> None:
+        """Take a rank's answer; before that is read, the rank has the next task."""
+        task, call = self._running.pop(rank)
+        self._hand_out()
+        try:
+            value = call.get().item()
+        except SupervisionError as error:
+            self._died(rank, task, error)
+        except ActorError as error:
+            if isinstance(error.exception, FunctionMissing):
+                self._known[rank].clear()
+                self._waiting.appendleft(task)
+            else:
+                _settle(task, error=_of_task(error, task, rank))
+        except BaseException as error:
+            _settle(task, error=error)
+        else:
+            _settle(task, value)
+
+    def _died(self, rank: int, task: Task, error: SupervisionError) -> None:
+        self._known[rank].clear()
+        task.ends.append(rank)
+        if isinstance(error, MeshEnded):
+            _settle(task, error=error)
+            self._fail_all(error)
+        elif len(task.ends) > self._retries:
+            _settle(task, error=_of_task(error, task, rank))
+        else:
+            self._waiting.appendleft(task)
+        self._events.put(None)
+
+    def _fail_all(self, error: Exception) -> None:
+        while self._waiting:
+            _settle(self._waiting.popleft(), error=error)
+        self._closing = self._closing or isinstance(error, MeshEnded)
+
+
+def _of_task(error: DeviceMeshError, task: Task, rank: int) -> DeviceMeshError:
+    """Return a failure of a call on one rank as that of a task on a rank of the mesh."""
+    failures = [replace(failure, ranks=(rank,), first=False) for failure in error.failures]
+    what = f"{task.function.name}, {task.label}: "
+    if isinstance(error, SupervisionError):
+        told = f"the rank that was at it has died, {len(task.ends)} times in all"
+        return SupervisionError(what + told, failures)
+    return type(error)(f"{what}failed on rank {rank}", failures)
+
+
+def _settle(task: Task, value: Any = None, error: BaseException | None = None) -> None:
+    with suppress(InvalidStateError):  # it was given up meanwhile
+        if error is not None:
+            task.future.set_exception(error)
+        else:
+            task.future.set_result(value)
