@@ -85,10 +85,14 @@ class SyncReceipt:
         return "\n".join([*self.lines(), *filter(None, [self.errors()])])
 
     def _repr_html_(self) -> str:
-        return f"<pre style='margin:0'>{html.escape(str(self))}</pre>"
+        return f"<pre style='{_LIKE_OUTPUT}'>{html.escape(str(self))}</pre>"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(str(self))
+
+
+_LIKE_OUTPUT = "margin:0;font-size:var(--jp-code-font-size,13px);line-height:var(--jp-code-line-height,1.31)"
+"""JupyterLab writes `pre` in its HTML outputs larger than what cells print."""
 
 
 def _lines_of(each: RankReload) -> list[str]:
