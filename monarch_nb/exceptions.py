@@ -9,6 +9,7 @@
      │         └── MeshEnded    (OfficeClosed) the mesh itself is no more: it was stopped, or its home was killed
      ├── OfficeClosed           (RuntimeError) this program has left the mesh
      ├── RankTimeout            (TimeoutError) an answer didn't come in time; the mesh is unharmed
+     ├── RequestFailed          (RuntimeError) a host process couldn't do what was asked; it says why
      ├── HealError              not all that was lost could be put back
      ├── MeshStartError         a host process or rank didn't start
      ├── MeshNotFound           (LookupError) no mesh of that name
@@ -84,6 +85,10 @@ class OfficeClosed(MeshError, RuntimeError):
 
 class MeshStartError(MeshError, RuntimeError):
     """A host process or a rank didn't start."""
+
+
+class RequestFailed(MeshError, RuntimeError):
+    """A host process couldn't do what was asked."""
 
 
 class HealError(MeshError):

@@ -17,6 +17,7 @@ from own_meshes import own_mesh
 from monarch_nb._client import launch
 from monarch_nb._client import session as sessions
 from monarch_nb._host.starting import host_command
+from monarch_nb._protocol.programs import Status
 from monarch_nb.mesh import Mesh
 
 
@@ -48,6 +49,6 @@ def mesh_apart(name: str, dims: Mapping[str, int], num_hosts: int, hidden: list[
 
 def files_of(mesh: Mesh, index: int) -> Path:
     """Return where the file system of a host can be seen from here."""
-    rows = sessions.of_office(mesh._office).request("status")["hosts"]
-    pid = next(row["pid"] for row in rows if row["index"] == index)
+    rows = sessions.of_office(mesh._office).request(Status()).hosts
+    pid = next(row.pid for row in rows if row.index == index)
     return Path(f"/proc/{pid}/root")

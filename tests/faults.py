@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from monarch_nb._protocol.programs import Status
 from monarch_nb.actor import ProcMesh
 from monarch_nb.exceptions import SupervisionError
 
@@ -15,7 +16,7 @@ T = 60
 
 def wait_for_news(mesh: ProcMesh, pid: int) -> None:
     """Return when this program has heard of a rank's end: news come in order, and the home is asked until it knows."""
-    while all(row["pid"] != pid or row["end"] is None for row in mesh._session.request("status")["procs"]):
+    while all(row.pid != pid or row.end is None for row in mesh._session.request(Status()).procs):
         pass
 
 

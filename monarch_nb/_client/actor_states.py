@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Sequence
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from monarch_nb._post.office import Office
+from monarch_nb._protocol.failure import Failure
 from monarch_nb._runtime.supervision import MeshFailure
 from monarch_nb.folding import split
 
@@ -24,23 +24,20 @@ class ActorState:
     def __init__(self) -> None:
         self.failure: MeshFailure | None = None
         self.dead: set[int] = set()
-        self.described: list[Mapping[str, Any]] = []
+        self.described: list[Failure] = []
         self._reported: set[Hashable] = set()
 
-    def fail(self, described: Mapping[str, Any]) -> None:
+    def fail(self, described: Failure) -> None:
         """Take note that an actor has failed for good."""
         self.described.append(described)
-        self.dead.add(described["proc"])
+        self.dead.add(described.proc)
         self.failure = MeshFailure.from_failures(self.described)
 
-    def take_unreported(
-        self, described: Sequence[Mapping[str, Any]], whom: str = "reader"
-    ) -> list[Mapping[str, Any]]:
-        """Return the failures of which nothing alike has been reported yet. They're reported now, with their
-        tracebacks: once to the reader, be it by an exception or by what's written to stderr; and once to a
-        fault hook of the program's own.
+    def take_unreported(self, described: Sequence[Failure], whom: str = "reader") -> list[Failure]:
+        """Return the failures of which nothing alike has been reported yet. They're reported now, with their tracebacks: once to the reader, be it
+        by an exception or by what's written to stderr; and once to a fault hook of the program's own.
         """
-        kinds = [(whom, f["type"], split(f["message"])[0], split(f["traceback"])[0]) for f in described]
+        kinds = [(whom, f.type, split(f.message)[0], split(f.traceback)[0]) for f in described]
         unreported = [f for f, kind in zip(described, kinds, strict=True) if kind not in self._reported]
         self._reported.update(kinds)
         return unreported
@@ -52,9 +49,8 @@ class ActorState:
         self.described.clear()
         self._reported.clear()
 
-    def text(self, what: str, described: Sequence[Mapping[str, Any]] = ()) -> str:
-        """Return in a line why `what` can't be called; `described`: what is known of it, if no message has
-        come yet."""
+    def text(self, what: str, described: Sequence[Failure] = ()) -> str:
+        """Return in a line why `what` can't be called; `described`: what is known of it, if no message has come yet."""
         failure = self.failure or MeshFailure.from_failures(described)
         if any(f.details.get("endpoint") == "__init__" for f in failure.failures):
             return f"{what}: {failure.message}. Next: spawn it again, or %mesh heal (mesh.heal())"

@@ -15,7 +15,9 @@ from typing import Any, Protocol
 from monarch_nb._journal import record as records
 from monarch_nb._post.office import Office
 from monarch_nb._post.pending import Body, Pending
+from monarch_nb._protocol.cells import Taken
 from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.ranks import InterruptCell
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.message import Message
@@ -122,15 +124,15 @@ class Feed(Pending):
         self._num_taken += num_bytes
         if self._num_taken >= ACK_BYTES:
             num, self._num_taken = self._num_taken, 0
-            self.office.tell(address.HOME, "taken", watch=self.ref, bytes=num)
+            self.office.ask(address.HOME, Taken(self.ref, num))
 
     def deliver(self, slot: int, body: Body) -> Pending | None:
         if body.flags & wire.ERROR:
-            self.error = str(body.value())
+            self.error = body.read(str)
             self._reach("began")
             self.complete()
             return self
-        for news in body.value():
+        for news in body.read(list[Any]):
             self._take_news(*news)
         if not body.flags & wire.END:
             return None
@@ -183,7 +185,7 @@ class Feed(Pending):
         if not self.n:
             self._num_interrupts += 1
             return
-        self.office.tell(address.HOME, "interrupt_cell", n=self.n)
+        self.office.ask(address.HOME, InterruptCell(self.n))
 
     def give_up(self, fault: Exception) -> None:
         super().give_up(fault)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from monarch_nb._protocol.healing import Report
 from monarch_nb._shape import format_ranks, name_ranks
 
 
@@ -30,13 +31,12 @@ class HealReport:
     seconds: float = 0.0
 
     @classmethod
-    def of(cls, found: Mapping[str, Any]) -> HealReport:
+    def of(cls, found: Report) -> HealReport:
         """Make it of what the home says."""
         return cls(
-            ranks=tuple(found["ranks"]), hosts=tuple(found["hosts"]),
-            actors={name: tuple(ranks) for name, ranks in found["actors"].items()},
-            messages=tuple(found["said"]),
-            problems=tuple(found["problems"]), seconds=found["seconds"],
+            ranks=tuple(found.ranks), hosts=tuple(found.hosts),
+            actors={name: tuple(ranks) for name, ranks in found.actors.items()}, messages=tuple(found.said),
+            problems=tuple(found.problems), seconds=found.seconds,
         )  # fmt: skip
 
     def __str__(self) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb._client import kernel
 from monarch_nb._journal.record import client_origin
 from monarch_nb._post.context import CallContext, call_context
+from monarch_nb._protocol.programs import Leaving
 from monarch_nb.exceptions import MeshError
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class NotebookHooks:
     def leave(self) -> None:
         """The kernel is being shut down: nobody sees what comes from now on, and nobody waits any more. Called in the control thread."""
         with suppress(Exception):  # the mesh may have ended; the kernel is to end, too
-            self._session.tell("leaving")
+            self._session.tell(Leaving())
         for wakeup in list(self._session.wakeups):
             wakeup.wake()
 

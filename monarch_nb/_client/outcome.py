@@ -8,7 +8,8 @@ from typing import Any
 from monarch_nb._client.actor_states import ActorState, states_in
 from monarch_nb._post.office import Office
 from monarch_nb._post.pending import GatherReply, Pending
-from monarch_nb._runtime.described import Described, failures_of, of_end, rank_failures
+from monarch_nb._protocol.failure import Failure
+from monarch_nb._runtime.described import failures_of, of_end, rank_failures
 from monarch_nb.exceptions import ActorError, SupervisionError
 
 
@@ -25,7 +26,7 @@ def refuse_dead(office: Office, procs: Sequence[int], what: str) -> None:
 
 def call_error(
     office: Office,
-    failures: Sequence[tuple[int, Described]],
+    failures: Sequence[tuple[int, Failure]],
     results: Mapping[int, Any],
     num_ranks: int,
     num_unfinished: int,
@@ -33,9 +34,9 @@ def call_error(
     more: str = "",
 ) -> ActorError | SupervisionError:
     """Return the error for failures in order of time. What a failed actor has said before is said in one line."""
-    office.told_ends.update(failure["end"]["proc"] for _, failure in failures if failure.get("end"))
+    office.told_ends.update(failure.end.proc for _, failure in failures if failure.end is not None)
     found = rank_failures(failures)
-    all_dead = all(failure.get("dead") for _, failure in failures)
+    all_dead = all(failure.dead for _, failure in failures)
     kind = SupervisionError if all_dead else ActorError
     state = _state_of(office, failures)
     if state is not None:  # the actor has failed for good, and answers all calls with what it died of: told in full once
@@ -58,20 +59,20 @@ def dropped_error(pending: Pending, what: str) -> ActorError | SupervisionError 
     office = pending.office
     found = [
         (slot, failure) for slot, failure in failures_of(pending)
-        if (failure.get("end") or {}).get("proc") not in office.told_ends
-        and failure["type"] != "KeyboardInterrupt"
-        and not (failure.get("actor_id") and failure["endpoint"] == "__init__")
+        if (failure.end is None or failure.end.proc not in office.told_ends)
+        and failure.type != "KeyboardInterrupt"
+        and not (failure.actor_id and failure.endpoint == "__init__")
     ]  # fmt: skip
     if not found:
         return None
     where = found[0][1]
-    what = what or ".".join(str(where[k]) for k in ("actor", "endpoint") if where.get(k)) or "a call"
+    what = what or ".".join(filter(None, (where.actor, where.endpoint))) or "a call"
     num = len(pending.bodies) if isinstance(pending, GatherReply) else 1
     error = call_error(office, found, {}, num, 0, what)
     return None if error._is_brief else error
 
 
-def _state_of(office: Office, failures: Sequence[tuple[int, Described]]) -> ActorState | None:
+def _state_of(office: Office, failures: Sequence[tuple[int, Failure]]) -> ActorState | None:
     """Return what is known here of the actors that have failed for good, if that's what these failures are."""
-    ids = {failure.get("actor_id", 0) for _, failure in failures}
+    ids = {failure.actor_id for _, failure in failures}
     return states_in(office).get(ids.pop()) if len(ids) == 1 else None

@@ -26,6 +26,7 @@ from monarch_nb._journal import record as records
 from monarch_nb._journal.record import Record
 from monarch_nb._post.office import Office, OfficeClosed
 from monarch_nb._post.pending import in_callback
+from monarch_nb._protocol.cells import Taken
 from monarch_nb._wire import address
 from monarch_nb._wire.message import Message
 
@@ -86,7 +87,7 @@ class OutputHub:
         self._num_taken += len(data)
         if self._num_taken >= ACK_BYTES:
             num, self._num_taken = self._num_taken, 0
-            self._office.tell(address.HOME, "taken", watch=0, bytes=num)
+            self._office.ask(address.HOME, Taken(0, num))
 
     def _owe(self, proc: int, number: int) -> None:
         """An answer has come that something was printed before: in the reading thread."""

@@ -11,11 +11,11 @@ import contextvars
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._client.outcome import dropped_error
 from monarch_nb._post.pending import Pending
+from monarch_nb._protocol.failure import Failure
 from monarch_nb._runtime.supervision import MeshFailure, call_fault_hook, has_own_hook
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Reports:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._lock = threading.Lock()
-        self._actors: dict[int, list[Mapping[str, Any]]] = {}
+        self._actors: dict[int, list[Failure]] = {}
         self._dropped: dict[int, tuple[Pending, str, contextvars.Context]] = {}
         self._reported: dict[Any, float] = {}
         """When each kind of dropped failure was said."""
@@ -44,7 +44,7 @@ class Reports:
         """Another cell begins: what was said before may be said again."""
         self._reported.clear()
 
-    def actor_failed(self, actor_id: int, failure: Mapping[str, Any]) -> None:
+    def actor_failed(self, actor_id: int, failure: Failure) -> None:
         """Mark the mesh that an actor belongs to; say it in a moment, if nobody is told by an exception until then."""
         state = self._session.actor_states.get(actor_id)
         if state is not None:
@@ -84,7 +84,7 @@ class Reports:
         if self._dropped:  # the other ranks may still go on for a moment
             self._arm()
 
-    def _tell_hook(self, actor_id: int, failures: list[Mapping[str, Any]]) -> None:
+    def _tell_hook(self, actor_id: int, failures: list[Failure]) -> None:
         state = self._session.actor_states.get(actor_id)
         unreported = failures if state is None else state.take_unreported(failures)
         if has_own_hook() and state is not None:  # the program acts on it, also if somebody has been told

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import atexit
 import os
-import pickle
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from monarch_nb._client import spare
 from monarch_nb._client.actor_states import states_in
@@ -34,18 +33,36 @@ from monarch_nb._client.subscribers import Subscribers
 from monarch_nb._client.waiting import Wakeup, wait_simply
 from monarch_nb._post import here
 from monarch_nb._post.office import Office
-from monarch_nb._post.pending import OneReply
+from monarch_nb._post.pending import Reply
+from monarch_nb._protocol.base import Request
+from monarch_nb._protocol.events import (
+    ActorsHealed,
+    AskedNoMore,
+    GroupsKnown,
+    MeshEnding,
+    Notice,
+    RanksEnded,
+    RankStopped,
+    Reshaped,
+    UserAsked,
+)
 from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.failure import ActorFailed
+from monarch_nb._protocol.healing import Report
+from monarch_nb._protocol.journal import Note
+from monarch_nb._protocol.keyboard import RefuseUser
+from monarch_nb._protocol.programs import Goodbye, Hello, SettleOutput, ShutDown
+from monarch_nb._protocol.registry import Handlers, Sender, handles
 from monarch_nb._runtime.supervision import MeshFailure, call_fault_hook, has_own_hook
 from monarch_nb._shape import Extent
 from monarch_nb._wire import address
-from monarch_nb._wire import message as wire
-from monarch_nb._wire.codec import Encoded
 from monarch_nb._wire.mesh_address import MeshAddress
 from monarch_nb._wire.message import Message
 from monarch_nb._wire.process import process_trouble
 from monarch_nb.exceptions import MeshError, MeshStartError, MeshUnreachable, RankTimeout
 from monarch_nb.tracebacks import hide_in_scripts
+
+T = TypeVar("T")
 
 _by_office: dict[int, Session] = {}
 
@@ -55,10 +72,6 @@ _NAMED = os.environ.pop("MONARCH_NB_PROGRAM", "")
 HELLO_S = 20.0
 UNATTENDED_S = 3.0
 """How long a rank that asks something waits for a cell that waits for it."""
-
-
-class RequestFailed(MeshError, RuntimeError):
-    """The home couldn't do what was asked."""
 
 
 class Session:
@@ -99,7 +112,7 @@ class Session:
         """Actor meshes that this program has spawned, by actor id."""
         self.actor_states = states_in(office)
         """What is known of those actors: news of a failure go there."""
-        self.reshaped: Subscribers[Mapping[str, Any]] = Subscribers()
+        self.reshaped: Subscribers[Reshaped] = Subscribers()
         """Handles that take on new sizes, told what the home says of a group that has got some."""
         self.fault_handlers: dict[str, Callable[[Any], None]] = {}
         """What this program does about a death, by group."""
@@ -127,30 +140,23 @@ class Session:
         observes, listens = observes or is_guest, listens and not is_guest
         session.observes, session.listens, office.is_guest = observes, listens, is_guest
         session.output = OutputHub(office)
-        office.event_hooks.append(session._on_event)
+        office.event_handlers.append(Handlers(session, HandleEvents(session)))
         office.on_call = session._take_call
         office.on_unheard = lambda end: session._on_ends([replace(end, heard=False)])
         ending = session.ending = Ending(connection)
         office.watch_home(connection.pid, ending.describe)
         office.on_lost = session._on_lost
         office.start()
-        hello = {
-            "pid": os.getpid(),
-            "what": what or _program(),
-            "listens": listens,
-            "observes": observes,
-            "number": PROGRAM_NUMBER,
-            "kernel": _kernel_id() if listens else "",
-        }
+        kernel_id = _kernel_id() if listens else ""
         try:
-            answer = session.request("hello", _timeout_s=HELLO_S, **hello)
+            welcome = session.request(Hello(os.getpid(), what or _program(), PROGRAM_NUMBER, listens, observes, kernel_id), HELLO_S)
         except RankTimeout:
             office.close(0)
             what_is = process_trouble(connection.pid) or f"does not answer; end it: kill {connection.pid}"
             raise MeshStartError(f"the home of mesh {connection.name!r} (pid {connection.pid}) {what_is}") from None
-        office.mesh = MeshAddress(*answer["mesh"])
+        office.mesh = MeshAddress(*welcome.mesh)
         office.mesh_id = office.mesh.mesh_id
-        session.output.learn_groups(answer["groups"])
+        session.output.learn_groups(welcome.groups)
         atexit.register(session.close)
         session.notebook = NotebookHooks.install(session) if listens else None
         if not is_guest:
@@ -167,7 +173,7 @@ class Session:
 
     # --- requests
 
-    def request(self, op: str, _timeout_s: float | None = None, **fields: Any) -> Any:
+    def request(self, request: Request[T], timeout_s: float | None = None) -> T:
         """Ask the home and wait for the answer.
 
         Raises:
@@ -175,34 +181,33 @@ class Session:
             RankTimeout: if it didn't answer in time.
             MeshEnded: if it's gone.
         """
-        reply = self.ask(op, **fields)
-        seconds = _timeout_s or preferences.request_s or REQUEST_S
+        reply = self.ask(request)
+        seconds = timeout_s or preferences.request_s or REQUEST_S
         if not wait_simply(reply, time.monotonic() + seconds):
-            raise RankTimeout(f"the home host process did not answer {op!r} within {seconds:g} s")
-        return self.read(reply)
+            raise RankTimeout(f"the home host process did not answer {request.wire_name!r} within {seconds:g} s")
+        return reply.read()
 
-    def ask(self, op: str, **fields: Any) -> OneReply:
-        """Ask the home; the answer is read by `read` once ready."""
-        return self.office.request(address.HOME, op, fields)
+    def ask(self, request: Request[T]) -> Reply[T]:
+        """Ask the home; the answer can be read once ready."""
+        return self.office.request(address.HOME, request)
 
-    def ask_to_end(self) -> tuple[OneReply, int]:
+    def ask_to_end(self) -> tuple[Reply[None], int]:
         """Ask the home to end, and the mesh with it; return the reply, and the home's pid, 0 if that isn't known."""
         if self.ending is not None:
             self.ending.is_wanted = True
-        reply = self.ask("shut_down")
+        reply = self.ask(ShutDown())
         reply.accepts_end = True
         return reply, self.connection.pid if self.connection is not None else 0
 
-    def watch(self, feed: Feed | StatusFeed, op: str, **fields: Any) -> None:
-        """Have the home feed `feed` with what `op` asks for."""
+    def watch(self, feed: Feed | StatusFeed, request: Request[None]) -> None:
+        """Have the home feed `feed` with what a request asks for."""
         if self.output is not None and isinstance(feed, Feed):
             feed.when_late = self.output.expect_late
-        ref = self.office.expect(feed)
-        self.office.post(address.HOME, wire.CONTROL, Encoded(pickle.dumps(fields, 5)), ref=ref, name=op.encode())
+        self.office.ask(address.HOME, request, self.office.expect(feed))
 
-    def tell(self, op: str, **fields: Any) -> None:
+    def tell(self, request: Request[Any]) -> None:
         """Tell the home something that needs no answer."""
-        self.office.tell(address.HOME, op, **fields)
+        self.office.ask(address.HOME, request)
 
     def note_calls(self, source: str, began: float, **fields: Any) -> None:
         """Have the calls since the last time entered into the journal."""
@@ -215,17 +220,8 @@ class Session:
             for rank, each in row["seconds"].items():
                 seconds[rank] = seconds.get(rank, 0.0) + each
         ranks = ", ".join(sorted({row["ranks"] for row in rows}))
-        self.tell("note", kind="calls", source=source, calls=rows, when=began, ranks=ranks, seconds=seconds, **fields)
-
-    @staticmethod
-    def read(reply: OneReply) -> Any:
-        """Return the answer of the home."""
-        reply.check_fault()
-        if reply.body is None:
-            raise RequestFailed("the mesh has ended")
-        if reply.body.flags & wire.ERROR:
-            raise RequestFailed(str(reply.body.value()))
-        return reply.body.value()
+        entry = {"source": source, "calls": rows, "when": began, "ranks": ranks, "seconds": seconds, **fields}
+        self.tell(Note("calls", entry))
 
     # --- actors of this program
 
@@ -246,41 +242,53 @@ class Session:
 
     # --- unasked
 
-    def _on_news(self, name: str, fields: dict[str, Any]) -> None:
-        """Take news that concern handles."""
-        if name == "healed":
-            self.healed(fields["actor_ids"])
-        elif name == "reshaped":
-            self._reshaped(fields)
+    @handles(GroupsKnown)
+    def on_groups_known(self, event: GroupsKnown, sender: Sender) -> None:
+        """There are other groups of ranks that may print."""
+        if self.output is not None:
+            self.output.learn_groups(event.groups)
 
-    def _on_event(self, name: str, fields: dict[str, Any]) -> None:
-        self._on_news(name, fields)
-        if name == "groups" and self.output is not None:
-            self.output.learn_groups(fields["groups"])
-        elif name == "actor_failed":
-            self.reports.actor_failed(fields["actor_id"], fields["failure"])
-        elif name == "exit":
-            for end in fields["ends"]:
-                if self.output is not None:
-                    self.output.forget(end.proc)
-            self._on_ends(fields["ends"])
-        elif name == "stopped":
-            self.num_stops += 1
-            self.stops_said.stopped(fields)
-            for wakeup in list(self.wakeups):
-                wakeup.wake_for_stop()
-        elif name == "asked":
-            self._asked()
-        elif name == "asked_no_more":
-            self.num_questions_over += 1
-            for take_back in filter(None, map(self.take_back_question.get, fields["ids"])):
-                take_back()
-        elif name == "notice":
-            _show_notice(fields["what"])
-        elif name == "ending" and self.ending is not None:
-            self.ending.how = fields["how"]
+    @handles(ActorFailed)
+    def on_actor_failed(self, event: ActorFailed, sender: Sender) -> None:
+        """An actor of this program has failed."""
+        self.reports.actor_failed(event.actor_id, event.failure)
 
-    def _asked(self) -> None:
+    @handles(RanksEnded)
+    def on_ranks_ended(self, event: RanksEnded, sender: Sender) -> None:
+        """Ranks have ended."""
+        for end in event.ends:
+            if self.output is not None:
+                self.output.forget(end.proc)
+        self._on_ends(event.ends)
+
+    @handles(RankStopped)
+    def on_rank_stopped(self, event: RankStopped, sender: Sender) -> None:
+        """A rank stands at a breakpoint."""
+        self.num_stops += 1
+        self.stops_said.stopped(event)
+        for wakeup in list(self.wakeups):
+            wakeup.wake_for_stop()
+
+    @handles(AskedNoMore)
+    def on_asked_no_more(self, event: AskedNoMore, sender: Sender) -> None:
+        """Ranks don't wait for somebody to type any more."""
+        self.num_questions_over += 1
+        for take_back in filter(None, map(self.take_back_question.get, event.ids)):
+            take_back()
+
+    @handles(Notice)
+    def on_notice(self, event: Notice, sender: Sender) -> None:
+        """There's something that people should see."""
+        _show_notice(event.what)
+
+    @handles(MeshEnding)
+    def on_mesh_ending(self, event: MeshEnding, sender: Sender) -> None:
+        """The mesh is about to end."""
+        if self.ending is not None:
+            self.ending.how = event.how
+
+    @handles(UserAsked)
+    def on_user_asked(self, event: UserAsked, sender: Sender) -> None:
         """A rank wants something typed. If nobody waits for it in a cell, nobody will see the question."""
         self.num_stops += 1
         for wakeup in list(self.wakeups):
@@ -288,7 +296,7 @@ class Session:
 
         def refuse() -> None:
             if not self.num_waiting:
-                self.tell("refuse_user", reason="no cell of the notebook waits for it (it runs in the background, or was called by a script)")
+                self.tell(RefuseUser("no cell of the notebook waits for it (it runs in the background, or was called by a script)"))
 
         self.office.reader.call_at(time.monotonic() + UNATTENDED_S, refuse)
 
@@ -312,11 +320,11 @@ class Session:
         for together in unheard.values():
             call_fault_hook(MeshFailure.from_ends(together))
 
-    def _reshaped(self, record: Mapping[str, Any]) -> None:
+    def take_sizes(self, event: Reshaped) -> None:
         """A group of ranks has other sizes: handles on all of it, and on actors that are on all of it, take them on."""
         if self.output is not None:
-            self.output.default.sizes[record["group"]] = Extent(record["labels"], record["sizes"]).nelements
-        self.reshaped.publish(record)
+            self.output.default.sizes[event.group] = Extent(event.labels, event.sizes).nelements
+        self.reshaped.publish(event)
 
     def healed(self, actor_ids: Sequence[int]) -> None:
         """Actors have been made again: handles on them are good."""
@@ -350,7 +358,7 @@ class Session:
             self.settle_output()
             if self.notebook is None:
                 self.note_calls(_program(), self._began)
-            self.office.post(address.HOME, wire.CONTROL, name=b"shut_down" if self.private else b"goodbye")
+            self.tell(ShutDown() if self.private else Goodbye())
         with suppress(Exception):
             self.office.drop_unread()
             self.reports.flush()
@@ -361,8 +369,25 @@ class Session:
     def settle_output(self) -> None:
         """Wait until what was printed before now has come."""
         if self.output is not None:
-            self.request("settle_output", _timeout_s=2.0)
+            self.request(SettleOutput(), 2.0)
             self.output.default.flush()
+
+
+class HandleEvents:
+    """What a session's process is told that concerns handles: in ranks, too, which know the rest by other ways."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    @handles(ActorsHealed)
+    def on_actors_healed(self, event: ActorsHealed, sender: Sender) -> None:
+        """Actors have been made again."""
+        self._session.healed(event.actor_ids)
+
+    @handles(Reshaped)
+    def on_reshaped(self, event: Reshaped, sender: Sender) -> None:
+        """A group of ranks has other sizes."""
+        self._session.take_sizes(event)
 
 
 def _program() -> str:
@@ -415,7 +440,7 @@ def use(session: Session) -> None:
 
 def _of_rank() -> Session:
     session = Session(here.office(), None)
-    session.office.event_hooks.append(session._on_news)
+    session.office.event_handlers.append(Handlers(HandleEvents(session)))
     return session
 
 
@@ -429,7 +454,7 @@ def _private() -> Session:
     return session
 
 
-def _show_notice(what: Any) -> None:
+def _show_notice(what: str | Report) -> None:
     """Show what was done about a loss without being asked."""
     text = what if isinstance(what, str) else f"healed by itself: {HealReport.of(what)}"
     print(text, file=sys.stderr, flush=True)

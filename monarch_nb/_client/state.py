@@ -7,7 +7,9 @@ from typing import Any
 
 from monarch_nb._post.office import Office
 from monarch_nb._post.pending import Body, Pending
+from monarch_nb._protocol.base import Request
 from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.status import StatusTaken, UnwatchStatus
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 
@@ -20,35 +22,35 @@ class StatusFeed(Pending):
     After each one the home waits for `taken`, and puts together what happens until then. Callbacks run in the reading thread.
     """
 
-    __slots__ = ("_close_op", "_on_change", "error")
+    __slots__ = ("_end", "_on_change", "error")
 
     def __init__(
-        self, office: Office, on_change: Callable[[Any], None], on_end: Callable[[], None] | None = None, *, close_op: str = "unwatch_status"
+        self, office: Office, on_change: Callable[[Any], None], on_end: Callable[[], None] | None = None, *, end: Callable[[int], Request[None]] = UnwatchStatus,
     ) -> None:
         super().__init__(office, (address.HOME,))
         self._on_change = on_change
-        self._close_op = close_op
+        self._end = end
         self.error = ""
         if on_end is not None:
             self.when_ready(on_end)
 
     def deliver(self, slot: int, body: Body) -> Pending | None:
         if body.flags & wire.ERROR:
-            self.error = str(body.value())
+            self.error = body.read(str)
             self.complete()
             return self
-        self._on_change(body.value())
+        self._on_change(body.read(Any))
         return None
 
     def taken(self) -> None:
         """Let the home send what comes next. May be called from any thread."""
         if not self.ready:
-            self.office.tell(address.HOME, "status_taken", watch=self.ref)
+            self.office.ask(address.HOME, StatusTaken(self.ref))
 
     def close(self) -> None:
         """Watch no longer."""
         if not self.ready:
-            self.office.tell(address.HOME, self._close_op, watch=self.ref)
+            self.office.ask(address.HOME, self._end(self.ref))
             self._on_change = lambda _change: None
             self._callbacks = None
             self.complete()

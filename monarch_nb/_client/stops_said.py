@@ -9,11 +9,11 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from monarch_nb._client import connection_file, launch, waiting
+from monarch_nb._protocol.events import RankStopped
 from monarch_nb._shape import name_ranks
 
 if TYPE_CHECKING:
@@ -29,10 +29,10 @@ class StopsSaid:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._lock = threading.Lock()
-        self._new: list[Mapping[str, Any]] = []
+        self._new: list[RankStopped] = []
         self._path = ""
 
-    def stopped(self, stop: Mapping[str, Any]) -> None:
+    def stopped(self, stop: RankStopped) -> None:
         """A rank stands at a breakpoint."""
         if waiting.on_stop is not None:
             return  # a cell shows the prompt
@@ -47,9 +47,9 @@ class StopsSaid:
             stops, self._new = self._new, []
         places: dict[tuple[str, ...], list[int]] = {}
         for stop in stops:
-            where = stop["where"]
+            where = stop.where
             key = (where["file"], str(where["line"]), where["function"], where["text"], where["what"] or where["thread"])
-            places.setdefault(key, []).append(stop["rank"])
+            places.setdefault(key, []).append(stop.rank)
         lines = []
         for (file, line, function, text, what), ranks in places.items():
             stand = "stands" if len(ranks) == 1 else "stand"

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from monarch_nb._host.loop import Loop
+from monarch_nb._protocol.base import decode
+from monarch_nb._protocol.failure import Failure
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 
@@ -16,10 +18,6 @@ Answers = dict[int, Any]
 
 _FIRST_REF = 1 << 40
 """Refs below are numbers of cells."""
-
-
-class Refusal(dict[str, Any]):
-    """What an answer is that says what went wrong: type, message, traceback."""
 
 
 class _Question:
@@ -60,7 +58,7 @@ class Asking:
         """Ask ranks (rank to proc); `done` gets the answers once all are in or the time is up.
 
         Args:
-            keeps_refusals: whether failures are among the answers, as `Refusal`s.
+            keeps_refusals: whether failures are among the answers, each a `Failure`.
             header: more fields of the message; `payload` goes as it is, instead of `fields`.
         """
         ref = next(self._refs)
@@ -84,7 +82,7 @@ class Asking:
         if not flags & wire.ERROR:
             question.answers[rank] = pickle.loads(payload) if len(payload) else None
         elif question.keeps_refusals:
-            question.answers[rank] = Refusal(pickle.loads(payload))
+            question.answers[rank] = decode(Failure, payload)
         if not question.left:
             self._finish(ref)
 

@@ -17,15 +17,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._host.escalation import Escalation
-from monarch_nb._host.request import LATER, RequestError
+from monarch_nb._host.request import RequestError
 from monarch_nb._host.watch import Watch
 from monarch_nb._journal import record as records
 from monarch_nb._journal.secrets import logged_source
+from monarch_nb._protocol.base import Plain
+from monarch_nb._protocol.cells import RunCell, WatchCell
 from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.registry import LATER, Later, Sender, handles
 from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
-from monarch_nb._wire.message import Message
 from monarch_nb.exceptions import cause_time
 
 if TYPE_CHECKING:
@@ -120,36 +122,37 @@ class Cells:
 
     # --- beginning
 
-    def do_run_cell(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(RunCell)
+    def do_run_cell(self, request: RunCell, sender: Sender) -> Later | None:
         """Run a cell; news of it go to whoever asked.
 
         Raises:
             ValueError: if a rank is stuck in a cell that was given up.
         """
-        procs: dict[int, int] = dict(zip(fields["ranks"], fields["procs"], strict=True))
+        procs: dict[int, int] = dict(zip(request.ranks, request.procs, strict=True))
         self._refuse_stuck(procs)
         home = self._home
         entry = home.journal.entries.begin_entry(
-            "cell", who=home.clients.who(message.src), when=time.time(), **logged_source(fields["source"][:MAX_SOURCE_SHOWN]),
-            ranks=fields["rank_set"], group=fields["group"], number=fields["number"], env=home.environment_id,
-            position=home.journal.store.end, **{k: fields[k] for k in ("rerun_of", "replay_of") if fields.get(k)},
-            **({"script": True} if fields.get("script") is not None else {}),
+            "cell", who=home.clients.who(sender.proc), when=time.time(), **logged_source(request.source[:MAX_SOURCE_SHOWN]),
+            ranks=request.rank_set, group=request.group, number=request.number, env=home.environment_id,
+            position=home.journal.store.end, **_repeated(request),
+            **({"script": True} if request.script is not None else {}),
         )  # fmt: skip
         n = entry["n"]
-        wanted = {k: fields[k] for k in ("profile", "script") if fields.get(k)}
-        payload = pickle.dumps({"source": fields["source"], "number": fields["number"] or n, **wanted}, 5)
-        cell = Cell(n, fields["group"], procs, payload, fields["context"], set(procs))
+        wanted = {k: v for k, v in (("profile", request.profile), ("script", request.script)) if v}
+        payload = pickle.dumps({"source": request.source, "number": request.number or n, **wanted}, 5)
+        cell = Cell(n, request.group, procs, payload, request.context, set(procs))
         self._cells[n] = cell
         free = all(not self._queues.get(p) and home.registry.procs[p].end is None for p in procs.values())
         if free:
             self._enqueue(cell)  # the ranks begin while the rest is done
-        if message.ref:
-            cell.watches.append(home.output.watch_cell(message.src, message.ref, n, None, None))
+        if sender.ref:
+            cell.watches.append(home.output.watch_cell(sender.proc, sender.ref, n, None, None))
         self._tell(cell, "began", n, soon=True)
         if not free:  # there's something to tell: that it waits, or that ranks are lost
             self._enqueue(cell)
-        if fields.get("timeout_s") is not None:
-            home.loop.call_later(fields["timeout_s"], lambda: self.time_is_up(n, fields["timeout_s"]))
+        if request.timeout_s is not None:
+            home.loop.call_later(request.timeout_s, partial(self.time_is_up, n, request.timeout_s))
         return LATER
 
     def _refuse_stuck(self, procs: Mapping[int, int]) -> None:
@@ -419,12 +422,13 @@ class Cells:
 
     # --- watching
 
-    def do_watch_cell(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(WatchCell)
+    def do_watch_cell(self, request: WatchCell, sender: Sender) -> Later | None:
         """Show a cell from its beginning."""
-        entry = self._home.journal.entries.entries.get(fields["n"])
+        entry = self._home.journal.entries.entries.get(request.n)
         if entry is None or entry["kind"] != "cell":
-            raise RequestError(f"the journal has no cell #{fields['n']}; see %mesh history")
-        self._watch(message.src, message.ref, entry)
+            raise RequestError(f"the journal has no cell #{request.n}; see %mesh history")
+        self._watch(sender.proc, sender.ref, entry)
         return LATER
 
     def _watch(self, client: int, ref: int, entry: Mapping[str, Any]) -> None:
@@ -483,3 +487,9 @@ class Cells:
     def _tell(cell: Cell, *news: Any, soon: bool = False) -> None:
         for watch in cell.watches:
             watch.tell(*news, soon=soon)
+
+
+def _repeated(request: RunCell) -> dict[str, Plain]:
+    """Return which entries of the journal a cell repeats, for its own."""
+    found = {"rerun_of": request.rerun_of, "replay_of": request.replay_of}
+    return {name: of for name, of in found.items() if of}

@@ -11,17 +11,18 @@ import shutil
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from monarch_nb._host.process import PREEMPT_S
 from monarch_nb._host.recipes import Recipe
 from monarch_nb._host.registry import Proc
-from monarch_nb._host.request import LATER
 from monarch_nb._host.script import run_script
 from monarch_nb._journal.disk import why
+from monarch_nb._protocol.events import CheckpointEpoch, HostPreempted, Leave, Notice
+from monarch_nb._protocol.healing import CheckpointFailed, CheckpointGather, Gathered
+from monarch_nb._protocol.registry import LATER, Later, Sender, handles
 from monarch_nb._shape import name_ranks
 from monarch_nb._wire import address
-from monarch_nb._wire.message import Message
 
 if TYPE_CHECKING:
     from monarch_nb._host.home import HomeProcess
@@ -34,8 +35,13 @@ Key = tuple[int, int, str]
 
 @dataclass
 class _Gathering:
-    fields: dict[int, dict[str, Any]] = field(default_factory=dict)
+    members: dict[int, CheckpointGather] = field(default_factory=dict)
     asking: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def first(self) -> CheckpointGather:
+        """What the first member has said, of those that have come."""
+        return self.members[min(self.members)]
 
 
 @dataclass
@@ -82,63 +88,64 @@ class CheckpointDesk:
     def tell_epoch(self, actor_id: int, procs: Iterable[int]) -> None:
         """Let all members save together again."""
         for proc in procs:
-            self._home.event(proc, "checkpoint_epoch", {"actor_id": actor_id, "epoch": self.epoch(actor_id)})
+            self._home.event(proc, CheckpointEpoch(actor_id, self.epoch(actor_id)))
 
-    def do_checkpoint_gather(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(CheckpointGather)
+    def do_checkpoint_gather(self, request: CheckpointGather, sender: Sender) -> Gathered | Later:
         """A rank that saves has got to a phase; answers once all have.
 
         Raises:
             ValueError: if not all members live.
         """
         home = self._home
-        recipe = home.healing.recipes.find(fields["actor_id"])
+        recipe = home.healing.recipes.find(request.actor_id)
         dead = [] if recipe is None else [p for p in recipe.procs if home.registry.procs[p].end is not None]
         if recipe is None or dead:
             raise ValueError(f"{_ranks(home, dead)} lost" if dead else "the actor was stopped")
-        if fields["epoch"] != self.epoch(fields["actor_id"]):
+        if request.epoch != self.epoch(request.actor_id):
             raise ValueError("a member was lost since this was begun")
-        failure = self._failures.get((fields["actor_id"], fields["version"]))
-        if failure is not None and fields["slot"] in failure.left:
+        failure = self._failures.get((request.actor_id, request.version))
+        if failure is not None and request.slot in failure.left:
             raise ValueError(failure.reason)
-        self._leave_behind(recipe, fields)
-        key = (fields["actor_id"], fields["version"], fields["phase"])
+        self._leave_behind(recipe, request)
+        key = (request.actor_id, request.version, request.phase)
         gathering = self._gatherings.get(key)
         if gathering is None:
             gathering = self._gatherings[key] = _Gathering()
             home.loop.call_later(GATHER_S, lambda: self._give_up(key, gathering))
-        gathering.fields[fields["slot"]] = fields
-        gathering.asking.append((message.src, message.ref))
-        if len(gathering.fields) == fields["size"]:
+        gathering.members[request.slot] = request
+        gathering.asking.append((sender.proc, sender.ref))
+        if len(gathering.members) == request.size:
             try:
                 self._complete(key, gathering, recipe.name)
             except OSError as error:
                 self._refuse(key, why(error, self._base(gathering, key, recipe.name)))
         return LATER
 
-    def do_checkpoint_failed(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(CheckpointFailed)
+    def do_checkpoint_failed(self, request: CheckpointFailed, sender: Sender) -> None:
         """A rank doesn't save any more: it can't write, or has heard that another one can't."""
-        actor_id, version, slot, reason = fields["actor_id"], fields["version"], fields["slot"], fields["reason"]
-        if fields["epoch"] == self.epoch(actor_id):
+        actor_id, version, slot, reason = request.actor_id, request.version, request.slot, request.reason
+        if request.epoch == self.epoch(actor_id):
             failure = self._failures.get((actor_id, version))
             if failure is None and reason:
-                failure = self._failures[actor_id, version] = self._fail(fields)
+                failure = self._failures[actor_id, version] = self._fail(request)
             if failure is not None:
                 failure.left.discard(slot)
                 if not failure.left:
                     del self._failures[actor_id, version]
-        if fields["path"]:
-            shutil.rmtree(fields["path"], ignore_errors=True)
-        return None
+        if request.path:
+            shutil.rmtree(request.path, ignore_errors=True)
 
-    def _fail(self, fields: dict[str, Any]) -> _Failure:
+    def _fail(self, failed: CheckpointFailed) -> _Failure:
         """Tell those who wait for a rank that it can't write; and programs, unless one has asked for this checkpoint."""
-        actor_id, version = fields["actor_id"], fields["version"]
+        actor_id, version = failed.actor_id, failed.version
         recipe = self._home.healing.recipes.find(actor_id)
-        who = _ranks(self._home, [recipe.procs[fields["slot"]]]) if recipe is not None else f"member {fields['slot']}"
-        failure = _Failure(f"{who}: {fields['reason']}", set(range(fields["size"])))
+        who = _ranks(self._home, [recipe.procs[failed.slot]]) if recipe is not None else f"member {failed.slot}"
+        failure = _Failure(f"{who}: {failed.reason}", set(range(failed.size)))
         for key in [k for k in self._gatherings if k[:2] == (actor_id, version)]:
             self._refuse(key, failure.reason)
-        if not fields["asked"] and actor_id not in self._in_trouble:
+        if not failed.asked and actor_id not in self._in_trouble:
             self._in_trouble.add(actor_id)
             self._tell_trouble(actor_id, version, failure.reason)
         return failure
@@ -148,20 +155,20 @@ class CheckpointDesk:
         name = recipe.name if recipe is not None else f"{actor_id:x}"
         good = f"the last good one is {last.path}" if last is not None else "there is none yet"
         what = f"the checkpoint of actor {name!r} after {version} calls could not be written: {reason}. Calls go on; {good}"
-        self._home.clients.tell_listeners("notice", {"group": "", "what": what})
+        self._home.clients.tell_listeners(Notice("", what))
 
-    def _leave_behind(self, recipe: Recipe, fields: dict[str, Any]) -> None:
+    def _leave_behind(self, recipe: Recipe, member: CheckpointGather) -> None:
         """Members save one version after the other: who has got to this one isn't coming to what others still wait at, nor do those who are past it
         come back.
 
         Raises:
             ValueError: if others have gone on to a later version.
         """
-        slot, version, phase = fields["slot"], fields["version"], fields["phase"]
-        others = {k: g for k, g in self._gatherings.items() if k[0] == recipe.actor_id and slot not in g.fields}
+        slot, version, phase = member.slot, member.version, member.phase
+        others = {k: g for k, g in self._gatherings.items() if k[0] == recipe.actor_id and slot not in g.members}
         later = next((k for k in others if k[1] > version), None)
         if later is not None:
-            ahead = [recipe.procs[s] for s in others[later].fields]
+            ahead = [recipe.procs[s] for s in others[later].members]
             raise ValueError(f"{_ranks(self._home, ahead)} went on to the checkpoint after {later[1]} calls")
         for key in others:
             if key[1:] != (version, phase):
@@ -169,8 +176,8 @@ class CheckpointDesk:
 
     def _base(self, gathering: _Gathering, key: Key, name: str) -> str:
         """Return where the checkpoints of an actor are."""
-        first = gathering.fields[min(gathering.fields)]
-        folder = first["directory"] or os.path.join(self._home.journal.store.directory, "checkpoints")
+        first = gathering.first
+        folder = first.directory or os.path.join(self._home.journal.store.directory, "checkpoints")
         return os.path.join(folder, f"{name}-{key[0] & 0xFFFF:04x}")
 
     def _complete(self, key: Key, gathering: _Gathering, name: str) -> None:
@@ -180,9 +187,9 @@ class CheckpointDesk:
             OSError: if the disk can't be written to; they're still there then.
         """
         actor_id, version, phase = key
-        first, base = gathering.fields[min(gathering.fields)], self._base(gathering, key, name)
+        first, base = gathering.first, self._base(gathering, key, name)
         # The epoch: members of before a loss may still be writing there.
-        writing, final = os.path.join(base, f".step-{version}.{first['epoch']}.writing"), os.path.join(base, f"step-{version}")
+        writing, final = os.path.join(base, f".step-{version}.{first.epoch}.writing"), os.path.join(base, f"step-{version}")
         path = writing
         if phase == "begin":
             os.makedirs(base, mode=0o700, exist_ok=True)
@@ -194,12 +201,12 @@ class CheckpointDesk:
             os.rename(writing, final)
             self._writing[actor_id].discard(writing)
             self._in_trouble.discard(actor_id)
-            self._enter(actor_id, Saved(version, final), first["keep"])
+            self._enter(actor_id, Saved(version, final), first.keep)
             path = final
         del self._gatherings[key]
-        values = [] if phase in ("begin", "done") else [gathering.fields[s]["value"] for s in sorted(gathering.fields)]
+        values = [] if phase in ("begin", "done") else [gathering.members[s].value for s in sorted(gathering.members)]
         for src, ref in gathering.asking:
-            self._home.reply(src, ref, {"path": path, "values": values})
+            self._home.reply(src, ref, Gathered(path, values))
 
     def _enter(self, actor_id: int, saved: Saved, keep: int) -> None:
         kept = [s for s in self._saved.get(actor_id, ()) if s.version < saved.version]  # later ones were taken back
@@ -210,7 +217,7 @@ class CheckpointDesk:
 
     def _give_up(self, key: Key, gathering: _Gathering) -> None:
         if self._gatherings.get(key) is gathering:
-            missing = gathering.fields[min(gathering.fields)]["size"] - len(gathering.fields)
+            missing = gathering.first.size - len(gathering.members)
             self._refuse(key, f"{missing} ranks did not save after {key[1]} calls within {GATHER_S:g} s")
 
     def _refuse(self, key: Key, text: str) -> None:
@@ -246,10 +253,11 @@ class CheckpointDesk:
 
     # --- a host is about to be taken away
 
-    def on_preempted(self, src: int, fields: dict[str, Any]) -> None:
+    @handles(HostPreempted)
+    def on_preempted(self, event: HostPreempted, sender: Sender) -> None:
         """Another host is: it leaves when what its ranks hold has been saved."""
-        theirs = {p.proc for p in self._home.registry.alive_on(address.host_of(src))}
-        self.save_then(theirs, lambda: self._home.event(src, "leave", {}))
+        theirs = {p.proc for p in self._home.registry.alive_on(address.host_of(sender.proc))}
+        self.save_then(theirs, lambda: self._home.event(sender.proc, Leave()))
 
     def save_then(self, procs: set[int], go_on: Callable[[], None]) -> None:
         """Have the actors that some ranks belong to save what they hold, as far as they can in the time there is; then go on."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from monarch_nb._host.registry import Client
+from monarch_nb._protocol.base import Event
+from monarch_nb._protocol.events import Notice
+from monarch_nb._protocol.programs import Goodbye, Hello, InUse, Leaving, Welcome
+from monarch_nb._protocol.registry import Sender, handles
 from monarch_nb._wire import address
-from monarch_nb._wire.message import Message
 
 if TYPE_CHECKING:
     from monarch_nb._host.home import HomeProcess
@@ -26,34 +28,29 @@ class ClientDesk:
         self._left: dict[int, str] = {}
         """What those who have left were known by, the last ones: the kernel may tell of a program's end before its last message is read."""
 
-    def do_hello(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(Hello)
+    def do_hello(self, request: Hello, sender: Sender) -> Welcome:
         """A client comes."""
         home = self._home
-        client = Client(message.src, fields["pid"], fields["what"], fields["number"], fields["listens"], fields.get("observes", False))
-        client.kernel = fields.get("kernel", "")
+        client = Client(sender.proc, request.pid, request.what, request.number, request.listens, request.observes)
+        client.kernel = request.kernel
         with suppress(OSError):
             client.pidfd = os.pidfd_open(client.pid)
             home.loop.watch_file(client.pidfd, lambda: self._gone(client))
-        home.registry.clients[message.src] = client
+        home.registry.clients[sender.proc] = client
         home.status_publisher.touch()
         if client.listens:
             home.output.watch_own(client)
             if home.journal.notice:
-                home.event(message.src, "notice", {"group": "", "what": home.journal.notice})
-        return {
-            "pid": os.getpid(),
-            "name": home.name,
-            "mesh": tuple(home.mesh_address),
-            "groups": home.journal.store.groups,
-            "python": sys.version_info[:3],
-        }
+                home.event(sender.proc, Notice("", home.journal.notice))
+        return Welcome(os.getpid(), home.name, home.mesh_address, home.journal.store.groups)
 
-    def do_leaving(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(Leaving)
+    def do_leaving(self, request: Leaving, sender: Sender) -> None:
         """A client is about to go, and shows nothing any more: a kernel that is being shut down."""
-        client = self._home.registry.clients.get(message.src)
+        client = self._home.registry.clients.get(sender.proc)
         if client is not None:
             self._shows_nothing(client)
-        return None
 
     def _shows_nothing(self, client: Client) -> None:
         listened, client.listens = client.listens, False
@@ -61,20 +58,20 @@ class ClientDesk:
             self._home.journal.is_alone()
         self._home.output.watches.drop_client(client.proc)
 
-    def do_in_use(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(InUse)
+    def do_in_use(self, request: InUse, sender: Sender) -> None:
         """A notebook uses this mesh from now on, of those that it's connected to."""
-        client = self._home.registry.clients.get(message.src)
+        client = self._home.registry.clients.get(sender.proc)
         if client is not None:
             client.used = time.time()
             self._home.status_publisher.touch()
-        return None
 
-    def do_goodbye(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(Goodbye)
+    def do_goodbye(self, request: Goodbye, sender: Sender) -> None:
         """A client goes."""
-        client = self._home.registry.clients.get(message.src)
+        client = self._home.registry.clients.get(sender.proc)
         if client is not None:
             self._gone(client)
-        return None
 
     def _gone(self, client: Client) -> None:
         home = self._home
@@ -104,11 +101,11 @@ class ClientDesk:
         """Whether some client shows what ranks print."""
         return any(c.listens for c in self._home.registry.clients.values())
 
-    def tell_listeners(self, name: str, fields: dict[str, Any]) -> None:
-        """Send news to the clients that show what ranks print."""
+    def tell_listeners(self, event: Event) -> None:
+        """Tell the clients that show what ranks print of something."""
         for client in self._home.registry.clients.values():
             if client.listens:
-                self._home.event(client.proc, name, fields)
+                self._home.event(client.proc, event)
 
     def who(self, proc: int) -> str:
         """Return what people know a client by."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from monarch_nb._protocol.base import Plain
 from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.names import ControllerPlace, FindController
+from monarch_nb._protocol.ranks import Spawn
+from monarch_nb._protocol.registry import Sender, handles
 from monarch_nb._wire import address
-from monarch_nb._wire.message import Message
 
 if TYPE_CHECKING:
     from monarch_nb._host.home import HomeProcess
@@ -26,15 +29,16 @@ class ControllerDesk:
         """Proc and actor id of each."""
         self._own_proc = 0
 
-    def do_controller(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(FindController)
+    def do_controller(self, request: FindController, sender: Sender) -> ControllerPlace:
         """Say where a controller lives, by its name. Who proposes its actor id first is to spawn it."""
-        name = fields["name"]
+        name = request.name
         known = self._known.get(name)
         is_new = known is None or not self._lives(known[0])
         if known is None or is_new:
-            proc = self._program(message.src) if fields["in_program"] else 0
-            known = self._known[name] = (proc or self._process(fields["spec"]), fields["proposed"])
-        return {"proc": known[0], "actor_id": known[1], "is_new": is_new}
+            proc = self._program(sender.proc) if request.in_program else 0
+            known = self._known[name] = (proc or self._process(request.spec), request.proposed)
+        return ControllerPlace(*known, is_new)
 
     def _lives(self, proc: int) -> bool:
         registry = self._home.registry
@@ -44,10 +48,10 @@ class ControllerDesk:
         programs = {c.proc: c for c in self._home.registry.clients.values() if c.listens and not c.observes}
         return asks if asks in programs else next(iter(programs), 0)
 
-    def _process(self, spec: dict[str, Any]) -> int:
+    def _process(self, spec: Plain) -> int:
         """Return the process on the home host, started when first asked for."""
         if not self._own_proc or not self._lives(self._own_proc):
-            (self._own_proc,) = self._home.ranks.spawn({"hosts": [0], "per_host": 1, "group": "controllers", "spec": spec, "method": "fork"})
+            (self._own_proc,) = self._home.ranks.spawn(Spawn([0], 1, "controllers", spec, "fork"))
         return self._own_proc
 
     def client_gone(self, client: Client) -> None:

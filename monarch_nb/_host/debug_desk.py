@@ -13,12 +13,29 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from monarch_nb._host.request import LATER
+from monarch_nb._protocol.debugging import (
+    DebugBreak,
+    DebugCommand,
+    DebugGroups,
+    DebugLeft,
+    DebugPostMortem,
+    DebugRunning,
+    DebugSet,
+    DebugSettings,
+    DebugStopped,
+    DebugStops,
+    LineAnswers,
+    StopRow,
+    UnwatchDebug,
+    WatchDebug,
+)
+from monarch_nb._protocol.events import DebugHold, DebugSettingsChanged, RankStopped
+from monarch_nb._protocol.names import GroupRecord
+from monarch_nb._protocol.registry import LATER, Later, Sender, handles
 from monarch_nb._protocol.states import StopState
 from monarch_nb._shape import name_ranks
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
-from monarch_nb._wire.message import Message
 
 if TYPE_CHECKING:
     from monarch_nb._host.home import HomeProcess
@@ -105,41 +122,41 @@ class DebugDesk:
 
     # --- what ranks tell
 
-    def do_debug_stopped(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(DebugStopped)
+    def do_debug_stopped(self, request: DebugStopped, sender: Sender) -> None:
         """A thread of a rank stands at a breakpoint, or has answered a line there."""
-        proc = message.src
-        stop = self._find(proc, fields["key"])
+        proc = sender.proc
+        stop = self._find(proc, request.key)
         entry = self._home.registry.procs.get(proc)
         if entry is None:
-            return None
+            return
         if stop is None:
             if not self._has_stops(entry.group):
                 self._hold(entry.group, True)
-            stop = Stop(next(self._ids), proc, fields["key"], entry.group, fields["where"])
+            stop = Stop(next(self._ids), proc, request.key, entry.group, request.where)
             self._stops[stop.id] = stop
             self._check_abandoned()
-            self._home.clients.tell_listeners("stopped", {"group": stop.group, "rank": entry.rank, "where": stop.where})
-        stop.where, stop.state, stop.mode = fields["where"], StopState.STOPPED, fields["mode"]
-        self._answered(stop, fields["n"], fields["text"])
+            self._home.clients.tell_listeners(RankStopped(stop.group, entry.rank, stop.where))
+        stop.where, stop.state, stop.mode = request.where, StopState.STOPPED, request.mode
+        self._answered(stop, request.n, request.text)
         self._changed()
-        return None
 
-    def do_debug_running(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(DebugRunning)
+    def do_debug_running(self, request: DebugRunning, sender: Sender) -> None:
         """A thread steps on, and will come back."""
-        stop = self._find(message.src, fields["key"])
+        stop = self._find(sender.proc, request.key)
         if stop is not None:
             stop.state = StopState.RUNNING
             self._changed()
-        return None
 
-    def do_debug_left(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(DebugLeft)
+    def do_debug_left(self, request: DebugLeft, sender: Sender) -> None:
         """A thread runs on."""
-        stop = self._find(message.src, fields["key"])
+        stop = self._find(sender.proc, request.key)
         if stop is not None:
             self._remove(stop)
-            self._answered(stop, fields["n"], fields["text"], forget=True)
+            self._answered(stop, request.n, request.text, forget=True)
             self._changed()
-        return None
 
     def proc_has_ended(self, proc: int) -> None:
         """A rank is dead."""
@@ -160,7 +177,7 @@ class DebugDesk:
         """Hold the time-outs of process groups while a rank stands, so that its peers don't give up; or let them count again."""
         for entry in self._home.registry.alive():
             if entry.group == group:
-                self._home.event(entry.proc, "debug_hold", {"on": on})
+                self._home.event(entry.proc, DebugHold(on))
 
     def _find(self, proc: int, key: int) -> Stop | None:
         return next((s for s in self._stops.values() if (s.proc, s.key) == (proc, key)), None)
@@ -175,37 +192,37 @@ class DebugDesk:
 
     # --- what clients ask
 
-    def do_debug_stops(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(DebugStops)
+    def do_debug_stops(self, request: DebugStops, sender: Sender) -> list[StopRow]:
         """Return who stands where."""
-        return self._rows(fields["group"])
+        return self._rows(request.group)
 
-    def do_debug_groups(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(DebugGroups)
+    def do_debug_groups(self, request: DebugGroups, sender: Sender) -> list[GroupRecord]:
         """Return the groups of this mesh whose ranks can be debugged, or those of which one stands somewhere, as records of meshes."""
         return [
-            {"group": g.name, "procs": g.procs, "labels": g.extent.labels, "sizes": g.extent.sizes, "hosts": g.hosts}
+            g.record()
             for g in self._home.registry.groups.values()
-            if self._has_stops(g.name) or (not fields["stopped_only"] and any(e.group == g.name for e in self._home.registry.alive()))
+            if self._has_stops(g.name) or (not request.stopped_only and any(e.group == g.name for e in self._home.registry.alive()))
         ]
 
-    def do_debug_command(self, message: Message, fields: dict[str, Any]) -> object:
-        """Have some stops do what a line says; answers when all have, or the time is up.
-
-        The answer is {"answers": by id, "left": ids that haven't come back, "stops": rows}.
-        """
-        stops = [self._stops[i] for i in fields["ids"] if i in self._stops]
-        command = Command(next(self._numbers), message.src, message.ref, {s.id for s in stops})
+    @handles(DebugCommand)
+    def do_debug_command(self, request: DebugCommand, sender: Sender) -> LineAnswers | Later:
+        """Have some stops do what a line says; answers when all have, or the time is up."""
+        stops = [self._stops[i] for i in request.ids if i in self._stops]
+        command = Command(next(self._numbers), sender.proc, sender.ref, {s.id for s in stops})
         self._commands[command.n] = command
-        command.answers.update({i: "it runs on, and no longer stands there" for i in fields["ids"] if i not in self._stops})
+        command.answers.update({i: "it runs on, and no longer stands there" for i in request.ids if i not in self._stops})
         for stop in stops:
             if stop.state == StopState.STOPPED:
-                self._send(stop, command.n, fields["line"])
+                self._send(stop, command.n, request.line)
             else:
                 command.left.discard(stop.id)
                 command.answers[stop.id] = "it hasn't come back from the last step"
         if not command.left:
             self._finish(command)
         else:
-            self._home.loop.call_later(fields["timeout_s"], lambda: self._finish(command))
+            self._home.loop.call_later(request.timeout_s, lambda: self._finish(command))
         return LATER
 
     def _send(self, stop: Stop, n: int, line: str) -> None:
@@ -218,13 +235,12 @@ class DebugDesk:
             return
         groups = {self._home.registry.procs[s.proc].group for s in self._stops.values()}
         rows = [row for group in sorted(groups) for row in self._rows(group)]
-        self._home.reply(
-            command.client, command.ref, {"answers": command.answers, "left": sorted(command.left), "stops": rows}
-        )
+        self._home.reply(command.client, command.ref, LineAnswers(command.answers, sorted(command.left), rows))
 
-    def do_debug_post_mortem(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(DebugPostMortem)
+    def do_debug_post_mortem(self, request: DebugPostMortem, sender: Sender) -> Later | None:
         """Have ranks stop where they've raised last; answers once those that have something to show stand there."""
-        self._post_mortem(fields["procs"], partial(self._home.reply, message.src, message.ref, None))
+        self._post_mortem(request.procs, partial(self._home.reply, sender.proc, sender.ref, None))
         return LATER
 
     def _post_mortem(self, procs: list[int], done: Callable[[], None]) -> None:
@@ -250,39 +266,43 @@ class DebugDesk:
         if self._on_change_once is not None:
             self._on_change_once()
 
-    def do_debug_break(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(DebugBreak)
+    def do_debug_break(self, request: DebugBreak, sender: Sender) -> dict[int, str] | Later:
         """Set a breakpoint on ranks; answers with what each says of it."""
-        procs = fields.pop("procs")
-        self._home.asking.ask(procs, "__break__", fields, partial(self._home.reply, message.src, message.ref), BREAK_S)
+        fields = {"file": request.file, "line": request.line, "condition": request.condition}
+        self._home.asking.ask(request.procs, "__break__", fields, partial(self._home.reply, sender.proc, sender.ref), BREAK_S)
         return LATER
 
-    def do_debug_set(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(DebugSet)
+    def do_debug_set(self, request: DebugSet, sender: Sender) -> DebugSettings:
         """Take settings, and return all; None leaves one as it is.
 
         They are: `skip` breakpoints, stop `on_error`; after how long without anybody to debug them ranks run on (`abandoned_s`).
         """
-        if fields.get("abandoned_s") is not None:
-            self.abandoned_s = float(fields["abandoned_s"])
+        if request.abandoned_s is not None:
+            self.abandoned_s = request.abandoned_s
             self._check_abandoned()
-        self.settings.update({name: bool(fields[name]) for name in self.settings if fields.get(name) is not None})
+        wanted = {"skip": request.skip, "on_error": request.on_error}
+        self.settings.update({name: on for name, on in wanted.items() if on is not None})
         for entry in self._home.registry.alive():
-            self._home.event(entry.proc, "debug_settings", self.settings)
-        return {**self.settings, "abandoned_s": self.abandoned_s}
+            self._home.event(entry.proc, DebugSettingsChanged(**self.settings))
+        return DebugSettings(**self.settings, abandoned_s=self.abandoned_s)
 
     # --- who watches
 
-    def do_watch_debug(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(WatchDebug)
+    def do_watch_debug(self, request: WatchDebug, sender: Sender) -> Later | None:
         """Tell a client who stands where, now and whenever that changes."""
-        self._watches.append(DebugWatch(message.src, message.ref, fields["group"]))
+        self._watches.append(DebugWatch(sender.proc, sender.ref, request.group))
         self._leaving += 1
-        self._home.reply(message.src, message.ref, self._rows(fields["group"]))
+        self._home.reply(sender.proc, sender.ref, self._rows(request.group))
         return LATER
 
-    def do_unwatch_debug(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(UnwatchDebug)
+    def do_unwatch_debug(self, request: UnwatchDebug, sender: Sender) -> None:
         """A client doesn't want to know any more."""
-        self._watches = [w for w in self._watches if (w.client, w.ref) != (message.src, fields["watch"])]
+        self._watches = [w for w in self._watches if (w.client, w.ref) != (sender.proc, request.watch)]
         self._check_abandoned()
-        return None
 
     def client_gone(self, client: int) -> None:
         """A client is gone."""

@@ -6,18 +6,40 @@ When the home is gone it ends, with its ranks.
 from __future__ import annotations
 
 import os
-import pickle
 import secrets
 from typing import Any
 
 import zmq
+from msgspec.structs import asdict
 
 from monarch_nb._host.process import BEAT_S, LOST_AFTER_S, PREEMPT_S, HostProcess, count_gpus
 from monarch_nb._host.resource_monitor import Rows
 from monarch_nb._host.stack_desk import Found
 from monarch_nb._host.supervisor import Rank
 from monarch_nb._host.warming import Zygote
+from monarch_nb._protocol.events import (
+    Beat,
+    HostJoined,
+    HostLeaving,
+    HostLeft,
+    HostLooked,
+    HostPreempted,
+    Leave,
+    LookNow,
+    RankEnded,
+    RankIsUp,
+    RankPrinted,
+    RankPulse,
+    RanksEnded,
+    RanksRevived,
+    StacksTaken,
+    TakePlace,
+    TakeStacks,
+    VitalsSeen,
+    WatchVitals,
+)
 from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.registry import Sender, handles
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.marks import Piece
@@ -50,14 +72,8 @@ class FarProcess(HostProcess):
         self.loop.watch_socket(self._home_gone, self._on_disconnect)
         self._last_beat = self.loop.clock() + LOST_AFTER_S
         self._limit_s = LOST_AFTER_S
-        fields = {
-            "hostname": self.hostname,
-            "pid": os.getpid(),
-            "machine": machine_id(),
-            "num_cores": os.cpu_count() or 1,
-            "num_gpus": count_gpus(),
-        }
-        self.event(address.HOME, "join", fields)
+        joined = HostJoined(self.hostname, os.getpid(), machine_id(), os.cpu_count() or 1, count_gpus())
+        self.event(address.HOME, joined)
         self.loop.call_later(BEAT_S, self._beats)
 
     def _take_link(self) -> None:
@@ -86,89 +102,92 @@ class FarProcess(HostProcess):
 
     # --- what the home and ranks tell
 
-    def on_up(self, src: int, fields: dict[str, Any]) -> None:
+    @handles(RankIsUp)
+    def on_up(self, event: RankIsUp, sender: Sender) -> None:
         """A rank here answers: the home wants to know."""
-        self.rank_is_up(src)
-        frame = wire.pack(wire.EVENT, src=src, dst=address.HOME, name=b"up", payload=pickle.dumps(fields, 5))
-        self.send_far(0, [frame])
+        self.rank_is_up(sender.proc)
+        self.event(address.HOME, event, src=sender.proc)
 
-    def on_exit(self, src: int, fields: dict[str, Any]) -> None:
+    @handles(RanksEnded)
+    def on_exit(self, event: RanksEnded, sender: Sender) -> None:
         """Ranks have ended somewhere."""
-        ends = [RankExit.of(end) for end in fields["ends"]]
-        for end in ends:
+        for end in event.ends:
             self.router.forget(end.proc)
-        self.spread_ends(ends)
+        self.spread_ends(event.ends)
 
-    def on_revived(self, src: int, fields: dict[str, Any]) -> None:
+    @handles(RanksRevived)
+    def on_revived(self, event: RanksRevived, sender: Sender) -> None:
         """Ranks have been started again somewhere."""
-        for proc in [p for p in self._routes if not address.is_client(p) and p not in fields["procs"]]:
-            self.event(proc, "revived", fields)
+        for proc in [p for p in self._routes if not address.is_client(p) and p not in event.procs]:
+            self.event(proc, event)
 
-    def on_beat(self, src: int, fields: dict[str, Any]) -> None:
+    @handles(Beat)
+    def on_beat(self, event: Beat, sender: Sender) -> None:
         """The home lives. From now on its end is seen by the connection's; if that stands, it's only being slow."""
         self._last_beat, self._limit_s = self.loop.clock(), SILENT_S
 
-    def on_watch_vitals(self, src: int, fields: dict[str, Any]) -> None:
+    @handles(WatchVitals)
+    def on_watch_vitals(self, event: WatchVitals, sender: Sender) -> None:
         """Somebody watches the state of the mesh, or nobody does any more."""
-        self.resource_monitor.watch(fields["on"])
+        self.resource_monitor.watch(event.on)
 
-    def on_look(self, src: int, fields: dict[str, Any]) -> None:
+    @handles(LookNow)
+    def on_look(self, event: LookNow, sender: Sender) -> None:
         """The home wants to know how everything is now."""
-        self.resource_monitor.look(lambda: self.event(address.HOME, "looked", {"ref": fields["ref"]}))
+        self.resource_monitor.look(lambda: self.event(address.HOME, HostLooked(event.ref)))
 
-    def on_take_stacks(self, src: int, fields: dict[str, Any]) -> None:
+    @handles(TakeStacks)
+    def on_take_stacks(self, event: TakeStacks, sender: Sender) -> None:
         """The home wants the stacks of ranks that don't answer."""
 
         def taken(found: Found) -> None:
-            self.event(address.HOME, "stacks", {"ref": fields["ref"], "found": found})
+            self.event(address.HOME, StacksTaken(event.ref, found))
 
-        self.stack_desk.take(fields["procs"], fields["native"], taken)
+        self.stack_desk.take(event.procs, event.native, taken)
 
-    def on_leave(self, src: int, fields: dict[str, Any]) -> None:
+    @handles(Leave)
+    def on_leave(self, event: Leave, sender: Sender) -> None:
         """This host isn't needed any more."""
         self.shut_down()
 
-    def on_take_place(self, src: int, fields: dict[str, Any]) -> None:
+    @handles(TakePlace)
+    def on_take_place(self, event: TakePlace, sender: Sender) -> None:
         """Another host is lost: begin anew in its place."""
-        self.successor = {**self.config, **fields, "directory": f"{self.directory}.{fields['host']}"}
+        self.successor = {**self.config, **asdict(event.ticket), "directory": f"{self.directory}.{event.ticket.host}"}
         self.shut_down()
 
     # --- the end
 
     def preempted(self) -> None:
-        self.event(address.HOME, "preempted", {})
+        self.event(address.HOME, HostPreempted())
         self.loop.call_later(self.config.get("preempt_s", PREEMPT_S), self.shut_down)
 
     def shut_down(self) -> None:
-        self.event(address.HOME, "leaving", {})
+        self.event(address.HOME, HostLeaving())
         super().shut_down()
 
     def _beats(self) -> None:
         if self.loop.clock() - self._last_beat > self._limit_s:
             self.shut_down()
             return
-        self.event(address.HOME, "beat", {})
+        self.event(address.HOME, Beat())
         self.loop.call_later(BEAT_S, self._beats)
 
     def rank_ended(self, end: RankExit) -> None:
         super().rank_ended(end)
-        self.event(address.HOME, "rank_ended", {"end": end.plain()})
+        self.event(address.HOME, RankEnded(end))
 
     def rank_pulse(self, proc: int, trouble: str) -> None:
-        self.event(address.HOME, "pulse", {"proc": proc, "trouble": trouble})
+        self.event(address.HOME, RankPulse(proc, trouble))
 
     def vitals_changed(self, rows: Rows, host: dict[str, Any] | None) -> None:
-        self.event(address.HOME, "vitals", {"rows": rows, "host": host})
+        self.event(address.HOME, VitalsSeen(rows, host))
 
     def rank_printed(self, rank: Rank, piece: Piece) -> None:
-        fields = {"rank": rank.rank, "piece": tuple(piece)}
-        frame = wire.pack(
-            wire.EVENT, src=rank.proc, dst=address.HOME, name=b"output", payload=pickle.dumps(fields, 5)
-        )
-        self.send_far(0, [frame])
+        self.event(address.HOME, RankPrinted(rank.rank, piece), src=rank.proc)
 
     def close_link(self) -> None:
-        self.event(address.HOME, "left", {})  # the last word: the ends of all ranks here have been told
+        self.event(address.HOME, HostLeft())  # the last word: the ends of all ranks here have been told
         self._link.disable_monitor()
         self._link.close(500)
         self._home_gone.close(0)

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from monarch_nb._host.asking import Answers, Refusal
+from monarch_nb._host.asking import Answers
 from monarch_nb._host.script import Script
+from monarch_nb._protocol.failure import Failure
 from monarch_nb._shape import name_ranks
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def _after(home: HomeProcess, seconds: float, go_on: Callable[[Any], None]) -> N
 def _problem(ranks: dict[int, int], made: Answers) -> str:
     """Return why some ranks aren't in the new group; empty if all are."""
     for rank, refusal in sorted(made.items()):
-        if isinstance(refusal, Refusal):
-            return f"rank {rank} raised {refusal['type']}: {refusal['message'].partition(chr(10))[0]}"
+        if isinstance(refusal, Failure):
+            return f"rank {rank} raised {refusal.type}: {refusal.message.partition(chr(10))[0]}"
     silent = [r for r in ranks if r not in made]
     return f"{name_ranks(silent)} did not answer within {_REMAKE_S:g} s" if silent else ""

@@ -13,26 +13,29 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from monarch_nb._host.asking import Refusal
+from msgspec import to_builtins
+
 from monarch_nb._host.groups import remake_groups
 from monarch_nb._host.recipes import Recipe, Recipes
 from monarch_nb._host.registry import Group, Policy, Proc, Waiting
-from monarch_nb._host.report import Report, empty_report
-from monarch_nb._host.request import LATER
 from monarch_nb._host.reshaping import Reshaping
 from monarch_nb._host.script import Script, run_script
+from monarch_nb._protocol.base import encode
+from monarch_nb._protocol.events import ActorsHealed, Notice
 from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.failure import ActorFailed, Failure
+from monarch_nb._protocol.healing import ActorSpawned, ActorStopped, Heal, Report, Resize, SetPolicy
+from monarch_nb._protocol.registry import LATER, Later, Sender, handles
 from monarch_nb._protocol.states import HostState, ProcState
 from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
-from monarch_nb._wire.message import Message
 from monarch_nb.exceptions import describe_end
 
 if TYPE_CHECKING:
     from monarch_nb._host.home import HomeProcess
 
-Done = Callable[[dict[str, Any]], None]
+Done = Callable[[Report], None]
 
 START_S = 60.0
 TOGETHER_S = 0.05
@@ -45,6 +48,8 @@ _ABORT_S = 2.0
 _ASK_S = 5.0
 _BUSY_S = 1.0
 _RETRY = "end that, and heal again: %mesh interrupt, %mesh heal"
+
+_SILENT = Failure("RankTimeout", f"no answer within {CONSTRUCT_S:g} s")
 
 
 class Healing:
@@ -77,11 +82,10 @@ class Healing:
         proc, actor = self._living_owner(recipe)
         if not actor:
             return
-        failure = {
-            "type": "lost", "message": describe_end(end), "traceback": "", "exception": None, "when": time.time(), "dead": True,
-            "rank": end.rank, "host": end.host, "pid": end.pid, "actor": recipe.name, "endpoint": "", "end": end.plain(),
-        }  # fmt: skip
-        payload = pickle.dumps({"actor_id": recipe.actor_id, "failure": failure}, 5)
+        failure = Failure(
+            "lost", describe_end(end), when=time.time(), dead=True, rank=end.rank, host=end.host, pid=end.pid, actor=recipe.name, end=end
+        )
+        payload = encode(ActorFailed(recipe.actor_id, failure))
         frame = wire.pack(
             wire.CALL, src=address.HOME, dst=proc, target=actor, name=b"__supervise__", payload=payload
         )
@@ -100,43 +104,45 @@ class Healing:
 
     # --- what is asked
 
-    def do_actor_spawned(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(ActorSpawned)
+    def do_actor_spawned(self, request: ActorSpawned, sender: Sender) -> None:
         """Keep what makes some actors again."""
-        self.recipes.add(fields)
-        return None
+        self.recipes.add(request)
 
-    def do_actor_stopped(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(ActorStopped)
+    def do_actor_stopped(self, request: ActorStopped, sender: Sender) -> None:
         """Forget what made some actors."""
-        self.recipes.stopped(fields["actor_id"], fields["procs"])
-        return None
+        self.recipes.stopped(request.actor_id, request.procs)
 
-    def do_policy(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(SetPolicy)
+    def do_policy(self, request: SetPolicy, sender: Sender) -> None:
         """Say what is done when a rank of a group dies."""
-        group = self._home.registry.group(fields.pop("group"))
-        group.policy = Policy(**fields)
+        group = self._home.registry.group(request.group)
+        group.policy = Policy(request.on_failure, request.max_restarts, request.window_s)
         self._home.status_publisher.touch()
-        return None
 
-    def do_heal(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(Heal)
+    def do_heal(self, request: Heal, sender: Sender) -> Report | Later:
         """Put back what a group has lost; answers with a report."""
-        self.heal(fields, partial(self._home.reply, message.src, message.ref), message.src)
+        self.heal(request, partial(self._home.reply, sender.proc, sender.ref), sender.proc)
         return LATER
 
-    def do_resize(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(Resize)
+    def do_resize(self, request: Resize, sender: Sender) -> Report | Later:
         """Give a group other sizes; answers with a report."""
-        self.resize(fields, partial(self._home.reply, message.src, message.ref), message.src)
+        self.resize(request, partial(self._home.reply, sender.proc, sender.ref), sender.proc)
         return LATER
 
     # --- one thing after the other
 
-    def heal(self, fields: dict[str, Any], done: Done, client: int = 0) -> None:
+    def heal(self, asked: Heal, done: Done, client: int = 0) -> None:
         """Put back what a group has lost; `done` gets the report. `client` has asked for it."""
-        self._enqueue(fields["group"], lambda: self._heal(fields), done, client)
+        self._enqueue(asked.group, lambda: self._heal(asked), done, client)
 
-    def resize(self, fields: dict[str, Any], done: Done, client: int = 0) -> None:
+    def resize(self, asked: Resize, done: Done, client: int = 0) -> None:
         """Give a group other sizes; without sizes: leave out what is lost."""
-        group, shapes = self._home.registry.group(fields["group"]), Reshaping(self._home, client)
-        sizes = fields.get("sizes")
+        group, shapes = self._home.registry.group(asked.group), Reshaping(self._home, client)
+        sizes = asked.sizes
         self._enqueue(group.name, lambda: shapes.shrink(group) if sizes is None else shapes.resize(group, sizes), done, client)
 
     def _enqueue(self, group: str, begin: Callable[[], Script[Report]], done: Done, client: int = 0) -> None:
@@ -158,7 +164,7 @@ class Healing:
             if isinstance(outcome, Exception):
                 known = isinstance(outcome, ValueError | RuntimeError)
                 text = str(outcome) if known else f"{type(outcome).__name__}: {outcome}"
-                outcome = {**empty_report(), "problems": [text]}
+                outcome = Report(problems=[text])
             self._waiting[group].popleft()
             self._home.status_publisher.touch()
             self._note(group, outcome, client)
@@ -169,11 +175,11 @@ class Healing:
         run_script(begin(), finished)
 
     def _note(self, group: str, report: Report, client: int) -> None:
-        if report["ranks"] or report["actors"] or report["problems"]:
-            text = f"healed {name_ranks(report['ranks'])}" if report["ranks"] else "healed"
+        if report.ranks or report.actors or report.problems:
+            text = f"healed {name_ranks(report.ranks)}" if report.ranks else "healed"
             self._home.journal.note(
-                client, "heal", text=text, group=group, ranks=format_ranks(report["ranks"]),
-                status="error" if report["problems"] else "ok", report=report,
+                client, "heal", text=text, group=group, ranks=format_ranks(report.ranks),
+                status="error" if report.problems else "ok", report=to_builtins(report),
             )  # fmt: skip
 
     # --- by itself
@@ -199,20 +205,22 @@ class Healing:
             self._home.loop.call_later(TOGETHER_S, lambda: self._act(group))  # the survivors' cells are being ended
             return
         self._due.discard(group.name)
-        fields = {"group": group.name}
-        (self.heal if group.policy.on_failure == "heal" else self.resize)(fields, lambda report: self._tell(group.name, report))
+        done = partial(self._tell, group.name)
+        if group.policy.on_failure == "heal":
+            self.heal(Heal(group.name), done)
+        else:
+            self.resize(Resize(group.name), done)
 
     def _tell(self, group: str, what: Report | str) -> None:
         """Have programs show what was done about a loss."""
-        self._home.clients.tell_listeners("notice", {"group": group, "what": what})
+        self._home.clients.tell_listeners(Notice(group, what))
 
     # --- healing
 
-    def _heal(self, fields: dict[str, Any]) -> Script[Report]:
-        home, group, report = self._home, fields["group"], empty_report()
+    def _heal(self, request: Heal) -> Script[Report]:
+        home, group, asked, report = self._home, request.group, request.procs, Report()
         began = time.monotonic()
         members = {p.proc: p for p in home.registry.procs.values() if p.group == group and p.state != ProcState.STOPPED}
-        asked = fields.get("procs")
         wanted = set(members) if asked is None else set(asked)
         lost = [p for p in members.values() if p.end is not None and p.proc in wanted]
         # Who asks wants a mesh that works. By itself nothing is ended that still lives: somebody may want to look at it.
@@ -220,21 +228,21 @@ class Healing:
         yield from self._restart(hanging, report)
         yield from self._start_ranks(lost, report)
         ranks = {p.rank: p.proc for p in members.values() if p.end is None}
-        report["ranks"] = sorted(p.rank for p in (*lost, *hanging) if p.end is None)
-        said = yield from remake_groups(home, ranks, if_torn=not report["ranks"], retry=_RETRY)
-        report["said"] += [said] if said else []
+        report.ranks = sorted(p.rank for p in (*lost, *hanging) if p.end is None)
+        said = yield from remake_groups(home, ranks, if_torn=not report.ranks, retry=_RETRY)
+        report.said += [said] if said else []
         yield from self.make_actors(set(ranks.values()) & wanted, report)
-        if report["ranks"] and asked:
-            yield from self._say_who_is_busy({r: p for r, p in ranks.items() if r not in report["ranks"]}, report)
+        if report.ranks and asked:
+            yield from self._say_who_is_busy({r: p for r, p in ranks.items() if r not in report.ranks}, report)
         self._tell_all(group, report)
-        report["seconds"] = time.monotonic() - began
+        report.seconds = time.monotonic() - began
         return report
 
     def _restart(self, hanging: list[Proc], report: Report) -> Script[None]:
         if not hanging:
             return
         self._home.ranks.restart([p.proc for p in hanging])
-        report["said"].append(f"{name_ranks(p.rank for p in hanging)} hung in a cell that was given up")
+        report.said.append(f"{name_ranks(p.rank for p in hanging)} hung in a cell that was given up")
         yield from self._await_start(hanging, report)
 
     def _start_ranks(self, lost: list[Proc], report: Report) -> Script[None]:
@@ -250,9 +258,9 @@ class Healing:
         yield partial(self.when_settled, {p.proc for p in entries})
         for entry in entries:
             if entry.end is not None:
-                report["problems"].append(f"rank {entry.rank} did not start: {describe_end(entry.end)}")
+                report.problems.append(f"rank {entry.rank} did not start: {describe_end(entry.end)}")
             elif entry.state == ProcState.STARTING:
-                report["problems"].append(f"rank {entry.rank} did not start within {START_S:g} s")
+                report.problems.append(f"rank {entry.rank} did not start within {START_S:g} s")
 
     def _say_who_is_busy(self, ranks: dict[int, int], report: Report) -> Script[None]:
         """Functions of a call that has failed go on elsewhere, and whatever comes next waits for them: nobody else would say so."""
@@ -260,7 +268,7 @@ class Healing:
         busy = sorted(r for r, where in found.items() if where["function"])
         if busy:
             what = "a function that was called before" if len(busy) == 1 else "functions that were called before"
-            report["said"].append(f"{name_ranks(busy)} still {'runs' if len(busy) == 1 else 'run'} {what}; to end that: %mesh interrupt (mesh.interrupt())")
+            report.said.append(f"{name_ranks(busy)} still {'runs' if len(busy) == 1 else 'run'} {what}; to end that: %mesh interrupt (mesh.interrupt())")
 
     def _replace_hosts(self, lost: list[Proc], report: Report) -> Script[None]:
         indices = {address.host_of(p.proc) for p in lost}
@@ -268,14 +276,14 @@ class Healing:
         for host in hosts:
             problem = self._home.hosts.link.replace(host)
             if problem:
-                report["problems"].append(problem)
+                report.problems.append(problem)
         replaced = {address.host_proc(h.index) for h in hosts if h.state == HostState.EXPECTED}
         yield partial(self.when_settled, replaced)
         for host in hosts:
             if host.state == HostState.UP:
-                report["hosts"].append(host.label or host.hostname)
+                report.hosts.append(host.label or host.hostname)
             elif host.state == HostState.EXPECTED:
-                report["problems"].append(f"host {host.label or host.index} did not come back within {START_S:g} s")
+                report.problems.append(f"host {host.label or host.index} did not come back within {START_S:g} s")
 
     def when_settled(self, who: set[int], go_on: Callable[[Any], None]) -> None:
         """Go on once ranks (or hosts) are up or have ended, or the time is up."""
@@ -341,17 +349,17 @@ class Healing:
                 wish = {"version": max(common), "peer": next(iter(survivors.values()))}
                 where = "the others' memory"
         if wish is None:
-            report["said"].append(f"actor {recipe.name!r} begins anew on what was lost: it had no checkpoint")
+            report.said.append(f"actor {recipe.name!r} begins anew on what was lost: it had no checkpoint")
             return None
         desk.begin_anew(recipe.actor_id, wish["version"])
         wish["epoch"] = desk.epoch(recipe.actor_id)
-        report["said"].append(f"actor {recipe.name!r} goes on from its state after {wish['version']} calls (from {where})")
+        report.said.append(f"actor {recipe.name!r} goes on from its state after {wish['version']} calls (from {where})")
         return wish
 
     def _make_actor(self, recipe: Recipe, slots: dict[int, int], wish: dict[str, Any] | None, report: Report) -> Script[None]:
         ranks = [self._home.registry.procs[p].rank for p in slots.values()]
         if not recipe.kept:
-            report["problems"].append(
+            report.problems.append(
                 f"actor {recipe.name!r} was not made again on {name_ranks(ranks)}: its {recipe.size_bytes >> 20} MiB of arguments "
                 "are not kept; spawn it anew"
             )
@@ -359,7 +367,7 @@ class Healing:
         try:
             data = self.recipes.read(recipe)
         except OSError as error:
-            report["problems"].append(f"actor {recipe.name!r} was not made again on {name_ranks(ranks)}: {error}; spawn it anew")
+            report.problems.append(f"actor {recipe.name!r} was not made again on {name_ranks(ranks)}: {error}; spawn it anew")
             return
         if wish is None and recipe.checkpointed:
             wish = {"epoch": self._home.checkpoints.epoch(recipe.actor_id)}
@@ -367,17 +375,17 @@ class Healing:
             self._home.asking.ask, slots, "__respawn__", None, timeout_s=CONSTRUCT_S, keeps_refusals=True,
             target=recipe.actor_id, context=recipe.context, payload=pickle.dumps((data, wish), 5),
         )  # fmt: skip
-        made = [s for s in slots if not isinstance(answers.get(s, Refusal()), Refusal)]
-        report["actors"][recipe.name] = sorted(self._home.registry.procs[slots[s]].rank for s in made)
-        report["actor_ids"].append(recipe.actor_id)
+        made = [s for s in slots if not isinstance(answers.get(s, _SILENT), Failure)]
+        report.actors[recipe.name] = sorted(self._home.registry.procs[slots[s]].rank for s in made)
+        report.actor_ids.append(recipe.actor_id)
         for slot in [s for s in slots if s not in made]:
-            refusal = answers.get(slot, {"type": "RankTimeout", "message": f"no answer within {CONSTRUCT_S:g} s"})
+            refusal = answers.get(slot, _SILENT)
             rank = self._home.registry.procs[slots[slot]].rank
-            report["problems"].append(
-                f"actor {recipe.name!r} was not made again on rank {rank}: {refusal['type']}: {refusal['message']}"
+            report.problems.append(
+                f"actor {recipe.name!r} was not made again on rank {rank}: {refusal.type}: {refusal.message}"
             )
 
     def _tell_all(self, group: str, report: Report) -> None:
         """Have handles on healed actors work again, everywhere."""
         for to in self._home.everybody():
-            self._home.event(to, "healed", {"group": group, "actor_ids": report["actor_ids"]})
+            self._home.event(to, ActorsHealed(group, tuple(report.actor_ids)))

@@ -37,13 +37,15 @@ from monarch_nb._host.question_desk import QuestionDesk
 from monarch_nb._host.ranks import RankDesk
 from monarch_nb._host.recipes import Recipes
 from monarch_nb._host.registry import Registry
-from monarch_nb._host.request import LATER
 from monarch_nb._host.resource_monitor import Rows
 from monarch_nb._host.status_publisher import StatusPublisher
 from monarch_nb._host.supervisor import Rank
 from monarch_nb._host.waiting import WaitingDesk
 from monarch_nb._host.warming import Zygote
+from monarch_nb._protocol.events import Leave, MeshEnding, WatchVitals
 from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.programs import Books, ProcRow, ProgramRow, ShutDown, Status
+from monarch_nb._protocol.registry import LATER, Later, Sender, handles
 from monarch_nb._protocol.states import HostState, ProcState
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
@@ -93,7 +95,7 @@ class HomeProcess(HostProcess):
             self.clients, self.hosts, self.ranks, self.waits, self.names, self.controllers, self.journal, self.output, self.status_publisher, self.cells,
             self.interrupts, self.looks, self.debug, self.questions, self.checkpoints, self.healing, self.mesh_name, self.lease,
         ):  # fmt: skip
-            self.reception.add(desk)
+            self.handlers.add(desk)
 
     @property
     def mesh_address(self) -> MeshAddress:
@@ -168,7 +170,7 @@ class HomeProcess(HostProcess):
     def watch_resources(self, on: bool) -> None:
         """Have all hosts look often at what ranks do, or hardly ever."""
         self.resource_monitor.watch(on)
-        self.hosts.tell_all("watch_vitals", {"on": on})
+        self.hosts.tell_all(WatchVitals(on))
 
     def process_state(self, proc: int) -> str:
         """Return what the kernel says of a rank of this machine, in words; empty if nothing is special."""
@@ -177,48 +179,46 @@ class HomeProcess(HostProcess):
 
     # --- the books
 
-    def do_status(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(Status)
+    def do_status(self, request: Status, sender: Sender) -> Books:
         """Return the books."""
         registry = self.registry
-        return {
-            "name": self.name,
-            "pid": os.getpid(),
-            "zygote_pid": self.supervisor.zygote_pid,
-            "warm": self.supervisor.warm,
-            "started": registry.started,
-            "idle_timeout_s": self.lease.idle_timeout_s,
-            "num_cells": self.cells.num_running,
-            "healing": [g for g in registry.groups if self.healing.is_busy(g)],
-            "policies": {g.name: g.policy.on_failure for g in registry.groups.values()},
-            "journal": self.journal.store.directory,
-            "journal_trouble": self.journal.trouble,
-            "hosts": self.hosts.rows(),
-            "clients": [{"pid": c.pid, "what": c.what} for c in registry.clients.values()],
-            "procs": [
-                {"proc": p.proc, "group": p.group, "rank": p.rank, "state": p.state.value, "pid": p.pid, "end": p.end and p.end.plain(),
-                 "trouble": p.trouble}
-                for p in registry.procs.values()
-            ],
-            "names": registry.names,
-        }  # fmt: skip
+        return Books(
+            name=self.name,
+            pid=os.getpid(),
+            zygote_pid=self.supervisor.zygote_pid,
+            warm=self.supervisor.warm,
+            started=registry.started,
+            idle_timeout_s=self.lease.idle_timeout_s,
+            num_cells=self.cells.num_running,
+            healing=[g for g in registry.groups if self.healing.is_busy(g)],
+            policies={g.name: g.policy.on_failure for g in registry.groups.values()},
+            journal=self.journal.store.directory,
+            journal_trouble=self.journal.trouble,
+            hosts=self.hosts.rows(),
+            clients=[ProgramRow(c.pid, c.what) for c in registry.clients.values()],
+            procs=[ProcRow(p.proc, p.group, p.rank, p.state, p.pid, p.end, p.trouble) for p in registry.procs.values()],
+            names=registry.names,
+        )
 
     # --- the end
 
     def preempted(self) -> None:
         self.checkpoints.save_then({p.proc for p in self.registry.alive()}, lambda: self.shut_down("was told to end by a signal (SIGTERM or SIGHUP)"))
 
-    def do_shut_down(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(ShutDown)
+    def do_shut_down(self, request: ShutDown, sender: Sender) -> Later | None:
         """Stop everything."""
-        self.reply(message.src, message.ref, None)
-        self.shut_down(f"was stopped by {self.clients.who(message.src)}")
+        self.reply(sender.proc, sender.ref, None)
+        self.shut_down(f"was stopped by {self.clients.who(sender.proc)}")
         return LATER
 
     def shut_down(self, how: str = "") -> None:
         self.mesh_name.hide()
         for client in self.registry.clients:
-            self.event(client, "ending", {"how": how})
+            self.event(client, MeshEnding(how))
         self.cells.mesh_ends(how or "has ended")
-        self.hosts.tell_all("leave", {})
+        self.hosts.tell_all(Leave())
         super().shut_down()
 
     def close_link(self) -> None:

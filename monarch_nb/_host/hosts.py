@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from monarch_nb._host import capacity
 from monarch_nb._host.link import HostLink
 from monarch_nb._host.process import LOST_AFTER_S
 from monarch_nb._host.registry import Host
-from monarch_nb._host.request import LATER, RequestError
+from monarch_nb._host.request import RequestError
+from monarch_nb._protocol.base import Event, Request, encode
+from monarch_nb._protocol.events import Beat, HostJoined, HostLeaving, HostLeft, Leave, WatchVitals
 from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.programs import HostRow
+from monarch_nb._protocol.ranks import StopHosts, Ticket, Tickets
+from monarch_nb._protocol.registry import LATER, Later, Sender, handles
 from monarch_nb._protocol.states import HostState, ProcState
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
-from monarch_nb._wire.message import Message
 from monarch_nb._wire.process import machine_id
+from monarch_nb._workspace.answers import SetElsewhere
 
 if TYPE_CHECKING:
     from monarch_nb._host.home import HomeProcess
 
 
-_NOBODY: Any = None
-"""Who asks this host process itself for something: no message does."""
-_NOT_TOLD = ("backlog", "last_beat", "public_key", "env", "machine", "elsewhere")
 GONE_S = 10.0
 """For how long a request to end hosts waits for them; longer than one takes that ends its ranks by force."""
 
@@ -81,73 +82,79 @@ class HostDesk:
             found.setdefault(address.host_of(proc), []).append(proc)
         return found
 
-    def ask(self, index: int, op: str, fields: dict[str, Any]) -> None:
+    def ask(self, index: int, request: Request[None]) -> None:
         """Have a host process do something for its ranks."""
         if index == 0:
-            self._home.reception.request(op)(_NOBODY, fields)
+            self._home.handlers.handle(request)
             return
         to = address.host_proc(index)
-        frame = wire.pack(wire.CONTROL, src=self._home.me, dst=to, name=op.encode(), payload=pickle.dumps(fields, 5))
+        frame = wire.pack(wire.CONTROL, src=self._home.me, dst=to, name=request.wire_name.encode(), payload=encode(request))
         self.link.send(index, [frame])
 
-    def tell_all(self, name: str, fields: dict[str, Any]) -> None:
-        """Send news to all other hosts."""
+    def tell_all(self, event: Event) -> None:
+        """Tell all other hosts of something."""
         for host in self.link.far_hosts():
-            self._home.event(address.host_proc(host.index), name, fields)
+            self._home.event(address.host_proc(host.index), event)
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[HostRow]:
         """Return what is known of all."""
-        return [{k: v for k, v in vars(h).items() if k not in _NOT_TOLD} for h in self._home.registry.hosts.values()]
+        return [HostRow(**{name: getattr(h, name) for name in HostRow.__struct_fields__}) for h in self._home.registry.hosts.values()]
 
     # --- coming
 
-    def do_tickets(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(Tickets)
+    def do_tickets(self, request: Tickets, sender: Sender) -> list[Ticket]:
         """Return what `num` new hosts need to dial home."""
-        capacity.check_room(fields["num"], force=True)
-        bind = fields.get("bind") or "tcp://127.0.0.1:*"
-        labels = fields.get("labels") or [""] * fields["num"]
-        hosts = [self._home.registry.new_host(labels[i], fields.get("kind", "")) for i in range(fields["num"])]
+        capacity.check_room(request.num, force=True)
+        bind = request.bind or "tcp://127.0.0.1:*"
+        labels = request.labels or [""] * request.num
+        hosts = [self._home.registry.new_host(labels[i], request.kind) for i in range(request.num)]
         for host in hosts:
-            host.env = dict(fields.get("env") or {})
+            host.env = dict(request.env)
         return [self.link.ticket(host, bind) for host in hosts]
 
-    def on_join(self, src: int, fields: dict[str, Any]) -> None:
+    @handles(HostJoined)
+    def on_join(self, event: HostJoined, sender: Sender) -> None:
         """A host process has dialled in."""
-        home, index = self._home, address.host_of(src)
-        self.link.has_joined(index, fields)
+        home, index = self._home, address.host_of(sender.proc)
+        self.link.has_joined(index, event)
         home.waits.settled(home.registry.host_is_up(index))
         if home.status_publisher.watched:
-            home.event(src, "watch_vitals", {"on": True})
+            home.event(sender.proc, WatchVitals(True))
         home.status_publisher.touch()
 
-    def on_beat(self, src: int, fields: dict[str, Any]) -> None:
+    @handles(Beat)
+    def on_beat(self, event: Beat, sender: Sender) -> None:
         """A host process lives."""
-        self._home.registry.hosts[address.host_of(src)].last_beat = self._home.loop.clock()
+        self._home.registry.hosts[address.host_of(sender.proc)].last_beat = self._home.loop.clock()
 
-    def do_elsewhere(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(SetElsewhere)
+    def do_set_elsewhere(self, request: SetElsewhere, sender: Sender) -> None:
         """Remember where folders of the notebook's lie on hosts: ranks that are started there are to know."""
-        for index, pairs in fields["pairs"].items():
+        for index, pairs in request.pairs.items():
             host = self.get(index)
             host.elsewhere = tuple({**dict(host.elsewhere), **dict(pairs)}.items())
-        return None
 
     # --- going
 
-    def on_leaving(self, src: int, fields: dict[str, Any]) -> None:
+    @handles(HostLeaving)
+    def on_leaving(self, event: HostLeaving, sender: Sender) -> None:
         """A host process is about to end, on purpose."""
-        self.link.leaves(address.host_of(src))
+        self.link.leaves(address.host_of(sender.proc))
 
-    def on_left(self, src: int, fields: dict[str, Any]) -> None:
+    @handles(HostLeft)
+    def on_left(self, event: HostLeft, sender: Sender) -> None:
         """A host process has said its last word."""
-        self.link.has_left(address.host_of(src))
+        self.link.has_left(address.host_of(sender.proc))
 
-    def do_stop_hosts(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(StopHosts)
+    def do_stop_hosts(self, request: StopHosts, sender: Sender) -> Later | None:
         """Have hosts leave, unless they have gone; answered when they all have, or after `GONE_S`, naming those left."""
         known = self._home.registry.hosts
-        hosts = [known[index] for index in fields["hosts"] if index and known[index].state not in (HostState.STOPPED, HostState.LOST)]
-        departure = _Departure(message.src, message.ref, {h.index for h in hosts})
+        hosts = [known[index] for index in request.hosts if index and known[index].state not in (HostState.STOPPED, HostState.LOST)]
+        departure = _Departure(sender.proc, sender.ref, {h.index for h in hosts})
         for host in hosts:
-            self._home.event(address.host_proc(host.index), "leave", {})  # one that is expected gets it when it joins
+            self._home.event(address.host_proc(host.index), Leave())  # one that is expected gets it when it joins
             self.link.leaves(host.index)
             for entry in self._home.registry.alive_on(host.index):
                 entry.state = ProcState.STOPPING

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from monarch_nb._host.request import LATER
-from monarch_nb._wire.message import Message
+from monarch_nb._protocol.base import Plain
+from monarch_nb._protocol.ranks import AbortCall, Interrupt, InterruptCell
+from monarch_nb._protocol.registry import LATER, Later, Sender, handles
 
 if TYPE_CHECKING:
     from monarch_nb._host.home import HomeProcess
@@ -20,21 +21,23 @@ class InterruptDesk:
     def __init__(self, home: HomeProcess) -> None:
         self._home = home
 
-    def do_interrupt_cell(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(InterruptCell)
+    def do_interrupt_cell(self, request: InterruptCell, sender: Sender) -> bool:
         """Interrupt a cell; once more takes the next step at once."""
-        return self._home.cells.interrupt(fields["n"])
+        return self._home.cells.interrupt(request.n)
 
-    def do_interrupt(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(Interrupt)
+    def do_interrupt(self, request: Interrupt, sender: Sender) -> None:
         """Interrupt whatever runs on ranks: cells, or functions on their main threads."""
-        cells, procs = self._home.cells, set(fields["procs"])
+        cells, procs = self._home.cells, set(request.procs)
         cells.interrupt_procs(procs)
         self._home.ranks.signal([p for p in procs if not cells.is_busy(p)], int(signal.SIGINT))
-        self._home.journal.note(message.src, "command", source="%mesh interrupt", ranks=fields.get("rank_set", ""))
-        return None
+        self._home.journal.note(sender.proc, "command", source="%mesh interrupt", ranks=request.rank_set)
 
-    def do_abort_call(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(AbortCall)
+    def do_abort_call(self, request: AbortCall, sender: Sender) -> dict[int, Plain] | Later:
         """Abort collectives on ranks whose actors don't react to an interrupt; answers once done."""
-        home, src, ref = self._home, message.src, message.ref
-        ranks = home.registry.by_rank(fields["procs"])
+        home, src, ref = self._home, sender.proc, sender.ref
+        ranks = home.registry.by_rank(request.procs)
         home.asking.ask(ranks, "__abort__", None, lambda answers: home.reply(src, ref, answers), _ABORT_S)
         return LATER

@@ -15,7 +15,20 @@ from monarch_nb._journal.entries import EntryLog
 from monarch_nb._journal.output import OutputStore
 from monarch_nb._journal.retention import KEEP_S, set_keep_s
 from monarch_nb._journal.secrets import logged_source
-from monarch_nb._wire.message import Message
+from monarch_nb._protocol.base import Plain
+from monarch_nb._protocol.events import Notice
+from monarch_nb._protocol.journal import (
+    GetEntry,
+    GetHistory,
+    GetMissed,
+    JournalPart,
+    JournalSettings,
+    Note,
+    Seen,
+    SetJournal,
+    Unseen,
+)
+from monarch_nb._protocol.registry import Sender, handles
 from monarch_nb.status import bytes_text
 
 if TYPE_CHECKING:
@@ -123,13 +136,14 @@ class JournalDesk:
         entry = self.entries.entries.get(n)
         return entry is not None and "nolog" in entry
 
-    def do_set_journal(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(SetJournal)
+    def do_set_journal(self, request: SetJournal, sender: Sender) -> JournalSettings:
         """Turn the journal off or on, or say for how many seconds it's kept; None leaves that as it is. Returns what holds."""
-        if fields.get("off") is not None and fields["off"] != self.is_off:
-            self._turn_off() if fields["off"] else self._turn_on()
-        if fields.get("keep_s") is not None:
-            self._keep_for(fields["keep_s"])
-        return {"off": self.is_off, "keep_s": self.store.max_age_s, "directory": self.store.directory, "trouble": self.trouble}
+        if request.off is not None and request.off != self.is_off:
+            self._turn_off() if request.off else self._turn_on()
+        if request.keep_s is not None:
+            self._keep_for(request.keep_s)
+        return JournalSettings(self.is_off, self.store.max_age_s, self.store.directory, self.trouble)
 
     def _turn_off(self) -> None:
         self.is_off, self.trouble, self._since = True, "it was turned off (%mesh set journal on)", time.time()
@@ -160,7 +174,7 @@ class JournalDesk:
 
     def _tell(self, text: str) -> None:
         self._home.status_publisher.touch()
-        self._home.clients.tell_listeners("notice", {"group": "", "what": text})
+        self._home.clients.tell_listeners(Notice("", text))
 
     def close(self) -> None:
         """Write out what there is."""
@@ -180,37 +194,39 @@ class JournalDesk:
         who = self._home.clients.who(client) if client else "the host process"
         self.entries.begin_entry(kind, who=who, **{"when": now, "ended": now, "status": "ok", **fields})
 
-    def do_note(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(Note)
+    def do_note(self, request: Note, sender: Sender) -> None:
         """Enter what a client has done without the home: calls, pushes."""
-        kind = fields.pop("kind")
-        self.note(message.src, kind, env=self._home.environment_id, **fields)
-        return None
+        self.note(sender.proc, request.kind, env=self._home.environment_id, **request.fields)
 
-    def do_history(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(GetHistory)
+    def do_history(self, request: GetHistory, sender: Sender) -> JournalPart:
         """Return the last entries, oldest first, how much output was dropped, and why nothing is kept, if that's so."""
         entries = sorted(self.entries.entries.values(), key=lambda e: int(e["n"]))
-        return {"entries": entries[-fields["limit"] :], "num_dropped_bytes": self.store.start, "trouble": self.trouble, "keep_s": self.store.max_age_s}
+        return JournalPart(entries[-request.limit :], self.store.start, self.trouble, self.store.max_age_s)
 
-    def do_entry(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(GetEntry)
+    def do_entry(self, request: GetEntry, sender: Sender) -> dict[str, Plain] | None:
         """Return one entry, or None."""
-        return self.entries.entries.get(fields["n"])
+        return self.entries.entries.get(request.n)
 
-    def do_missed(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(GetMissed)
+    def do_missed(self, request: GetMissed, sender: Sender) -> Unseen:
         """Return what nobody has seen: cells, and from where in the journal on other output."""
         cells = [
             dict(e)
             for e in self.entries.entries.values()
             if e["kind"] == "cell" and not e.get("seen") and not self._home.cells.is_watched(e["n"])
         ]
-        return {"cells": cells, "position": self._missed_from}
+        return Unseen(cells, self._missed_from)
 
-    def do_seen(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(Seen)
+    def do_seen(self, request: Seen, sender: Sender) -> None:
         """A client has shown how cells ended, or what else was missed."""
-        for n in fields.get("cells", ()):
+        for n in request.cells:
             self.entries.add(n, seen=True)
-        if fields.get("others"):
+        if request.others:
             self._missed_from = None
-        return None
 
 
 def _existing(path: str) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from monarch_nb._host.environment import describe_environment
 from monarch_nb._host.request import RequestError
-from monarch_nb._wire.message import Message
+from monarch_nb._protocol.events import MeshNamed
+from monarch_nb._protocol.programs import Adopt, SetLease, SetOwner
+from monarch_nb._protocol.registry import Sender, handles
 from monarch_nb.status import duration
 
 if TYPE_CHECKING:
@@ -61,30 +63,30 @@ class Lease:
             self._home.loop.forget_file(fd)
             os.close(fd)
 
-    def do_adopt(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(Adopt)
+    def do_adopt(self, request: Adopt, sender: Sender) -> None:
         """Become a named mesh that belongs to its user; with an `owner_pid`, it ends with that process nevertheless."""
         home = self._home
         if not home.mesh_name.is_claimed:
-            raise RequestError(f"this home has no claim to the name {fields['name']!r}")
-        home.name = fields["name"]
+            raise RequestError(f"this home has no claim to the name {request.name!r}")
+        home.name = request.name
         for to in home.everybody():
-            home.event(to, "named", {"name": home.name})
-        self.idle_timeout_s = fields["idle_timeout_s"]
-        if fields.get("journal"):
-            home.journal.move(fields["journal"])
-        environment = describe_environment(home.hostname, fields.get("env") or {})
+            home.event(to, MeshNamed(home.name))
+        self.idle_timeout_s = request.idle_timeout_s
+        if request.journal:
+            home.journal.move(request.journal)
+        environment = describe_environment(home.hostname, request.env)
         home.environment_id = environment["id"]
         home.versions = {"python": environment["python"], **environment["packages"]}
         home.journal.note(
-            message.src, "start", when=home.registry.started, ranks=fields.get("rank_set", ""), dims=fields.get("dims"), environment=environment
+            sender.proc, "start", when=home.registry.started, ranks=request.rank_set, dims=request.dims, environment=environment
         )
-        home.mesh_name.show(fields["connection_file"])
+        home.mesh_name.show(request.connection_file)
         self._forget_owner()  # last: what goes wrong before leaves no home that nobody can find
-        if fields.get("owner_pid"):
-            self._watch_owner(fields["owner_pid"])
+        if request.owner_pid:
+            self._watch_owner(request.owner_pid)
         if self.idle_timeout_s:
             self._look_later(self.idle_timeout_s)
-        return None
 
     # --- how long it lives
 
@@ -120,27 +122,27 @@ class Lease:
             return None
         return round(max(0.0, self.idle_timeout_s - (time.monotonic() - self._idle_since)), 1)
 
-    def do_set_lease(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(SetLease)
+    def do_set_lease(self, request: SetLease, sender: Sender) -> None:
         """Say after how long without client and running cell the mesh ends; the time begins anew."""
         had_none = not self.idle_timeout_s
-        self.idle_timeout_s = fields["idle_timeout_s"]
+        self.idle_timeout_s = request.idle_timeout_s
         self.begin_anew()
         if had_none:
             self._look()
-        self._home.journal.note(message.src, "command", source=f"%mesh lease {fields['idle_timeout_s']:g}s")
-        return None
+        self._home.journal.note(sender.proc, "command", source=f"%mesh lease {request.idle_timeout_s:g}s")
 
-    def do_set_owner(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(SetOwner)
+    def do_set_owner(self, request: SetOwner, sender: Sender) -> None:
         """End with a process, or with none.
 
         Raises:
             RequestError: if it isn't there.
         """
-        pid = fields["owner_pid"]
+        pid = request.owner_pid
         if pid is not None and not os.path.exists(f"/proc/{int(pid)}"):
             raise RequestError(f"there's no process {pid} that this mesh could end with")
         self._forget_owner()
         if pid is not None:
             self._watch_owner(int(pid))
-        self._home.journal.note(message.src, "command", source=f"%mesh start {self._home.name} {'--keep' if pid is None else '--with-kernel'}")
-        return None
+        self._home.journal.note(sender.proc, "command", source=f"%mesh start {self._home.name} {'--keep' if pid is None else '--with-kernel'}")

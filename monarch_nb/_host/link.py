@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import re
 import shutil
 import subprocess
@@ -19,10 +18,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import zmq
+from msgspec.structs import asdict
 
 from monarch_nb._host.process import BEAT_S, LOST_AFTER_S
 from monarch_nb._host.registry import Host
 from monarch_nb._host.starting import PROCESS_JOB, host_command
+from monarch_nb._protocol.base import encode
+from monarch_nb._protocol.events import Beat, HostJoined, Leave, TakePlace
+from monarch_nb._protocol.ranks import Ticket
 from monarch_nb._protocol.states import HostState, ProcState
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
@@ -78,7 +81,7 @@ class HostLink:
 
     # --- letting hosts in
 
-    def ticket(self, host: Host, bind: str) -> dict[str, Any]:
+    def ticket(self, host: Host, bind: str) -> Ticket:
         """Return what a host process needs to dial in and take a place; what was given out for it before is void."""
         endpoint = self._listen_on(bind)
         assert self._keys is not None and self._gatekeeper is not None
@@ -86,15 +89,7 @@ class HostLink:
         self._gatekeeper.allowed.discard(host.public_key)
         self._gatekeeper.allowed.add(keys.public)
         host.public_key, host.endpoint = keys.public, endpoint
-        return {
-            "host": host.index,
-            "generation": host.generation,
-            "label": host.label,
-            "home": endpoint,
-            "home_key": self._keys.public,
-            "public": keys.public,
-            "secret": keys.secret,
-        }
+        return Ticket(host.index, host.generation, host.label, endpoint, self._keys.public, keys.public, keys.secret)
 
     def _listen_on(self, bind: str) -> str:
         """Listen for other hosts at `bind`, if we don't yet; return the address to dial."""
@@ -157,7 +152,7 @@ class HostLink:
         """Tell a host process whose place is no longer its own to end: its ranks count as dead."""
         assert self._socket is not None
         to = address.host_proc(index)
-        self._socket.send_multipart([identity, wire.pack(wire.EVENT, src=self._home.me, dst=to, name=b"leave")])
+        self._socket.send_multipart([identity, wire.pack(wire.EVENT, src=self._home.me, dst=to, name=Leave.wire_name.encode())])
 
     def send(self, index: int, frames: list[Any]) -> None:
         """Send frames to a host; to one that's gone, drop; for one that is expected, keep."""
@@ -169,11 +164,11 @@ class HostLink:
             return
         self._socket.send_multipart([self._identities[index], *cut(frames)], copy=sum(map(len, frames)) < _BIG_BYTES)
 
-    def has_joined(self, index: int, fields: dict[str, Any]) -> None:
+    def has_joined(self, index: int, joined: HostJoined) -> None:
         """A host process has dialled in."""
         host = self._home.registry.hosts[index]
-        for key in ("hostname", "pid", "machine", "num_cores", "num_gpus"):
-            setattr(host, key, fields[key])
+        host.hostname, host.pid, host.machine = joined.hostname, joined.pid, joined.machine
+        host.num_cores, host.num_gpus = joined.num_cores, joined.num_gpus
         host.state, host.last_beat = HostState.UP, self._home.loop.clock()
         backlog, host.backlog = host.backlog, []
         for frames in backlog:
@@ -210,7 +205,7 @@ class HostLink:
                 host.state = HostState.LOST
                 self._on_lost(host)
             else:
-                self._home.event(address.host_proc(host.index), "beat", {})
+                self._home.event(address.host_proc(host.index), Beat())
 
     # --- another in its place
 
@@ -227,8 +222,9 @@ class HostLink:
         else:
             spare.state = HostState.STOPPED
             frame = wire.pack(
-                wire.EVENT, src=self._home.me, dst=address.host_proc(spare.index), name=b"take_place", payload=pickle.dumps(ticket, 5)
-            )
+                wire.EVENT, src=self._home.me, dst=address.host_proc(spare.index), name=TakePlace.wire_name.encode(),
+                payload=encode(TakePlace(ticket)),
+            )  # fmt: skip
             assert self._socket is not None
             self._socket.send_multipart([self._identities[spare.index], frame])
         return ""
@@ -237,13 +233,13 @@ class HostLink:
         used = {address.host_of(p.proc) for p in self._home.registry.procs.values() if p.state != ProcState.STOPPED}
         return next((h for h in self.far_hosts() if h.index not in used), None)
 
-    def start(self, ticket: dict[str, Any], env: Mapping[str, str]) -> None:
+    def start(self, ticket: Ticket, env: Mapping[str, str]) -> None:
         """Start a host process on this machine; that it has come up is heard when it joins."""
         home = self._home
-        directory = f"{os.path.dirname(home.directory)}/h{ticket['host']}.{ticket['generation']}"
+        directory = f"{os.path.dirname(home.directory)}/h{ticket.host}.{ticket.generation}"
         self._directories.append(directory)
         config = {
-            **ticket,
+            **asdict(ticket),
             "directory": directory,
             "sys_path": home.config["sys_path"],
             "log": home.config.get("log"),

@@ -13,10 +13,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._frames.cells import CELL_FRAME
-from monarch_nb._host.request import LATER
 from monarch_nb._host.stack_desk import NATIVE_S, PY_SPY_S, Found
+from monarch_nb._protocol.base import Plain
+from monarch_nb._protocol.events import StacksTaken, TakeStacks
+from monarch_nb._protocol.registry import LATER, Later, Sender, handles
+from monarch_nb._protocol.status import Hang, Stacks
 from monarch_nb._wire import address
-from monarch_nb._wire.message import Message
 
 if TYPE_CHECKING:
     from monarch_nb._host.asking import Answers
@@ -47,15 +49,17 @@ class Looks:
         self._takes: dict[int, _Take] = {}
         self._num_takes = 0
 
-    def do_stacks(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(Stacks)
+    def do_stacks(self, request: Stacks, sender: Sender) -> dict[int, Plain] | Later:
         """Return where ranks stand: by rank, the fields that `stacks` describes."""
-        ranks = self._home.registry.by_rank(fields["procs"])
-        self.stacks(ranks, partial(self._home.reply, message.src, message.ref), native=fields.get("native", False))
+        ranks = self._home.registry.by_rank(request.procs)
+        self.stacks(ranks, partial(self._home.reply, sender.proc, sender.ref), native=request.native)
         return LATER
 
-    def do_hang(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(Hang)
+    def do_hang(self, request: Hang, sender: Sender) -> dict[int, Plain] | Later:
         """Return what ranks wait for: by rank, the fields that `hang` describes."""
-        self.hang(self._home.registry.by_rank(fields["procs"]), partial(self._home.reply, message.src, message.ref))
+        self.hang(self._home.registry.by_rank(request.procs), partial(self._home.reply, sender.proc, sender.ref))
         return LATER
 
     def stacks(self, ranks: Mapping[int, int], done: Done, *, native: bool = False) -> None:
@@ -151,12 +155,13 @@ class Looks:
             if host == 0:
                 self._home.stack_desk.take(theirs, native, lambda found: self._taken(ref, found))
             else:
-                self._home.event(address.host_proc(host), "take_stacks", {"ref": ref, "procs": theirs, "native": native})
+                self._home.event(address.host_proc(host), TakeStacks(ref, tuple(theirs), native))
         self._home.loop.call_later((NATIVE_S if native else PY_SPY_S) + 1.0, lambda: self._end(ref))
 
-    def on_stacks(self, src: int, fields: dict[str, Any]) -> None:
+    @handles(StacksTaken)
+    def on_stacks(self, event: StacksTaken, sender: Sender) -> None:
         """Another host has taken stacks."""
-        self._taken(fields["ref"], fields["found"])
+        self._taken(event.ref, event.found)
 
     def _taken(self, ref: int, found: Found) -> None:
         take = self._takes.get(ref)

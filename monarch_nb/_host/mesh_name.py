@@ -7,9 +7,10 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._protocol.programs import ClaimName
+from monarch_nb._protocol.registry import Sender, handles
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.claim import Claim
-from monarch_nb._wire.message import Message
 from monarch_nb._wire.process import machine_id, start_time
 
 if TYPE_CHECKING:
@@ -26,11 +27,12 @@ class MeshName:
         self._connection_path = ""
         self._who = ""
 
-    def do_claim(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(ClaimName)
+    def do_claim(self, request: ClaimName, sender: Sender) -> bool:
         """Take the right to a name; answers whether it was free."""
-        self._who = self._home.clients.who(message.src)
+        self._who = self._home.clients.who(sender.proc)
         if self._claim is None:
-            self._claim_path = fields["path"]
+            self._claim_path = request.path
             self._claim = Claim.acquire(self._claim_path, self._note("starting"))
         return self._claim is not None
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from monarch_nb._wire.message import Message
+from monarch_nb._protocol.base import Plain
+from monarch_nb._protocol.names import GetMesh, GetName, GroupRecord, SetMesh, SetName
+from monarch_nb._protocol.registry import Sender, handles
 
 if TYPE_CHECKING:
     from monarch_nb._host.home import HomeProcess
@@ -17,13 +19,25 @@ class NameDesk:
         self._home = home
         self._names = home.registry.names
 
-    def do_set_name(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(SetName)
+    def do_set_name(self, request: SetName, sender: Sender) -> Plain:
         """Enter something under a name; `only_if_new` makes the first one win. Returns what is there now."""
-        if fields.get("only_if_new") and fields["name"] in self._names:
-            return self._names[fields["name"]]
-        self._names[fields["name"]] = fields["value"]
-        return fields["value"]
+        if request.only_if_new and request.name in self._names:
+            return self._names[request.name]
+        self._names[request.name] = request.value
+        return request.value
 
-    def do_get_name(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(SetMesh)
+    def do_set_mesh(self, request: SetMesh, sender: Sender) -> None:
+        """Take note of the ranks that people call by the mesh's name."""
+        self._home.registry.mesh = request.record
+
+    @handles(GetMesh)
+    def do_get_mesh(self, request: GetMesh, sender: Sender) -> GroupRecord | None:
+        """Return them."""
+        return self._home.registry.mesh
+
+    @handles(GetName)
+    def do_get_name(self, request: GetName, sender: Sender) -> Plain:
         """Return what was entered under a name, or None."""
-        return self._names.get(fields["name"])
+        return self._names.get(request.name)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from monarch_nb._host.registry import Client
-from monarch_nb._host.request import LATER
 from monarch_nb._host.watch import Wanted, Watch, Watches
 from monarch_nb._journal import record as records
 from monarch_nb._journal.record import CLIENT_BITS, CLIENT_MASK, CLIENT_ORIGIN, Record, is_cell
+from monarch_nb._protocol.cells import OutputPart, ReadOutput, Taken, Unwatch, WatchOutput
+from monarch_nb._protocol.events import GroupsKnown, RankPrinted
+from monarch_nb._protocol.programs import SettleOutput
+from monarch_nb._protocol.registry import LATER, Later, Sender, handles
 from monarch_nb._wire.marks import SETTLED, TEXT, Piece
-from monarch_nb._wire.message import Message
 
 if TYPE_CHECKING:
     from monarch_nb._host.home import HomeProcess
@@ -28,9 +30,10 @@ class OutputDesk:
 
     # --- what comes in
 
-    def on_output(self, src: int, fields: dict[str, Any]) -> None:
+    @handles(RankPrinted)
+    def on_output(self, event: RankPrinted, sender: Sender) -> None:
         """A rank of another host has printed something."""
-        self.printed(fields["rank"], src, Piece(*fields["piece"]))
+        self.printed(event.rank, sender.proc, Piece(*event.piece))
 
     def printed(self, rank: int, proc: int, piece: Piece) -> None:
         """A rank has printed something."""
@@ -59,7 +62,7 @@ class OutputDesk:
         """Put a piece into the journal and show it to those who watch."""
         if group not in self._store.groups:
             groups = {**self._store.groups, group: len(self._store.groups)}
-            self._home.clients.tell_listeners("groups", {"groups": groups})
+            self._home.clients.tell_listeners(GroupsKnown(groups))
         keep = not self._home.journal.is_unlogged(origin)
         self.watches.offer(self._store.append(kind, stream, group, rank, origin, data, keep=keep))
 
@@ -82,41 +85,42 @@ class OutputDesk:
         watch = Watch(self._home.loop, self._store, self._home.send_local, client, ref, wanted, position, until)
         return self.watches.add(watch)
 
-    def do_settle_output(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(SettleOutput)
+    def do_settle_output(self, request: SettleOutput, sender: Sender) -> None:
         """Answer once what ranks of this machine have written before now has been passed on."""
         self._home.supervisor.drain()
-        watch = self.watches.find(message.src, 0)
+        watch = self.watches.find(sender.proc, 0)
         if watch is not None:
             watch.flush()
-        return None
 
-    def do_taken(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(Taken)
+    def do_taken(self, request: Taken, sender: Sender) -> None:
         """A client has taken some of what it watches."""
-        watch = self.watches.find(message.src, fields["watch"])
+        watch = self.watches.find(sender.proc, request.watch)
         if watch is not None:
-            watch.taken(fields["bytes"])
-        return None
+            watch.taken(request.bytes)
 
-    def do_unwatch(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(Unwatch)
+    def do_unwatch(self, request: Unwatch, sender: Sender) -> None:
         """A client doesn't watch something any more."""
-        self.watches.drop(message.src, fields["watch"])
-        return None
+        self.watches.drop(sender.proc, request.watch)
 
-    def do_watch_output(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(WatchOutput)
+    def do_watch_output(self, request: WatchOutput, sender: Sender) -> Later | None:
         """Send a client what ranks of a group print: from a position, or the last bytes; then on, or not."""
-        follow, position = fields.get("follow"), fields.get("position")
+        follow, position = request.follow, request.position
         if position is None:
-            position = self._store.tail_start(fields["tail_bytes"])
-        is_unknown = fields.get("group") is not None and fields["group"] not in self._store.groups
+            position = self._store.tail_start(request.tail_bytes)
+        is_unknown = request.group is not None and request.group not in self._store.groups
         if not follow and (is_unknown or position >= self._store.end):
-            self._home.reply(message.src, message.ref, [], last=True)
+            self._home.reply(sender.proc, sender.ref, [], last=True)
         else:
-            self._watch(message.src, message.ref, self._chosen(fields), position, None if follow else self._store.end)
+            self._watch(sender.proc, sender.ref, self._chosen(request), position, None if follow else self._store.end)
         return LATER
 
-    def _chosen(self, fields: dict[str, Any]) -> Wanted:
+    def _chosen(self, asked: WatchOutput) -> Wanted:
         """Return what tells the records that a client has asked for."""
-        group, ranks, origin, store = fields.get("group"), fields.get("ranks"), fields.get("origin"), self._store
+        group, ranks, origin, store = asked.group, asked.ranks, asked.origin, self._store
         chosen = None if ranks is None else set(ranks)
 
         def wanted(record: Record) -> bool:
@@ -125,32 +129,30 @@ class OutputDesk:
                 and (group is None or store.groups.get(group) == record.group)
                 and (chosen is None or record.rank in chosen)
                 and (origin is None or record.origin == origin)
-                and not (fields.get("actors") and is_cell(record.origin))
+                and not (asked.actors and is_cell(record.origin))
             )
 
         return wanted
 
-    def do_read_output(self, message: Message, fields: dict[str, Any]) -> object:
-        """Return a stretch of what ranks of a group have printed: the one before a position, or after one.
-
-        "data" (records), "begin" and "end" (positions), "start" and "now" (of all that there is).
-        """
+    @handles(ReadOutput)
+    def do_read_output(self, request: ReadOutput, sender: Sender) -> OutputPart:
+        """Return a stretch of what ranks of a group have printed: the one before a position, or after one."""
         store = self._store
-        group, chosen = store.groups.get(fields["group"]), set(fields["ranks"])
+        group, chosen = store.groups.get(request.group), set(request.ranks)
 
         def wanted(record: Record) -> bool:
             return record.kind in (records.TEXT, records.NOTE) and record.group == group and record.rank in chosen
 
-        after = fields.get("after")
+        after = request.after
         if after is None:
-            before = fields.get("before")
+            before = request.before
             end = store.end if before is None else min(before, store.end)
             scan, begin = store.scan_back(end, wanted)
         else:
             begin = after
             scan = store.scan(after, wanted)
             end = scan.position
-        return {"data": scan.data, "begin": begin, "end": end, "start": store.start, "now": store.end}
+        return OutputPart(scan.data, begin, end, store.start, store.end)
 
 
 def _own_output(number: int) -> Wanted:

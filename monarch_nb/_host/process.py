@@ -6,7 +6,6 @@ What home (`home`) and far host processes (`far`) share: ranks of this machine, 
 from __future__ import annotations
 
 import os
-import pickle
 import shutil
 import signal
 import socket as sockets
@@ -16,17 +15,22 @@ from contextlib import suppress
 from typing import Any
 
 import zmq
+from msgspec.structs import asdict
 
 from monarch_nb._host.heartbeat import PING_REF, Heartbeat
 from monarch_nb._host.loop import Loop
-from monarch_nb._host.request import LATER, Reception, RequestError
+from monarch_nb._host.request import RequestError
 from monarch_nb._host.resource_monitor import WHERE_REF, ResourceMonitor, Rows
 from monarch_nb._host.router import Router
 from monarch_nb._host.stack_desk import StackDesk
 from monarch_nb._host.supervisor import Rank, Supervisor
 from monarch_nb._host.warming import Zygote
 from monarch_nb._host.workspace_desk import WorkspaceDesk
+from monarch_nb._protocol.base import Event, encode
+from monarch_nb._protocol.events import RanksEnded
 from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.ranks import SignalRanks, StartRanks, StopRanks
+from monarch_nb._protocol.registry import LATER, Handler, Handlers, Sender, handles
 from monarch_nb._protocol.states import ProcState
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
@@ -57,9 +61,7 @@ class HostProcess:
         """The configuration to begin again with, for a spare that takes another host's place."""
         private_directory(self.directory)
         self.loop = Loop()
-        self.reception = Reception()
-        self.reception.add(self)
-        self.reception.add(WorkspaceDesk(self))
+        self.handlers = Handlers(self, WorkspaceDesk(self))
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.context.set(zmq.MAX_SOCKETS, 65535)
         self._pull = self.context.socket(zmq.PULL)
@@ -115,9 +117,10 @@ class HostProcess:
         """Send frames towards another host."""
         raise NotImplementedError
 
-    def event(self, dst: int, name: str, fields: dict[str, Any]) -> None:
-        """Send news to one process."""
-        frame = wire.pack(wire.EVENT, src=self.me, dst=dst, name=name.encode(), payload=pickle.dumps(fields, 5))
+    def event(self, dst: int, event: Event, src: int | None = None) -> None:
+        """Tell one process of something; `src`: in whose name, if not our own."""
+        src = self.me if src is None else src
+        frame = wire.pack(wire.EVENT, src=src, dst=dst, name=event.wire_name.encode(), payload=encode(event))
         if address.host_of(dst) == self.index:
             self.send_local(dst, frame)
         else:
@@ -129,7 +132,7 @@ class HostProcess:
             return
         frame = wire.pack(
             wire.REPLY, src=self.me, dst=dst, ref=ref, flags=(wire.ERROR if error else 0) | (wire.END if last else 0),
-            payload=pickle.dumps(value, 5),
+            payload=encode(value),
         )  # fmt: skip
         if address.host_of(dst) == self.index:
             self.send_local(dst, frame)
@@ -191,16 +194,16 @@ class HostProcess:
                 self.take_answer(message)
             return
         if message.kind == wire.EVENT:
-            news = self.reception.news(message.name.decode())
-            if news is not None:
-                news(message.src, _fields(message))
+            handler = self.handlers.find(message.name.decode("utf-8", "replace"))
+            if handler is not None:
+                handler(message.payload, Sender(message.src))
         elif message.kind == wire.CONTROL:
             self._answer(message)
 
     def _answer(self, message: Message) -> None:
         """Answer a request, whatever comes of it: who asks waits."""
         try:
-            answer = self.reception.request(message.name.decode())(message, _fields(message))
+            answer = self._handler(message)(message.payload, Sender(message.src, message.ref))
             if answer is not LATER:
                 self.reply(message.src, message.ref, answer)
         except (RequestError, ValueError) as error:
@@ -212,26 +215,33 @@ class HostProcess:
             if not known:
                 raise  # into the log
 
+    def _handler(self, message: Message) -> Handler:
+        name = message.name.decode("utf-8", "replace")
+        found = self.handlers.find(name)
+        if found is None:
+            raise RequestError(f"this host process knows no request {name!r}; is it of another version?")
+        return found
+
     def take_answer(self, message: Message) -> None:
         """Take a rank's answer to something that we asked."""
 
     # --- ranks of this machine
 
-    def do_start_ranks(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(StartRanks)
+    def do_start_ranks(self, request: StartRanks, sender: Sender) -> None:
         """Start ranks here. Asked by the home."""
         own = {"directory": self.directory, "hostname": self.hostname, "gpus": visible_gpus()}
-        self.supervisor.start(fields["ranks"], fields["spec"] | own, fields["method"])
-        return None
+        self.supervisor.start([asdict(place) for place in request.ranks], request.spec | own, request.method)
 
-    def do_stop_ranks(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(StopRanks)
+    def do_stop_ranks(self, request: StopRanks, sender: Sender) -> None:
         """Stop ranks here."""
-        self.supervisor.stop(fields["procs"], fields["grace_s"])
-        return None
+        self.supervisor.stop(request.procs, request.grace_s)
 
-    def do_signal_ranks(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(SignalRanks)
+    def do_signal_ranks(self, request: SignalRanks, sender: Sender) -> None:
         """Send a signal to ranks here."""
-        self.supervisor.signal(fields["procs"], fields["number"])
-        return None
+        self.supervisor.signal(request.procs, request.number)
 
     def rank_is_up(self, proc: int) -> None:
         """Note that a rank here answers."""
@@ -263,12 +273,12 @@ class HostProcess:
 
     def spread_ends(self, ends: Sequence[RankExit]) -> None:
         """Tell all processes of this machine who has ended."""
-        news = {"ends": [end.plain() for end in ends]}
+        event = RanksEnded(tuple(ends))
         for proc in [p for p in self._routes if p != self.me]:
-            self.event(proc, "exit", news)
+            self.event(proc, event)
         for proc, rank in self.supervisor.ranks.items():
             if rank.state == ProcState.RUNNING and proc not in self._routes:
-                self.event(proc, "exit", news)
+                self.event(proc, event)
 
     # --- the end
 
@@ -307,15 +317,6 @@ class HostProcess:
             self.loop.stop()
         else:
             self.loop.call_later(0.01, lambda: self._leave_when_empty(limit))
-
-
-def _fields(message: Message) -> dict[str, Any]:
-    if message.at == len(message.frame):
-        return {}
-    try:
-        return dict(pickle.loads(message.payload))
-    except Exception as error:  # a pickle may raise anything
-        raise RequestError(f"this request can't be read: {type(error).__name__}: {error}") from None
 
 
 def count_gpus() -> int:

@@ -9,11 +9,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from monarch_nb._host.request import LATER
 from monarch_nb._journal.record import CLIENT_BITS, CLIENT_MASK, is_cell
-from monarch_nb._wire.message import Message
+from monarch_nb._protocol.events import AskedNoMore, UserAsked
+from monarch_nb._protocol.keyboard import (
+    AnswerUser,
+    AskNoMore,
+    AskUser,
+    QuestionRow,
+    RefuseUser,
+    Typed,
+    UserQuestions,
+)
+from monarch_nb._protocol.registry import LATER, Later, Sender, handles
 
 if TYPE_CHECKING:
     from monarch_nb._host.home import HomeProcess
@@ -52,14 +61,15 @@ class QuestionDesk:
 
     # --- ranks
 
-    def do_ask_user(self, message: Message, fields: dict[str, Any]) -> object:
-        """Pass on what a rank asks; answers {"text"} or {"refused": why}."""
-        client = self._client_of(fields["origin"])
+    @handles(AskUser)
+    def do_ask_user(self, request: AskUser, sender: Sender) -> Typed | Later:
+        """Pass on what a rank asks; answers what was typed, or why nobody can."""
+        client = self._client_of(request.origin)
         if client is None:
-            return {"refused": "no notebook watches this cell"}
-        question = Question(next(self._ids), message.src, message.ref, client, fields["prompt"], fields["hidden"])
+            return Typed(refused="no notebook watches this cell")
+        question = Question(next(self._ids), sender.proc, sender.ref, client, request.prompt, request.hidden)
         self._questions[question.id] = question
-        self._home.event(client, "asked", {})
+        self._home.event(client, UserAsked())
         return LATER
 
     def _client_of(self, origin: int) -> int | None:
@@ -71,10 +81,10 @@ class QuestionDesk:
             found = [c.proc for c in clients.values() if c.number & CLIENT_MASK == origin >> CLIENT_BITS & CLIENT_MASK]
         return next((proc for proc in reversed(found) if proc in clients and clients[proc].listens), None)
 
-    def do_ask_no_more(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(AskNoMore)
+    def do_ask_no_more(self, request: AskNoMore, sender: Sender) -> None:
         """A rank doesn't wait for an answer any more."""
-        self._forget(lambda q: (q.proc, q.ref) == (message.src, fields["ref"]))
-        return None
+        self._forget(lambda q: (q.proc, q.ref) == (sender.proc, request.ref))
 
     def proc_has_ended(self, proc: int) -> None:
         """A rank is dead."""
@@ -86,28 +96,30 @@ class QuestionDesk:
         for question in over:
             del self._questions[question.id]
         for client in {q.client for q in over}:
-            self._home.event(client, "asked_no_more", {"ids": [q.id for q in over if q.client == client]})
+            self._home.event(client, AskedNoMore(tuple(q.id for q in over if q.client == client)))
 
     # --- clients
 
-    def do_user_questions(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(UserQuestions)
+    def do_user_questions(self, request: UserQuestions, sender: Sender) -> list[QuestionRow]:
         """Return what a client is asked, by rank."""
         ranks = self._home.registry.procs
-        mine = [q for q in self._questions.values() if q.client == message.src]
-        rows = [{"id": q.id, "rank": ranks[q.proc].rank, "prompt": q.prompt, "hidden": q.hidden} for q in mine]
-        return sorted(rows, key=lambda row: (row["rank"], row["id"]))
+        mine = [q for q in self._questions.values() if q.client == sender.proc]
+        rows = [QuestionRow(q.id, ranks[q.proc].rank, q.prompt, q.hidden) for q in mine]
+        return sorted(rows, key=lambda row: (row.rank, row.id))
 
-    def do_answer_user(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(AnswerUser)
+    def do_answer_user(self, request: AnswerUser, sender: Sender) -> bool:
         """Take an answer; False if the rank doesn't wait for it any more."""
-        question = self._questions.pop(fields["id"], None)
+        question = self._questions.pop(request.id, None)
         if question is not None:
-            self._home.reply(question.proc, question.ref, {"text": fields["text"]})
+            self._home.reply(question.proc, question.ref, Typed(request.text))
         return question is not None
 
-    def do_refuse_user(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(RefuseUser)
+    def do_refuse_user(self, request: RefuseUser, sender: Sender) -> None:
         """Nobody can type where a client is."""
-        self._refuse(message.src, fields["reason"])
-        return None
+        self._refuse(sender.proc, request.reason)
 
     def client_gone(self, client: int) -> None:
         """A client is gone."""
@@ -116,4 +128,4 @@ class QuestionDesk:
     def _refuse(self, client: int, reason: str) -> None:
         for question in [q for q in self._questions.values() if q.client == client]:
             del self._questions[question.id]
-            self._home.reply(question.proc, question.ref, {"refused": reason})
+            self._home.reply(question.proc, question.ref, Typed(refused=reason))

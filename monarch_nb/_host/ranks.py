@@ -5,17 +5,29 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from monarch_nb._host import capacity
 from monarch_nb._host.orphans import stop_orphans
 from monarch_nb._host.registry import Group, Proc
 from monarch_nb._host.starting import PROCESS_JOB
+from monarch_nb._protocol.events import RankEnded, RankIsUp, RankPulse, RanksEnded, RanksRevived
 from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.ranks import (
+    RankPlace,
+    Restart,
+    SetProcEnvironment,
+    Signal,
+    SignalRanks,
+    Spawn,
+    StartRanks,
+    Stop,
+    StopRanks,
+)
+from monarch_nb._protocol.registry import Later, Sender, handles
 from monarch_nb._protocol.states import ProcState
 from monarch_nb._shape import decode_extent, format_ranks
 from monarch_nb._wire import address
-from monarch_nb._wire.message import Message
 from monarch_nb.exceptions import describe_end
 
 if TYPE_CHECKING:
@@ -34,25 +46,26 @@ class RankDesk:
 
     # --- starting
 
-    def do_spawn(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(Spawn)
+    def do_spawn(self, request: Spawn, sender: Sender) -> list[int]:
         """Start ranks on hosts; answers with their proc ids at once."""
-        procs = self.spawn(fields)
-        self._home.registry.groups[fields["group"]].creator = (message.src, fields.get("creator_actor", 0))
-        return {"procs": procs}
+        procs = self.spawn(request)
+        self._home.registry.groups[request.group].creator = (sender.proc, request.creator_actor)
+        return procs
 
-    def spawn(self, fields: dict[str, Any]) -> list[int]:
+    def spawn(self, asked: Spawn) -> list[int]:
         """Start `per_host` ranks on each of `hosts`, as a group; return their proc ids."""
-        registry, per_host = self._home.registry, fields["per_host"]
-        self._check_room(fields["hosts"], per_host, force=fields.get("force", False))
-        hosts = [self._home.hosts.get(index) for index in fields["hosts"]]
+        registry, per_host = self._home.registry, asked.per_host
+        self._check_room(asked.hosts, per_host, force=asked.force)
+        hosts = [self._home.hosts.get(index) for index in asked.hosts]
         procs = []
         for i, host in enumerate(hosts):
             ranks = list(range(i * per_host, (i + 1) * per_host))
-            for local_rank, entry in enumerate(registry.new_procs(host.index, fields["group"], ranks)):
+            for local_rank, entry in enumerate(registry.new_procs(host.index, asked.group, ranks)):
                 entry.local_rank = local_rank
                 procs.append(entry.proc)
-        extent = decode_extent(fields["spec"]["extent"])
-        group = registry.groups[fields["group"]] = Group(fields["group"], extent, procs, fields["spec"], fields["method"])
+        extent = decode_extent(asked.spec["extent"])
+        group = registry.groups[asked.group] = Group(asked.group, extent, procs, asked.spec, asked.method)
         self.start(group, procs)
         return procs
 
@@ -73,9 +86,9 @@ class RankDesk:
                 "debug": home.debug.settings, "mesh": tuple(home.mesh_address)}  # fmt: skip
         for index, theirs in home.hosts.of(procs).items():
             entries = [home.registry.procs[proc] for proc in theirs]
-            own = [{"proc": e.proc, **self.place(group, e), "own_env": e.own_env} for e in entries]
+            own = [RankPlace(proc=e.proc, **self.place(group, e), own_env=e.own_env) for e in entries]
             host_spec = {**spec, "elsewhere": home.hosts.get(index).elsewhere}
-            home.hosts.ask(index, "start_ranks", {"ranks": own, "spec": host_spec, "method": group.method})
+            home.hosts.ask(index, StartRanks(own, host_spec, group.method))
 
     def place(self, group: Group, entry: Proc) -> dict[str, int]:
         """Return what a rank is to know of its place."""
@@ -87,28 +100,30 @@ class RankDesk:
             "world_size": len(group.procs),
         }
 
-    def on_up(self, src: int, fields: dict[str, Any]) -> None:
+    @handles(RankIsUp)
+    def on_up(self, event: RankIsUp, sender: Sender) -> None:
         """A rank answers."""
         home = self._home
-        home.rank_is_up(src)
-        home.waits.settled(home.registry.proc_is_up(src, fields["pid"]))
-        home.status_publisher.touch((src,))
+        home.rank_is_up(sender.proc)
+        home.waits.settled(home.registry.proc_is_up(sender.proc, event.pid))
+        home.status_publisher.touch((sender.proc,))
 
-    def do_environment(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(SetProcEnvironment)
+    def do_environment(self, request: SetProcEnvironment, sender: Sender) -> None:
         """Remember what environment variables ranks were given, for those that take their places."""
         procs = self._home.registry.procs
-        for proc, variables in fields["variables"].items():
+        for proc, variables in request.variables.items():
             if proc in procs:
                 procs[proc].own_env.update(variables)
-        return None
 
     # --- starting again
 
-    def do_restart(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(Restart)
+    def do_restart(self, request: Restart, sender: Sender) -> Later | None:
         """Kill ranks and start them anew at their places; answers once they're up. Handles on them stay good."""
-        self.restart(fields["procs"])
-        self._home.journal.note(message.src, "command", source=f"%mesh restart --ranks {fields.get('rank_set', '')}")
-        return self._home.waits.answer_when(message, set(fields["procs"]), restarted=True)
+        self.restart(request.procs)
+        self._home.journal.note(sender.proc, "command", source=f"%mesh restart --ranks {request.rank_set}")
+        return self._home.waits.answer_when(sender, set(request.procs), restarted=True)
 
     def restart(self, procs: Sequence[int]) -> None:
         """Kill ranks, those that live; they're started anew at their places as soon as they have ended."""
@@ -117,7 +132,7 @@ class RankDesk:
             home.hosts.get(index)
             dead = [p for p in theirs if home.registry.procs[p].end is not None]
             self._restarting.update(theirs)
-            home.hosts.ask(index, "signal_ranks", {"procs": theirs, "number": int(signal.SIGKILL)})
+            home.hosts.ask(index, SignalRanks(theirs, int(signal.SIGKILL)))
             for proc in dead:
                 self.start_again(proc)
 
@@ -129,16 +144,17 @@ class RankDesk:
         entry.state, entry.end = ProcState.STARTING, None
         home.status_publisher.touch((proc,))
         for to in home.everybody():
-            home.event(to, "revived", {"procs": [proc]})
+            home.event(to, RanksRevived((proc,)))
         self.start(home.registry.groups[entry.group], [proc])
 
     # --- stopping
 
-    def do_stop(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(Stop)
+    def do_stop(self, request: Stop, sender: Sender) -> Later | None:
         """Stop ranks; answers once they have ended."""
-        self.stop(fields["procs"], fields["grace_s"])
-        left = {p for p in fields["procs"] if self._home.registry.procs[p].end is None}
-        return self._home.waits.answer_when(message, left)
+        self.stop(request.procs, request.grace_s)
+        left = {p for p in request.procs if self._home.registry.procs[p].end is None}
+        return self._home.waits.answer_when(sender, left)
 
     def leave_out(self, procs: Sequence[int]) -> None:
         """Stop ranks that a mesh does without from now on; dead ones count as stopped."""
@@ -152,23 +168,24 @@ class RankDesk:
     def stop(self, procs: Sequence[int], grace_s: float) -> None:
         """Stop ranks, here or elsewhere; their actors clean up meanwhile."""
         for index, theirs in self._home.hosts.of(procs).items():
-            self._home.hosts.ask(index, "stop_ranks", {"procs": theirs, "grace_s": grace_s})
+            self._home.hosts.ask(index, StopRanks(theirs, grace_s))
 
-    def do_signal(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(Signal)
+    def do_signal(self, request: Signal, sender: Sender) -> None:
         """Send a signal to ranks."""
-        self.signal(fields["procs"], fields["number"])
-        return None
+        self.signal(request.procs, request.number)
 
     def signal(self, procs: Sequence[int], number: int) -> None:
         """Send a signal to ranks, here or elsewhere."""
         for index, theirs in self._home.hosts.of(procs).items():
-            self._home.hosts.ask(index, "signal_ranks", {"procs": theirs, "number": number})
+            self._home.hosts.ask(index, SignalRanks(theirs, number))
 
     # --- the end, and signs of it
 
-    def on_pulse(self, src: int, fields: dict[str, Any]) -> None:
+    @handles(RankPulse)
+    def on_pulse(self, event: RankPulse, sender: Sender) -> None:
         """A rank of another host doesn't react, or does again."""
-        self.heartbeat(fields["proc"], fields["trouble"])
+        self.heartbeat(event.proc, event.trouble)
 
     def heartbeat(self, proc: int, trouble: str) -> None:
         """A rank doesn't react, or does again (no trouble)."""
@@ -179,9 +196,10 @@ class RankDesk:
         self._home.status_publisher.touch((proc,))
         self._home.cells.say_on(proc, f"rank {entry.rank} {trouble or 'reacts again'}")
 
-    def on_rank_ended(self, src: int, fields: dict[str, Any]) -> None:
+    @handles(RankEnded)
+    def on_rank_ended(self, event: RankEnded, sender: Sender) -> None:
         """A rank of another host has ended."""
-        self.ended(RankExit.of(fields["end"]))
+        self.ended(event.end)
 
     def ended(self, end: RankExit) -> None:
         """Book a rank's end, and tell everybody in the order in which they need to know."""
@@ -211,8 +229,8 @@ class RankDesk:
 
     def _loss(self, end: RankExit) -> str:
         """Return who was lost, and how, in one line."""
-        of_mesh = end.group == self._home.registry.names.get("mesh", {}).get("group")
-        where = f"mesh {self._home.name!r}" if of_mesh else end.group
+        mesh = self._home.registry.mesh
+        where = f"mesh {self._home.name!r}" if mesh is not None and mesh.group == end.group else end.group
         return f"rank {end.rank} of {where} {describe_end(end).splitlines()[0].removeprefix('the process ')}"
 
     def _describe(self, end: RankExit, again: bool) -> RankExit:
@@ -232,8 +250,8 @@ class RankDesk:
         home.spread_ends([end])
         for client in home.registry.clients:
             if not home.has_route(client):
-                home.event(client, "exit", {"ends": [end.plain()]})
-        home.hosts.tell_all("exit", {"ends": [end.plain()]})
+                home.event(client, RanksEnded((end,)))
+        home.hosts.tell_all(RanksEnded((end,)))
 
 
 def _point(end: RankExit, group: Group | None) -> dict[str, int]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+
+from monarch_nb._protocol.healing import ActorSpawned
 
 MAX_IN_MEMORY_BYTES = 64 << 20
 """What can't be written to disk is kept here, up to so much in all."""
@@ -50,13 +51,13 @@ class Recipes:
         self._recipes: dict[int, Recipe] = {}
         self._stopped: dict[int, set[int]] = {}
 
-    def add(self, fields: dict[str, Any]) -> None:
+    def add(self, spawned: ActorSpawned) -> None:
         """Enter a spawn."""
-        data: bytes | None = fields["recipe"]
-        actor_id = fields["actor_id"]
+        data = spawned.recipe
+        actor_id = spawned.actor_id
         self._recipes[actor_id] = Recipe(
-            actor_id, fields["name"], tuple(fields["procs"]), fields["context"], tuple(fields["creator"]),
-            fields["size_bytes"], data is not None, fields["checkpointed"],
+            actor_id, spawned.name, spawned.procs, spawned.context, spawned.creator, spawned.size_bytes, data is not None,
+            spawned.checkpointed,
         )  # fmt: skip
         if data is not None:
             try:

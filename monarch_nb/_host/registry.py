@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from monarch_nb._protocol.base import Plain
 from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.names import GroupRecord
 from monarch_nb._protocol.states import HostState, ProcState
 from monarch_nb._shape import Extent, encode_extent
 from monarch_nb._wire import address
@@ -100,6 +102,10 @@ class Group:
         """The extent, encoded as messages carry it."""
         return encode_extent(self.extent)
 
+    def record(self, env: Mapping[str, str] | None = None) -> GroupRecord:
+        """Return what handles on it are made of."""
+        return GroupRecord(self.name, tuple(self.procs), tuple(self.extent.labels), tuple(self.extent.sizes), self.hosts, dict(env or {}))
+
     @property
     def hosts(self) -> tuple[int, ...]:
         """Indices of its hosts, in the order of its ranks."""
@@ -143,7 +149,9 @@ class Registry:
         self.procs: dict[int, Proc] = {}
         self.groups: dict[str, Group] = {}
         self.clients: dict[int, Client] = {}
-        self.names: dict[str, dict[str, Any]] = {}
+        self.names: dict[str, Plain] = {}
+        self.mesh: GroupRecord | None = None
+        """The ranks that people call by the mesh's name, once they have started."""
         self.waiting: list[Waiting] = []
         self._hosts = itertools.count()
         self._locals: dict[int, itertools.count[int]] = {}

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb._host import capacity
 from monarch_nb._host.groups import remake_groups
 from monarch_nb._host.registry import Group, Host
-from monarch_nb._host.report import Report, empty_report
 from monarch_nb._host.script import Script
 from monarch_nb._host.starting import PROCESS_JOB
+from monarch_nb._protocol.events import Renumbered, Reshaped
+from monarch_nb._protocol.healing import Report
 from monarch_nb._protocol.states import HostState, ProcState
 from monarch_nb._shape import Extent, elastic_numbers, format_ranks
 from monarch_nb._wire import address
@@ -58,7 +59,7 @@ class Reshaping:
         registry = self._home.registry
         lost = [dict(p) for p, proc in zip(group.extent.points(), group.procs, strict=True) if registry.procs[proc].end is not None]
         if not lost:
-            return empty_report()
+            return Report()
         label = min(group.extent.labels, key=lambda n: len({p[n] for p in lost}) * (len(group.procs) // group.extent[n]))
         gone = {p[label] for p in lost}
         size = group.extent[label] - len(gone)
@@ -70,7 +71,7 @@ class Reshaping:
 
     def _rearrange(self, group: Group, new: Extent, procs: Sequence[int | None]) -> Script[Report]:
         """Make `procs` the group's, in the order of the extent `new`; None is a rank to be started."""
-        home, report, began = self._home, empty_report(), time.monotonic()
+        home, report, began = self._home, Report(), time.monotonic()
         self._refuse_running(group)
         old_procs, size_before = list(group.procs), len(group.procs)
         hosts = yield from self._hosts_for(group, new, procs, report)
@@ -96,10 +97,10 @@ class Reshaping:
         said = yield from remake_groups(home, living, size_before=size_before)
         anew = frozenset(r.actor_id for r in one_state if r.actor_id in actors)
         yield from home.healing.make_actors(set(living.values()), report, anew)
-        report["ranks"] = sorted(home.registry.procs[p].rank for p in fresh)
-        report["said"] += [f"{len(gone)} ranks left" if len(gone) > 1 else "1 rank left"] if gone else []
-        report["said"] += [f"the mesh is now {new}", *([said] if said else [])]
-        report["seconds"] = time.monotonic() - began
+        report.ranks = sorted(home.registry.procs[p].rank for p in fresh)
+        report.said += [f"{len(gone)} ranks left" if len(gone) > 1 else "1 rank left"] if gone else []
+        report.said += [f"the mesh is now {new}", *([said] if said else [])]
+        report.seconds = time.monotonic() - began
         return report
 
     def _refuse_running(self, group: Group) -> None:
@@ -116,7 +117,7 @@ class Reshaping:
         if missing > 0:
             added = yield from self._add_hosts(missing, by_row)
             by_row += [h.index for h in added]
-            report["hosts"] += [h.label for h in added]
+            report.hosts += [h.label for h in added]
         found = {}
         for place, point in enumerate(new.points()):
             if procs[place] is None:
@@ -164,18 +165,16 @@ class Reshaping:
             if "RANK" in model or "RANK" in entry.own_env:
                 entry.own_env = {**model, **entry.own_env, **elastic_numbers(place)}
             if entry.state == ProcState.RUNNING:
-                home.event(proc, "renumbered", {**place, "extent": group.context, "procs": tuple(group.procs)})
+                home.event(proc, Renumbered(**place, extent=group.context, procs=tuple(group.procs)))
 
     def _tell_all(self, group: Group, actors: Mapping[int, tuple[int, ...]]) -> None:
-        record = {
-            "group": group.name, "procs": tuple(group.procs), "labels": group.extent.labels, "sizes": group.extent.sizes,
-            "hosts": group.hosts, "actors": dict(actors),
-        }  # fmt: skip
-        known = self._home.registry.names.get("mesh")
-        if known is not None and known["group"] == group.name:
-            known.update({k: v for k, v in record.items() if k != "actors"})
+        record = group.record()
+        event = Reshaped(record.group, record.procs, record.labels, record.sizes, record.hosts, dict(actors))
+        registry = self._home.registry
+        if registry.mesh is not None and registry.mesh.group == group.name:
+            registry.mesh = group.record(registry.mesh.env)
         self._home.journal.note(
             self._client, "resize", text=f"the mesh is now {group.extent}", group=group.name, ranks=format_ranks(range(len(group.procs)))
         )
         for to in self._home.everybody():
-            self._home.event(to, "reshaped", record)
+            self._home.event(to, event)

@@ -8,19 +8,20 @@ messages, not late ones.
 from __future__ import annotations
 
 import os
-import pickle
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._host.registry import Group, Host, Proc
-from monarch_nb._host.request import LATER
 from monarch_nb._host.resource_monitor import Rows
+from monarch_nb._protocol.base import Plain, encode
+from monarch_nb._protocol.events import HostLooked, LookNow, VitalsSeen
+from monarch_nb._protocol.registry import LATER, Later, Sender, handles
 from monarch_nb._protocol.states import HostState, ProcState, RankState
+from monarch_nb._protocol.status import Snapshot, StatusTaken, UnwatchStatus, WatchStatus
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
-from monarch_nb._wire.message import Message
 from monarch_nb.exceptions import describe_end
 from monarch_nb.status import Versioned
 
@@ -69,9 +70,10 @@ class StatusPublisher:
 
     # --- what comes in
 
-    def on_vitals(self, src: int, fields: dict[str, Any]) -> None:
+    @handles(VitalsSeen)
+    def on_vitals(self, event: VitalsSeen, sender: Sender) -> None:
         """Another host has looked at its ranks."""
-        self.take(address.host_of(src), fields["rows"], fields["host"])
+        self.take(address.host_of(sender.proc), event.rows, event.host)
 
     @property
     def watched(self) -> bool:
@@ -109,11 +111,12 @@ class StatusPublisher:
 
     # --- who watches
 
-    def do_watch_status(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(WatchStatus)
+    def do_watch_status(self, request: WatchStatus, sender: Sender) -> Later | None:
         """Send a client a group's state, and then what changes, as fast as it takes it."""
-        group = self._home.registry.group(fields["group"]).name
+        group = self._home.registry.group(request.group).name
         was_watched = self.watched
-        self._watches.append(StatusWatch(message.src, message.ref, group))
+        self._watches.append(StatusWatch(sender.proc, sender.ref, group))
         if not was_watched:
             self._versions.clear()  # nobody has kept them up to date
             self._home.watch_resources(True)
@@ -126,20 +129,20 @@ class StatusPublisher:
             self.touch()
             self._home.loop.call_later(_LEASE_S, self._touch_lease)
 
-    def do_status_taken(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(StatusTaken)
+    def do_status_taken(self, request: StatusTaken, sender: Sender) -> None:
         """A client has taken the state that it was sent."""
         for watch in self._watches:
-            if (watch.client, watch.ref) == (message.src, fields["watch"]):
+            if (watch.client, watch.ref) == (sender.proc, request.watch):
                 watch.ready = True
                 versioned = self._versions.get(watch.group)
                 if versioned is not None and versioned.version > watch.seen:
                     self.touch()
-        return None
 
-    def do_unwatch_status(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(UnwatchStatus)
+    def do_unwatch_status(self, request: UnwatchStatus, sender: Sender) -> None:
         """A client doesn't watch the state any more."""
-        self.drop(message.src, fields["watch"])
-        return None
+        self.drop(sender.proc, request.watch)
 
     def drop(self, client: int, ref: int | None = None) -> None:
         """A client doesn't watch any more, or is gone."""
@@ -164,7 +167,7 @@ class StatusPublisher:
 
     def _send(self, watch: StatusWatch, change: dict[str, Any]) -> None:
         frame = wire.pack(
-            wire.REPLY, src=address.HOME, dst=watch.client, ref=watch.ref, payload=pickle.dumps(change, 5)
+            wire.REPLY, src=address.HOME, dst=watch.client, ref=watch.ref, payload=encode(change)
         )
         self._home.send_local(watch.client, frame)
 
@@ -187,11 +190,12 @@ class StatusPublisher:
         for proc in procs:
             versioned.put_rank(proc, self._rank_row(self._home.registry.procs[proc]))
 
-    def do_snapshot(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(Snapshot)
+    def do_snapshot(self, request: Snapshot, sender: Sender) -> Plain | Later:
         """Look at everything, and return a group's state: the fields of `MeshStatus`."""
-        home, src, ref = self._home, message.src, message.ref
-        group = home.registry.group(fields["group"])
-        if not fields.get("fresh", True):
+        home, src, ref = self._home, sender.proc, sender.ref
+        group = home.registry.group(request.group)
+        if not request.fresh:
             home.resource_monitor.glance()
             return self._snapshot(group)
         self._look(lambda: home.reply(src, ref, self._snapshot(group)))
@@ -212,13 +216,14 @@ class StatusPublisher:
         hosts = {0, *(h.index for h in home.hosts.link.far_hosts() if h.state == HostState.UP)}
         self._looks[ref] = (hosts, done)
         for index in hosts - {0}:
-            home.event(address.host_proc(index), "look", {"ref": ref})
+            home.event(address.host_proc(index), LookNow(ref))
         home.resource_monitor.look(lambda: self._looked(0, ref))
         home.loop.call_later(LOOK_S, lambda: self._end_look(ref))
 
-    def on_looked(self, src: int, fields: dict[str, Any]) -> None:
+    @handles(HostLooked)
+    def on_looked(self, event: HostLooked, sender: Sender) -> None:
         """Another host has looked."""
-        self._looked(address.host_of(src), fields["ref"])
+        self._looked(address.host_of(sender.proc), event.ref)
 
     def _looked(self, host: int, ref: int) -> None:
         if ref in self._looks:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from monarch_nb._host.registry import Waiting
-from monarch_nb._host.request import LATER
+from monarch_nb._protocol.ranks import WaitHosts, WaitProcs
+from monarch_nb._protocol.registry import LATER, Later, Sender, handles
 from monarch_nb._protocol.states import HostState, ProcState
 from monarch_nb._wire import address
-from monarch_nb._wire.message import Message
 
 if TYPE_CHECKING:
     from monarch_nb._host.home import HomeProcess
@@ -21,21 +21,23 @@ class WaitingDesk:
     def __init__(self, home: HomeProcess) -> None:
         self._home = home
 
-    def do_wait_procs(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(WaitProcs)
+    def do_wait_procs(self, request: WaitProcs, sender: Sender) -> Later | None:
         """Answer once ranks are up or have ended."""
         procs = self._home.registry.procs
-        return self.answer_when(message, {p for p in fields["procs"] if procs[p].state == ProcState.STARTING})
+        return self.answer_when(sender, {p for p in request.procs if procs[p].state == ProcState.STARTING})
 
-    def do_wait_hosts(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(WaitHosts)
+    def do_wait_hosts(self, request: WaitHosts, sender: Sender) -> Later | None:
         """Answer once hosts have joined."""
         hosts = self._home.hosts
-        return self.answer_when(message, {address.host_proc(h) for h in fields["hosts"] if hosts.get(h).state == HostState.EXPECTED})
+        return self.answer_when(sender, {address.host_proc(h) for h in request.hosts if hosts.get(h).state == HostState.EXPECTED})
 
-    def answer_when(self, message: Message, left: set[int], *, restarted: bool = False) -> object:
+    def answer_when(self, sender: Sender, left: set[int], *, restarted: bool = False) -> Later | None:
         """Answer once those that are `left` have settled; `restarted`: not before one of them has."""
         if not left and not restarted:
-            return self._answer()
-        self._home.registry.waiting.append(Waiting(message.src, message.ref, left))
+            return None
+        self._home.registry.waiting.append(Waiting(sender.proc, sender.ref, left))
         return LATER
 
     def settled(self, done: Iterable[Waiting]) -> None:
@@ -44,7 +46,4 @@ class WaitingDesk:
             if waiting.done is not None:
                 waiting.done()
             else:
-                self._home.reply(waiting.src, waiting.ref, self._answer())
-
-    def _answer(self) -> dict[str, Any]:
-        return {"hosts": self._home.hosts.rows()}
+                self._home.reply(waiting.src, waiting.ref, None)

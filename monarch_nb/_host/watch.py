@@ -7,7 +7,6 @@ misses nothing but what the journal itself had to drop or couldn't keep, which i
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,7 @@ from monarch_nb._host.loop import Loop
 from monarch_nb._journal import record as records
 from monarch_nb._journal.output import Appended, OutputStore
 from monarch_nb._journal.record import Record
+from monarch_nb._protocol.base import encode
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb.status import bytes_text
@@ -213,7 +213,7 @@ class Watch:
             self.client,
             wire.pack(
                 wire.REPLY, src=address.HOME, dst=self.client, ref=self.ref, flags=wire.END if last else 0,
-                payload=pickle.dumps(news, 5),
+                payload=encode(news),
             ),
         )  # fmt: skip
 

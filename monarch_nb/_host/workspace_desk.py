@@ -10,13 +10,23 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from monarch_nb._host.request import LATER
-from monarch_nb._wire.message import Message
+from monarch_nb._protocol.registry import LATER, Later, Sender, handles
 from monarch_nb._wire.process import machine_id
 from monarch_nb._workspace import entry as entries
-from monarch_nb._workspace.answers import Hello, Whereabouts
+from monarch_nb._workspace.answers import (
+    EditWorkspace,
+    GreetWorkspace,
+    Hello,
+    Lacking,
+    LinkWorkspace,
+    LookAtWorkspace,
+    Outcome,
+    PlaceWorkspace,
+    TakeContent,
+    Whereabouts,
+)
 from monarch_nb._workspace.placer import Placer, store_folder
 
 if TYPE_CHECKING:
@@ -31,7 +41,7 @@ class WorkspaceDesk:
         self._thread: ThreadPoolExecutor | None = None
         self._placers: dict[str, Placer] = {}
 
-    def _later(self, message: Message, do: Callable[[], object]) -> object:
+    def _later(self, sender: Sender, do: Callable[[], object]) -> Later:
         """Do something in the thread, and answer."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "mnb-workspace")
@@ -42,7 +52,7 @@ class WorkspaceDesk:
                 answer, failed = do(), False
             except Exception as error:  # whatever it is, who asks waits
                 answer, failed = _reason(error, process.hostname), True
-            process.loop.call_soon_threadsafe(lambda: process.reply(message.src, message.ref, answer, error=failed))
+            process.loop.call_soon_threadsafe(lambda: process.reply(sender.proc, sender.ref, answer, error=failed))
 
         self._thread.submit(work)
         return LATER
@@ -52,9 +62,10 @@ class WorkspaceDesk:
             self._placers[name] = Placer(store_folder(), name, f"{self._process.hostname}.{self._process.index}")
         return self._placers[name]
 
-    def do_workspace_hello(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(GreetWorkspace)
+    def do_greet_workspace(self, request: GreetWorkspace, sender: Sender) -> Hello | Later:
         """Say whether this machine has the notebook's own files, and what else it has."""
-        return self._later(message, lambda: self._hello(fields["where"]))
+        return self._later(sender, lambda: self._hello(request.where))
 
     def _hello(self, where: Whereabouts) -> Hello:
         placer, hostname = self._placer(where.name), self._process.hostname
@@ -62,46 +73,49 @@ class WorkspaceDesk:
             return Hello(True, where.root, "", 0, hostname)
         return Hello(False, placer.folder, placer.manifest(), placer.free_bytes(), hostname)
 
-    def do_workspace_take(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(TakeContent)
+    def do_take_content(self, request: TakeContent, sender: Sender) -> Later | None:
         """Take a piece of a content."""
-        sender = f"{message.src:x}"
 
         def take() -> None:
-            staging = self._placer(fields["name"]).staging
-            staging.take(fields["content"], fields["offset"], fields["data"], is_last=fields["is_last"], sender=sender)
+            staging = self._placer(request.name).staging
+            staging.take(request.content, request.offset, request.data, is_last=request.is_last, sender=f"{sender.proc:x}")
 
-        return self._later(message, take)
+        return self._later(sender, take)
 
-    def do_workspace_look(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(LookAtWorkspace)
+    def do_look_at_workspace(self, request: LookAtWorkspace, sender: Sender) -> Lacking | Later:
         """Say what is lacking of a manifest, which has come as a content."""
 
         def look() -> object:
-            placer = self._placer(fields["name"])
-            manifest = entries.unpack(placer.staging.read(fields["manifest"]))
-            found = placer.look(manifest, is_dry=fields["is_dry"])
-            if fields["is_dry"]:
-                placer.staging.forget(fields["manifest"])
+            placer = self._placer(request.name)
+            manifest = entries.unpack(placer.staging.read(request.manifest))
+            found = placer.look(manifest, is_dry=request.is_dry)
+            if request.is_dry:
+                placer.staging.forget(request.manifest)
             return found
 
-        return self._later(message, look)
+        return self._later(sender, look)
 
-    def do_workspace_place(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(PlaceWorkspace)
+    def do_place_workspace(self, request: PlaceWorkspace, sender: Sender) -> Outcome | Later:
         """Have the folder be as a manifest says, all of which has come."""
 
         def place() -> object:
-            placer = self._placer(fields["name"])
-            return placer.place(entries.unpack(placer.staging.read(fields["manifest"])))
+            placer = self._placer(request.name)
+            return placer.place(entries.unpack(placer.staging.read(request.manifest)))
 
-        return self._later(message, place)
+        return self._later(sender, place)
 
-    def do_workspace_edit(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(EditWorkspace)
+    def do_edit_workspace(self, request: EditWorkspace, sender: Sender) -> Outcome | Later | None:
         """Make a few changes to a folder that is as a manifest says."""
-        edit = fields["edit"]
-        return self._later(message, lambda: self._placer(fields["name"]).edit(edit))
+        return self._later(sender, lambda: self._placer(request.name).edit(request.edit))
 
-    def do_workspace_link(self, message: Message, fields: dict[str, Any]) -> object:
+    @handles(LinkWorkspace)
+    def do_link_workspace(self, request: LinkWorkspace, sender: Sender) -> str | Later:
         """Make a link to the folder at the notebook's path."""
-        return self._later(message, lambda: self._placer(fields["name"]).link_to(fields["path"]))
+        return self._later(sender, lambda: self._placer(request.name).link_to(request.path))
 
 
 def files_id() -> str:

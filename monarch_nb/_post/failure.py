@@ -7,7 +7,6 @@ out: a failure can always be told, and is never long.
 from __future__ import annotations
 
 import os
-import pickle
 import time
 import traceback
 from collections.abc import Callable
@@ -16,6 +15,8 @@ from typing import Any
 
 from monarch_nb._frames.cells import with_cell_names
 from monarch_nb._frames.owner import Owner, owner_of_file
+from monarch_nb._protocol.base import encode
+from monarch_nb._protocol.failure import Failure
 from monarch_nb._wire import codec
 from monarch_nb._wire.codec import Encoded
 from monarch_nb.tracebacks import format_error, shown_frames
@@ -37,17 +38,18 @@ def strip_machinery(trace: TracebackType | None) -> TracebackType | None:
     return trace
 
 
-def describe(error: BaseException, **where: Any) -> dict[str, Any]:
-    """Return `error` as plain data; `where` says rank, host, actor and so on."""
-    return {
-        "type": class_name(error, qualified=True),
-        "message": message_of(error),
-        "traceback": traceback_of(error),
-        "exception": _pickled(error),
-        "when": time.time(),
-        "pid": os.getpid(),
+def describe(error: BaseException, *, rank: int | str | None = None, pid: int = 0, **where: Any) -> Failure:
+    """Return `error` as it travels; `where` says host, actor and so on."""
+    return Failure(
+        type=class_name(error, qualified=True),
+        message=message_of(error),
+        traceback=traceback_of(error),
+        exception=_pickled(error),
+        when=time.time(),
+        rank=rank if isinstance(rank, int) else None,
+        pid=pid or os.getpid(),
         **where,
-    }
+    )
 
 
 def class_name(value: object, *, qualified: bool = False) -> str:
@@ -159,9 +161,8 @@ def _pickled(error: BaseException) -> bytes | None:
     return body.payload
 
 
-def revive(failure: dict[str, Any]) -> BaseException | None:
+def revive(data: bytes | None) -> BaseException | None:
     """Return the original exception, if it could travel."""
-    data = failure.get("exception")
     if data is None:
         return None
     try:
@@ -171,6 +172,6 @@ def revive(failure: dict[str, Any]) -> BaseException | None:
     return found if isinstance(found, BaseException) else None
 
 
-def encode_failure(failure: dict[str, Any]) -> Encoded:
+def encode_failure(failure: Failure) -> Encoded:
     """Return the payload of an ERROR reply."""
-    return Encoded(pickle.dumps(failure, 5))
+    return Encoded(encode(failure))

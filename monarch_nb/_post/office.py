@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import pickle
 import struct
 import threading
 import traceback
@@ -12,16 +11,19 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import zmq
 import zmq.backend
 
 from monarch_nb._post.context import call_context
 from monarch_nb._post.data_plane import remote_arguments
-from monarch_nb._post.pending import Body, CallTimes, OneReply, Pending, Unread
+from monarch_nb._post.pending import Body, CallTimes, Pending, Reply, Unread
 from monarch_nb._post.reader import Reader
+from monarch_nb._protocol.base import NO_FIELDS, Event, Request, decode, encode
+from monarch_nb._protocol.events import RanksEnded, RanksRevived
 from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.registry import Handlers, Sender
 from monarch_nb._wire import address, segment
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.codec import Encoded
@@ -30,6 +32,8 @@ from monarch_nb._wire.message import Message
 from monarch_nb.exceptions import MeshEnded, OfficeClosed
 
 __all__ = ["Office", "OfficeClosed", "Receiver"]
+
+T = TypeVar("T")
 
 Receiver = tuple[int, int]
 """A proc id and the slot (position in the sending slice) that it has in this message."""
@@ -96,7 +100,7 @@ class Office:
         """Takes CALL messages, in the reading thread; returns a waiter to wake, or None."""
         self.services: dict[bytes, Callable[[Message], None]] = {}
         """Take CALLs to this process itself, by name, in the reading thread; they come before `on_call`."""
-        self.event_hooks: list[Callable[[str, dict[str, Any]], None]] = []
+        self.event_handlers: list[Handlers] = []
         """Told of news, in the reading thread."""
         self.on_output: Callable[[Message], None] = lambda _message: None
         self.on_unheard: Callable[[RankExit], None] = lambda _end: None
@@ -271,17 +275,16 @@ class Office:
         """Calls, streams and channels that wait for an answer."""
         return len(self._pending)
 
-    def request(self, host_process: int, op: str, fields: dict[str, Any]) -> OneReply:
-        """Ask a host process; the answer's body is a dict."""
-        reply = OneReply(self, (host_process,))
-        ref = self.expect(reply)
-        self.post(host_process, wire.CONTROL, Encoded(pickle.dumps(fields, 5)), ref=ref, name=op.encode())
+    def request(self, host_process: int, request: Request[T]) -> Reply[T]:
+        """Ask a host process."""
+        reply = Reply(self, (host_process,), request)
+        self.ask(host_process, request, self.expect(reply))
         self.check_ends(reply)
         return reply
 
-    def tell(self, host_process: int, op: str, **fields: Any) -> None:
-        """Tell a host process something that needs no answer."""
-        self.post(host_process, wire.CONTROL, Encoded(pickle.dumps(fields, 5)), name=op.encode())
+    def ask(self, host_process: int, request: Request[Any], ref: int = 0) -> None:
+        """Send a request; who waits under `ref` gets what is answered. 0: nobody needs to know."""
+        self.post(host_process, wire.CONTROL, Encoded(encode(request)), ref=ref, name=request.wire_name.encode())
 
     # --- receiving; runs in the reading thread
 
@@ -343,16 +346,18 @@ class Office:
         return awake
 
     def _take_event(self, message: Message) -> None:
-        name = message.name.decode()
-        fields = pickle.loads(message.payload)
-        if name == "exit":
-            fields["ends"] = [self._take_end(RankExit.of(end)) for end in fields["ends"]]
-        elif name == "revived":
-            for proc in fields["procs"]:
+        kind = Event.known.get(message.name.decode())
+        if kind is None:
+            return  # nobody in this process has heard of it
+        event = decode(kind, message.payload or NO_FIELDS)
+        if isinstance(event, RanksEnded):
+            event = RanksEnded(tuple(self._take_end(end) for end in event.ends))
+        elif isinstance(event, RanksRevived):
+            for proc in event.procs:
                 self.ends.pop(proc, None)
                 self.told_ends.discard(proc)
-        for hook in self.event_hooks:
-            hook(name, fields)
+        for handlers in self.event_handlers:
+            handlers.tell(event, Sender(message.src))
 
     def _take_end(self, end: RankExit) -> RankExit:
         """Tell who waits for a process that it has ended; return the end, with whether something here raises because of it."""

@@ -15,14 +15,18 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
+from monarch_nb._protocol.base import Request, decode
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._wire import codec, segment
 from monarch_nb._wire.message import BULK, EMPTY, ENTRY, ERROR, Message
+from monarch_nb.exceptions import RequestFailed
 
 if TYPE_CHECKING:
     from monarch_nb._post.office import Office
+
+T = TypeVar("T")
 
 ERROR_GRACE_S = 0.1
 """How long the others may go on after the first exception."""
@@ -67,6 +71,14 @@ class Body:
         if self.flags & BULK:
             return codec.decode(self._buffers[-1], self._buffers[:-1])
         return codec.decode(self.payload, self._buffers)
+
+    def read(self, kind: Any) -> Any:
+        """Return an answer that is of a type of the protocol's: to a request, or a failure.
+
+        Raises:
+            Malformed: if it isn't.
+        """
+        return decode(kind, self._buffers[-1] if self.flags & BULK else self.payload)
 
 
 MAX_CALLS_EACH = 100
@@ -307,6 +319,31 @@ class OneReply(Pending):
         self.failed_on()
         self.limit(LOST_GRACE_S)
         return self
+
+
+class Reply(OneReply, Generic[T]):
+    """Waits for the answer to a request."""
+
+    __slots__ = ("request",)
+
+    def __init__(self, office: Office, procs: Sequence[int], request: Request[T]) -> None:
+        super().__init__(office, procs)
+        self.request = request
+
+    def read(self) -> T:
+        """Return the answer.
+
+        Raises:
+            RequestFailed: with the reason of whoever was asked.
+            MeshEnded: if it's gone.
+        """
+        self.check_fault()
+        if self.body is None:
+            raise RequestFailed("the mesh has ended")
+        if self.body.flags & ERROR:
+            raise RequestFailed(self.body.read(str))
+        answer: T = self.body.read(self.request.answer_type())
+        return answer
 
 
 class GatherReply(Pending):

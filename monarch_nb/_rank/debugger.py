@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb._frames.cells import cell_number, is_of_kernel
 from monarch_nb._frames.owner import HIDDEN, module_of, owner_of
 from monarch_nb._post.context import current_origin
+from monarch_nb._protocol.base import Request
+from monarch_nb._protocol.debugging import DebugLeft, DebugRunning, DebugStopped
 from monarch_nb._runtime.inbox import Inbox
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
@@ -162,13 +164,13 @@ class Debugger:
         """Hand a line to a stop; return the waiter to wake."""
         stop = self._stops.get(key)
         if stop is None:
-            self.notify_home("debug_left", key=key, n=n, text="it runs on, and no longer stands there")
+            self.notify_home(DebugLeft(key, n, "it runs on, and no longer stands there"))
             return None
         return stop.inbox.put_message(Line(n, text))
 
-    def notify_home(self, op: str, **fields: Any) -> None:
+    def notify_home(self, request: Request[None]) -> None:
         """Tell the home."""
-        self.office.tell(address.HOME, op, **fields)
+        self.office.ask(address.HOME, request)
 
 
 class CellParts:
@@ -228,7 +230,7 @@ class MeshPdb(pdb.Pdb):
         if self._line is not None and self._line.text == wire.RUN_ON:
             self.set_continue()
         if self._goes_on_by_steps():
-            self._debugger.notify_home("debug_running", key=self._key)
+            self._debugger.notify_home(DebugRunning(self._key))
         else:
             self._left(self._taken())
 
@@ -357,10 +359,9 @@ class MeshPdb(pdb.Pdb):
         return text[:MAX_ANSWER].rstrip("\n")
 
     def _report(self) -> None:
-        self._debugger.notify_home(
-            "debug_stopped", key=self._key, n=self._line.n if self._line is not None else 0, text=self._taken(), where=self._where(),
-            mode="interact" if self._console is not None else "pdb",
-        )  # fmt: skip
+        n = self._line.n if self._line is not None else 0
+        mode = "interact" if self._console is not None else "pdb"
+        self._debugger.notify_home(DebugStopped(self._key, n, self._taken(), self._where(), mode))
         self._line = None
 
     def _where(self) -> dict[str, Any]:
@@ -395,7 +396,7 @@ class MeshPdb(pdb.Pdb):
     def _left(self, text: str) -> None:
         line, self._line = self._line, None
         self._debugger.leave(self._key)
-        self._debugger.notify_home("debug_left", key=self._key, n=line.n if line is not None else 0, text=text)
+        self._debugger.notify_home(DebugLeft(self._key, line.n if line is not None else 0, text))
         self._key = 0
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb._post import here
 from monarch_nb._post.context import current_origin
+from monarch_nb._protocol.keyboard import AskNoMore, AskUser, Typed
 from monarch_nb._wire import address
 
 if TYPE_CHECKING:
@@ -37,20 +38,20 @@ def _ask(office: Office, prompt: str, *, hidden: bool) -> str:
     flush = getattr(sys.stdout, "flush", None)
     if flush is not None:
         flush()
-    reply = office.request(address.HOME, "ask_user", {"prompt": prompt, "hidden": hidden, "origin": current_origin()})
+    reply = office.request(address.HOME, AskUser(prompt, hidden, current_origin()))
     try:
         office.reader.wait(reply)
     finally:
         if not reply.ready:
             office.forget(reply.ref)
-            office.tell(address.HOME, "ask_no_more", ref=reply.ref)
-    answer = reply.body.value() if reply.body is not None else {"refused": "the mesh has ended"}
-    if "refused" in answer:
+            office.ask(address.HOME, AskNoMore(reply.ref))
+    answer = reply.read() if reply.body is not None else Typed(refused="the mesh has ended")
+    if answer.refused:
         from IPython.core.error import StdinNotImplementedError
 
         what = "getpass()" if hidden else "input()"
         raise StdinNotImplementedError(
-            f"{what} on rank {here.whereabouts().get('rank', '?')} needs somebody who types, and {answer['refused']}. "
+            f"{what} on rank {here.whereabouts().get('rank', '?')} needs somebody who types, and {answer.refused}. "
             "Set the value in the notebook, and bring it here: %mesh push NAME"
         )
-    return str(answer["text"])
+    return answer.text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import pickle
 import random
 import signal
 import sys
@@ -14,12 +13,16 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
+from msgspec.structs import asdict
+
 # The whole package, while there's one thread: two that import it by different modules would wait for each other.
 import monarch_nb.actor  # noqa: F401
 from monarch_nb import _reload, sources
 from monarch_nb._post import here
 from monarch_nb._post.context import CallContext, call_context
 from monarch_nb._post.office import Office
+from monarch_nb._protocol.base import encode
+from monarch_nb._protocol.events import RankIsUp, Renumbered
 from monarch_nb._rank import keyboard, streams, workspace
 from monarch_nb._rank.debugger import Debugger
 from monarch_nb._rank.rank_actors import RankActors
@@ -63,14 +66,14 @@ class Rank:
         here.guest_offices.append(office)
         self.office.on_close.append(lambda: office.close(GUEST_LINGER_MS))
 
-    def renumber(self, place: dict[str, Any]) -> None:
+    def renumber(self, place: Renumbered) -> None:
         """Be another rank from now on: the mesh has been given other sizes."""
-        self.spec = {**self.spec, **place}
-        self.rank, self.world_size = place["rank"], place["world_size"]
+        self.spec = {**self.spec, **asdict(place)}
+        self.rank, self.world_size = place.rank, place.world_size
         here.set_whereabouts(rank=self.rank)
         _set_name(f"mnb-rank{self.rank}")
         if "RANK" in os.environ:
-            os.environ.update(elastic_numbers(place))
+            os.environ.update(elastic_numbers(asdict(place)))
         _prepare_namespace(self)
         self.worker.renumbered()
 
@@ -102,9 +105,9 @@ def run_rank(spec: dict[str, Any], host_pid: int) -> None:
     rank.debugger.set(**spec.get("debug", {}))
     rank.office.start()
     dump_file.aim(rank.office.reader.background_thread_id)
-    up = pickle.dumps({"pid": os.getpid()}, 5)
+    up = RankIsUp(os.getpid())
     home = address.host_proc(rank.office.host)
-    rank.office.send(home, wire.pack(wire.EVENT, src=rank.office.me, dst=home, name=b"up", payload=up))
+    rank.office.send(home, wire.pack(wire.EVENT, src=rank.office.me, dst=home, name=up.wire_name.encode(), payload=encode(up)))
     with suppress(SystemExit):
         rank.worker.serve()
     rank.actors.stop()
@@ -153,7 +156,7 @@ def _set_environment(spec: dict[str, Any]) -> None:
     sys.argv[:] = [spec.get("argv0", "")]
     if spec.get("cwd") and os.path.isdir(spec["cwd"]):
         os.chdir(spec["cwd"])
-    workspace.adopt(spec.get("elsewhere", ()), spec.get("cwd", ""))
+    workspace.adopt([(home, here) for home, here in spec.get("elsewhere", ())], spec.get("cwd", ""))
     gpus = spec.get("gpus")
     if gpus and spec.get("gpu_dimension") and "CUDA_VISIBLE_DEVICES" not in spec["env"]:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[spec["local_rank"] % len(gpus)]

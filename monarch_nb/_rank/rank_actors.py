@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb._post import here
 from monarch_nb._post.failure import describe
 from monarch_nb._post.pending import Body
+from monarch_nb._protocol.events import DebugHold, DebugSettingsChanged, Renumbered
+from monarch_nb._protocol.registry import Sender, handles
 from monarch_nb._rank import collectives, rendezvous
 from monarch_nb._rank.hang import look_at_threads
 from monarch_nb._rank.where import where
@@ -26,16 +28,20 @@ class RankActors(ActorHost):
         super().__init__(rank.office, rank.worker.inbox.put_message, rank.page, rank.debugger)
         self._rank = rank
 
-    def on_event(self, name: str, fields: dict[str, Any]) -> None:
-        """Take news of the mesh, in the reading thread."""
-        if name == "renumbered":
-            self._rank.renumber(fields)
-        elif name == "debug_hold":
-            collectives.hold(fields["on"])
-        elif name == "debug_settings":
-            self._rank.debugger.set(**fields)
-        else:
-            super().on_event(name, fields)
+    @handles(Renumbered)
+    def on_renumbered(self, event: Renumbered, sender: Sender) -> None:
+        """This rank has another place."""
+        self._rank.renumber(event)
+
+    @handles(DebugHold)
+    def on_debug_hold(self, event: DebugHold, sender: Sender) -> None:
+        """A peer stands at a breakpoint, or none does any more."""
+        collectives.hold(event.on)
+
+    @handles(DebugSettingsChanged)
+    def on_debug_settings_changed(self, event: DebugSettingsChanged, sender: Sender) -> None:
+        """Breakpoints do something else from now on."""
+        self._rank.debugger.set(skip=event.skip, on_error=event.on_error)
 
     def _on_system_call(self, message: Message) -> Any:
         return self._debug(message) if message.name == b"__debug__" else super()._on_system_call(message)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import pickle
 import sys
 import threading
 import time
@@ -12,11 +11,17 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from msgspec.structs import replace
+
 from monarch_nb._post import here
 from monarch_nb._post.data_plane import remote_arguments
 from monarch_nb._post.failure import describe, encode_failure
 from monarch_nb._post.office import Office
 from monarch_nb._post.pending import Body
+from monarch_nb._protocol.base import encode
+from monarch_nb._protocol.events import CheckpointEpoch, MeshNamed, Reshaped
+from monarch_nb._protocol.failure import ActorFailed, Failure
+from monarch_nb._protocol.registry import Handlers, Sender, handles
 from monarch_nb._runtime.actors import ActorRunner, CallDebugger
 from monarch_nb._runtime.awaiting import frames_of
 from monarch_nb._runtime.checkpoints import Checkpoints
@@ -58,7 +63,7 @@ class ActorHost:
         self._leaving: dict[int, ActorRunner] = {}
         """Those of them that clean up still."""
         office.on_call = self.on_call
-        office.event_hooks.append(self.on_event)
+        office.event_handlers.append(Handlers(self))
 
     def on_call(self, message: Message) -> Any:
         """Take a CALL message; return the waiter to wake."""
@@ -88,18 +93,22 @@ class ActorHost:
             return runner.inbox.put_message(message)
         return None
 
-    def on_event(self, name: str, fields: dict[str, Any]) -> None:
-        """Take news of the mesh, in the reading thread."""
-        if name == "reshaped":
-            self._reshaped(fields)
-        elif name == "named" and self.office.mesh is not None:
-            self.office.mesh = self.office.mesh._replace(name=fields["name"])
-        elif name == "checkpoint_epoch":
-            self.checkpoint_epochs[fields["actor_id"]] = fields["epoch"]
+    @handles(MeshNamed)
+    def on_mesh_named(self, event: MeshNamed, sender: Sender) -> None:
+        """The mesh has got a name."""
+        if self.office.mesh is not None:
+            self.office.mesh = self.office.mesh._replace(name=event.name)
 
-    def _reshaped(self, record: dict[str, Any]) -> None:
-        shape = Shape.full(Extent(record["labels"], record["sizes"]))
-        for actor_id, procs in record["actors"].items():
+    @handles(CheckpointEpoch)
+    def on_checkpoint_epoch(self, event: CheckpointEpoch, sender: Sender) -> None:
+        """Members of an actor can save together, if they know this."""
+        self.checkpoint_epochs[event.actor_id] = event.epoch
+
+    @handles(Reshaped)
+    def on_reshaped(self, event: Reshaped, sender: Sender) -> None:
+        """The mesh has other sizes: actors on all of it have others beside them."""
+        shape = Shape.full(Extent(event.labels, event.sizes))
+        for actor_id, procs in event.actors.items():
             runner = self.actors.get(actor_id)
             if runner is not None and runner.mesh is not None:
                 runner.mesh._reshape(procs, shape)
@@ -145,19 +154,15 @@ class ActorHost:
         if not message.ref:
             return
         where = here.whereabouts()
-        failure = {
-            "type": "SupervisionError",
-            "message": f"no such actor on rank {where.get('rank', '?')}: {self._gone.get(message.target, 'it was never spawned there')}",
-            "traceback": "",
-            "exception": None,
-            "when": time.time(),
-            "dead": True,
-            "endpoint": message.name.decode(),
-            **where,
-        }
+        rank = where.get("rank", "?")
+        failure = Failure(
+            "SupervisionError", f"no such actor on rank {rank}: {self._gone.get(message.target, 'it was never spawned there')}",
+            when=time.time(), dead=True, endpoint=message.name.decode(), rank=rank if isinstance(rank, int) else None,
+            host=where.get("host", ""), pid=where.get("pid", 0),
+        )  # fmt: skip
         self._reply_error(message, failure)
 
-    def _reply_error(self, message: Message, failure: dict[str, Any]) -> None:
+    def _reply_error(self, message: Message, failure: Failure) -> None:
         body = encode_failure(failure)
         self.office.post(
             message.src, wire.REPLY, body, flags=wire.ERROR, slot=message.slot, ref=message.ref
@@ -256,20 +261,21 @@ class ActorHost:
 
     # --- failure
 
-    def report_failure(self, owner: tuple[int, int], actor_id: int, failure: dict[str, Any]) -> None:
+    def report_failure(self, owner: tuple[int, int], actor_id: int, failure: Failure) -> None:
         """Tell the owner of an actor that it has failed: an actor is asked, a client is told."""
         proc, owner_actor = owner
-        data = pickle.dumps({"actor_id": actor_id, "failure": {**failure, "proc": self.office.me}}, 5)
+        event = ActorFailed(actor_id, replace(failure, proc=self.office.me))
+        data = encode(event)
         if address.is_client(proc) and not owner_actor:
-            event = wire.pack(wire.EVENT, src=self.office.me, dst=proc, name=b"actor_failed", payload=data)
-            self.office.send(proc, event)
+            frame = wire.pack(wire.EVENT, src=self.office.me, dst=proc, name=event.wire_name.encode(), payload=data)
+            self.office.send(proc, frame)
         else:
             self.office.post(proc, wire.CALL, codec.Encoded(data), target=owner_actor, name=b"__supervise__")
 
     def _now_supervise(self, message: Message) -> None:
         """A failure of something that a cell of this rank owns: say it where output goes."""
-        failure = Body(self.office, message).value()["failure"]
-        print(failure["traceback"] or failure["message"], file=sys.stderr, flush=True)
+        failure = Body(self.office, message).read(ActorFailed).failure
+        print(failure.traceback or failure.message, file=sys.stderr, flush=True)
 
     def stop(self) -> None:
         """End all actors, with their clean-up."""

@@ -20,12 +20,15 @@ from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from msgspec.structs import replace
+
 from monarch_nb._post import here
 from monarch_nb._post.context import CallContext, call_context
 from monarch_nb._post.failure import describe, encode_failure
 from monarch_nb._post.office import OfficeClosed
 from monarch_nb._post.pending import Body
 from monarch_nb._post.port import Port
+from monarch_nb._protocol.failure import ActorFailed, Failure
 from monarch_nb._runtime import log_names
 from monarch_nb._runtime.awaiting import frames_of
 from monarch_nb._runtime.checkpoints import KINDS, Checkpoints
@@ -95,7 +98,7 @@ class ActorRunner:
         self.proc_mesh: Any = None
         self.inbox: Inbox[Message] = Inbox()
         self.instance: Any = None
-        self.failure: dict[str, Any] | None = None
+        self.failure: Failure | None = None
         self.mesh: Any = None
         self.activity_slot = host.page.acquire_slot()
         self.label = b""
@@ -587,9 +590,9 @@ class ActorRunner:
         if not handled:
             self.host.report_failure(self.creator, self.actor_id, failure)
 
-    def _received_failure(self, message: Message) -> tuple[dict[str, Any], Any]:
+    def _received_failure(self, message: Message) -> tuple[Failure, Any]:
         """Return the failure that a message brings, and this actor's hook, if it has one."""
-        failure: dict[str, Any] = Body(self.host.office, message).value()["failure"]
+        failure: Failure = Body(self.host.office, message).read(ActorFailed).failure
         return failure, None if self.failure is not None else getattr(self.instance, "__supervise__", None)
 
     def _supervise_soon(self, message: Message) -> None:
@@ -641,7 +644,7 @@ class ActorRunner:
         if self.host.debugger.on_error:
             self.host.debugger.post_mortem(error, "exception", self.name)
 
-    def _reply_failure(self, message: Message, failure: dict[str, Any]) -> None:
+    def _reply_failure(self, message: Message, failure: Failure) -> None:
         body, office = encode_failure(failure), self.host.office
         printed = office.printed_for(message.origin)
         office.post(message.src, wire.REPLY, body, flags=wire.ERROR, slot=message.slot, ref=message.ref, origin=printed)
@@ -651,7 +654,7 @@ class ActorRunner:
         self.failure = describe(error, **self._where(endpoint), actor_id=self.actor_id)
         self._ended_with = error
         if asked is not None and asked.ref:
-            self._reply_failure(asked, self.failure if endpoint == "__init__" else {**self.failure, "dead": True})
+            self._reply_failure(asked, self.failure if endpoint == "__init__" else replace(self.failure, dead=True))
         self.host.report_failure(self.creator, self.actor_id, self.failure)
         for _stopping in self._stop_children():
             pass  # nobody waits
@@ -659,7 +662,7 @@ class ActorRunner:
     def _refuse(self, message: Message) -> None:
         assert self.failure is not None
         if message.ref and not message.flags & wire.KEEP:
-            self._reply_failure(message, {**self.failure, "dead": True})
+            self._reply_failure(message, replace(self.failure, dead=True))
 
 
 _UNCOUNTED = (b"checkpoint", b"num_calls")

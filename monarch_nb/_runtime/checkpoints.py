@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb._journal.disk import check_room, why
 from monarch_nb._post.office import Office, OfficeClosed
 from monarch_nb._post.pending import OneReply
+from monarch_nb._protocol.healing import CheckpointFailed, CheckpointGather
 from monarch_nb._runtime.snapshot import Snapshot, load, rebuild, save, take_snapshot
 from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
+from monarch_nb.exceptions import RequestFailed
 
 if TYPE_CHECKING:
     import torch
@@ -145,12 +147,12 @@ class Checkpoints:
         own = "" if isinstance(error, CheckpointError) else _why(error, path)
         if own:
             self._error = CheckpointError(own)
-        fields = {
-            "actor_id": self._actor_id, "version": version, "epoch": epoch, "slot": self._slot, "size": self._size, "path": path,
-            "reason": own, "asked": self._asked,
-        }  # fmt: skip
+        failed = CheckpointFailed(
+            actor_id=self._actor_id, version=version, epoch=epoch, slot=self._slot, size=self._size, path=path, reason=own,
+            asked=self._asked,
+        )  # fmt: skip
         with suppress(OfficeClosed):
-            self._office.reader.wait(self._office.request(address.HOME, "checkpoint_failed", fields), None)
+            self._office.reader.wait(self._office.request(address.HOME, failed), None)
 
     @property
     def _prefix(self) -> str:
@@ -158,18 +160,17 @@ class Checkpoints:
 
     def _exchange(self, epoch: int, version: int, phase: str, value: Any) -> list[Any]:
         """Give a value to all members by way of the home; return theirs."""
-        fields = {
-            "actor_id": self._actor_id, "version": version, "phase": phase, "slot": self._slot, "size": self._size, "epoch": epoch,
-            "value": codec.to_bytes(codec.encode(value)), "directory": self.directory, "keep": self.keep,
-        }  # fmt: skip
-        reply = self._office.request(address.HOME, "checkpoint_gather", fields)
+        member = CheckpointGather(
+            actor_id=self._actor_id, version=version, phase=phase, slot=self._slot, size=self._size, epoch=epoch,
+            value=codec.to_bytes(codec.encode(value)), directory=self.directory, keep=self.keep,
+        )  # fmt: skip
+        reply = self._office.request(address.HOME, member)
         self._office.reader.wait(reply, None)
-        if reply.body is None:
-            raise CheckpointError("the mesh has ended")
-        found = reply.body.value()
-        if reply.body.flags & wire.ERROR:
-            raise CheckpointError(str(found))
-        return [found["path"]] if phase in ("begin", "done") else [codec.from_bytes(v) for v in found["values"]]
+        try:
+            found = reply.read()
+        except RequestFailed as error:
+            raise CheckpointError(str(error)) from None
+        return [found.path] if phase in ("begin", "done") else [codec.from_bytes(v) for v in found.values]
 
     # --- going back
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.failure import Failure
 from monarch_nb._runtime.described import rank_failures, rank_of
 from monarch_nb._shape import name_ranks
 from monarch_nb.exceptions import RankFailure, SupervisionError, describe_end, fold_alike
@@ -34,16 +35,16 @@ class MeshFailure(SupervisionError):
         self.stopped = stopped
 
     @classmethod
-    def from_failure(cls, failure: Mapping[str, Any]) -> MeshFailure:
+    def from_failure(cls, failure: Failure) -> MeshFailure:
         """Return the failure that a rank has described."""
         return cls.from_failures([failure])
 
     @classmethod
-    def from_failures(cls, failures: Sequence[Mapping[str, Any]]) -> MeshFailure:
+    def from_failures(cls, failures: Sequence[Failure]) -> MeshFailure:
         """Return what ranks have described of one actor mesh, in the order of time."""
         found = rank_failures([(rank_of(0, failure), failure) for failure in failures])
         found[0] = replace(found[0], first=True)
-        actor = str(failures[0].get("actor", ""))
+        actor = failures[0].actor
         return cls(actor, "; ".join(_in_a_line(actor, each) for each in fold_alike(found)), found)
 
     @classmethod

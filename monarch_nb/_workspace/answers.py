@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from monarch_nb._protocol.base import Request
 from monarch_nb._workspace.entry import Entry
 
 
@@ -95,3 +96,57 @@ class Edit:
     wanted: tuple[Entry, ...]
     gone: tuple[str, ...]
     contents: Mapping[str, bytes]
+
+
+# --- requests, to any host process; `name`: of the folder there
+
+
+class GreetWorkspace(Request[Hello], frozen=True):
+    """Say whether the host's machine has the notebook's own files, and what else it has."""
+
+    where: Whereabouts
+
+
+class TakeContent(Request[None], frozen=True):
+    """Take a piece of a content, which is known by its sha256, or by its manifest's id."""
+
+    name: str
+    content: str
+    offset: int
+    data: bytes
+    is_last: bool
+
+
+class LookAtWorkspace(Request[Lacking], frozen=True):
+    """Say what is lacking of a manifest, which has come as a content."""
+
+    name: str
+    manifest: str
+    is_dry: bool
+
+
+class PlaceWorkspace(Request[Outcome], frozen=True):
+    """Have the folder be as a manifest says, all of which has come."""
+
+    name: str
+    manifest: str
+
+
+class EditWorkspace(Request[Outcome | None], frozen=True):
+    """Make a few changes to a folder; None, and nothing is done, if it isn't as they presume."""
+
+    name: str
+    edit: Edit
+
+
+class LinkWorkspace(Request[str], frozen=True):
+    """Make a link to the folder at the notebook's path; answers why not, or nothing."""
+
+    name: str
+    path: str
+
+
+class SetElsewhere(Request[None], frozen=True):
+    """Remember where folders of the notebook's lie on hosts, by their index: ranks that are started there are to know."""
+
+    pairs: dict[int, tuple[tuple[str, str], ...]]

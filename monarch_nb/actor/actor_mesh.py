@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import secrets
 import weakref
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
@@ -17,6 +17,8 @@ from monarch_nb._post.context import call_context
 from monarch_nb._post.office import Office
 from monarch_nb._post.origin import origin_in
 from monarch_nb._post.pending import GatherReply
+from monarch_nb._protocol.events import Reshaped
+from monarch_nb._protocol.healing import ActorSpawned, ActorStopped
 from monarch_nb._runtime.supervision import MeshFailure
 from monarch_nb._shape import Extent, MeshTrait, Shape, encode_extent
 from monarch_nb._wire import address, codec
@@ -213,11 +215,11 @@ class ActorMesh(MeshTrait, Generic[T]):
         self._load_state = None
         self._renew_endpoints()
 
-    def _on_reshaped(self, record: Mapping[str, Any]) -> None:
+    def _on_reshaped(self, record: Reshaped) -> None:
         """A group of ranks has other sizes: take them on, if these actors are on all of it."""
-        procs = record["actors"].get(self._actor_id)
+        procs = record.actors.get(self._actor_id)
         if procs is not None:
-            self._reshape(procs, Shape.full(Extent(record["labels"], record["sizes"])))
+            self._reshape(procs, Shape.full(Extent(record.labels, record.sizes)))
 
     def _as_endpoint(self, name: str) -> Any:
         if is_relayed(self):
@@ -267,9 +269,11 @@ class ActorMesh(MeshTrait, Generic[T]):
         """Let the home keep what it takes to make these actors again."""
         size_bytes = len(body.payload) + sum(b.nbytes for b in body.buffers)
         sessions.of_office(self._office).tell(
-            "actor_spawned", actor_id=self._actor_id, name=self._name, procs=self._procs, context=self._context, creator=creator,
-            checkpointed=getattr(self._class, "checkpoint_state", ""), size_bytes=size_bytes,
-            recipe=codec.to_bytes(body) if size_bytes <= MAX_RECIPE_BYTES else None,
+            ActorSpawned(
+                actor_id=self._actor_id, name=self._name, procs=self._procs, context=self._context, creator=creator,
+                checkpointed=getattr(self._class, "checkpoint_state", ""), size_bytes=size_bytes,
+                recipe=codec.to_bytes(body) if size_bytes <= MAX_RECIPE_BYTES else None,
+            )
         )  # fmt: skip
 
     def _encode_recipe(self, recipe: dict[str, Any]) -> Encoded:
@@ -320,7 +324,7 @@ class ActorMesh(MeshTrait, Generic[T]):
         body = codec.encode((self._actor_id, reason, waits))
         office.post_all(receivers, wire.CALL, body, ref=gather.ref, name=b"stop_actor")
         if not address.is_client(self._procs[0]):
-            sessions.of_office(office).tell("actor_stopped", actor_id=self._actor_id, procs=list(self._procs))
+            sessions.of_office(office).tell(ActorStopped(self._actor_id, list(self._procs)))
         if office.ends:
             office.check_ends(gather)
         failure = MeshFailure(mesh=self._name, message=f"it was stopped{': ' + reason if reason else ''}", stopped=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb._client import session as sessions
 from monarch_nb._post import here
 from monarch_nb._post.context import CallContext, call_context
+from monarch_nb._protocol.healing import ActorStopped
 from monarch_nb._runtime import log_names
 from monarch_nb._shape import Extent, Point, Shape, decode_extent
 from monarch_nb.actor import config
@@ -112,7 +113,7 @@ class Instance:
         """End this actor after the messages that have come, with what it has spawned."""
         runner = self._actor("stop")
         runner.host.end_actor(runner.actor_id, RuntimeError(reason) if reason else None)
-        sessions.current().tell("actor_stopped", actor_id=runner.actor_id, procs=[here.office().me])
+        sessions.current().tell(ActorStopped(runner.actor_id, [here.office().me]))
 
     def abort(self, reason: str = "") -> None:
         """End this actor as failed, after the message that it is handling: its owner is asked to handle it."""

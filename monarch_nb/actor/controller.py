@@ -6,6 +6,7 @@ import secrets
 from typing import Any, TypeVar, cast
 
 from monarch_nb._client import session as sessions
+from monarch_nb._protocol.names import FindController
 from monarch_nb._shape import Extent, Shape
 from monarch_nb.actor.actor_mesh import ActorMesh, check_class
 from monarch_nb.actor.future import Future
@@ -37,15 +38,13 @@ def mesh_controller(name: str, cls: type[T], *args: Any, **kwargs: Any) -> Futur
 def _controller(name: str, cls: type[T], args: tuple[Any, ...], kwargs: dict[str, Any], *, in_program: bool) -> Future[T]:
     check_class(cls, args, kwargs)
     session = sessions.current()
-    reply = session.ask(
-        "controller", name=name, proposed=secrets.randbits(63) | 1, in_program=in_program, spec=_spec()
-    )
+    reply = session.ask(FindController(name, secrets.randbits(63) | 1, in_program, _spec()))
 
     def finish(pending: Any) -> T:
-        answer = session.read(pending)
-        proc, shape = answer["proc"], Shape.full(Extent([], []))
-        mesh: ActorMesh[T] = ActorMesh(cls, name, answer["actor_id"], (proc,), shape)
-        if answer["is_new"]:
+        place = pending.read()
+        proc, shape = place.proc, Shape.full(Extent([], []))
+        mesh: ActorMesh[T] = ActorMesh(cls, name, place.actor_id, (proc,), shape)
+        if place.is_new:
             mesh._spawn(args, kwargs, ProcMesh("controllers", (proc,), shape))
         return cast("T", mesh)
 

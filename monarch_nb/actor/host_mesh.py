@@ -14,6 +14,7 @@ from monarch_nb._client import session as sessions
 from monarch_nb._client.session import Session
 from monarch_nb._post import here
 from monarch_nb._post.pending import OneReply
+from monarch_nb._protocol.ranks import Spawn, Stop, StopHosts, WaitHosts
 from monarch_nb._shape import Extent, MeshTrait, Point, Shape, encode_extent
 from monarch_nb._wire import codec
 from monarch_nb._wire.mesh_address import MeshAddress
@@ -140,11 +141,10 @@ class HostMesh(MeshTrait):
         spec["bind"] = check_bindings(proc_bind, inner.nelements)
         spec["commands"] = commands_of(bootstrap_command, extent)
         session = self._session
-        fields: dict[str, Any] = {"hosts": list(self._hosts), "per_host": inner.nelements, "group": group, "creator_actor": acting()}
-        answer = session.request("spawn", **fields, spec=spec, method=method, force=force)
+        started = session.request(Spawn(list(self._hosts), inner.nelements, group, spec, method, force, acting()))
         if session.output is not None:
             session.output.default.sizes[group] = extent.nelements
-        mesh = ProcMesh(group, answer["procs"], Shape.full(extent), self._hosts, session.office)
+        mesh = ProcMesh(group, started, Shape.full(extent), self._hosts, session.office)
         self._stoppable.append(mesh)
         own_by_caller(mesh)
         return mesh
@@ -176,10 +176,10 @@ class HostMesh(MeshTrait):
         """A future that is done once all hosts have joined."""
         self._check_alive()
         session = self._session
-        reply = session.ask("wait_hosts", hosts=list(self._hosts))
+        reply = session.ask(WaitHosts(list(self._hosts)))
 
         def finish(pending: Any) -> bool:
-            session.read(pending)
+            pending.read()
             return True
 
         return Future(reply, finish, "start of hosts")
@@ -195,10 +195,10 @@ class HostMesh(MeshTrait):
         procs = [p for mesh in self._stoppable for p in mesh._procs]
         for mesh in self._stoppable:
             mesh._stopped = "its hosts were stopped"
-        reply = session.ask("stop", procs=procs, grace_s=3.0)
+        reply = session.ask(Stop(procs, 3.0))
 
         def finish(pending: Any) -> None:
-            session.read(pending)
+            pending.read()
 
         return Future(reply, finish, "stop of hosts")
 
@@ -217,8 +217,8 @@ class HostMesh(MeshTrait):
         session = self._session
         if self._hosts == (0,):
             return _shut_down_home(session)
-        reply = session.ask("stop_hosts", hosts=[h for h in self._hosts if h])
-        return Future(reply, session.read, "shutdown of hosts")
+        reply = session.ask(StopHosts([h for h in self._hosts if h]))
+        return Future(reply, lambda pending: pending.read(), "shutdown of hosts")
 
     async def __aenter__(self) -> Self:
         await self.initialized

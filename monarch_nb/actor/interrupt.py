@@ -16,6 +16,8 @@ from monarch_nb._client import kernel
 from monarch_nb._client import session as sessions
 from monarch_nb._client.kernel import KernelShutDown
 from monarch_nb._post.pending import Pending
+from monarch_nb._protocol.ranks import AbortCall
+from monarch_nb._protocol.status import Stacks
 from monarch_nb._shape import name_ranks
 from monarch_nb._wire import codec
 from monarch_nb._wire import message as wire
@@ -57,7 +59,7 @@ def interrupt_and_raise(pending: Pending, what: str) -> NoReturn:
         raise KeyboardInterrupt
     if not _wait(pending, INTERRUPT_S):
         with suppress(MeshError, TimeoutError):
-            sessions.of_office(pending.office).request("abort_call", procs=list(procs))
+            sessions.of_office(pending.office).request(AbortCall(list(procs)))
         _wait(pending, ABORT_S)
     raise CallInterrupted(_report(pending, procs, what)) from None
 
@@ -86,7 +88,7 @@ def _report(pending: Pending, procs: tuple[int, ...], what: str) -> str:
     if left and not pending.ready:
         found = {}
         with suppress(MeshError, TimeoutError):
-            found = sessions.of_office(pending.office).request("stacks", procs=list(left))
+            found = sessions.of_office(pending.office).request(Stacks(list(left)))
         hanging = [pending.procs.index(p) for p in left]
         lines.append(f"{name_ranks(hanging)}{of} did not react and {'hangs' if len(hanging) == 1 else 'hang'}:")
         lines += [f"  rank {rank} {innermost(each)}" for rank, each in sorted(found.items())]

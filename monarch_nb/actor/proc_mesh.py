@@ -15,6 +15,10 @@ from monarch_nb._client.session import Session
 from monarch_nb._post.office import Office
 from monarch_nb._post.origin import origin_in
 from monarch_nb._post.pending import GatherReply
+from monarch_nb._protocol.events import Reshaped
+from monarch_nb._protocol.healing import Heal, Report, Resize, SetPolicy
+from monarch_nb._protocol.programs import Status
+from monarch_nb._protocol.ranks import SetProcEnvironment, Stop, WaitProcs
 from monarch_nb._protocol.script import Rendezvous
 from monarch_nb._protocol.states import ProcState
 from monarch_nb._runtime.supervision import MeshFailure
@@ -190,7 +194,7 @@ class ProcMesh(MeshTrait):
         """Set environment variables on all processes: the same, or one mapping for each in rank order."""
         fields = dict(variables) if isinstance(variables, Mapping) else [dict(v) for v in variables]
         each = [fields] * len(self._procs) if isinstance(fields, dict) else fields
-        self._session.tell("environment", variables=dict(zip(self._procs, each, strict=True)))
+        self._session.tell(SetProcEnvironment(dict(zip(self._procs, each, strict=True))))
         return self._work(b"set_environment", fields, "set_environment")
 
     def open_rendezvous(self) -> Rendezvous:
@@ -211,10 +215,10 @@ class ProcMesh(MeshTrait):
         if is_relayed(self):
             return ask_envoy(self, ("initialized", "then"), (bool,))
         session = self._session
-        reply = session.ask("wait_procs", procs=list(self._procs))
+        reply = session.ask(WaitProcs(list(self._procs)))
 
         def finish(pending: Any) -> bool:
-            session.read(pending)
+            pending.read()
             dead = [(i, end) for i, p in enumerate(self._procs) if (end := session.office.ends.get(p)) is not None]
             if dead:
                 lines = "\n".join(f"rank {i}: {describe_end(end)}" for i, end in dead[:4])
@@ -237,10 +241,10 @@ class ProcMesh(MeshTrait):
             return ask_envoy(self, ("stop",), (reason,), {"grace_s": grace_s})
         session = self._session
         self._stopped = reason or "it was stopped"
-        reply = session.ask("stop", procs=list(self._procs), grace_s=grace_s)
+        reply = session.ask(Stop(list(self._procs), grace_s))
 
         def finish(pending: Any) -> None:
-            session.read(pending)
+            pending.read()
 
         return Future(reply, finish, f"stop of {self._group}")
 
@@ -253,11 +257,11 @@ class ProcMesh(MeshTrait):
             >>> if not procs.healthy():                  # doctest: +SKIP
             ...     procs.heal()
         """
-        books = self._session.request("status")
-        rows = {row["proc"]: row for row in books["procs"]}
-        if self._stopped or self._group in books["healing"]:
+        books = self._session.request(Status())
+        rows = {row.proc: row for row in books.procs}
+        if self._stopped or self._group in books.healing:
             return False
-        return all(rows[p]["state"] in (ProcState.STARTING, ProcState.RUNNING) for p in self._procs)
+        return all(rows[p].state in (ProcState.STARTING, ProcState.RUNNING) for p in self._procs)
 
     def heal(self, *, timeout_s: float = HEAL_S) -> HealReport:
         """Put back what these processes have lost; returns once all is in its place again.
@@ -276,9 +280,7 @@ class ProcMesh(MeshTrait):
             ... except MeshError:
             ...     procs.heal()
         """
-        return self._settle(
-            self._session.request("heal", _timeout_s=timeout_s, group=self._group, procs=list(self._procs))
-        )
+        return self._settle(self._session.request(Heal(self._group, list(self._procs)), timeout_s))
 
     def resize(self, *, timeout_s: float = HEAL_S, **sizes: int) -> HealReport:
         """Give this mesh other sizes: ranks are added or leave. Those that stay keep their memory; their numbers may change.
@@ -292,14 +294,14 @@ class ProcMesh(MeshTrait):
         Example:
             >>> procs.resize(gpus=4).messages            # doctest: +SKIP
         """
-        return self._settle(self._session.request("resize", _timeout_s=timeout_s, group=self._group, sizes=sizes))
+        return self._settle(self._session.request(Resize(self._group, sizes), timeout_s))
 
     def shrink(self, *, timeout_s: float = HEAL_S) -> HealReport:
         """Go on without what is lost: the dimension that costs the fewest living ranks gets smaller."""
-        return self._settle(self._session.request("resize", _timeout_s=timeout_s, group=self._group))
+        return self._settle(self._session.request(Resize(self._group), timeout_s))
 
-    def _settle(self, found: Mapping[str, Any]) -> HealReport:
-        self._session.healed(found["actor_ids"])
+    def _settle(self, found: Report) -> HealReport:
+        self._session.healed(found.actor_ids)
         report = HealReport.of(found)
         if report.problems:
             raise HealError(report)
@@ -329,9 +331,7 @@ class ProcMesh(MeshTrait):
         session.fault_handlers.pop(self._group, None)
         if callable(do):
             session.fault_handlers[self._group] = lambda failure: self._handle(do, failure)
-        session.request(
-            "policy", group=self._group, on_failure="call" if callable(do) else do, max_restarts=max_restarts, window_s=window_s
-        )
+        session.request(SetPolicy(self._group, "call" if callable(do) else do, max_restarts, window_s))
 
     def _handle(self, function: Callable[[MeshFailure], Any], failure: MeshFailure) -> None:
         try:
@@ -343,10 +343,10 @@ class ProcMesh(MeshTrait):
         except Exception as error:  # nobody else would hear of it
             print(f"on_failure of {self._group}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
 
-    def _on_reshaped(self, record: Mapping[str, Any]) -> None:
+    def _on_reshaped(self, record: Reshaped) -> None:
         """A group of ranks has other sizes: take them on, if this is all of it."""
-        if record["group"] == self._group and self._is_whole:
-            self._reshape(record["procs"], Shape.full(Extent(record["labels"], record["sizes"])), record["hosts"])
+        if record.group == self._group and self._is_whole:
+            self._reshape(record.procs, Shape.full(Extent(record.labels, record.sizes)), record.hosts)
 
     def _reshape(self, procs: Sequence[int], shape: Shape, hosts: Sequence[int]) -> None:
         """Take on other sizes."""

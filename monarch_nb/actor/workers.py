@@ -15,10 +15,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import zmq
+from msgspec.structs import asdict
 
 from monarch_nb._client import launch
 from monarch_nb._client import session as sessions
 from monarch_nb._client.preferences import preferences
+from monarch_nb._protocol.ranks import Ticket, Tickets
 from monarch_nb._shape import Extent, Shape
 from monarch_nb._wire.directory import new_directory
 from monarch_nb._wire.keys import Gatekeeper, KeyPair
@@ -155,13 +157,13 @@ def attach_to_workers(ca: str | None = None, workers: Sequence[str | Future[str]
     addresses = [worker_address.parse(worker if isinstance(worker, str) else worker.get(_attach_s())) for worker in workers]
     for i, worker in enumerate(addresses):
         bind = worker_address.tcp(worker_address.own_address_towards(worker), "*")
-        ticket = session.request("tickets", num=1, bind=bind, labels=[f"{name}{i}" if name else ""])[0]
+        ticket = session.request(Tickets(1, [f"{name}{i}" if name else ""], bind))[0]
         _hand_over(worker, ticket, keys)
-        indices.append(ticket["host"])
+        indices.append(ticket.host)
     return HostMesh(indices, Shape.full(Extent(["hosts"], [len(indices)])), session)
 
 
-def _hand_over(worker: worker_address.WorkerAddress, ticket: dict[str, Any], keys: KeyPair) -> None:
+def _hand_over(worker: worker_address.WorkerAddress, ticket: Ticket, keys: KeyPair) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     asker = context.socket(zmq.REQ)
     asker.setsockopt(zmq.LINGER, 0)
@@ -171,7 +173,7 @@ def _hand_over(worker: worker_address.WorkerAddress, ticket: dict[str, Any], key
     asker.setsockopt(zmq.IPV6, int(worker.dial.is_v6))
     try:
         asker.connect(str(worker.dial))
-        asker.send_json(ticket)
+        asker.send_json(asdict(ticket))
         answer: Any = asker.recv_json()
     except zmq.Again:
         raise MeshStartError(

@@ -8,6 +8,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._client.state import StatusFeed
+from monarch_nb._protocol.debugging import (
+    DebugBreak,
+    DebugCommand,
+    DebugPostMortem,
+    DebugSet,
+    DebugSettings,
+    DebugStops,
+    UnwatchDebug,
+    WatchDebug,
+)
 from monarch_nb._protocol.states import StopState
 
 if TYPE_CHECKING:
@@ -83,7 +93,7 @@ class MeshDebugger:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the stops as plain data, for JSON."""
-        found: list[dict[str, Any]] = self.mesh._session.request("debug_stops", group=self.mesh._group)
+        found: list[dict[str, Any]] = self.mesh._session.request(DebugStops(self.mesh._group))
         return found
 
     def send(self, stops: Sequence[Stop], line: str, timeout_s: float = COMMAND_S) -> Answers:
@@ -93,10 +103,8 @@ class MeshDebugger:
             timeout_s: seconds; stops that step for longer are `left`, and come back later.
         """
         ids = [stop.id for stop in stops]
-        found = self.mesh._session.request(
-            "debug_command", _timeout_s=timeout_s + 10.0, ids=ids, line=line, timeout_s=timeout_s
-        )
-        return Answers(found["answers"], tuple(found["left"]), {s.id: s.rank for s in stops})
+        found = self.mesh._session.request(DebugCommand(ids, line, timeout_s), timeout_s + 10.0)
+        return Answers(found.answers, tuple(found.left), {s.id: s.rank for s in stops})
 
     def command(self, ids: Sequence[int] | None, line: str, timeout_s: float = COMMAND_S) -> dict[str, Any]:
         """Do the same for front ends: {"answers": [{"ids", "ranks", "text"}], "left": ids, "stops": rows}."""
@@ -108,18 +116,18 @@ class MeshDebugger:
 
     def watch(self, on_stops: Callable[[list[dict[str, Any]]], None], on_end: Callable[[], None] | None = None) -> StatusFeed:
         """Be told who stands where, now and whenever that changes; called in the reading thread. `close` of the feed ends it."""
-        feed = StatusFeed(self.mesh._office, on_stops, on_end, close_op="unwatch_debug")
-        self.mesh._session.watch(feed, "watch_debug", group=self.mesh._group)
+        feed = StatusFeed(self.mesh._office, on_stops, on_end, end=UnwatchDebug)
+        self.mesh._session.watch(feed, WatchDebug(self.mesh._group))
         return feed
 
     def post_mortem(self, ranks: str | Sequence[int] = "all") -> None:
         """Have ranks stop where they've raised last; those where nothing failed since don't."""
         procs = [self.mesh._procs[r] for r in self.mesh.select(ranks) if r in self.mesh.living_ranks()]
-        self.mesh._session.request("debug_post_mortem", procs=procs)
+        self.mesh._session.request(DebugPostMortem(procs))
 
     def set(
         self, *, skip: bool | None = None, on_error: bool | None = None, abandoned_s: float | None = None
-    ) -> Mapping[str, Any]:
+    ) -> DebugSettings:
         """Change settings; return all that hold.
 
         Args:
@@ -127,17 +135,12 @@ class MeshDebugger:
             on_error: an error stops where it was raised.
             abandoned_s: seconds without a client that could debug, after which ranks run on.
         """
-        found: Mapping[str, Any] = self.mesh._session.request(
-            "debug_set", skip=skip, on_error=on_error, abandoned_s=abandoned_s
-        )
-        return found
+        return self.mesh._session.request(DebugSet(skip, on_error, abandoned_s))
 
     def clear_breaks(self) -> None:
         """Forget the breakpoints that were set from outside."""
         living = self.mesh.living_ranks()
-        self.mesh._session.request(
-            "debug_break", procs={r: self.mesh._procs[r] for r in living}, file="", line=0, condition=""
-        )
+        self.mesh._session.request(DebugBreak({r: self.mesh._procs[r] for r in living}, file="", line=0, condition=""))
 
     def break_at(self, file: str, line: int, condition: str = "", ranks: str | Sequence[int] = "all") -> dict[int, str]:
         """Set a breakpoint from outside, while code runs; return what each rank says of it.
@@ -148,9 +151,7 @@ class MeshDebugger:
         """
         chosen = self.mesh.select(ranks)
         procs = {r: self.mesh._procs[r] for r in chosen if r in self.mesh.living_ranks()}
-        found: dict[int, str] = self.mesh._session.request(
-            "debug_break", procs=procs, file=file, line=line, condition=condition
-        )
+        found = self.mesh._session.request(DebugBreak(procs, file, line, condition))
         return dict(sorted(found.items()))
 
 

@@ -10,11 +10,14 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import asdict
+
 from monarch_nb._client import launch
 from monarch_nb._client import session as sessions
 from monarch_nb._client.session import Session
 from monarch_nb._host import capacity
 from monarch_nb._host.starting import PROCESS_JOB
+from monarch_nb._protocol.ranks import Ticket, Tickets
 from monarch_nb._shape import Extent, Shape
 from monarch_nb.actor.host_mesh import HostMesh, check_env
 from monarch_nb.job.base import JobState, JobTrait, check_meshes
@@ -47,7 +50,7 @@ class ProcessJob(JobTrait):
         self._session = sessions.current()
         labels = [f"{name}{i}" for name, num in self.meshes.items() for i in range(num)]
         tickets, self._processes = start_hosts(self._session, labels, self.env)
-        self._hosts = [ticket["host"] for ticket in tickets]
+        self._hosts = [ticket.host for ticket in tickets]
 
     def _state(self) -> JobState:
         if all(process.poll() is not None for process in self._processes):
@@ -76,18 +79,18 @@ def hosts_from_config(name: str) -> HostMesh:
 
 def start_hosts(
     session: Session, labels: Sequence[str], env: Mapping[str, str] | None = None
-) -> tuple[list[dict[str, Any]], list[subprocess.Popen[bytes]]]:
+) -> tuple[list[Ticket], list[subprocess.Popen[bytes]]]:
     """Start a host process on this machine for each label; return their tickets and processes."""
-    tickets = session.request("tickets", num=len(labels), labels=list(labels), kind=PROCESS_JOB, env=dict(env or {}))
+    tickets = session.request(Tickets(len(labels), list(labels), kind=PROCESS_JOB, env=dict(env or {})))
     root = os.path.dirname(session.office.directory)
-    processes = [launch.start_host_process(far_config(t, f"{root}/h{t['host']}"), env) for t in tickets]
+    processes = [launch.start_host_process(far_config(t, f"{root}/h{t.host}"), env) for t in tickets]
     return tickets, processes
 
 
-def far_config(ticket: Mapping[str, Any], directory: str) -> dict[str, Any]:
+def far_config(ticket: Ticket, directory: str) -> dict[str, Any]:
     """Return the configuration of a host process that dials home with `ticket`."""
     return {
-        **ticket,
+        **asdict(ticket),
         "directory": directory,
         "sys_path": launch.importable_path(),
         "log": os.environ.get("MONARCH_NB_HOST_LOG"),

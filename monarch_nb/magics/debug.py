@@ -6,10 +6,9 @@ import re
 from typing import TYPE_CHECKING
 
 from monarch_nb._client import kernel
-from monarch_nb._client.session import RequestFailed
 from monarch_nb._post.office import OfficeClosed
 from monarch_nb._shape import format_ranks, name_ranks
-from monarch_nb.exceptions import MeshUsageError
+from monarch_nb.exceptions import MeshUsageError, RequestFailed
 from monarch_nb.magics.arguments import Namespace
 from monarch_nb.magics.keyboard import answer_questions, close_box
 from monarch_nb.magics.state import State

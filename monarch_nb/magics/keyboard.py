@@ -6,8 +6,9 @@ A rank that doesn't ask any more (it's dead, or was interrupted) has its questio
 from __future__ import annotations
 
 import getpass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from monarch_nb._protocol.keyboard import AnswerUser, QuestionRow, RefuseUser, UserQuestions
 from monarch_nb.debug import Question, TakenBack
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def answer_questions(mesh: Mesh) -> None:
     session = mesh._session
     while True:
         seen = session.num_questions_over
-        rows = session.request("user_questions")
+        rows = session.request(UserQuestions())
         if not rows:
             return
         try:
@@ -30,18 +31,18 @@ def answer_questions(mesh: Mesh) -> None:
         except (NotImplementedError, RuntimeError) as error:  # StdinNotImplementedError is either, by version
             if "stdin" not in str(error).lower() and "input" not in str(error).lower():
                 raise
-            session.request("refuse_user", reason=NO_KEYBOARD)
+            session.request(RefuseUser(NO_KEYBOARD))
         except KeyboardInterrupt:
-            mesh.interrupt(sorted({row["rank"] for row in rows}))
+            mesh.interrupt(sorted({row.rank for row in rows}))
             return
         except TakenBack:
             pass
         else:
-            if not session.request("answer_user", id=rows[0]["id"], text=text):
-                print(f"rank {rows[0]['rank']} doesn't ask any more")
+            if not session.request(AnswerUser(rows[0].id, text)):
+                print(f"rank {rows[0].rank} doesn't ask any more")
 
 
-def _asked(mesh: Mesh, row: dict[str, Any], seen: int) -> str:
+def _asked(mesh: Mesh, row: QuestionRow, seen: int) -> str:
     """Ask what a rank asks.
 
     Args:
@@ -53,18 +54,18 @@ def _asked(mesh: Mesh, row: dict[str, Any], seen: int) -> str:
 
     def taken_back() -> None:
         close_box()
-        print(f"rank {row['rank']} doesn't ask any more")
+        print(f"rank {row.rank} doesn't ask any more")
 
-    prompt = f"[{row['rank']}] {row['prompt']}" if len(mesh) > 1 else row["prompt"]
+    prompt = f"[{row.rank}] {row.prompt}" if len(mesh) > 1 else row.prompt
     session = mesh._session
-    with Question(getpass.getpass if row["hidden"] else None, taken_back) as ask:
-        session.take_back_question[row["id"]] = ask.take_back
+    with Question(getpass.getpass if row.hidden else None, taken_back) as ask:
+        session.take_back_question[row.id] = ask.take_back
         try:
             if session.num_questions_over != seen:
                 raise TakenBack  # perhaps this one: look again
             return ask(prompt)
         finally:
-            del session.take_back_question[row["id"]]
+            del session.take_back_question[row.id]
 
 
 def close_box() -> None:

@@ -6,6 +6,7 @@ import html
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._protocol.ranks import Stop
 from monarch_nb._shape import name_ranks
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.magics.arguments import Namespace
@@ -195,7 +196,7 @@ def stop(state: State, arguments: Namespace) -> None:
     """End a mesh and what its ranks hold. With -f, ranks get no time to clean up."""
     mesh = state.mesh(arguments.mesh)
     if arguments.force:
-        mesh._session.request("stop", procs=list(mesh._procs), grace_s=0.0)
+        mesh._session.request(Stop(list(mesh._procs), 0.0))
     mesh.stop().get(30)
     state.drop(mesh.name)
     print(f"mesh {mesh.name!r} has ended")

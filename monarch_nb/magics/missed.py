@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from monarch_nb._protocol.journal import Seen
 from monarch_nb.display import CellView, LiveDisplay, StackView, ViewWatcher
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def _ended(display: LiveDisplay, run: CellRun, view: CellView, entry: Entry, lef
 def _replay_actors(mesh: Mesh, view: CellView, position: int) -> None:
     feed = mesh.journal.output(ViewWatcher(view), position=position, actors=True)
     mesh._office.reader.wait(feed, time.monotonic() + REPLAY_S)
-    mesh._session.tell("seen", others=True)
+    mesh._session.tell(Seen(others=True))
     view.close()
 
 

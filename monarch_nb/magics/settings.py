@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from monarch_nb._protocol.debugging import DebugSettings
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.magics import sync
 from monarch_nb.magics.arguments import Namespace, shortened
@@ -68,7 +69,7 @@ def _line(name: str, mesh: Mesh | None) -> str:
     return f"{name:<15} {holds:<10} {setting.takes:<12} {setting.about}"
 
 
-def _debugger(mesh: Mesh | None, **changes: Any) -> Mapping[str, Any]:
+def _debugger(mesh: Mesh | None, **changes: Any) -> DebugSettings:
     """Return what holds in a mesh's debugger, after changes."""
     assert mesh is not None
     return mesh.debugger().set(**changes)
@@ -78,7 +79,7 @@ def _choice(name: str, choices: Mapping[str, bool]) -> tuple[Callable[[Mesh | No
     """Return how a setting of two values is read and changed."""
 
     def read(mesh: Mesh | None) -> str:
-        holds = _debugger(mesh)[name]
+        holds = getattr(_debugger(mesh), name)
         return next(text for text, value in choices.items() if value == holds)
 
     return read, lambda mesh, text: _debugger(mesh, **{name: choices[text]})
@@ -100,7 +101,7 @@ def _set_why_after(_mesh: Mesh | None, text: str) -> None:
 def _journal(mesh: Mesh | None) -> str:
     assert mesh is not None
     found = mesh.journal.settings()
-    return "off" if found["off"] else _days(found["keep_s"])
+    return "off" if found.off else _days(found.keep_s)
 
 
 def _set_journal(mesh: Mesh | None, text: str) -> None:
@@ -109,12 +110,12 @@ def _set_journal(mesh: Mesh | None, text: str) -> None:
     if days is None and text not in ("on", "off"):
         raise ValueError(text)
     found = mesh.journal.settings(off=text == "off", keep_s=None if days is None else int(days[1]) * 86400.0)
-    if found["off"]:
-        print(f"nothing is kept from now on of what cells print and of their sources; what was kept so far is in {found['directory']}")
-    elif found["trouble"]:
-        print(f"it can't be written yet: {found['trouble']}")
+    if found.off:
+        print(f"nothing is kept from now on of what cells print and of their sources; what was kept so far is in {found.directory}")
+    elif found.trouble:
+        print(f"it can't be written yet: {found.trouble}")
     else:
-        print(f"cells' sources and what they print are kept for {_days(found['keep_s'])} in {found['directory']}")
+        print(f"cells' sources and what they print are kept for {_days(found.keep_s)} in {found.directory}")
 
 
 def _days(seconds: float) -> str:
@@ -129,7 +130,7 @@ SETTINGS: dict[str, Setting] = {
     "debug-timeout": Setting(
         "TIME",
         "ranks that nobody debugs run on after it",
-        lambda mesh: duration(_debugger(mesh)["abandoned_s"]),
+        lambda mesh: duration(_debugger(mesh).abandoned_s),
         lambda mesh, text: _debugger(mesh, abandoned_s=parse_duration(text)),
     ),
     "journal": Setting("DAYS|on|off", "how long cells' sources and output are kept on disk", _journal, _set_journal),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from monarch_nb._protocol.programs import Status
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.magics.arguments import Namespace
 from monarch_nb.status import duration
@@ -130,7 +131,7 @@ def prepare_distributed(mesh: Mesh, backend: str | None, timeout_s: float | None
 
 
 def _has_gpus(mesh: Mesh) -> bool:
-    return all(h["num_gpus"] for h in mesh._session.request("status")["hosts"])
+    return all(h.num_gpus for h in mesh._session.request(Status()).hosts)
 
 
 def _init_process_group(backend: str, timeout_s: float) -> None:

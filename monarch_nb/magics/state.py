@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._protocol.programs import InUse
 from monarch_nb.exceptions import MeshNotFound, MeshUsageError
 from monarch_nb.magics.arguments import DEFAULT_NAME
 
@@ -69,7 +70,7 @@ class State:
         self.meshes[mesh.name] = mesh
         self.current = mesh.name
         session.use(mesh._session)
-        mesh._session.tell("in_use")
+        mesh._session.tell(InUse())
         self.shell.user_ns[mesh.name.replace("-", "_")] = mesh
         if mesh.name != DEFAULT_NAME:
             self.shell.user_ns[DEFAULT_NAME] = mesh

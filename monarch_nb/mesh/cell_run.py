@@ -14,7 +14,9 @@ from monarch_nb._client.feed import Feed, Watcher
 from monarch_nb._client.interrupts import Interrupts
 from monarch_nb._client.kernel import KernelShutDown
 from monarch_nb._post.failure import revive
+from monarch_nb._protocol.base import Request
 from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.journal import Seen
 from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb.display import ansi
 from monarch_nb.exceptions import (
@@ -173,9 +175,9 @@ class CellRun:
         self.result = CellResult(ranks)
         self._feed = Feed(mesh._office, self)
 
-    def start(self, op: str, **fields: Any) -> CellRun:
+    def start(self, request: Request[None]) -> CellRun:
         """Ask the home for it."""
-        self._mesh._session.watch(self._feed, op, **fields)
+        self._mesh._session.watch(self._feed, request)
         return self
 
     # --- what comes; in the reading thread
@@ -338,7 +340,7 @@ class CellRun:
     def seen(self) -> None:
         """Tell the journal that somebody has seen how it ended."""
         with suppress(OfficeClosed):
-            self._mesh._session.tell("seen", cells=[self._feed.n])
+            self._mesh._session.tell(Seen([self._feed.n]))
 
 
 def failure_of(rank: int, ended: Mapping[str, Any]) -> RankFailure:
@@ -352,7 +354,7 @@ def failure_of(rank: int, ended: Mapping[str, Any]) -> RankFailure:
         type=ended["ename"],
         message=ended["evalue"],
         traceback=ended["traceback"],
-        exception=revive({"exception": base64.b64decode(data)}) if data else None,
+        exception=revive(base64.b64decode(data)) if data else None,
         when=ended["when"],
     )
 

@@ -13,6 +13,12 @@ from monarch_nb._client.heal_report import HealReport
 from monarch_nb._client.session import Session
 from monarch_nb._client.state import StatusFeed
 from monarch_nb._post.office import OfficeClosed
+from monarch_nb._protocol.cells import RunCell
+from monarch_nb._protocol.journal import Note
+from monarch_nb._protocol.names import GetMesh, GroupRecord
+from monarch_nb._protocol.programs import SetLease
+from monarch_nb._protocol.ranks import Interrupt, Restart
+from monarch_nb._protocol.status import Snapshot, Stacks, WatchStatus
 from monarch_nb._reload import SyncMode
 from monarch_nb._shape import Extent, Shape, format_ranks, parse_ranks
 from monarch_nb._wire.process import wait_until_gone
@@ -62,10 +68,10 @@ class Mesh(ProcMesh):
         >>> mesh.stop().get()                          # doctest: +SKIP
     """
 
-    def __init__(self, name: str, session: Session, record: Mapping[str, Any]) -> None:
-        extent = Extent(record["labels"], record["sizes"])
+    def __init__(self, name: str, session: Session, record: GroupRecord) -> None:
+        extent = Extent(record.labels, record.sizes)
         super().__init__(
-            record["group"], record["procs"], Shape.full(extent), tuple(record["hosts"]), session.office
+            record.group, record.procs, Shape.full(extent), record.hosts, session.office
         )
         self._name = name
         self.last_error: BaseException | None = None
@@ -76,8 +82,8 @@ class Mesh(ProcMesh):
     @property
     def started_with_env(self) -> dict[str, str]:
         """The environment variables that its ranks were given when it was started."""
-        record = self._session.request("get_name", name="mesh") or {}
-        return dict(record.get("env", {}))
+        record = self._session.request(GetMesh())
+        return {} if record is None else dict(record.env)
 
     @property
     def name(self) -> str:
@@ -140,9 +146,11 @@ class Mesh(ProcMesh):
             script = dataclasses.replace(script, procs=tuple(self._procs[r] for r in chosen))
         before_cell(self)
         return CellRun(self, chosen, watcher).start(
-            "run_cell", source=source, ranks=list(chosen), procs=[self._procs[r] for r in chosen],
-            rank_set=format_ranks(chosen), group=self._group, number=number, context=self._context, timeout_s=timeout,
-            rerun_of=rerun_of, replay_of=replay_of, profile=None if profile is None else profile.fields(), script=script,
+            RunCell(
+                source=source, ranks=list(chosen), procs=[self._procs[r] for r in chosen], rank_set=format_ranks(chosen),
+                group=self._group, number=number, context=self._context, timeout_s=timeout, rerun_of=rerun_of,
+                replay_of=replay_of, profile=None if profile is None else profile.fields(), script=script,
+            )
         )  # fmt: skip
 
     def run(
@@ -323,13 +331,13 @@ class Mesh(ProcMesh):
         """Interrupt what runs on ranks: cells, step by step as Ctrl-C does, and functions."""
         chosen = self.select(ranks)
         procs = [self._procs[r] for r in chosen]
-        self._session.request("interrupt", procs=procs, rank_set=format_ranks(chosen))
+        self._session.request(Interrupt(procs, format_ranks(chosen)))
 
     def restart(self, ranks: str | Sequence[int]) -> None:
         """Kill ranks and start them anew at their places. Their state is lost; handles on them stay good."""
         chosen = self.select(ranks)
         procs = [self._procs[r] for r in chosen]
-        self._session.request("restart", _timeout_s=RESTART_S, procs=procs, rank_set=format_ranks(chosen))
+        self._session.request(Restart(procs, format_ranks(chosen)), RESTART_S)
 
     def heal(self, *, replay: bool = False, timeout_s: float = HEAL_S) -> HealReport:
         """Put back what this mesh has lost; see `ProcMesh.heal`.
@@ -365,8 +373,7 @@ class Mesh(ProcMesh):
         """
         living = self.living_ranks()
         procs = [self._procs[r] for r in self.select(ranks) if r in living]
-        found: dict[int, Mapping[str, Any]] = self._session.request("stacks", procs=procs, native=native)
-        return found
+        return self._session.request(Stacks(procs, native))
 
     def why(self, ranks: str | Sequence[int] = "all") -> HangReport:
         """Say why nothing moves: what each rank waits for, and which one is the odd one.
@@ -518,7 +525,8 @@ class Mesh(ProcMesh):
 
     def _note(self, kind: str, names: Sequence[str], ranks: tuple[int, ...], **fields: Any) -> None:
         source = f"%mesh {kind} {', '.join(names)}"
-        self._session.tell("note", kind="variables", source=source, ranks=format_ranks(ranks), names=list(names), **fields)
+        entry = {"source": source, "ranks": format_ranks(ranks), "names": list(names), **fields}
+        self._session.tell(Note("variables", entry))
 
     # --- the journal
 
@@ -534,7 +542,7 @@ class Mesh(ProcMesh):
         Args:
             fresh: whether hosts look at everything first, which takes them some 20 ms; else memory, CPU and lines are those that were seen last.
         """
-        return MeshStatus.of(self._session.request("snapshot", group=self._group, fresh=fresh))
+        return MeshStatus.of(self._session.request(Snapshot(self._group, fresh)))
 
     def _ipython_display_(self) -> None:
         """Show the card: this mesh was the last line of a cell. Of one that has ended, say so."""
@@ -575,7 +583,7 @@ class Mesh(ProcMesh):
             the feed; `close` ends it.
         """
         feed = StatusFeed(self._office, on_change, on_end)
-        self._session.watch(feed, "watch_status", group=self._group)
+        self._session.watch(feed, WatchStatus(self._group))
         return feed
 
     def last_lines(self, ranks: str | Sequence[int] = "all", limit: int = 50) -> list[str]:
@@ -598,7 +606,7 @@ class Mesh(ProcMesh):
 
     def set_lease(self, idle_timeout_s: float) -> None:
         """Say after how long without client and running cell the mesh ends; the time begins anew."""
-        self._session.request("set_lease", idle_timeout_s=idle_timeout_s)
+        self._session.request(SetLease(idle_timeout_s))
 
     def stop(self, reason: str = "", *, grace_s: float | None = 3.0) -> Future[None]:
         """End the mesh: its ranks, its host processes, its connection file."""

@@ -7,6 +7,7 @@ from contextlib import suppress
 from monarch_nb._client import connection_file, launch
 from monarch_nb._client.connection_file import Connection
 from monarch_nb._client.session import Session
+from monarch_nb._protocol.debugging import DebugGroups
 from monarch_nb.exceptions import MeshError, MeshNotFound
 from monarch_nb.mesh.core import Mesh
 
@@ -44,7 +45,7 @@ def _named(name: str) -> Connection:
 
 def _meshes(connection: Connection, *, stopped_only: bool) -> list[Mesh]:
     session = Session.connect(connection, "monarch-nb debug", listens=False)
-    records = session.request("debug_groups", stopped_only=stopped_only)
+    records = session.request(DebugGroups(stopped_only))
     if not records:
         session.close()
     return [Mesh(connection.name, session, record) for record in records]

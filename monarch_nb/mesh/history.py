@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._client.feed import Feed, Watcher
+from monarch_nb._protocol.cells import Unwatch, WatchCell, WatchOutput
+from monarch_nb._protocol.journal import GetEntry, GetHistory, GetMissed, JournalSettings, SetJournal
 from monarch_nb.display.fold import Fold
 from monarch_nb.exceptions import MeshUsageError, RankFailure, fold_alike
 from monarch_nb.mesh.cell_run import CellRun
@@ -178,29 +180,28 @@ class History:
 
     def entries(self, limit: int = 1000) -> Entries:
         """Return the last entries, oldest first."""
-        found = self._mesh._session.request("history", limit=limit)
-        entries = Entries(Entry.of(row) for row in found["entries"])
-        dropped, trouble = found["num_dropped_bytes"], found["trouble"]
+        found = self._mesh._session.request(GetHistory(limit))
+        entries = Entries(Entry.of(row) for row in found.entries)
+        dropped, trouble = found.num_dropped_bytes, found.trouble
         if trouble:
             entries.note = f"(the journal isn't written: {trouble})"
         elif dropped:
             entries.note = f"(the oldest {dropped / 2**20:.3g} MiB of output were dropped: the journal is at its limit)"
         else:
             entries.note = (
-                f"(sources and output of cells are kept on disk for {found['keep_s'] / 86400:g} days: %mesh set journal DAYS|off; "
+                f"(sources and output of cells are kept on disk for {found.keep_s / 86400:g} days: %mesh set journal DAYS|off; "
                 "not of a cell whose first line has # nolog)"
             )
         return entries
 
-    def settings(self, *, off: bool | None = None, keep_s: float | None = None) -> dict[str, Any]:
-        """Turn the journal off or on, or say for how long what is in it is kept; return what holds: "off", "keep_s", "directory", "trouble"."""
-        found: dict[str, Any] = self._mesh._session.request("set_journal", off=off, keep_s=keep_s)
-        return found
+    def settings(self, *, off: bool | None = None, keep_s: float | None = None) -> JournalSettings:
+        """Turn the journal off or on, or say for how long what is in it is kept; return what holds."""
+        return self._mesh._session.request(SetJournal(off, keep_s))
 
     def rows(self, limit: int = 1000) -> list[dict[str, Any]]:
         """Return the last entries as plain data, oldest first: number, kind, who, when, status, ranks, source."""
-        found = self._mesh._session.request("history", limit=limit)
-        return [{name: row[name] for name in _SHOWN if name in row} for row in found["entries"]]
+        found = self._mesh._session.request(GetHistory(limit))
+        return [{name: row[name] for name in _SHOWN if name in row} for row in found.entries]
 
     def entry(self, n: int) -> Entry:
         """Return an entry by its number.
@@ -208,22 +209,22 @@ class History:
         Raises:
             MeshUsageError: if there's none.
         """
-        row = self._mesh._session.request("entry", n=n)
+        row = self._mesh._session.request(GetEntry(n))
         if row is None:
             raise MeshUsageError(f"the journal of mesh {self._mesh.name!r} has no entry #{n}; see %mesh history")
         return Entry.of(row)
 
     def missed(self) -> Missed:
         """Return what nobody has seen so far."""
-        found = self._mesh._session.request("missed")
-        return Missed(tuple(Entry.of(row) for row in found["cells"] if row["group"] == self._mesh._group), found["position"])
+        found = self._mesh._session.request(GetMissed())
+        return Missed(tuple(Entry.of(row) for row in found.cells if row["group"] == self._mesh._group), found.position)
 
     def replay(self, entry: Entry, watcher: Watcher | None) -> CellRun:
         """Show a cell from its beginning: what it has printed so far at once, the rest as it comes."""
         ranks = self._mesh.select(entry.ranks)
         run = CellRun(self._mesh, ranks, watcher)
         run.result.reason = str(entry.details.get("reason", ""))
-        return run.start("watch_cell", n=entry.n)
+        return run.start(WatchCell(entry.n))
 
     def output(
         self,
@@ -237,10 +238,11 @@ class History:
     ) -> Feed:
         """Have kept output shown to a watcher; the feed is ready when all has come (with `follow`, never)."""
         feed = Feed(self._mesh._office, watcher)
-        self._mesh._session.watch(
-            feed, "watch_output", group=self._mesh._group, ranks=None if ranks is None else list(ranks),
-            tail_bytes=tail_bytes, position=position, actors=actors, follow=follow,
+        wanted = WatchOutput(
+            group=self._mesh._group, ranks=None if ranks is None else list(ranks), tail_bytes=tail_bytes, position=position,
+            actors=actors, follow=follow,
         )  # fmt: skip
+        self._mesh._session.watch(feed, wanted)
         return feed
 
     def logs(
@@ -267,7 +269,7 @@ class History:
             feed.check_fault()
         finally:
             if not feed.ready:
-                self._mesh._session.tell("unwatch", watch=feed.ref)
+                self._mesh._session.tell(Unwatch(feed.ref))
                 feed.complete()
 
     def export(self, path: str | Path) -> Exported:

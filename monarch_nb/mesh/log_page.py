@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._journal import record as records
+from monarch_nb._protocol.cells import OutputPart, ReadOutput
 from monarch_nb.exceptions import MeshUsageError
 
 if TYPE_CHECKING:
@@ -68,11 +69,11 @@ def read_page(
         MeshUsageError: if `grep` is no regular expression.
     """
     pattern = compile_pattern(grep)
-    parts: list[dict[str, Any]] = []
+    parts: list[OutputPart] = []
     found: list[LogLine] = []
     while True:
         parts.insert(0, _read(mesh, ranks, before=before))
-        begin, end, start = parts[0]["begin"], parts[-1]["end"], parts[0]["start"]
+        begin, end, start = parts[0].begin, parts[-1].end, parts[0].start
         before = begin if begin > start else None
         found = [*_whole_lines(mesh, ranks, parts[:1], pattern), *found]
         if before is None or len(found) >= limit or end - begin >= SEARCH_BYTES:
@@ -80,32 +81,32 @@ def read_page(
 
 
 def _whole_lines(
-    mesh: Mesh, ranks: Sequence[int], parts: Sequence[Mapping[str, Any]], pattern: re.Pattern[str] | None
+    mesh: Mesh, ranks: Sequence[int], parts: Sequence[OutputPart], pattern: re.Pattern[str] | None
 ) -> list[LogLine]:
     """Return the lines that begin in a stretch of the journal: what one of the stretch before goes on with is left out, and the last ones are completed."""
     lines = Lines(pattern)
-    data = [part["data"] for part in parts]
+    data = [part.data for part in parts]
     keys = {(r.rank, r.stream) for each in data for r in records.unpack(each)}
     lines.skip = _unfinished_before(mesh, parts[0], keys)
     found = [line for each in data for line in lines.feed(each)]
-    after, now = parts[-1]["end"], parts[-1]["now"]
+    after, now = parts[-1].end, parts[-1].now
     lines.only = {key for key, rest in lines.rests.items() if rest}
     limit = after + LONGEST_BYTES
     while lines.only and after < min(now, limit):
         part = _read(mesh, sorted({rank for rank, _ in lines.only}), after=after)
-        found += lines.feed(part["data"])
-        after = part["end"]
+        found += lines.feed(part.data)
+        after = part.end
     return found + lines.finish()
 
 
-def _unfinished_before(mesh: Mesh, part: Mapping[str, Any], keys: set[Key]) -> set[Key]:
+def _unfinished_before(mesh: Mesh, part: OutputPart, keys: set[Key]) -> set[Key]:
     """Return who was in the middle of a line when a stretch of the journal begins."""
-    begin, start, found, left = part["begin"], part["start"], set(), set(keys)
+    begin, start, found, left = part.begin, part.start, set(), set(keys)
     limit = begin - LONGEST_BYTES
     while left and begin > max(start, limit):
         earlier = _read(mesh, sorted({rank for rank, _ in left}), before=begin)
-        begin = earlier["begin"]
-        last = {(r.rank, r.stream): r.data for r in records.unpack(earlier["data"])}
+        begin = earlier.begin
+        last = {(r.rank, r.stream): r.data for r in records.unpack(earlier.data)}
         found |= {key for key in left & last.keys() if not last[key].endswith(b"\n")}
         left -= last.keys()
     return found
@@ -126,8 +127,8 @@ class LogTail:
     def read(self, mesh: Mesh) -> list[LogLine]:
         """Return the next lines; none if nothing has been completed since."""
         part = _read(mesh, self._ranks, after=self.after)
-        self.after = part["end"]
-        return self._lines.feed(part["data"])
+        self.after = part.end
+        return self._lines.feed(part.data)
 
 
 def compile_pattern(grep: str) -> re.Pattern[str] | None:
@@ -142,9 +143,8 @@ def compile_pattern(grep: str) -> re.Pattern[str] | None:
         raise MeshUsageError(f"{grep!r} is not a regular expression: {error}") from None
 
 
-def _read(mesh: Mesh, ranks: Sequence[int], **where: Any) -> dict[str, Any]:
-    found: dict[str, Any] = mesh._session.request("read_output", group=mesh._group, ranks=list(ranks), **where)
-    return found
+def _read(mesh: Mesh, ranks: Sequence[int], *, after: int | None = None, before: int | None = None) -> OutputPart:
+    return mesh._session.request(ReadOutput(mesh._group, list(ranks), after, before))
 
 
 class Lines:

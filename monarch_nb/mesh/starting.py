@@ -16,6 +16,8 @@ from monarch_nb._client.mesh_name import check_mesh_name
 from monarch_nb._client.session import Session
 from monarch_nb._client.unattended import is_run_by_a_program
 from monarch_nb._host import capacity
+from monarch_nb._protocol.names import GetMesh, GroupRecord, SetMesh
+from monarch_nb._protocol.programs import Adopt, ClaimName, ShutDown, Status
 from monarch_nb._runtime.supervision import MeshFailure
 from monarch_nb._shape import Extent, Shape, format_ranks
 from monarch_nb.actor.host_mesh import HostMesh
@@ -25,7 +27,6 @@ from monarch_nb.mesh.running import Asked, refuse_other, take_on
 
 IDLE_TIMEOUT_S = 8 * 3600.0
 
-_RECORD = "mesh"
 
 
 def start(
@@ -138,7 +139,7 @@ def _claimed(name: str, path: str) -> Session:
         connection = spare.take_spare()
         session = Session.connect(connection)
         try:
-            if session.request("claim", path=launch.claim_path(name)):
+            if session.request(ClaimName(launch.claim_path(name))):
                 return session
         except BaseException:
             _abandon(session)
@@ -167,19 +168,16 @@ def _start_on(
         dims = default_dims(session)
     procs = hosts.spawn_procs(dims, name=name, env=env, method=method, force=force)
     procs.initialized.get(120)
-    record = {
-        "group": procs._group,
-        "procs": procs._procs,
-        "labels": procs.extent.labels,
-        "sizes": procs.extent.sizes,
-        "hosts": procs._hosts,
-        "env": dict(env),
-    }
-    session.request("set_name", name=_RECORD, value=record)
-    session.request(
-        "adopt", name=name, idle_timeout_s=idle_timeout_s, connection_file=path, env=dict(env), dims=dict(procs.sizes),
+    extent = procs.extent
+    record = GroupRecord(
+        procs._group, tuple(procs._procs), tuple(extent.labels), tuple(extent.sizes), tuple(procs._hosts), dict(env)
+    )
+    session.request(SetMesh(record))
+    adopt = Adopt(
+        name=name, idle_timeout_s=idle_timeout_s, connection_file=path, env=dict(env), dims=dict(procs.sizes),
         rank_set=format_ranks(range(len(procs))), journal=launch.new_journal(name), owner_pid=os.getpid() if with_program else None,
     )  # fmt: skip
+    session.request(adopt)
     return _made(name, session, record)
 
 
@@ -198,20 +196,20 @@ def _hosts(session: Session, num_hosts: int, num_spares: int) -> HostMesh:
     labels = [f"host{i}" for i in range(num_hosts)] + [f"spare{i}" for i in range(num_spares)]
     tickets = start_hosts(session, labels)[0][:num_hosts]
     shape = Shape.full(Extent(["hosts"], [num_hosts]))
-    hosts = HostMesh([t["host"] for t in tickets], shape, session)
+    hosts = HostMesh([t.host for t in tickets], shape, session)
     hosts.initialized.get(60)
     return hosts
 
 
 def default_dims(session: Session) -> dict[str, int]:
     """Return one rank per GPU, or per core where there is none."""
-    home = session.request("status")["hosts"][0]
-    return {"gpus": home["num_gpus"]} if home["num_gpus"] else {"procs": home["num_cores"]}
+    home = session.request(Status()).hosts[0]
+    return {"gpus": home.num_gpus} if home.num_gpus else {"procs": home.num_cores}
 
 
 def _abandon(session: Session) -> None:
     with suppress(MeshError):
-        session.request("shut_down")
+        session.request(ShutDown())
     session.close()
 
 
@@ -233,7 +231,7 @@ def attach(name: str | None = None, *, listens: bool = True, observes: bool = Fa
     connection = launch.find_connection(name)
     known = sessions.open_to(connection) if listens and not observes else None
     session = known or Session.connect(connection, what, listens=listens, observes=observes)
-    record = session.request("get_name", name=_RECORD)
+    record = session.request(GetMesh())
     if record is None:
         if known is None:
             session.close()
@@ -246,14 +244,14 @@ def current() -> Mesh | None:
     session = sessions.in_use()
     if session is None or session.connection is None or session.office.closed:
         return None
-    record = session.request("get_name", name=_RECORD)
+    record = session.request(GetMesh())
     return None if record is None else Mesh(session.connection.name, session, record)
 
 
 _attach = attach  # `start` has a parameter of that name
 
 
-def _made(name: str, session: Session, record: Mapping[str, Any], *, make_current: bool = True) -> Mesh:
+def _made(name: str, session: Session, record: GroupRecord, *, make_current: bool = True) -> Mesh:
     mesh = Mesh(name, session, record)
     if "joblib" in sys.modules:  # so that joblib.parallel_config(backend="monarch_nb") finds it
         importlib.import_module("monarch_nb.mesh.tasks.joblib")
@@ -261,7 +259,7 @@ def _made(name: str, session: Session, record: Mapping[str, Any], *, make_curren
     session.connection = session.connection._replace(name=name)  # a spare has had none
     if session.office.mesh is not None:
         session.office.mesh = session.office.mesh._replace(name=name)
-    session.output.default.sizes[record["group"]] = len(mesh)
+    session.output.default.sizes[record.group] = len(mesh)
     if session.ending is not None:
         session.ending.name, session.ending.num_ranks = name, len(mesh)
     if make_current:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb import _reload
+from monarch_nb._protocol.names import GetName, SetName
 from monarch_nb._reload import SYNC_VARIABLE, RankReload, ReloadRequest, SyncMode
 from monarch_nb.exceptions import DeviceMeshError, MeshUsageError, RankTimeout, StaleCode
 from monarch_nb.sync import Followed, Part, SyncOptions, SyncReceipt, known_workspaces, workspaces_of
@@ -128,13 +129,13 @@ def _absolute(paths: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
 
 def sync_mode(mesh: Mesh) -> SyncMode:
     """Return what ranks do about code that has changed."""
-    return SyncMode.of(mesh._session.request("get_name", name=_NAME) or mesh.started_with_env.get(SYNC_VARIABLE))
+    return SyncMode.of(mesh._session.request(GetName(_NAME)) or mesh.started_with_env.get(SYNC_VARIABLE))
 
 
 def set_sync_mode(mesh: Mesh, mode: str) -> None:
     """Have ranks do something else about code that has changed, and those that take their places; busy ones when they're done."""
     if mode not in tuple(SyncMode):
         raise MeshUsageError(f"sync_mode is one of {', '.join(SyncMode)}, not {mode!r}")
-    mesh._session.request("set_name", name=_NAME, value=str(mode))
+    mesh._session.request(SetName(_NAME, str(mode)))
     with suppress(RankTimeout, DeviceMeshError):  # those that are busy read it when they're done; those that have died, when they're started again
         mesh.living().set_environment({SYNC_VARIABLE: str(mode)}).get(MODE_S)

@@ -15,6 +15,7 @@ from monarch_nb._post.failure import describe, encode_failure, revive
 from monarch_nb._post.office import Office, OfficeClosed
 from monarch_nb._post.pending import Body, OneReply, Pending
 from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.failure import Failure
 from monarch_nb._wire import codec
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.message import Message
@@ -138,11 +139,11 @@ def _read(reply: OneReply, who: str) -> dict[str, Any] | None:
     reply.check_fault()
     if reply.body is None:
         return None
-    found = reply.body.value()
     if reply.body.flags & wire.ERROR:
-        error = revive(found)
-        raise error if isinstance(error, MeshError) else RDMAError(f"{who} says: {found['type']}: {found['message']}")
-    return dict(found)
+        failure: Failure = reply.body.read(Failure)
+        error = revive(failure.exception)
+        raise error if isinstance(error, MeshError) else RDMAError(f"{who} says: {failure.type}: {failure.message}")
+    return dict(reply.body.value())
 
 
 class MeshLink:

@@ -12,6 +12,8 @@ from contextlib import suppress
 from typing import Any
 
 from monarch_nb._post.office import Office, OfficeClosed
+from monarch_nb._protocol.events import RanksEnded
+from monarch_nb._protocol.registry import Handlers, Sender, handles
 from monarch_nb._wire import codec
 from monarch_nb._wire.codec import Encoded
 from monarch_nb._wire.segment import copy_bytes
@@ -49,7 +51,7 @@ class RemoteArguments:
             self._left[buffer._handle.key] = (buffer, {(mesh, proc) for proc in receivers})
             if mesh not in self._watched:
                 self._watched.add(mesh)
-                office.event_hooks.append(lambda name, fields: self._on_event(mesh, name, fields))
+                office.event_handlers.append(Handlers(_EndsOf(mesh, self)))
         if office.ends:
             self._settle(buffer._handle.key, {(mesh, proc) for proc in receivers if proc in office.ends})
 
@@ -58,12 +60,10 @@ class RemoteArguments:
         self._settle(fields["handle"].key, set(fields["by"]))
         return {}
 
-    def _on_event(self, mesh: str, name: str, fields: Mapping[str, Any]) -> None:
+    def ended(self, gone: set[Receiver]) -> None:
         """Receivers that have ended won't fetch any more. Called in the reading thread."""
-        if name == "exit":
-            gone = {(mesh, end.proc) for end in fields["ends"]}
-            for key in list(self._left):
-                self._settle(key, gone)
+        for key in list(self._left):
+            self._settle(key, gone)
 
     def _settle(self, key: int, receivers: set[Receiver]) -> None:
         with self._lock:
@@ -93,6 +93,17 @@ def remote_arguments() -> RemoteArguments:
         if _remote_arguments is None or _remote_arguments.plane is not plane:
             _remote_arguments = RemoteArguments(plane)
         return _remote_arguments
+
+
+class _EndsOf:
+    """Tells of processes of one mesh that have ended."""
+
+    def __init__(self, mesh: str, arguments: RemoteArguments) -> None:
+        self._mesh, self._arguments = mesh, arguments
+
+    @handles(RanksEnded)
+    def on_ranks_ended(self, event: RanksEnded, sender: Sender) -> None:
+        self._arguments.ended({(self._mesh, end.proc) for end in event.ends})
 
 
 class RemoteBody:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from monarch_nb._client import session as sessions
 from monarch_nb._post import here
+from monarch_nb._protocol.ranks import SetProcEnvironment
 from monarch_nb._protocol.script import Script
 from monarch_nb._rank.elastic import elastic_variables
 from monarch_nb._rank.script import exit_message, run_program
@@ -78,4 +79,4 @@ class SPMDActor(Actor):
         me = here.office().me
         variables = elastic_variables(self._procs, self._procs.index(me), master_addr, master_port)
         os.environ.update(variables)
-        sessions.current().tell("environment", variables={me: variables})
+        sessions.current().tell(SetProcEnvironment({me: variables}))

@@ -14,7 +14,7 @@ from functools import partial
 
 from monarch_nb._client.session import Session
 from monarch_nb._host.workspace_desk import files_id
-from monarch_nb._workspace.answers import Hello, Outcome, Whereabouts
+from monarch_nb._workspace.answers import EditWorkspace, Hello, LinkWorkspace, SetElsewhere, Whereabouts
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.sync.hosts import FileMoved, HostRequests, HostTrouble, bring, edit_between, greet
 from monarch_nb.sync.ignore import MARK
@@ -191,7 +191,8 @@ class Followed:
         return found
 
     def _linked(self, index: int, found: HostWorkspace) -> HostWorkspace:
-        trouble: str = self._requests(index).get("link", path=self.workspace.folder)
+        requests = self._requests(index)
+        trouble = requests.get(LinkWorkspace(requests.name, self.workspace.folder))
         return replace(found, link=trouble)
 
     def _edit_all(self, apart: dict[int, Copy], scan: Scan) -> dict[int, HostWorkspace]:
@@ -203,12 +204,12 @@ class Followed:
             edit = edit_between(self.workspace, copy.scan, scan)
             if edit is not None:
                 requests = self._requests(index)
-                asked.append((index, requests, edit, requests.ask("edit", edit=edit)))
+                asked.append((index, requests, edit, requests.ask(EditWorkspace(requests.name, edit))))
         found: dict[int, HostWorkspace] = {}
         for index, requests, edit, reply in asked:
             num_bytes = sum(map(len, edit.contents.values()))
             try:
-                outcome: Outcome | None = requests.read(reply)
+                outcome = requests.read(reply)
             except HostTrouble as error:
                 found[index] = HostWorkspace(apart[index].hostname, trouble=str(error))
                 continue
@@ -307,7 +308,7 @@ class Workspaces:
         """Let ranks know that are started from now on."""
         pairs = {index: self.pairs(index) for index in hosts if self.pairs(index)}
         if pairs:
-            self._session.request("elsewhere", pairs=pairs)
+            self._session.request(SetElsewhere(pairs))
 
 
 _of_sessions: weakref.WeakKeyDictionary[Session, Workspaces] = weakref.WeakKeyDictionary()

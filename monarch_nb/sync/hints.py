@@ -10,6 +10,7 @@ from importlib.machinery import PathFinder
 from monarch_nb import exceptions
 from monarch_nb._client import session as sessions
 from monarch_nb._client.session import Session
+from monarch_nb._protocol.programs import Status
 from monarch_nb._reload.loaded import is_library
 from monarch_nb.exceptions import MeshError, RankFailure
 from monarch_nb.sync.following import known_workspaces
@@ -42,7 +43,7 @@ def _may_see_other_files() -> bool:
 
 def _has_other_hosts(session: Session) -> bool:
     with suppress(MeshError):  # it has just ended
-        return len(session.request("status")["hosts"]) > 1
+        return len(session.request(Status()).hosts) > 1
     return False
 
 

@@ -8,19 +8,32 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TypeVar
 
-from monarch_nb._client.session import RequestFailed, Session
+from monarch_nb._client.session import Session
 from monarch_nb._client.waiting import wait_simply
-from monarch_nb._post.pending import OneReply
+from monarch_nb._post.pending import Reply
+from monarch_nb._protocol.base import Request
+from monarch_nb._protocol.programs import Status
 from monarch_nb._protocol.states import HostState
 from monarch_nb._wire import address
-from monarch_nb._workspace.answers import Edit, Hello, Lacking, Outcome, Whereabouts
+from monarch_nb._workspace.answers import (
+    Edit,
+    GreetWorkspace,
+    Hello,
+    LookAtWorkspace,
+    Outcome,
+    PlaceWorkspace,
+    TakeContent,
+    Whereabouts,
+)
 from monarch_nb._workspace.entry import Entry, pack
-from monarch_nb.exceptions import MeshError
+from monarch_nb.exceptions import MeshError, RequestFailed
 from monarch_nb.sync.report import HostWorkspace
 from monarch_nb.sync.workspace import Scan, Workspace
 from monarch_nb.units import size_text
+
+T = TypeVar("T")
 
 PIECE_BYTES = 512 << 10
 """A message stays below the size at which its content would go by shared memory, which a host process doesn't read."""
@@ -46,12 +59,16 @@ class HostRequests:
         self._session = session
         self._workspace = workspace
 
-    def ask(self, op: str, **fields: Any) -> OneReply:
-        """Ask; the answer is read by `read`."""
-        fields["name"] = self._workspace.name
-        return self._session.office.request(address.host_proc(self.index), f"workspace_{op}", fields)
+    @property
+    def name(self) -> str:
+        """What the workspace's folder is called there."""
+        return self._workspace.name
 
-    def read(self, reply: OneReply) -> Any:
+    def ask(self, request: Request[T]) -> Reply[T]:
+        """Ask; the answer is read by `read`."""
+        return self._session.office.request(address.host_proc(self.index), request)
+
+    def read(self, reply: Reply[T]) -> T:
         """Wait for an answer, as long as the host lives.
 
         Raises:
@@ -61,17 +78,17 @@ class HostRequests:
         while not wait_simply(reply, time.monotonic() + _LOOK_S):
             self._check_host(limit)
         try:
-            return self._session.read(reply)
+            return reply.read()
         except RequestFailed as error:
             raise HostTrouble(str(error)) from None
 
-    def get(self, op: str, **fields: Any) -> Any:
+    def get(self, request: Request[T]) -> T:
         """Ask, and wait for the answer."""
-        return self.read(self.ask(op, **fields))
+        return self.read(self.ask(request))
 
     def _check_host(self, limit: float) -> None:
-        rows = self._session.request("status")["hosts"]
-        state = next((row["state"] for row in rows if row["index"] == self.index), HostState.LOST)
+        rows = self._session.request(Status()).hosts
+        state = next((row.state for row in rows if row.index == self.index), HostState.LOST)
         if state != HostState.UP:
             raise HostTrouble(f"host {self.index} is {state}: what has arrived there stays, and is not sent again. %mesh heal, then %mesh sync")
         if time.monotonic() > limit:
@@ -80,8 +97,7 @@ class HostRequests:
 
 def greet(requests: HostRequests, where: Whereabouts) -> Hello:
     """Return what a host knows of a workspace."""
-    found: Hello = requests.get("hello", where=where)
-    return found
+    return requests.get(GreetWorkspace(where))
 
 
 def bring(requests: HostRequests, workspace: Workspace, scan: Scan, hello: Hello, *, is_dry: bool) -> HostWorkspace:
@@ -92,7 +108,7 @@ def bring(requests: HostRequests, workspace: Workspace, scan: Scan, hello: Hello
         FileMoved: if a file changed meanwhile.
     """
     _send(requests, scan.id, iter([pack(scan.manifest)]))
-    lacking: Lacking = requests.get("look", manifest=scan.id, is_dry=is_dry)
+    lacking = requests.get(LookAtWorkspace(requests.name, scan.id, is_dry))
     entries = {entry.content: entry for entry in scan.manifest.values() if not entry.is_link}
     wanted = [entries[content] for content in lacking.contents]
     num_bytes = sum(entry.size for entry in wanted)
@@ -103,7 +119,7 @@ def bring(requests: HostRequests, workspace: Workspace, scan: Scan, hello: Hello
     _check_room(hello, num_bytes)
     for entry in wanted:
         _send(requests, entry.content, _pieces(workspace, entry))
-    outcome: Outcome = requests.get("place", manifest=scan.id)
+    outcome = requests.get(PlaceWorkspace(requests.name, scan.id))
     return replace(found, outcome=outcome)
 
 
@@ -117,12 +133,12 @@ def _check_room(hello: Hello, num_bytes: int) -> None:
 
 def _send(requests: HostRequests, content: str, pieces: Iterator[bytes]) -> None:
     """Send a content in pieces, some of them at a time."""
-    under_way: deque[OneReply] = deque()
+    under_way: deque[Reply[None]] = deque()
     offset, data = 0, next(pieces, b"")
     while True:
         after = next(pieces, None) if len(data) <= PIECE_BYTES else data[PIECE_BYTES:]
         data = data[:PIECE_BYTES]
-        under_way.append(requests.ask("take", content=content, offset=offset, data=data, is_last=after is None))
+        under_way.append(requests.ask(TakeContent(requests.name, content, offset, data, after is None)))
         if len(under_way) >= _WINDOW:
             requests.read(under_way.popleft())
         if after is None:

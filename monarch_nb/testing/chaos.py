@@ -23,6 +23,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from monarch_nb._protocol.programs import Status
+from monarch_nb._protocol.ranks import Signal
 from monarch_nb.actor.future import Future
 from monarch_nb.actor.proc_mesh import ProcMesh
 from monarch_nb.exceptions import MeshError
@@ -69,9 +71,9 @@ def inject(mesh: ProcMesh, kind: str, rank: int) -> Fault:
         raise ValueError(f"rank {rank} is out of range, 0 to {len(mesh) - 1} would do")
     proc = mesh._procs[rank]
     session = mesh._session
-    pid = next(row["pid"] for row in session.request("status")["procs"] if row["proc"] == proc)
+    pid = next(row.pid for row in session.request(Status()).procs if row.proc == proc)
     if kind in _SIGNALS or kind == "stop":
-        session.request("signal", procs=[proc], number=int(_SIGNALS.get(kind, signal.SIGSTOP)))
+        session.request(Signal([proc], int(_SIGNALS.get(kind, signal.SIGSTOP))))
         return Fault(kind, rank, pid)
     work = {"exit": _leave, "slow": _burn, "memory": _starve}[kind]
     one = mesh.flatten("rank").slice(rank=rank)
@@ -82,7 +84,7 @@ def release(mesh: ProcMesh, fault: Fault) -> None:
     """Let a stopped rank go on."""
     if fault.kind == "stop":
         with suppress(MeshError):
-            mesh._session.request("signal", procs=[mesh._procs[fault.rank]], number=int(signal.SIGCONT))
+            mesh._session.request(Signal([mesh._procs[fault.rank]], int(signal.SIGCONT)))
 
 
 class Chaos:

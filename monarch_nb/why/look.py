@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._protocol.states import RankState
+from monarch_nb._protocol.status import Hang
 from monarch_nb.why.diagnoses import Situation, diagnose
 from monarch_nb.why.facts import RankFacts, members_of, rank_facts
 from monarch_nb.why.report import HangReport, make_report
@@ -53,7 +54,7 @@ def explain(mesh: Mesh, ranks: Sequence[int] | None = None) -> HangReport:
 def _ask(mesh: Mesh, ranks: Sequence[int]) -> Answers:
     if not ranks:
         return {}
-    found: Answers = mesh._session.request("hang", procs=[mesh._procs[r] for r in ranks])
+    found: Answers = mesh._session.request(Hang([mesh._procs[r] for r in ranks]))
     return found
 
 

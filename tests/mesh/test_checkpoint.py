@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from faults import kill
 
+from monarch_nb._protocol.programs import Status
+from monarch_nb._protocol.states import ProcState
 from monarch_nb.actor import Checkpointed, ProcMesh, endpoint, this_host
 from monarch_nb.exceptions import ActorError, MeshError
 from monarch_nb.spmd import setup_torch_elastic_env
@@ -145,7 +147,7 @@ def test_all_ranks_lost_there_is_still_the_disk(procs: ProcMesh) -> None:
         os.kill(pid, signal.SIGKILL)
     while procs.healthy():
         pass
-    while any(r["state"] == "running" for r in procs._session.request("status")["procs"] if r["group"] == procs._group):
+    while any(r.state == ProcState.RUNNING for r in procs._session.request(Status()).procs if r.group == procs._group):
         pass
     report = procs.heal()
     assert any(s.endswith("after 4 calls (from disk)") for s in report.messages)

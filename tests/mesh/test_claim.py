@@ -19,6 +19,7 @@ from waiting import wait_until
 
 from monarch_nb import mesh as meshes
 from monarch_nb._client import launch
+from monarch_nb._protocol.programs import ShutDown
 from monarch_nb._wire.claim import Claim
 from monarch_nb.exceptions import MeshNotFound, NameTaken
 
@@ -126,7 +127,7 @@ def test_the_name_is_taken_until_the_ranks_have_gone() -> None:
     with own_mesh("slow", {"procs": 1}) as mesh:
         home = mesh.status().pid
         mesh.execute(_leave_slowly).get(T)
-        mesh._session.ask("shut_down")
+        mesh._session.ask(ShutDown())
         claim = wait_until(lambda: (launch.find_claim("slow") or {}).get("state") == "ending", "it's about to end")
         assert claim and "slow" not in [c.name for c in launch.list_all_connections()]
         assert wait_for_exit(home)

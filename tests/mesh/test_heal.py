@@ -17,6 +17,7 @@ from two_by_two import spawn_two_by_two
 import monarch_nb
 import monarch_nb.actor
 from monarch_nb._client import session as sessions
+from monarch_nb._protocol.programs import Status
 from monarch_nb.actor import Actor, MeshFailure, ProcMesh, endpoint
 from monarch_nb.exceptions import ActorError, HealError, MeshError
 from monarch_nb.job import ProcessJob
@@ -227,14 +228,14 @@ def test_a_lost_host_is_replaced() -> None:
     procs = spawn_two_by_two(hosts)
     counter = procs.spawn("counter", Counter, 0)
     counter.increment.call().get(T)
-    rows = sessions.current().request("status")["hosts"]
-    victim = next(h for h in rows if h["index"] == hosts._hosts[1])
-    os.kill(victim["pid"], signal.SIGKILL)
+    rows = sessions.current().request(Status()).hosts
+    victim = next(h for h in rows if h.index == hosts._hosts[1])
+    os.kill(victim.pid, signal.SIGKILL)
     while procs.healthy():
         pass
     assert counter.slice(hosts=0).increment.call().get(T).reduce("equal") == 2
     report = procs.heal()
-    assert (report.ranks, report.hosts) == ((2, 3), (victim["label"],))
+    assert (report.ranks, report.hosts) == ((2, 3), (victim.label,))
     assert list(counter.increment.call().get(T).values()) == [3, 3, 1, 1]
     procs.stop().get(T)
     job.kill()

@@ -24,6 +24,7 @@ from waiting import wait_until
 from monarch_nb import mesh as meshes
 from monarch_nb._client import launch
 from monarch_nb._client import session as sessions
+from monarch_nb._protocol.programs import Status
 from monarch_nb.actor import Channel
 from monarch_nb.exceptions import MeshEnded, MeshError, MeshNotFound
 from monarch_nb.mesh import Mesh
@@ -171,8 +172,8 @@ def test_nothing_is_left_and_the_name_is_free(doomed: Mesh) -> None:
 
 
 def processes_of(mesh: Mesh) -> set[int]:
-    books = mesh._session.request("status")
-    return {books["pid"], books["zygote_pid"], *(row["pid"] for row in books["procs"])}
+    books = mesh._session.request(Status())
+    return {books.pid, books.zygote_pid or 0, *(row.pid for row in books.procs)}
 
 
 LOOKER = """

@@ -15,6 +15,8 @@ import zmq
 from processes import wait_for_exit
 
 from monarch_nb._client import session
+from monarch_nb._protocol.programs import Status
+from monarch_nb._protocol.ranks import Tickets
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.keys import KeyPair
 from monarch_nb.actor import attach_to_workers
@@ -113,21 +115,21 @@ def test_a_killed_host_process_is_noticed_and_its_ranks_go() -> None:
 def test_strangers_get_no_byte_through() -> None:
     job = ProcessJob({"hosts": 1})
     job.state().hosts.initialized.get(T)
-    ticket = session.current().request("tickets", num=1)[0]
+    ticket = session.current().request(Tickets(1))[0]
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     stranger = context.socket(zmq.DEALER)
     keys = KeyPair.new()
-    stranger.curve_serverkey = ticket["home_key"].encode()
+    stranger.curve_serverkey = ticket.home_key.encode()
     stranger.curve_publickey, stranger.curve_secretkey = keys.public.encode(), keys.secret.encode()
     monitor = stranger.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
-    stranger.connect(ticket["home"])
+    stranger.connect(ticket.home)
     stranger.send(wire.pack(wire.CONTROL, src=1 << 32, dst=0, name=b"shut_down"))
     assert monitor.poll(10_000), "the home let a stranger in"
     stranger.disable_monitor()
     monitor.close(0)
     stranger.close(0)
     context.term()
-    assert session.current().request("status")["pid"]
+    assert session.current().request(Status()).pid
     job.kill()
 
 

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import zmq
 from waiting import wait_until
 
 import monarch_nb
+from monarch_nb._protocol.base import Event, encode
+from monarch_nb._protocol.events import HostJoined
+from monarch_nb._protocol.ranks import Ticket, Tickets
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb.mesh import Mesh
 
 T = 60
 NAME = "impostor"
-FIELDS = {"hostname": "evil", "pid": 1, "machine": "evil", "num_cores": 1, "num_gpus": 0}
+EVIL = HostJoined(hostname="evil", pid=1, machine="evil", num_cores=1, num_gpus=0)
+HONEST = HostJoined(hostname="honest", pid=1, machine="evil", num_cores=1, num_gpus=0)
 
 
 @pytest.fixture(scope="module")
@@ -42,18 +44,18 @@ def mesh(log: Path) -> Iterator[Mesh]:
 class Impostor:
     """Has the ticket of a place that the mesh has given out, and dials in with it by whatever identity."""
 
-    def __init__(self, ticket: dict[str, Any], identity: bytes) -> None:
+    def __init__(self, ticket: Ticket, identity: bytes) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         link = self.link = self.context.socket(zmq.DEALER)
         link.setsockopt(zmq.LINGER, 0)
         link.setsockopt(zmq.IDENTITY, identity)
-        link.curve_serverkey = ticket["home_key"].encode()
-        link.curve_publickey, link.curve_secretkey = ticket["public"].encode(), ticket["secret"].encode()
-        link.connect(ticket["home"])
+        link.curve_serverkey = ticket.home_key.encode()
+        link.curve_publickey, link.curve_secretkey = ticket.public.encode(), ticket.secret.encode()
+        link.connect(ticket.home)
 
-    def say(self, host: int, name: bytes, fields: dict[str, Any]) -> None:
+    def say(self, host: int, event: Event) -> None:
         """Say something in the name of a host."""
-        frame = wire.pack(wire.EVENT, src=address.host_proc(host), dst=address.HOME, name=name, payload=pickle.dumps(fields))
+        frame = wire.pack(wire.EVENT, src=address.host_proc(host), dst=address.HOME, name=event.wire_name.encode(), payload=encode(event))
         self.link.send(frame)
 
     def close(self) -> None:
@@ -65,11 +67,11 @@ def hosts_of(mesh: Mesh) -> dict[int, str]:
 
 
 def test_a_host_cannot_have_the_place_of_another(mesh: Mesh, log: Path) -> None:
-    ticket = mesh._session.request("tickets", num=1)[0]
-    other = max(set(hosts_of(mesh)) - {0, ticket["host"]})
+    ticket = mesh._session.request(Tickets(1))[0]
+    other = max(set(hosts_of(mesh)) - {0, ticket.host})
     impostor = Impostor(ticket, b"h%d.0.00" % other)
     try:
-        impostor.say(other, b"join", FIELDS)
+        impostor.say(other, EVIL)
         wait_until(lambda: f"in the name of host {other}" in log.read_text(), "the controller has heard it")
         assert hosts_of(mesh)[other] != "evil"
         assert list(mesh.execute(os.getpid).get(T).values())  # what goes to that host goes there
@@ -79,13 +81,13 @@ def test_a_host_cannot_have_the_place_of_another(mesh: Mesh, log: Path) -> None:
 
 
 def test_a_host_cannot_speak_for_processes_of_another(mesh: Mesh, log: Path) -> None:
-    ticket = mesh._session.request("tickets", num=1)[0]
-    mine = ticket["host"]
+    ticket = mesh._session.request(Tickets(1))[0]
+    mine = ticket.host
     other = max(set(hosts_of(mesh)) - {0, mine})
     impostor = Impostor(ticket, b"h%d.0.00" % mine)
     try:
-        impostor.say(other, b"join", FIELDS)
-        impostor.say(mine, b"join", {**FIELDS, "hostname": "honest"})
+        impostor.say(other, EVIL)
+        impostor.say(mine, HONEST)
         wait_until(lambda: hosts_of(mesh).get(mine) == "honest", "what it says of itself counts")
         assert hosts_of(mesh)[other] not in ("evil", "honest")
     finally:
@@ -94,14 +96,14 @@ def test_a_host_cannot_speak_for_processes_of_another(mesh: Mesh, log: Path) -> 
 
 @pytest.mark.parametrize("identity", [b"nonsense", b"h", b"h1", b"h1.0", b"h1.x.00", b"h99999999999999.0.00", b"h0.0.00", bytes(range(1, 200))])
 def test_an_identity_that_is_none_harms_nothing(mesh: Mesh, identity: bytes) -> None:
-    ticket = mesh._session.request("tickets", num=1)[0]
+    ticket = mesh._session.request(Tickets(1))[0]
     impostor = Impostor(ticket, identity)
-    honest = Impostor(ticket, b"h%d.0.00" % ticket["host"])
+    honest = Impostor(ticket, b"h%d.0.00" % ticket.host)
     try:
-        impostor.say(0, b"join", FIELDS)
+        impostor.say(0, EVIL)
         impostor.link.send_multipart([b"", b"x", b"\xff" * 100])
-        honest.say(ticket["host"], b"join", {**FIELDS, "hostname": "honest"})
-        wait_until(lambda: hosts_of(mesh).get(ticket["host"]) == "honest", "the controller goes on")
+        honest.say(ticket.host, HONEST)
+        wait_until(lambda: hosts_of(mesh).get(ticket.host) == "honest", "the controller goes on")
     finally:
         impostor.close()
         honest.close()

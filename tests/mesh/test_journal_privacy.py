@@ -14,6 +14,7 @@ from own_meshes import own_mesh
 from monarch_nb._client import launch
 from monarch_nb._journal.retention import keep_s, set_keep_s
 from monarch_nb._journal.secrets import mask
+from monarch_nb._protocol.programs import SettleOutput
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.magics import settings
 from monarch_nb.magics.arguments import Namespace
@@ -53,7 +54,7 @@ def run(mesh: Mesh, source: str) -> str:
 
 def on_disk(mesh: Mesh) -> bytes:
     """Return all that there is of a journal, once what was done so far is written."""
-    mesh._session.request("settle_output")
+    mesh._session.request(SettleOutput())
     folder = Path(mesh.status().journal)
     deadline = time.monotonic() + T
     last = mesh.history()[-1]

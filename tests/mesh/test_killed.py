@@ -21,6 +21,7 @@ PROGRAM = """
 import json, os, subprocess, sys
 from monarch_nb.actor import this_host
 from monarch_nb._client import session
+from monarch_nb._protocol.programs import Status
 from monarch_nb.job import ProcessJob
 
 def start_children():
@@ -31,10 +32,10 @@ def start_children():
 hosts = ProcessJob({"hosts": 2}).state().hosts if sys.argv[1] == "two" else this_host()
 procs = hosts.spawn_procs({"gpus": 2})
 ranks = list(procs.execute(start_children).get(60).values())
-books = session.current().request("status")
+books = session.current().request(Status())
 print(json.dumps({
-    "ranks": [r for r, _ in ranks], "children": [c for _, c in ranks], "home": books["pid"],
-    "zygote": books["zygote_pid"], "hosts": [h["pid"] for h in books["hosts"]],
+    "ranks": [r for r, _ in ranks], "children": [c for _, c in ranks], "home": books.pid,
+    "zygote": books.zygote_pid, "hosts": [h.pid for h in books.hosts],
     "directory": os.path.dirname(session.current().office.directory),
 }), flush=True)
 for line in sys.stdin:
@@ -140,7 +141,7 @@ def test_killed_zygote_does_not_touch_ranks(program: Program) -> None:
 def test_a_zygote_that_dies_before_it_has_forked_is_said_in_a_sentence(program: Program) -> None:
     os.kill(program.about["zygote"], signal.SIGSTOP)
     assert program.ask("globals().__setitem__('made', hosts.spawn_procs({'gpus': 1}))") is None
-    program.ask("session.current().request('status')['pid']")  # the home has asked the zygote by now
+    program.ask("session.current().request(Status()).pid")  # the home has asked the zygote by now
     os.kill(program.about["zygote"], signal.SIGKILL)
     error = program.ask("made.initialized.get(60)")
     assert "the process was never started: the zygote, which forks ranks, had died (on " in error

@@ -15,6 +15,8 @@ from own_meshes import own_mesh
 from sample_actors import AsyncHolder, Holder
 
 from monarch_nb import mesh as meshes
+from monarch_nb._protocol.names import GetMesh
+from monarch_nb._protocol.status import Snapshot
 from monarch_nb.mesh import Mesh
 from monarch_nb.status import MeshStatus, RankStatus, apply
 
@@ -190,10 +192,10 @@ def test_one_who_looks_on_is_no_client_and_holds_no_lease(mesh: Mesh) -> None:
     other = meshes.attach(mesh.name, listens=False, observes=True)
     status = other.status()
     assert len(status.clients) == 1
-    assert mesh._session.request("get_name", name="mesh")  # the mesh answers both
+    assert mesh._session.request(GetMesh())  # the mesh answers both
     other._session.close()
 
 
 def test_rows_are_what_the_dataclasses_say(mesh: Mesh) -> None:
-    rows = mesh._session.request("snapshot", group=mesh._group)["ranks"]
+    rows = mesh._session.request(Snapshot(mesh._group))["ranks"]
     assert all(set(row) == set(RankStatus.__dataclass_fields__) for row in rows)

@@ -15,6 +15,8 @@ from debugged_actors import Debugged, DebuggedAsync
 from waiting import wait_until
 
 from monarch_nb._client import session as sessions
+from monarch_nb._protocol.debugging import DebugStops
+from monarch_nb._protocol.status import Stacks
 from monarch_nb.actor import ProcMesh, this_host
 from monarch_nb.stacks import innermost
 
@@ -30,7 +32,7 @@ def pair() -> Iterator[ProcMesh]:
 
 def stopped(procs: ProcMesh, num: int) -> None:
     """Wait until that many ranks stand at a breakpoint."""
-    wait_until(lambda: len(sessions.current().request("debug_stops", group=procs._group)) == num, f"{num} ranks at a breakpoint", T)
+    wait_until(lambda: len(sessions.current().request(DebugStops(procs._group))) == num, f"{num} ranks at a breakpoint", T)
 
 
 def test_a_script_says_where_it_stands_and_is_debugged_from_a_terminal(pair: ProcMesh, capfd: pytest.CaptureFixture[str]) -> None:
@@ -59,7 +61,7 @@ def test_ctrl_c_at_a_breakpoint_ends_it(pair: ProcMesh, kind: str) -> None:
     else:
         answer = pair.spawn("debugged", DebuggedAsync).wait.call(3)
     stopped(pair, 2)
-    stacks = sessions.current().request("stacks", procs=[pair._procs[0]])
+    stacks = sessions.current().request(Stacks([pair._procs[0]]))
     assert "debugged_actors.py, line" in innermost(stacks[0]), "it stands somewhere, and isn't idle"
 
     def press() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from monarch_nb._client import session as sessions
 from monarch_nb._client.session import Session
+from monarch_nb._protocol.programs import Goodbye
 from monarch_nb.actor import Actor, Future, ProcMesh, endpoint, get_or_spawn_controller
 from monarch_nb.exceptions import WrongArguments
 
@@ -78,7 +79,7 @@ def test_a_controller_ends_with_its_program_and_the_next_asker_spawns_another(pr
     theirs = get_or_spawn_controller(name, Tally).get(T)
     assert theirs.add.call_one(1).get(T) == 3
     waiting: Future[None] = theirs.wait.call_one()
-    other_program.tell("goodbye")
+    other_program.tell(Goodbye())
     assert "another program" in str(waiting.exception(T))
     assert get_or_spawn_controller(name, Tally, 50).get(T).add.call_one(1).get(T) == 51
 

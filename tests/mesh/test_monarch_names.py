@@ -55,7 +55,7 @@ def test_a_time_that_was_configured_is_what_ranks_have_to_leave(monkeypatch: pyt
     asked = []
     procs = this_host().spawn_procs()
     ask = procs._session.ask
-    monkeypatch.setattr(procs._session, "ask", lambda op, **fields: (asked.append(fields.get("grace_s")), ask(op, **fields))[1])
+    monkeypatch.setattr(procs._session, "ask", lambda request: (asked.append(request.grace_s), ask(request))[1])
     configure(process_exit_timeout="1m 500ms")
     procs.stop().get(T)
     assert asked == [60.5]

@@ -12,6 +12,7 @@ from visiting_actors import Store, Visitor
 
 from monarch_nb import mesh as meshes
 from monarch_nb._client import session as sessions
+from monarch_nb._protocol.programs import Status
 from monarch_nb._wire.mesh_address import APART
 from monarch_nb.actor import ActorError, Channel, ProcMesh, this_host
 from monarch_nb.actor.on_demand import mesh_of
@@ -126,7 +127,7 @@ def test_from_another_machine_an_envoy_goes(store: Any, there: Mesh) -> None:
         assert receiver.recv().get(60) == 7
         with pytest.raises(ActorError, match=r"rank 0: ActorError: store.fail: 2 of 2 ranks failed"):
             one.let_fail.call_one(store).get()
-        entered = {client["pid"] for client in there._session.request("status")["clients"]}
+        entered = {client.pid for client in there._session.request(Status()).clients}
         assert entered.isdisjoint(apart.execute(os.getpid).get().values())
 
 

@@ -12,6 +12,7 @@ from faults import kill
 from sample_actors import Counter
 
 from monarch_nb._client import session as sessions
+from monarch_nb._protocol.programs import Status
 from monarch_nb.actor import HostMesh, MeshFailure, ProcMesh, this_host
 from monarch_nb.exceptions import HealError, SupervisionError
 from monarch_nb.job import ProcessJob
@@ -39,7 +40,7 @@ def numbers() -> tuple[str, str, str]:
 def wait_for(notices: list[Any]) -> Any:
     """Return the first notice once there is one; each look is a round trip."""
     while not notices:
-        sessions.current().request("status")
+        sessions.current().request(Status())
     return notices.pop(0)
 
 
@@ -113,7 +114,7 @@ def test_healing_by_itself_with_a_budget(line: ProcMesh, notices: list[Any]) -> 
     counter = line.spawn("counter", Counter, 0)
     line.on_failure("heal", max_restarts=1)
     kill(line, 2)
-    assert wait_for(notices)["ranks"] == [2]
+    assert wait_for(notices).ranks == [2]
     assert list(counter.increment.call().get(T).values()) == [1, 1, 1]
     kill(line, 0)
     assert "not healed: 1 heals in 600 s are the limit" in wait_for(notices)

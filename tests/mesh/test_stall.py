@@ -8,6 +8,8 @@ import time
 
 from monarch_nb._client import session
 from monarch_nb._host.process import LOST_AFTER_S
+from monarch_nb._protocol.programs import Status
+from monarch_nb._protocol.states import HostState
 from monarch_nb.job import ProcessJob
 
 T = 60
@@ -17,15 +19,15 @@ def test_a_home_that_was_stopped_finds_its_hosts_and_they_find_it() -> None:
     job = ProcessJob({"hosts": 2})
     procs = job.state().hosts.spawn_procs({"gpus": 1})
     pids = list(procs.execute(os.getpid).get(T).values())
-    home = session.current().request("status")["pid"]
+    home = session.current().request(Status()).pid
     os.kill(home, signal.SIGSTOP)
     try:
         time.sleep(LOST_AFTER_S + 3.0)  # longer than anybody may be silent
     finally:
         os.kill(home, signal.SIGCONT)
     time.sleep(2.5)  # two beats, in which it would judge
-    books = session.current().request("status")
-    assert [h["state"] for h in books["hosts"]][-2:] == ["up", "up"]
+    books = session.current().request(Status())
+    assert [h.state for h in books.hosts][-2:] == [HostState.UP, HostState.UP]
     assert list(procs.execute(os.getpid).get(T).values()) == pids
-    assert all(row["end"] is None for row in books["procs"] if row["pid"] in pids)
+    assert all(row.end is None for row in books.procs if row.pid in pids)
     job.kill()

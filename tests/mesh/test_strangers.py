@@ -16,6 +16,8 @@ import pytest
 from waiting import wait_until
 
 from monarch_nb._client import session as sessions
+from monarch_nb._protocol.programs import Status
+from monarch_nb._protocol.ranks import Tickets
 from monarch_nb._wire.pieces import FRAME_BYTES, cut, join
 from monarch_nb._wire.strangers import MAX_STRANGERS
 from monarch_nb.actor import attach_to_workers
@@ -80,8 +82,8 @@ def job() -> Iterator[ProcessJob]:
 def home(job: ProcessJob) -> tuple[int, int]:
     """The home's pid, and its port."""
     session = sessions.current()
-    ticket = session.request("tickets", num=1)[0]
-    return session.request("status")["pid"], int(ticket["home"].rpartition(":")[2])
+    ticket = session.request(Tickets(1))[0]
+    return session.request(Status()).pid, int(ticket.home.rpartition(":")[2])
 
 
 def test_a_huge_frame_of_a_stranger_is_not_read(home: tuple[int, int]) -> None:

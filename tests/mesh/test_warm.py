@@ -28,6 +28,7 @@ SCRIPT = """
 import json, os, sys
 from monarch_nb.actor import this_host
 from monarch_nb._client import session
+from monarch_nb._protocol.programs import Status
 
 def what_it_is():
     import beside
@@ -36,8 +37,8 @@ def what_it_is():
 while True:
     procs = this_host().spawn_procs({"gpus": 2})
     ranks = list(procs.execute(what_it_is).get(60).values())
-    status = session.current().request("status")
-    print(json.dumps({"home": status["pid"], "zygote": status["zygote_pid"], "ranks": ranks}), flush=True)
+    status = session.current().request(Status())
+    print(json.dumps({"home": status.pid, "zygote": status.zygote_pid, "ranks": ranks}), flush=True)
     if sys.stdin.readline().strip() != "again":
         break
 """

@@ -167,7 +167,7 @@ def test_no_socket_is_open_to_the_network(notebook: Notebook) -> None:
     assert not [row for row in rows if row[9] in inodes and row[3] == "0A"], "a tcp port is listened on"
     directory = notebook.text("mesh._session.connection.directory").strip("'")
     assert os.stat(directory).st_mode & 0o777 == 0o700
-    journal = Path(notebook.text("mesh._session.request('status')['journal']").strip("'"))
+    journal = Path(notebook.text("mesh.status().journal").strip("'"))
     assert os.stat(journal).st_mode & 0o777 == 0o700
     assert all(os.stat(f).st_mode & 0o777 == 0o600 for f in journal.iterdir())
 

@@ -53,10 +53,10 @@ def _raised(error: BaseException) -> BaseException:
 def test_a_hostile_error_is_described(make: Callable[[], BaseException], message: str) -> None:
     error = make()  # pytest would show a parameter
     found = describe(_raised(error), rank=3)
-    assert found["message"] == message
-    assert found["type"] == type(error).__qualname__
-    assert "in _raised" in found["traceback"]
-    assert found["rank"] == 3
+    assert found.message == message
+    assert found.type == type(error).__qualname__
+    assert "in _raised" in found.traceback
+    assert found.rank == 3
 
 
 def test_an_error_that_raises_itself_keeps_its_trace() -> None:
@@ -70,11 +70,11 @@ def test_an_error_that_raises_itself_keeps_its_trace() -> None:
 
 def test_a_long_message_is_cut_and_says_how_to_get_all() -> None:
     found = describe(_raised(ValueError("x" * 20_000_000)))
-    assert len(found["message"]) < 11_000
-    assert "19,990,000 characters left out; on the rank, str(sys.last_value) has it all" in found["message"]
-    assert len(found["traceback"]) < 12_000
-    assert found["traceback"].count("left out") == 1
-    assert found["exception"] is None
+    assert len(found.message) < 11_000
+    assert "19,990,000 characters left out; on the rank, str(sys.last_value) has it all" in found.message
+    assert len(found.traceback) < 12_000
+    assert found.traceback.count("left out") == 1
+    assert found.exception is None
 
 
 def test_a_deep_trace_keeps_its_ends() -> None:

@@ -66,7 +66,7 @@ EXAMPLES = [
     "_frames.cells",
     "_frames.owner",
     "_host.dumped",
-    "_host.request",
+    "_protocol.base", "_protocol.registry",
     "_host.script",
     "_journal.disk",
     "_journal.entries",

@@ -1,0 +1,47 @@
+"""A failure, as the process where it happened describes it to whoever waits, or owns what has failed."""
+
+from __future__ import annotations
+
+from monarch_nb._protocol.base import Event, Record
+from monarch_nb._protocol.exits import RankExit
+
+
+class Failure(Record, frozen=True):
+    """What was raised, or has died, and where.
+
+    Attributes:
+        type: name of the exception's class; "lost" if a process has died.
+        message: its text; how the process died.
+        traceback: of the user's frames.
+        exception: the exception itself, encoded, if it can travel: the user's, and opaque to all on the way.
+        when: seconds since the epoch; 0: unknown.
+        rank: where; None: in a program, or unknown.
+        host, pid: of that process.
+        actor: name of the actor mesh, if it happened in one; `endpoint`: what was called.
+        actor_id: if the actor has failed for good.
+        proc: proc id of the process, if whoever is told needs it.
+        dead: whether what was called is no more: an actor, a process.
+        end: how the process ended, if it did.
+    """
+
+    type: str
+    message: str
+    traceback: str = ""
+    exception: bytes | None = None
+    when: float = 0.0
+    rank: int | None = None
+    host: str = ""
+    pid: int = 0
+    actor: str = ""
+    endpoint: str = ""
+    actor_id: int = 0
+    proc: int = 0
+    dead: bool = False
+    end: RankExit | None = None
+
+
+class ActorFailed(Event, frozen=True):
+    """Actors have failed for good, or are lost; their owner is told: a program, or (as a call, `__supervise__`) an actor."""
+
+    actor_id: int
+    failure: Failure

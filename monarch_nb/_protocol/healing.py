@@ -1,0 +1,131 @@
+"""What is done about losses: policies, heals, other sizes; what it takes to make actors again; checkpoints."""
+
+from __future__ import annotations
+
+import msgspec
+
+from monarch_nb._protocol.base import Record, Request
+
+
+class ActorSpawned(Request[None], frozen=True):
+    """Keep what makes some actors again.
+
+    Attributes:
+        context: the extent they were spawned on, encoded.
+        creator: proc and actor (0: none) that own them.
+        checkpointed: "own", "replicated" or "sharded" if their state is saved, else empty.
+        size_bytes: of the class and the arguments.
+        recipe: these, encoded; None if they're too large to be kept.
+    """
+
+    actor_id: int
+    name: str
+    procs: tuple[int, ...]
+    context: bytes
+    creator: tuple[int, int]
+    checkpointed: str
+    size_bytes: int
+    recipe: bytes | None
+
+
+class ActorStopped(Request[None], frozen=True):
+    """Forget what made some actors."""
+
+    actor_id: int
+    procs: list[int]
+
+
+class SetPolicy(Request[None], frozen=True):
+    """Say what is done when a rank of a group dies: stop, heal, shrink or call; at most `max_restarts` heals in `window_s`."""
+
+    group: str
+    on_failure: str
+    max_restarts: int
+    window_s: float
+
+
+class Report(msgspec.Struct, forbid_unknown_fields=True):
+    """What a heal or a resize has done; filled in as it goes.
+
+    Attributes:
+        ranks: that were started anew.
+        hosts: that were replaced.
+        actors: ranks on which actors were made again, by the actors' name.
+        actor_ids: of these.
+        said: what else was done.
+        problems: what couldn't be.
+    """
+
+    ranks: list[int] = []
+    hosts: list[str] = []
+    actors: dict[str, list[int]] = {}
+    actor_ids: list[int] = []
+    said: list[str] = []
+    problems: list[str] = []
+    seconds: float = 0.0
+
+
+class Heal(Request[Report], frozen=True):
+    """Put back what a group has lost. `procs`: only of these, by whoever wants a mesh that works; None: all that is dead."""
+
+    group: str
+    procs: list[int] | None = None
+
+
+class Resize(Request[Report], frozen=True):
+    """Give a group other sizes; without sizes: leave out what is lost."""
+
+    group: str
+    sizes: dict[str, int] | None = None
+
+
+# --- checkpoints
+
+
+class Gathered(Record, frozen=True):
+    """All members have come to a phase: where the checkpoint is, and their values, encoded."""
+
+    path: str
+    values: list[bytes]
+
+
+class CheckpointGather(Request[Gathered], frozen=True):
+    """A rank that saves has got to a phase; answered once all have.
+
+    Attributes:
+        version: after how many calls.
+        phase: begin, done, or one between.
+        slot: the member's number, of `size`.
+        epoch: as the home has told it.
+        value: what it gives the others, encoded.
+        directory: where checkpoints are to be; empty: in the journal's.
+        keep: how many.
+    """
+
+    actor_id: int
+    version: int
+    phase: str
+    slot: int
+    size: int
+    epoch: int
+    value: bytes
+    directory: str | None
+    keep: int
+
+
+class CheckpointFailed(Request[None], frozen=True):
+    """A rank doesn't save any more: it can't write, or (no `reason`) has heard that another one can't.
+
+    Attributes:
+        path: what was written until now.
+        asked: whether somebody has asked for this checkpoint.
+    """
+
+    actor_id: int
+    version: int
+    epoch: int
+    slot: int
+    size: int
+    path: str
+    reason: str
+    asked: bool

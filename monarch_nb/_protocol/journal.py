@@ -1,0 +1,67 @@
+"""The journal: what was done by whom. An entry is what stands in its file: JSON, described in `_journal.entries`."""
+
+from __future__ import annotations
+
+from monarch_nb._protocol.base import Plain, Record, Request
+
+
+class JournalSettings(Record, frozen=True):
+    """How the journal is kept; `trouble`: why it isn't, just now."""
+
+    off: bool
+    keep_s: float
+    directory: str
+    trouble: str
+
+
+class SetJournal(Request[JournalSettings], frozen=True):
+    """Turn the journal off or on, or say for how long it's kept; None leaves that as it is."""
+
+    off: bool | None = None
+    keep_s: float | None = None
+
+
+class Note(Request[None], frozen=True):
+    """Enter what a program has done without the home: calls, pushes. `fields` are the entry's."""
+
+    kind: str
+    fields: dict[str, Plain]
+
+
+class JournalPart(Record, frozen=True):
+    """Entries, oldest first; how much output was dropped; why nothing is kept, if that's so."""
+
+    entries: list[dict[str, Plain]]
+    num_dropped_bytes: int
+    trouble: str
+    keep_s: float
+
+
+class GetHistory(Request[JournalPart], frozen=True):
+    """Return the last entries."""
+
+    limit: int
+
+
+class GetEntry(Request[dict[str, Plain] | None], frozen=True):
+    """Return one entry, or None."""
+
+    n: int
+
+
+class Unseen(Record, frozen=True):
+    """Cells that nobody has seen end, and from where in the journal on nobody has seen other output."""
+
+    cells: list[dict[str, Plain]]
+    position: int | None
+
+
+class GetMissed(Request[Unseen], frozen=True):
+    """Return what nobody has seen."""
+
+
+class Seen(Request[None], frozen=True):
+    """A program has shown how cells ended, or what else was missed."""
+
+    cells: list[int] = []
+    others: bool = False

@@ -1,0 +1,73 @@
+"""What goes by which name in a mesh."""
+
+from __future__ import annotations
+
+from monarch_nb._protocol.base import Plain, Record, Request
+
+
+class SetName(Request[Plain], frozen=True):
+    """Enter something under a name; answers what is there now.
+
+    Attributes:
+        only_if_new: whether what is there already stays.
+    """
+
+    name: str
+    value: Plain
+    only_if_new: bool = False
+
+
+class GetName(Request[Plain], frozen=True):
+    """Return what was entered under a name, or None."""
+
+    name: str
+
+
+class GroupRecord(Record, frozen=True):
+    """The ranks of one spawn.
+
+    Attributes:
+        procs: in the order of an extent, whose `labels` and `sizes` these are.
+        hosts: indices of their hosts.
+        env: environment variables that they were started with.
+    """
+
+    group: str
+    procs: tuple[int, ...]
+    labels: tuple[str, ...]
+    sizes: tuple[int, ...]
+    hosts: tuple[int, ...]
+    env: dict[str, str] = {}
+
+
+class SetMesh(Request[None], frozen=True):
+    """Say which ranks are the mesh that people call by its name."""
+
+    record: GroupRecord
+
+
+class GetMesh(Request[GroupRecord | None], frozen=True):
+    """Return which ranks are the mesh; None: it hasn't finished starting."""
+
+
+class ControllerPlace(Record, frozen=True):
+    """Where a named singleton lives; `is_new`: whoever has asked is to spawn it."""
+
+    proc: int
+    actor_id: int
+    is_new: bool
+
+
+class FindController(Request[ControllerPlace], frozen=True):
+    """Say where a named singleton lives.
+
+    Attributes:
+        proposed: the actor id that it gets if it's new.
+        in_program: whether it's to live in the program that uses the mesh.
+        spec: what a process for it is started with.
+    """
+
+    name: str
+    proposed: int
+    in_program: bool
+    spec: Plain

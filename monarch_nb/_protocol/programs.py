@@ -1,0 +1,165 @@
+"""What programs ask the home for as such: to be let in, whose the mesh is, how it is, that it end."""
+
+from __future__ import annotations
+
+from monarch_nb._protocol.base import Plain, Record, Request
+from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.states import HostState, ProcState
+
+
+class Welcome(Record, frozen=True):
+    """What a program is told that has come.
+
+    Attributes:
+        mesh: the fields of the mesh's address.
+        groups: numbers of groups of ranks in output records, by name.
+    """
+
+    pid: int
+    name: str
+    mesh: tuple[str, str, str, str, str, int, int | None]
+    groups: dict[str, int]
+
+
+class Hello(Request[Welcome], frozen=True):
+    """A program comes.
+
+    Attributes:
+        what: what people know it by.
+        number: is in the origins of its calls.
+        listens: whether it shows what ranks print.
+        observes: whether it only looks on.
+        kernel: Jupyter's id of the kernel that it is.
+    """
+
+    pid: int
+    what: str
+    number: int
+    listens: bool
+    observes: bool = False
+    kernel: str = ""
+
+
+class Leaving(Request[None], frozen=True):
+    """The program is about to go, and shows nothing any more."""
+
+
+class InUse(Request[None], frozen=True):
+    """A notebook uses this mesh from now on, of those that it's connected to."""
+
+
+class Goodbye(Request[None], frozen=True):
+    """The program goes."""
+
+
+class ShutDown(Request[None], frozen=True):
+    """Stop everything."""
+
+
+class SettleOutput(Request[None], frozen=True):
+    """Pass on what ranks of the home's machine have written before now."""
+
+
+# --- how everything is
+
+
+class HostRow(Record, frozen=True):
+    """A machine, as the home knows it."""
+
+    index: int
+    label: str
+    state: HostState
+    hostname: str
+    pid: int
+    num_cores: int
+    num_gpus: int
+    kind: str
+    generation: int
+    endpoint: str
+
+
+class ProcRow(Record, frozen=True):
+    """A rank's process, as the home knows it."""
+
+    proc: int
+    group: str
+    rank: int
+    state: ProcState
+    pid: int
+    end: RankExit | None
+    trouble: str
+
+
+class ProgramRow(Record, frozen=True):
+    """A program that uses the mesh."""
+
+    pid: int
+    what: str
+
+
+class Books(Record, frozen=True):
+    """All that the home has entered.
+
+    Attributes:
+        healing: groups that are being healed or resized.
+        policies: what is done about a loss, by group.
+        warm: whether the zygote has imported what ranks need.
+    """
+
+    name: str
+    pid: int
+    zygote_pid: int | None
+    warm: bool
+    started: float
+    idle_timeout_s: float | None
+    num_cells: int
+    healing: list[str]
+    policies: dict[str, str]
+    journal: str
+    journal_trouble: str
+    hosts: list[HostRow]
+    clients: list[ProgramRow]
+    procs: list[ProcRow]
+    names: dict[str, Plain]
+
+
+class Status(Request[Books], frozen=True):
+    """Return the books."""
+
+
+# --- whose it is, and how long it lives
+
+
+class ClaimName(Request[bool], frozen=True):
+    """Take the right to a name, by its file; answers whether it was free."""
+
+    path: str
+
+
+class Adopt(Request[None], frozen=True):
+    """Become a named mesh that belongs to its user.
+
+    Attributes:
+        owner_pid: a process that it ends with nevertheless.
+    """
+
+    name: str
+    idle_timeout_s: float | None
+    connection_file: str
+    env: dict[str, str]
+    dims: dict[str, int]
+    rank_set: str
+    journal: str
+    owner_pid: int | None = None
+
+
+class SetLease(Request[None], frozen=True):
+    """Say after how long without program and running cell the mesh ends; the time begins anew."""
+
+    idle_timeout_s: float
+
+
+class SetOwner(Request[None], frozen=True):
+    """End with a process, or (None) with none."""
+
+    owner_pid: int | None
