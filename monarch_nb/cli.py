@@ -10,6 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+from monarch_nb._journal import entries
 from monarch_nb._shape import name_ranks
 from monarch_nb._version import __version__
 from monarch_nb.exceptions import MeshNotFound, MeshUsageError
@@ -17,6 +18,7 @@ from monarch_nb.magics.arguments import (
     Parser,
     add_doctor_arguments,
     add_start_arguments,
+    add_sync_arguments,
     did_you_mean,
     dims,
     mesh_name,
@@ -26,6 +28,7 @@ from monarch_nb.magics.arguments import (
     positive,
     seconds,
     shortened,
+    sync_choices,
 )
 from monarch_nb.status import duration
 from monarch_nb.terminal.run import add_arguments as run_arguments
@@ -189,7 +192,6 @@ def logs(arguments: argparse.Namespace) -> None:
 def history(arguments: argparse.Namespace) -> None:
     """Print the journal of a mesh, also of one that has ended."""
     from monarch_nb._client.launch import find_journal
-    from monarch_nb._journal import entries
     from monarch_nb.mesh.history import Entries, Entry
 
     try:
@@ -278,6 +280,13 @@ def doctor(arguments: argparse.Namespace) -> None:
         print(json.dumps(found.as_dict()))
     else:
         _say(arguments, found.text())
+
+
+def sync(arguments: argparse.Namespace) -> int:
+    """Send the workspace that this terminal stands in to the hosts of a mesh; the status is 1 if a host or a rank lacks something."""
+    receipt = _attach(arguments.name).sync(*arguments.paths, **sync_choices(arguments))
+    _say(arguments, str(receipt))
+    return 0 if receipt.is_done or receipt.is_dry else 1
 
 
 def debug(arguments: argparse.Namespace) -> None:
@@ -400,6 +409,11 @@ class Command(NamedTuple):
     name_type: Callable[[str], str] = mesh_name
 
 
+def _sync_arguments(add: Callable[..., Any]) -> None:
+    add("paths", nargs="*", metavar="PATH", help="files or folders to reload; a folder outside of the workspace is sent, too")
+    add_sync_arguments(add)
+
+
 def _status_arguments(add: Callable[..., Any]) -> None:
     add("--json", action="store_true", help="for programs; with --watch, one object a line")
     add("--watch", "-w", action="store_true", help="go on until interrupted, or until q is pressed")
@@ -479,6 +493,7 @@ COMMANDS: dict[str, Command] = {
     "diff-env": Command(
         diff_env, "where ranks run with different versions, variables, code, settings", add_arguments=_diff_env_arguments
     ),
+    "sync": Command(sync, "send the workspace to the hosts of a mesh; ranks reload what has changed", add_arguments=_sync_arguments),
     "doctor": Command(doctor, "what ranks have for moving bytes, what each path gives, and what to change", add_arguments=_doctor_arguments),
     "heal": Command(
         heal, "put back what a mesh has lost",

@@ -132,7 +132,7 @@ class HostDesk:
     def do_set_elsewhere(self, request: SetElsewhere, sender: Sender) -> None:
         """Remember where folders of the notebook's lie on hosts: ranks that are started there are to know."""
         for index, pairs in request.pairs.items():
-            host = self.get(index)
+            host = self._home.registry.hosts[index]
             host.elsewhere = tuple({**dict(host.elsewhere), **dict(pairs)}.items())
 
     # --- going

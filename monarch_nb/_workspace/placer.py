@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import glob
 import os
 import re
 import shutil
 import stat
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -27,6 +29,7 @@ from monarch_nb._workspace.staging import Staging, hash_file
 STORE_VARIABLE = "MONARCH_NB_STORE"
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,80}-[0-9a-f]{12}")
 _MODES = {Kind.FILE: 0o644, Kind.EXECUTABLE: 0o755}
+_ABANDONED_S = 24 * 3600.0
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -85,8 +88,9 @@ class Placer:
         """
         self._record.refresh()
         root = self._open_root(make=False)
-        if root is None:
-            return Lacking(_contents(manifest.values()), added=tuple(manifest))
+        if root is None:  # what has arrived for a folder that isn't there yet is of use
+            lacking = [e for e in manifest.values() if not e.is_link and not self._has_arrived(e, is_dry)]
+            return Lacking(_contents(lacking), added=tuple(manifest))
         try:
             return self._look(root, manifest, is_dry)
         finally:
@@ -107,10 +111,25 @@ class Placer:
 
     def _find(self, root: int, entry: Entry, elsewhere: Mapping[str, str], is_dry: bool) -> bool:
         """Say whether a content is here: it has arrived, or lies in the folder, maybe under another name."""
+        paths = (entry.path, elsewhere.get(entry.content, entry.path))
+        return self._has_arrived(entry, is_dry) or any(self._reuse(root, path, entry, is_dry) for path in dict.fromkeys(paths))
+
+    def _has_arrived(self, entry: Entry, is_dry: bool) -> bool:
+        """Say whether a content has arrived: here, or for another host process of this store, maybe one that was killed."""
         if self.staging.has(entry.content):
             return True
-        paths = (entry.path, elsewhere.get(entry.content, entry.path))
-        return any(self._reuse(root, path, entry, is_dry) for path in dict.fromkeys(paths))
+        for folder in glob.glob(f"{glob.escape(self.folder)}.new-*"):
+            with suppress(OSError), open(os.path.join(folder, entry.content), "rb") as file:
+                return is_dry or self.staging.copy_in(file.fileno(), entry.content)
+        return False
+
+    def _tidy(self) -> None:
+        """Throw away what has arrived, here and for those that haven't gone on for a day."""
+        self.staging.clear()
+        for folder in glob.glob(f"{glob.escape(self.folder)}.new-*"):
+            with suppress(OSError):
+                if time.time() - os.stat(folder).st_mtime > _ABANDONED_S:
+                    shutil.rmtree(folder, ignore_errors=True)
 
     def _has(self, root: int, entry: Entry) -> bool:
         """Say whether a file is in place, as it should be."""
@@ -196,7 +215,7 @@ class Placer:
             raise OSError(error.errno, f"{self.folder}: {error.strerror}") from error
         finally:
             self._record.has_placed(done.placed, done.gone, becomes if complete else "")
-        self.staging.clear()
+        self._tidy()
         added = tuple(path for path in done.placed if path not in before)
         changed = tuple(path for path in done.placed if path in before)
         return Outcome(added, changed, tuple(done.gone), tuple(done.theirs), tuple(done.refused))

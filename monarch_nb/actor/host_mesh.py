@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from monarch_nb._client import launch
 from monarch_nb._client import session as sessions
@@ -25,7 +26,12 @@ from monarch_nb.actor.future import Future
 from monarch_nb.actor.on_demand import ask_envoy, needs_envoy
 from monarch_nb.actor.proc_bind import check_bindings
 from monarch_nb.actor.proc_mesh import ProcMesh, grid, new_group
-from monarch_nb.exceptions import MeshError
+from monarch_nb.exceptions import MeshError, MeshUsageError
+
+if TYPE_CHECKING:
+    from monarch_nb._reload import ReloadRequest
+    from monarch_nb.actor.workspace import Workspace
+    from monarch_nb.sync import SyncReceipt
 
 METHODS = ("fork", "spawn")
 HOME_ENDS_S = 10.0
@@ -183,6 +189,35 @@ class HostMesh(MeshTrait):
             return True
 
         return Future(reply, finish, "start of hosts")
+
+    async def sync_workspace(self, workspace: Workspace, conda: bool = False, auto_reload: bool = False) -> SyncReceipt:
+        """Bring folders of this machine to these hosts: what is missing there; ranks there import from them, by the paths of this machine.
+
+        Args:
+            workspace: the folders.
+            conda: the environment, too: not by this method; `mesh.sync` is for that.
+            auto_reload: have what runs there, and this program, reload modules that have changed; their objects keep identity and state.
+
+        Returns:
+            what was done, host by host and rank by rank.
+
+        Raises:
+            MeshUsageError: if a folder isn't there or can't be meant; for `conda`.
+
+        Example:
+            >>> receipt = await hosts.sync_workspace(Workspace(dirs=["~/proj"]), auto_reload=True)   # doctest: +SKIP
+        """
+        self._check_alive()
+        if conda:
+            raise MeshUsageError("sync_workspace(conda=True): an environment is synced by %mesh sync --env; leave conda out to send folders")
+        from monarch_nb.actor.workspace import Workspace, sync_hosts  # few programs need it
+
+        session, folders = self._session, Workspace(workspace.dirs)
+        return await asyncio.to_thread(sync_hosts, session, self._hosts, folders, self._ask_to_reload, auto_reload=auto_reload)
+
+    def _ask_to_reload(self, proc: int, request: ReloadRequest) -> Future[Any]:
+        mesh = ProcMesh("sync", (proc,), Shape.full(Extent(["ranks"], [1])), self._hosts, self._session.office)
+        return mesh._work(b"reload", request, "sync_workspace")
 
     def stop(self) -> Future[None]:
         """End all processes that were spawned through this handle; the hosts stay.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
-from collections.abc import Callable, Iterable
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn, TypedDict
 
 from monarch_nb._client.mesh_name import check_mesh_name
 from monarch_nb.exceptions import MeshUsageError
@@ -174,6 +174,25 @@ def add_sync_arguments(add: Callable[..., Any]) -> None:
     add("--same-path", action="store_true", help="make a link at the notebook's path on each host")
     add("--no-reload", action="store_true", help="only put files in place")
     add("--force", "-f", action="store_true", help="send more than a GiB")
+
+
+class SyncChoices(TypedDict):
+    """What `Mesh.sync` takes besides paths."""
+
+    dry_run: bool
+    include: Sequence[str]
+    exclude: Sequence[str]
+    same_path: bool
+    reload: bool
+    force: bool
+
+
+def sync_choices(arguments: Any) -> SyncChoices:
+    """Return what was typed for sync."""
+    return SyncChoices(
+        dry_run=arguments.dry_run, include=arguments.include, exclude=arguments.exclude, same_path=arguments.same_path,
+        reload=not arguments.no_reload, force=arguments.force,
+    )  # fmt: skip
 
 
 def add_doctor_arguments(add: Callable[..., Any]) -> None:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb import _reload
 from monarch_nb._reload import ReloadRequest, SyncMode
 from monarch_nb.exceptions import MeshError
-from monarch_nb.magics.arguments import Namespace
+from monarch_nb.magics.arguments import Namespace, sync_choices
 from monarch_nb.magics.state import State
 from monarch_nb.mesh.sync import before_cell
-from monarch_nb.sync import SyncReceipt, known_workspaces
+from monarch_nb.sync import known_workspaces
 
 if TYPE_CHECKING:
     from monarch_nb.mesh import Mesh
@@ -27,15 +27,7 @@ def sync(state: State, arguments: Namespace) -> Any:
     if arguments.watch:
         mesh.sync_mode = SyncMode.WATCH
         print(f"ranks of mesh {mesh.name!r} reload changed modules before each cell and call from now on; %mesh sync --stop ends that")
-    return sync_as_typed(mesh, arguments)
-
-
-def sync_as_typed(mesh: Mesh, arguments: Any) -> SyncReceipt:
-    """Sync as somebody has typed it, in a notebook or a terminal."""
-    return mesh.sync(
-        *arguments.paths, dry_run=arguments.dry_run, include=arguments.include, exclude=arguments.exclude,
-        same_path=arguments.same_path, reload=not arguments.no_reload, force=arguments.force,
-    )  # fmt: skip
+    return mesh.sync(*arguments.paths, **sync_choices(arguments))
 
 
 class CodeWatch:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb import _reload
 from monarch_nb._protocol.names import GetName, SetName
-from monarch_nb._reload import SYNC_VARIABLE, RankReload, ReloadRequest, SyncMode
+from monarch_nb._reload import SYNC_VARIABLE, ReloadRequest, SyncMode
+from monarch_nb.actor.workspace import answers
 from monarch_nb.exceptions import DeviceMeshError, MeshUsageError, RankTimeout, StaleCode
 from monarch_nb.sync import Followed, Part, SyncOptions, SyncReceipt, known_workspaces, workspaces_of
 
@@ -58,27 +59,13 @@ def sync(mesh: Mesh, request: SyncRequest, options: SyncOptions) -> SyncReceipt:
         part = mesh.part([rank])
         asked = ReloadRequest(paths, options.is_dry, elsewhere.get(part.host_indices[0], ()))
         futures[rank] = part._work(b"reload", asked, "sync")
-    ranks, busy, lost = _answers(futures, limit)
+    ranks, busy, lost = answers(futures, limit)
     return SyncReceipt(ranks, program, busy, lost, time.monotonic() - start, options.is_dry, parts)
 
 
 def far_hosts(mesh: Mesh) -> list[int]:
     """Return the indices of the hosts of a mesh that run ranks and aren't the home's own."""
     return [index for index in mesh.living().host_indices if index]
-
-
-def _answers(futures: Mapping[int, Future[Any]], limit: float) -> tuple[dict[int, RankReload], tuple[int, ...], dict[int, str]]:
-    """Return what ranks have reloaded, which are busy, and why some couldn't be asked."""
-    ranks: dict[int, RankReload] = {}
-    busy, lost = [], {}
-    for rank, future in futures.items():
-        try:
-            ranks[rank] = future.get(max(0.0, limit - time.monotonic())).item()
-        except RankTimeout:
-            busy.append(rank)
-        except DeviceMeshError as error:
-            lost[rank] = str(error).splitlines()[0]
-    return ranks, tuple(busy), lost
 
 
 def before_cell(mesh: Mesh) -> None:

@@ -10,10 +10,13 @@ import subprocess
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-
-from pathspec import GitIgnoreSpec
+from functools import cache
+from typing import TYPE_CHECKING
 
 from monarch_nb.exceptions import MeshUsageError
+
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
 
 MESHIGNORE = ".meshignore"
 MARK = ".monarch_nb-"
@@ -26,10 +29,10 @@ _NEVER = frozenset({
     ".eggs", ".DS_Store",
 })  # fmt: skip
 """Names that don't go along, whatever is in them, and of which nothing is said."""
-_SECRETS = GitIgnoreSpec.from_lines([
+_SECRETS = (
     ".env", ".env.*", "!.env.example", "!.env.template", "*.pem", "id_*", "!id_*.py", "!id_*.pub", ".netrc", ".pypirc", ".aws/", ".ssh/",
     ".git-credentials", ".npmrc", ".kube/", ".gnupg/", "*.p12", "*.keystore",
-])  # fmt: skip
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +117,7 @@ def _reason(folder: str, path: str, exclude: GitIgnoreSpec) -> str:
     """Return why a file doesn't go along; "" if it does."""
     if exclude.match_file(path):
         return f"{MESHIGNORE} or --exclude"
-    if _SECRETS.match_file(path):
+    if _spec(_SECRETS).match_file(path):
         return "secret"
     try:
         size = os.lstat(os.path.join(folder, path)).st_size
@@ -123,7 +126,11 @@ def _reason(folder: str, path: str, exclude: GitIgnoreSpec) -> str:
     return f"{size / 1e9:.1f} GB: --include" if size > 1e9 else f"{size / 1e6:.0f} MB: --include" if size > BIG_BYTES else ""
 
 
-def _spec(patterns: Sequence[str]) -> GitIgnoreSpec:
+@cache
+def _spec(patterns: tuple[str, ...]) -> GitIgnoreSpec:
+    """Return what patterns mean. Its library is loaded when it's needed: most programs sync nothing."""
+    from pathspec import GitIgnoreSpec
+
     try:
         return GitIgnoreSpec.from_lines(patterns)
     except ValueError as error:
@@ -211,7 +218,7 @@ def _git(folder: str, *arguments: str) -> Iterator[str]:
     return (os.fsdecode(name) for name in names if name)
 
 
-Rules = tuple[tuple[str, GitIgnoreSpec], ...]
+Rules = tuple[tuple[str, "GitIgnoreSpec"], ...]
 """Folders, with what their .gitignore says, outermost first."""
 
 
@@ -238,7 +245,7 @@ def _walk(folder: str, below: str, rules: Rules, with_ignored: bool, ignored: bo
 
 def _rules_of(folder: str, below: str) -> Rules:
     with suppress(OSError), open(os.path.join(folder, below, ".gitignore"), encoding="utf-8", errors="surrogateescape") as file:
-        return ((below, GitIgnoreSpec.from_lines(file.read().splitlines())),)
+        return ((below, _spec(tuple(file.read().splitlines()))),)
     return ()
 
 

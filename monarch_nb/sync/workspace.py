@@ -77,10 +77,11 @@ class Workspace:
         """
         if not os.path.isdir(self.folder):
             raise MeshUsageError(f"sync: the workspace {self.folder} is gone")
-        listing = list_files(self.folder, Choice.of(self.folder, self.include, self.exclude), self._imported())
+        listing = self._list()
         if self.last is None and not force:
             self._check_size(listing.paths)
-        self._watch_all(listing)
+        while self._watch_all(listing):  # what came into new folders before they were watched is seen now
+            listing = self._list()
         known, self._known = self._known, {}
         manifest, left_out = self._entries(listing.paths, known)
         self.last = Scan(manifest, manifest_id(manifest), (*listing.left_out, *left_out))
@@ -124,6 +125,9 @@ class Workspace:
 
     # --- details
 
+    def _list(self) -> Listing:
+        return list_files(self.folder, Choice.of(self.folder, self.include, self.exclude), self._imported())
+
     def _check_size(self, paths: Iterable[str]) -> None:
         sizes: dict[str, int] = {}
         for path in paths:
@@ -156,7 +160,7 @@ class Workspace:
 
     def _is_known_file(self, path: str) -> bool:
         assert self.last is not None
-        known = self.last.manifest.get(path)
+        known = None if os.path.basename(path) in (".gitignore", MESHIGNORE) else self.last.manifest.get(path)
         return known is not None and not known.is_link and os.path.isfile(os.path.join(self.folder, path))
 
     def _update(self, paths: Iterable[str]) -> None:
@@ -167,20 +171,34 @@ class Workspace:
         if manifest != self.last.manifest:
             self.last = Scan(manifest, manifest_id(manifest), self.last.left_out)
 
-    def _watch_all(self, listing: Listing) -> None:
-        """Have the kernel note what happens from now on, before files are read."""
+    def _watch_all(self, listing: Listing) -> bool:
+        """Have the kernel note what happens from now on, before files are read; say whether there were folders to add."""
         watch = self._watch = self._watch or Watch()
         watch.touched()
-        self._folders = {""}
-        for path in listing.paths:
-            above = os.path.dirname(path)
-            while above not in self._folders:
-                self._folders.add(above)
-                above = os.path.dirname(above)
+        before, self._folders = self._folders, self._folders_of(listing)
         folders = [os.path.join(self.folder, folder).rstrip("/") for folder in self._folders]
         for folder in folders:
             watch.add(folder)
         self._touched = None if any(map(watch.is_blind, folders)) else set()
+        return not self._folders <= before
+
+    def _folders_of(self, listing: Listing) -> set[str]:
+        """Return the folders in which files of the workspace lie, or may come to lie."""
+        found = {""}
+        for path in listing.paths:
+            above = os.path.dirname(path)
+            while above not in found:
+                found.add(above)
+                above = os.path.dirname(above)
+        out = {each.path.rstrip("/") for each in listing.left_out}
+        left = list(found)
+        while left:
+            folder = left.pop()
+            for path in _folders_in(self.folder, folder):
+                if path not in found and path not in out and not is_never(path):
+                    found.add(path)
+                    left.append(path)
+        return found
 
     def _entries(
         self, paths: Iterable[str], known: dict[str, tuple[FileStatus, str]]
@@ -224,6 +242,15 @@ class Workspace:
         return {file[len(self.folder) :].lstrip("/") for file in real if self.has(file) and "/site-packages/" not in file}
 
 
+def _folders_in(root: str, folder: str) -> list[str]:
+    """Return the folders in a folder, as paths below the workspace's."""
+    try:
+        with os.scandir(os.path.join(root, folder)) as entries:
+            return [os.path.join(folder, entry.name) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
+
+
 def _hash(path: str) -> str:
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
@@ -251,8 +278,8 @@ def _name_of(folder: str) -> str:
 def not_covered(workspaces: Sequence[Workspace]) -> tuple[str, ...]:
     """Return folders of the user's on this program's path that no workspace has: ranks elsewhere don't find modules in them."""
     folders = dict.fromkeys(os.path.realpath(path) for path in sys.path if path and os.path.isdir(path))
-    own = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    own = {os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), os.path.dirname(sys.executable)}
     return tuple(
         folder for folder in folders
-        if folder != own and not is_library(os.path.join(folder, "x.py")) and not any(each.has(folder) for each in workspaces)
+        if folder not in own and not is_library(os.path.join(folder, "x.py")) and not any(each.has(folder) for each in workspaces)
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import subprocess
@@ -10,14 +11,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from apart_hosts import files_of, mesh_apart
+from apart_hosts import files_of, hosts_apart, mesh_apart
 from waiting import wait_until
 
 from monarch_nb import _reload
 from monarch_nb._reload import loaded as loaded_modules
+from monarch_nb.actor.workspace import Workspace
 from monarch_nb.exceptions import ActorError, MeshUsageError, StaleCode
+from monarch_nb.job import ProcessJob
 from monarch_nb.mesh import Mesh
 from monarch_nb.sync import HostWorkspace, WorkspaceReceipt
+from monarch_nb.sync import hosts as sync_hosts
 
 MODEL = """
 from monarch_nb.actor import Actor, endpoint
@@ -279,3 +283,80 @@ def test_what_can_not_be_meant(synced: Mesh, project: Path) -> None:
     receipt = synced.sync(dry_run=True)
     assert "huge.bin (2.1 GB: --include)" in str(receipt)
     (project / "huge.bin").unlink()
+
+
+def test_monarchs_way_with_hosts_of_a_job(project: Path, store: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "other"
+    folder.mkdir()
+    (folder / "jobbed.py").write_text("def where():\n    return __file__\n")
+    sys.path.insert(0, str(folder))
+    with hosts_apart([folder, store]):
+        job = ProcessJob({"hosts": 1})
+        hosts = job.state().hosts
+        hosts.initialized.get(60)
+    try:
+        early = hosts.spawn_procs({"gpus": 2})
+        early.initialized.get(60)
+        receipt = asyncio.run(hosts.sync_workspace(Workspace(dirs=[folder]), auto_reload=True))
+        assert receipt.is_done and len(receipt.ranks) == 2, str(receipt)
+        late = hosts.spawn_procs()
+        import jobbed
+
+        there = {*early.execute(jobbed.where).get(60).values(), late.execute(jobbed.where).get(60).item()}
+        assert len(there) == 1 and there != {str(folder / "jobbed.py")}
+        (folder / "jobbed.py").write_text("def where():\n    return 'edited'\n")
+        asyncio.run(hosts.sync_workspace(Workspace(dirs=[folder]), auto_reload=True))
+        assert set(early.execute(jobbed.where).get(60).values()) == {"edited"}
+        with pytest.raises(MeshUsageError, match="there is no folder /nowhere"):
+            asyncio.run(hosts.sync_workspace(Workspace(dirs=["/nowhere"])))
+        with pytest.raises(MeshUsageError, match="%mesh sync --env"):
+            asyncio.run(hosts.sync_workspace(Workspace(dirs=[folder]), conda=True))
+    finally:
+        sys.path.remove(str(folder))
+        job.kill()
+
+
+def test_a_host_that_shares_the_files_is_sent_nothing(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = ProcessJob({"hosts": 1})
+    hosts = job.state().hosts
+    hosts.initialized.get(60)
+    receipt = asyncio.run(hosts.sync_workspace(Workspace(dirs=[project])))
+    [host] = workspace_of(receipt).hosts.values()
+    assert host.is_shared and receipt.is_done and "by a shared file system: nothing sent" in str(receipt)
+    job.kill()
+
+
+def test_a_killed_host_is_named_and_what_had_arrived_isnt_sent_again(project: Path, tmp_path: Path, unhandled: object) -> None:
+    """The host process is killed when half of the files have come; another one takes its place, with the same disk."""
+    folder, disk = tmp_path / "files", tmp_path / "disk"
+    folder.mkdir()
+    disk.mkdir()
+    for n in range(20):
+        (folder / f"f{n}.bin").write_bytes(os.urandom(300_000))
+    with pytest.MonkeyPatch.context() as patch, hosts_apart([folder]):
+        patch.setenv("MONARCH_NB_STORE", str(disk))
+        job = ProcessJob({"hosts": 1}, env={"MONARCH_NB_STORE": str(disk)})
+        hosts = job.state().hosts
+        hosts.initialized.get(60)
+    killed = []
+
+    def pieces(workspace: object, entry: object) -> Iterator[bytes]:
+        if len(list(disk.glob("work/*.new-*/*"))) > 10 and not killed:
+            killed.append(job._processes[0].kill())
+        yield from real_pieces(workspace, entry)  # type: ignore[arg-type]
+
+    real_pieces = sync_hosts._pieces
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sync_hosts, "_pieces", pieces)
+        receipt = asyncio.run(hosts.sync_workspace(Workspace(dirs=[folder])))
+    assert killed and not receipt.is_done
+    assert "what has arrived there stays, and is not sent again" in str(receipt)
+    job.kill()
+    with hosts_apart([folder]):
+        job = ProcessJob({"hosts": 1}, env={"MONARCH_NB_STORE": str(disk)})
+        hosts = job.state().hosts
+        hosts.initialized.get(60)
+    receipt = asyncio.run(hosts.sync_workspace(Workspace(dirs=[folder])))
+    [host] = workspace_of(receipt).hosts.values()
+    assert receipt.is_done and host.sent_bytes <= 10 * 300_000 and len(host.outcome.added) == 20
+    job.kill()
