@@ -17,6 +17,7 @@ from monarch_nb._host.resource_monitor import Rows
 from monarch_nb._host.stack_desk import Found
 from monarch_nb._host.supervisor import Rank
 from monarch_nb._host.warming import Zygote
+from monarch_nb._protocol.environment import EnvironmentSwitched
 from monarch_nb._protocol.events import (
     Beat,
     HostJoined,
@@ -176,6 +177,9 @@ class FarProcess(HostProcess):
     def rank_ended(self, end: RankExit) -> None:
         super().rank_ended(end)
         self.event(address.HOME, RankEnded(end))
+
+    def environment_switched(self, number: int, problem: str) -> None:
+        self.event(address.HOME, EnvironmentSwitched(number, problem))
 
     def rank_pulse(self, proc: int, trouble: str) -> None:
         self.event(address.HOME, RankPulse(proc, trouble))

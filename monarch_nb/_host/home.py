@@ -22,6 +22,7 @@ from monarch_nb._host.checkpoints import CheckpointDesk
 from monarch_nb._host.clients import ClientDesk
 from monarch_nb._host.controllers import ControllerDesk
 from monarch_nb._host.debug_desk import DebugDesk
+from monarch_nb._host.environments import EnvironmentDesk
 from monarch_nb._host.handover import Handover
 from monarch_nb._host.healing import Healing
 from monarch_nb._host.hosts import HostDesk
@@ -74,6 +75,7 @@ class HomeProcess(HostProcess):
         self.clients = ClientDesk(self)
         self.hosts = HostDesk(self)
         self.ranks = RankDesk(self)
+        self.environments = EnvironmentDesk(self)
         self.waits = WaitingDesk(self)
         self.names = NameDesk(self)
         self.controllers = ControllerDesk(self)
@@ -94,6 +96,7 @@ class HomeProcess(HostProcess):
         for desk in (
             self.clients, self.hosts, self.ranks, self.waits, self.names, self.controllers, self.journal, self.output, self.status_publisher, self.cells,
             self.interrupts, self.looks, self.debug, self.questions, self.checkpoints, self.healing, self.mesh_name, self.lease,
+            self.environments,
         ):  # fmt: skip
             self.handlers.add(desk)
 
@@ -157,6 +160,9 @@ class HomeProcess(HostProcess):
     def rank_ended(self, end: RankExit) -> None:
         super().rank_ended(end)
         self.ranks.ended(end)
+
+    def environment_switched(self, number: int, problem: str) -> None:
+        self.environments.switched(self.index, number, problem)
 
     def rank_pulse(self, proc: int, trouble: str) -> None:
         self.ranks.heartbeat(proc, trouble)

@@ -118,6 +118,7 @@ class HostDesk:
         """A host process has dialled in."""
         home, index = self._home, address.host_of(sender.proc)
         self.link.has_joined(index, event)
+        home.environments.joined(index)
         home.waits.settled(home.registry.host_is_up(index))
         if home.status_publisher.watched:
             home.event(sender.proc, WatchVitals(True))
@@ -199,6 +200,7 @@ class HostDesk:
                 self._home.reply(departure.src, departure.ref, None)
 
     def _lost(self, host: Host) -> None:
+        self._home.environments.lost(host.index)
         self._home.status_publisher.touch()
         if any(host.index in departure.left for departure in self._departures):
             self._await_exit(host)

@@ -27,6 +27,7 @@ from monarch_nb._host.supervisor import Rank, Supervisor
 from monarch_nb._host.warming import Zygote
 from monarch_nb._host.workspace_desk import WorkspaceDesk
 from monarch_nb._protocol.base import Event, encode
+from monarch_nb._protocol.environment import SwitchEnvironment
 from monarch_nb._protocol.events import RanksEnded
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.ranks import SignalRanks, StartRanks, StopRanks
@@ -242,6 +243,16 @@ class HostProcess:
     def do_signal_ranks(self, request: SignalRanks, sender: Sender) -> None:
         """Send a signal to ranks here."""
         self.supervisor.signal(request.procs, request.number)
+
+    @handles(SwitchEnvironment)
+    def do_switch_environment(self, request: SwitchEnvironment, sender: Sender) -> None:
+        """Start ranks in another environment from now on. Asked by the home."""
+        number = request.number
+        self.supervisor.switch(request.environment, lambda problem: self.environment_switched(number, problem))
+
+    def environment_switched(self, number: int, problem: str) -> None:
+        """Ranks here are started in another environment from now on; or not, for a reason."""
+        raise NotImplementedError
 
     def rank_is_up(self, proc: int) -> None:
         """Note that a rank here answers."""

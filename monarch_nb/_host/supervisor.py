@@ -25,6 +25,8 @@ from monarch_nb._host.output import OutputReader
 from monarch_nb._host.rank_command import rank_command
 from monarch_nb._host.starting import RANKS_PER_REQUEST
 from monarch_nb._host.warming import Zygote, start_zygote
+from monarch_nb._host.zygote_switch import ZygoteSwitch
+from monarch_nb._protocol.environment import RankEnvironment
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.states import ProcState
 from monarch_nb._wire.process import count_oom_kills, set_process_name
@@ -91,6 +93,9 @@ class Supervisor:
         """Whether the zygote has loaded all that it means to."""
         self.on_warm: Callable[[dict[str, list[str]]], None] = lambda _modules: None
         """Told the top-level modules, by the directory that they come from, when it has."""
+        self._environment: RankEnvironment | None = None
+        self._held: list[int] = []
+        self._switch: ZygoteSwitch | None = None
         _become_subreaper()
         if zygote is not None:
             self._use(zygote)
@@ -101,7 +106,35 @@ class Supervisor:
         """Start the zygote, if it isn't there."""
         if self._zygote is not None and self._zygote.poll() is None:
             return
-        self._use(start_zygote(self._sys_path, self._directory))
+        self._use(start_zygote(self._sys_path, self._directory, self._environment, self._held))
+
+    def switch(self, environment: RankEnvironment, done: Callable[[str], None]) -> None:
+        """Have ranks be forked from a zygote in another environment from now on; those that are asked for meanwhile wait for it.
+
+        Args:
+            done: told why that can't be; an empty text if it's so.
+        """
+        if self._switch is not None:
+            done("another environment is being switched to: again in a moment")
+            return
+        self._switch = ZygoteSwitch(self._loop, self._directory, environment, self._switched, done)
+        self._switch.begin()
+
+    def _switched(self, switch: ZygoteSwitch) -> None:
+        """Take the new zygote, if it has come up, and start what has waited."""
+        self._switch = None
+        if switch.zygote is not None:
+            old = self._link
+            self._environment, self._sys_path = switch.environment, list(switch.environment.path)
+            for fd in self._held:
+                os.close(fd)
+            self._held = switch.held
+            self._use(switch.zygote)
+            if old is not None:
+                with suppress(OSError):  # it has died already
+                    old.send(b'{"retire": true}')
+        for ranks, spec, method in switch.waiting:
+            self.start(ranks, spec, method)
 
     def move(self, belongings: dict[str, Any], sys_path: list[str]) -> None:
         """Have the zygote, and those that come after it, run with what another program has."""
@@ -128,6 +161,13 @@ class Supervisor:
             data = b""
         if data:
             answer = json.loads(data)
+            if "ready" in answer:
+                return
+            if "groups" in answer:  # of a zygote that has retired
+                with suppress(OSError):
+                    if self._link is not None:
+                        self._link.send(json.dumps({"adopt": answer["groups"]}).encode())
+                return
             if "warm" in answer:
                 self.warm = True
                 self.on_warm(answer["modules"])
@@ -144,11 +184,19 @@ class Supervisor:
 
     def start(self, ranks: list[dict[str, Any]], spec: dict[str, Any], method: str) -> None:
         """Start ranks; `ranks` has what is each one's own, `spec` what they share."""
+        if self._switch is not None:
+            self._switch.waiting.append((ranks, spec, method))
+            return
+        python = sys.executable
+        if self._environment is not None:
+            python = self._environment.python
+            spec = {**spec, "sys_path": self._environment.translated_path(spec["sys_path"])}
+            spec["python"] = spec.get("python") or python
         for own in ranks:
             own["token"] = secrets.token_hex(4)
             rank = self.ranks[own["proc"]] = Rank(own["proc"], own["rank"], spec["group"], own["token"])
             rank.gpu = _gpu_of(own, spec)
-        if method == "spawn" or spec.get("commands") or (spec.get("python") or sys.executable) != sys.executable:
+        if method == "spawn" or spec.get("commands") or (spec.get("python") or python) != python:
             for own in ranks:
                 self._spawn(own, spec)
             return

@@ -7,7 +7,11 @@ import os
 import socket
 import subprocess
 import sys
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from monarch_nb._protocol.environment import RankEnvironment
 
 _CODE = (
     "import sys, json; a = json.loads(sys.argv[1]); sys.path[:] = a['path'];"
@@ -25,20 +29,27 @@ class Zygote(NamedTuple):
     link: socket.socket
 
 
-def start_zygote(sys_path: list[str], directory: str) -> Zygote:
+def start_zygote(
+    sys_path: list[str], directory: str, environment: RankEnvironment | None = None, held: Sequence[int] = ()
+) -> Zygote:
     """Start a zygote that imports from `sys_path`.
 
     Args:
         directory: where this host process's sockets lie, or will.
+        environment: whose interpreter it runs, if not ours.
+        held: descriptors that it and its forks keep open.
+
+    Raises:
+        OSError: if the interpreter can't be started.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     argument = json.dumps({"path": sys_path, "fd": theirs.fileno(), "directory": directory})
-    environment = dict(os.environ)
-    environment.setdefault(*ONE_THREAD)
+    variables = dict(os.environ) if environment is None else environment.variables(os.environ)
+    variables.setdefault(*ONE_THREAD)
     process = subprocess.Popen(
-        [sys.executable, "-c", _CODE, argument],
-        pass_fds=[theirs.fileno()],
-        env=environment,
+        [sys.executable if environment is None else environment.python, "-c", _CODE, argument],
+        pass_fds=[theirs.fileno(), *held],
+        env=variables,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,  # ours is the pipe on which the client waits for our readiness
         stderr=subprocess.DEVNULL if not os.environ.get("MONARCH_NB_HOST_LOG") else None,

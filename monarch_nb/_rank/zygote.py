@@ -8,7 +8,8 @@ What training imports late is loaded while nobody asks for ranks: torch._dynamo,
 otherwise. A request that comes earlier is served at once, between two imports.
 
 Protocol, on a SOCK_SEQPACKET pair with the host process: one request is a JSON object {"ranks": [...]} with descriptors (spec, then stdout and
-stderr of each rank); each rank is answered by {"proc": ..., "pid": ...}. Another is {"move": true}, with what the program has that the home belongs to from now on. When the host process goes, the socket ends, and the zygote kills
+stderr of each rank); each rank is answered by {"proc": ..., "pid": ...}. When it can be asked it says {"ready": true}. Another is {"move": true}, with what the program has that the home belongs to from now on. A third, {"retire": true}, ends it for
+its successor: it answers with the process groups of its ranks, which that is told by {"adopt": ...}. When the host process goes, the socket ends, and the zygote kills
 the process groups of its ranks, takes the directory of their sockets away, and leaves: ranks die with the host process by themselves, what they started
 does not, nor do files go. (So the zygote must not ask the kernel to be killed with its parent.)
 """
@@ -103,6 +104,7 @@ class _Zygote:
 
     def serve(self) -> None:
         gc.disable()
+        self._tell(b'{"ready": true}')
         while True:
             while self._later and not select.select([self._link], [], [], 0)[0]:
                 self._load(self._later[0])
@@ -139,6 +141,11 @@ class _Zygote:
         if not data:
             return False
         request = json.loads(data)
+        if "retire" in request:
+            self._retire()
+        if "adopt" in request:
+            self._groups.update(request["adopt"])
+            return True
         if "move" in request:
             self._move(json.loads(_read_all(fds[0])))
             os.close(fds[0])
@@ -156,6 +163,11 @@ class _Zygote:
         for fd in fds:
             os.close(fd)
         return True
+
+    def _retire(self) -> None:
+        """End, for another zygote has taken our place; the ranks live on, and are looked after by that."""
+        self._tell(json.dumps({"groups": sorted(self._groups)}).encode())
+        os._exit(0)
 
     @staticmethod
     def _move(belongings: dict[str, Any]) -> None:

@@ -83,6 +83,8 @@ def place(store: Store, found: Manifest, test: Callable[[Prefix], str]) -> Prefi
         StoreFull: if there's no room.
         EnvironmentSyncError: if the prefix doesn't pass its test; it's removed then.
     """
+    if (there := find_prefix(store.root, found.id)) is not None:  # who runs in it keeps its lock
+        return there
     root = prefix_root(store.root, found.id)
     with _making(root):
         if (there := find_prefix(store.root, found.id)) is not None:

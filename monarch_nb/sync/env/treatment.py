@@ -92,6 +92,18 @@ class Treater:
             self._without_prefix(source, content) if source.treatment == PREFIX else Treated(content, False)
         )
 
+    def read_slice(self, source: Source, offset: int, view: memoryview) -> int:
+        """Put a stretch of what goes into memory; return how many bytes there were.
+
+        Raises:
+            OSError: if the file can't be read.
+        """
+        if source.treatment == RAW:
+            return _read_at(source.file, offset, view)
+        content = self.read(source).content[offset : offset + len(view)]
+        view[: len(content)] = content
+        return len(content)
+
     def hash(self, source: Source) -> Content:
         """Return name and size of what goes: `STALE` for byte code of a source that has changed since.
 
@@ -138,6 +150,15 @@ def without_credentials(direct_url: bytes) -> bytes:
     """
     text = direct_url.decode("utf-8", "surrogateescape")
     return _CREDENTIALS.sub("", text).encode("utf-8", "surrogateescape")
+
+
+def _read_at(path: str, offset: int, view: memoryview) -> int:
+    with open(path, "rb", buffering=0) as file:
+        file.seek(offset)
+        done = 0
+        while done < len(view) and (num := file.readinto(view[done:])):
+            done += num
+    return done
 
 
 def _is_current(source: Source) -> bool:

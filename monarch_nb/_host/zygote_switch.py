@@ -1,0 +1,85 @@
+"""A second zygote, in another environment, takes the first one's place as soon as it can be asked."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from monarch_nb._host.loop import Loop
+from monarch_nb._host.warming import Zygote, start_zygote
+from monarch_nb._protocol.environment import RankEnvironment
+
+
+class ZygoteSwitch:
+    """One switch under way. Owned by the loop thread.
+
+    Args:
+        over: called when it's over, before `done` is told how it went.
+        done: told why it can't be; an empty text if it's so.
+
+    Attributes:
+        zygote: the new one, when it has come up.
+        held: descriptors that keep the environment from being removed.
+        waiting: ranks that were asked for meanwhile.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        directory: str,
+        environment: RankEnvironment,
+        over: Callable[[ZygoteSwitch], None],
+        done: Callable[[str], None],
+    ) -> None:
+        self.environment = environment
+        self.zygote: Zygote | None = None
+        self.held: list[int] = []
+        self.waiting: list[tuple[list[dict[str, Any]], dict[str, Any], str]] = []
+        self._loop = loop
+        self._directory = directory
+        self._over = over
+        self._done = done
+
+    def begin(self) -> None:
+        """Start the zygote."""
+        try:
+            self._hold()
+            zygote = start_zygote(list(self.environment.path), self._directory, self.environment, self.held)
+        except OSError as error:
+            self._end(f"{error.filename or self.environment.python}: {error.strerror}")
+            return
+        self._loop.watch_file(zygote.link.fileno(), lambda: self._heard(zygote))
+
+    def _hold(self) -> None:
+        """Keep the environment from being removed while somebody runs in it: the zygote and its forks inherit the lock."""
+        if self.environment.lock:
+            fd = os.open(self.environment.lock, os.O_RDONLY | os.O_CLOEXEC)
+            self.held.append(fd)
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            with suppress(OSError):
+                os.utime(fd)
+
+    def _heard(self, zygote: Zygote) -> None:
+        try:
+            data = zygote.link.recv(65536)
+        except OSError:
+            data = b""
+        self._loop.forget_file(zygote.link.fileno())
+        if data and "ready" in json.loads(data):
+            self.zygote = zygote
+            self._end("")
+            return
+        zygote.link.close()
+        self._end(f"{self.environment.python} ended with status {zygote.process.wait()} before it could fork ranks")
+
+    def _end(self, problem: str) -> None:
+        if problem:
+            for fd in self.held:
+                os.close(fd)
+            self.held = []
+        self._over(self)
+        self._done(problem)

@@ -1,0 +1,77 @@
+"""The environments that hosts start ranks in."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from monarch_nb._protocol.base import Event, Record, Request
+
+_LEADS_ELSEWHERE = ("PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
+
+
+class RankEnvironment(Record, frozen=True):
+    """An interpreter, and how paths of the notebook's machine are spelled on this one.
+
+    Attributes:
+        id: of the environment.
+        python: the interpreter.
+        path: what stands for the notebook's `sys.path`.
+        roots: (directory there, directory here) of what the environment consists of; empty where it's the same one.
+        prefix: the environment's own directory, whose `bin` is put in front of `PATH`; "" where it's the same one.
+        lock: file whose lock, shared, keeps the environment from being removed; "" if nobody does.
+    """
+
+    id: str
+    python: str
+    path: tuple[str, ...]
+    roots: tuple[tuple[str, str], ...] = ()
+    prefix: str = ""
+    lock: str = ""
+
+    def translated(self, path: str) -> str:
+        """Return a path of the notebook's machine as it is here; what isn't the environment's stays.
+
+        >>> RankEnvironment("a", "", (), (("/v", "/s/env"), ("/v/src", "/s/src1"))).translated("/v/src/m.py")
+        '/s/src1/m.py'
+        """
+        for there, here in sorted(self.roots, key=lambda root: -len(root[0])):
+            if path == there or path.startswith(there + "/"):
+                return here + path[len(there) :]
+        return path
+
+    def translated_path(self, path: Sequence[str]) -> list[str]:
+        """Return a module path as it is here."""
+        return [self.translated(entry) for entry in path]
+
+    def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return environment variables for the interpreter: without those that lead into another environment."""
+        if not self.prefix:
+            return dict(environ)
+        kept = {name: value for name, value in environ.items() if name not in _LEADS_ELSEWHERE}
+        kind = "CONDA_PREFIX" if os.path.isdir(f"{self.prefix}/conda-meta") else "VIRTUAL_ENV"
+        return {**kept, kind: self.prefix, "PATH": f"{self.prefix}/bin{os.pathsep}{environ.get('PATH', os.defpath)}"}
+
+
+class UseEnvironments(Request[dict[int, str]], frozen=True):
+    """Have hosts start ranks in other environments from now on; answers with the problems of those that can't, by host."""
+
+    environments: dict[int, RankEnvironment]
+
+
+class GetEnvironments(Request[dict[int, RankEnvironment]], frozen=True):
+    """Return the environments that hosts start ranks in, by host; those that were never told aren't in it."""
+
+
+class SwitchEnvironment(Request[None], frozen=True):
+    """Start ranks in another environment from now on; `number`: of the switch."""
+
+    environment: RankEnvironment
+    number: int
+
+
+class EnvironmentSwitched(Event, frozen=True):
+    """A host starts ranks in another environment from now on; or not, for a problem."""
+
+    number: int
+    problem: str

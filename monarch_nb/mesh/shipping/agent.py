@@ -1,0 +1,177 @@
+"""A host's agent: a process in a group of its own, in no mesh's count of ranks. It runs nothing that it
+receives but the test of a prefix."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from monarch_nb.actor import Actor, endpoint
+from monarch_nb.mesh.shipping.packs import PACK_BYTES, Pack
+from monarch_nb.mesh.shipping.receiving import Receiver
+from monarch_nb.rdma import RDMABuffer, empty
+from monarch_nb.sync.env import manifest as manifests
+from monarch_nb.sync.env.errors import EnvironmentSyncError
+from monarch_nb.sync.env.fits import no_room, refusal, this_machine, try_prefix, warnings
+from monarch_nb.sync.env.mounts import Identity, identity_of
+from monarch_nb.sync.env.place import Prefix, find_prefix, missing_content, place
+from monarch_nb.sync.env.store import Store, default_store
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What an environment meets on a host.
+
+    Attributes:
+        hostname: of the host.
+        store: where its store is.
+        prefix: of this environment, if it's there already.
+        unknown: ids of parts that the host has never heard of.
+        is_shared: whether the host sees the notebook's own files.
+        refusal: why the environment can't run there; "" if nothing speaks against it.
+        warnings: what won't work though it runs.
+    """
+
+    hostname: str
+    store: str
+    prefix: Prefix | None
+    unknown: tuple[str, ...]
+    is_shared: bool
+    refusal: str
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Lack:
+    """What a host lacks.
+
+    Attributes:
+        sizes: by content, its size in bytes.
+        refusal: why there's no room for it; "" if there is.
+    """
+
+    sizes: Mapping[str, int]
+    refusal: str
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What became of a pack.
+
+    Attributes:
+        wrong: contents that weren't what their names say.
+        problem: why it couldn't be fetched; "" if it could.
+    """
+
+    wrong: tuple[str, ...] = ()
+    problem: str = ""
+
+
+class SyncAgent(Actor):
+    """Has a host's store."""
+
+    def __init__(self) -> None:
+        self._store: Store | None = None
+        self._manifest: manifests.Manifest | None = None
+        self._receiver: Receiver | None = None
+        self._memories: list[memoryview] = []
+        self._buffers: list[RDMABuffer] = []
+        self._keepers: list[Any] = []
+
+    @endpoint
+    def survey(self, text: bytes, roots: Mapping[str, Identity | None], *, writes: bool) -> Survey:
+        """Say what is here.
+
+        Args:
+            text: of the manifest.
+            roots: identities of the notebook's layers, by their paths.
+            writes: whether anything may be written: not for a dry run.
+        """
+        found = self._manifest = manifests.read_manifest(text)
+        root = default_store()
+        if writes:
+            store = self._store = Store(root)
+            root = store.root
+        machine = this_machine(root if os.path.isdir(root) else _existing(root))
+        unknown = tuple(p.id for p in found.parts if not os.path.exists(f"{root}/parts/{p.id}"))
+        prefix = find_prefix(root, found.id)
+        is_shared = all(there is not None and identity_of(path) == there for path, there in roots.items())
+        return Survey(
+            os.uname().nodename, root, prefix, unknown, is_shared,
+            refusal(found.facts, machine), tuple(warnings(found.facts, machine)),
+        )  # fmt: skip
+
+    @endpoint
+    def learn(self, texts: Sequence[bytes]) -> Lack:
+        """Remember parts; return what content of the environment isn't here."""
+        store, found = self._opened()
+        for text in texts:
+            store.learn(text)
+        parts = [store.part(part.id) for part in found.parts]
+        manifests.check_tree(parts)
+        sizes = missing_content(store, parts)
+        self._receiver = Receiver(store, _modes(parts))
+        num_files = sum(len(part.entries) for part in parts)
+        return Lack(sizes, no_room(sum(sizes.values()), num_files, this_machine(store.root)))
+
+    @endpoint
+    def make_room(self, num: int) -> list[RDMABuffer]:
+        """Return buffers for packs, that other agents may read from, too."""
+        while len(self._buffers) < num:
+            memory = empty((PACK_BYTES,), dtype="uint8")
+            self._keepers.append(memory)
+            self._memories.append(bytes_of(memory))
+            self._buffers.append(RDMABuffer(memory))
+        return self._buffers[:num]
+
+    @endpoint
+    def take(self, slot: int, pack: Pack, holder: RDMABuffer, sums: Sequence[int]) -> Taken:
+        """Fetch a pack from who has it into one of our buffers, verify it, and put it into the store."""
+        memory = self._memories[slot]
+        try:
+            holder.read_into(memory).get()
+        except Exception as error:  # whatever has become of the holder
+            return Taken(problem=f"{type(error).__name__}: {error}".splitlines()[0])
+        assert self._receiver is not None
+        wrong = self._receiver.check(pack, memory, sums)
+        return Taken(tuple(wrong or self._receiver.take(pack, memory)))
+
+    @endpoint
+    def place(self, modules: Sequence[str]) -> Prefix:
+        """Make the prefix of what was received, and try it."""
+        store, found = self._opened()
+        return place(store, found, lambda prefix: try_prefix(prefix, modules))
+
+    @endpoint
+    def close(self) -> None:
+        """Remove what is unfinished."""
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+    def _opened(self) -> tuple[Store, manifests.Manifest]:
+        if self._store is None or self._manifest is None:
+            raise EnvironmentSyncError("this agent has not been asked what is here: survey() comes first")
+        return self._store, self._manifest
+
+
+def _modes(parts: Sequence[manifests.Part]) -> dict[str, frozenset[bool]]:
+    modes: dict[str, set[bool]] = {}
+    for part in parts:
+        for entry in part.entries:
+            if entry.kind != manifests.LINK:
+                modes.setdefault(entry.content, set()).add(entry.kind == manifests.EXECUTABLE)
+    return {content: frozenset(found) for content, found in modes.items()}
+
+
+def bytes_of(memory: Any) -> memoryview:
+    """Return an array's or a tensor's memory."""
+    return memoryview(memory.numpy() if hasattr(memory, "numpy") else memory).cast("B")
+
+
+def _existing(path: str) -> str:
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    return path

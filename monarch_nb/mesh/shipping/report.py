@@ -1,0 +1,110 @@
+"""What was done about environments on hosts, as data and as text: a part of the receipt of a sync."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from monarch_nb._shape import format_ranks
+from monarch_nb.status import bytes_text
+
+SHORT = 6
+MAX_NAMED = 8
+
+
+@dataclass(frozen=True)
+class HostEnvironment:
+    """An environment on one host.
+
+    Attributes:
+        prefix: where it is; "" where the notebook's own is used.
+        is_shared: whether the host sees the notebook's files, so that nothing is sent.
+        was_there: whether the prefix was there already.
+        sent_bytes: that came over the network.
+        problem: why the host doesn't have it; "" if it has.
+        warnings: what won't work though it runs.
+    """
+
+    prefix: str = ""
+    is_shared: bool = False
+    was_there: bool = False
+    sent_bytes: int = 0
+    problem: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class EnvironmentPart:
+    """The notebook's environment on hosts.
+
+    Attributes:
+        id: of the environment; 64 hexadecimal digits.
+        num_packages, num_bytes: that it consists of.
+        hosts: by host.
+        seconds: that it took.
+        is_dry: whether nothing was done.
+        left_out: (path, reason) of what doesn't go.
+        edited: packages with files that aren't what was installed.
+        corrupting: hosts from which other hosts got what wasn't right.
+        old_ranks: ranks that still run another environment.
+    """
+
+    id: str
+    num_packages: int
+    num_bytes: int
+    hosts: Mapping[int, HostEnvironment]
+    seconds: float
+    is_dry: bool = False
+    left_out: tuple[tuple[str, str], ...] = ()
+    edited: tuple[str, ...] = ()
+    corrupting: tuple[int, ...] = ()
+    old_ranks: tuple[int, ...] = field(default=())
+
+    @property
+    def is_done(self) -> bool:
+        """Say whether all hosts start ranks in this environment."""
+        return not self.is_dry and not any(host.problem for host in self.hosts.values())
+
+    def lines(self) -> list[str]:
+        """Return what has been done, hosts that did alike once."""
+        found: dict[str, list[int]] = {}
+        for index, host in self.hosts.items():
+            for text in (self._line(host), *host.warnings):
+                found.setdefault(text, []).append(index)
+        lines = [
+            f"[host{'s' * (len(hosts) > 1)} {format_ranks(hosts)}] {text}" for text, hosts in found.items()
+        ]
+        lines += [
+            f"[host {index}] gave others what wasn't right, and feeds nobody: %mesh doctor"
+            for index in self.corrupting
+        ]
+        return [*lines, *self._notes()]
+
+    def _line(self, host: HostEnvironment) -> str:
+        what = f"environment {self.id[:SHORT]}, {self.num_packages} packages, {bytes_text(self.num_bytes)}"
+        if host.problem:
+            return f"{what}: not there, {host.problem}"
+        if host.is_shared:
+            return f"{what}: shared, nothing to send{'' if self.is_dry else '; zygote new'}"
+        there = (
+            "is there already"
+            if host.was_there
+            else f"{bytes_text(host.sent_bytes)} {'to send' if self.is_dry else 'sent'}"
+        )
+        return f"{what}: {there}{'' if self.is_dry else f', verified; zygote new ({self.seconds:.1f} s)'}"
+
+    def _notes(self) -> list[str]:
+        notes = []
+        if self.edited:
+            notes.append(f"edited by hand, and sent as they are: {_some(self.edited)}")
+        if self.left_out:
+            notes.append("left out: " + _some([f"{path} ({reason})" for path, reason in self.left_out]))
+        if self.old_ranks and not self.is_dry:
+            ranks = format_ranks(self.old_ranks)
+            notes.append(f"ranks {ranks} run what they were started with: %mesh restart")
+        return notes
+
+
+def _some(names: tuple[str, ...] | list[str]) -> str:
+    rest = len(names) - MAX_NAMED
+    return ", ".join(names[:MAX_NAMED]) + (f" and {rest} more" if rest > 0 else "")

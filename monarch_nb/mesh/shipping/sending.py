@@ -1,0 +1,345 @@
+"""The notebook's environment to hosts: what is missing there goes, in packs; prefixes are made and tried;
+zygotes are started in them."""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from monarch_nb._client.session import Session
+from monarch_nb._protocol.environment import RankEnvironment, UseEnvironments
+from monarch_nb.actor.future import Future
+from monarch_nb.actor.host_mesh import HostMesh
+from monarch_nb.exceptions import MeshError
+from monarch_nb.mesh.shipping.agent import Lack, Survey, SyncAgent, Taken, bytes_of
+from monarch_nb.mesh.shipping.packs import PACK_BYTES, Pack, packs_of
+from monarch_nb.mesh.shipping.receiving import sums_of
+from monarch_nb.mesh.shipping.report import EnvironmentPart, HostEnvironment
+from monarch_nb.mesh.shipping.spreading import Outcome, Refused, Trust, spread
+from monarch_nb.rdma import RDMABuffer, empty
+from monarch_nb.sync.env.cache import HashCache
+from monarch_nb.sync.env.interpreter import this_interpreter
+from monarch_nb.sync.env.layers import find_layers
+from monarch_nb.sync.env.local import changed
+from monarch_nb.sync.env.mounts import identity_of
+from monarch_nb.sync.env.place import Prefix
+from monarch_nb.sync.env.scan import Scanned, scan
+from monarch_nb.sync.env.store import default_store
+from monarch_nb.sync.env.treatment import Treater
+
+SLOTS = 3
+"""Packs under way at once."""
+AGENT_S = 60.0
+PLACE_S = 900.0
+SWITCH_S = 150.0
+GROUP = "environment-agents"
+_TRIED = ("zmq", "cloudpickle", "monarch_nb._protocol.base")
+
+_Answer = TypeVar("_Answer")
+_Room = Mapping[int, Sequence[RDMABuffer]]
+"""Buffers of agents, by host."""
+Progress = Callable[[int, int], None]
+"""Told bytes that are there, and all that go."""
+
+
+@dataclass
+class _Agents:
+    """Agents by host, and what has become of them."""
+
+    by_host: dict[int, SyncAgent]
+    trust: Trust[int] = field(default_factory=Trust)
+
+    def ask(
+        self,
+        ask: Callable[[SyncAgent], Future[_Answer]],
+        timeout_s: float,
+        hosts: Iterable[int] | None = None,
+    ) -> dict[int, _Answer]:
+        """Ask agents the same at once; those that fail are left out from then on."""
+        futures = {}
+        for host in list(self.by_host if hosts is None else hosts):
+            if host not in self.trust.lost:
+                futures[host] = ask(self.by_host[host])
+        answers: dict[int, _Answer] = {}
+        deadline = time.monotonic() + timeout_s
+        for host, future in futures.items():
+            try:
+                answers[host] = future.get(max(0.1, deadline - time.monotonic()))
+            except Exception as error:
+                self.trust.lose(host, _reason(error))
+        return answers
+
+
+def send_environment(
+    session: Session,
+    hosts: Sequence[int],
+    scanned: Scanned,
+    *,
+    copies: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> EnvironmentPart:
+    """Have hosts start ranks in the environment of this program from now on.
+
+    Args:
+        hosts: indices of hosts.
+        scanned: the environment, as `monarch_nb.sync.env.scan` has found it.
+        copies: make prefixes of their own also on hosts that see this program's files.
+        dry_run: only say what would be done.
+        progress: told how far it is.
+
+    Raises:
+        EnvironmentSyncError: if a file here isn't what was believed. What hosts can't do is in the result.
+    """
+    start = time.monotonic()
+    with _agents_on(session, hosts) as agents:
+        surveys = _survey(agents, scanned, writes=not dry_run)
+        shared = [] if copies else [host for host, survey in surveys.items() if survey.is_shared]
+        for host, survey in surveys.items():
+            if survey.refusal and host not in shared:
+                agents.trust.lose(host, survey.refusal)
+        able = [host for host in surveys if host not in shared and host not in agents.trust.lost]
+        wanting = [host for host in able if surveys[host].prefix is None]
+        lacks = _lacks(agents, scanned, wanting, surveys, dry_run=dry_run)
+        if not dry_run:
+            _send(agents, scanned, lacks, progress)
+        there = {host: prefix for host in able if (prefix := surveys[host].prefix) is not None}
+        placed = {} if dry_run else there | _place(agents, wanting)
+        if not dry_run:
+            _switch(session, agents, scanned, shared, placed)
+        lost = agents.trust.lost
+        found = {
+            h: _host_environment(surveys.get(h), lacks.get(h), placed.get(h), h in shared, lost.get(h, ""))
+            for h in hosts
+        }
+    return EnvironmentPart(
+        id=scanned.manifest.id,
+        num_packages=sum(bool(part.version) for part in scanned.parts.values()),
+        num_bytes=scanned.num_bytes,
+        hosts=found,
+        seconds=time.monotonic() - start,
+        is_dry=dry_run,
+        left_out=scanned.left_out,
+        edited=tuple(sorted(scanned.edited)),
+        corrupting=tuple(agents.trust.corrupting()),
+    )
+
+
+@contextmanager
+def _agents_on(session: Session, hosts: Sequence[int]) -> Iterator[_Agents]:
+    """Give an agent on each host: a process of its own group, so that one's end is nobody else's."""
+    with ExitStack() as stack:
+        agents = _Agents({})
+        for host in hosts:
+            try:
+                procs = HostMesh((host,), session=session).spawn_procs(name=f"{GROUP}-{host}")
+            except MeshError as error:  # it's lost, or has no room
+                agents.trust.lose(host, _reason(error))
+                continue
+            stack.callback(_stop, procs)
+            agents.by_host[host] = procs.spawn("agent", SyncAgent)
+        stack.callback(lambda: agents.ask(lambda agent: agent.close.call_one(), AGENT_S))
+        yield agents
+
+
+def _stop(procs: Any) -> None:
+    with suppress(Exception):  # it's gone already
+        procs.stop().get(AGENT_S)
+
+
+def _survey(agents: _Agents, scanned: Scanned, *, writes: bool) -> dict[int, Survey]:
+    text = scanned.manifest.text
+    roots = {root: identity_of(root) for root in scanned.roots.values()}
+    return agents.ask(lambda agent: agent.survey.call_one(text, roots, writes=writes), AGENT_S)
+
+
+def _lacks(
+    agents: _Agents, scanned: Scanned, hosts: Sequence[int], surveys: Mapping[int, Survey], *, dry_run: bool
+) -> dict[int, Lack]:
+    """Return what hosts lack; for a dry run, what parts that they don't know have."""
+    if dry_run:
+        return {h: Lack(_contents(scanned, surveys[h].unknown), "") for h in hosts}
+    lacks: dict[int, Lack] = {}
+    for unknown in dict.fromkeys(surveys[host].unknown for host in hosts):
+        texts = [scanned.parts[part].text for part in unknown]
+        alike = [host for host in hosts if surveys[host].unknown == unknown]
+        lacks |= agents.ask(_learning(texts), AGENT_S, alike)
+    for host, lack in list(lacks.items()):
+        if lack.refusal:
+            agents.trust.lose(host, lack.refusal)
+            del lacks[host]
+    return lacks
+
+
+def _learning(texts: list[bytes]) -> Callable[[SyncAgent], Future[Lack]]:
+    return lambda agent: agent.learn.call_one(texts)
+
+
+def _contents(scanned: Scanned, parts: Iterable[str]) -> dict[str, int]:
+    return {e.content: e.size for part in parts for e in scanned.parts[part].entries if e.kind != "l"}
+
+
+def _send(agents: _Agents, scanned: Scanned, lacks: Mapping[int, Lack], progress: Progress | None) -> None:
+    """Send hosts what they lack: hosts that lack the same as one."""
+    groups: dict[frozenset[int], dict[str, int]] = {}
+    for sha256, size in {s: n for lack in lacks.values() for s, n in lack.sizes.items()}.items():
+        who = frozenset(host for host, lack in lacks.items() if sha256 in lack.sizes)
+        groups.setdefault(who, {})[sha256] = size
+    num_bytes = sum(sum(sizes.values()) for sizes in groups.values())
+    sender = _Sender(agents, scanned, progress, num_bytes)
+    for who, sizes in groups.items():
+        sender.send(sorted(who), list(packs_of(sizes)))
+
+
+class _Sender:
+    """Reads packs and has them spread, `SLOTS` at once."""
+
+    def __init__(self, agents: _Agents, scanned: Scanned, progress: Progress | None, num_bytes: int) -> None:
+        self._agents = agents
+        self._scanned = scanned
+        self._treater = Treater(scanned.roots)
+        self._progress = progress
+        self._num_bytes = num_bytes
+        self._num_sent = 0
+        self._lock = threading.Lock()
+
+    def send(self, hosts: Sequence[int], packs: Sequence[Pack]) -> None:
+        """Send packs to hosts.
+
+        Raises:
+            EnvironmentSyncError: if a file here isn't what was believed.
+        """
+        room = self._agents.ask(lambda agent: agent.make_room.call_one(SLOTS), AGENT_S, hosts)
+        left: queue.SimpleQueue[Pack] = queue.SimpleQueue()
+        ordered, loose = _in_order(packs)
+        for pack in loose:
+            left.put(pack)
+        with ThreadPoolExecutor(SLOTS, "monarch_nb-sync-send") as pool:
+            chains = [pool.submit(self._send_chain, 0, ordered, left, room)]
+            chains += [pool.submit(self._send_chain, slot, [], left, room) for slot in range(1, SLOTS)]
+            for chain in chains:
+                chain.result()
+
+    def _send_chain(
+        self, slot: int, first: Sequence[Pack], left: queue.SimpleQueue[Pack], room: _Room
+    ) -> None:
+        """Send packs one after the other by one buffer: first some that must stay in order, then what nobody
+        else has taken."""
+        memory = empty((PACK_BYTES,), dtype="uint8")
+        buffer = RDMABuffer(memory)
+        try:
+            for pack in _and_then(first, left):
+                self._send_pack(slot, pack, bytes_of(memory), buffer, room)
+        finally:
+            buffer.drop()
+
+    def _send_pack(self, slot: int, pack: Pack, memory: memoryview, buffer: RDMABuffer, room: _Room) -> None:
+        self._read(pack, memory)
+        sums = sums_of(pack, memory) if len(room) > 1 else ()
+
+        def copy(holder: int | None, target: int) -> Outcome:
+            source = buffer if holder is None else room[holder][slot]
+            taken: Taken = self._agents.by_host[target].take.call_one(slot, pack, source, sums).get(AGENT_S)
+            return taken.wrong, taken.problem
+
+        try:
+            spread(list(room), self._agents.trust, copy)
+        except Refused as error:
+            raise changed(self._scanned.sources[error.wrong[0]].file) from None
+        with self._lock:
+            self._num_sent += pack.num_bytes
+            if self._progress is not None:
+                self._progress(self._num_sent, self._num_bytes)
+
+    def _read(self, pack: Pack, memory: memoryview) -> None:
+        at = 0
+        for each in pack.slices:
+            source = self._scanned.sources[each.sha256]
+            view = memory[at : at + each.length]
+            num = self._treater.read_slice(source, each.offset, view)
+            if num != each.length:
+                raise changed(source.file)
+            at += each.length
+
+
+def _in_order(packs: Iterable[Pack]) -> tuple[list[Pack], list[Pack]]:
+    """Divide packs into those with a part of large content, which go one after the other, and all others."""
+    ordered: list[Pack] = []
+    loose: list[Pack] = []
+    for pack in packs:
+        (ordered if any(each.length < each.size for each in pack.slices) else loose).append(pack)
+    return ordered, loose
+
+
+def _and_then(first: Sequence[Pack], left: queue.SimpleQueue[Pack]) -> Iterator[Pack]:
+    yield from first
+    with suppress(queue.Empty):
+        while True:
+            yield left.get_nowait()
+
+
+def _place(agents: _Agents, hosts: Sequence[int]) -> dict[int, Prefix]:
+    modules = tried_modules()
+    return agents.ask(lambda agent: agent.place.call_one(modules), PLACE_S, hosts)
+
+
+def tried_modules() -> list[str]:
+    """Return what a prefix is tried with: extension modules of the interpreter that this program has
+    imported, and what ranks need."""
+    files = {name: getattr(module, "__file__", None) or "" for name, module in list(sys.modules.items())}
+    return [*sorted(name for name, file in files.items() if "lib-dynload" in file), *_TRIED]
+
+
+def _switch(
+    session: Session, agents: _Agents, scanned: Scanned, shared: Sequence[int], placed: Mapping[int, Prefix]
+) -> None:
+    """Have host processes start zygotes in the environment."""
+    here = RankEnvironment(scanned.manifest.id, sys.executable, tuple(sys.path))
+    wanted = dict.fromkeys(shared, here) | {h: _rank_environment(p, scanned) for h, p in placed.items()}
+    problems = session.request(UseEnvironments(wanted), SWITCH_S)
+    for host, problem in problems.items():
+        agents.trust.lose(host, problem)
+
+
+def _rank_environment(prefix: Prefix, scanned: Scanned) -> RankEnvironment:
+    roots = tuple((root, f"{prefix.root}/{layer}") for layer, root in scanned.roots.items())
+    folder = prefix.python.rpartition("/bin/")[0]
+    return RankEnvironment(prefix.id, prefix.python, prefix.path, roots, folder, f"{prefix.root}.lock")
+
+
+def _host_environment(
+    survey: Survey | None, lack: Lack | None, placed: Prefix | None, is_shared: bool, problem: str
+) -> HostEnvironment:
+    return HostEnvironment(
+        prefix="" if placed is None else placed.root,
+        is_shared=is_shared,
+        was_there=survey is not None and survey.prefix is not None,
+        sent_bytes=0 if lack is None else sum(lack.sizes.values()),
+        problem=problem,
+        warnings=() if survey is None else survey.warnings,
+    )
+
+
+def _reason(error: BaseException) -> str:
+    """Return what has gone wrong on a host, in one line: what the agent has raised, without how it got
+    here."""
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    return str(cause).splitlines()[0] if str(cause) else type(cause).__name__
+
+
+def scan_here(*, verify: bool = False) -> Scanned:
+    """Return the environment of this program."""
+    cache = HashCache(f"{default_store()}/content.sqlite")
+    return scan(find_layers(this_interpreter()), cache, verify=verify)
+
+
+__all__ = ["Progress", "scan_here", "send_environment", "tried_modules"]

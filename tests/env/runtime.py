@@ -1,0 +1,56 @@
+"""An environment that ranks can run in: this package, installed editable, and what it needs, without torch. Linked, so that it takes no room."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from environments import Made, make_venv
+
+ROOT = Path(__file__).parents[2]
+NEEDED = ("pyzmq", "cloudpickle", "ipython", "psutil", "numpy", "msgspec", "pathspec")
+_EXTRA = re.compile(r"extra\s*==")
+
+
+def make_runtime(prefix: Path) -> Made:
+    """Make a venv with what ranks need. Its files are links to those of the tests' own environment."""
+    made = make_venv(prefix)
+    seen: set[str] = set()
+    for name in NEEDED:
+        _link(name, made.site, seen)
+    write_editable(made.site)
+    return made
+
+
+def write_editable(site: Path) -> None:
+    """Install this package as an editable install does that is done by hand."""
+    info = site / "monarch_nb-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: monarch_nb\nVersion: 0.1.0\n")
+    (info / "INSTALLER").write_text("tests\n")
+    (info / "direct_url.json").write_text(f'{{"dir_info": {{"editable": true}}, "url": "file://{ROOT}"}}')
+    (site / "_editable_impl_monarch_nb.pth").write_text(f"{ROOT}\n")
+    (info / "RECORD").write_text("monarch_nb-0.1.0.dist-info/METADATA,,\n_editable_impl_monarch_nb.pth,,\nmonarch_nb-0.1.0.dist-info/direct_url.json,,\n")
+
+
+def _link(name: str, site: Path, seen: set[str]) -> None:
+    found = metadata.distribution(name)
+    if found.metadata["Name"] in seen:
+        return
+    seen.add(found.metadata["Name"])
+    for file in found.files or ():
+        target = site / file
+        if ".." not in file.parts and not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.link(found.locate_file(file), target)
+    for requirement in found.requires or ():
+        if not _EXTRA.search(requirement):
+            required = re.match(r"[\w.-]+", requirement)
+            assert required is not None
+            try:
+                _link(required.group(), site, seen)
+            except metadata.PackageNotFoundError:  # of another platform, or another Python
+                assert ";" in requirement, (requirement, sys.version)

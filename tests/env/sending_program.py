@@ -1,0 +1,150 @@
+"""Run by the interpreter of a small environment: sends that to hosts, each with a store of its own, and prints what has come of it as JSON.
+
+usage: sending_program.py SCENARIO FOLDER
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ["MONARCH_NB_PRELOAD"] = "none"
+
+from monarch_nb._client.session import Session
+from monarch_nb._protocol.environment import GetEnvironments
+from monarch_nb._protocol.programs import Status
+from monarch_nb._protocol.ranks import Restart
+from monarch_nb.actor import Actor, HostMesh, endpoint
+from monarch_nb.job import ProcessJob
+from monarch_nb.mesh.shipping import sending, spreading
+from monarch_nb.mesh.shipping.agent import SyncAgent, Taken
+from monarch_nb.mesh.shipping.report import EnvironmentPart
+
+T = 60
+
+
+class Where(Actor):
+    @endpoint
+    def prefix(self) -> str:
+        return sys.prefix
+
+    @endpoint
+    def imports(self, name: str) -> str:
+        return str(__import__(name).__file__)
+
+
+class Corrupting(SyncAgent):
+    """What it passes on isn't what it has got: on the first host."""
+
+    @endpoint
+    def take(self, slot: int, pack: Any, holder: Any, sums: Any) -> Taken:
+        found: Taken = SyncAgent.take.method(self, slot, pack, holder, sums)
+        if os.environ.get("CORRUPTS"):
+            self._memories[slot][5] ^= 255
+        return found
+
+
+@contextlib.contextmanager
+def hosts(folder: Path, num: int, **env: str) -> Iterator[tuple[Session, list[HostMesh]]]:
+    with contextlib.ExitStack() as stack:
+        meshes = []
+        for i in range(num):
+            own = {"MONARCH_NB_STORE": str(folder / f"host{i}" / "store"), **(env if not i else {})}
+            meshes.append(stack.enter_context(ProcessJob({"hosts": 1}, env=own)).hosts)
+        for mesh in meshes:
+            mesh.initialized.get(T)
+        yield meshes[0]._session, meshes
+
+
+def indices(meshes: list[HostMesh]) -> list[int]:
+    return [host for mesh in meshes for host in mesh._hosts]
+
+
+def told(part: EnvironmentPart) -> dict[str, Any]:
+    return {
+        "id": part.id,
+        "done": part.is_done,
+        "lines": part.lines(),
+        "corrupting": list(part.corrupting),
+        "sent": [h.sent_bytes for h in part.hosts.values()],
+        "problems": [h.problem for h in part.hosts.values()],
+        "prefixes": [h.prefix for h in part.hosts.values()],
+        "shared": [h.is_shared for h in part.hosts.values()],
+        "there": [h.was_there for h in part.hosts.values()],
+    }
+
+
+def prefix_of(procs: Any) -> str:
+    return procs.spawn("where", Where).prefix.call_one().get(T)
+
+
+def whole_life(folder: Path) -> dict[str, Any]:
+    """A dry run; a sync; ranks from before, new ones, restarted ones; a package more."""
+    found: dict[str, Any] = {}
+    with hosts(folder, 2) as (session, meshes):
+        everywhere = indices(meshes)
+        old = meshes[0].spawn_procs()
+        found["old"] = prefix_of(old)
+        scanned = sending.scan_here()
+        found["uncovered"] = list(scanned.left_out)
+        found["dry"] = told(sending.send_environment(session, everywhere, scanned, copies=True, dry_run=True))
+        found["written"] = [p.name for p in sorted(folder.iterdir())]
+        found["first"] = told(sending.send_environment(session, everywhere, scanned, copies=True))
+        found["new"] = [prefix_of(mesh.spawn_procs()) for mesh in meshes]
+        found["old after"] = old.spawn("again", Where).prefix.call_one().get(T)
+        session.request(Restart(list(old._procs)))
+        found["restarted"] = prefix_of(old)
+        found["spawned"] = prefix_of(meshes[0].spawn_procs(method="spawn"))
+        found["again"] = told(sending.send_environment(session, everywhere, scanned, copies=True))
+        site = Path(next(p for p in sys.path if p.endswith("site-packages")))
+        (site / "one_more.py").write_text("X = 1\n" * 1000)
+        found["more"] = told(sending.send_environment(session, everywhere, sending.scan_here(), copies=True))
+        found["imported"] = meshes[1].spawn_procs().spawn("w", Where).imports.call_one("one_more").get(T)
+        found["in place"] = told(sending.send_environment(session, everywhere, sending.scan_here()))
+        found["here again"] = prefix_of(meshes[1].spawn_procs())
+        found["books"] = sorted(session.request(GetEnvironments()))
+    return found
+
+
+def kill_agent(session: Session, host: int) -> Callable[[int, int], None]:
+    """Return a progress that kills the agent of a host when half of it is there."""
+
+    def progress(done: int, total: int) -> None:
+        for row in session.request(Status()).procs if done > total / 2 else ():
+            if row.group.startswith(f"{sending.GROUP}-{host}") and row.state == "running":
+                os.kill(row.pid, signal.SIGKILL)
+
+    return progress
+
+
+def killed(folder: Path) -> dict[str, Any]:
+    """An agent is killed in the middle: its host is named, the other goes on; the next sync takes up where it was."""
+    found: dict[str, Any] = {}
+    with hosts(folder, 2) as (session, meshes):
+        everywhere, scanned = indices(meshes), sending.scan_here()
+        progress = kill_agent(session, everywhere[1])
+        found["first"] = told(sending.send_environment(session, everywhere, scanned, copies=True, progress=progress))
+        found["second"] = told(sending.send_environment(session, everywhere, scanned, copies=True))
+        found["new"] = [prefix_of(mesh.spawn_procs()) for mesh in meshes]
+        found["left"] = [os.listdir(folder / f"host{i}" / "store" / "tmp") for i in range(2)]
+    return found
+
+
+def corrupting(folder: Path) -> dict[str, Any]:
+    """One of three hosts passes on what isn't right."""
+    sending.SyncAgent = Corrupting  # type: ignore[misc]
+    spreading.HOME_FEEDS = 1  # the others read from the first that has it
+    with hosts(folder, 3, CORRUPTS="1") as (session, meshes):
+        part = sending.send_environment(session, indices(meshes), sending.scan_here(), copies=True)
+        return {"first": told(part), "hosts": indices(meshes)}
+
+
+if __name__ == "__main__":
+    scenarios = {"whole_life": whole_life, "killed": killed, "corrupting": corrupting}
+    print(json.dumps(scenarios[sys.argv[1]](Path(sys.argv[2]))))

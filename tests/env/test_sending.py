@@ -1,0 +1,192 @@
+"""The environment of a program on its hosts: real host processes, agents, stores and zygotes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from environments import Made, bare
+from runtime import ROOT, make_runtime
+
+from monarch_nb.mesh.shipping.packs import packs_of
+from monarch_nb.mesh.shipping.receiving import Receiver, sums_of
+from monarch_nb.mesh.shipping.spreading import Refused, Trust, spread
+from monarch_nb.sync.env.store import Store
+
+PROGRAM = Path(__file__).with_name("sending_program.py")
+
+
+@pytest.fixture(scope="module")
+def runtime(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return make_runtime(tmp_path_factory.mktemp("runtime") / "venv")
+
+
+def run(runtime: Made, scenario: str, folder: Path) -> dict[str, Any]:
+    folder.mkdir()
+    env = {**bare(), "MONARCH_NB_STORE": str(folder / "home" / "store")}
+    ended = subprocess.run([runtime.python, str(PROGRAM), scenario, str(folder)], capture_output=True, text=True, env=env, cwd=folder, timeout=220)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def life(runtime: Made, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return run(runtime, "whole_life", tmp_path_factory.mktemp("life") / "hosts")
+
+
+def test_a_dry_run_says_what_goes_and_writes_nothing(life: dict[str, Any]) -> None:
+    assert not life["dry"]["done"]
+    assert all(sent > 50e6 for sent in life["dry"]["sent"])
+    assert life["written"] == ["home"], "the notebook's own cache"
+    assert "to send" in life["dry"]["lines"][0]
+
+
+def test_new_ranks_run_in_the_hosts_own_prefix_and_old_ones_as_before(life: dict[str, Any], runtime: Made) -> None:
+    first = life["first"]
+    assert first["done"], first["problems"]
+    assert life["new"] == [f"{prefix}/env" for prefix in first["prefixes"]]
+    assert len(set(life["new"])) == 2
+    assert life["old"] == life["old after"] == str(runtime.prefix)
+
+
+def test_restarted_ranks_and_fresh_interpreters_run_in_it_too(life: dict[str, Any]) -> None:
+    assert life["restarted"] == life["spawned"] == life["new"][0]
+
+
+def test_a_second_time_nothing_is_sent_and_a_package_more_is_little(life: dict[str, Any]) -> None:
+    assert life["again"]["sent"] == [0, 0]
+    assert life["again"]["there"] == [True, True]
+    assert life["more"]["id"] != life["first"]["id"]
+    assert all(0 < sent < 100_000 for sent in life["more"]["sent"])
+    assert life["imported"].startswith(life["more"]["prefixes"][1])
+
+
+def test_hosts_that_see_the_notebooks_files_get_nothing(life: dict[str, Any], runtime: Made) -> None:
+    assert life["in place"]["shared"] == [True, True]
+    assert life["in place"]["sent"] == [0, 0]
+    assert life["here again"] == str(runtime.prefix)
+
+
+def test_everything_is_covered(life: dict[str, Any]) -> None:
+    assert life["uncovered"] == []
+
+
+def test_a_host_whose_agent_is_killed_is_named_and_taken_up_again(runtime: Made, tmp_path: Path) -> None:
+    found = run(runtime, "killed", tmp_path / "hosts")
+    assert not found["first"]["problems"][0]
+    assert found["first"]["problems"][1]
+    assert not found["first"]["done"]
+    assert found["second"]["done"]
+    assert 0 < found["second"]["sent"][1] < found["first"]["sent"][1]
+    assert found["new"] == [f"{prefix}/env" for prefix in found["second"]["prefixes"]]
+    assert found["left"] == [[], []]
+
+
+def test_a_host_that_passes_on_what_is_not_right_is_found(runtime: Made, tmp_path: Path) -> None:
+    found = run(runtime, "corrupting", tmp_path / "hosts")
+    assert found["first"]["done"], found["first"]["problems"]
+    assert found["first"]["corrupting"] == found["hosts"][:1]
+
+
+# --- packs
+
+
+def test_packs_have_everything_once_and_in_order() -> None:
+    draw = random.Random(5)
+    for limit in (1, 7, 100):
+        sizes = {f"{i:064x}": draw.choice([0, 1, limit - 1, limit, limit + 1, 3 * limit + 2]) for i in range(40)}
+        seen: dict[str, int] = {}
+        for pack in packs_of(sizes, limit):
+            assert pack.num_bytes <= limit
+            for each in pack.slices:
+                assert seen.get(each.sha256, 0) == each.offset
+                seen[each.sha256] = each.offset + each.length
+        assert seen == sizes
+    assert list(packs_of({})) == []
+
+
+def test_thousands_of_broken_packs_put_nothing_wrong_into_a_store(tmp_path: Path) -> None:
+    draw = random.Random(int(os.environ.get("MONARCH_NB_HOSTILE_SEED", "9")))
+    contents = {hashlib.sha256(data).hexdigest(): data for data in (draw.randbytes(n) for n in (0, 1, 10, 30, 75))}
+    store = Store(str(tmp_path / "store"))
+    packs = list(packs_of({name: len(data) for name, data in contents.items()}, 32))
+    for _ in range(3_000):
+        receiver = Receiver(store, {})
+        pack = draw.choice(packs)
+        data = bytearray(b"".join(contents[s.sha256][s.offset : s.offset + s.length] for s in pack.slices))
+        sums = sums_of(pack, memoryview(data))
+        if draw.random() < 0.5 and data:
+            data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+            assert receiver.check(pack, memoryview(data), sums), "what was changed on its way is found before it's written"
+        receiver.take(pack, memoryview(data)[: draw.choice([len(data), draw.randint(0, len(data))])])
+    for folder in os.scandir(f"{store.root}/objects"):
+        for entry in os.scandir(folder.path):
+            with open(entry.path, "rb") as file:
+                assert hashlib.sha256(file.read()).hexdigest() == folder.name + entry.name
+    store.close()
+
+
+# --- spreading
+
+
+def test_each_host_gets_it_once_and_most_of_them_from_another() -> None:
+    trust: Trust[int] = Trust()
+    copied: list[tuple[int | None, int]] = []
+
+    def copy(holder: int | None, target: int) -> tuple[tuple[str, ...], str]:
+        copied.append((holder, target))
+        return (), ""
+
+    spread(range(1, 17), trust, copy)
+    assert sorted(target for _, target in copied) == list(range(1, 17))
+    had = {None}
+    for _holder, target in copied:
+        had.add(target)
+    assert all(holder in had for holder, _ in copied)
+
+
+def test_what_the_notebook_itself_has_wrong_ends_it() -> None:
+    with pytest.raises(Refused):
+        spread([1, 2, 3], Trust(), lambda holder, target: (("abc",), ""))
+
+
+def test_a_host_that_fails_is_left_out_and_the_others_go_on() -> None:
+    trust: Trust[int] = Trust()
+    done = []
+
+    def copy(holder: int | None, target: int) -> tuple[tuple[str, ...], str]:
+        if target == 2:
+            raise ConnectionError("gone")
+        done.append(target)
+        return (), ""
+
+    spread([1, 2, 3, 4], trust, copy)
+    assert sorted(done) == [1, 3, 4]
+    assert trust.lost == {2: "ConnectionError: gone"}
+    spread([2], trust, copy)
+    assert sorted(done) == [1, 3, 4]
+
+
+def test_a_holder_that_is_wrong_twice_feeds_nobody() -> None:
+    trust: Trust[int] = Trust()
+    fed: list[tuple[int | None, int]] = []
+
+    def copy(holder: int | None, target: int) -> tuple[tuple[str, ...], str]:
+        fed.append((holder, target))
+        return (("abc",) if holder == 1 else ()), ""
+
+    for _ in range(20):
+        spread([1, 2, 3, 4, 5], trust, copy)
+    assert trust.corrupting() in ([1], [])
+    assert sum(holder == 1 for holder, _ in fed) <= 4
+    assert sum(target == 5 for _, target in fed) >= 20
+
+
+def test_nothing_of_this_package_is_taken_from_here(life: dict[str, Any]) -> None:
+    assert str(ROOT) not in life["imported"]
