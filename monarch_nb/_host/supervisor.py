@@ -190,7 +190,8 @@ class Supervisor:
         python = sys.executable
         if self._environment is not None:
             python = self._environment.python
-            spec = {**spec, "sys_path": self._environment.translated_path(spec["sys_path"])}
+            workspaces = [there for there, _ in spec.get("elsewhere", ())]
+            spec = {**spec, "sys_path": self._environment.translated_path(spec["sys_path"], workspaces)}
             spec["python"] = spec.get("python") or python
         for own in ranks:
             own["token"] = secrets.token_hex(4)

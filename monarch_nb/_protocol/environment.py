@@ -17,7 +17,8 @@ class RankEnvironment(Record, frozen=True):
         id: of the environment.
         python: the interpreter.
         path: what stands for the notebook's `sys.path`.
-        roots: (directory there, directory here) of what the environment consists of; empty where it's the same one.
+        roots: (directory there, directory here) of what the environment consists of; empty where it's the
+            same one.
         prefix: the environment's own directory, whose `bin` is put in front of `PATH`; "" where it's the same one.
         lock: file whose lock, shared, keeps the environment from being removed; "" if nobody does.
     """
@@ -40,12 +41,20 @@ class RankEnvironment(Record, frozen=True):
                 return here + path[len(there) :]
         return path
 
-    def translated_path(self, path: Sequence[str]) -> list[str]:
-        """Return a module path as it is here."""
-        return [self.translated(entry) for entry in path]
+    def translated_path(self, path: Sequence[str], kept: Sequence[str] = ()) -> list[str]:
+        """Return a module path as it is here.
+
+        Args:
+            kept: directories of the notebook's machine that are brought here by themselves: what is in them
+                stays as it is.
+        """
+        roots = (*((each, each) for each in kept), *(root for root in self.roots if root[0] not in kept))
+        other = RankEnvironment(self.id, self.python, self.path, roots)
+        return [other.translated(entry) for entry in path]
 
     def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return environment variables for the interpreter: without those that lead into another environment."""
+        """Return environment variables for the interpreter: without those that lead into another
+        environment."""
         if not self.prefix:
             return dict(environ)
         kept = {name: value for name, value in environ.items() if name not in _LEADS_ELSEWHERE}
@@ -54,7 +63,8 @@ class RankEnvironment(Record, frozen=True):
 
 
 class UseEnvironments(Request[dict[int, str]], frozen=True):
-    """Have hosts start ranks in other environments from now on; answers with the problems of those that can't, by host."""
+    """Have hosts start ranks in other environments from now on; answers with the problems of those that
+    can't, by host."""
 
     environments: dict[int, RankEnvironment]
 
