@@ -132,8 +132,8 @@ class Feed(Pending):
             self._reach("began")
             self.complete()
             return self
-        for news in body.read(list[Any]):
-            self._take_news(*news)
+        for event in body.read(list[Any]):
+            self._take_event(*event)
         if not body.flags & wire.END:
             return None
         if self.when_late is not None:
@@ -141,7 +141,7 @@ class Feed(Pending):
         self.complete()
         return self
 
-    def _take_news(self, kind: str, what: Any) -> None:
+    def _take_event(self, kind: str, what: Any) -> None:
         if kind == "output":
             self._take_records(what)
         elif kind == "began":
@@ -192,8 +192,8 @@ class Feed(Pending):
         for what in ("began", "live"):
             self._reach(what)
 
-    def hears_of(self, end: RankExit) -> bool:
-        return not self.ready and (self.office.me, self.ref) in end.told
+    def handles_end(self, end: RankExit) -> bool:
+        return not self.ready and (self.office.me, self.ref) in end.notified
 
     def lost(self, proc: int, end: RankExit) -> Pending | None:
         return None  # ranks are the home's business; if the home goes, the office is closed

@@ -18,7 +18,7 @@ class HealReport:
         ranks: those that were started anew.
         hosts: those that were replaced.
         actors: ranks on which actors were made again, by the actors' name.
-        said: what else was done, each in a sentence.
+        messages: what else was done, each in a sentence.
         problems: what could not be put back.
         seconds: how long it took.
     """
@@ -35,7 +35,7 @@ class HealReport:
         """Make it of what the home says."""
         return cls(
             ranks=tuple(found.ranks), hosts=tuple(found.hosts),
-            actors={name: tuple(ranks) for name, ranks in found.actors.items()}, messages=tuple(found.said),
+            actors={name: tuple(ranks) for name, ranks in found.actors.items()}, messages=tuple(found.messages),
             problems=tuple(found.problems), seconds=found.seconds,
         )  # fmt: skip
 

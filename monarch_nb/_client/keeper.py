@@ -42,7 +42,7 @@ class Keeper:
     def __init__(self, claim: Claim, path: str, requirements: dict[str, Any], for_s: float, wait_s: float) -> None:
         self._claim, self._path, self._requirements, self._for_s = claim, path, requirements, for_s
         self._home: Connection | None = None
-        self._news: socket.socket | None = None
+        self._handover: socket.socket | None = None
         self._is_warm = False
         self._failures = 0
         self._next_at = _now() + wait_s
@@ -50,12 +50,12 @@ class Keeper:
         self._looked_at: dict[str, Any] = requirements
         self._look_at = _now() + LOOK_S
         self._packages_have_changed = False
-        self._is_told_to_end = False
+        self._should_end = False
         self.trouble = ""
 
     def run(self) -> None:
         """Keep a home warm until the time is up, or until told to end; leave none."""
-        told, wake_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        wakeup_fd, wake_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, self._on_signal)
         signal.set_wakeup_fd(wake_fd, warn_on_full_buffer=False)
@@ -64,10 +64,10 @@ class Keeper:
             while self._goes_on():
                 if self._home is None and _now() >= self._next_at:
                     self._start()
-                wanted = [told] if self._news is None else [told, self._news.fileno()]
+                wanted = [wakeup_fd] if self._handover is None else [wakeup_fd, self._handover.fileno()]
                 ready = select.select(wanted, [], [], self._wait_s())[0]
-                if told in ready:
-                    os.read(told, 64)
+                if wakeup_fd in ready:
+                    os.read(wakeup_fd, 64)
                 elif ready:
                     self._receive_event()
         finally:
@@ -75,14 +75,14 @@ class Keeper:
             self._claim.release()
 
     def _on_signal(self, number: int, frame: object) -> None:
-        self._is_told_to_end = True
+        self._should_end = True
 
     def _goes_on(self) -> bool:
         if self._failures >= MAX_FAILURES or not self._claim.holds:
             return False
         if _now() >= self._look_at:
             self._look_at_packages()
-        return not self._is_told_to_end and _now() < self._ends_at and not self._packages_have_changed
+        return not self._should_end and _now() < self._ends_at and not self._packages_have_changed
 
     def _look_at_packages(self) -> None:
         """See whether something was installed, and that is over: programs have another key since, and no use for what is kept here."""
@@ -97,22 +97,22 @@ class Keeper:
     def _start(self) -> None:
         try:
             self._home = launch.start_home(owner_pid=os.getpid(), warm_claim=self._path, requirements=self._requirements)
-            news = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            news.connect(socket_path(self._home.directory))
-            self._news = news
+            handover = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            handover.connect(socket_path(self._home.directory))
+            self._handover = handover
         except (MeshStartError, OSError) as error:
             self._has_failed(str(error))
 
     def _receive_event(self) -> None:
-        assert self._news is not None and self._home is not None
+        assert self._handover is not None and self._home is not None
         try:
-            news = self._news.recv(64)
+            event = self._handover.recv(64)
         except OSError:
-            news = b""
-        if news == WARM:
+            event = b""
+        if event == WARM:
             self._is_warm, self._failures, self.trouble = True, 0, ""
             self._ends_at = _now() + self._for_s
-        elif news == TAKEN:
+        elif event == TAKEN:
             self._drop()
             self._next_at = _now() + NEXT_S
             self._ends_at = self._next_at + WARM_UP_S + self._for_s
@@ -128,20 +128,20 @@ class Keeper:
 
     def _drop(self) -> None:
         """Have nothing to do any more with a home."""
-        if self._news is not None:
-            self._news.close()
-        self._news = self._home = None
+        if self._handover is not None:
+            self._handover.close()
+        self._handover = self._home = None
         self._is_warm = False
 
     def _end_home(self) -> None:
         """End the home, unless a program has just taken it: the home decides that, when we hang up."""
-        home, news = self._home, self._news
+        home, handover = self._home, self._handover
         if home is None:
             return
-        if news is None:  # it doesn't know us yet, and nobody knows it
+        if handover is None:  # it doesn't know us yet, and nobody knows it
             with suppress(OSError):
                 os.kill(home.pid, signal.SIGTERM)
-        if news is None or not _hung_up_and_was_taken(news):
+        if handover is None or not _hung_up_and_was_taken(handover):
             limit = time.monotonic() + _END_S
             while os.path.exists(f"/proc/{home.pid}") and time.monotonic() < limit:
                 time.sleep(0.01)
@@ -157,13 +157,13 @@ class Keeper:
         self._claim.write(note)
 
 
-def _hung_up_and_was_taken(news: socket.socket) -> bool:
+def _hung_up_and_was_taken(handover: socket.socket) -> bool:
     """Tell a home that its keeper goes; say whether a program was quicker."""
-    news.settimeout(_END_S)
+    handover.settimeout(_END_S)
     with suppress(OSError):
-        news.shutdown(socket.SHUT_WR)
-        while heard := news.recv(64):
-            if heard == TAKEN:
+        handover.shutdown(socket.SHUT_WR)
+        while received := handover.recv(64):
+            if received == TAKEN:
                 return True
     return False
 

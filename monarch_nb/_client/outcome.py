@@ -34,7 +34,7 @@ def call_error(
     more: str = "",
 ) -> ActorError | SupervisionError:
     """Return the error for failures in order of time. What a failed actor has said before is said in one line."""
-    office.told_ends.update(failure.end.proc for _, failure in failures if failure.end is not None)
+    office.reported_ends.update(failure.end.proc for _, failure in failures if failure.end is not None)
     found = rank_failures(failures)
     all_dead = all(failure.dead for _, failure in failures)
     kind = SupervisionError if all_dead else ActorError
@@ -59,7 +59,7 @@ def dropped_error(pending: Pending, what: str) -> ActorError | SupervisionError 
     office = pending.office
     found = [
         (slot, failure) for slot, failure in failures_of(pending)
-        if (failure.end is None or failure.end.proc not in office.told_ends)
+        if (failure.end is None or failure.end.proc not in office.reported_ends)
         and failure.type != "KeyboardInterrupt"
         and not (failure.actor_id and failure.endpoint == "__init__")
     ]  # fmt: skip

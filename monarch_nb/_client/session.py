@@ -28,7 +28,7 @@ from monarch_nb._client.output import OutputHub
 from monarch_nb._client.preferences import preferences
 from monarch_nb._client.reports import Reports
 from monarch_nb._client.state import StatusFeed
-from monarch_nb._client.stops_said import StopsSaid
+from monarch_nb._client.stop_notices import StopNotices
 from monarch_nb._client.subscribers import Subscribers
 from monarch_nb._client.waiting import Wakeup, wait_simply
 from monarch_nb._post import here
@@ -118,7 +118,7 @@ class Session:
         """What this program does about a death, by group."""
         self.reports = Reports(self)
         office.on_dropped = self.reports.dropped
-        self.stops_said = StopsSaid(self)
+        self.stop_notices = StopNotices(self)
 
     @classmethod
     def connect(
@@ -142,7 +142,7 @@ class Session:
         session.output = OutputHub(office)
         office.event_handlers.append(Handlers(session, HandleEvents(session)))
         office.on_call = session._take_call
-        office.on_unheard = lambda end: session._on_ends([replace(end, heard=False)])
+        office.on_unhandled_end = lambda end: session._on_ends([replace(end, handled=False)])
         ending = session.ending = Ending(connection)
         office.watch_home(connection.pid, ending.describe)
         office.on_lost = session._on_lost
@@ -265,7 +265,7 @@ class Session:
     def on_rank_stopped(self, event: RankStopped, sender: Sender) -> None:
         """A rank stands at a breakpoint."""
         self.num_stops += 1
-        self.stops_said.stopped(event)
+        self.stop_notices.stopped(event)
         for wakeup in list(self.wakeups):
             wakeup.wake_for_stop()
 
@@ -309,13 +309,13 @@ class Session:
         for end in ends:
             if end.stopped or end.restarted or self.observes:
                 continue
-            if not end.heard:
-                self.office.told_ends.add(end.proc)
+            if not end.handled:
+                self.office.reported_ends.add(end.proc)
             handler = self.fault_handlers.get(end.group)
             if handler is not None:  # it may wait for answers, and this is the thread that reads them
                 failure = MeshFailure.from_ends([end])
                 threading.Thread(target=handler, args=(failure,), name="monarch-nb-fault", daemon=True).start()
-            elif not end.heard:
+            elif not end.handled:
                 unheard.setdefault(end.proc if has_own_hook() else end.group, []).append(end)
         for together in unheard.values():
             call_fault_hook(MeshFailure.from_ends(together))
@@ -362,7 +362,7 @@ class Session:
         with suppress(Exception):
             self.office.drop_unread()
             self.reports.flush()
-        self.stops_said.close()
+        self.stop_notices.close()
         self.office.close(500)
         _by_office.pop(id(self.office), None)
 

@@ -59,7 +59,7 @@ class StatusFeed(Pending):
     def is_awaited(self) -> bool:
         return False  # who looks at a picture hasn't asked for anything
 
-    def hears_of(self, end: RankExit) -> bool:
+    def handles_end(self, end: RankExit) -> bool:
         return False
 
     def lost(self, proc: int, end: RankExit) -> Pending | None:

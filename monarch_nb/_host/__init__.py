@@ -28,5 +28,5 @@ The home's desks, and what they use:
     looks        stacks, and what ranks wait for; stack_desk: of those that don't answer
     debug_desk   who stands at a breakpoint
     question_desk  what ranks ask whoever can type
-    healing      what is done about losses; reshaping, recipes, groups, checkpoints
+    healing      what is done about losses; reshaping, spawn specs, groups, checkpoints
 """

@@ -68,7 +68,7 @@ class Cell:
     fresh: list[tuple[int, float]] = field(default_factory=list)
     failures: list[dict[str, Any]] = field(default_factory=list)
     watches: list[Watch] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
     unfinished: dict[int, dict[str, Any]] = field(default_factory=dict)
     waits: str = ""
     over: bool = False
@@ -108,7 +108,7 @@ class Cells:
         rank = self._home.registry.procs[proc].rank
         return (cell.n, cell.began.get(rank, 0.0)) if rank in cell.running else None
 
-    def told_of(self, proc: int) -> list[tuple[int, int]]:
+    def waiters_of(self, proc: int) -> list[tuple[int, int]]:
         """Return who watches the cells that run or wait on a rank, and so hears of its end: clients and their refs."""
         return [(w.client, w.ref) for cell in self._queues.get(proc, ()) for w in cell.watches if not w.over]
 
@@ -396,7 +396,7 @@ class Cells:
             "unfinished": cell.unfinished,
             "failures": sorted(cell.failures, key=lambda f: cause_time(f["type"], f["when"])),
             "stopped": sorted(r for r, s in cell.ended.items() if s == "interrupted"),
-            "said": cell.said,
+            "said": cell.messages,
             "seconds": {r: round(s, 6) for r, s in sorted(cell.seconds.items())},
         }
         kept = {**summary, **self._unkept(cell, summary)}
@@ -441,7 +441,7 @@ class Cells:
             for rank, status in cell.ended.items():
                 if status == "ok":
                     watch.tell("done", (rank, cell.seconds[rank]))
-            for text in cell.said:
+            for text in cell.messages:
                 watch.tell("said", text)
             if cell.waits:
                 watch.tell("waits", cell.waits)
@@ -480,13 +480,13 @@ class Cells:
 
     def say(self, cell: Cell, text: str) -> None:
         """Tell those who watch a cell what is being done about it."""
-        cell.said.append(text)
+        cell.messages.append(text)
         self._tell(cell, "said", text)
 
     @staticmethod
-    def _tell(cell: Cell, *news: Any, soon: bool = False) -> None:
+    def _tell(cell: Cell, *event: Any, soon: bool = False) -> None:
         for watch in cell.watches:
-            watch.tell(*news, soon=soon)
+            watch.tell(*event, soon=soon)
 
 
 def _repeated(request: RunCell) -> dict[str, Plain]:

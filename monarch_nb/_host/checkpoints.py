@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from monarch_nb._host.process import PREEMPT_S
-from monarch_nb._host.recipes import Recipe
 from monarch_nb._host.registry import Proc
-from monarch_nb._host.script import run_script
+from monarch_nb._host.spawn_specs import SpawnSpec
+from monarch_nb._host.workflow import run_workflow
 from monarch_nb._journal.disk import why
 from monarch_nb._protocol.events import CheckpointEpoch, HostPreempted, Leave, Notice
 from monarch_nb._protocol.healing import CheckpointFailed, CheckpointGather, Gathered
@@ -98,16 +98,16 @@ class CheckpointDesk:
             ValueError: if not all members live.
         """
         home = self._home
-        recipe = home.healing.recipes.find(request.actor_id)
-        dead = [] if recipe is None else [p for p in recipe.procs if home.registry.procs[p].end is not None]
-        if recipe is None or dead:
+        spec = home.healing.spawn_specs.find(request.actor_id)
+        dead = [] if spec is None else [p for p in spec.procs if home.registry.procs[p].end is not None]
+        if spec is None or dead:
             raise ValueError(f"{_ranks(home, dead)} lost" if dead else "the actor was stopped")
         if request.epoch != self.epoch(request.actor_id):
             raise ValueError("a member was lost since this was begun")
         failure = self._failures.get((request.actor_id, request.version))
         if failure is not None and request.slot in failure.left:
             raise ValueError(failure.reason)
-        self._leave_behind(recipe, request)
+        self._leave_behind(spec, request)
         key = (request.actor_id, request.version, request.phase)
         gathering = self._gatherings.get(key)
         if gathering is None:
@@ -117,9 +117,9 @@ class CheckpointDesk:
         gathering.asking.append((sender.proc, sender.ref))
         if len(gathering.members) == request.size:
             try:
-                self._complete(key, gathering, recipe.name)
+                self._complete(key, gathering, spec.name)
             except OSError as error:
-                self._refuse(key, why(error, self._base(gathering, key, recipe.name)))
+                self._refuse(key, why(error, self._base(gathering, key, spec.name)))
         return LATER
 
     @handles(CheckpointFailed)
@@ -140,8 +140,8 @@ class CheckpointDesk:
     def _fail(self, failed: CheckpointFailed) -> _Failure:
         """Tell those who wait for a rank that it can't write; and programs, unless one has asked for this checkpoint."""
         actor_id, version = failed.actor_id, failed.version
-        recipe = self._home.healing.recipes.find(actor_id)
-        who = _ranks(self._home, [recipe.procs[failed.slot]]) if recipe is not None else f"member {failed.slot}"
+        spec = self._home.healing.spawn_specs.find(actor_id)
+        who = _ranks(self._home, [spec.procs[failed.slot]]) if spec is not None else f"member {failed.slot}"
         failure = _Failure(f"{who}: {failed.reason}", set(range(failed.size)))
         for key in [k for k in self._gatherings if k[:2] == (actor_id, version)]:
             self._refuse(key, failure.reason)
@@ -151,13 +151,13 @@ class CheckpointDesk:
         return failure
 
     def _tell_trouble(self, actor_id: int, version: int, reason: str) -> None:
-        recipe, last = self._home.healing.recipes.find(actor_id), self.newest(actor_id)
-        name = recipe.name if recipe is not None else f"{actor_id:x}"
+        spec, last = self._home.healing.spawn_specs.find(actor_id), self.newest(actor_id)
+        name = spec.name if spec is not None else f"{actor_id:x}"
         good = f"the last good one is {last.path}" if last is not None else "there is none yet"
         what = f"the checkpoint of actor {name!r} after {version} calls could not be written: {reason}. Calls go on; {good}"
         self._home.clients.tell_listeners(Notice("", what))
 
-    def _leave_behind(self, recipe: Recipe, member: CheckpointGather) -> None:
+    def _leave_behind(self, spec: SpawnSpec, member: CheckpointGather) -> None:
         """Members save one version after the other: who has got to this one isn't coming to what others still wait at, nor do those who are past it
         come back.
 
@@ -165,14 +165,14 @@ class CheckpointDesk:
             ValueError: if others have gone on to a later version.
         """
         slot, version, phase = member.slot, member.version, member.phase
-        others = {k: g for k, g in self._gatherings.items() if k[0] == recipe.actor_id and slot not in g.members}
+        others = {k: g for k, g in self._gatherings.items() if k[0] == spec.actor_id and slot not in g.members}
         later = next((k for k in others if k[1] > version), None)
         if later is not None:
-            ahead = [recipe.procs[s] for s in others[later].members]
+            ahead = [spec.procs[s] for s in others[later].members]
             raise ValueError(f"{_ranks(self._home, ahead)} went on to the checkpoint after {later[1]} calls")
         for key in others:
             if key[1:] != (version, phase):
-                self._refuse(key, f"{_ranks(self._home, [recipe.procs[slot]])} went on to the checkpoint after {version} calls")
+                self._refuse(key, f"{_ranks(self._home, [spec.procs[slot]])} went on to the checkpoint after {version} calls")
 
     def _base(self, gathering: _Gathering, key: Key, name: str) -> str:
         """Return where the checkpoints of an actor are."""
@@ -226,10 +226,10 @@ class CheckpointDesk:
 
     def lost(self, entry: Proc) -> None:
         """A rank has died: what was being saved with it isn't completed."""
-        for recipe in self._home.healing.recipes.on({entry.proc}):
-            self._drop_unfinished(recipe.actor_id)
+        for spec in self._home.healing.spawn_specs.on({entry.proc}):
+            self._drop_unfinished(spec.actor_id)
         for key in list(self._gatherings):
-            found = self._home.healing.recipes.find(key[0])
+            found = self._home.healing.spawn_specs.find(key[0])
             if found is None or entry.proc in found.procs:
                 self._refuse(key, f"rank {entry.rank} was lost")
 
@@ -263,7 +263,7 @@ class CheckpointDesk:
         """Have the actors that some ranks belong to save what they hold, as far as they can in the time there is; then go on."""
         home = self._home
         deadline_s = home.config.get("preempt_s", PREEMPT_S)
-        recipes = [r for r in home.healing.recipes.on(procs) if r.checkpointed]
+        specs = [r for r in home.healing.spawn_specs.on(procs) if r.checkpointed]
         left = [True]
 
         def once(_outcome: object = None) -> None:
@@ -271,10 +271,10 @@ class CheckpointDesk:
                 left.clear()
                 go_on()
 
-        if recipes:
+        if specs:
             home.journal.note(0, "note", text="this host is about to be taken away: states are saved")
             home.loop.call_later(deadline_s, once)
-        run_script(home.healing.save(recipes, deadline_s), once)
+        run_workflow(home.healing.save(specs, deadline_s), once)
 
 
 def _ranks(home: HomeProcess, procs: list[int]) -> str:

@@ -97,7 +97,7 @@ class DebugDesk:
         self._watches: list[DebugWatch] = []
         self._is_due = False
         self._leaving = 0
-        self._said_no: set[int] = set()
+        self._without_answer: set[int] = set()
         self._on_change_once: Callable[..., None] | None = None
         self.settings: dict[str, bool] = {"skip": False, "on_error": False}
         self.abandoned_s = ABANDONED_S
@@ -250,11 +250,11 @@ class DebugDesk:
 
         def look(answers: dict[int, Any] | None = None) -> None:
             standing = {s.proc for i, s in self._stops.items() if i not in before}
-            if answers is not None or waiting <= standing | self._said_no:
+            if answers is not None or waiting <= standing | self._without_answer:
                 self._on_change_once = None
                 done()
 
-        self._said_no = set()
+        self._without_answer = set()
         self._on_change_once = look
         for proc in procs:
             self._home.asking.ask({0: proc}, "post_mortem", None, partial(self._no_more, proc), POST_MORTEM_S)
@@ -262,7 +262,7 @@ class DebugDesk:
 
     def _no_more(self, proc: int, _answers: dict[int, Any]) -> None:
         """A rank has nothing to show, or runs on."""
-        self._said_no.add(proc)
+        self._without_answer.add(proc)
         if self._on_change_once is not None:
             self._on_change_once()
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._host.groups import remake_groups
-from monarch_nb._host.script import run_script
+from monarch_nb._host.workflow import run_workflow
 from monarch_nb._shape import name_ranks
 
 if TYPE_CHECKING:
@@ -107,4 +107,4 @@ class Escalation:
         if not self._num_aborted:
             done("")
             return
-        run_script(remake_groups(self._home, self._group()), lambda said: done(str(said)))
+        run_workflow(remake_groups(self._home, self._group()), lambda said: done(str(said)))

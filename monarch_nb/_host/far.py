@@ -28,16 +28,16 @@ from monarch_nb._protocol.events import (
     Leave,
     LookNow,
     RankEnded,
+    RankHeartbeat,
     RankIsUp,
     RankPrinted,
-    RankPulse,
     RanksEnded,
     RanksRevived,
+    ResourcesSeen,
     StacksTaken,
     TakePlace,
     TakeStacks,
-    VitalsSeen,
-    WatchVitals,
+    WatchResources,
 )
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.registry import Sender, handles
@@ -127,8 +127,8 @@ class FarProcess(HostProcess):
         """The home lives. From now on its end is seen by the connection's; if that stands, it's only being slow."""
         self._last_beat, self._limit_s = self.loop.clock(), SILENT_S
 
-    @handles(WatchVitals)
-    def on_watch_vitals(self, event: WatchVitals, sender: Sender) -> None:
+    @handles(WatchResources)
+    def on_watch_vitals(self, event: WatchResources, sender: Sender) -> None:
         """Somebody watches the state of the mesh, or nobody does any more."""
         self.resource_monitor.watch(event.on)
 
@@ -182,10 +182,10 @@ class FarProcess(HostProcess):
         self.event(address.HOME, EnvironmentSwitched(number, problem))
 
     def rank_pulse(self, proc: int, trouble: str) -> None:
-        self.event(address.HOME, RankPulse(proc, trouble))
+        self.event(address.HOME, RankHeartbeat(proc, trouble))
 
     def vitals_changed(self, rows: Rows, host: dict[str, Any] | None) -> None:
-        self.event(address.HOME, VitalsSeen(rows, host))
+        self.event(address.HOME, ResourcesSeen(rows, host))
 
     def rank_printed(self, rank: Rank, piece: Piece) -> None:
         self.event(address.HOME, RankPrinted(rank.rank, piece), src=rank.proc)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._host.asking import Answers
-from monarch_nb._host.script import Script
+from monarch_nb._host.workflow import Workflow
 from monarch_nb._protocol.failure import Failure
 from monarch_nb._shape import name_ranks
 
@@ -25,7 +25,7 @@ _BROKEN = "the process group is broken and was not made anew"
 _ADVICE = f"{_BROKEN}{{}}: on all ranks, dist.destroy_process_group() and dist.init_process_group(...)"
 
 
-def remake_groups(home: HomeProcess, ranks: dict[int, int], *, size_before: int = 0, if_torn: bool = False, retry: str = "") -> Script[str]:
+def remake_groups(home: HomeProcess, ranks: dict[int, int], *, size_before: int = 0, if_torn: bool = False, retry: str = "") -> Workflow[str]:
     """Make the default process group anew on ranks (rank to proc), if they have one of all of them.
 
     Args:
@@ -66,7 +66,7 @@ def remake_groups(home: HomeProcess, ranks: dict[int, int], *, size_before: int 
     return _ADVICE.format(f", for {problem}") if problem else f"the process group has been made anew ({backend}, {len(ranks)} ranks)"
 
 
-def _busy_with_functions(home: HomeProcess, ranks: dict[int, int]) -> Script[str]:
+def _busy_with_functions(home: HomeProcess, ranks: dict[int, int]) -> Workflow[str]:
     """Wait for functions that run on main threads, for a while; return which ranks still run one, or nothing.
 
     What makes the group waits behind them, and ranks that are free would wait for them in it, for as long as the group's time-out.

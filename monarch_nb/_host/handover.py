@@ -183,10 +183,10 @@ class Handover:
                 if claim is not None:
                     claim.release()
 
-    def _tell_keeper(self, news: bytes) -> None:
+    def _tell_keeper(self, event: bytes) -> None:
         if self._keeper is not None:
             with suppress(OSError):
-                self._keeper.send(news)
+                self._keeper.send(event)
 
     def _dismiss(self, guest: socket.socket) -> None:
         if guest in self._guests:

@@ -1,7 +1,7 @@
 """What the home does when ranks are lost: release their peers, tell the owners, and put everything back in its place.
 
-A rank that is made again keeps its proc id, so every handle on it works again; what it held is made again from the recipes of its actors
-and what they have saved. One heal of a group runs at a time.
+A rank that is made again keeps its proc id, so every handle on it works again; what it held is made again
+from the spawn specs of its actors and what they have saved. One heal of a group runs at a time.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from msgspec import to_builtins
 
 from monarch_nb._host.groups import remake_groups
-from monarch_nb._host.recipes import Recipe, Recipes
 from monarch_nb._host.registry import Group, Policy, Proc, Waiting
 from monarch_nb._host.reshaping import Reshaping
-from monarch_nb._host.script import Script, run_script
+from monarch_nb._host.spawn_specs import SpawnSpec, SpawnSpecs
+from monarch_nb._host.workflow import Workflow, run_workflow
 from monarch_nb._protocol.base import encode
 from monarch_nb._protocol.events import ActorsHealed, Notice
 from monarch_nb._protocol.exits import RankExit
@@ -55,10 +55,10 @@ _SILENT = Failure("RankTimeout", f"no answer within {CONSTRUCT_S:g} s")
 class Healing:
     """Losses and heals of a mesh. Owned by the loop thread."""
 
-    def __init__(self, home: HomeProcess, recipes: Recipes) -> None:
+    def __init__(self, home: HomeProcess, specs: SpawnSpecs) -> None:
         self._home = home
-        self.recipes = recipes
-        self._waiting: dict[str, deque[tuple[Callable[[], Script[Report]], Done, int]]] = {}
+        self.spawn_specs = specs
+        self._waiting: dict[str, deque[tuple[Callable[[], Workflow[Report]], Done, int]]] = {}
         self._due: set[str] = set()
         """Groups whose policy is about to be followed."""
 
@@ -67,8 +67,8 @@ class Healing:
     def lost(self, end: RankExit) -> None:
         """A rank has died: collectives that wait for it end, the owners of its actors are asked, the policy is followed."""
         self._release_peers(end)
-        for recipe in self.recipes.on({end.proc}):
-            self._tell_owner(recipe, end)
+        for spec in self.spawn_specs.on({end.proc}):
+            self._tell_owner(spec, end)
         self._follow_policy(end)
 
     def _release_peers(self, end: RankExit) -> None:
@@ -77,28 +77,28 @@ class Healing:
         size = len(self._home.registry.groups[end.group].procs)
         self._home.asking.ask(peers, "__abort__", {"world_size": size}, lambda _answers: None, _ABORT_S)
 
-    def _tell_owner(self, recipe: Recipe, end: RankExit) -> None:
+    def _tell_owner(self, spec: SpawnSpec, end: RankExit) -> None:
         """Ask the actor that has spawned a lost one; clients hear of each end anyway."""
-        proc, actor = self._living_owner(recipe)
+        proc, actor = self._living_owner(spec)
         if not actor:
             return
         failure = Failure(
-            "lost", describe_end(end), when=time.time(), dead=True, rank=end.rank, host=end.host, pid=end.pid, actor=recipe.name, end=end
+            "lost", describe_end(end), when=time.time(), dead=True, rank=end.rank, host=end.host, pid=end.pid, actor=spec.name, end=end
         )
-        payload = encode(ActorFailed(recipe.actor_id, failure))
+        payload = encode(ActorFailed(spec.actor_id, failure))
         frame = wire.pack(
             wire.CALL, src=address.HOME, dst=proc, target=actor, name=b"__supervise__", payload=payload
         )
         self._home.send_to_rank(proc, frame)
 
-    def _living_owner(self, recipe: Recipe) -> tuple[int, int]:
+    def _living_owner(self, spec: SpawnSpec) -> tuple[int, int]:
         """Return the nearest owner that lives; (0, 0) if it's no actor."""
-        owner = recipe.creator
+        owner = spec.creator
         while owner[1]:
             entry = self._home.registry.procs.get(owner[0])
             if (entry is not None and entry.end is None) or owner[0] in self._home.registry.clients:
                 return owner
-            above = self.recipes.find(owner[1])
+            above = self.spawn_specs.find(owner[1])
             owner = above.creator if above is not None else (0, 0)
         return 0, 0
 
@@ -107,12 +107,12 @@ class Healing:
     @handles(ActorSpawned)
     def do_actor_spawned(self, request: ActorSpawned, sender: Sender) -> None:
         """Keep what makes some actors again."""
-        self.recipes.add(request)
+        self.spawn_specs.add(request)
 
     @handles(ActorStopped)
     def do_actor_stopped(self, request: ActorStopped, sender: Sender) -> None:
         """Forget what made some actors."""
-        self.recipes.stopped(request.actor_id, request.procs)
+        self.spawn_specs.stopped(request.actor_id, request.procs)
 
     @handles(SetPolicy)
     def do_policy(self, request: SetPolicy, sender: Sender) -> None:
@@ -145,8 +145,8 @@ class Healing:
         sizes = asked.sizes
         self._enqueue(group.name, lambda: shapes.shrink(group) if sizes is None else shapes.resize(group, sizes), done, client)
 
-    def _enqueue(self, group: str, begin: Callable[[], Script[Report]], done: Done, client: int = 0) -> None:
-        """Run a script once those of its group before it are over."""
+    def _enqueue(self, group: str, begin: Callable[[], Workflow[Report]], done: Done, client: int = 0) -> None:
+        """Run a workflow once those of its group before it are over."""
         queue = self._waiting.setdefault(group, deque())
         queue.append((begin, done, client))
         if len(queue) == 1:
@@ -172,7 +172,7 @@ class Healing:
             if self._waiting[group]:
                 self._next(group)
 
-        run_script(begin(), finished)
+        run_workflow(begin(), finished)
 
     def _note(self, group: str, report: Report, client: int) -> None:
         if report.ranks or report.actors or report.problems:
@@ -217,7 +217,7 @@ class Healing:
 
     # --- healing
 
-    def _heal(self, request: Heal) -> Script[Report]:
+    def _heal(self, request: Heal) -> Workflow[Report]:
         home, group, asked, report = self._home, request.group, request.procs, Report()
         began = time.monotonic()
         members = {p.proc: p for p in home.registry.procs.values() if p.group == group and p.state != ProcState.STOPPED}
@@ -230,7 +230,7 @@ class Healing:
         ranks = {p.rank: p.proc for p in members.values() if p.end is None}
         report.ranks = sorted(p.rank for p in (*lost, *hanging) if p.end is None)
         said = yield from remake_groups(home, ranks, if_torn=not report.ranks, retry=_RETRY)
-        report.said += [said] if said else []
+        report.messages += [said] if said else []
         yield from self.make_actors(set(ranks.values()) & wanted, report)
         if report.ranks and asked:
             yield from self._say_who_is_busy({r: p for r, p in ranks.items() if r not in report.ranks}, report)
@@ -238,14 +238,14 @@ class Healing:
         report.seconds = time.monotonic() - began
         return report
 
-    def _restart(self, hanging: list[Proc], report: Report) -> Script[None]:
+    def _restart(self, hanging: list[Proc], report: Report) -> Workflow[None]:
         if not hanging:
             return
         self._home.ranks.restart([p.proc for p in hanging])
-        report.said.append(f"{name_ranks(p.rank for p in hanging)} hung in a cell that was given up")
+        report.messages.append(f"{name_ranks(p.rank for p in hanging)} hung in a cell that was given up")
         yield from self._await_start(hanging, report)
 
-    def _start_ranks(self, lost: list[Proc], report: Report) -> Script[None]:
+    def _start_ranks(self, lost: list[Proc], report: Report) -> Workflow[None]:
         home = self._home
         yield from self._replace_hosts(lost, report)
         startable = [p for p in lost if home.registry.hosts[address.host_of(p.proc)].state == HostState.UP]
@@ -253,7 +253,7 @@ class Healing:
             home.ranks.start_again(entry.proc)
         yield from self._await_start(startable, report)
 
-    def _await_start(self, entries: list[Proc], report: Report) -> Script[None]:
+    def _await_start(self, entries: list[Proc], report: Report) -> Workflow[None]:
         """Wait until ranks that are being started are up, or have failed."""
         yield partial(self.when_settled, {p.proc for p in entries})
         for entry in entries:
@@ -262,15 +262,15 @@ class Healing:
             elif entry.state == ProcState.STARTING:
                 report.problems.append(f"rank {entry.rank} did not start within {START_S:g} s")
 
-    def _say_who_is_busy(self, ranks: dict[int, int], report: Report) -> Script[None]:
+    def _say_who_is_busy(self, ranks: dict[int, int], report: Report) -> Workflow[None]:
         """Functions of a call that has failed go on elsewhere, and whatever comes next waits for them: nobody else would say so."""
         found = yield partial(self._home.asking.ask, ranks, "__where__", None, timeout_s=_BUSY_S)
         busy = sorted(r for r, where in found.items() if where["function"])
         if busy:
             what = "a function that was called before" if len(busy) == 1 else "functions that were called before"
-            report.said.append(f"{name_ranks(busy)} still {'runs' if len(busy) == 1 else 'run'} {what}; to end that: %mesh interrupt (mesh.interrupt())")
+            report.messages.append(f"{name_ranks(busy)} still {'runs' if len(busy) == 1 else 'run'} {what}; to end that: %mesh interrupt (mesh.interrupt())")
 
-    def _replace_hosts(self, lost: list[Proc], report: Report) -> Script[None]:
+    def _replace_hosts(self, lost: list[Proc], report: Report) -> Workflow[None]:
         indices = {address.host_of(p.proc) for p in lost}
         hosts = [h for i in sorted(indices) if (h := self._home.registry.hosts[i]).state != HostState.UP]
         for host in hosts:
@@ -303,86 +303,86 @@ class Healing:
 
     # --- actors
 
-    def save(self, recipes: list[Recipe], timeout_s: float) -> Script[None]:
+    def save(self, specs: list[SpawnSpec], timeout_s: float) -> Workflow[None]:
         """Have the actors of some spawns save what they hold now."""
-        for recipe in recipes:
-            slots = self.recipes.living_slots(recipe, {p.proc for p in self._home.registry.alive()})
+        for spec in specs:
+            slots = self.spawn_specs.living_slots(spec, {p.proc for p in self._home.registry.alive()})
             yield partial(
-                self._home.asking.ask, slots, "__save__", None, timeout_s=timeout_s, target=recipe.actor_id, context=recipe.context
+                self._home.asking.ask, slots, "__save__", None, timeout_s=timeout_s, target=spec.actor_id, context=spec.context
             )
 
-    def make_actors(self, procs: set[int], report: Report, anew: frozenset[int] = frozenset()) -> Script[None]:
+    def make_actors(self, procs: set[int], report: Report, anew: frozenset[int] = frozenset()) -> Workflow[None]:
         """Make the actors again that belong on some procs and aren't there, or have failed; `anew`: these in any case."""
-        recipes = self.recipes.on(procs)
-        if not recipes:
+        specs = self.spawn_specs.on(procs)
+        if not specs:
             return
         asked = dict(enumerate(sorted(procs)))
         answers = yield partial(self._home.asking.ask, asked, "__living_actors__", None, timeout_s=_ASK_S)
         living = {asked[i]: set(found) for i, found in answers.items()}
-        for recipe in recipes:
-            slots = self.recipes.living_slots(recipe, procs)
-            missing = {s: p for s, p in slots.items() if p in living and recipe.actor_id not in living[p]}
-            if not missing and recipe.actor_id not in anew:
+        for spec in specs:
+            slots = self.spawn_specs.living_slots(spec, procs)
+            missing = {s: p for s, p in slots.items() if p in living and spec.actor_id not in living[p]}
+            if not missing and spec.actor_id not in anew:
                 continue
             wish = None
-            if recipe.checkpointed and (recipe.checkpointed != "own" or not anew):
-                wish = yield from self._choose_checkpoint(recipe, slots, missing, report)
+            if spec.checkpointed and (spec.checkpointed != "own" or not anew):
+                wish = yield from self._choose_checkpoint(spec, slots, missing, report)
             made = slots if wish is not None else missing
             if made:
-                yield from self._make_actor(recipe, made, wish, report)
-            if recipe.checkpointed:
-                self._home.checkpoints.tell_epoch(recipe.actor_id, slots.values())
+                yield from self._make_actor(spec, made, wish, report)
+            if spec.checkpointed:
+                self._home.checkpoints.tell_epoch(spec.actor_id, slots.values())
 
     def _choose_checkpoint(
-        self, recipe: Recipe, slots: dict[int, int], missing: dict[int, int], report: Report
-    ) -> Script[dict[str, Any] | None]:
+        self, spec: SpawnSpec, slots: dict[int, int], missing: dict[int, int], report: Report
+    ) -> Workflow[dict[str, Any] | None]:
         """Return what all actors of a spawn can go on from; None if nothing was saved."""
         desk, survivors = self._home.checkpoints, {s: p for s, p in slots.items() if s not in missing}
-        saved = desk.newest(recipe.actor_id)
+        saved = desk.newest(spec.actor_id)
         wish: dict[str, Any] | None = None if saved is None else {"version": saved.version, "path": saved.path}
         where = "disk"
-        if recipe.checkpointed == "replicated" and survivors:
+        if spec.checkpointed == "replicated" and survivors:
             answers = yield partial(self._home.asking.ask, survivors, "__versions__", None, timeout_s=_ASK_S)
-            versions = [set(found.get(recipe.actor_id, ())) for found in answers.values()]
+            versions = [set(found.get(spec.actor_id, ())) for found in answers.values()]
             common = set.intersection(*versions) if len(versions) == len(survivors) else set()
             if common and (saved is None or max(common) >= saved.version):
                 wish = {"version": max(common), "peer": next(iter(survivors.values()))}
                 where = "the others' memory"
         if wish is None:
-            report.said.append(f"actor {recipe.name!r} begins anew on what was lost: it had no checkpoint")
+            report.messages.append(f"actor {spec.name!r} begins anew on what was lost: it had no checkpoint")
             return None
-        desk.begin_anew(recipe.actor_id, wish["version"])
-        wish["epoch"] = desk.epoch(recipe.actor_id)
-        report.said.append(f"actor {recipe.name!r} goes on from its state after {wish['version']} calls (from {where})")
+        desk.begin_anew(spec.actor_id, wish["version"])
+        wish["epoch"] = desk.epoch(spec.actor_id)
+        report.messages.append(f"actor {spec.name!r} goes on from its state after {wish['version']} calls (from {where})")
         return wish
 
-    def _make_actor(self, recipe: Recipe, slots: dict[int, int], wish: dict[str, Any] | None, report: Report) -> Script[None]:
+    def _make_actor(self, spec: SpawnSpec, slots: dict[int, int], wish: dict[str, Any] | None, report: Report) -> Workflow[None]:
         ranks = [self._home.registry.procs[p].rank for p in slots.values()]
-        if not recipe.kept:
+        if not spec.kept:
             report.problems.append(
-                f"actor {recipe.name!r} was not made again on {name_ranks(ranks)}: its {recipe.size_bytes >> 20} MiB of arguments "
+                f"actor {spec.name!r} was not made again on {name_ranks(ranks)}: its {spec.size_bytes >> 20} MiB of arguments "
                 "are not kept; spawn it anew"
             )
             return
         try:
-            data = self.recipes.read(recipe)
+            data = self.spawn_specs.read(spec)
         except OSError as error:
-            report.problems.append(f"actor {recipe.name!r} was not made again on {name_ranks(ranks)}: {error}; spawn it anew")
+            report.problems.append(f"actor {spec.name!r} was not made again on {name_ranks(ranks)}: {error}; spawn it anew")
             return
-        if wish is None and recipe.checkpointed:
-            wish = {"epoch": self._home.checkpoints.epoch(recipe.actor_id)}
+        if wish is None and spec.checkpointed:
+            wish = {"epoch": self._home.checkpoints.epoch(spec.actor_id)}
         answers = yield partial(
             self._home.asking.ask, slots, "__respawn__", None, timeout_s=CONSTRUCT_S, keeps_refusals=True,
-            target=recipe.actor_id, context=recipe.context, payload=pickle.dumps((data, wish), 5),
+            target=spec.actor_id, context=spec.context, payload=pickle.dumps((data, wish), 5),
         )  # fmt: skip
         made = [s for s in slots if not isinstance(answers.get(s, _SILENT), Failure)]
-        report.actors[recipe.name] = sorted(self._home.registry.procs[slots[s]].rank for s in made)
-        report.actor_ids.append(recipe.actor_id)
+        report.actors[spec.name] = sorted(self._home.registry.procs[slots[s]].rank for s in made)
+        report.actor_ids.append(spec.actor_id)
         for slot in [s for s in slots if s not in made]:
             refusal = answers.get(slot, _SILENT)
             rank = self._home.registry.procs[slots[slot]].rank
             report.problems.append(
-                f"actor {recipe.name!r} was not made again on rank {rank}: {refusal.type}: {refusal.message}"
+                f"actor {spec.name!r} was not made again on rank {rank}: {refusal.type}: {refusal.message}"
             )
 
     def _tell_all(self, group: str, report: Report) -> None:

@@ -36,14 +36,14 @@ from monarch_nb._host.output_desk import OutputDesk
 from monarch_nb._host.process import HostProcess, count_gpus
 from monarch_nb._host.question_desk import QuestionDesk
 from monarch_nb._host.ranks import RankDesk
-from monarch_nb._host.recipes import Recipes
 from monarch_nb._host.registry import Registry
 from monarch_nb._host.resource_monitor import Rows
+from monarch_nb._host.spawn_specs import SpawnSpecs
 from monarch_nb._host.status_publisher import StatusPublisher
 from monarch_nb._host.supervisor import Rank
 from monarch_nb._host.waiting import WaitingDesk
 from monarch_nb._host.warming import Zygote
-from monarch_nb._protocol.events import Leave, MeshEnding, WatchVitals
+from monarch_nb._protocol.events import Leave, MeshEnding, WatchResources
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.programs import Books, ProcRow, ProgramRow, ShutDown, Status
 from monarch_nb._protocol.registry import LATER, Later, Sender, handles
@@ -89,7 +89,7 @@ class HomeProcess(HostProcess):
         self.debug = DebugDesk(self)
         self.questions = QuestionDesk(self)
         self.checkpoints = CheckpointDesk(self)
-        self.healing = Healing(self, Recipes(os.path.join(self.directory, "recipes")))
+        self.healing = Healing(self, SpawnSpecs(os.path.join(self.directory, "spawn_specs")))
         self.mesh_name = MeshName(self)
         self.lease = Lease(self)
         self.handover = Handover(self)
@@ -176,7 +176,7 @@ class HomeProcess(HostProcess):
     def watch_resources(self, on: bool) -> None:
         """Have all hosts look often at what ranks do, or hardly ever."""
         self.resource_monitor.watch(on)
-        self.hosts.tell_all(WatchVitals(on))
+        self.hosts.tell_all(WatchResources(on))
 
     def process_state(self, proc: int) -> str:
         """Return what the kernel says of a rank of this machine, in words; empty if nothing is special."""

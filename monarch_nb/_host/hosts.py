@@ -14,7 +14,7 @@ from monarch_nb._host.process import LOST_AFTER_S
 from monarch_nb._host.registry import Host
 from monarch_nb._host.request import RequestError
 from monarch_nb._protocol.base import Event, Request, encode
-from monarch_nb._protocol.events import Beat, HostJoined, HostLeaving, HostLeft, Leave, WatchVitals
+from monarch_nb._protocol.events import Beat, HostJoined, HostLeaving, HostLeft, Leave, WatchResources
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.programs import HostRow
 from monarch_nb._protocol.ranks import StopHosts, Ticket, Tickets
@@ -121,7 +121,7 @@ class HostDesk:
         home.environments.joined(index)
         home.waits.settled(home.registry.host_is_up(index))
         if home.status_publisher.watched:
-            home.event(sender.proc, WatchVitals(True))
+            home.event(sender.proc, WatchResources(True))
         home.status_publisher.touch()
 
     @handles(Beat)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import pickle
 from typing import TYPE_CHECKING
 
-from monarch_nb._host.recipes import Recipe
 from monarch_nb._host.registry import Group
+from monarch_nb._host.spawn_specs import SpawnSpec
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
@@ -32,12 +32,12 @@ def stop_orphans(home: HomeProcess, end: RankExit) -> None:
         living = _living(home, group.procs)
         orphaned.update(living)
         home.ranks.stop(living, GRACE_S)
-    for recipe in home.healing.recipes.owned_by(end.proc):
-        if _is_controller(home, recipe):
+    for spec in home.healing.spawn_specs.owned_by(end.proc):
+        if _is_controller(home, spec):
             continue  # it's the mesh's, whoever asked for it first
-        procs = [proc for proc in _living(home, recipe.procs) if proc not in orphaned]
-        home.healing.recipes.stopped(recipe.actor_id, list(recipe.procs))
-        payload = pickle.dumps((recipe.actor_id, reason, False), 5)
+        procs = [proc for proc in _living(home, spec.procs) if proc not in orphaned]
+        home.healing.spawn_specs.stopped(spec.actor_id, list(spec.procs))
+        payload = pickle.dumps((spec.actor_id, reason, False), 5)
         for proc in procs:
             home.send_to_rank(proc, wire.pack(wire.CALL, src=address.HOME, dst=proc, name=b"stop_actor", payload=payload))
 
@@ -46,8 +46,8 @@ def _owned_groups(home: HomeProcess, proc: int) -> list[Group]:
     return [group for group in home.registry.groups.values() if group.creator[0] == proc and group.creator[1]]
 
 
-def _is_controller(home: HomeProcess, recipe: Recipe) -> bool:
-    entry = home.registry.procs.get(recipe.procs[0])
+def _is_controller(home: HomeProcess, spec: SpawnSpec) -> bool:
+    entry = home.registry.procs.get(spec.procs[0])
     return entry is not None and entry.group == CONTROLLERS
 
 

@@ -11,7 +11,7 @@ from monarch_nb._host import capacity
 from monarch_nb._host.orphans import stop_orphans
 from monarch_nb._host.registry import Group, Proc
 from monarch_nb._host.starting import PROCESS_JOB
-from monarch_nb._protocol.events import RankEnded, RankIsUp, RankPulse, RanksEnded, RanksRevived
+from monarch_nb._protocol.events import RankEnded, RankHeartbeat, RankIsUp, RanksEnded, RanksRevived
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.ranks import (
     RankPlace,
@@ -163,7 +163,7 @@ class RankDesk:
             if known[proc].end is not None:
                 known[proc].state = ProcState.STOPPED
         self.stop([p for p in procs if known[p].end is None], _LEFT_OUT_GRACE_S)
-        self._home.healing.recipes.procs_stopped(list(procs))
+        self._home.healing.spawn_specs.procs_stopped(list(procs))
 
     def stop(self, procs: Sequence[int], grace_s: float) -> None:
         """Stop ranks, here or elsewhere; their actors clean up meanwhile."""
@@ -182,8 +182,8 @@ class RankDesk:
 
     # --- the end, and signs of it
 
-    @handles(RankPulse)
-    def on_pulse(self, event: RankPulse, sender: Sender) -> None:
+    @handles(RankHeartbeat)
+    def on_heartbeat(self, event: RankHeartbeat, sender: Sender) -> None:
         """A rank of another host doesn't react, or does again."""
         self.heartbeat(event.proc, event.trouble)
 
@@ -218,7 +218,7 @@ class RankDesk:
         if entry is not None:
             home.checkpoints.lost(entry)
         if end.stopped:
-            home.healing.recipes.procs_stopped([proc])
+            home.healing.spawn_specs.procs_stopped([proc])
         stop_orphans(home, end)
         home.cells.proc_has_ended(end)
         home.status_publisher.ended(proc)
@@ -240,7 +240,7 @@ class RankDesk:
         if entry is not None:
             end = replace(end, rank=entry.rank)  # it may have got another number since it started
         return replace(
-            end, point=_point(end, group), told=tuple(home.cells.told_of(proc)), restarted=again,
+            end, point=_point(end, group), notified=tuple(home.cells.waiters_of(proc)), restarted=again,
             policy="" if group is None else group.policy.on_failure, reason="was restarted" if again else end.reason,
         )  # fmt: skip
 

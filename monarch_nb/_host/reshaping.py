@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb._host import capacity
 from monarch_nb._host.groups import remake_groups
 from monarch_nb._host.registry import Group, Host
-from monarch_nb._host.script import Script
 from monarch_nb._host.starting import PROCESS_JOB
+from monarch_nb._host.workflow import Workflow
 from monarch_nb._protocol.events import Renumbered, Reshaped
 from monarch_nb._protocol.healing import Report
 from monarch_nb._protocol.states import HostState, ProcState
@@ -30,13 +30,13 @@ _SAVE_S = 120.0
 
 
 class Reshaping:
-    """Owned by the loop thread; its scripts run one at a time, like heals (see `Healing`)."""
+    """Owned by the loop thread; its workflows run one at a time, like heals (see `Healing`)."""
 
     def __init__(self, home: HomeProcess, client: int = 0) -> None:
         self._home = home
         self._client = client
 
-    def resize(self, group: Group, sizes: Mapping[str, int]) -> Script[Report]:
+    def resize(self, group: Group, sizes: Mapping[str, int]) -> Workflow[Report]:
         """Give a group other sizes.
 
         Raises:
@@ -54,7 +54,7 @@ class Reshaping:
         places = {tuple(point.values()): proc for point, proc in zip(kept, group.procs, strict=True)}
         return (yield from self._rearrange(group, new, [places.get(tuple(dict(p).values())) for p in new.points()]))
 
-    def shrink(self, group: Group) -> Script[Report]:
+    def shrink(self, group: Group) -> Workflow[Report]:
         """Leave out what is lost: of the dimensions, the one that costs the fewest living ranks gets smaller."""
         registry = self._home.registry
         lost = [dict(p) for p, proc in zip(group.extent.points(), group.procs, strict=True) if registry.procs[proc].end is not None]
@@ -69,13 +69,13 @@ class Reshaping:
         kept = [proc for p, proc in zip(group.extent.points(), group.procs, strict=True) if p[label] not in gone]
         return (yield from self._rearrange(group, new, kept))
 
-    def _rearrange(self, group: Group, new: Extent, procs: Sequence[int | None]) -> Script[Report]:
+    def _rearrange(self, group: Group, new: Extent, procs: Sequence[int | None]) -> Workflow[Report]:
         """Make `procs` the group's, in the order of the extent `new`; None is a rank to be started."""
         home, report, began = self._home, Report(), time.monotonic()
         self._refuse_running(group)
         old_procs, size_before = list(group.procs), len(group.procs)
         hosts = yield from self._hosts_for(group, new, procs, report)
-        one_state = [r for r in home.healing.recipes.on(set(old_procs)) if r.checkpointed in ("replicated", "sharded")]
+        one_state = [r for r in home.healing.spawn_specs.on(set(old_procs)) if r.checkpointed in ("replicated", "sharded")]
         if all(home.registry.procs[p].end is None for p in old_procs):  # else what the others hold may be half a step
             yield from home.healing.save(one_state, _SAVE_S)
         gone = [p for p in old_procs if p not in procs]
@@ -87,7 +87,7 @@ class Reshaping:
         waiting = iter(fresh)
         group.procs = [next(waiting) if p is None else p for p in procs]
         group.extent = new
-        actors = home.healing.recipes.widen(old_procs, group.procs, group.context)
+        actors = home.healing.spawn_specs.widen(old_procs, group.procs, group.context)
         self._renumber(group)
         home.ranks.start(group, fresh)
         self._tell_all(group, actors)
@@ -98,8 +98,8 @@ class Reshaping:
         anew = frozenset(r.actor_id for r in one_state if r.actor_id in actors)
         yield from home.healing.make_actors(set(living.values()), report, anew)
         report.ranks = sorted(home.registry.procs[p].rank for p in fresh)
-        report.said += [f"{len(gone)} ranks left" if len(gone) > 1 else "1 rank left"] if gone else []
-        report.said += [f"the mesh is now {new}", *([said] if said else [])]
+        report.messages += [f"{len(gone)} ranks left" if len(gone) > 1 else "1 rank left"] if gone else []
+        report.messages += [f"the mesh is now {new}", *([said] if said else [])]
         report.seconds = time.monotonic() - began
         return report
 
@@ -108,7 +108,7 @@ class Reshaping:
         if running:
             raise ValueError(f"cell #{running[0]} runs on this mesh: wait for it, or %mesh interrupt")
 
-    def _hosts_for(self, group: Group, new: Extent, procs: Sequence[int | None], report: Report) -> Script[dict[int, int]]:
+    def _hosts_for(self, group: Group, new: Extent, procs: Sequence[int | None], report: Report) -> Workflow[dict[int, int]]:
         """Return the host of each place where a rank is to be started."""
         row = group.extent.nelements // group.extent[HOSTS] if HOSTS in group.extent.labels else 0
         by_row = [address.host_of(group.procs[i]) for i in range(0, len(group.procs), row)] if row else []
@@ -124,7 +124,7 @@ class Reshaping:
                 found[place] = by_row[point[HOSTS]] if own_hosts else address.host_of(group.procs[0])
         return found
 
-    def _add_hosts(self, num: int, like: Sequence[int]) -> Script[list[Host]]:
+    def _add_hosts(self, num: int, like: Sequence[int]) -> Workflow[list[Host]]:
         home = self._home
         model = home.registry.hosts[like[0]]
         if model.kind != PROCESS_JOB:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb._host.registry import Group, Host, Proc
 from monarch_nb._host.resource_monitor import Rows
 from monarch_nb._protocol.base import Plain, encode
-from monarch_nb._protocol.events import HostLooked, LookNow, VitalsSeen
+from monarch_nb._protocol.events import HostLooked, LookNow, ResourcesSeen
 from monarch_nb._protocol.registry import LATER, Later, Sender, handles
 from monarch_nb._protocol.states import HostState, ProcState, RankState
 from monarch_nb._protocol.status import Snapshot, StatusTaken, UnwatchStatus, WatchStatus
@@ -70,8 +70,8 @@ class StatusPublisher:
 
     # --- what comes in
 
-    @handles(VitalsSeen)
-    def on_vitals(self, event: VitalsSeen, sender: Sender) -> None:
+    @handles(ResourcesSeen)
+    def on_resources(self, event: ResourcesSeen, sender: Sender) -> None:
         """Another host has looked at its ranks."""
         self.take(address.host_of(sender.proc), event.rows, event.host)
 

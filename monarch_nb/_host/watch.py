@@ -65,7 +65,7 @@ class Watch:
         """Of what couldn't be sent, and isn't on disk."""
         self._scheduled = False
         self._scheduled_soon = False
-        self._news: list[tuple[Any, ...]] = []
+        self._events: list[tuple[Any, ...]] = []
         self._is_last = False
         self.over = False
         self.ended = False
@@ -110,7 +110,7 @@ class Watch:
         if not self.over and self._wanted(record):
             self._add(packed)
 
-    def tell(self, *news: Any, last: bool = False, soon: bool = False) -> None:
+    def tell(self, *event: Any, last: bool = False, soon: bool = False) -> None:
         """Send news about what is watched, after all output so far.
 
         Args:
@@ -118,8 +118,8 @@ class Watch:
             last: there's no more to come.
             soon: it may wait a little for other news to go with.
         """
-        if news:
-            self._news.append(news)
+        if event:
+            self._events.append(event)
         self._is_last = self._is_last or last
         if soon:
             self._schedule_soon()
@@ -133,7 +133,7 @@ class Watch:
 
     def _go_on_soon(self) -> None:
         self._scheduled_soon = False
-        if self._batch or self._news:
+        if self._batch or self._events:
             self._schedule()
 
     def taken(self, num_bytes: int) -> None:
@@ -161,8 +161,8 @@ class Watch:
             return
         if not self._live:
             self._catch_up()
-        if self._live and (self._news or self._is_last):
-            self._send_news()
+        if self._live and (self._events or self._is_last):
+            self._send_events()
         else:
             self.flush()
 
@@ -181,7 +181,7 @@ class Watch:
             self._live = True
             self._note_unkept()
             self._is_last = self._is_last or self._until is not None
-            self._news.append(("live", None))
+            self._events.append(("live", None))
         else:
             self._schedule()
 
@@ -196,16 +196,16 @@ class Watch:
                 wire.pack(wire.OUTPUT, src=address.HOME, dst=self.client, ref=self.ref, payload=payload),
             )
 
-    def _send_news(self) -> None:
+    def _send_events(self) -> None:
         self._note_unkept()
-        news: list[Any] = []
+        events: list[Any] = []
         if self._batch:
             payload = b"".join(self._batch)
             self._batch, self._batch_bytes = [], 0
             self._ahead_bytes += len(payload)
-            news.append(("output", payload))
-        news += self._news
-        self._news.clear()
+            events.append(("output", payload))
+        events += self._events
+        self._events.clear()
         last, self._is_last = self._is_last, False
         self.ended = self.ended or last
         self.over = last and self._until is not None
@@ -213,7 +213,7 @@ class Watch:
             self.client,
             wire.pack(
                 wire.REPLY, src=address.HOME, dst=self.client, ref=self.ref, flags=wire.END if last else 0,
-                payload=encode(news),
+                payload=encode(events),
             ),
         )  # fmt: skip
 

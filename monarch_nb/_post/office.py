@@ -103,13 +103,13 @@ class Office:
         self.event_handlers: list[Handlers] = []
         """Told of news, in the reading thread."""
         self.on_output: Callable[[Message], None] = lambda _message: None
-        self.on_unheard: Callable[[RankExit], None] = lambda _end: None
+        self.on_unhandled_end: Callable[[RankExit], None] = lambda _end: None
         """Takes the end of a process that somebody was to be told of, whose answer then came after all."""
         self.on_dropped: Callable[[Pending, str], None] | None = None
         """Takes calls that have failed and whose answer nobody can ask for any more; what was called, if that's known."""
         self.unread: dict[int, Unread] = {}
         """Calls that have failed, and whose answer hasn't been read, by the identity of the pending."""
-        self.told_ends: set[int] = set()
+        self.reported_ends: set[int] = set()
         """Processes of whose end this program was told, by an exception or by its hook."""
         self.unsettled: set[int] = set()
         """In a rank: cells that it has printed something for since its last answer."""
@@ -355,14 +355,14 @@ class Office:
         elif isinstance(event, RanksRevived):
             for proc in event.procs:
                 self.ends.pop(proc, None)
-                self.told_ends.discard(proc)
+                self.reported_ends.discard(proc)
         for handlers in self.event_handlers:
             handlers.tell(event, Sender(message.src))
 
     def _take_end(self, end: RankExit) -> RankExit:
         """Tell who waits for a process that it has ended; return the end, with whether something here raises because of it."""
         proc = end.proc
-        end = replace(end, heard=any(p.hears_of(end) for p in list(self._pending.values())))
+        end = replace(end, handled=any(p.handles_end(end) for p in list(self._pending.values())))
         self.ends[proc] = end
         self.pool.forget(proc)
         with self._route_lock:

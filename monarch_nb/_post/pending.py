@@ -183,7 +183,7 @@ class Pending:
         """Take note that `proc` has died; return who has become ready by it."""
         raise NotImplementedError
 
-    def hears_of(self, end: RankExit) -> bool:
+    def handles_end(self, end: RankExit) -> bool:
         """Say whether whoever waits here will be told of a process' end by it."""
         return end.proc in self.at_work() and (self.asker is None or self.asker() is not None)
 
@@ -307,7 +307,7 @@ class OneReply(Pending):
         if body.flags & ERROR:
             self.failed_on()
         if self.end is not None:  # its last answer overtook the news of its end: that has nobody to tell now
-            self.office.on_unheard(self.end)
+            self.office.on_unhandled_end(self.end)
             self.end = None
         self.complete()
         return self
@@ -371,7 +371,7 @@ class GatherReply(Pending):
         end = self.ends.pop(slot, None)
         if end is not None:
             self.failed.remove(slot)  # its last answer overtook the news of its end: that has nobody to tell now
-            self.office.on_unheard(end)
+            self.office.on_unhandled_end(end)
         self.num_left -= 1
         if body.flags & ERROR:
             self.failed.append(slot)
@@ -428,7 +428,7 @@ class Arrivals(Pending):
             reply.give_up(fault)
         super().give_up(fault)
 
-    def hears_of(self, end: RankExit) -> bool:
+    def handles_end(self, end: RankExit) -> bool:
         if self.ready or end.proc not in self.procs:
             return False
         answered = {r.slot for r in self.replies[: self._next] if r.body is not None}

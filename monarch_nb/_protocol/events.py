@@ -29,7 +29,7 @@ class RankEnded(Event, frozen=True):
     end: RankExit
 
 
-class RankPulse(Event, frozen=True):
+class RankHeartbeat(Event, frozen=True):
     """A rank of another host doesn't react, or (no trouble) does again."""
 
     proc: int
@@ -100,7 +100,7 @@ class HostPreempted(Event, frozen=True):
     """A machine is about to be taken away."""
 
 
-class VitalsSeen(Event, frozen=True):
+class ResourcesSeen(Event, frozen=True):
     """What a host has seen of its ranks, and of its machine, if that's new; what `_host.resource_monitor` describes."""
 
     rows: dict[int, Plain]
@@ -123,7 +123,7 @@ class StacksTaken(Event, frozen=True):
 # --- to hosts
 
 
-class WatchVitals(Event, frozen=True):
+class WatchResources(Event, frozen=True):
     """Somebody watches the state of the mesh, or nobody does any more."""
 
     on: bool

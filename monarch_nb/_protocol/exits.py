@@ -23,10 +23,10 @@ class RankExit:
         reason: how it ended, in words, where that's known better than by signal or exit code.
         last_lines: what it has printed last.
         point: its coordinates, if the group still has it.
-        told: who watches cells that ran there and so hears of it anyway: clients and their refs.
+        notified: who watches cells that ran there and so hears of it anyway: clients and their refs.
         restarted: whether another process takes its place at once.
         policy: what the group does when a rank is lost.
-        heard: whether something in the process that is told raises because of it. Never sent.
+        handled: whether something in the process that is told raises because of it. Never sent.
     """
 
     proc: int
@@ -40,10 +40,10 @@ class RankExit:
     reason: str = ""
     last_lines: str = ""
     point: Mapping[str, int] = field(default_factory=dict)
-    told: tuple[tuple[int, int], ...] = ()
+    notified: tuple[tuple[int, int], ...] = ()
     restarted: bool = False
     policy: str = ""
-    heard: bool = False
+    handled: bool = False
 
     def plain(self) -> dict[str, Any]:
         """Return it as a message carries it, and as `RankFailure.end` shows it.
@@ -52,7 +52,7 @@ class RankExit:
         9
         """
         found = {name: getattr(self, name) for name in _SENT}
-        return {**found, "point": dict(self.point), "told": [list(pair) for pair in self.told]}
+        return {**found, "point": dict(self.point), "notified": [list(pair) for pair in self.notified]}
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> Self:
@@ -62,7 +62,7 @@ class RankExit:
             TypeError: if a field is missing, or isn't known here.
         """
         known = dict(found)
-        return cls(**{**known, "told": tuple((client, ref) for client, ref in known.get("told", ()))})
+        return cls(**{**known, "notified": tuple((client, ref) for client, ref in known.get("notified", ()))})
 
 
-_SENT = tuple(each.name for each in fields(RankExit) if each.name != "heard")
+_SENT = tuple(each.name for each in fields(RankExit) if each.name != "handled")

@@ -15,7 +15,7 @@ class ActorSpawned(Request[None], frozen=True):
         creator: proc and actor (0: none) that own them.
         checkpointed: "own", "replicated" or "sharded" if their state is saved, else empty.
         size_bytes: of the class and the arguments.
-        recipe: these, encoded; None if they're too large to be kept.
+        spec: these, encoded; None if they're too large to be kept.
     """
 
     actor_id: int
@@ -25,7 +25,7 @@ class ActorSpawned(Request[None], frozen=True):
     creator: tuple[int, int]
     checkpointed: str
     size_bytes: int
-    recipe: bytes | None
+    spec: bytes | None
 
 
 class ActorStopped(Request[None], frozen=True):
@@ -52,7 +52,7 @@ class Report(msgspec.Struct, forbid_unknown_fields=True):
         hosts: that were replaced.
         actors: ranks on which actors were made again, by the actors' name.
         actor_ids: of these.
-        said: what else was done.
+        messages: what else was done.
         problems: what couldn't be.
     """
 
@@ -60,7 +60,7 @@ class Report(msgspec.Struct, forbid_unknown_fields=True):
     hosts: list[str] = []
     actors: dict[str, list[int]] = {}
     actor_ids: list[int] = []
-    said: list[str] = []
+    messages: list[str] = []
     problems: list[str] = []
     seconds: float = 0.0
 

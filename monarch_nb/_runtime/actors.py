@@ -163,25 +163,25 @@ class ActorRunner:
         context = CallContext(spawn.origin, spawn.slot, spawn.context, self, spawn.src)
         call_context.set(context)
         try:
-            recipe = self._recipe(spawn)
+            spec = self._spawn_spec(spawn)
         except BaseException as error:
             self._fail(error, spawn, "__init__")
             self._serve()
             return
         del self._body
-        self.name = recipe["name"]
-        self.creator = recipe["creator"]
-        self.created_by, self.proc_mesh = recipe["creator_instance"], recipe["proc_mesh"]
-        self.mesh = recipe["mesh"]
+        self.name = spec["name"]
+        self.creator = spec["creator"]
+        self.created_by, self.proc_mesh = spec["creator_instance"], spec["proc_mesh"]
+        self.mesh = spec["mesh"]
         self.thread.name = f"actor-{self.name}"
-        if has_async(recipe["class"]):
-            asyncio.run(self._live_async(recipe, spawn))
+        if has_async(spec["class"]):
+            asyncio.run(self._live_async(spec, spawn))
         else:
-            self._construct(recipe, spawn)
+            self._construct(spec, spawn)
             self._serve()
         self._clean_up()
 
-    def _recipe(self, spawn: Message) -> dict[str, Any]:
+    def _spawn_spec(self, spawn: Message) -> dict[str, Any]:
         before, self._before = self._before, None
         if before is not None:
             before.thread.join(PREDECESSOR_S)
@@ -218,11 +218,11 @@ class ActorRunner:
         elif found.every:
             found.prepare(instance)
 
-    def _construct(self, recipe: dict[str, Any], spawn: Message) -> None:
-        self.activity_slot.begin_activity(f"{recipe['class'].__name__}.__init__".encode(), spawn.origin)
+    def _construct(self, spec: dict[str, Any], spawn: Message) -> None:
+        self.activity_slot.begin_activity(f"{spec['class'].__name__}.__init__".encode(), spawn.origin)
         try:
-            self.instance = recipe["class"].__new__(recipe["class"])
-            self.instance.__init__(*recipe["args"], **recipe["kwargs"])
+            self.instance = spec["class"].__new__(spec["class"])
+            self.instance.__init__(*spec["args"], **spec["kwargs"])
             self._set_up_checkpoints(decode_extent(spawn.context).nelements, spawn.slot)
         except BaseException as error:
             self._fail(error, spawn, "__init__")
@@ -237,7 +237,7 @@ class ActorRunner:
         while (message := self.inbox.take_message(office)) is not None:
             self._handle(message)
 
-    async def _live_async(self, recipe: dict[str, Any], spawn: Message) -> None:
+    async def _live_async(self, spec: dict[str, Any], spawn: Message) -> None:
         loop = asyncio.get_running_loop()
         mail = asyncio.Event()
 
@@ -250,7 +250,7 @@ class ActorRunner:
             _call_soon(loop, mail.set)
 
         self.inbox.hook = on_mail
-        self._construct(recipe, spawn)
+        self._construct(spec, spawn)
         while True:
             message = self.inbox.take_now()
             if message is None:

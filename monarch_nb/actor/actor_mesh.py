@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MAX_RECIPE_BYTES = 64 << 20
+MAX_SPEC_BYTES = 64 << 20
 """Actors that were spawned with larger arguments can't be made again by `heal`: their arguments are not kept."""
 
 
@@ -236,7 +236,7 @@ class ActorMesh(MeshTrait, Generic[T]):
         office = self._office
         context = call_context.get()
         creator = (office.me, context.actor.actor_id if context.actor is not None else 0)
-        recipe = {
+        spec = {
             "class": self._class,
             "args": args,
             "kwargs": kwargs,
@@ -246,7 +246,7 @@ class ActorMesh(MeshTrait, Generic[T]):
             "mesh": self,
             "proc_mesh": proc_mesh,
         }
-        body = self._encode_recipe(recipe)
+        body = self._encode_spec(spec)
         gather = self._spawned = GatherReply(office, self._procs)
         gather.asker = _nobody  # until somebody asks for `initialized`
         office.expect(gather)
@@ -263,25 +263,25 @@ class ActorMesh(MeshTrait, Generic[T]):
         session.actor_states[self._actor_id] = self._state
         session.reshaped.subscribe(self._on_reshaped)
         if not address.is_client(self._procs[0]):
-            self._tell_recipe(body, creator)
+            self._register_spawn(body, creator)
 
-    def _tell_recipe(self, body: Encoded, creator: tuple[int, int]) -> None:
+    def _register_spawn(self, body: Encoded, creator: tuple[int, int]) -> None:
         """Let the home keep what it takes to make these actors again."""
         size_bytes = len(body.payload) + sum(b.nbytes for b in body.buffers)
         sessions.of_office(self._office).tell(
             ActorSpawned(
                 actor_id=self._actor_id, name=self._name, procs=self._procs, context=self._context, creator=creator,
                 checkpointed=getattr(self._class, "checkpoint_state", ""), size_bytes=size_bytes,
-                recipe=codec.to_bytes(body) if size_bytes <= MAX_RECIPE_BYTES else None,
+                spec=codec.to_bytes(body) if size_bytes <= MAX_SPEC_BYTES else None,
             )
         )  # fmt: skip
 
-    def _encode_recipe(self, recipe: dict[str, Any]) -> Encoded:
+    def _encode_spec(self, spec: dict[str, Any]) -> Encoded:
         try:
-            return codec.encode(recipe, f"spawn of {self._class.__name__}")
+            return codec.encode(spec, f"spawn of {self._class.__name__}")
         except codec.CannotPickle as error:
             signature = inspect.signature(self._class)
-            named = {**dict(signature.bind(*recipe["args"], **recipe["kwargs"]).arguments)}
+            named = {**dict(signature.bind(*spec["args"], **spec["kwargs"]).arguments)}
             for name, value in named.items():
                 path = codec.find_unpicklable(value, f"argument `{name}`")
                 if path:

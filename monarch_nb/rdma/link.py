@@ -90,7 +90,7 @@ class _LateReply(OneReply):
         self.seconds = time.perf_counter() - self.started
         return super().deliver(slot, body)
 
-    def hears_of(self, end: RankExit) -> bool:
+    def handles_end(self, end: RankExit) -> bool:
         return not self.ready and end.proc in self.procs and (self.asker is None or self.asker() is not None)
 
     def at_work(self) -> tuple[int, ...]:

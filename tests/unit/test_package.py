@@ -67,7 +67,7 @@ EXAMPLES = [
     "_frames.owner",
     "_host.dumped",
     "_protocol.base", "_protocol.registry",
-    "_host.script",
+    "_host.workflow",
     "_journal.disk",
     "_journal.entries",
     "_journal.record",

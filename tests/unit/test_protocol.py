@@ -24,7 +24,7 @@ numbers = st.integers(0, 1 << 62)
 exits = st.builds(
     RankExit, proc=numbers, group=st.text(), rank=numbers, host=st.text(), pid=numbers, signal=st.none() | numbers, exit_code=st.none() | numbers,
     stopped=st.booleans(), reason=st.text(), last_lines=st.text(), point=st.dictionaries(st.text(), numbers), policy=st.text(), restarted=st.booleans(),
-    told=st.lists(st.tuples(numbers, numbers)).map(tuple), heard=st.just(False),
+    notified=st.lists(st.tuples(numbers, numbers)).map(tuple), handled=st.just(False),
 )  # fmt: skip
 
 
@@ -37,7 +37,7 @@ def test_an_exit_survives_each_way_that_it_is_sent(end: RankExit) -> None:
 
 def test_an_exit_on_its_way_is_plain() -> None:
     """Whoever reads it needs no class of ours: the journal, a front end."""
-    plain = replace(EXIT, point={"hosts": 1}, told=((1, 2),), heard=True).plain()
+    plain = replace(EXIT, point={"hosts": 1}, notified=((1, 2),), handled=True).plain()
     assert set(plain) == {each.name for each in fields(RankExit)} - {"heard"}, "whether it's heard is each process' own business"
     assert {type(value) for value in plain.values()} <= {int, str, bool, dict, list, type(None)}
 
@@ -54,8 +54,8 @@ def test_a_programs_end_that_nobody_watches_is_no_cells_business() -> None:
     """A controller's program has left while a cell runs: that the end names no watchers was no list, and asking raised in the reading thread."""
     feed = Feed.__new__(Feed)
     feed.office, feed.ref, feed.ready = type("Office", (), {"me": 5})(), 9, False  # type: ignore[assignment]
-    assert not feed.hears_of(EXIT)
-    assert feed.hears_of(replace(EXIT, told=((5, 9),)))
+    assert not feed.handles_end(EXIT)
+    assert feed.handles_end(replace(EXIT, notified=((5, 9),)))
 
 
 @pytest.mark.parametrize(

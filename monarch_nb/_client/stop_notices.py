@@ -23,7 +23,7 @@ WINDOW_S = 0.2
 """Ranks that stop together are said together."""
 
 
-class StopsSaid:
+class StopNotices:
     """Of one session. `stopped` is called in the reading thread, `_print_stops` by the background reader."""
 
     def __init__(self, session: Session) -> None:

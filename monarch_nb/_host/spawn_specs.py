@@ -13,7 +13,7 @@ MAX_IN_MEMORY_BYTES = 64 << 20
 
 
 @dataclass
-class Recipe:
+class SpawnSpec:
     """One spawn.
 
     Attributes:
@@ -43,19 +43,20 @@ class Recipe:
         return {slot: proc for slot, proc in enumerate(self.procs) if proc in procs}
 
 
-class Recipes:
-    """The recipes of a mesh, in the order of their spawns: later actors may use earlier ones. Owned by the loop thread."""
+class SpawnSpecs:
+    """The spawn specs of a mesh, in the order of their spawns: later actors may use earlier ones. Owned by
+    the loop thread."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
-        self._recipes: dict[int, Recipe] = {}
+        self._specs: dict[int, SpawnSpec] = {}
         self._stopped: dict[int, set[int]] = {}
 
     def add(self, spawned: ActorSpawned) -> None:
         """Enter a spawn."""
-        data = spawned.recipe
+        data = spawned.spec
         actor_id = spawned.actor_id
-        self._recipes[actor_id] = Recipe(
+        self._specs[actor_id] = SpawnSpec(
             actor_id, spawned.name, spawned.procs, spawned.context, spawned.creator, spawned.size_bytes, data is not None,
             spawned.checkpointed,
         )  # fmt: skip
@@ -63,7 +64,7 @@ class Recipes:
             try:
                 self._write(self._path(actor_id), data)
             except OSError:
-                self._keep_in_memory(self._recipes[actor_id], data)
+                self._keep_in_memory(self._specs[actor_id], data)
 
     @staticmethod
     def _write(path: str, data: bytes) -> None:
@@ -76,71 +77,71 @@ class Recipes:
                 os.unlink(path)
             raise
 
-    def _keep_in_memory(self, recipe: Recipe, data: bytes) -> None:
-        if len(data) + sum(len(r.data) for r in self._recipes.values() if r.data is not None) <= MAX_IN_MEMORY_BYTES:
-            recipe.data = data
+    def _keep_in_memory(self, spec: SpawnSpec, data: bytes) -> None:
+        if len(data) + sum(len(r.data) for r in self._specs.values() if r.data is not None) <= MAX_IN_MEMORY_BYTES:
+            spec.data = data
         else:
-            recipe.kept = False
+            spec.kept = False
 
     def _path(self, actor_id: int) -> str:
         return os.path.join(self._directory, f"{actor_id:x}")
 
-    def read(self, recipe: Recipe) -> bytes:
+    def read(self, spec: SpawnSpec) -> bytes:
         """Return the class and arguments, encoded.
 
         Raises:
             OSError: if somebody has taken the file away.
         """
-        if recipe.data is not None:
-            return recipe.data
-        with open(self._path(recipe.actor_id), "rb") as file:
+        if spec.data is not None:
+            return spec.data
+        with open(self._path(spec.actor_id), "rb") as file:
             return file.read()
 
-    def find(self, actor_id: int) -> Recipe | None:
-        """Return a recipe."""
-        return self._recipes.get(actor_id)
+    def find(self, actor_id: int) -> SpawnSpec | None:
+        """Return the spawn spec of an actor."""
+        return self._specs.get(actor_id)
 
-    def on(self, procs: set[int]) -> list[Recipe]:
-        """Return the recipes of actors that belong on any of some procs, oldest first."""
-        return [r for r in self._recipes.values() if procs & self._living(r)]
+    def on(self, procs: set[int]) -> list[SpawnSpec]:
+        """Return the spawn specs of actors that belong on any of some procs, oldest first."""
+        return [r for r in self._specs.values() if procs & self._living(r)]
 
-    def owned_by(self, proc: int) -> list[Recipe]:
-        """Return the recipes of actors that an actor of a process has spawned, newest first."""
-        return [r for r in reversed(self._recipes.values()) if r.creator[0] == proc and r.creator[1]]
+    def owned_by(self, proc: int) -> list[SpawnSpec]:
+        """Return the spawn specs of actors that an actor of a process has spawned, newest first."""
+        return [r for r in reversed(self._specs.values()) if r.creator[0] == proc and r.creator[1]]
 
-    def living_slots(self, recipe: Recipe, procs: set[int]) -> dict[int, int]:
+    def living_slots(self, spec: SpawnSpec, procs: set[int]) -> dict[int, int]:
         """Return the slots on some procs whose actors weren't stopped."""
-        return {slot: proc for slot, proc in recipe.slots_on(procs).items() if proc in self._living(recipe)}
+        return {slot: proc for slot, proc in spec.slots_on(procs).items() if proc in self._living(spec)}
 
-    def _living(self, recipe: Recipe) -> set[int]:
-        return set(recipe.procs) - self._stopped.get(recipe.actor_id, set())
+    def _living(self, spec: SpawnSpec) -> set[int]:
+        return set(spec.procs) - self._stopped.get(spec.actor_id, set())
 
     def widen(self, before: list[int], now: list[int], context: bytes) -> dict[int, tuple[int, ...]]:
         """A mesh has other procs: actors that were on all of it belong on all of it; return their procs by actor id."""
         found = {}
-        for recipe in self._recipes.values():
-            if recipe.procs == tuple(before):
-                recipe.procs, recipe.context = tuple(now), context
-                self._stopped.pop(recipe.actor_id, None)
-                found[recipe.actor_id] = recipe.procs
+        for spec in self._specs.values():
+            if spec.procs == tuple(before):
+                spec.procs, spec.context = tuple(now), context
+                self._stopped.pop(spec.actor_id, None)
+                found[spec.actor_id] = spec.procs
         return found
 
     def stopped(self, actor_id: int, procs: list[int]) -> None:
         """Actors were stopped on purpose; they aren't made again."""
-        recipe = self._recipes.get(actor_id)
-        if recipe is None:
+        spec = self._specs.get(actor_id)
+        if spec is None:
             return
         self._stopped.setdefault(actor_id, set()).update(procs)
-        if not self._living(recipe):
+        if not self._living(spec):
             self._drop(actor_id)
 
     def procs_stopped(self, procs: list[int]) -> None:
         """Processes were stopped on purpose, with their actors."""
-        for recipe in self.on(set(procs)):
-            self.stopped(recipe.actor_id, procs)
+        for spec in self.on(set(procs)):
+            self.stopped(spec.actor_id, procs)
 
     def _drop(self, actor_id: int) -> None:
-        self._recipes.pop(actor_id, None)
+        self._specs.pop(actor_id, None)
         self._stopped.pop(actor_id, None)
         with suppress(OSError):
             os.unlink(self._path(actor_id))

@@ -11,23 +11,23 @@ GoOn = Callable[[Any], None]
 Step = Callable[[GoOn], None]
 """Begins something; calls what it's given with the outcome, now or later, in the loop's thread."""
 
-Script = Generator[Step, Any, T]
+Workflow = Generator[Step, Any, T]
 
 
-def run_script(script: Script[T], done: Callable[[T | Exception], None]) -> None:
-    """Run a script; `done` gets what it returns, or the exception that ended it.
+def run_workflow(workflow: Workflow[T], done: Callable[[T | Exception], None]) -> None:
+    """Run a workflow; `done` gets what it returns, or the exception that ended it.
 
     Example:
         >>> def double(n):
         ...     found = yield lambda go_on: go_on(n)
         ...     return 2 * found
-        >>> run_script(double(21), print)
+        >>> run_workflow(double(21), print)
         42
     """
 
     def go_on(value: Any = None) -> None:
         try:
-            step = script.send(value)
+            step = workflow.send(value)
         except StopIteration as end:
             done(end.value)
         except Exception as error:
