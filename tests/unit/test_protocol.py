@@ -38,7 +38,7 @@ def test_an_exit_survives_each_way_that_it_is_sent(end: RankExit) -> None:
 def test_an_exit_on_its_way_is_plain() -> None:
     """Whoever reads it needs no class of ours: the journal, a front end."""
     plain = replace(EXIT, point={"hosts": 1}, notified=((1, 2),), handled=True).plain()
-    assert set(plain) == {each.name for each in fields(RankExit)} - {"heard"}, "whether it's heard is each process' own business"
+    assert set(plain) == {each.name for each in fields(RankExit)} - {"handled"}, "whether it's heard is each process' own business"
     assert {type(value) for value in plain.values()} <= {int, str, bool, dict, list, type(None)}
 
 
