@@ -29,6 +29,7 @@ from typing import Any, Final, NamedTuple
 
 from monarch_nb._wire import small_arrays
 from monarch_nb._wire.segment import MIN_BYTES
+from monarch_nb._wire.tables import reduce_table
 from monarch_nb.tracebacks import ShowsItself
 
 _ATOMS: Final = frozenset({type(None), bool, int, float, str, bytes})
@@ -194,6 +195,9 @@ def _make_pickler_class() -> type[Any]:
                     reduced = _reduce_tensor(torch, obj, self._storages)
                     if reduced is not None:
                         return reduced
+                reduced = reduce_table(obj)
+                if reduced is not None:
+                    return reduced
             return super().reducer_override(obj)
 
         def _note_source(self, code: types.CodeType) -> None:

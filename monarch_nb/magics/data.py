@@ -32,34 +32,7 @@ def scatter(state: State, arguments: Namespace) -> None:
     if arguments.variable not in names:
         raise MeshUsageError(f"%mesh scatter: no variable {arguments.variable} in this notebook")
     value = names[arguments.variable]
-    mesh = state.mesh(arguments.name)
-    ranks = mesh.select(arguments.ranks)
-    try:
-        parts = split_evenly(value, len(ranks), arguments.dim)
-    except (TypeError, IndexError) as error:
-        raise MeshUsageError(
-            f"%mesh scatter: {arguments.variable} is a {type(value).__name__}, which can't be split along dimension "
-            f"{arguments.dim} ({error}); a tensor, an array or a list can"
-        ) from None
-    for rank, part in zip(ranks, parts, strict=True):
-        mesh.push({arguments.variable: part}, [rank])
-
-
-def split_evenly(value: Any, num: int, dim: int = 0) -> list[Any]:
-    """Return `num` parts of a tensor, array or list, whose sizes differ by one at most.
-
-    >>> split_evenly([1, 2, 3, 4, 5], 2)
-    [[1, 2, 3], [4, 5]]
-    """
-    if hasattr(value, "tensor_split"):
-        return [part.contiguous() for part in value.tensor_split(num, dim)]
-    if hasattr(value, "__array__"):
-        import numpy
-
-        return list(numpy.array_split(value, num, axis=dim))
-    size, rest = divmod(len(value), num)
-    bounds = [i * size + min(i, rest) for i in range(num + 1)]
-    return [value[bounds[i] : bounds[i + 1]] for i in range(num)]
+    state.mesh(arguments.name).scatter(arguments.variable, value, arguments.ranks, dim=arguments.dim)
 
 
 def vars_(state: State, arguments: Namespace) -> Any:

@@ -33,6 +33,7 @@ from monarch_nb.mesh.export import literals
 from monarch_nb.mesh.history import Entries, History
 from monarch_nb.mesh.log_page import read_page
 from monarch_nb.mesh.replay import replay as run_again
+from monarch_nb.mesh.scatter import parts_of
 from monarch_nb.mesh.script import prepare_script
 from monarch_nb.mesh.sync import SYNC_S, SyncRequest, before_cell, set_sync_mode, sync, sync_mode
 from monarch_nb.mesh.tasks import MapRun, MeshExecutor
@@ -474,6 +475,25 @@ class Mesh(ProcMesh):
         else:
             part._work(b"push", dict(variables), f"push of {', '.join(variables)}").get()
         self._note("push", list(variables), self.select(ranks), values=literals(variables))
+
+    def scatter(self, name: str, value: Any, ranks: str | Sequence[int] = "all", *, dim: int = 0) -> None:
+        """Give each rank a part of a value, as a variable of that name: sizes of parts differ by one at most.
+
+        Args:
+            value: a tensor, an array, a list; or a table, whose rows are split: Arrow, Polars, pandas, a Hugging Face dataset,
+                a relation of DuckDB, of which ranks get Arrow tables. What arrives is of the same type.
+            dim: of a tensor or an array.
+
+        Raises:
+            MeshUsageError: if it can't be split.
+
+        Example:
+            >>> mesh.scatter("frame", polars.read_parquet("data.parquet"))     # doctest: +SKIP
+        """
+        check_name(name)
+        chosen = self.select(ranks)
+        for rank, part in zip(chosen, parts_of(name, value, len(chosen), dim), strict=True):
+            self.push({name: part}, [rank])
 
     def pull(self, *names: str, ranks: str | Sequence[int] = "all") -> ValueMesh[Any]:
         """Return variables of the cells' namespace: one value per rank, or a dict for several names.
