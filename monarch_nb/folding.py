@@ -87,7 +87,7 @@ def split(text: str) -> tuple[str, Values]:
 
 
 NAMED = "[actor=<"
-"""How the name begins that actors log by (see `actor.context.Instance`)."""
+"""How the name begins that actors log by (see `actor.ownership.full_name_of`)."""
 
 
 def split_name(text: str) -> tuple[str, Values]:

@@ -27,6 +27,7 @@ from monarch_nb._client.notebook import PROGRAM_NUMBER, NotebookHooks
 from monarch_nb._client.output import OutputHub
 from monarch_nb._client.preferences import preferences
 from monarch_nb._client.reports import Reports
+from monarch_nb._client.sessions import by_office
 from monarch_nb._client.state import StatusFeed
 from monarch_nb._client.stop_notices import StopNotices
 from monarch_nb._client.subscribers import Subscribers
@@ -64,8 +65,6 @@ from monarch_nb.tracebacks import hide_in_scripts
 
 T = TypeVar("T")
 
-_by_office: dict[int, Session] = {}
-
 REQUEST_S = 30.0
 _NAMED = os.environ.pop("MONARCH_NB_PROGRAM", "")
 """What whoever started this program wants it to be called; not for those that it starts."""
@@ -83,7 +82,7 @@ class Session:
     def __init__(self, office: Office, connection: Connection | None) -> None:
         self.office = office
         self.connection = connection
-        _by_office[id(office)] = self
+        by_office[id(office)] = self
         self.private = False
         self.observes = False
         self.wakeups: list[Wakeup] = []
@@ -364,7 +363,7 @@ class Session:
             self.reports.flush()
         self.stop_notices.close()
         self.office.close(500)
-        _by_office.pop(id(self.office), None)
+        by_office.pop(id(self.office), None)
 
     def settle_output(self) -> None:
         """Wait until what was printed before now has come."""
@@ -490,7 +489,7 @@ def reach(mesh: MeshAddress) -> Office:
 
 def _office_in(mesh: MeshAddress) -> Office | None:
     """Return an office in a mesh, if this process has one; rather one that shows output."""
-    found = [s for s in list(_by_office.values()) if s.office.mesh_id == mesh.mesh_id and not s.office.closed]
+    found = [s for s in list(by_office.values()) if s.office.mesh_id == mesh.mesh_id and not s.office.closed]
     return max(found, key=lambda s: s.listens).office if found else None
 
 
@@ -521,27 +520,22 @@ here.on_other_mesh(reach)
 
 def num_open() -> int:
     """Return how many sessions this program has."""
-    return len(_by_office)
+    return len(by_office)
 
 
 def open_offices() -> list[Office]:
     """Return the offices of all sessions of this program."""
-    return [session.office for session in list(_by_office.values()) if not session.office.closed]
+    return [session.office for session in list(by_office.values()) if not session.office.closed]
 
 
 def open_to(connection: Connection) -> Session | None:
     """Return this program's session with that home that shows output, if it has one."""
-    return next((session for session in list(_by_office.values()) if session.is_open_to(connection)), None)
-
-
-def known(office: Office) -> Session | None:
-    """Return the session that uses `office`, if there is one."""
-    return _by_office.get(id(office))
+    return next((session for session in list(by_office.values()) if session.is_open_to(connection)), None)
 
 
 def of_office(office: Office) -> Session:
     """Return the session that uses `office`."""
-    session = _by_office.get(id(office))
+    session = by_office.get(id(office))
     if session is None and here.rank is not None and here.rank.office is office:
         session = current()  # a rank makes its session when it's first asked for
     if session is None or session.office is not office:
@@ -551,4 +545,4 @@ def of_office(office: Office) -> Session:
 
 def open_sessions() -> list[Session]:
     """Return the connections of this program that are open."""
-    return [session for session in list(_by_office.values()) if not session.office.closed]
+    return [session for session in list(by_office.values()) if not session.office.closed]

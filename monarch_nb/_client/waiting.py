@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._client import kernel
+from monarch_nb._client.sessions import known
 from monarch_nb._post.office import Office
 from monarch_nb._post.pending import Pending
 
@@ -55,9 +56,7 @@ def wait(pending: Pending, deadline: float | None) -> bool:
     """
     if (on_stop is None and kernel.known() is None) or threading.get_ident() != _main:
         return wait_simply(pending, deadline)
-    from monarch_nb._client import session as sessions
-
-    session = sessions.known(pending.office)
+    session = known(pending.office)
     if session is None or session.notebook is None:
         return wait_simply(pending, deadline)
     session.num_waiting += on_stop is not None

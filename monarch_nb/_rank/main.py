@@ -15,8 +15,7 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-# The whole package, while there's one thread: two that import it by different modules would wait for each other.
-import monarch_nb.actor  # noqa: F401
+import monarch_nb.actor  # noqa: F401 - what cells and actors use is in the zygote already, for all ranks
 from monarch_nb import _reload, sources
 from monarch_nb._post import here
 from monarch_nb._post.context import CallContext, call_context

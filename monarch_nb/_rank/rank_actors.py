@@ -11,8 +11,6 @@ from monarch_nb._post.pending import Body
 from monarch_nb._protocol.events import DebugHold, DebugSettingsChanged, Renumbered
 from monarch_nb._protocol.registry import Sender, handles
 from monarch_nb._rank import collectives, rendezvous
-from monarch_nb._rank.hang import look_at_threads
-from monarch_nb._rank.where import where
 from monarch_nb._runtime.actor_host import ActorHost
 from monarch_nb._runtime.inbox import Inbox
 from monarch_nb._wire.message import Message
@@ -54,6 +52,8 @@ class RankActors(ActorHost):
 
     def _now_hang(self, message: Message) -> None:
         """Say what the threads that run user code wait for."""
+        from monarch_nb._rank.hang import look_at_threads
+
         self._reply(message, look_at_threads(self._rank))
 
     def _debug(self, message: Message) -> Any:
@@ -78,6 +78,8 @@ class RankActors(ActorHost):
 
     def _now_where(self, message: Message) -> None:
         """Say where the threads stand that run user code, and how much waits."""
+        from monarch_nb._rank.where import where
+
         self._reply(message, where(self._rank))
 
     def _now_abort(self, message: Message) -> None:

@@ -94,7 +94,7 @@ class ActorRunner:
         self.creator: tuple[int, int] = (spawn.src, 0)
         self.name = ""
         self.created_by: Any = None
-        """Who has spawned it, in words (`actor.context.CreatorInstance`)."""
+        """Who has spawned it, in words (`actor.ownership.CreatorInstance`)."""
         self.proc_mesh: Any = None
         self.inbox: Inbox[Message] = Inbox()
         self.instance: Any = None

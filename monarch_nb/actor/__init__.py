@@ -24,6 +24,7 @@ from monarch_nb._shape import Extent, Point, Shape
 from monarch_nb.actor import (
     config as config,  # for programs that set `actor.config.prefix_python_logs_with_actor`
 )
+from monarch_nb.actor import relay as _relay  # noqa: F401 - handles that need it find it registered
 from monarch_nb.actor.accumulator import Accumulator
 from monarch_nb.actor.actor_mesh import Actor, ActorMesh, as_endpoint, send
 from monarch_nb.actor.bootstrap_command import BootstrapCommand, default_bootstrap_cmd

@@ -25,7 +25,6 @@ from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.codec import Encoded
 from monarch_nb._wire.mesh_address import MeshAddress
-from monarch_nb.actor.context import creator_instance, own_by_caller
 from monarch_nb.actor.endpoint import Endpoint, EndpointProperty, signature_of
 from monarch_nb.actor.future import Future
 from monarch_nb.actor.on_demand import (
@@ -34,9 +33,11 @@ from monarch_nb.actor.on_demand import (
     is_relayed,
     known_office,
     mesh_of,
+    relayed_endpoint,
     set_office,
 )
 from monarch_nb.actor.outcome import value_mesh
+from monarch_nb.actor.ownership import creator_instance, own_by_caller
 from monarch_nb.exceptions import MeshUsageError, SupervisionError, WrongArguments
 
 if TYPE_CHECKING:
@@ -223,9 +224,7 @@ class ActorMesh(MeshTrait, Generic[T]):
 
     def _as_endpoint(self, name: str) -> Any:
         if is_relayed(self):
-            from monarch_nb.actor.relay import RelayedEndpoint
-
-            return RelayedEndpoint(self, name)
+            return relayed_endpoint(self, name)
         return Endpoint(self, name, signature_of(self._class, name))
 
     # --- life
@@ -293,7 +292,7 @@ class ActorMesh(MeshTrait, Generic[T]):
     def initialized(self) -> Future[None]:
         """A future that is done once all actors are constructed; it fails if one can't be."""
         if self._spawned is None:
-            return Future(_done(here.office()), lambda _: None)
+            return Future(done_reply(here.office()), lambda _: None)
         what = f"spawn of {self._name}"
         line = Shape.full(Extent(["ranks"], [len(self._spawned.procs)]))
 
@@ -366,7 +365,8 @@ def _nobody() -> None:
     return None
 
 
-def _done(office: Office) -> Any:
+def done_reply(office: Office) -> Any:
+    """Return an answer that is there already, and says nothing."""
     from monarch_nb._post.pending import OneReply
 
     reply = OneReply(office, ())

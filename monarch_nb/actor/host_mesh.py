@@ -21,9 +21,9 @@ from monarch_nb._wire import codec
 from monarch_nb._wire.mesh_address import MeshAddress
 from monarch_nb._wire.process import wait_until_gone
 from monarch_nb.actor.bootstrap_command import BootstrapCommand, commands_of
-from monarch_nb.actor.context import acting, own_by_caller
 from monarch_nb.actor.future import Future
 from monarch_nb.actor.on_demand import ask_envoy, needs_envoy
+from monarch_nb.actor.ownership import acting, own_by_caller
 from monarch_nb.actor.proc_bind import check_bindings
 from monarch_nb.actor.proc_mesh import ProcMesh, grid, new_group
 from monarch_nb.exceptions import MeshError, MeshUsageError

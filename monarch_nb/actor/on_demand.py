@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, overload
 
 from monarch_nb._post import here
@@ -69,9 +69,24 @@ def is_relayed(handle: Any) -> bool:
 
 def ask_envoy(handle: Any, path: Sequence[str], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Future[Any]:
     """Have the envoy do something with a handle; a future of the result."""
-    from monarch_nb.actor.relay import ask
+    assert _ask is not None, "monarch_nb.actor loads `relay`"
+    return _ask(handle, path, args, kwargs or {})
 
-    return ask(handle, path, args, kwargs or {})
+
+_ask: Callable[..., Future[Any]] | None = None
+_make_endpoint: Callable[[Any, str], Any] | None = None
+
+
+def relay_by(ask: Callable[..., Future[Any]], make_endpoint: Callable[[Any, str], Any]) -> None:
+    """Say how an envoy is asked, and what an endpoint is whose calls it makes: `relay` does, which is built on handles."""
+    global _ask, _make_endpoint
+    _ask, _make_endpoint = ask, make_endpoint
+
+
+def relayed_endpoint(mesh: Any, name: str) -> Any:
+    """Return an endpoint of a handle that only an envoy can use."""
+    assert _make_endpoint is not None, "monarch_nb.actor loads `relay`"
+    return _make_endpoint(mesh, name)
 
 
 here.on_far_port(needs_envoy, lambda port, method, value: ask_envoy(port, (method,), (value,)).get())

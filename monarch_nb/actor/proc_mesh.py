@@ -12,6 +12,7 @@ from monarch_nb._client.heal_report import HealReport
 from monarch_nb._client.outcome import refuse_dead
 from monarch_nb._client.preferences import preferences
 from monarch_nb._client.session import Session
+from monarch_nb._client.sessions import known
 from monarch_nb._post.office import Office
 from monarch_nb._post.origin import origin_in
 from monarch_nb._post.pending import GatherReply
@@ -27,7 +28,6 @@ from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.mesh_address import MeshAddress
 from monarch_nb.actor.actor_mesh import spawn_actors
-from monarch_nb.actor.context import own_by_caller
 from monarch_nb.actor.future import Future
 from monarch_nb.actor.on_demand import (
     OfficeOnDemand,
@@ -38,6 +38,7 @@ from monarch_nb.actor.on_demand import (
     set_office,
 )
 from monarch_nb.actor.outcome import value_mesh
+from monarch_nb.actor.ownership import own_by_caller
 from monarch_nb.exceptions import HealError, MeshStartError, SupervisionError, describe_end
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class ProcMesh(MeshTrait):
 
     def _connected(self) -> None:
         """This process is in the mesh of this handle: take on new sizes, when it gets some."""
-        session = sessions.known(self._office)
+        session = known(self._office)
         if self._is_whole and session is not None:
             session.reshaped.subscribe(self._on_reshaped)
 

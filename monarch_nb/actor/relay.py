@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from monarch_nb.actor.actor_mesh import Actor, ActorMesh
-from monarch_nb.actor.context import disown
+from monarch_nb.actor.controller import mesh_controller
 from monarch_nb.actor.endpoint import concurrent_endpoint
 from monarch_nb.actor.future import Future
+from monarch_nb.actor.on_demand import relay_by
+from monarch_nb.actor.ownership import disown
 from monarch_nb.actor.proc_mesh import ProcMesh
 from monarch_nb.exceptions import DeviceMeshError, MeshError
 
@@ -38,8 +40,6 @@ class Envoy(Actor):
 
 def ask(handle: Any, path: Sequence[str], args: Any = (), kwargs: Any = None) -> Future[Any]:
     """Have the envoy do something with a handle; a future of the result."""
-    from monarch_nb.actor.controller import mesh_controller
-
     envoy: Any = mesh_controller(_ENVOY, Envoy).get()
     future = envoy.do.call_one(handle, tuple(path), tuple(args), dict(kwargs or {}))
 
@@ -97,3 +97,5 @@ class RelayedEndpoint:
     def __repr__(self) -> str:
         return f"<Endpoint {self._mesh._name}.{self._name} on {self._mesh.extent}, by an envoy>"
 
+
+relay_by(ask, RelayedEndpoint)

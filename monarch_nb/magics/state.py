@@ -62,9 +62,10 @@ class State:
     def adopt(self, mesh: Mesh) -> Mesh:
         """Make a mesh current, and known to the notebook by its name."""
         from monarch_nb._client import session
+        from monarch_nb._client.sessions import known
 
         before = self.meshes.get(mesh.name)
-        lost = session.known(before._office) if before is not None and before is not mesh and before._office.lost else None
+        lost = known(before._office) if before is not None and before is not mesh and before._office.lost else None
         if lost is not None:
             lost.close()
         self.meshes[mesh.name] = mesh

@@ -6,13 +6,14 @@
     >>> mine = torch.empty(8)
     >>> buffer.read_into(mine).get()                         # doctest: +SKIP
 
-Names below are loaded when they are first used. So importing this package imports none of its modules, and two threads may import any of
-them at the same time, as they do when both receive a handle: a package that imports its modules would be seen half made.
+Names below are loaded when they are first used: most programs move no bytes.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+from monarch_nb.rdma import broadcasting as _broadcasting
 
 if TYPE_CHECKING:
     from monarch_nb.rdma.action import RDMAAction
@@ -53,6 +54,15 @@ __all__ = [
     "publish",
     "use_path",
 ]
+
+
+def _broadcasts() -> tuple[Any, Any]:
+    from monarch_nb.rdma import broadcast, leader  # loaded by the first broadcast
+
+    return broadcast, leader
+
+
+_broadcasting.provide(_broadcasts)
 
 
 def __getattr__(name: str) -> Any:

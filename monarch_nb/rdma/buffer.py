@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.exceptions import MeshUsageError
-from monarch_nb.rdma import staging
+from monarch_nb.rdma import broadcasting, staging
 from monarch_nb.rdma.data_plane import data_plane
 from monarch_nb.rdma.handle import Handle
 from monarch_nb.rdma.local_future import LocalFuture
@@ -161,16 +161,15 @@ class RDMABuffer:
             >>> weights.broadcast_into(mesh, "weights").get()                         # doctest: +SKIP
         """
         from monarch_nb.actor.proc_mesh import ProcMesh
-        from monarch_nb.rdma import broadcast, leader
 
         deadline_of(timeout)  # bad ones are told at once
         if isinstance(to, ProcMesh):
             if name is None or not name.isidentifier():
                 raise MeshUsageError(f"broadcast_into(mesh, name): name is the variable that the ranks get, not {name!r}")
-            return leader.begin_broadcast(self, to, name, timeout)
+            return broadcasting.to_mesh().begin_broadcast(self, to, name, timeout)
         if name is not None:
             raise MeshUsageError("a name goes with a mesh; buffers have their memory already")
-        return broadcast.begin_spread(self, to.values() if hasattr(to, "values") else to, timeout)
+        return broadcasting.to_buffers().begin_spread(self, to.values() if hasattr(to, "values") else to, timeout)
 
     # --- the registration
 

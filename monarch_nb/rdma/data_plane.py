@@ -20,8 +20,8 @@ from monarch_nb._client import session as sessions
 from monarch_nb._post import here
 from monarch_nb._post.office import Office
 from monarch_nb.exceptions import MeshError, MeshUsageError, PathFailed, RDMAError
+from monarch_nb.rdma import broadcasting, segments, staging
 from monarch_nb.rdma import handle as handles
-from monarch_nb.rdma import segments, staging
 from monarch_nb.rdma.batch import Batch, together
 from monarch_nb.rdma.handle import Handle, Owner, this_machine
 from monarch_nb.rdma.link import Answer, Answerer, Link, MeshLink
@@ -108,14 +108,10 @@ class DataPlane:
         return {}
 
     def _fill_asked(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        from monarch_nb.rdma.broadcast import fill
-
-        return fill(self, fields)
+        return broadcasting.to_buffers().fill(self, fields)
 
     def _lead_asked(self, fields: Mapping[str, Any]) -> Answer:
-        from monarch_nb.rdma.leader import lead_asked
-
-        return lead_asked(fields)
+        return broadcasting.to_mesh().lead_asked(fields)
 
     def region_of(self, handle: Handle) -> Region:
         """Return the region that a handle of this process names.

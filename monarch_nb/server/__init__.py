@@ -13,9 +13,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from monarch_nb.server.extension import MeshExtension
 
-PROTOCOL = 1
-"""Of what is said over REST and WebSocket; `labextension/src/protocol.ts` has the same number."""
-
 
 def extension_class() -> type[MeshExtension]:
     """Return the class of the extension."""

@@ -75,11 +75,11 @@ def _application(meshes: Any, token: str) -> Any:
     from jupyter_server.auth.identity import IdentityProvider
     from tornado.web import Application
 
-    from monarch_nb.server import handlers, page
+    from monarch_nb.server import page, routes
 
     identity = IdentityProvider(token=token)
     return Application(
-        [*handlers.routes(), *page.routes(), (r".*", _nowhere())],
+        [*routes.routes(), *page.routes(), (r".*", _nowhere())],
         base_url="/",
         cookie_secret=secrets.token_bytes(32),
         xsrf_cookies=True,

@@ -16,7 +16,7 @@ from monarch_nb.server.bodies import BadBody, read_text
 from monarch_nb.server.handlers import MeshHandler
 from monarch_nb.server.link import how_ended
 from monarch_nb.server.meshes import Meshes
-from monarch_nb.server.stream import Send, Watch
+from monarch_nb.server.watch import Send, Watch
 
 if TYPE_CHECKING:
     from monarch_nb._client.state import StatusFeed

@@ -6,10 +6,10 @@ from jupyter_server.extension.application import ExtensionApp
 
 from monarch_nb._version import __version__
 from monarch_nb.server import page
-from monarch_nb.server.handlers import routes
 from monarch_nb.server.interrupts import InterruptWitness
 from monarch_nb.server.meshes import Meshes
 from monarch_nb.server.metrics import MeshCollector, register, unregister
+from monarch_nb.server.routes import routes
 
 
 class MeshExtension(ExtensionApp):

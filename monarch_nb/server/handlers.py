@@ -14,8 +14,8 @@ from tornado.web import HTTPError, authenticated
 from monarch_nb._shape.rank_set import RankSetError
 from monarch_nb._version import __version__
 from monarch_nb.exceptions import MeshError, MeshNotFound, MeshUsageError, RankTimeout
-from monarch_nb.server import PROTOCOL
 from monarch_nb.server.bodies import BadBody, read_resize, read_start, read_text
+from monarch_nb.server.protocol import PROTOCOL
 from monarch_nb.server.starting import start_mesh
 
 if TYPE_CHECKING:
@@ -244,28 +244,3 @@ class JournalHandler(MeshHandler):
             raise BadBody(f"limit must be a number, not {limit!r}")
         rows = await self.on_mesh(name, lambda mesh: mesh.journal.rows(int(limit)))
         self.answer(rows)
-
-
-NAME = r"([A-Za-z_][A-Za-z0-9_-]*)"
-
-
-def routes() -> list[tuple[str, type[Any]]]:
-    """Return addresses and who answers there, below the server's base URL."""
-    from monarch_nb.server.debug import DebugHandler
-    from monarch_nb.server.stream import StreamHandler
-
-    one = rf"/monarch_nb/api/meshes/{NAME}"
-    return [
-        (r"/monarch_nb/api/version", VersionHandler),
-        (r"/monarch_nb/api/meshes", MeshesHandler),
-        (one, OneMeshHandler),
-        (one + "/interrupt", InterruptHandler),
-        (one + "/heal", HealHandler),
-        (one + "/resize", ResizeHandler),
-        (one + "/attach", AttachHandler),
-        (one + "/logs", LogsHandler),
-        (one + "/stacks", StacksHandler),
-        (one + "/journal", JournalHandler),
-        (one + "/debug", DebugHandler),
-        (r"/monarch_nb/stream", StreamHandler),
-    ]

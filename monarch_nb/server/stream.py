@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +19,14 @@ from tornado.websocket import WebSocketClosedError, WebSocketHandler
 
 from monarch_nb._version import __version__
 from monarch_nb.exceptions import MeshError
-from monarch_nb.server import PROTOCOL
+from monarch_nb.server.debug import DebugWatch
 from monarch_nb.server.meshes import Meshes, MeshList
+from monarch_nb.server.protocol import PROTOCOL
+from monarch_nb.server.watch import Send, Watch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from monarch_nb.mesh import Mesh
     from monarch_nb.mesh.log_page import LogTail
     from monarch_nb.server.link import Link
@@ -35,49 +37,6 @@ LIST_S = 0.1
 """How often the list of meshes is sent at most."""
 MAX_WATCHES = 200
 MAX_MESSAGE_BYTES = 1 << 16
-Send = Callable[[dict[str, Any]], None]
-
-
-class Watch(ABC):
-    """Something that one browser watches. Owned by the event loop's thread."""
-
-    def __init__(self, meshes: Meshes, send: Send) -> None:
-        self._meshes = meshes
-        self._send = send
-        self._is_ready = True
-        self.over = False
-
-    def taken(self) -> None:
-        """The browser has taken the last message."""
-        self._is_ready = True
-        self.wake()
-
-    def wake(self) -> None:
-        """Send what is new, if the browser can take it."""
-        if self._is_ready and not self.over:
-            message = self.next_message()
-            if message is not None:
-                self._is_ready = False
-                self._send(message)
-
-    def send_last(self, kind: str, **fields: Any) -> None:
-        """Send the last message."""
-        if not self.over:
-            self.over = True
-            self._send({"type": kind, **fields})
-            self.close()
-
-    @abstractmethod
-    async def begin_watch(self) -> None:
-        """Begin to watch."""
-
-    @abstractmethod
-    def next_message(self) -> dict[str, Any] | None:
-        """Return a message with all that is new, or None."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Watch no longer."""
 
 
 class ListWatch(Watch):
@@ -340,8 +299,6 @@ def _make(meshes: Meshes, send: Send, message: dict[str, Any]) -> Watch:
     if what not in ("status", "debug", "logs") or not isinstance(mesh, str):
         raise ValueError(f"what must be meshes, or status, debug or logs with a mesh; not {what!r} with {mesh!r}")
     if what == "debug":
-        from monarch_nb.server.debug import DebugWatch
-
         return DebugWatch(meshes, send, mesh)
     if what == "status":
         return StatusWatch(meshes, send, mesh)

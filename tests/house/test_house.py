@@ -10,9 +10,9 @@ from measure import FIGURES, HEIGHT, OWN, House
 ROOT = Path(__file__).parents[2]
 REACHED = {
     "imports against the stated order": 0,
-    "modules in the largest circle of imports": 7,
-    "deferred imports of own modules": 161,
-    "foreign private accesses per 1,000 lines": 4.3,
+    "modules in the largest circle of imports": 2,
+    "deferred imports of own modules": 154,
+    "foreign private accesses per 1,000 lines": 4.12,
     "dict[str, Any] per 1,000 lines": 8.5,
     "lines over 110 columns per 1,000": 38.4,
     "lines of a function, median": 5,

@@ -1,0 +1,60 @@
+"""What the lower modules of this package need of broadcasts, which are built on them: the package puts it in place, loaded at first use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from monarch_nb.actor.future import Future
+    from monarch_nb.actor.proc_mesh import ProcMesh
+    from monarch_nb.rdma.broadcast import BroadcastReceipt
+    from monarch_nb.rdma.buffer import RDMABuffer
+    from monarch_nb.rdma.data_plane import DataPlane
+    from monarch_nb.rdma.link import Answer
+    from monarch_nb.rdma.local_future import LocalFuture
+
+
+class BroadcastToBuffers(Protocol):
+    """`rdma.broadcast`."""
+
+    def begin_spread(
+        self, source: RDMABuffer, targets: Iterable[RDMABuffer], timeout: float | None = ..., /
+    ) -> LocalFuture[BroadcastReceipt]:
+        """Copy a buffer into others."""
+
+    def fill(self, plane: DataPlane, fields: Mapping[str, Any], /) -> dict[str, Any]:
+        """Read another's buffer into one of this process, as somebody asks."""
+
+
+class BroadcastToMesh(Protocol):
+    """`rdma.leader`."""
+
+    def begin_broadcast(
+        self, source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None, /
+    ) -> Future[BroadcastReceipt]:
+        """Make a buffer a variable of a mesh's cells."""
+
+    def lead_asked(self, fields: Mapping[str, Any], /) -> Answer:
+        """Bring a buffer to all ranks of this machine, as somebody asks."""
+
+
+_load: Callable[[], tuple[BroadcastToBuffers, BroadcastToMesh]] | None = None
+
+
+def provide(load: Callable[[], tuple[BroadcastToBuffers, BroadcastToMesh]]) -> None:
+    """Say how to get them."""
+    global _load
+    _load = load
+
+
+def to_buffers() -> BroadcastToBuffers:
+    """Return what copies a buffer into others."""
+    assert _load is not None, "monarch_nb/rdma/__init__ puts it in place"
+    return _load()[0]
+
+
+def to_mesh() -> BroadcastToMesh:
+    """Return what brings a buffer to all ranks of a mesh."""
+    assert _load is not None, "monarch_nb/rdma/__init__ puts it in place"
+    return _load()[1]
