@@ -30,6 +30,7 @@ from monarch_nb.magics.arguments import (
     shortened,
     sync_choices,
 )
+from monarch_nb.stacks import stacks_text
 from monarch_nb.status import duration
 from monarch_nb.terminal.run import add_arguments as run_arguments
 from monarch_nb.terminal.words import in_terminal
@@ -254,8 +255,6 @@ def shrink(arguments: argparse.Namespace) -> None:
 
 def stacks(arguments: argparse.Namespace) -> None:
     """Print where ranks stand."""
-    from monarch_nb.stacks import stacks_text
-
     _say(arguments, stacks_text(_attach(arguments.name).stacks(arguments.ranks, native=arguments.native)))
 
 

@@ -7,7 +7,7 @@ import os
 import platform
 from collections.abc import Mapping
 
-from monarch_nb._shape import parse_cpu_set
+from monarch_nb._shape import format_ranks, parse_cpu_set
 
 _NODES = "/sys/devices/system/node"
 _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
@@ -82,6 +82,4 @@ def _missing(cpus: set[int]) -> str:
 
 
 def _text(numbers: object) -> str:
-    from monarch_nb._shape import format_ranks
-
     return format_ranks(sorted(numbers))  # type: ignore[call-overload]

@@ -22,9 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb._frames.cells import cell_number, is_of_kernel
 from monarch_nb._frames.owner import HIDDEN, module_of, owner_of
-from monarch_nb._post.context import current_origin
+from monarch_nb._post import here
+from monarch_nb._post.context import call_context, current_origin
 from monarch_nb._protocol.base import Request
 from monarch_nb._protocol.debugging import DebugLeft, DebugRunning, DebugStopped
+from monarch_nb._rank.breakpoints import Breakpoints
 from monarch_nb._runtime.inbox import Inbox
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
@@ -96,8 +98,6 @@ class Debugger:
 
     def install(self) -> None:
         """Have `breakpoint()` and `pdb.set_trace()` stop here; IPython's `set_trace`, too, once it's there."""
-        from monarch_nb._rank.breakpoints import Breakpoints
-
         self.breakpoints = Breakpoints(self)
         sys.breakpointhook = self._on_breakpoint
         pdb.set_trace = self._set_trace
@@ -445,15 +445,11 @@ def _thread_name() -> str:
 
 
 def _runner() -> Any:
-    from monarch_nb._post.context import call_context
-
     return call_context.get().actor
 
 
 def _activity_slot() -> ActivitySlot | None:
     """Return where the calling thread says what it does."""
-    from monarch_nb._post import here
-
     if threading.current_thread() is threading.main_thread():
         return here.rank.worker.activity_slot if here.rank is not None else None
     runner = _runner()
@@ -461,8 +457,6 @@ def _activity_slot() -> ActivitySlot | None:
 
 
 def _doing() -> str:
-    from monarch_nb._post import here
-
     if threading.current_thread() is threading.main_thread() and here.rank is not None:
         current = here.rank.worker.current
         return f"cell #{current.origin}" if current is not None and current.name == b"run" else "function"

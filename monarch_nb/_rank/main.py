@@ -23,6 +23,7 @@ from monarch_nb._post.office import Office
 from monarch_nb._protocol.base import encode
 from monarch_nb._protocol.events import RankIsUp, Renumbered
 from monarch_nb._rank import keyboard, streams, workspace
+from monarch_nb._rank.binding import BindingError, bind
 from monarch_nb._rank.debugger import Debugger
 from monarch_nb._rank.rank_actors import RankActors
 from monarch_nb._rank.reloading import Reloader
@@ -135,8 +136,6 @@ def _tie_to_host(host_pid: int) -> None:
 def _bind(spec: dict[str, Any]) -> None:
     """Bind this rank to the CPUs and memory that `proc_bind` gives it; without them it isn't to run."""
     if spec.get("bind"):
-        from monarch_nb._rank.binding import BindingError, bind
-
         try:
             bind(spec["bind"][spec["local_rank"] % len(spec["bind"])])
         except BindingError as error:

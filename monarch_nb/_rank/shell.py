@@ -11,6 +11,7 @@ from contextlib import suppress
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._post import here
 from monarch_nb._post.failure import (
     _pickled,
     class_name,
@@ -111,8 +112,6 @@ class CellShell:
 
     def _keep_error(self, error: BaseException, number: int) -> None:
         """Keep an error for the debugger; stop there, if that's wanted."""
-        from monarch_nb._post import here
-
         if isinstance(error, KeyboardInterrupt | SystemExit):
             return
         self.last_error, self.error_when, self.error_number = error, time.time(), number

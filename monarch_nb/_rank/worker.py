@@ -17,14 +17,15 @@ from monarch_nb._post.context import NO_CALL, CallContext, call_context
 from monarch_nb._post.failure import class_name, describe, encode_failure, message_of, trace_of
 from monarch_nb._post.office import OfficeClosed
 from monarch_nb._post.pending import Body
-from monarch_nb._rank import environment, profiling, rendezvous, variables, workspace
+from monarch_nb._rank import collectives, environment, profiling, rendezvous, variables, workspace
 from monarch_nb._rank.debugger import place
 from monarch_nb._rank.mending import Mender, guard_handlers
-from monarch_nb._rank.shell import Diversion, describe_cell_error
+from monarch_nb._rank.shell import CellShell, Diversion, describe_cell_error
 from monarch_nb._rank.streams import flush_replaced
 from monarch_nb._reload import RankReload
 from monarch_nb._runtime.forked import end_if_forked
 from monarch_nb._runtime.inbox import Inbox
+from monarch_nb._shape import Shape, decode_extent
 from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.message import Message
@@ -351,15 +352,11 @@ class Worker:
 
     def work_remake_group(self, message: Message) -> None:
         """Make the default process group anew after an abort, or with others than before."""
-        from monarch_nb._rank import collectives
-
         fields = self._fields(message)
         place = fields.pop("places")[self.rank.rank]
         collectives.remake(rank=place, **fields)
 
     def _make_shell(self) -> None:
-        from monarch_nb._rank.shell import CellShell
-
         self.namespace.update(self._place())
         self._shell = CellShell(self.namespace, self.rank.pipe, self._mender.restore_builtins)
         self._mender.learn()
@@ -371,7 +368,6 @@ class Worker:
 
     def _place(self) -> dict[str, Any]:
         """Return what cells know of where they run: `point`, `mesh` and, with torch, `device`."""
-        from monarch_nb._shape import Shape, decode_extent
         from monarch_nb.actor.proc_mesh import ProcMesh
 
         spec = self.rank.spec

@@ -16,7 +16,7 @@ from monarch_nb._post import here
 from monarch_nb._post.context import call_context
 from monarch_nb._post.office import Office
 from monarch_nb._post.origin import origin_in
-from monarch_nb._post.pending import GatherReply
+from monarch_nb._post.pending import GatherReply, OneReply
 from monarch_nb._protocol.events import Reshaped
 from monarch_nb._protocol.healing import ActorSpawned, ActorStopped
 from monarch_nb._runtime.supervision import MeshFailure
@@ -367,8 +367,6 @@ def _nobody() -> None:
 
 def done_reply(office: Office) -> Any:
     """Return an answer that is there already, and says nothing."""
-    from monarch_nb._post.pending import OneReply
-
     reply = OneReply(office, ())
     reply.ready = True
     return reply

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Generic, TypeVar
 
 from monarch_nb._post import here
+from monarch_nb._post.context import call_context
 from monarch_nb._post.pending import Mailbox, OneReply
 from monarch_nb._post.port import Port
 from monarch_nb.actor.future import Future
@@ -76,6 +77,4 @@ class RankedPort(Port[R]):
     __slots__ = ()
 
     def _post(self, body: Any, flags: int) -> None:
-        from monarch_nb._post.context import call_context
-
         Port._post(Port(self._proc, self._ref, call_context.get().slot, self._mesh), body, flags)

@@ -10,6 +10,7 @@ from monarch_nb._protocol.names import FindController
 from monarch_nb._shape import Extent, Shape
 from monarch_nb.actor.actor_mesh import ActorMesh, check_class
 from monarch_nb.actor.future import Future
+from monarch_nb.actor.host_mesh import HostMesh
 from monarch_nb.actor.proc_mesh import ProcMesh
 
 T = TypeVar("T")
@@ -52,6 +53,4 @@ def _controller(name: str, cls: type[T], args: tuple[Any, ...], kwargs: dict[str
 
 
 def _spec() -> dict[str, Any]:
-    from monarch_nb.actor.host_mesh import HostMesh
-
     return HostMesh((0,))._spec("controllers", Extent([], []), None, {})

@@ -26,6 +26,7 @@ from monarch_nb._wire.codec import CannotPickle, Encoded
 from monarch_nb._wire.segment import MIN_BYTES
 from monarch_nb.actor.future import Future
 from monarch_nb.actor.outcome import one_value, value_mesh
+from monarch_nb.actor.rref import RRef
 from monarch_nb.exceptions import MeshUsageError, WrongArguments
 
 if TYPE_CHECKING:
@@ -275,8 +276,6 @@ class Endpoint(Generic[P, R]):
             >>> batch = loader.next_batch.rref()          # doctest: +SKIP
             >>> trainer.step.call(batch).get()            # doctest: +SKIP
         """
-        from monarch_nb.actor.rref import RRef
-
         self._ready_office()
         body, flags = self._encode(args, kwargs)
         handle = RRef.new(self._mesh._procs, self._mesh._own_shape, self._office.mesh)

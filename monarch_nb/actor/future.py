@@ -11,8 +11,10 @@ from collections.abc import Callable, Generator
 from typing import Any, Generic, TypeVar
 
 from monarch_nb._client import kernel, waiting
+from monarch_nb._client import session as sessions
 from monarch_nb._client.kernel import KernelShutDown
 from monarch_nb._post.pending import Pending
+from monarch_nb.actor.interrupt import interrupt_and_raise, send_interrupts, shut_down
 from monarch_nb.exceptions import RankTimeout
 
 T = TypeVar("T")
@@ -64,12 +66,8 @@ class Future(Generic[T]):
             try:
                 in_time = waiting.wait(pending, deadline)
             except KernelShutDown:
-                from monarch_nb.actor.interrupt import shut_down
-
                 raise shut_down(pending, self._what) from None
             except KeyboardInterrupt:
-                from monarch_nb.actor.interrupt import interrupt_and_raise
-
                 interrupt_and_raise(pending, self._what)
             if not in_time:
                 raise RankTimeout(
@@ -138,8 +136,6 @@ class Future(Generic[T]):
 
     def _cancelled(self) -> None:
         """The wait was cancelled. If it is the notebook's whole cell that is, the user has pressed Ctrl-C."""
-        from monarch_nb._client import session as sessions
-
         notebook = sessions.of_office(self._pending.office).notebook
         if notebook is not None and notebook.is_interrupted():
             kernel.when_meant(lambda: _interrupt(self._pending))
@@ -169,8 +165,6 @@ class Future(Generic[T]):
 
 
 def _interrupt(pending: Pending) -> None:
-    from monarch_nb.actor.interrupt import send_interrupts
-
     send_interrupts(pending)
 
 

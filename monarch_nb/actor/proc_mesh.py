@@ -27,6 +27,7 @@ from monarch_nb._shape import Extent, MeshTrait, Shape, encode_extent
 from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.mesh_address import MeshAddress
+from monarch_nb.actor.active import activate
 from monarch_nb.actor.actor_mesh import spawn_actors
 from monarch_nb.actor.future import Future
 from monarch_nb.actor.on_demand import (
@@ -382,8 +383,6 @@ class ProcMesh(MeshTrait):
 
     def activate(self) -> Any:
         """Use this mesh as the current one within a `with` block."""
-        from monarch_nb.actor.active import activate
-
         return activate(self)
 
     def _check_alive(self, what: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 import warnings
 
+from monarch_nb.actor.worker_address import parse
+
 
 class ChannelTransport(enum.Enum):
     """Monarch's ways for messages."""
@@ -31,8 +33,6 @@ def enable_transport(transport: ChannelTransport | str) -> None:
     """
     if isinstance(transport, ChannelTransport) or transport in _WORDS:
         return
-    from monarch_nb.actor.worker_address import parse
-
     try:
         parse(transport)
     except ValueError:

@@ -14,6 +14,7 @@ import anywidget
 import traitlets
 
 from monarch_nb.exceptions import MeshError
+from monarch_nb.stacks import stacks_text
 from monarch_nb.status import MeshStatus
 
 if TYPE_CHECKING:
@@ -107,8 +108,6 @@ class MeshWidget(anywidget.AnyWidget):
             mesh.stop().get(30)
             return "stopped"
         if action == "stacks":
-            from monarch_nb.stacks import stacks_text
-
             return stacks_text(mesh.stacks(ranks))
         if action == "lines":
             return "\n".join(mesh.last_lines(ranks))

@@ -8,6 +8,7 @@ from typing import Any
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb.display.cell_view import CellView
 from monarch_nb.display.errors import ErrorInfo
+from monarch_nb.exceptions import describe_end
 
 
 class ViewWatcher:
@@ -60,7 +61,5 @@ class ViewWatcher:
 
 def _error_info(rank: int, ended: Mapping[str, Any]) -> ErrorInfo:
     if ended["status"] == "lost":
-        from monarch_nb.exceptions import describe_end
-
         return ErrorInfo(rank, "lost", describe_end(RankExit.of(ended["end"])), "", when=ended["when"])
     return ErrorInfo(rank, ended["ename"], ended["evalue"], ended["traceback"], when=ended["when"])

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._rank import rendezvous
 from monarch_nb.actor.actor_mesh import Actor
 from monarch_nb.actor.controller import mesh_controller
 from monarch_nb.actor.endpoint import endpoint
@@ -211,6 +212,4 @@ def _require_torchft() -> None:
 
 def _start_store() -> tuple[str, int]:
     """Start the store of this rank's group; the one before it has no users any more."""
-    from monarch_nb._rank import rendezvous
-
     return rendezvous.start("a replica group")

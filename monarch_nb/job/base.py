@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from monarch_nb.actor.host_mesh import HostMesh
+from monarch_nb.gather_mount import gather_mount
+from monarch_nb.remotemount import remotemount
 
 
 class JobState:
@@ -89,8 +91,6 @@ class JobTrait(ABC):
         Raises:
             NotImplementedError: always.
         """
-        from monarch_nb.remotemount import remotemount
-
         remotemount(self, source, mntpoint)
 
     def gather_mount(self, remote_mount_point: str, local_mount_point: str, *_args: Any, **_kwargs: Any) -> None:
@@ -99,8 +99,6 @@ class JobTrait(ABC):
         Raises:
             NotImplementedError: always.
         """
-        from monarch_nb.gather_mount import gather_mount
-
         gather_mount(self, remote_mount_point, local_mount_point)
 
     def __enter__(self) -> JobState:

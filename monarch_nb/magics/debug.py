@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from monarch_nb._client import kernel
 from monarch_nb._post.office import OfficeClosed
 from monarch_nb._shape import format_ranks, name_ranks
+from monarch_nb.debug import Prompt, Question
 from monarch_nb.exceptions import MeshUsageError, RequestFailed
 from monarch_nb.magics.arguments import Namespace
 from monarch_nb.magics.keyboard import answer_questions, close_box
@@ -38,8 +39,6 @@ def talk(mesh: Mesh) -> bool:
     Raises:
         MeshUsageError: if nobody can type here; the ranks run on, without breakpoints.
     """
-    from monarch_nb.debug import Prompt, Question
-
     mesh._session.num_prompts += 1
     try:
         with Question(on_taken_back=close_box) as read:

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb._protocol.ranks import Stop
 from monarch_nb._shape import name_ranks
+from monarch_nb.display import top as tables
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.magics.arguments import Namespace
 from monarch_nb.magics.missed import show_missed
 from monarch_nb.magics.running import refuse_other_job, take_on_group
 from monarch_nb.magics.starting import asked_for, describe, set_up, start_or_attach
 from monarch_nb.magics.state import State
+from monarch_nb.stacks import stacks_text
 from monarch_nb.status import MeshStatus, duration
 
 if TYPE_CHECKING:
@@ -89,8 +91,6 @@ def status(state: State, arguments: Namespace) -> None:
 def top(state: State, arguments: Namespace) -> None:
     """Show what each rank does and takes, live, until you interrupt it; --count N: N times."""
     from IPython.display import display
-
-    from monarch_nb.display import top as tables
 
     handle: Any = None
 
@@ -182,8 +182,6 @@ def confirm(question: str, otherwise: str) -> bool:
 
 def stacks(state: State, arguments: Namespace) -> None:
     """Show where ranks stand: the Python stacks of their threads, equal ones once; also of ranks that can't answer. --native: C frames, too."""
-    from monarch_nb.stacks import stacks_text
-
     print(stacks_text(state.mesh(arguments.name).stacks(arguments.ranks, native=arguments.native)))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._client.sessions import known
 from monarch_nb._protocol.programs import InUse
 from monarch_nb.exceptions import MeshNotFound, MeshUsageError
 from monarch_nb.magics.arguments import DEFAULT_NAME
@@ -62,8 +63,6 @@ class State:
     def adopt(self, mesh: Mesh) -> Mesh:
         """Make a mesh current, and known to the notebook by its name."""
         from monarch_nb._client import session
-        from monarch_nb._client.sessions import known
-
         before = self.meshes.get(mesh.name)
         lost = known(before._office) if before is not None and before is not mesh and before._office.lost else None
         if lost is not None:

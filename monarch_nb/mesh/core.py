@@ -25,6 +25,7 @@ from monarch_nb._wire.process import wait_until_gone
 from monarch_nb.actor.future import Future
 from monarch_nb.actor.proc_mesh import HEAL_S, ProcMesh
 from monarch_nb.actor.value_mesh import ValueMesh
+from monarch_nb.display import CellView, LiveDisplay, ViewWatcher, card_html
 from monarch_nb.exceptions import ActorError, MeshError
 from monarch_nb.mesh.actors import Actors
 from monarch_nb.mesh.cell_run import CellResult, CellRun
@@ -194,8 +195,6 @@ class Mesh(ProcMesh):
         """Run a cell or a script, show what comes, and wait for it."""
         if quiet or watcher is not None:
             return self.submit(source, ranks, watcher=watcher, number=number, timeout=timeout, script=script).get()
-        from monarch_nb.display import CellView, LiveDisplay, ViewWatcher
-
         view = CellView(ranks, len(self))
         with LiveDisplay(view):
             view.started()
@@ -578,8 +577,6 @@ class Mesh(ProcMesh):
 
     def _mime_(self) -> tuple[str, str]:
         """Show the card in marimo, whose protocol this is: a picture of the state as it is now."""
-        from monarch_nb.display import card_html
-
         try:
             return "text/html", card_html.render(self.status())
         except (MeshError, OfficeClosed) as error:

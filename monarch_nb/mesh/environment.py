@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from monarch_nb._shape import format_ranks
 from monarch_nb.display.table import html_table, text_table
+from monarch_nb.display.template import joined, render
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.core import Mesh
@@ -93,8 +94,6 @@ class EnvironmentDifference:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        from monarch_nb.display.template import joined, render
-
         rows = self._rows()
         table = [html_table(_COLUMNS, rows)] if rows else []
         notes = [render("note_line.html", text=note) for note in (self._headline(), *self._notes())]

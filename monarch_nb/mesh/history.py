@@ -16,6 +16,7 @@ from monarch_nb._protocol.journal import GetEntry, GetHistory, GetMissed, Journa
 from monarch_nb.display.fold import Fold
 from monarch_nb.exceptions import MeshUsageError, RankFailure, fold_alike
 from monarch_nb.mesh.cell_run import CellRun
+from monarch_nb.mesh.export import export
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.core import Mesh
@@ -281,8 +282,6 @@ class History:
         Raises:
             MeshUsageError: if the file can't be written.
         """
-        from monarch_nb.mesh.export import export
-
         return export(path, self._mesh, self.entries(1_000_000))
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb._shape import format_ranks
 from monarch_nb.display.table import html_table, text_table
+from monarch_nb.display.template import joined, render
 from monarch_nb.profile.memory import LINE_COLUMNS, SIZE_COLUMNS, line_rows, size_rows
 from monarch_nb.profile.operators import Operator, operator_cells
 
@@ -85,8 +86,6 @@ class Profile:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        from monarch_nb.display.template import joined, render
-
         tables = [html_table(head, rows, right=_right(head), title=title) for title, head, rows in self.tables()]
         return joined([*tables, *(render("note_line.html", text=note) for note in self.notes())])
 

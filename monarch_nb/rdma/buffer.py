@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb.actor.proc_mesh import ProcMesh
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.rdma import broadcasting, staging
 from monarch_nb.rdma.data_plane import data_plane
@@ -160,8 +161,6 @@ class RDMABuffer:
             512 MiB to 16 in 1.1 s; copies: 2 by verbs, 14 by shm
             >>> weights.broadcast_into(mesh, "weights").get()                         # doctest: +SKIP
         """
-        from monarch_nb.actor.proc_mesh import ProcMesh
-
         deadline_of(timeout)  # bad ones are told at once
         if isinstance(to, ProcMesh):
             if name is None or not name.isidentifier():

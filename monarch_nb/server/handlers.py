@@ -17,6 +17,8 @@ from monarch_nb.exceptions import MeshError, MeshNotFound, MeshUsageError, RankT
 from monarch_nb.server.bodies import BadBody, read_resize, read_start, read_text
 from monarch_nb.server.protocol import PROTOCOL
 from monarch_nb.server.starting import start_mesh
+from monarch_nb.stacks import stacks_text
+from monarch_nb.status import summary
 
 if TYPE_CHECKING:
     from monarch_nb.mesh import Mesh
@@ -125,8 +127,6 @@ class MeshesHandler(MeshHandler):
         request = read_start(self.body())
         await start_mesh(request, os.path.expanduser(self.settings.get("server_root_dir", ".")))  # noqa: ASYNC240 - it only looks up HOME
         status = await self.on_mesh(request.name, lambda mesh: mesh.status().as_dict())
-        from monarch_nb.status import summary
-
         self.answer(summary(status), 201)
 
 
@@ -226,8 +226,6 @@ class StacksHandler(MeshHandler):
     @authorized
     async def get(self, name: str) -> None:
         """Return Python stacks: ?ranks=0-3."""
-        from monarch_nb.stacks import stacks_text
-
         ranks = self.get_query_argument("ranks", "") or "all"
         self.answer({"text": await self.on_mesh(name, lambda mesh: stacks_text(mesh.stacks(ranks)))})
 

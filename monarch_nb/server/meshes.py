@@ -12,6 +12,7 @@ from monarch_nb._client import launch
 from monarch_nb._client.connection_file import Connection
 from monarch_nb.exceptions import MeshError
 from monarch_nb.server.link import Link
+from monarch_nb.status import summary
 
 LOOK_S = 1.0
 RETRY_S = 10.0
@@ -61,8 +62,6 @@ class Meshes:
         trouble = launch.why_unusable(connection)
         if not trouble:
             try:
-                from monarch_nb.status import summary
-
                 found = await self.link_to(connection).call(lambda mesh: mesh.status(fresh=False).as_dict())
                 return summary(found)
             except MeshError as error:

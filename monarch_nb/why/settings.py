@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from monarch_nb.status import parse_duration
+
 DEFAULT_S = 30.0
 _chosen: list[float | None] = []
 """Empty: as the environment says."""
@@ -27,8 +29,6 @@ def set_why_after(seconds: float | None) -> None:
 
 def _of_environment() -> float | None:
     """Return what MONARCH_NB_WHY_AFTER says: `30`, `30s`, `5m`, `off`; what can't be read counts as not set."""
-    from monarch_nb.status import parse_duration
-
     text = os.environ.get("MONARCH_NB_WHY_AFTER", "").strip().lower()
     if text in ("off", "0"):
         return None

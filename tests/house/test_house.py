@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 REACHED = {
     "imports against the stated order": 0,
     "modules in the largest circle of imports": 2,
-    "deferred imports of own modules": 154,
+    "deferred imports of own modules": 111,
     "foreign private accesses per 1,000 lines": 4.12,
     "dict[str, Any] per 1,000 lines": 8.5,
     "lines over 110 columns per 1,000": 38.4,
