@@ -19,6 +19,7 @@ from monarch_nb._protocol.debugging import (
     WatchDebug,
 )
 from monarch_nb._protocol.states import StopState
+from monarch_nb.debug.fold import fold_answers
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.core import Mesh
@@ -108,8 +109,6 @@ class MeshDebugger:
 
     def command(self, ids: Sequence[int] | None, line: str, timeout_s: float = COMMAND_S) -> dict[str, Any]:
         """Do the same for front ends: {"answers": [{"ids", "ranks", "text"}], "left": ids, "stops": rows}."""
-        from monarch_nb.debug.fold import fold_answers
-
         stops = [s for s in self.stops() if ids is None or s.id in ids]
         answers = self.send(stops, line, timeout_s)
         return {"answers": fold_answers(answers), "left": list(answers.left), "stops": self.rows()}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_nb._protocol.states import StopState
 from monarch_nb._shape import format_ranks, name_ranks
-from monarch_nb.debug.client import Answers, Stop
+
+if TYPE_CHECKING:
+    from monarch_nb.debug.client import Answers, Stop
 
 
 def places(stops: Iterable[Stop]) -> list[list[Stop]]:
@@ -22,6 +24,7 @@ def places(stops: Iterable[Stop]) -> list[list[Stop]]:
 def place_text(stops: list[Stop]) -> str:
     """Return where some stops stand, in a line.
 
+    >>> from monarch_nb.debug.client import Stop
     >>> place_text([Stop(1, 0, "main", "cell #3", "In [3]", 4, "step", "loss.backward()")])
     'rank 0: In [3], line 4, in step: loss.backward()  (cell #3)'
     """
@@ -53,6 +56,7 @@ def stops_text(stops: list[Stop], lines: int = 2) -> str:
 def fold_answers(answers: Answers) -> list[dict[str, Any]]:
     """Return equal answers once: ids, rank set, text; in the order of the ranks.
 
+    >>> from monarch_nb.debug.client import Answers
     >>> fold_answers(Answers({1: "5", 2: "5", 3: "7"}, (), {1: 0, 2: 1, 3: 2}))
     [{'ids': [1, 2], 'ranks': '0-1', 'text': '5'}, {'ids': [3], 'ranks': '2', 'text': '7'}]
     """

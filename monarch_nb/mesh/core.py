@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,6 +25,7 @@ from monarch_nb.actor.future import Future
 from monarch_nb.actor.proc_mesh import HEAL_S, ProcMesh
 from monarch_nb.actor.value_mesh import ValueMesh
 from monarch_nb.display import CellView, LiveDisplay, ViewWatcher, card_html
+from monarch_nb.display.card import end_cards, show_card
 from monarch_nb.exceptions import ActorError, MeshError
 from monarch_nb.mesh.actors import Actors
 from monarch_nb.mesh.cell_run import CellResult, CellRun
@@ -565,8 +565,6 @@ class Mesh(ProcMesh):
 
     def _ipython_display_(self) -> None:
         """Show the card: this mesh was the last line of a cell. Of one that has ended, say so."""
-        from monarch_nb.display.card import show_card
-
         if self._office.closed:
             print(self._left())
             return
@@ -628,7 +626,7 @@ class Mesh(ProcMesh):
     def stop(self, reason: str = "", *, grace_s: float | None = 3.0) -> Future[None]:
         """End the mesh: its ranks, its host processes, its connection file."""
         session = self._session
-        self._end_card("it was stopped")
+        end_cards("it was stopped", self)  # a picture stays where it is shown
         self._stopped = reason or "it was stopped"
         reply, pid = session.ask_to_end()
 
@@ -638,12 +636,6 @@ class Mesh(ProcMesh):
                 wait_until_gone(pid, (grace_s or 0.0) + 10.0)
 
         return Future(reply, finish, f"stop of {self._name}")
-
-    def _end_card(self, reason: str) -> None:
-        """Leave a picture where this mesh is shown."""
-        card = sys.modules.get("monarch_nb.display.card")
-        if card is not None:
-            card.end_cards(reason, self)
 
     def __repr__(self) -> str:
         return f"<Mesh {self._name!r}: {self.extent}>"
