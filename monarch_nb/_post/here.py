@@ -3,11 +3,57 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch_nb._post.office import Office
 from monarch_nb._wire.mesh_address import MeshAddress
+
+if TYPE_CHECKING:
+    from monarch_nb._wire.activity_page import ActivityPage
+
+
+class RankContext(Protocol):
+    """This process as a rank, as far as it concerns the rooms below `_rank`."""
+
+    @property
+    def rank(self) -> int:
+        """Its number in the mesh."""
+
+    @property
+    def office(self) -> Office:
+        """Its sockets in its own mesh."""
+
+    @property
+    def page(self) -> ActivityPage:
+        """Where it says what it does."""
+
+    @property
+    def group(self) -> str:
+        """The name of the processes that it was spawned with."""
+
+    @property
+    def extent(self) -> bytes:
+        """Their extent, encoded."""
+
+    @property
+    def python(self) -> str | None:
+        """The interpreter that its host has for ranks, if not the controller's."""
+
+    @property
+    def namespace(self) -> dict[str, Any]:
+        """The variables of its cells."""
+
+    def variables(self, names: Sequence[str]) -> dict[str, Any]:
+        """Return some of them.
+
+        Raises:
+            NameError: naming those that aren't defined.
+        """
+
+    def receive_guest(self, office: Office) -> None:
+        """Take note that this process has come to another mesh as a guest."""
+
 
 _office: Office | None = None
 _connect: Callable[[], Office] | None = None
@@ -15,8 +61,8 @@ _reach: Callable[[MeshAddress], Office] | None = None
 _is_far: Callable[[MeshAddress | None], bool] | None = None
 _send_far: Callable[[Any, str, Any], None] | None = None
 _where: dict[str, Any] = {}
-rank: Any = None
-"""The rank that this process is (`_rank.main.Rank`), or None in a client."""
+rank: RankContext | None = None
+"""The rank that this process is, or None in a client."""
 guest_offices: list[Office] = []
 """In a rank: its offices in other meshes."""
 
@@ -77,6 +123,17 @@ def is_sent_far(port: Any, method: str, value: Any) -> bool:
         return False
     _send_far(port, method, value)
     return True
+
+
+def this_rank() -> RankContext:
+    """Return the rank that this process is.
+
+    Raises:
+        RuntimeError: in a client.
+    """
+    if rank is None:
+        raise RuntimeError("this process is no rank of a mesh")
+    return rank
 
 
 def set_whereabouts(**where: Any) -> None:

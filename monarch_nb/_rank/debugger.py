@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb._frames.cells import cell_number, is_of_kernel
 from monarch_nb._frames.owner import HIDDEN, module_of, owner_of
-from monarch_nb._post import here
 from monarch_nb._post.context import call_context, current_origin
 from monarch_nb._protocol.base import Request
 from monarch_nb._protocol.debugging import DebugLeft, DebugRunning, DebugStopped
 from monarch_nb._rank.breakpoints import Breakpoints
+from monarch_nb._rank.this_rank import this_rank
 from monarch_nb._runtime.inbox import Inbox
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
@@ -34,7 +34,6 @@ from monarch_nb.tracebacks import shown_frames
 
 if TYPE_CHECKING:
     from monarch_nb._post.office import Office
-    from monarch_nb._rank.breakpoints import Breakpoints
     from monarch_nb._wire.activity_page import ActivitySlot
 
 SOURCE_LINES = 7
@@ -451,14 +450,16 @@ def _runner() -> Any:
 def _activity_slot() -> ActivitySlot | None:
     """Return where the calling thread says what it does."""
     if threading.current_thread() is threading.main_thread():
-        return here.rank.worker.activity_slot if here.rank is not None else None
+        rank = this_rank()
+        return rank.worker.activity_slot if rank is not None else None
     runner = _runner()
     return runner.activity_slot if runner is not None else None
 
 
 def _doing() -> str:
-    if threading.current_thread() is threading.main_thread() and here.rank is not None:
-        current = here.rank.worker.current
+    rank = this_rank()
+    if threading.current_thread() is threading.main_thread() and rank is not None:
+        current = rank.worker.current
         return f"cell #{current.origin}" if current is not None and current.name == b"run" else "function"
     runner = _runner()
     return "" if runner is None else runner.label.decode() or runner.name

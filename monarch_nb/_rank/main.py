@@ -8,6 +8,7 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from types import FrameType
@@ -59,6 +60,36 @@ class Rank:
         self.worker = Worker(self)
         self.actors = RankActors(self)
         self.reloader = Reloader(self.actors)
+
+    @property
+    def group(self) -> str:
+        """The name of the processes that it was spawned with."""
+        return str(self.spec["group"])
+
+    @property
+    def extent(self) -> bytes:
+        """Their extent, encoded."""
+        found: bytes = self.spec["extent"]
+        return found
+
+    @property
+    def python(self) -> str | None:
+        """The interpreter that its host has for ranks, if not the controller's."""
+        found: str | None = self.spec.get("python")
+        return found
+
+    @property
+    def namespace(self) -> dict[str, Any]:
+        """The variables of its cells."""
+        return self.worker.namespace
+
+    def variables(self, names: Sequence[str]) -> dict[str, Any]:
+        """Return some of them.
+
+        Raises:
+            NameError: naming those that aren't defined.
+        """
+        return self.worker.variables(names)
 
     def receive_guest(self, office: Office) -> None:
         """This process has come to another mesh as a guest: what it owns there is its to look after, and it leaves when we do."""

@@ -11,7 +11,6 @@ from contextlib import suppress
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from monarch_nb._post import here
 from monarch_nb._post.failure import (
     _pickled,
     class_name,
@@ -24,6 +23,7 @@ from monarch_nb._post.failure import (
 )
 from monarch_nb._rank.debugger import CellParts
 from monarch_nb._rank.script import exit_message, run_script
+from monarch_nb._rank.this_rank import this_rank
 from monarch_nb._runtime.forked import end_if_forked
 from monarch_nb.exceptions import ScriptExit
 
@@ -115,8 +115,9 @@ class CellShell:
         if isinstance(error, KeyboardInterrupt | SystemExit):
             return
         self.last_error, self.error_when, self.error_number = error, time.time(), number
-        if here.rank is not None and here.rank.debugger.on_error:
-            here.rank.debugger.post_mortem(error, "exception")
+        rank = this_rank()
+        if rank is not None and rank.debugger.on_error:
+            rank.debugger.post_mortem(error, "exception")
 
 
 def _run_plain(shell: Any, codes: list[CodeType], restore: Callable[[], None]) -> BaseException | None:

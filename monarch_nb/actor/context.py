@@ -109,7 +109,7 @@ class Context:
     def message_rank(self) -> Point:
         """This rank's place in the slice that the current message was sent to."""
         if self._call.src == 0 and not self._call.extent and here.rank is not None:
-            return Point(here.rank.rank, decode_extent(here.rank.spec["extent"]))
+            return Point(here.rank.rank, decode_extent(here.rank.extent))
         return Point(self._call.slot, decode_extent(self._call.extent))
 
 

@@ -346,7 +346,7 @@ def this_host() -> HostMesh:
     session = sessions.current()
     host = HostMesh((session.office.host,), owned=here.rank is None)
     if here.rank is not None:
-        host._python = here.rank.spec.get("python")
+        host._python = here.rank.python
     return host
 
 
@@ -355,7 +355,7 @@ def this_proc() -> ProcMesh:
     office = sessions.current().office
     if here.rank is None:
         sessions.current().host_actors()
-    where = here.rank.spec["group"] if here.rank is not None else "client"
+    where = here.rank.group if here.rank is not None else "client"
     return ProcMesh(where, (office.me,), Shape.full(Extent([], [])), (office.host,))
 
 

@@ -111,7 +111,7 @@ def _array(memory: Any, shape: Sequence[int], dtype: str, kind: str) -> Any:
 
 def bind(name: str, locations: ArrayLocations) -> None:
     """On a rank: make an array that was brought to its machine a variable of its cells."""
-    here.rank.worker.namespace[name] = _open(locations)
+    here.this_rank().namespace[name] = _open(locations)
 
 
 def _open(locations: ArrayLocations) -> Any:
@@ -139,7 +139,7 @@ def push(mesh: ProcMesh, variables: Mapping[str, Any], timeout: float | None = N
 
 def set_variables(light: Mapping[str, Any], locations_of_all: Sequence[ArrayLocations]) -> None:
     """On a rank: take variables whose big arrays were brought to its machine before."""
-    here.rank.worker.namespace.update(restore(light, [_open(locations) for locations in locations_of_all]))
+    here.this_rank().namespace.update(restore(light, [_open(locations) for locations in locations_of_all]))
 
 
 def pull(mesh: ProcMesh, names: Sequence[str]) -> ValueMesh[dict[str, Any]]:
@@ -159,5 +159,5 @@ def pull(mesh: ProcMesh, names: Sequence[str]) -> ValueMesh[dict[str, Any]]:
 
 def export_variables(names: Sequence[str]) -> tuple[Any, list[RDMABuffer]]:
     """On a rank: return variables, with buffers of copies of the big arrays."""
-    light, arrays = extract(here.rank.worker.variables(names))
+    light, arrays = extract(here.this_rank().variables(names))
     return light, [snapshot(array) for array in arrays]

@@ -51,7 +51,7 @@ def begin_broadcast(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: floa
         return _begin_on_hosts(source, mesh, name, timeout)
 
     def keep(receipt: BroadcastReceipt) -> BroadcastReceipt:
-        here.rank.worker.namespace[name] = source.read(timeout)
+        here.this_rank().namespace[name] = source.read(timeout)
         return replace(receipt, num_receivers=receipt.num_receivers + 1)
 
     others = [position for position in range(len(mesh._procs)) if position != own]
@@ -182,4 +182,4 @@ def bind_when_filled(name: str, location: ArrayLocation, barrier: BarrierAddress
     found = location.open()
     if not wait_at(barrier):
         raise RDMAError(f"who filled {name!r} for this machine has failed; the variable is as it was")
-    here.rank.worker.namespace[name] = found
+    here.this_rank().namespace[name] = found

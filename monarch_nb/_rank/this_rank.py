@@ -1,0 +1,15 @@
+"""The rank that this process is, for those to whom nobody has handed it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from monarch_nb._post import here
+
+if TYPE_CHECKING:
+    from monarch_nb._rank.main import Rank
+
+
+def this_rank() -> Rank | None:
+    """Return it, with all that this room knows of it; None in an interpreter that becomes one only."""
+    return cast("Rank | None", here.rank)
