@@ -64,7 +64,7 @@ class Escalation:
         procs = {r: self._cell.procs[r] for r in self._cell.running}
         # First the message, for a rank that hasn't begun yet; then the signal, for one that has.
         self._home.asking.ask(procs, "__cancel__", self._cell.n, lambda _answers: None, INTERRUPT_S)
-        self._home.ranks.signal(list(procs.values()), int(signal.SIGINT))
+        self._home.ranks.signal(list(procs.values()), int(signal.SIGINT), self._cell.n)
         self._escalate_after(INTERRUPT_S)
 
     def _abort(self) -> None:

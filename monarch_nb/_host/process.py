@@ -242,7 +242,8 @@ class HostProcess:
     @handles(SignalRanks)
     def do_signal_ranks(self, request: SignalRanks, sender: Sender) -> None:
         """Send a signal to ranks here."""
-        self.supervisor.signal(request.procs, request.number)
+        others = {p for p in request.procs if request.cell and self.resource_monitor.does_other(p, request.cell)}
+        self.supervisor.signal([p for p in request.procs if p not in others], request.number)
 
     @handles(SwitchEnvironment)
     def do_switch_environment(self, request: SwitchEnvironment, sender: Sender) -> None:

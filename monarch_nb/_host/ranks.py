@@ -175,10 +175,10 @@ class RankDesk:
         """Send a signal to ranks."""
         self.signal(request.procs, request.number)
 
-    def signal(self, procs: Sequence[int], number: int) -> None:
-        """Send a signal to ranks, here or elsewhere."""
+    def signal(self, procs: Sequence[int], number: int, cell: int = 0) -> None:
+        """Send a signal to ranks, here or elsewhere; if it's meant for a cell, not to those that do something else."""
         for index, theirs in self._home.hosts.of(procs).items():
-            self._home.hosts.ask(index, SignalRanks(theirs, number))
+            self._home.hosts.ask(index, SignalRanks(theirs, number, cell))
 
     # --- the end, and signs of it
 

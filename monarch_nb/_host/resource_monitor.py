@@ -154,13 +154,27 @@ class ResourceMonitor:
             if rank.state == ProcState.RUNNING:
                 self._read_page(proc)
 
-    def _read_page(self, proc: int) -> None:
-        fd = self._pages.get(proc)
-        if fd is None:
+    def does_other(self, proc: int, cell: int) -> bool:
+        """Say whether a rank's main thread is at work, and not for that cell, which waits behind it."""
+        fd = self._page_of(proc)
+        slots = read_page(os.pread(fd, PAGE_BYTES, 0), os.pread(fd, PAGE_BYTES, 0)) if fd >= 0 else None
+        main = next((slot for slot in slots or () if slot.is_main and slot.state == BUSY), None)
+        return main is not None and (main.name, main.origin) != (CELL, cell)
+
+    def _page_of(self, proc: int) -> int:
+        """Return a descriptor of a rank's activity page, -1 if it has none yet."""
+        if proc not in self._pages:
             try:
-                fd = self._pages[proc] = os.open(address.page_path(self._directory, proc), os.O_RDONLY | os.O_CLOEXEC)
+                path = address.page_path(self._directory, proc)
+                self._pages[proc] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
-                return
+                return -1
+        return self._pages[proc]
+
+    def _read_page(self, proc: int) -> None:
+        fd = self._page_of(proc)
+        if fd < 0:
+            return
         data = os.pread(fd, PAGE_BYTES, 0)
         if data != self._last.get(proc):
             slots = read_page(data, os.pread(fd, PAGE_BYTES, 0))

@@ -154,7 +154,12 @@ class StopRanks(Request[None], frozen=True):
 
 
 class SignalRanks(Request[None], frozen=True):
-    """Send a signal to ranks of the host that is asked."""
+    """Send a signal to ranks of the host that is asked.
+
+    Attributes:
+        cell: if given, the signal is meant for that cell: ranks that are seen to do something else just now are spared.
+    """
 
     procs: list[int]
     number: int
+    cell: int = 0

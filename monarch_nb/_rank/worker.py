@@ -127,8 +127,12 @@ class Worker:
     def cancel(self, n: int) -> None:
         """A cell shall end: if it hasn't begun, it won't; if it has, and the signal came too early to be heard, here's another.
 
-        Called in the reading thread.
+        One that still waits behind other work is answered at once: that work isn't its own, and goes on. Called in the reading thread.
         """
+        waiting = self.inbox.withdraw(lambda message: message.name == b"run" and message.origin == n)
+        if waiting is not None:
+            self._reply(waiting, _cell_answer(describe_cell_error(KeyboardInterrupt()), 0.0), 0)
+            return
         self.cancelled.add(n)
         # The signal may be on its way: a second one would hit what takes note of the first.
         self.rank.office.reader.call_at(time.monotonic() + UNHEARD_S, lambda: self._repeat_interrupt(n))

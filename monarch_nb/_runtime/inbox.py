@@ -69,8 +69,12 @@ class Inbox(Generic[Item]):
 
     def remove(self: Inbox[Message], src: int, ref: int) -> Message | None:
         """Take out a message that hasn't been taken yet."""
+        return self.withdraw(lambda message: message.src == src and message.ref == ref)
+
+    def withdraw(self, is_meant: Callable[[Item], bool]) -> Item | None:
+        """Take out the first message that is meant and hasn't been taken yet. Called by the reading thread."""
         for message in list(self._queue):
-            if message.src == src and message.ref == ref:
+            if is_meant(message):
                 try:
                     self._queue.remove(message)
                 except ValueError:

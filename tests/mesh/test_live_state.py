@@ -17,7 +17,7 @@ from sample_actors import AsyncHolder, Holder
 from monarch_nb import mesh as meshes
 from monarch_nb._protocol.names import GetMesh
 from monarch_nb._protocol.status import Snapshot
-from monarch_nb.mesh import Mesh
+from monarch_nb.mesh import CellInterrupted, Mesh
 from monarch_nb.status import MeshStatus, RankStatus, apply
 
 PATIENCE_S = 60.0
@@ -94,6 +94,25 @@ def test_an_actors_call_is_seen_and_what_waits_behind_it(mesh: Mesh, watcher: Wa
         each.get(PATIENCE_S)
     watcher.until(all_are("idle"))
     holder.stop().get(PATIENCE_S)
+
+
+def test_an_interrupt_of_a_cell_that_waits_spares_the_function_before_it(mesh: Mesh, watcher: Watcher, tmp_path: Path) -> None:
+    gate = str(tmp_path / "go")
+
+    def hold() -> str:
+        while not os.path.exists(gate):
+            time.sleep(0.01)
+        return "held"
+
+    held = mesh.execute(hold)
+    watcher.until(lambda s: all(r.doing == "function" for r in s.ranks))
+    run = mesh.submit("print('never')")
+    watcher.until(lambda s: all(len(r.cells_waiting) == 1 for r in s.ranks))
+    run.interrupt()
+    with pytest.raises(CellInterrupted, match="were interrupted"):
+        run.get(PATIENCE_S)
+    (tmp_path / "go").touch()
+    assert set(held.get(PATIENCE_S).values()) == {"held"}
 
 
 def test_a_cell_that_waits_behind_a_function_is_said_to_wait(mesh: Mesh, watcher: Watcher, tmp_path: Path) -> None:
