@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 PIECE_BYTES = 512 << 10
 """A message stays below the size at which its content would go by shared memory, which a host process doesn't read."""
-_WINDOW = 8
+_WINDOW = 32
 """Pieces under way to one host: what more is sent would only wait there."""
 SILENT_S = 60.0
 _LOOK_S = 1.0
@@ -107,7 +107,9 @@ def bring(requests: HostRequests, workspace: Workspace, scan: Scan, hello: Hello
         HostTrouble: if it can't be.
         FileMoved: if a file changed meanwhile.
     """
-    _send(requests, scan.id, iter([pack(scan.manifest)]))
+    sending = _Sending(requests)
+    sending.send(scan.id, iter([pack(scan.manifest)]))
+    sending.wait()
     lacking = requests.get(LookAtWorkspace(requests.name, scan.id, is_dry))
     entries = {entry.content: entry for entry in scan.manifest.values() if not entry.is_link}
     wanted = [entries[content] for content in lacking.contents]
@@ -118,7 +120,8 @@ def bring(requests: HostRequests, workspace: Workspace, scan: Scan, hello: Hello
         return replace(found, outcome=Outcome(lacking.added, lacking.changed, lacking.deleted, kept))
     _check_room(hello, num_bytes)
     for entry in wanted:
-        _send(requests, entry.content, _pieces(workspace, entry))
+        sending.send(entry.content, _pieces(workspace, entry))
+    sending.wait()
     outcome = requests.get(PlaceWorkspace(requests.name, scan.id))
     return replace(found, outcome=outcome)
 
@@ -131,21 +134,31 @@ def _check_room(hello: Hello, num_bytes: int) -> None:
         )
 
 
-def _send(requests: HostRequests, content: str, pieces: Iterator[bytes]) -> None:
-    """Send a content in pieces, some of them at a time."""
-    under_way: deque[Reply[None]] = deque()
-    offset, data = 0, next(pieces, b"")
-    while True:
-        after = next(pieces, None) if len(data) <= PIECE_BYTES else data[PIECE_BYTES:]
-        data = data[:PIECE_BYTES]
-        under_way.append(requests.ask(TakeContent(requests.name, content, offset, data, after is None)))
-        if len(under_way) >= _WINDOW:
-            requests.read(under_way.popleft())
-        if after is None:
-            break
-        offset, data = offset + len(data), after
-    while under_way:
-        requests.read(under_way.popleft())
+class _Sending:
+    """Contents on their way to a host: some pieces at a time, also of one file after the other."""
+
+    def __init__(self, requests: HostRequests) -> None:
+        self._requests = requests
+        self._under_way: deque[Reply[None]] = deque()
+
+    def send(self, content: str, pieces: Iterator[bytes]) -> None:
+        """Send a content in pieces."""
+        offset, data = 0, next(pieces, b"")
+        while True:
+            after = next(pieces, None) if len(data) <= PIECE_BYTES else data[PIECE_BYTES:]
+            data = data[:PIECE_BYTES]
+            name = self._requests.name
+            self._under_way.append(self._requests.ask(TakeContent(name, content, offset, data, after is None)))
+            if after is None:
+                break
+            offset, data = offset + len(data), after
+            self.wait(_WINDOW)
+        self.wait(_WINDOW)
+
+    def wait(self, num: int = 0) -> None:
+        """Wait until no more than some pieces are under way."""
+        while len(self._under_way) > num:
+            self._requests.read(self._under_way.popleft())
 
 
 def _pieces(workspace: Workspace, entry: Entry) -> Iterator[bytes]:

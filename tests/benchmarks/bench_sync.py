@@ -1,13 +1,16 @@
 """Edited code on living ranks: `python tests/benchmarks/bench_sync.py`. All rows in one run, on one machine.
 
 Prints: what looking for changes costs before a cell, for 10 and 500 loaded modules; from a saved file to its new code on 8 ranks, beside a cell without an
-edit, and beside what `importlib.reload` takes on one of them (which leaves living objects with the old code); and the reload itself.
+edit, and beside what `importlib.reload` takes on one of them (which leaves living objects with the old code); and the reload itself. Then the same
+for a host that doesn't see this machine's files (a mount namespace, for which one must be root), beside `rsync -a` of the same folder.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -16,10 +19,15 @@ from pathlib import Path
 
 from monarch_nb import _reload
 from monarch_nb import mesh as meshes
+from monarch_nb.mesh.sync import before_cell
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from apart_hosts import mesh_apart
 
 NUM_RANKS = 8
 NUM_EDITS = 40
 NUM_FUNCTIONS = 100
+NUM_FILES = 400
 
 
 def source(version: int) -> str:
@@ -93,6 +101,47 @@ def reload_here(folder: Path) -> None:
     row("reload that keeps objects, of the same module", own, statistics.median(plain))
 
 
+def edit_on_a_second_host(folder: Path) -> None:
+    """Print how long an edit takes to be run on a host that doesn't see this machine's files, beside rsync of the same folder."""
+    project, there, store = folder / "project", folder / "there", folder / "store"
+    for each in (project, there, store):
+        each.mkdir()
+    for n in range(NUM_FILES):
+        (project / f"part{n // 20}").mkdir(exist_ok=True)
+        (project / f"part{n // 20}" / f"m{n}.py").write_text(source(n))
+    path = project / "far_edited.py"
+    path.write_text(source(0))
+    subprocess.run(["git", "-C", project, "init", "-q"], check=True)
+    os.environ["MONARCH_NB_STORE"] = str(store)
+    os.chdir(project)
+    sys.path.insert(0, str(project))
+    with mesh_apart("bench-far", {"gpus": NUM_RANKS}, 1, [project, store]) as mesh:
+        first = timed(mesh.sync)
+        rsync = ["rsync", "-a", "--delete", "--exclude", ".git", f"{project}/", str(there)]
+        plain_first = timed(lambda: subprocess.run(rsync, check=True))
+        row(f"rsync -a of {NUM_FILES + 1} files, one file system, first time", [plain_first])
+        row("%mesh sync of them to another host, first time, compared by content", [first], plain_first)
+        again = [timed(mesh.sync) for _ in range(10)]
+        plain_again = [timed(lambda: subprocess.run(rsync, check=True)) for _ in range(10)]
+        row("rsync -a, nothing changed", plain_again)
+        row("%mesh sync, nothing changed: all is looked at on both sides", again, statistics.median(plain_again))
+        mesh.sync_mode = "watch"
+        mesh.run("import far_edited; net = far_edited.Net()")
+        for _ in range(20):
+            mesh.run("net.forward();", quiet=True)
+        plain = statistics.median([timed(lambda: mesh.run("net.forward();", quiet=True)) for _ in range(NUM_EDITS)])
+        row(f"a cell on {NUM_RANKS} ranks of another host, watched, nothing changed", [plain])
+        row("of that, looking whether the workspace has changed", [timed(lambda: before_cell(mesh)) for _ in range(2000)])
+        seconds, copied = [], []
+        for version in range(1, NUM_EDITS):
+            path.write_text(source(version))
+            seconds.append(timed(lambda: mesh.run("net.forward();", quiet=True)))
+            mesh.run(f"assert net.forward() == {version}", quiet=True)
+            copied.append(timed(lambda: subprocess.run(rsync, check=True)))
+        row("rsync -a of one edited file", copied)
+        row(f"one file saved: from the cell to new code run on {NUM_RANKS} ranks of another host", seconds, statistics.median(copied))
+
+
 def main() -> None:
     """Print all rows."""
     with tempfile.TemporaryDirectory() as name:
@@ -102,6 +151,7 @@ def main() -> None:
         edit_on_ranks(folder)
         reload_here(folder)
         look_for_changes(folder)
+        edit_on_a_second_host(folder)
 
 
 if __name__ == "__main__":
