@@ -226,6 +226,9 @@ class CellIPython(InteractiveShell):
             if not is_plain_exit(error):
                 raise
 
+    def init_prompts(self) -> None:
+        """No `sys.ps1`: libraries take it for a person at a prompt, and refuse to train."""
+
     def init_user_ns(self) -> None:
         super().init_user_ns()
         self.user_ns["exit"] = self.user_ns["quit"] = CellExit()

@@ -86,11 +86,13 @@ class UserHandler:
 
 
 def guard_handlers(is_running: Callable[[], bool], tell: Callable[[BaseException], None]) -> None:
-    """Have handlers that are set from now on be the user's."""
+    """Have handlers that are set from now on be the user's, but for those of the rank that are put back by who has replaced them."""
     original = signal.signal
+    own = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 
     def set_handler(signalnum: int, handler: Any) -> Any:
-        before = original(signalnum, UserHandler(handler, is_running, tell) if callable(handler) else handler)
+        is_users = callable(handler) and handler not in own
+        before = original(signalnum, UserHandler(handler, is_running, tell) if is_users else handler)
         return before.function if isinstance(before, UserHandler) else before
 
     signal.signal = set_handler
