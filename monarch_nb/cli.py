@@ -283,9 +283,20 @@ def doctor(arguments: argparse.Namespace) -> None:
 
 def sync(arguments: argparse.Namespace) -> int:
     """Send the workspace that this terminal stands in to the hosts of a mesh; the status is 1 if a host or a rank lacks something."""
+    if arguments.gc or arguments.export:
+        return _keep_store(arguments)
     receipt = _attach(arguments.name).sync(*arguments.paths, **sync_choices(arguments))
     _say(arguments, str(receipt))
     return 0 if receipt.is_done or receipt.is_dry else 1
+
+
+def _keep_store(arguments: argparse.Namespace) -> int:
+    """Clean this machine's store of environments, or make this environment in another one."""
+    from monarch_nb.mesh import shipping
+
+    said = shipping.export_here(arguments.export, verify=arguments.verify) if arguments.export else shipping.clean_here()
+    _say(arguments, said)
+    return 0
 
 
 def debug(arguments: argparse.Namespace) -> None:
@@ -411,6 +422,8 @@ class Command(NamedTuple):
 def _sync_arguments(add: Callable[..., Any]) -> None:
     add("paths", nargs="*", metavar="PATH", help="files or folders to reload; a folder outside of the workspace is sent, too")
     add_sync_arguments(add)
+    add("--gc", action="store_true", help="remove from this machine's store what no rank runs in and nobody has used for long")
+    add("--export", metavar="DIR", help="make this environment in a store at DIR: it runs there, on any host that it fits")
 
 
 def _status_arguments(add: Callable[..., Any]) -> None:

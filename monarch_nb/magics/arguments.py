@@ -174,6 +174,9 @@ def add_sync_arguments(add: Callable[..., Any]) -> None:
     add("--same-path", action="store_true", help="make a link at the notebook's path on each host")
     add("--no-reload", action="store_true", help="only put files in place")
     add("--force", "-f", action="store_true", help="send more than a GiB")
+    add("--env", "-e", action="store_true", help="the environment, too: ranks that are started from then on run in it")
+    add("--verify", action="store_true", help="with --env: read every file here, whatever its package's record says")
+    add("--copy", action="store_true", help="with --env: a copy also for hosts that see the notebook's files")
 
 
 class SyncChoices(TypedDict):
@@ -185,13 +188,16 @@ class SyncChoices(TypedDict):
     same_path: bool
     reload: bool
     force: bool
+    env: bool
+    verify: bool
+    copy: bool
 
 
 def sync_choices(arguments: Any) -> SyncChoices:
     """Return what was typed for sync."""
     return SyncChoices(
         dry_run=arguments.dry_run, include=arguments.include, exclude=arguments.exclude, same_path=arguments.same_path,
-        reload=not arguments.no_reload, force=arguments.force,
+        reload=not arguments.no_reload, force=arguments.force, env=arguments.env, verify=arguments.verify, copy=arguments.copy,
     )  # fmt: skip
 
 

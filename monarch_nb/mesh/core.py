@@ -36,7 +36,15 @@ from monarch_nb.mesh.log_page import read_page
 from monarch_nb.mesh.replay import replay as run_again
 from monarch_nb.mesh.scatter import parts_of
 from monarch_nb.mesh.script import prepare_script
-from monarch_nb.mesh.sync import SYNC_S, SyncRequest, before_cell, set_sync_mode, sync, sync_mode
+from monarch_nb.mesh.sync import (
+    SYNC_S,
+    EnvironmentChoice,
+    SyncRequest,
+    before_cell,
+    set_sync_mode,
+    sync,
+    sync_mode,
+)
 from monarch_nb.mesh.tasks import MapRun, MeshExecutor
 from monarch_nb.mesh.variables import Difference, Variables, check_name, explained, find_difference
 from monarch_nb.status import MeshStatus
@@ -416,6 +424,9 @@ class Mesh(ProcMesh):
         same_path: bool = False,
         reload: bool = True,
         force: bool = False,
+        env: bool = False,
+        verify: bool = False,
+        copy: bool = False,
         timeout_s: float = SYNC_S,
     ) -> SyncReceipt:
         """Bring the workspace to all other hosts; then have this program and all ranks run what the files of their modules hold now.
@@ -433,6 +444,11 @@ class Mesh(ProcMesh):
             same_path: make a link at the notebook's path on each host.
             reload: without it, files are only put in place.
             force: however large the workspace is; without it, up to a GiB.
+            env: bring the environment that this program runs with, too, interpreter included. Living ranks keep what they were
+                started with; those that are started from then on (`restart`, `heal`, `resize`) run in it.
+            verify: with `env`: read every file here, whatever its package's record says.
+            copy: with `env`: make a copy also for hosts that see this program's files, so that what is installed here later
+                changes nothing there.
             timeout_s: so long a rank that is busy is waited for; it reloads when it's done, and the receipt says so.
 
         Raises:
@@ -445,7 +461,8 @@ class Mesh(ProcMesh):
             [0-7] reloaded model.py (class Net, 2 functions)
         """
         options = SyncOptions(tuple(include), tuple(exclude), dry_run, same_path, force)
-        return sync(self, SyncRequest(paths, timeout_s, reload), options)
+        environment = EnvironmentChoice(verify, copy) if env else None
+        return sync(self, SyncRequest(paths, timeout_s, reload, environment), options)
 
     @property
     def sync_mode(self) -> SyncMode:

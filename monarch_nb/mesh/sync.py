@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb import _reload
@@ -15,6 +15,7 @@ from monarch_nb._protocol.names import GetName, SetName
 from monarch_nb._reload import SYNC_VARIABLE, ReloadRequest, SyncMode
 from monarch_nb.actor.workspace import answers
 from monarch_nb.exceptions import DeviceMeshError, MeshUsageError, RankTimeout, StaleCode
+from monarch_nb.mesh import shipping
 from monarch_nb.sync import Followed, Part, SyncOptions, SyncReceipt, known_workspaces, workspaces_of
 
 if TYPE_CHECKING:
@@ -28,6 +29,19 @@ _NAME = "sync"
 
 
 @dataclass(frozen=True)
+class EnvironmentChoice:
+    """How the environment of this program is brought to hosts.
+
+    Attributes:
+        verify: whether every file here is read.
+        copies: whether hosts that see this program's files get a copy, too.
+    """
+
+    verify: bool = False
+    copies: bool = False
+
+
+@dataclass(frozen=True)
 class SyncRequest:
     """What `Mesh.sync` is asked for, besides how files are brought to hosts.
 
@@ -35,11 +49,13 @@ class SyncRequest:
         paths: files or folders.
         timeout_s: so long a rank that is busy is waited for.
         reload: whether modules are reloaded, too.
+        environment: how the environment is brought to hosts; None: it isn't.
     """
 
     paths: tuple[str | os.PathLike[str], ...] = ()
     timeout_s: float = SYNC_S
     reload: bool = True
+    environment: EnvironmentChoice | None = None
 
 
 def sync(mesh: Mesh, request: SyncRequest, options: SyncOptions) -> SyncReceipt:
@@ -50,10 +66,12 @@ def sync(mesh: Mesh, request: SyncRequest, options: SyncOptions) -> SyncReceipt:
     far = far_hosts(mesh)
     spaces = workspaces_of(session)
     parts: tuple[Part, ...] = spaces.bring(far, names, options) if far else ()
+    if request.environment is not None:
+        parts += (_environment(mesh, request.environment, is_dry=options.is_dry),)
     elsewhere = {index: spaces.pairs(index) for index in far}
     paths = (names or None) if request.reload else ()
     program = _reload.reload_changed(ReloadRequest(paths, options.is_dry))
-    limit = start + request.timeout_s
+    limit = time.monotonic() + request.timeout_s
     futures: dict[int, Future[Any]] = {}
     for rank in mesh.living_ranks():
         part = mesh.part([rank])
@@ -61,6 +79,17 @@ def sync(mesh: Mesh, request: SyncRequest, options: SyncOptions) -> SyncReceipt:
         futures[rank] = part._work(b"reload", asked, "sync")
     ranks, busy, lost = answers(futures, limit)
     return SyncReceipt(ranks, program, busy, lost, time.monotonic() - start, options.is_dry, parts)
+
+
+def _environment(mesh: Mesh, choice: EnvironmentChoice, *, is_dry: bool) -> Part:
+    """Bring the environment of this program to all hosts that run ranks."""
+    scanned = shipping.scan_here(verify=choice.verify)
+    hosts = mesh.living().host_indices
+    part = shipping.send_environment(mesh._session, hosts, scanned, copies=choice.copies, dry_run=is_dry)
+    changed = {host for host, each in part.hosts.items() if each.has_changed}
+    living = mesh.living_ranks()
+    old = tuple(rank for rank in living if mesh.part([rank]).host_indices[0] in changed)
+    return replace(part, old_ranks=old)
 
 
 def far_hosts(mesh: Mesh) -> list[int]:

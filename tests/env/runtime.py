@@ -11,7 +11,7 @@ from pathlib import Path
 from environments import Made, make_venv
 
 ROOT = Path(__file__).parents[2]
-NEEDED = ("pyzmq", "cloudpickle", "ipython", "psutil", "numpy", "msgspec", "pathspec")
+NEEDED = ("pyzmq", "cloudpickle", "ipython", "psutil", "numpy", "msgspec", "pathspec", "jupyter_core", "rich")
 _EXTRA = re.compile(r"extra\s*==")
 
 

@@ -94,6 +94,40 @@ def test_a_host_that_passes_on_what_is_not_right_is_found(runtime: Made, tmp_pat
     assert found["first"]["corrupting"] == found["hosts"][:1]
 
 
+def test_a_named_mesh_says_what_was_done_and_what_comes_next(runtime: Made, tmp_path: Path) -> None:
+    (tmp_path / "repository").mkdir()
+    env = {**bare(), "MONARCH_NB_STORE": str(tmp_path / "store"), "JUPYTER_DATA_DIR": str(tmp_path / "data"), "JUPYTER_RUNTIME_DIR": str(tmp_path / "run")}
+    command = [runtime.python, str(PROGRAM.with_name("sync_program.py")), f"env-{os.getpid()}"]
+    ended = subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path / "repository", timeout=220)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    found = json.loads(ended.stdout.splitlines()[-1])
+    assert "to send" in found["dry"]
+    assert not (tmp_path / "store" / "envs").exists() or found["said"]
+    assert "sent, verified; new ranks run in it" in found["said"], found["said"]
+    assert "ranks 0-1 run what they were started with: %mesh restart" in found["said"]
+    assert found["done"]
+    assert found["before"] == found["living"] == [str(runtime.prefix)] * 2
+    assert len(set(found["restarted"])) == 1
+    assert found["restarted"][0].startswith(str(tmp_path / "store" / "envs"))
+    assert "is there already; in use" in found["again"]
+    assert "%mesh restart" not in found["again"]
+
+
+def test_a_terminal_exports_an_environment_and_cleans_the_store(runtime: Made, tmp_path: Path) -> None:
+    env = {**bare(), "MONARCH_NB_STORE": str(tmp_path / "store")}
+    command = [runtime.python, "-c", "import sys; from monarch_nb.cli import main; sys.exit(main(sys.argv[1:]))", "sync"]
+    said = subprocess.run([*command, "--gc"], capture_output=True, text=True, env=env, cwd=tmp_path)
+    assert (said.returncode, "there's no store at" in said.stderr) == (1, True), said
+    said = subprocess.run([*command, "--export", str(tmp_path / "away")], capture_output=True, text=True, env=env, cwd=tmp_path)
+    assert said.returncode == 0, said.stderr
+    python = said.stdout.strip().rpartition(": ")[2]
+    assert python.startswith(str(tmp_path / "away" / "envs"))
+    where = subprocess.check_output([python, "-c", "import monarch_nb, sys; print(monarch_nb.__file__, sys.prefix)"], text=True, env=bare(), cwd=tmp_path)
+    assert where.count(str(tmp_path / "away")) == 2
+    cleaned = subprocess.run([*command, "--gc"], capture_output=True, text=True, env={**env, "MONARCH_NB_STORE": str(tmp_path / "away")}, cwd=tmp_path)
+    assert "0 environments, 0 files" in cleaned.stdout, "it was made just now"
+
+
 # --- packs
 
 

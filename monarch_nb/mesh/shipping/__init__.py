@@ -6,4 +6,28 @@ agent       a process on each host, in a group of its own: it has the host's sto
 spreading   a pack from the notebook's machine to all agents, from agent to agent
 sending     the whole: survey, what is missing, packs, prefixes, other zygotes
 report      what was done, as data and as text
+upkeep      the store of this machine, from a terminal
+
+Names below are loaded when first used: they need the data plane and SQLite, which nobody is to wait for at a start.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from monarch_nb.mesh.shipping.sending import scan_here, send_environment
+    from monarch_nb.mesh.shipping.upkeep import clean_here, export_here
+
+_WHERE = {"clean_here": "upkeep", "export_here": "upkeep", "scan_here": "sending", "send_environment": "sending"}
+
+__all__ = ["clean_here", "export_here", "scan_here", "send_environment"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    found = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+    return found

@@ -81,19 +81,15 @@ class SyncAgent(Actor):
         self._keepers: list[Any] = []
 
     @endpoint
-    def survey(self, text: bytes, roots: Mapping[str, Identity | None], *, writes: bool) -> Survey:
-        """Say what is here.
+    def survey(self, text: bytes, roots: Mapping[str, Identity | None]) -> Survey:
+        """Say what is here; nothing is written.
 
         Args:
             text: of the manifest.
             roots: identities of the notebook's layers, by their paths.
-            writes: whether anything may be written: not for a dry run.
         """
         found = self._manifest = manifests.read_manifest(text)
         root = default_store()
-        if writes:
-            store = self._store = Store(root)
-            root = store.root
         machine = this_machine(root if os.path.isdir(root) else _existing(root))
         unknown = tuple(p.id for p in found.parts if not os.path.exists(f"{root}/parts/{p.id}"))
         prefix = find_prefix(root, found.id)
@@ -152,8 +148,10 @@ class SyncAgent(Actor):
             self._store = None
 
     def _opened(self) -> tuple[Store, manifests.Manifest]:
-        if self._store is None or self._manifest is None:
+        if self._manifest is None:
             raise EnvironmentSyncError("this agent has not been asked what is here: survey() comes first")
+        if self._store is None:
+            self._store = Store(default_store())
         return self._store, self._manifest
 
 

@@ -23,6 +23,7 @@ class HostEnvironment:
         sent_bytes: that came over the network.
         problem: why the host doesn't have it; "" if it has.
         warnings: what won't work though it runs.
+        has_changed: whether the host started ranks in another one before.
     """
 
     prefix: str = ""
@@ -31,6 +32,7 @@ class HostEnvironment:
     sent_bytes: int = 0
     problem: str = ""
     warnings: tuple[str, ...] = ()
+    has_changed: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,13 +87,18 @@ class EnvironmentPart:
         if host.problem:
             return f"{what}: not there, {host.problem}"
         if host.is_shared:
-            return f"{what}: shared, nothing to send{'' if self.is_dry else '; zygote new'}"
-        there = (
-            "is there already"
-            if host.was_there
-            else f"{bytes_text(host.sent_bytes)} {'to send' if self.is_dry else 'sent'}"
-        )
-        return f"{what}: {there}{'' if self.is_dry else f', verified; zygote new ({self.seconds:.1f} s)'}"
+            there = "shared, nothing to send"
+        elif host.was_there:
+            there = "is there already"
+        else:
+            there = f"{bytes_text(host.sent_bytes)} {'to send' if self.is_dry else 'sent, verified'}"
+        return f"{what}: {there}{self._done(host)}"
+
+    def _done(self, host: HostEnvironment) -> str:
+        """Return what has become of the host's zygote."""
+        if self.is_dry:
+            return ""
+        return f"; new ranks run in it ({self.seconds:.1f} s)" if host.has_changed else "; in use"
 
     def _notes(self) -> list[str]:
         notes = []

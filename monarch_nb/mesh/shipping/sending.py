@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from monarch_nb._client.session import Session
-from monarch_nb._protocol.environment import RankEnvironment, UseEnvironments
+from monarch_nb._protocol.environment import GetEnvironments, RankEnvironment, UseEnvironments
 from monarch_nb.actor.future import Future
 from monarch_nb.actor.host_mesh import HostMesh
 from monarch_nb.exceptions import MeshError
@@ -100,7 +100,7 @@ def send_environment(
     """
     start = time.monotonic()
     with _agents_on(session, hosts) as agents:
-        surveys = _survey(agents, scanned, writes=not dry_run)
+        surveys = _survey(agents, scanned)
         shared = [] if copies else [host for host, survey in surveys.items() if survey.is_shared]
         for host, survey in surveys.items():
             if survey.refusal and host not in shared:
@@ -112,13 +112,12 @@ def send_environment(
             _send(agents, scanned, lacks, progress)
         there = {host: prefix for host in able if (prefix := surveys[host].prefix) is not None}
         placed = {} if dry_run else there | _place(agents, wanting)
-        if not dry_run:
-            _switch(session, agents, scanned, shared, placed)
+        switched: set[int] = set() if dry_run else _switch(session, agents, scanned, shared, placed)
         lost = agents.trust.lost
-        found = {
-            h: _host_environment(surveys.get(h), lacks.get(h), placed.get(h), h in shared, lost.get(h, ""))
-            for h in hosts
-        }
+        found = {}
+        for host in hosts:
+            each = _host_environment(surveys.get(host), lacks.get(host), placed.get(host), lost.get(host, ""))
+            found[host] = replace(each, is_shared=host in shared, has_changed=host in switched)
     return EnvironmentPart(
         id=scanned.manifest.id,
         num_packages=sum(bool(part.version) for part in scanned.parts.values()),
@@ -154,10 +153,10 @@ def _stop(procs: Any) -> None:
         procs.stop().get(AGENT_S)
 
 
-def _survey(agents: _Agents, scanned: Scanned, *, writes: bool) -> dict[int, Survey]:
+def _survey(agents: _Agents, scanned: Scanned) -> dict[int, Survey]:
     text = scanned.manifest.text
     roots = {root: identity_of(root) for root in scanned.roots.values()}
-    return agents.ask(lambda agent: agent.survey.call_one(text, roots, writes=writes), AGENT_S)
+    return agents.ask(lambda agent: agent.survey.call_one(text, roots), AGENT_S)
 
 
 def _lacks(
@@ -299,13 +298,16 @@ def tried_modules() -> list[str]:
 
 def _switch(
     session: Session, agents: _Agents, scanned: Scanned, shared: Sequence[int], placed: Mapping[int, Prefix]
-) -> None:
-    """Have host processes start zygotes in the environment."""
+) -> set[int]:
+    """Have host processes start zygotes in the environment; return those that ran another one."""
     here = RankEnvironment(scanned.manifest.id, sys.executable, tuple(sys.path))
     wanted = dict.fromkeys(shared, here) | {h: _rank_environment(p, scanned) for h, p in placed.items()}
+    in_use = session.request(GetEnvironments())
+    wanted = {host: environment for host, environment in wanted.items() if in_use.get(host) != environment}
     problems = session.request(UseEnvironments(wanted), SWITCH_S)
     for host, problem in problems.items():
         agents.trust.lose(host, problem)
+    return set(wanted) - set(problems)
 
 
 def _rank_environment(prefix: Prefix, scanned: Scanned) -> RankEnvironment:
@@ -315,11 +317,10 @@ def _rank_environment(prefix: Prefix, scanned: Scanned) -> RankEnvironment:
 
 
 def _host_environment(
-    survey: Survey | None, lack: Lack | None, placed: Prefix | None, is_shared: bool, problem: str
+    survey: Survey | None, lack: Lack | None, placed: Prefix | None, problem: str
 ) -> HostEnvironment:
     return HostEnvironment(
         prefix="" if placed is None else placed.root,
-        is_shared=is_shared,
         was_there=survey is not None and survey.prefix is not None,
         sent_bytes=0 if lack is None else sum(lack.sizes.values()),
         problem=problem,
