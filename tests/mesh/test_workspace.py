@@ -266,7 +266,7 @@ def test_a_full_disk_is_said_and_the_next_sync_goes_on(synced: Mesh, project: Pa
     receipt = mesh.sync()
     assert "No space left on device" in str(receipt) or "has no room" in str(receipt)
     assert not host(receipt).is_done and host(receipt, 2).is_done
-    mesh.run("os.unlink('filler')", "0")
+    mesh.run("import os; os.unlink('filler')", "0")
     receipt = mesh.sync()
     assert receipt.is_done, str(receipt)
     assert host(receipt).sent_bytes <= 3 * (len(big) + 1)
