@@ -15,9 +15,21 @@ from typing import Any, Protocol
 from monarch_nb._journal import record as records
 from monarch_nb._post.office import Office
 from monarch_nb._post.pending import Body, Pending
-from monarch_nb._protocol.cells import Taken
+from monarch_nb._protocol.cells import (
+    CaughtUp,
+    CellBegan,
+    CellFailure,
+    CellOver,
+    CellSaid,
+    CellWaits,
+    RankDone,
+    RecordsPrinted,
+    Taken,
+    WatchMessage,
+)
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.ranks import InterruptCell
+from monarch_nb._protocol.states import CellStatus
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.message import Message
@@ -73,7 +85,7 @@ class Feed(Pending):
         self._num_taken = 0
         self._num_interrupts = 0
         self.n = 0
-        self.summary: dict[str, Any] | None = None
+        self.summary: CellOver | None = None
         self.error = ""
         self._reached: set[str] = set()
         self._events: dict[str, threading.Event] = {}
@@ -132,8 +144,8 @@ class Feed(Pending):
             self._reach("began")
             self.complete()
             return self
-        for event in body.read(list[Any]):
-            self._take_event(*event)
+        for message in body.read(list[WatchMessage]):
+            self._take_message(message)
         if not body.flags & wire.END:
             return None
         if self.when_late is not None:
@@ -141,38 +153,42 @@ class Feed(Pending):
         self.complete()
         return self
 
-    def _take_event(self, kind: str, what: Any) -> None:
-        if kind == "output":
-            self._take_records(what)
-        elif kind == "began":
-            self.n = what
-            self._reach(kind)
-            for _ in range(self._num_interrupts):
-                self.interrupt()
-        elif kind == "live":
-            self._reach(kind)
-        elif kind == "done":
-            self._done(*what)
-        elif kind == "said":
-            self._watcher.message(what)
-        elif kind == "waits":
-            self._watcher.waits(what)
-        elif kind == "over":
-            self.summary = what
-            for failure in what.get("failures", ()):
-                self._failed(failure)
-            new = {rank: seconds for rank, seconds in what["seconds"].items() if rank not in self._ended}
-            if new:
-                self._ended.update(new)
-                self._watcher.ended_well(new)
+    def _take_message(self, message: WatchMessage) -> None:
+        match message:
+            case RecordsPrinted():
+                self._take_records(message.records)
+            case CellBegan():
+                self.n = message.n
+                self._reach("began")
+                for _ in range(self._num_interrupts):
+                    self.interrupt()
+            case CaughtUp():
+                self._reach("live")
+            case RankDone():
+                self._done(message.rank, message.seconds)
+            case CellSaid():
+                self._watcher.message(message.text)
+            case CellWaits():
+                self._watcher.waits(message.text)
+            case CellOver():
+                self._over(message)
 
-    def _failed(self, failure: Mapping[str, Any]) -> None:
+    def _over(self, summary: CellOver) -> None:
+        self.summary = summary
+        for failure in summary.failures:
+            self._failed(failure)
+        new = {rank: seconds for rank, seconds in summary.seconds.items() if rank not in self._ended}
+        if new:
+            self._ended.update(new)
+            self._watcher.ended_well(new)
+
+    def _failed(self, failure: CellFailure) -> None:
         """A rank has failed; its own account of that isn't in the journal, or this would be known."""
-        rank, ename, evalue = failure["rank"], failure["type"], failure["message"]
+        rank, ename, evalue = failure.rank, failure.type, failure.message
         if rank not in self._ended:
             self._ended.add(rank)
             text = f"{ename}: {evalue} (its traceback was not kept)"
-            self._watcher.ended(rank, {"status": "error", "ename": ename, "evalue": evalue, "traceback": text, "when": failure.get("when", 0.0)})
+            self._watcher.ended(rank, {"status": CellStatus.ERROR, "ename": ename, "evalue": evalue, "traceback": text, "when": failure.when})
 
     def _done(self, rank: int, seconds: float) -> None:
         """A rank has ended the cell; those that have nothing to show are told of here only."""

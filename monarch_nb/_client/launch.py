@@ -18,6 +18,7 @@ from monarch_nb._client.connection_file import Connection
 from monarch_nb._client.mesh_name import check_mesh_name
 from monarch_nb._host.starting import host_command
 from monarch_nb._journal.retention import KEEP_S, keep_s
+from monarch_nb._protocol.states import ClaimState
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.directory import new_directory, private_directories, private_directory
 from monarch_nb._wire.process import start_time
@@ -255,8 +256,8 @@ def wait_until_settled(
 
 def describe_claim(name: str, claim: Mapping[str, Any]) -> str:
     """Return who has a name that can't be attached to, in words."""
-    if claim.get("state") == "ending":
+    if claim.get("state") == ClaimState.ENDING:
         return f"mesh {name!r} is about to end (home pid {claim.get('pid')})"
-    if claim.get("state") == "running":
+    if claim.get("state") == ClaimState.RUNNING:
         return f"mesh {name!r} runs (home pid {claim.get('pid')}), but its connection file is gone"
     return f"mesh {name!r} is being started by {claim.get('who', 'another program')}"

@@ -18,6 +18,7 @@ from monarch_nb._client import kernel
 from monarch_nb._journal.record import client_origin
 from monarch_nb._post.context import CallContext, call_context
 from monarch_nb._protocol.programs import Leaving
+from monarch_nb._protocol.states import CellStatus
 from monarch_nb.exceptions import MeshError
 
 if TYPE_CHECKING:
@@ -102,5 +103,5 @@ class NotebookHooks:
             with suppress(MeshError):
                 self._session.settle_output()
             error = getattr(result, "error_in_exec", None) or getattr(result, "error_before_exec", None)
-            self._session.note_calls(self._source[:_MAX_SOURCE], self._began, origin=self.origin, status="error" if error else "ok")
+            self._session.note_calls(self._source[:_MAX_SOURCE], self._began, origin=self.origin, status=CellStatus.ERROR if error else CellStatus.OK)
             self._num_settled = office.num_sent

@@ -54,6 +54,7 @@ from monarch_nb._protocol.journal import Note
 from monarch_nb._protocol.keyboard import RefuseUser
 from monarch_nb._protocol.programs import Goodbye, Hello, SettleOutput, ShutDown
 from monarch_nb._protocol.registry import Handlers, Sender, handles
+from monarch_nb._protocol.states import EntryKind
 from monarch_nb._runtime.supervision import MeshFailure, call_fault_hook, has_own_hook
 from monarch_nb._shape import Extent
 from monarch_nb._wire import address
@@ -220,7 +221,7 @@ class Session:
                 seconds[rank] = seconds.get(rank, 0.0) + each
         ranks = ", ".join(sorted({row["ranks"] for row in rows}))
         entry = {"source": source, "calls": rows, "when": began, "ranks": ranks, "seconds": seconds, **fields}
-        self.tell(Note("calls", entry))
+        self.tell(Note(EntryKind.CALLS, entry))
 
     # --- actors of this program
 

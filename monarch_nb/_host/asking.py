@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import pickle
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from monarch_nb._host.loop import Loop
-from monarch_nb._protocol.base import decode
+from monarch_nb._protocol.base import Request, decode, encode
 from monarch_nb._protocol.failure import Failure
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
@@ -21,9 +22,12 @@ _FIRST_REF = 1 << 40
 
 
 class _Question:
-    __slots__ = ("answers", "done", "keeps_refusals", "left", "procs")
+    __slots__ = ("answers", "done", "keeps_refusals", "left", "procs", "reads")
 
-    def __init__(self, ranks: Mapping[int, int], done: Callable[[Answers], None], keeps_refusals: bool) -> None:
+    def __init__(
+        self, ranks: Mapping[int, int], reads: Callable[[Any], Any], done: Callable[[Answers], None], keeps_refusals: bool
+    ) -> None:
+        self.reads = reads
         self.left = set(ranks)
         self.procs = dict(ranks)
         self.keeps_refusals = keeps_refusals
@@ -47,6 +51,17 @@ class Asking:
     def ask(
         self,
         ranks: Mapping[int, int],
+        request: Request[Any],
+        done: Callable[[Answers], None],
+        timeout_s: float,
+    ) -> None:
+        """Ask ranks (rank to proc) what they answer at once; `done` gets the answers once all are in or the time is up."""
+        reads = partial(decode, request.answer_type())
+        self._send_all(ranks, request.wire_name, encode(request), _Question(ranks, reads, done, False), timeout_s)
+
+    def have_done(
+        self,
+        ranks: Mapping[int, int],
         name: str,
         fields: object,
         done: Callable[[Answers], None],
@@ -55,15 +70,20 @@ class Asking:
         keeps_refusals: bool = False,
         **header: Any,
     ) -> None:
-        """Ask ranks (rank to proc); `done` gets the answers once all are in or the time is up.
+        """Have something done by the main threads of ranks, or by actors there, which answer with values of the user's.
 
         Args:
             keeps_refusals: whether failures are among the answers, each a `Failure`.
             header: more fields of the message; `payload` goes as it is, instead of `fields`.
         """
-        ref = next(self._refs)
-        self._questions[ref] = _Question(ranks, done, keeps_refusals)
         payload = header.pop("payload", None) or pickle.dumps(fields, 5)
+        self._send_all(ranks, name, payload, _Question(ranks, pickle.loads, done, keeps_refusals), timeout_s, **header)
+
+    def _send_all(
+        self, ranks: Mapping[int, int], name: str, payload: bytes, question: _Question, timeout_s: float, **header: Any
+    ) -> None:
+        ref = next(self._refs)
+        self._questions[ref] = question
         for rank, proc in ranks.items():
             frame = wire.pack(
                 wire.CALL, src=address.HOME, dst=proc, slot=rank, ref=ref, name=name.encode(), payload=payload, **header
@@ -80,7 +100,7 @@ class Asking:
             return
         question.left.discard(rank)
         if not flags & wire.ERROR:
-            question.answers[rank] = pickle.loads(payload) if len(payload) else None
+            question.answers[rank] = question.reads(payload) if len(payload) else None
         elif question.keeps_refusals:
             question.answers[rank] = decode(Failure, payload)
         if not question.left:

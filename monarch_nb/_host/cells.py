@@ -16,15 +16,30 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from msgspec import convert
+from msgspec.structs import asdict
+
 from monarch_nb._host.escalation import Escalation
 from monarch_nb._host.request import RequestError
 from monarch_nb._host.watch import Watch
 from monarch_nb._journal import record as records
 from monarch_nb._journal.secrets import logged_source
 from monarch_nb._protocol.base import Plain
-from monarch_nb._protocol.cells import RunCell, WatchCell
+from monarch_nb._protocol.cells import (
+    CellBegan,
+    CellFailure,
+    CellOver,
+    CellSaid,
+    CellWaits,
+    RankDone,
+    RunCell,
+    WatchCell,
+    WatchMessage,
+)
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.registry import LATER, Later, Sender, handles
+from monarch_nb._protocol.states import CellStatus, EndReason, EntryKind
+from monarch_nb._protocol.work import Work
 from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
@@ -51,7 +66,7 @@ class Cell:
         waiting: ranks on which it hasn't begun.
         running: ranks on which it runs.
         began: since when, by rank.
-        ended: status by rank: ok, error, lost, interrupted.
+        ended: status by rank.
         waits: for what it waits, as long as it hasn't begun on all ranks.
     """
 
@@ -63,10 +78,10 @@ class Cell:
     waiting: set[int]
     running: set[int] = field(default_factory=set)
     began: dict[int, float] = field(default_factory=dict)
-    ended: dict[int, str] = field(default_factory=dict)
+    ended: dict[int, CellStatus] = field(default_factory=dict)
     seconds: dict[int, float] = field(default_factory=dict)
     fresh: list[tuple[int, float]] = field(default_factory=list)
-    failures: list[dict[str, Any]] = field(default_factory=list)
+    failures: list[CellFailure] = field(default_factory=list)
     watches: list[Watch] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
     unfinished: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -133,7 +148,7 @@ class Cells:
         self._refuse_stuck(procs)
         home = self._home
         entry = home.journal.entries.begin_entry(
-            "cell", who=home.clients.who(sender.proc), when=time.time(), **logged_source(request.source[:MAX_SOURCE_SHOWN]),
+            EntryKind.CELL, who=home.clients.who(sender.proc), when=time.time(), **logged_source(request.source[:MAX_SOURCE_SHOWN]),
             ranks=request.rank_set, group=request.group, number=request.number, env=home.environment_id,
             position=home.journal.store.end, **_repeated(request),
             **({"script": True} if request.script is not None else {}),
@@ -148,7 +163,7 @@ class Cells:
             self._enqueue(cell)  # the ranks begin while the rest is done
         if sender.ref:
             cell.watches.append(home.output.watch_cell(sender.proc, sender.ref, n, None, None))
-        self._tell(cell, "began", n, soon=True)
+        self._tell(cell, CellBegan(n), soon=True)
         if not free:  # there's something to tell: that it waits, or that ranks are lost
             self._enqueue(cell)
         if request.timeout_s is not None:
@@ -183,7 +198,7 @@ class Cells:
         self._home.status_publisher.touch(cell.procs.values())
         if behind:
             cell.waits = f"waits for cell {', '.join(f'#{n}' for n in sorted(behind))}"
-            self._tell(cell, "waits", cell.waits)
+            self._tell(cell, CellWaits(cell.waits))
         if begin:
             self._begin(cell, begin)
         self._check_over(cell)
@@ -195,9 +210,9 @@ class Cells:
         self._home.status_publisher.touch(cell.procs[r] for r in ranks)
         if cell.waits and not cell.waiting:
             cell.waits = ""
-            self._tell(cell, "waits", "")
+            self._tell(cell, CellWaits(""))
         frame = wire.pack(
-            wire.CALL, src=address.HOME, dst=0, ref=cell.n, name=b"run", origin=cell.n, context=cell.context,
+            wire.CALL, src=address.HOME, dst=0, ref=cell.n, name=Work.RUN.encode(), origin=cell.n, context=cell.context,
             payload=cell.payload,
         )  # fmt: skip
         self._home.send_cell([(cell.procs[r], r) for r in ranks], cell.n, frame)
@@ -217,7 +232,7 @@ class Cells:
         if not body:
             self._done(cell, rank, seconds)
             return
-        status = "ok"
+        status = CellStatus.OK
         if flags & wire.ERROR:
             status = self._note_failure(cell, rank, json.loads(body))
         self._ended(cell, rank, status, body)
@@ -225,7 +240,7 @@ class Cells:
     def _done(self, cell: Cell, rank: int, seconds: float) -> None:
         """The cell has ended well on a rank, with no value to show: that goes into the summary, with no record of its own."""
         cell.running.discard(rank)
-        cell.ended[rank] = "ok"
+        cell.ended[rank] = CellStatus.OK
         if not cell.fresh:
             self._home.loop.call_shortly(partial(self._tell_done, cell))
         cell.fresh.append((rank, seconds))
@@ -237,23 +252,23 @@ class Cells:
         """Tell who watches which ranks have ended a cell that goes on; of one that's over, the summary tells."""
         fresh, cell.fresh = cell.fresh, []
         for each in fresh if not cell.over else ():
-            self._tell(cell, "done", each)
+            self._tell(cell, RankDone(*each))
 
-    def _note_failure(self, cell: Cell, rank: int, ended: dict[str, Any]) -> str:
+    def _note_failure(self, cell: Cell, rank: int, ended: dict[str, Any]) -> CellStatus:
         escalation = self._escalations.get(cell.n)
         if escalation is not None and (ended["ename"] == "KeyboardInterrupt" or escalation.aborted):
-            return "interrupted"
+            return CellStatus.INTERRUPTED
         first = not cell.failures
-        cell.failures.append({"rank": rank, "type": ended["ename"], "message": ended["evalue"][:2000], "when": ended["when"]})
+        cell.failures.append(CellFailure(rank, ended["ename"], ended["evalue"][:2000], ended["when"]))
         if first and escalation is None:
-            self._home.loop.call_later(GRACE_S, lambda: self._climb(cell, "failure"))
-        return "error"
+            self._home.loop.call_later(GRACE_S, lambda: self._climb(cell, EndReason.FAILURE))
+        return CellStatus.ERROR
 
-    def _ended(self, cell: Cell, rank: int, status: str, body: bytes) -> None:
+    def _ended(self, cell: Cell, rank: int, status: CellStatus, body: bytes) -> None:
         cell.waiting.discard(rank)
         cell.running.discard(rank)
         cell.ended[rank] = status
-        if status == "interrupted":
+        if status == CellStatus.INTERRUPTED:
             ended = json.loads(body)
             ended["status"] = status
             body = json.dumps(ended).encode()
@@ -279,9 +294,9 @@ class Cells:
 
     def _lost(self, cell: Cell, rank: int, end: RankExit) -> None:
         when = time.time()
-        cell.failures.append({"rank": rank, "type": "lost", "message": "the process has died", "when": when})
-        body = json.dumps({"status": "lost", "end": end.plain(), "when": when}, default=str).encode()
-        self._ended(cell, rank, "lost", body)
+        cell.failures.append(CellFailure(rank, "lost", "the process has died", when))
+        body = json.dumps({"status": CellStatus.LOST, "end": end.plain(), "when": when}, default=str).encode()
+        self._ended(cell, rank, CellStatus.LOST, body)
 
     def proc_has_ended(self, end: RankExit) -> None:
         """A rank is dead: what ran or waited there has failed."""
@@ -292,7 +307,7 @@ class Cells:
             first = not cell.failures
             self._lost(cell, rank, end)
             if first and not cell.over and cell.n not in self._escalations:
-                self._home.loop.call_later(GRACE_S, partial(self._climb, cell, "failure"))
+                self._home.loop.call_later(GRACE_S, partial(self._climb, cell, EndReason.FAILURE))
 
     # --- interrupting
 
@@ -307,7 +322,7 @@ class Cells:
         cell = self._cells.get(n)
         if cell is None:
             return False
-        self._climb(cell, "user")
+        self._climb(cell, EndReason.USER)
         return True
 
     def interrupt_procs(self, procs: set[int]) -> None:
@@ -318,7 +333,7 @@ class Cells:
     def _climb(self, cell: Cell, reason: str) -> None:
         if cell.over or not cell.left:
             return
-        if reason != "user" and any(self._is_attended(cell.procs[r]) for r in cell.left):
+        if reason != EndReason.USER and any(self._is_attended(cell.procs[r]) for r in cell.left):
             # Somebody looks at it in the debugger, or is asked: time-outs and graces begin anew when the rank runs on.
             self._home.loop.call_later(GRACE_S, partial(self._climb, cell, reason))
             return
@@ -326,7 +341,7 @@ class Cells:
         if escalation is None:
             escalation = self._escalations[cell.n] = Escalation(self._home, self, cell, reason)
             self._cancel_waiting(cell)
-        elif reason == "failure":
+        elif reason == EndReason.FAILURE:
             return
         else:
             escalation.reason = escalation.reason if reason.startswith("timeout") else reason
@@ -336,9 +351,9 @@ class Cells:
     def _cancel_waiting(self, cell: Cell) -> None:
         for rank in sorted(cell.waiting):
             body = json.dumps(
-                {"status": "interrupted", "ename": "KeyboardInterrupt", "evalue": "", "traceback": "", "when": time.time()}
+                {"status": CellStatus.INTERRUPTED, "ename": "KeyboardInterrupt", "evalue": "", "traceback": "", "when": time.time()}
             )
-            self._ended(cell, rank, "interrupted", body.encode())
+            self._ended(cell, rank, CellStatus.INTERRUPTED, body.encode())
 
     def give_up(self, cell: Cell, stuck: dict[int, dict[str, Any]]) -> None:
         """Wait no longer for ranks that don't react; `stuck` says what is known about each."""
@@ -352,7 +367,7 @@ class Cells:
                 queue.remove(cell)
             for waiting in list(queue or ()):
                 self.say(waiting, f"cancelled: rank {rank} hangs in cell #{cell.n}")
-                self._climb(waiting, "user")
+                self._climb(waiting, EndReason.USER)
         self._check_over(cell)
 
     # --- the end
@@ -375,7 +390,7 @@ class Cells:
         self._home.supervisor.drain()  # what its ranks have printed goes before the news of its end
         summary = self._book(cell, escalation)
         for watch in cell.watches:
-            watch.tell("over", summary, last=True)
+            watch.tell(summary, last=True)
 
     def mesh_ends(self, how: str) -> None:
         """Close the books on what runs or waits. Who watches is told of the mesh's end, which says it all, and not of each rank's."""
@@ -385,40 +400,40 @@ class Cells:
         for cell in cells:
             cell.over = True
             now = time.time()
-            cell.failures += [{"rank": r, "type": "lost", "message": f"the mesh {how}", "when": now} for r in sorted(cell.left)]
+            cell.failures += [CellFailure(r, "lost", f"the mesh {how}", now) for r in sorted(cell.left)]
             self._book(cell, self._escalations.pop(cell.n, None))
 
-    def _book(self, cell: Cell, escalation: Escalation | None) -> dict[str, Any]:
+    def _book(self, cell: Cell, escalation: Escalation | None) -> CellOver:
         """Enter the end of a cell into the journal; return it."""
-        summary = {
-            "status": self._status(cell, escalation),
-            "reason": escalation.reason if escalation is not None else "",
-            "unfinished": cell.unfinished,
-            "failures": sorted(cell.failures, key=lambda f: cause_time(f["type"], f["when"])),
-            "stopped": sorted(r for r, s in cell.ended.items() if s == "interrupted"),
-            "said": cell.messages,
-            "seconds": {r: round(s, 6) for r, s in sorted(cell.seconds.items())},
-        }
-        kept = {**summary, **self._unkept(cell, summary)}
+        summary = CellOver(
+            status=self._status(cell, escalation),
+            reason=escalation.reason if escalation is not None else "",
+            unfinished=cell.unfinished,
+            failures=sorted(cell.failures, key=lambda f: cause_time(f.type, f.when)),
+            stopped=sorted(r for r, s in cell.ended.items() if s == CellStatus.INTERRUPTED),
+            said=cell.messages,
+            seconds={r: round(s, 6) for r, s in sorted(cell.seconds.items())},
+        )
+        kept = {**asdict(summary), "failures": [asdict(f) for f in summary.failures], **self._unkept(cell, summary)}
         self._home.journal.entries.add(
             cell.n, ended=time.time(), end_position=self._home.journal.store.end, seen=any(not w.over for w in cell.watches),
             **kept,
         )  # fmt: skip
         return summary
 
-    def _unkept(self, cell: Cell, summary: Mapping[str, Any]) -> dict[str, Any]:
+    def _unkept(self, cell: Cell, summary: CellOver) -> dict[str, Any]:
         """Return what the journal has otherwise than those who watch; they have seen it all."""
         journal = self._home.journal
         if journal.is_unlogged(cell.n):
-            failures = [{**f, "message": "(not kept)"} for f in summary["failures"]]
+            failures = [{**asdict(f), "message": "(not kept)"} for f in summary.failures]
             return {"failures": failures, "missing": "this cell's source and output are not kept: # nolog"}
         return {"missing": f"what it has printed may be missing here; the journal isn't written: {journal.trouble}"} if journal.trouble else {}
 
     @staticmethod
-    def _status(cell: Cell, escalation: Escalation | None) -> str:
-        if escalation is not None and escalation.reason != "failure":
-            return "interrupted"
-        return "error" if cell.failures or cell.unfinished else "ok"
+    def _status(cell: Cell, escalation: Escalation | None) -> CellStatus:
+        if escalation is not None and escalation.reason != EndReason.FAILURE:
+            return CellStatus.INTERRUPTED
+        return CellStatus.ERROR if cell.failures or cell.unfinished else CellStatus.OK
 
     # --- watching
 
@@ -426,7 +441,7 @@ class Cells:
     def do_watch_cell(self, request: WatchCell, sender: Sender) -> Later | None:
         """Show a cell from its beginning."""
         entry = self._home.journal.entries.entries.get(request.n)
-        if entry is None or entry["kind"] != "cell":
+        if entry is None or entry["kind"] != EntryKind.CELL:
             raise RequestError(f"the journal has no cell #{request.n}; see %mesh history")
         self._watch(sender.proc, sender.ref, entry)
         return LATER
@@ -437,21 +452,21 @@ class Cells:
         if cell is not None:
             watch = home.output.watch_cell(client, ref, n, entry["position"], None)
             cell.watches.append(watch)
-            watch.tell("began", n)
+            watch.tell(CellBegan(n))
             for rank, status in cell.ended.items():
-                if status == "ok":
-                    watch.tell("done", (rank, cell.seconds[rank]))
+                if status == CellStatus.OK:
+                    watch.tell(RankDone(rank, cell.seconds[rank]))
             for text in cell.messages:
-                watch.tell("said", text)
+                watch.tell(CellSaid(text))
             if cell.waits:
-                watch.tell("waits", cell.waits)
+                watch.tell(CellWaits(cell.waits))
             return
         until = min(entry["end_position"] + LATE_BYTES, home.journal.store.end)
         watch = home.output.watch_cell(client, ref, n, entry["position"], until)
-        watch.tell("began", n)
+        watch.tell(CellBegan(n))
         if "missing" in entry:
-            watch.tell("said", entry["missing"])
-        watch.tell("over", {k: entry[k] for k in ("status", "reason", "unfinished", "failures", "stopped", "said", "seconds")})
+            watch.tell(CellSaid(entry["missing"]))
+        watch.tell(convert({k: entry[k] for k in CellOver.__struct_fields__}, CellOver))
 
     def _is_attended(self, proc: int) -> bool:
         return self._home.debug.is_stopped(proc) or self._home.questions.is_asking(proc)
@@ -481,12 +496,12 @@ class Cells:
     def say(self, cell: Cell, text: str) -> None:
         """Tell those who watch a cell what is being done about it."""
         cell.messages.append(text)
-        self._tell(cell, "said", text)
+        self._tell(cell, CellSaid(text))
 
     @staticmethod
-    def _tell(cell: Cell, *event: Any, soon: bool = False) -> None:
+    def _tell(cell: Cell, message: WatchMessage, *, soon: bool = False) -> None:
         for watch in cell.watches:
-            watch.tell(*event, soon=soon)
+            watch.tell(message, soon=soon)
 
 
 def _repeated(request: RunCell) -> dict[str, Plain]:

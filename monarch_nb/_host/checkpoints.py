@@ -21,6 +21,7 @@ from monarch_nb._journal.disk import why
 from monarch_nb._protocol.events import CheckpointEpoch, HostPreempted, Leave, Notice
 from monarch_nb._protocol.healing import CheckpointFailed, CheckpointGather, Gathered
 from monarch_nb._protocol.registry import LATER, Later, Sender, handles
+from monarch_nb._protocol.states import CheckpointPhase, EntryKind
 from monarch_nb._shape import name_ranks
 from monarch_nb._wire import address
 
@@ -191,12 +192,12 @@ class CheckpointDesk:
         # The epoch: members of before a loss may still be writing there.
         writing, final = os.path.join(base, f".step-{version}.{first.epoch}.writing"), os.path.join(base, f"step-{version}")
         path = writing
-        if phase == "begin":
+        if phase == CheckpointPhase.BEGIN:
             os.makedirs(base, mode=0o700, exist_ok=True)
             shutil.rmtree(writing, ignore_errors=True)
             os.mkdir(writing, 0o700)
             self._writing.setdefault(actor_id, set()).add(writing)
-        elif phase == "done":
+        elif phase == CheckpointPhase.DONE:
             shutil.rmtree(final, ignore_errors=True)
             os.rename(writing, final)
             self._writing[actor_id].discard(writing)
@@ -204,7 +205,7 @@ class CheckpointDesk:
             self._enter(actor_id, Saved(version, final), first.keep)
             path = final
         del self._gatherings[key]
-        values = [] if phase in ("begin", "done") else [gathering.members[s].value for s in sorted(gathering.members)]
+        values = [] if phase in tuple(CheckpointPhase) else [gathering.members[s].value for s in sorted(gathering.members)]
         for src, ref in gathering.asking:
             self._home.reply(src, ref, Gathered(path, values))
 
@@ -272,7 +273,7 @@ class CheckpointDesk:
                 go_on()
 
         if specs:
-            home.journal.note(0, "note", text="this host is about to be taken away: states are saved")
+            home.journal.note(0, EntryKind.NOTE, text="this host is about to be taken away: states are saved")
             home.loop.call_later(deadline_s, once)
         run_workflow(home.healing.save(specs, deadline_s), once)
 

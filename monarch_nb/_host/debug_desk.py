@@ -31,8 +31,10 @@ from monarch_nb._protocol.debugging import (
 )
 from monarch_nb._protocol.events import DebugHold, DebugSettingsChanged, RankStopped
 from monarch_nb._protocol.names import GroupRecord
+from monarch_nb._protocol.questions import SetBreak
 from monarch_nb._protocol.registry import LATER, Later, Sender, handles
-from monarch_nb._protocol.states import StopState
+from monarch_nb._protocol.states import EntryKind, StopState
+from monarch_nb._protocol.work import Work
 from monarch_nb._shape import name_ranks
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
@@ -257,7 +259,7 @@ class DebugDesk:
         self._without_answer = set()
         self._on_change_once = look
         for proc in procs:
-            self._home.asking.ask({0: proc}, "post_mortem", None, partial(self._no_more, proc), POST_MORTEM_S)
+            self._home.asking.have_done({0: proc}, Work.POST_MORTEM, None, partial(self._no_more, proc), POST_MORTEM_S)
         self._home.loop.call_later(POST_MORTEM_S, lambda: look({}) if self._on_change_once is look else None)
 
     def _no_more(self, proc: int, _answers: dict[int, Any]) -> None:
@@ -269,8 +271,8 @@ class DebugDesk:
     @handles(DebugBreak)
     def do_debug_break(self, request: DebugBreak, sender: Sender) -> dict[int, str] | Later:
         """Set a breakpoint on ranks; answers with what each says of it."""
-        fields = {"file": request.file, "line": request.line, "condition": request.condition}
-        self._home.asking.ask(request.procs, "__break__", fields, partial(self._home.reply, sender.proc, sender.ref), BREAK_S)
+        asked = SetBreak(request.file, request.line, request.condition)
+        self._home.asking.ask(request.procs, asked, partial(self._home.reply, sender.proc, sender.ref), BREAK_S)
         return LATER
 
     @handles(DebugSet)
@@ -338,7 +340,7 @@ class DebugDesk:
             return
         ranks = sorted({self._home.registry.procs[s.proc].rank for s in self._stops.values()})
         text = f"nobody has been there to debug {name_ranks(ranks)} for {self.abandoned_s:g} s: {'it runs' if len(ranks) == 1 else 'they run'} on"
-        self._home.journal.note(0, "note", text=text)
+        self._home.journal.note(0, EntryKind.NOTE, text=text)
         for stop in list(self._stops.values()):
             self._send(stop, 0, wire.RUN_ON)
             self._home.cells.say_on(stop.proc, text)

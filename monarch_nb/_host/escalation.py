@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb._host.groups import remake_groups
 from monarch_nb._host.workflow import run_workflow
+from monarch_nb._protocol.questions import AbortCollectives, CancelCell
 from monarch_nb._shape import name_ranks
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Escalation:
     def _interrupt(self) -> None:
         procs = {r: self._cell.procs[r] for r in self._cell.running}
         # First the message, for a rank that hasn't begun yet; then the signal, for one that has.
-        self._home.asking.ask(procs, "__cancel__", self._cell.n, lambda _answers: None, INTERRUPT_S)
+        self._home.asking.ask(procs, CancelCell(self._cell.n), lambda _answers: None, INTERRUPT_S)
         self._home.ranks.signal(list(procs.values()), int(signal.SIGINT), self._cell.n)
         self._escalate_after(INTERRUPT_S)
 
@@ -76,7 +77,7 @@ class Escalation:
         )
         # Ranks that run another cell are left alone; idle ones are at the other end of the connections.
         ranks = {r: p for r, p in self._group().items() if r in self._cell.procs or not self._cells.is_busy(p)}
-        self._home.asking.ask(ranks, "__abort__", None, self._on_aborted, _ABORT_ANSWER_S)
+        self._home.asking.ask(ranks, AbortCollectives(), self._on_aborted, _ABORT_ANSWER_S)
         self._escalate_after(ABORT_S)
 
     def _group(self) -> dict[int, int]:

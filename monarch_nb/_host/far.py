@@ -41,6 +41,7 @@ from monarch_nb._protocol.events import (
 )
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.registry import Sender, handles
+from monarch_nb._protocol.work import Work
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.marks import Piece
@@ -85,7 +86,7 @@ class FarProcess(HostProcess):
         if message.kind == wire.FANOUT and message.src == address.HOME:
             receivers, inner_frame = wire.unpack_fanout(message)
             inner = wire.unpack(inner_frame)
-            if inner.name == b"run":
+            if inner.name == Work.RUN.encode():
                 self.begin_cell([proc for proc, _ in receivers], inner.origin)
 
     def before_export(self, message: Message) -> None:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb._host.asking import Answers
 from monarch_nb._host.workflow import Workflow
 from monarch_nb._protocol.failure import Failure
+from monarch_nb._protocol.questions import DescribeProcessGroup, WhereNow
+from monarch_nb._protocol.work import Work
 from monarch_nb._shape import name_ranks
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ def remake_groups(home: HomeProcess, ranks: dict[int, int], *, size_before: int 
     Returns:
         What to tell people; empty if there was no group.
     """
-    found = yield partial(home.asking.ask, ranks, "__group__", None, timeout_s=_DESCRIBE_S)
+    found = yield partial(home.asking.ask, ranks, DescribeProcessGroup(), timeout_s=_DESCRIBE_S)
     known: dict[int, dict[str, Any]] = {r: g for r, g in found.items() if g}
     if not known or (if_torn and len(known) == len(ranks)):
         return ""
@@ -51,7 +53,7 @@ def remake_groups(home: HomeProcess, ranks: dict[int, int], *, size_before: int 
     if busy:
         return f"{_BROKEN}, since {busy}; {retry}" if retry else _ADVICE.format(f", since {busy}")
     first = min(ranks)
-    answers = yield partial(home.asking.ask, {first: ranks[first]}, "start_rendezvous", None, timeout_s=_START_S)
+    answers = yield partial(home.asking.have_done, {first: ranks[first]}, Work.START_RENDEZVOUS, None, timeout_s=_START_S)
     if not answers:
         return _ADVICE.format(f", for rank {first} could not start a store")
     address, port = next(iter(answers.values()))
@@ -61,7 +63,7 @@ def remake_groups(home: HomeProcess, ranks: dict[int, int], *, size_before: int 
         "address": address, "port": port, "world_size": len(ranks), "backend": backend, "timeout_s": timeout_s,
         "places": {rank: place for place, rank in enumerate(sorted(ranks))},
     }  # fmt: skip
-    made = yield partial(home.asking.ask, ranks, "remake_group", fields, timeout_s=_REMAKE_S, keeps_refusals=True)
+    made = yield partial(home.asking.have_done, ranks, Work.REMAKE_GROUP, fields, timeout_s=_REMAKE_S, keeps_refusals=True)
     problem = _problem(ranks, made)
     return _ADVICE.format(f", for {problem}") if problem else f"the process group has been made anew ({backend}, {len(ranks)} ranks)"
 
@@ -73,7 +75,7 @@ def _busy_with_functions(home: HomeProcess, ranks: dict[int, int]) -> Workflow[s
     """
     deadline = time.monotonic() + _FUNCTIONS_S
     while True:
-        found = yield partial(home.asking.ask, ranks, "__where__", None, timeout_s=_DESCRIBE_S)
+        found = yield partial(home.asking.ask, ranks, WhereNow(), timeout_s=_DESCRIBE_S)
         busy = [rank for rank, where in sorted(found.items()) if where["function"]]
         if not busy:
             return ""

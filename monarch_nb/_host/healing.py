@@ -25,8 +25,9 @@ from monarch_nb._protocol.events import ActorsHealed, Notice
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.failure import ActorFailed, Failure
 from monarch_nb._protocol.healing import ActorSpawned, ActorStopped, Heal, Report, Resize, SetPolicy
+from monarch_nb._protocol.questions import AbortCollectives, CheckpointVersions, LivingActors, WhereNow
 from monarch_nb._protocol.registry import LATER, Later, Sender, handles
-from monarch_nb._protocol.states import HostState, ProcState
+from monarch_nb._protocol.states import CellStatus, CheckpointKind, EntryKind, HostState, OnFailure, ProcState
 from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
@@ -75,7 +76,7 @@ class Healing:
         """Abort the collectives of groups that the dead rank was in: those of the whole mesh; of others, nobody knows."""
         peers = {p.rank: p.proc for p in self._home.registry.alive() if p.group == end.group}
         size = len(self._home.registry.groups[end.group].procs)
-        self._home.asking.ask(peers, "__abort__", {"world_size": size}, lambda _answers: None, _ABORT_S)
+        self._home.asking.ask(peers, AbortCollectives(size), lambda _answers: None, _ABORT_S)
 
     def _tell_owner(self, spec: SpawnSpec, end: RankExit) -> None:
         """Ask the actor that has spawned a lost one; clients hear of each end anyway."""
@@ -178,8 +179,8 @@ class Healing:
         if report.ranks or report.actors or report.problems:
             text = f"healed {name_ranks(report.ranks)}" if report.ranks else "healed"
             self._home.journal.note(
-                client, "heal", text=text, group=group, ranks=format_ranks(report.ranks),
-                status="error" if report.problems else "ok", report=to_builtins(report),
+                client, EntryKind.HEAL, text=text, group=group, ranks=format_ranks(report.ranks),
+                status=CellStatus.ERROR if report.problems else CellStatus.OK, report=to_builtins(report),
             )  # fmt: skip
 
     # --- by itself
@@ -187,7 +188,7 @@ class Healing:
     def _follow_policy(self, end: RankExit) -> None:
         """Do what is to be done when a rank of this group dies; ranks that die together are healed together."""
         group = self._home.registry.groups.get(end.group)
-        if group is None or group.policy.on_failure not in ("heal", "shrink") or group.name in self._due:
+        if group is None or group.policy.on_failure not in (OnFailure.HEAL, OnFailure.SHRINK) or group.name in self._due:
             return
         policy, now = group.policy, time.monotonic()
         policy.heals = [t for t in policy.heals if now - t < policy.window_s]
@@ -201,12 +202,12 @@ class Healing:
 
     def _act(self, group: Group) -> None:
         cells = self._home.cells
-        if group.policy.on_failure == "shrink" and any(cells.on(p) for p in group.procs):
+        if group.policy.on_failure == OnFailure.SHRINK and any(cells.on(p) for p in group.procs):
             self._home.loop.call_later(TOGETHER_S, lambda: self._act(group))  # the survivors' cells are being ended
             return
         self._due.discard(group.name)
         done = partial(self._tell, group.name)
-        if group.policy.on_failure == "heal":
+        if group.policy.on_failure == OnFailure.HEAL:
             self.heal(Heal(group.name), done)
         else:
             self.resize(Resize(group.name), done)
@@ -264,7 +265,7 @@ class Healing:
 
     def _say_who_is_busy(self, ranks: dict[int, int], report: Report) -> Workflow[None]:
         """Functions of a call that has failed go on elsewhere, and whatever comes next waits for them: nobody else would say so."""
-        found = yield partial(self._home.asking.ask, ranks, "__where__", None, timeout_s=_BUSY_S)
+        found = yield partial(self._home.asking.ask, ranks, WhereNow(), timeout_s=_BUSY_S)
         busy = sorted(r for r, where in found.items() if where["function"])
         if busy:
             what = "a function that was called before" if len(busy) == 1 else "functions that were called before"
@@ -308,7 +309,7 @@ class Healing:
         for spec in specs:
             slots = self.spawn_specs.living_slots(spec, {p.proc for p in self._home.registry.alive()})
             yield partial(
-                self._home.asking.ask, slots, "__save__", None, timeout_s=timeout_s, target=spec.actor_id, context=spec.context
+                self._home.asking.have_done, slots, "__save__", None, timeout_s=timeout_s, target=spec.actor_id, context=spec.context
             )
 
     def make_actors(self, procs: set[int], report: Report, anew: frozenset[int] = frozenset()) -> Workflow[None]:
@@ -317,7 +318,7 @@ class Healing:
         if not specs:
             return
         asked = dict(enumerate(sorted(procs)))
-        answers = yield partial(self._home.asking.ask, asked, "__living_actors__", None, timeout_s=_ASK_S)
+        answers = yield partial(self._home.asking.ask, asked, LivingActors(), timeout_s=_ASK_S)
         living = {asked[i]: set(found) for i, found in answers.items()}
         for spec in specs:
             slots = self.spawn_specs.living_slots(spec, procs)
@@ -325,7 +326,7 @@ class Healing:
             if not missing and spec.actor_id not in anew:
                 continue
             wish = None
-            if spec.checkpointed and (spec.checkpointed != "own" or not anew):
+            if spec.checkpointed and (spec.checkpointed != CheckpointKind.OWN or not anew):
                 wish = yield from self._choose_checkpoint(spec, slots, missing, report)
             made = slots if wish is not None else missing
             if made:
@@ -341,8 +342,8 @@ class Healing:
         saved = desk.newest(spec.actor_id)
         wish: dict[str, Any] | None = None if saved is None else {"version": saved.version, "path": saved.path}
         where = "disk"
-        if spec.checkpointed == "replicated" and survivors:
-            answers = yield partial(self._home.asking.ask, survivors, "__versions__", None, timeout_s=_ASK_S)
+        if spec.checkpointed == CheckpointKind.REPLICATED and survivors:
+            answers = yield partial(self._home.asking.ask, survivors, CheckpointVersions(), timeout_s=_ASK_S)
             versions = [set(found.get(spec.actor_id, ())) for found in answers.values()]
             common = set.intersection(*versions) if len(versions) == len(survivors) else set()
             if common and (saved is None or max(common) >= saved.version):
@@ -372,7 +373,7 @@ class Healing:
         if wish is None and spec.checkpointed:
             wish = {"epoch": self._home.checkpoints.epoch(spec.actor_id)}
         answers = yield partial(
-            self._home.asking.ask, slots, "__respawn__", None, timeout_s=CONSTRUCT_S, keeps_refusals=True,
+            self._home.asking.have_done, slots, "__respawn__", None, timeout_s=CONSTRUCT_S, keeps_refusals=True,
             target=spec.actor_id, context=spec.context, payload=pickle.dumps((data, wish), 5),
         )  # fmt: skip
         made = [s for s in slots if not isinstance(answers.get(s, _SILENT), Failure)]

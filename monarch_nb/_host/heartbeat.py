@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from monarch_nb._host.loop import Loop
 from monarch_nb._host.supervisor import Supervisor
+from monarch_nb._protocol.questions import Ping
 from monarch_nb._protocol.states import ProcState
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.process import process_trouble
@@ -67,7 +68,7 @@ class Heartbeat:
         if asked is None:
             if now - self._answered.setdefault(proc, now) >= PING_S:
                 self._asked[proc] = now
-                self._send(proc, wire.pack(wire.CALL, src=self._me, dst=proc, ref=PING_REF, name=b"__ping__"))
+                self._send(proc, wire.pack(wire.CALL, src=self._me, dst=proc, ref=PING_REF, name=Ping.wire_name.encode()))
         elif not trouble and now - asked >= SILENT_S:
             trouble = f"has not answered for {SILENT_S:g} s: something holds the interpreter's lock, or the machine is overloaded"
         if trouble != self._trouble.get(proc, ""):

@@ -6,8 +6,10 @@ import signal
 from typing import TYPE_CHECKING
 
 from monarch_nb._protocol.base import Plain
+from monarch_nb._protocol.questions import AbortCollectives
 from monarch_nb._protocol.ranks import AbortCall, Interrupt, InterruptCell
 from monarch_nb._protocol.registry import LATER, Later, Sender, handles
+from monarch_nb._protocol.states import EntryKind
 
 if TYPE_CHECKING:
     from monarch_nb._host.home import HomeProcess
@@ -32,12 +34,12 @@ class InterruptDesk:
         cells, procs = self._home.cells, set(request.procs)
         cells.interrupt_procs(procs)
         self._home.ranks.signal([p for p in procs if not cells.is_busy(p)], int(signal.SIGINT))
-        self._home.journal.note(sender.proc, "command", source="%mesh interrupt", ranks=request.rank_set)
+        self._home.journal.note(sender.proc, EntryKind.COMMAND, source="%mesh interrupt", ranks=request.rank_set)
 
     @handles(AbortCall)
     def do_abort_call(self, request: AbortCall, sender: Sender) -> dict[int, Plain] | Later:
         """Abort collectives on ranks whose actors don't react to an interrupt; answers once done."""
         home, src, ref = self._home, sender.proc, sender.ref
         ranks = home.registry.by_rank(request.procs)
-        home.asking.ask(ranks, "__abort__", None, lambda answers: home.reply(src, ref, answers), _ABORT_S)
+        home.asking.ask(ranks, AbortCollectives(), lambda answers: home.reply(src, ref, answers), _ABORT_S)
         return LATER

@@ -29,6 +29,7 @@ from monarch_nb._protocol.journal import (
     Unseen,
 )
 from monarch_nb._protocol.registry import Sender, handles
+from monarch_nb._protocol.states import CellStatus, EntryKind
 from monarch_nb.status import bytes_text
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ class JournalDesk:
             self._home.loop.call_later(self._retry_s, self._try_again)
             return
         self.trouble, self._back_at = "", time.monotonic()
-        self.note(0, "note", text=missing)
+        self.note(0, EntryKind.NOTE, text=missing)
         if self.store.max_age_s != KEEP_S:
             self._keep_for(self.store.max_age_s)
         self._tell(f"the journal of mesh {self._home.name!r} is written again; {missing}")
@@ -186,13 +187,13 @@ class JournalDesk:
         if self._missed_from is None:
             self._missed_from = self.store.end
 
-    def note(self, client: int, kind: str, **fields: Any) -> None:
+    def note(self, client: int, kind: EntryKind, **fields: Any) -> None:
         """Enter a command, or an event, that is over already; `client` 0: nobody has asked for it."""
         now = time.time()
         if "source" in fields:
             fields |= logged_source(fields["source"])
         who = self._home.clients.who(client) if client else "the host process"
-        self.entries.begin_entry(kind, who=who, **{"when": now, "ended": now, "status": "ok", **fields})
+        self.entries.begin_entry(kind, who=who, **{"when": now, "ended": now, "status": CellStatus.OK, **fields})
 
     @handles(Note)
     def do_note(self, request: Note, sender: Sender) -> None:
@@ -216,7 +217,7 @@ class JournalDesk:
         cells = [
             dict(e)
             for e in self.entries.entries.values()
-            if e["kind"] == "cell" and not e.get("seen") and not self._home.cells.is_watched(e["n"])
+            if e["kind"] == EntryKind.CELL and not e.get("seen") and not self._home.cells.is_watched(e["n"])
         ]
         return Unseen(cells, self._missed_from)
 

@@ -11,6 +11,7 @@ from monarch_nb._host.request import RequestError
 from monarch_nb._protocol.events import MeshNamed
 from monarch_nb._protocol.programs import Adopt, SetLease, SetOwner
 from monarch_nb._protocol.registry import Sender, handles
+from monarch_nb._protocol.states import EntryKind
 from monarch_nb.status import duration
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class Lease:
         home.environment_id = environment["id"]
         home.versions = {"python": environment["python"], **environment["packages"]}
         home.journal.note(
-            sender.proc, "start", when=home.registry.started, ranks=request.rank_set, dims=request.dims, environment=environment
+            sender.proc, EntryKind.START, when=home.registry.started, ranks=request.rank_set, dims=request.dims, environment=environment
         )
         home.mesh_name.show(request.connection_file)
         self._forget_owner()  # last: what goes wrong before leaves no home that nobody can find
@@ -130,7 +131,7 @@ class Lease:
         self.begin_anew()
         if had_none:
             self._look()
-        self._home.journal.note(sender.proc, "command", source=f"%mesh lease {request.idle_timeout_s:g}s")
+        self._home.journal.note(sender.proc, EntryKind.COMMAND, source=f"%mesh lease {request.idle_timeout_s:g}s")
 
     @handles(SetOwner)
     def do_set_owner(self, request: SetOwner, sender: Sender) -> None:
@@ -145,4 +146,4 @@ class Lease:
         self._forget_owner()
         if pid is not None:
             self._watch_owner(int(pid))
-        self._home.journal.note(sender.proc, "command", source=f"%mesh start {self._home.name} {'--keep' if pid is None else '--with-kernel'}")
+        self._home.journal.note(sender.proc, EntryKind.COMMAND, source=f"%mesh start {self._home.name} {'--keep' if pid is None else '--with-kernel'}")

@@ -16,7 +16,9 @@ from monarch_nb._frames.cells import CELL_FRAME
 from monarch_nb._host.stack_desk import NATIVE_S, PY_SPY_S, Found
 from monarch_nb._protocol.base import Plain
 from monarch_nb._protocol.events import StacksTaken, TakeStacks
+from monarch_nb._protocol.questions import AwaitedThings, ThreadStacks
 from monarch_nb._protocol.registry import LATER, Later, Sender, handles
+from monarch_nb._protocol.states import EntryKind
 from monarch_nb._protocol.status import Hang, Stacks
 from monarch_nb._wire import address
 
@@ -71,7 +73,7 @@ class Looks:
         if native:
             self._take(ranks.values(), True, lambda taken: self._after_native(ranks, taken, done))
         else:
-            self._home.asking.ask(ranks, "__stacks__", None, lambda answers: self._after_asking(ranks, answers, done), ANSWER_S)
+            self._home.asking.ask(ranks, ThreadStacks(), lambda answers: self._after_asking(ranks, answers, done), ANSWER_S)
 
     def hang(self, ranks: Mapping[int, int], done: Done) -> None:
         """Ask ranks what they wait for; `done` gets by rank "facts" (see `_rank.hang`) or None, and then what `stacks` would say."""
@@ -82,7 +84,7 @@ class Looks:
 
             self._after_asking({r: p for r, p in ranks.items() if r not in answers}, {}, taken)
 
-        self._home.asking.ask(ranks, "__hang__", None, answered, HANG_S)
+        self._home.asking.ask(ranks, AwaitedThings(), answered, HANG_S)
 
     # --- those that don't answer
 
@@ -133,7 +135,7 @@ class Looks:
 
     def _cell_line(self, number: int, digest: str, line: int) -> str:
         for entry in reversed(list(self._home.journal.entries.entries.values())):
-            if entry["kind"] == "cell" and entry.get("number") in (0, number):
+            if entry["kind"] == EntryKind.CELL and entry.get("number") in (0, number):
                 source = str(entry.get("source", ""))
                 if hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest().startswith(digest):
                     lines = source.splitlines()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb._protocol.programs import ClaimName
 from monarch_nb._protocol.registry import Sender, handles
+from monarch_nb._protocol.states import ClaimState
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.claim import Claim
 from monarch_nb._wire.process import machine_id, start_time
@@ -33,7 +34,7 @@ class MeshName:
         self._who = self._home.clients.who(sender.proc)
         if self._claim is None:
             self._claim_path = request.path
-            self._claim = Claim.acquire(self._claim_path, self._note("starting"))
+            self._claim = Claim.acquire(self._claim_path, self._note(ClaimState.STARTING))
         return self._claim is not None
 
     @property
@@ -41,7 +42,7 @@ class MeshName:
         """Whether this home has the right to a name."""
         return self._claim is not None
 
-    def _note(self, state: str) -> dict[str, Any]:
+    def _note(self, state: ClaimState) -> dict[str, Any]:
         """Return what others may know who want the same name."""
         return {"state": state, "pid": os.getpid(), "who": self._who}
 
@@ -50,7 +51,7 @@ class MeshName:
         assert self._claim is not None
         self._connection_path = connection_path
         self._write()
-        self._claim.write(self._note("running"))
+        self._claim.write(self._note(ClaimState.RUNNING))
 
     def _write(self) -> None:
         home = self._home
@@ -82,7 +83,7 @@ class MeshName:
             return True
         with suppress(OSError):
             if not self._claim.holds:
-                again = Claim.acquire(self._claim_path, self._note("running"))
+                again = Claim.acquire(self._claim_path, self._note(ClaimState.RUNNING))
                 if again is None:
                     return False
                 self._claim.release()
@@ -95,7 +96,7 @@ class MeshName:
         """The mesh is about to end: nobody can find it any more. Its name is free when its ranks have gone, and what they held."""
         if self._claim is not None and self._claim.holds:
             with suppress(OSError):
-                self._claim.write(self._note("ending"))
+                self._claim.write(self._note(ClaimState.ENDING))
             if self._connection_path:
                 with suppress(OSError):
                     os.unlink(self._connection_path)

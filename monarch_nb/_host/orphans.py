@@ -6,12 +6,13 @@ its own children first, as always. If the owner is made anew, it spawns anew.
 
 from __future__ import annotations
 
-import pickle
 from typing import TYPE_CHECKING
 
 from monarch_nb._host.registry import Group
 from monarch_nb._host.spawn_specs import SpawnSpec
+from monarch_nb._protocol.base import encode
 from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.questions import StopActor
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 
@@ -37,9 +38,9 @@ def stop_orphans(home: HomeProcess, end: RankExit) -> None:
             continue  # it's the mesh's, whoever asked for it first
         procs = [proc for proc in _living(home, spec.procs) if proc not in orphaned]
         home.healing.spawn_specs.stopped(spec.actor_id, list(spec.procs))
-        payload = pickle.dumps((spec.actor_id, reason, False), 5)
+        payload = encode(StopActor(spec.actor_id, reason, waits=False))
         for proc in procs:
-            home.send_to_rank(proc, wire.pack(wire.CALL, src=address.HOME, dst=proc, name=b"stop_actor", payload=payload))
+            home.send_to_rank(proc, wire.pack(wire.CALL, src=address.HOME, dst=proc, name=StopActor.wire_name.encode(), payload=payload))
 
 
 def _owned_groups(home: HomeProcess, proc: int) -> list[Group]:

@@ -25,7 +25,7 @@ from monarch_nb._protocol.ranks import (
     StopRanks,
 )
 from monarch_nb._protocol.registry import Later, Sender, handles
-from monarch_nb._protocol.states import ProcState
+from monarch_nb._protocol.states import CellStatus, EntryKind, ProcState
 from monarch_nb._shape import decode_extent, format_ranks
 from monarch_nb._wire import address
 from monarch_nb.exceptions import describe_end
@@ -122,7 +122,7 @@ class RankDesk:
     def do_restart(self, request: Restart, sender: Sender) -> Later | None:
         """Kill ranks and start them anew at their places; answers once they're up. Handles on them stay good."""
         self.restart(request.procs)
-        self._home.journal.note(sender.proc, "command", source=f"%mesh restart --ranks {request.rank_set}")
+        self._home.journal.note(sender.proc, EntryKind.COMMAND, source=f"%mesh restart --ranks {request.rank_set}")
         return self._home.waits.answer_when(sender, set(request.procs), restarted=True)
 
     def restart(self, procs: Sequence[int]) -> None:
@@ -213,7 +213,7 @@ class RankDesk:
         home.waits.settled(done)
         if not end.stopped and not again:
             known = {k: v for k, v in end.plain().items() if k != "last_lines"}
-            home.journal.note(0, "lost", text=self._loss(end), ranks=format_ranks([end.rank]), status="lost", end=known)
+            home.journal.note(0, EntryKind.LOST, text=self._loss(end), ranks=format_ranks([end.rank]), status=CellStatus.LOST, end=known)
             home.healing.lost(end)
         if entry is not None:
             home.checkpoints.lost(entry)

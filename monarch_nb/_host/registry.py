@@ -14,7 +14,7 @@ from typing import Any
 from monarch_nb._protocol.base import Plain
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.names import GroupRecord
-from monarch_nb._protocol.states import HostState, ProcState
+from monarch_nb._protocol.states import HostState, OnFailure, ProcState
 from monarch_nb._shape import Extent, encode_extent
 from monarch_nb._wire import address
 
@@ -74,7 +74,7 @@ class Policy:
         heals: when it was healed.
     """
 
-    on_failure: str = "stop"
+    on_failure: OnFailure = OnFailure.STOP
     max_restarts: int = 5
     window_s: float = 600.0
     heals: list[float] = field(default_factory=list)

@@ -17,7 +17,7 @@ from monarch_nb._host.starting import PROCESS_JOB
 from monarch_nb._host.workflow import Workflow
 from monarch_nb._protocol.events import Renumbered, Reshaped
 from monarch_nb._protocol.healing import Report
-from monarch_nb._protocol.states import HostState, ProcState
+from monarch_nb._protocol.states import CheckpointKind, EntryKind, HostState, ProcState
 from monarch_nb._shape import Extent, elastic_numbers, format_ranks
 from monarch_nb._wire import address
 
@@ -75,7 +75,7 @@ class Reshaping:
         self._refuse_running(group)
         old_procs, size_before = list(group.procs), len(group.procs)
         hosts = yield from self._hosts_for(group, new, procs, report)
-        one_state = [r for r in home.healing.spawn_specs.on(set(old_procs)) if r.checkpointed in ("replicated", "sharded")]
+        one_state = [r for r in home.healing.spawn_specs.on(set(old_procs)) if r.checkpointed in (CheckpointKind.REPLICATED, CheckpointKind.SHARDED)]
         if all(home.registry.procs[p].end is None for p in old_procs):  # else what the others hold may be half a step
             yield from home.healing.save(one_state, _SAVE_S)
         gone = [p for p in old_procs if p not in procs]
@@ -174,7 +174,7 @@ class Reshaping:
         if registry.mesh is not None and registry.mesh.group == group.name:
             registry.mesh = group.record(registry.mesh.env)
         self._home.journal.note(
-            self._client, "resize", text=f"the mesh is now {group.extent}", group=group.name, ranks=format_ranks(range(len(group.procs)))
+            self._client, EntryKind.RESIZE, text=f"the mesh is now {group.extent}", group=group.name, ranks=format_ranks(range(len(group.procs)))
         )
         for to in self._home.everybody():
             self._home.event(to, event)

@@ -9,7 +9,6 @@ once a second. Unwatched, the machine is sampled every five seconds, for the his
 from __future__ import annotations
 
 import os
-import pickle
 import time
 from collections import deque
 from collections.abc import Callable
@@ -19,6 +18,8 @@ from typing import Any
 from monarch_nb._host.loop import Loop
 from monarch_nb._host.sampler import Sample, Sampler
 from monarch_nb._host.supervisor import Rank, Supervisor
+from monarch_nb._protocol.base import Plain, decode
+from monarch_nb._protocol.questions import WhereNow
 from monarch_nb._protocol.states import ProcState
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
@@ -263,7 +264,7 @@ class ResourceMonitor:
         for proc, row in self._rows.items():
             if row.get("busy") and proc not in self._asked:
                 self._asked.add(proc)
-                self._send(proc, wire.pack(wire.CALL, src=self._me, dst=proc, ref=WHERE_REF, name=b"__where__"))
+                self._send(proc, wire.pack(wire.CALL, src=self._me, dst=proc, ref=WHERE_REF, name=WhereNow.wire_name.encode()))
             elif not row.get("busy") and row.get("line"):
                 self._put(proc, line="", collective=None, num_queued=0)
         self._check_answered()
@@ -272,7 +273,7 @@ class ResourceMonitor:
         """A rank has said where it stands."""
         self._asked.discard(proc)
         if self._supervisor.ranks.get(proc) is not None and len(payload):
-            found = pickle.loads(payload)
+            found = decode(dict[str, Plain], payload)
             row = self._rows.get(proc, {})
             before = row.get("collective")
             now = found["collective"]

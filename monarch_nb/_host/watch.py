@@ -8,13 +8,13 @@ misses nothing but what the journal itself had to drop or couldn't keep, which i
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from monarch_nb._host.loop import Loop
 from monarch_nb._journal import record as records
 from monarch_nb._journal.output import Appended, OutputStore
 from monarch_nb._journal.record import Record
 from monarch_nb._protocol.base import encode
+from monarch_nb._protocol.cells import CaughtUp, RecordsPrinted, WatchMessage
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb.status import bytes_text
@@ -65,7 +65,7 @@ class Watch:
         """Of what couldn't be sent, and isn't on disk."""
         self._scheduled = False
         self._scheduled_soon = False
-        self._events: list[tuple[Any, ...]] = []
+        self._messages: list[WatchMessage] = []
         self._is_last = False
         self.over = False
         self.ended = False
@@ -110,16 +110,14 @@ class Watch:
         if not self.over and self._wanted(record):
             self._add(packed)
 
-    def tell(self, *event: Any, last: bool = False, soon: bool = False) -> None:
-        """Send news about what is watched, after all output so far.
+    def tell(self, message: WatchMessage, *, last: bool = False, soon: bool = False) -> None:
+        """Send a message about what is watched, after all output so far.
 
         Args:
-            news: a kind and a value.
             last: there's no more to come.
-            soon: it may wait a little for other news to go with.
+            soon: it may wait a little for others to go with.
         """
-        if event:
-            self._events.append(event)
+        self._messages.append(message)
         self._is_last = self._is_last or last
         if soon:
             self._schedule_soon()
@@ -133,7 +131,7 @@ class Watch:
 
     def _go_on_soon(self) -> None:
         self._scheduled_soon = False
-        if self._batch or self._events:
+        if self._batch or self._messages:
             self._schedule()
 
     def taken(self, num_bytes: int) -> None:
@@ -161,8 +159,8 @@ class Watch:
             return
         if not self._live:
             self._catch_up()
-        if self._live and (self._events or self._is_last):
-            self._send_events()
+        if self._live and (self._messages or self._is_last):
+            self._send_messages()
         else:
             self.flush()
 
@@ -181,7 +179,7 @@ class Watch:
             self._live = True
             self._note_unkept()
             self._is_last = self._is_last or self._until is not None
-            self._events.append(("live", None))
+            self._messages.append(CaughtUp())
         else:
             self._schedule()
 
@@ -196,16 +194,16 @@ class Watch:
                 wire.pack(wire.OUTPUT, src=address.HOME, dst=self.client, ref=self.ref, payload=payload),
             )
 
-    def _send_events(self) -> None:
+    def _send_messages(self) -> None:
         self._note_unkept()
-        events: list[Any] = []
+        messages: list[WatchMessage] = []
         if self._batch:
             payload = b"".join(self._batch)
             self._batch, self._batch_bytes = [], 0
             self._ahead_bytes += len(payload)
-            events.append(("output", payload))
-        events += self._events
-        self._events.clear()
+            messages.append(RecordsPrinted(payload))
+        messages += self._messages
+        self._messages.clear()
         last, self._is_last = self._is_last, False
         self.ended = self.ended or last
         self.over = last and self._until is not None
@@ -213,7 +211,7 @@ class Watch:
             self.client,
             wire.pack(
                 wire.REPLY, src=address.HOME, dst=self.client, ref=self.ref, flags=wire.END if last else 0,
-                payload=encode(events),
+                payload=encode(messages),
             ),
         )  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from monarch_nb._protocol.base import Plain, Record, Request
 from monarch_nb._protocol.script import Script
+from monarch_nb._protocol.states import CellStatus
 
 
 class RunCell(Request[None], frozen=True):
@@ -96,3 +97,74 @@ class ReadOutput(Request[OutputPart], frozen=True):
     ranks: list[int]
     after: int | None = None
     before: int | None = None
+
+
+# --- what whoever watches is sent, in lists: `WatchMessage`s
+
+
+class RecordsPrinted(Record, frozen=True, tag=True):
+    """Records of what was printed, as the journal has them."""
+
+    records: bytes
+
+
+class CellBegan(Record, frozen=True, tag=True):
+    """The cell has its number in the journal."""
+
+    n: int
+
+
+class CaughtUp(Record, frozen=True, tag=True):
+    """What follows has just happened; until now it came from the journal."""
+
+
+class RankDone(Record, frozen=True, tag=True):
+    """The cell has ended well on a rank, with no value to show."""
+
+    rank: int
+    seconds: float
+
+
+class CellSaid(Record, frozen=True, tag=True):
+    """The home has something to say about the cell."""
+
+    text: str
+
+
+class CellWaits(Record, frozen=True, tag=True):
+    """The cell waits for others, as the text says; an empty one: it doesn't any more."""
+
+    text: str
+
+
+class CellFailure(Record, frozen=True):
+    """The cell has failed on a rank; `type`: the exception's class, or "lost"."""
+
+    rank: int
+    type: str
+    message: str
+    when: float
+
+
+class CellOver(Record, frozen=True, tag=True):
+    """How a cell has ended; but for the tag, its entry in the journal has these fields, too.
+
+    Attributes:
+        reason: why it was made to end (`EndReason`, or `timeout SECONDS`); empty if it ended by itself.
+        unfinished: what is known of ranks that were given up.
+        failures: in the order of their causes.
+        stopped: ranks that were interrupted.
+        said: what the home has said about it.
+        seconds: run times, by rank.
+    """
+
+    status: CellStatus
+    reason: str
+    unfinished: dict[int, Plain]
+    failures: list[CellFailure]
+    stopped: list[int]
+    said: list[str]
+    seconds: dict[int, float]
+
+
+WatchMessage = RecordsPrinted | CellBegan | CaughtUp | RankDone | CellSaid | CellWaits | CellOver

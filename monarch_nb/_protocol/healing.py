@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from monarch_nb._protocol.base import Record, Request
+from monarch_nb._protocol.states import OnFailure
 
 
 class ActorSpawned(Request[None], frozen=True):
@@ -39,7 +40,7 @@ class SetPolicy(Request[None], frozen=True):
     """Say what is done when a rank of a group dies: stop, heal, shrink or call; at most `max_restarts` heals in `window_s`."""
 
     group: str
-    on_failure: str
+    on_failure: OnFailure
     max_restarts: int
     window_s: float
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from monarch_nb._protocol.base import Plain, Record, Request
+from monarch_nb._protocol.states import EntryKind
 
 
 class JournalSettings(Record, frozen=True):
@@ -24,7 +25,7 @@ class SetJournal(Request[JournalSettings], frozen=True):
 class Note(Request[None], frozen=True):
     """Enter what a program has done without the home: calls, pushes. `fields` are the entry's."""
 
-    kind: str
+    kind: EntryKind
     fields: dict[str, Plain]
 
 

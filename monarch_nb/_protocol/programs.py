@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from monarch_nb._protocol.base import Plain, Record, Request
 from monarch_nb._protocol.exits import RankExit
-from monarch_nb._protocol.states import HostState, ProcState
+from monarch_nb._protocol.states import HostState, OnFailure, ProcState
 
 
 class Welcome(Record, frozen=True):
@@ -114,7 +114,7 @@ class Books(Record, frozen=True):
     idle_timeout_s: float | None
     num_cells: int
     healing: list[str]
-    policies: dict[str, str]
+    policies: dict[str, OnFailure]
     journal: str
     journal_trouble: str
     hosts: list[HostRow]

@@ -25,10 +25,12 @@ class Sender(NamedTuple):
     Attributes:
         proc: its proc id.
         ref: under which it waits for an answer; 0: it doesn't.
+        slot: of whoever is asked, among all that it has asked this.
     """
 
     proc: int
     ref: int = 0
+    slot: int = 0
 
 
 NOBODY = Sender(0)

@@ -56,3 +56,72 @@ class StopState(_State):
     STOPPED = "stopped"
     RUNNING = "running"
     """It goes on by a step, and comes back."""
+
+
+class CellStatus(_State):
+    """How a cell has ended, on a rank or on all; other entries of the journal have one, too."""
+
+    RUNNING = "running"
+    """It hasn't ended."""
+    OK = "ok"
+    ERROR = "error"
+    """It has raised."""
+    LOST = "lost"
+    """The rank has died."""
+    INTERRUPTED = "interrupted"
+
+
+class EndReason(_State):
+    """Why a cell is made to end; the third reason is `timeout SECONDS`."""
+
+    USER = "user"
+    FAILURE = "failure"
+    """It has raised on another rank, or a rank has died."""
+
+
+class EntryKind(_State):
+    """What an entry of the journal is about."""
+
+    CELL = "cell"
+    CALLS = "calls"
+    VARIABLES = "variables"
+    COMMAND = "command"
+    START = "start"
+    RESIZE = "resize"
+    HEAL = "heal"
+    LOST = "lost"
+    NOTE = "note"
+
+
+class OnFailure(_State):
+    """What is done when a rank of a group dies."""
+
+    STOP = "stop"
+    """Nothing: uses of it raise, until somebody heals it."""
+    HEAL = "heal"
+    SHRINK = "shrink"
+    CALL = "call"
+    """A function of a program is called."""
+
+
+class CheckpointKind(_State):
+    """Whose state the members of an actor save."""
+
+    OWN = "own"
+    REPLICATED = "replicated"
+    SHARDED = "sharded"
+
+
+class CheckpointPhase(_State):
+    """Where members that save together meet; there are others between."""
+
+    BEGIN = "begin"
+    DONE = "done"
+
+
+class ClaimState(_State):
+    """What a home is at that has the right to a name."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    ENDING = "ending"

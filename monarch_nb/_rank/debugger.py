@@ -25,6 +25,7 @@ from monarch_nb._frames.owner import HIDDEN, module_of, owner_of
 from monarch_nb._post.context import call_context, current_origin
 from monarch_nb._protocol.base import Request
 from monarch_nb._protocol.debugging import DebugLeft, DebugRunning, DebugStopped
+from monarch_nb._protocol.work import Work
 from monarch_nb._rank.breakpoints import Breakpoints
 from monarch_nb._rank.this_rank import this_rank
 from monarch_nb._runtime.inbox import Inbox
@@ -460,6 +461,6 @@ def _doing() -> str:
     rank = this_rank()
     if threading.current_thread() is threading.main_thread() and rank is not None:
         current = rank.worker.current
-        return f"cell #{current.origin}" if current is not None and current.name == b"run" else "function"
+        return f"cell #{current.origin}" if current is not None and current.name == Work.RUN.encode() else "function"
     runner = _runner()
     return "" if runner is None else runner.label.decode() or runner.name

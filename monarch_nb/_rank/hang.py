@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb._frames.cells import cell_number
 from monarch_nb._frames.owner import frames_from, is_users, module_of, users_index
+from monarch_nb._protocol.work import Work
 from monarch_nb._rank import operations
 from monarch_nb._rank.blocking import doing, what_blocks
 from monarch_nb._runtime.awaiting import frames_of
@@ -50,7 +51,7 @@ def _main(rank: Rank) -> list[dict[str, Any]]:
     message = worker.current
     if message is None:
         return []
-    what = "cell" if message.name == b"run" else "function"
+    what = "cell" if message.name == Work.RUN.encode() else "function"
     ident = threading.main_thread().ident or 0
     return [_thread(what, 0, ident, [message], worker.inbox, _frames(ident), message.origin)]
 

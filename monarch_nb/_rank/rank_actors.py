@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb._post import here
 from monarch_nb._post.failure import describe
 from monarch_nb._post.pending import Body
+from monarch_nb._protocol.base import Plain
 from monarch_nb._protocol.events import DebugHold, DebugSettingsChanged, Renumbered
+from monarch_nb._protocol.questions import (
+    AbortCollectives,
+    AwaitedThings,
+    CancelCell,
+    DescribeProcessGroup,
+    SetBreak,
+    WhereNow,
+)
 from monarch_nb._protocol.registry import Sender, handles
 from monarch_nb._rank import collectives, rendezvous
 from monarch_nb._runtime.actor_host import ActorHost
@@ -25,6 +34,7 @@ class RankActors(ActorHost):
     def __init__(self, rank: Rank) -> None:
         super().__init__(rank.office, rank.worker.inbox.put_message, rank.page, rank.debugger)
         self._rank = rank
+        self.services |= {b"__debug__": self._debug, b"__open_rendezvous__": self._open_rendezvous_soon}
 
     @handles(Renumbered)
     def on_renumbered(self, event: Renumbered, sender: Sender) -> None:
@@ -41,27 +51,25 @@ class RankActors(ActorHost):
         """Breakpoints do something else from now on."""
         self._rank.debugger.set(skip=event.skip, on_error=event.on_error)
 
-    def _on_system_call(self, message: Message) -> Any:
-        return self._debug(message) if message.name == b"__debug__" else super()._on_system_call(message)
-
     def _interrupt_running(self, src: int, ref: int) -> bool:
         return self._rank.worker.interrupt(src, ref) or super()._interrupt_running(src, ref)
 
     def _inboxes(self) -> list[Inbox[Message]]:
         return [self._rank.worker.inbox, *super()._inboxes()]
 
-    def _now_hang(self, message: Message) -> None:
+    @handles(AwaitedThings)
+    def do_awaited_things(self, request: AwaitedThings, sender: Sender) -> Plain:
         """Say what the threads that run user code wait for."""
         from monarch_nb._rank.hang import look_at_threads
 
-        self._reply(message, look_at_threads(self._rank))
+        return look_at_threads(self._rank)
 
     def _debug(self, message: Message) -> Any:
         """Take a line for a thread that has stopped; return the waiter to wake."""
         fields = Body(self.office, message).value()
         return self._rank.debugger.take_line(fields["key"], fields["n"], fields["line"])
 
-    def _now_open_rendezvous(self, message: Message) -> None:
+    def _open_rendezvous_soon(self, message: Message) -> None:
         """Start a store for the run of a script. In a thread: it may have to import torch first."""
         threading.Thread(target=self._open_rendezvous, args=(message,), name="rendezvous", daemon=True).start()
 
@@ -71,26 +79,29 @@ class RankActors(ActorHost):
         except Exception as error:
             self._reply_error(message, describe(error, **here.whereabouts(), endpoint="open_rendezvous"))
 
-    def _now_break(self, message: Message) -> None:
+    @handles(SetBreak)
+    def do_set_break(self, request: SetBreak, sender: Sender) -> str:
         """Set a breakpoint; answers with what there is to say about it."""
-        fields = Body(self.office, message).value()
-        self._reply(message, self._rank.debugger.add_break(**fields))
+        return self._rank.debugger.add_break(request.file, request.line, request.condition)
 
-    def _now_where(self, message: Message) -> None:
+    @handles(WhereNow)
+    def do_where_now(self, request: WhereNow, sender: Sender) -> Plain:
         """Say where the threads stand that run user code, and how much waits."""
         from monarch_nb._rank.where import where
 
-        self._reply(message, where(self._rank))
+        return where(self._rank)
 
-    def _now_abort(self, message: Message) -> None:
+    @handles(AbortCollectives)
+    def do_abort_collectives(self, request: AbortCollectives, sender: Sender) -> int:
         """Abort the collectives that run here: all, or those of a world of a given size."""
-        self._reply(message, collectives.abort(**(Body(self.office, message).value() or {})))
+        return collectives.abort(request.world_size)
 
-    def _now_group(self, message: Message) -> None:
+    @handles(DescribeProcessGroup)
+    def do_describe_process_group(self, request: DescribeProcessGroup, sender: Sender) -> Plain:
         """Describe the default process group."""
-        self._reply(message, collectives.describe_group())
+        return collectives.describe_group()
 
-    def _now_cancel(self, message: Message) -> None:
+    @handles(CancelCell)
+    def do_cancel_cell(self, request: CancelCell, sender: Sender) -> None:
         """Don't begin a cell that may not have begun yet."""
-        self._rank.worker.cancel(Body(self.office, message).value())
-        self._reply(message, None)
+        self._rank.worker.cancel(request.n)

@@ -21,6 +21,7 @@ from monarch_nb._post.failure import (
     traceback_of,
     traceback_text,
 )
+from monarch_nb._protocol.states import CellStatus
 from monarch_nb._rank.debugger import CellParts
 from monarch_nb._rank.script import exit_message, run_script
 from monarch_nb._rank.this_rank import this_rank
@@ -103,7 +104,7 @@ class CellShell:
         """Return how a cell has ended."""
         shell = self._shell
         if error is None or is_plain_exit(error):
-            return {"status": "ok", "value": shell.last_bundle}
+            return {"status": CellStatus.OK, "value": shell.last_bundle}
         self._keep_error(error, number)
         traceback = traceback_text(shell.last_traceback, error, shell.num_hidden) if shell.last_traceback else ""
         ended = describe_cell_error(error, traceback)
@@ -173,7 +174,7 @@ def describe_cell_error(error: BaseException, traceback: str = "") -> dict[str, 
     if pickled is not None and len(pickled) > _MAX_EXCEPTION_BYTES:
         pickled = None
     return {
-        "status": "error",
+        "status": CellStatus.ERROR,
         "ename": class_name(error),
         "evalue": message_of(error),
         "traceback": traceback or traceback_of(error),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb._frames.cells import cell_number
 from monarch_nb._frames.owner import frames_from, users_index
+from monarch_nb._protocol.work import Work
 from monarch_nb._rank.operations import is_distributed, tensor_in
 from monarch_nb.sources import source_line
 
@@ -26,7 +27,7 @@ def where(rank: Rank) -> dict[str, Any]:
     current = rank.worker.current
     frames = [rank.worker.frame()]
     frames += [frame for runner in runners for frame in runner.frames()]
-    found: dict[str, Any] = {"line": "", "collective": None, "function": current is not None and current.name == b"execute"}
+    found: dict[str, Any] = {"line": "", "collective": None, "function": current is not None and current.name == Work.EXECUTE.encode()}
     for frame in frames:
         if frame is not None:
             found["line"] = found["line"] or _line(frame)

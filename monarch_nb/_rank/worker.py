@@ -17,6 +17,8 @@ from monarch_nb._post.context import NO_CALL, CallContext, call_context
 from monarch_nb._post.failure import class_name, describe, encode_failure, message_of, trace_of
 from monarch_nb._post.office import OfficeClosed
 from monarch_nb._post.pending import Body
+from monarch_nb._protocol.states import CellStatus
+from monarch_nb._protocol.work import Work, does, works_of
 from monarch_nb._rank import collectives, environment, profiling, rendezvous, variables, workspace
 from monarch_nb._rank.debugger import place
 from monarch_nb._rank.mending import Mender, guard_handlers
@@ -35,13 +37,14 @@ if TYPE_CHECKING:
     from monarch_nb._rank.shell import CellShell
 
 
-_UNINTERRUPTIBLE = ("run", "remake_group", "start_rendezvous", "set_environment", "profile")
+_UNINTERRUPTIBLE = (Work.RUN, Work.REMAKE_GROUP, Work.START_RENDEZVOUS, Work.SET_ENVIRONMENT, Work.PROFILE)
 
 
 UNHEARD_S = 0.1
 """After that long a signal that has reached no user code came too early."""
 
-_LABELS = {"run": b"cell", "execute": b"function", "bind": b"broadcast"}
+_LABELS: dict[str, bytes] = {Work.RUN: b"cell", Work.EXECUTE: b"function", Work.BIND: b"broadcast"}
+_RUN = Work.RUN.encode()
 
 
 class CellAnswer(NamedTuple):
@@ -53,7 +56,7 @@ class CellAnswer(NamedTuple):
 
 def _cell_answer(ended: dict[str, Any], seconds: float) -> CellAnswer:
     """Return how a cell ended, as the home takes it: what is in it is plain already."""
-    failed = ended["status"] != "ok"
+    failed = ended["status"] != CellStatus.OK
     plain = not failed and ended["value"] is None
     body = b"" if plain else to_json({**ended, "seconds": seconds}).encode()
     return CellAnswer(wire.CELL_SECONDS.pack(seconds) + body, failed)
@@ -76,6 +79,7 @@ class Worker:
     """
 
     def __init__(self, rank: Rank) -> None:
+        self._works = works_of(self)
         self.rank = rank
         self.inbox: Inbox[Message] = Inbox()
         self.activity_slot = rank.page.main
@@ -139,7 +143,7 @@ class Worker:
 
     def _repeat_interrupt(self, n: int) -> None:
         current = self.current
-        if current is not None and current.name == b"run" and current.origin == n and not self._num_hits:
+        if current is not None and current.name == _RUN and current.origin == n and not self._num_hits:
             signal.pthread_kill(self._ident, signal.SIGINT)
 
     def frame(self) -> FrameType | None:
@@ -193,7 +197,7 @@ class Worker:
     def _failed(self, name: str, error: BaseException) -> codec.Encoded | CellAnswer:
         """Return the answer of work that has raised."""
         self._interruptible = False
-        if name == "run":  # not the cell: what we do before and after it
+        if name == Work.RUN:  # not the cell: what we do before and after it
             return _cell_answer(describe_cell_error(error), 0.0)
         return encode_failure(describe(error, **here.whereabouts(), endpoint=name))
 
@@ -213,7 +217,7 @@ class Worker:
             stream.flush()
 
     def _work(self, name: str, message: Message) -> Any:
-        work = getattr(self, "work_" + name, None)
+        work = self._works.get(name)
         if work is None:
             raise TypeError(f"a rank knows no work {name!r}")
         self.activity_slot.begin_activity(_LABELS.get(name) or name.encode(), message.origin)
@@ -252,6 +256,7 @@ class Worker:
 
     # --- the work
 
+    @does(Work.EXECUTE)
     def work_execute(self, message: Message) -> object:
         """Call a function."""
         if self.rank.actors.before_call is not None:
@@ -259,6 +264,7 @@ class Worker:
         function, args, kwargs = self._fields(message)
         return function(*args, **kwargs)
 
+    @does(Work.BIND)
     def work_bind(self, message: Message) -> None:
         """Take an array that is being put into memory of this machine, as a variable."""
         from monarch_nb.rdma.host_broadcast import ArrayLocation
@@ -267,6 +273,7 @@ class Worker:
         name, *location, barrier = self._fields(message)
         bind_when_filled(name, ArrayLocation(*location), barrier)
 
+    @does(Work.RUN)
     def work_run(self, message: Message) -> CellAnswer:
         """Run a cell."""
         start = time.perf_counter()
@@ -318,6 +325,7 @@ class Worker:
             self._write_message([text])
             self._last_message = text
 
+    @does(Work.POST_MORTEM)
     def work_post_mortem(self, message: Message) -> bool:
         """Stop where the last cell, or the last call of an actor, has raised; False if nothing has."""
         found = self.last_error()
@@ -338,15 +346,18 @@ class Worker:
         _, error, what = max(found, key=lambda each: each[0])
         return error, what
 
+    @does(Work.CELL_VALUE)
     def work_cell_value(self, message: Message) -> Any:
         """Return the object that the last cell's last expression gave."""
         return self._last_value
 
+    @does(Work.PROFILE)
     def work_profile(self, message: Message) -> dict[str, Any] | None:
         """Return the profile of a cell; None if there's none: it didn't begin here, or another one has followed."""
         recording = self._recording
         return recording.report() if recording is not None and recording.n == self._fields(message) else None
 
+    @does(Work.ENVIRONMENT)
     def work_environment(self, message: Message) -> dict[str, dict[str, str]]:
         """Return what this rank runs with; see `environment.describe`."""
         return environment.describe(self._fields(message))
@@ -354,6 +365,7 @@ class Worker:
     def _who(self) -> dict[str, Any]:
         return {"rank": self.rank.rank, "host": self.rank.spec["hostname"]}
 
+    @does(Work.REMAKE_GROUP)
     def work_remake_group(self, message: Message) -> None:
         """Make the default process group anew after an abort, or with others than before."""
         fields = self._fields(message)
@@ -383,10 +395,12 @@ class Worker:
             found["device"] = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         return found
 
+    @does(Work.PUSH)
     def work_push(self, message: Message) -> None:
         """Set variables of the cells' namespace."""
         self.namespace.update(self._fields(message))
 
+    @does(Work.PULL)
     def work_pull(self, message: Message) -> dict[str, Any]:
         """Return variables of the cells' namespace."""
         return self.variables(self._fields(message))
@@ -402,15 +416,18 @@ class Worker:
             raise variables.not_defined(missing, self.namespace)
         return {n: self.namespace[n] for n in names}
 
+    @does(Work.VARS)
     def work_vars(self, message: Message) -> list[dict[str, Any]]:
         """Return a row about each of the user's variables, or those that are named."""
         names = self._fields(message) or variables.user_names(self.namespace)
         return [variables.describe(n, self.namespace[n]) for n in names if n in self.namespace]
 
+    @does(Work.LEAF_DIGESTS)
     def work_leaf_digests(self, message: Message) -> dict[str, str]:
         """Return a digest of each part of a variable."""
         return variables.leaf_digests(self._look_up(self._fields(message)))
 
+    @does(Work.LEAF_AT)
     def work_leaf_at(self, message: Message) -> Any:
         """Return one part of a variable."""
         name, path = self._fields(message)
@@ -429,15 +446,18 @@ class Worker:
             value = getattr(value, attribute)
         return value
 
+    @does(Work.ACTORS)
     def work_actors(self, message: Message) -> list[str]:
         """Return the names of the actors that live here."""
         return [r.name for r in list(self.rank.actors.actors.values()) if r.name and r.failure is None]
 
+    @does(Work.ACTOR)
     def work_actor(self, message: Message) -> Any:
         """Return the handle of the actor mesh that an actor here belongs to; of several of a name, the youngest."""
         name = self._fields(message)
         return [r.mesh for r in list(self.rank.actors.actors.values()) if r.name == name and r.failure is None][-1]
 
+    @does(Work.RELOAD_CLASS)
     def work_reload_class(self, message: Message) -> int:
         """Give living actors of an older class of that name the new one; return how many there were."""
         qualname, cls = self._fields(message)
@@ -449,16 +469,19 @@ class Worker:
             runner.reload(cls)
         return len(runners)
 
+    @does(Work.RELOAD)
     def work_reload(self, message: Message) -> RankReload:
         """Have modules run what their files hold, or say which would be reloaded."""
         request = self._fields(message)
         workspace.adopt(request.elsewhere, self.rank.spec.get("cwd", ""))
         return self.rank.reloader.reload(request)
 
+    @does(Work.COMPLETE)
     def work_complete(self, message: Message) -> list[str]:
         """Return what a name or an attribute may go on with, in the cells' namespace."""
         return variables.complete(self.namespace, self._fields(message))
 
+    @does(Work.LOOK_AT)
     def work_look_at(self, message: Message) -> dict[str, Any] | None:
         """Return what `NAME?` shows of a name here, or (is_brief) what of it may differ between ranks; None if there's no such name."""
         name, is_brief = self._fields(message)
@@ -468,12 +491,14 @@ class Worker:
             return None
         return variables.glance(name, value) if is_brief else variables.look_at(name, value)
 
+    @does(Work.SET_ENVIRONMENT)
     def work_set_environment(self, message: Message) -> None:
         """Set environment variables; each rank may have its own."""
         per_rank = self._fields(message)
         os.environ.update(per_rank[message.slot] if isinstance(per_rank, list) else per_rank)
         self.rank.reloader.read_mode()
 
+    @does(Work.START_RENDEZVOUS)
     def work_start_rendezvous(self, message: Message) -> tuple[str, int]:
         """Start a store at which all ranks can meet; return its address and port."""
         return rendezvous.start(rendezvous.GROUP)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import sys
 import threading
 import time
@@ -21,7 +20,15 @@ from monarch_nb._post.pending import Body
 from monarch_nb._protocol.base import encode
 from monarch_nb._protocol.events import CheckpointEpoch, MeshNamed, Reshaped
 from monarch_nb._protocol.failure import ActorFailed, Failure
-from monarch_nb._protocol.registry import Handlers, Sender, handles
+from monarch_nb._protocol.questions import (
+    CheckpointVersions,
+    InterruptCall,
+    LivingActors,
+    Ping,
+    StopActor,
+    ThreadStacks,
+)
+from monarch_nb._protocol.registry import LATER, Handler, Handlers, Later, Sender, handles
 from monarch_nb._runtime.actors import ActorRunner, CallDebugger
 from monarch_nb._runtime.awaiting import frames_of
 from monarch_nb._runtime.checkpoints import Checkpoints
@@ -63,7 +70,10 @@ class ActorHost:
         self._leaving: dict[int, ActorRunner] = {}
         """Those of them that clean up still."""
         office.on_call = self.on_call
-        office.event_handlers.append(Handlers(self))
+        self.handlers = Handlers(self)
+        office.event_handlers.append(self.handlers)
+        self.services: dict[bytes, Callable[[Message], Any]] = {b"__rdma__": self._rdma, b"__snapshot__": self._snapshot, b"__supervise__": self._supervise}
+        """Take calls to this process itself that bring or answer with values of the user's; return the waiter to wake."""
 
     def on_call(self, message: Message) -> Any:
         """Take a CALL message; return the waiter to wake."""
@@ -116,13 +126,17 @@ class ActorHost:
                 self.checkpoints[actor_id].move(procs.index(self.office.me), len(procs))
 
     def _on_system_call(self, message: Message) -> Any:
-        answer = getattr(self, "_now_" + message.name.decode().strip("_"), None)
-        if answer is not None:
-            try:
-                answer(message)
-            except Exception as error:  # the reading thread must live, whatever it was asked
-                traceback.print_exc()
-                self._reply_error(message, describe(error, **here.whereabouts(), endpoint=message.name.decode()))
+        name = message.name.decode("utf-8", "replace")
+        service, handler = self.services.get(message.name), self.handlers.find(name)
+        try:
+            if service is not None:
+                return service(message)
+            if handler is not None:
+                self._handle(handler, message)
+                return None
+        except Exception as error:  # the reading thread must live, whatever it was asked
+            traceback.print_exc()
+            self._reply_error(message, describe(error, **here.whereabouts(), endpoint=name))
             return None
         if self._on_work is not None:
             return self._on_work(message)
@@ -173,14 +187,27 @@ class ActorHost:
             body = codec.encode(value)
             self.office.post(message.src, wire.REPLY, body, slot=message.slot, ref=message.ref)
 
-    def _now_stop_actor(self, message: Message) -> None:
-        actor_id, reason, waits = Body(self.office, message).value()
-        runner = self.end_actor(actor_id, RuntimeError(reason) if reason else None)
-        if runner is None or not waits:
-            self._reply(message, None)
-        else:
-            runner.when_ended(lambda: self._reply(message, None))
-            self.office.reader.call_at(time.monotonic() + END_S, lambda: self._reply(message, None))
+    def _handle(self, handler: Handler, message: Message) -> None:
+        """Do what a request says, and answer it."""
+        sender = Sender(message.src, message.ref, message.slot)
+        answer = handler(message.payload, sender)
+        if not isinstance(answer, Later):
+            self._answer(sender, answer)
+
+    def _answer(self, sender: Sender, answer: object) -> None:
+        if sender.ref:
+            body, flags = (codec.Encoded(b""), wire.EMPTY) if answer is None else (codec.Encoded(encode(answer)), 0)
+            self.office.post(sender.proc, wire.REPLY, body, flags=flags, slot=sender.slot, ref=sender.ref)
+
+    @handles(StopActor)
+    def do_stop_actor(self, request: StopActor, sender: Sender) -> Later | None:
+        """Let an actor end."""
+        runner = self.end_actor(request.actor_id, RuntimeError(request.reason) if request.reason else None)
+        if runner is None or not request.waits:
+            return None
+        runner.when_ended(lambda: self._answer(sender, None))
+        self.office.reader.call_at(time.monotonic() + END_S, lambda: self._answer(sender, None))
+        return LATER
 
     def end_actor(self, actor_id: int, reason: BaseException | None) -> ActorRunner | None:
         """Let an actor end after what it is doing; return it, if it hasn't ended yet."""
@@ -198,25 +225,21 @@ class ActorHost:
         if self._leaving.get(runner.actor_id) is runner:
             del self._leaving[runner.actor_id]
 
-    def _now_rdma(self, message: Message) -> None:
+    def _rdma(self, message: Message) -> None:
         """The data plane is asked, which nothing in this process has used yet: from now on it takes such messages itself."""
         remote_arguments().join()
         self.office.services[message.name](message)
 
     # --- answers that never wait
 
-    def _now_ping(self, message: Message) -> None:
-        self._reply(message, None)
+    @handles(Ping)
+    def do_ping(self, request: Ping, sender: Sender) -> None:
+        """Answer: this thread lives."""
 
-    def _now_status(self, message: Message) -> None:
-        self._reply(message, self.status())
-
-    def status(self) -> dict[str, Any]:
-        """Return the actors here and how much mail they have."""
-        return {"pid": os.getpid(), "actors": {r.name: len(r.inbox) for r in list(self.actors.values())}}
-
-    def _now_stacks(self, message: Message) -> None:
-        self._reply(message, {**thread_stacks(), **self._awaiting_stacks()})
+    @handles(ThreadStacks)
+    def do_thread_stacks(self, request: ThreadStacks, sender: Sender) -> dict[str, str]:
+        """Return where each thread stands."""
+        return {**thread_stacks(), **self._awaiting_stacks()}
 
     def _awaiting_stacks(self) -> dict[str, str]:
         """Return where the calls of async actors await: their threads' stacks show the event loop only."""
@@ -226,27 +249,29 @@ class ActorHost:
             for i, task in enumerate(list(runner._task_of.values()))
         }
 
-    def _now_versions(self, message: Message) -> None:
+    @handles(CheckpointVersions)
+    def do_checkpoint_versions(self, request: CheckpointVersions, sender: Sender) -> dict[int, list[int]]:
         """Return the versions that are in memory here, by actor."""
-        self._reply(message, {i: c.versions() for i, c in list(self.checkpoints.items())})
+        return {i: c.versions() for i, c in list(self.checkpoints.items())}
 
-    def _now_snapshot(self, message: Message) -> None:
+    def _snapshot(self, message: Message) -> None:
         """Return a copy of an actor's state from memory, or None."""
         actor_id, version = Body(self.office, message).value()
         found = self.checkpoints.get(actor_id)
         self._reply(message, None if found is None else found.find(version))
 
-    def _now_living_actors(self, message: Message) -> None:
+    @handles(LivingActors)
+    def do_living_actors(self, request: LivingActors, sender: Sender) -> list[int]:
         """Return the ids of the actors here that haven't failed."""
-        self._reply(message, [i for i, r in list(self.actors.items()) if r.failure is None])
+        return [i for i, r in list(self.actors.items()) if r.failure is None]
 
-    def _now_interrupt(self, message: Message) -> None:
+    @handles(InterruptCall)
+    def do_interrupt_call(self, request: InterruptCall, sender: Sender) -> None:
         """Interrupt what the sender has called, if it still runs; what waits is taken out and answered."""
-        ref = Body(self.office, message).value()
-        if self._interrupt_running(message.src, ref):
+        if self._interrupt_running(sender.proc, request.ref):
             return
         for inbox in self._inboxes():
-            waiting = inbox.remove(message.src, ref)
+            waiting = inbox.remove(sender.proc, request.ref)
             if waiting is not None:
                 failure = describe(KeyboardInterrupt("interrupted before it had begun"), **here.whereabouts())
                 self._reply_error(waiting, failure)
@@ -272,7 +297,7 @@ class ActorHost:
         else:
             self.office.post(proc, wire.CALL, codec.Encoded(data), target=owner_actor, name=b"__supervise__")
 
-    def _now_supervise(self, message: Message) -> None:
+    def _supervise(self, message: Message) -> None:
         """A failure of something that a cell of this rank owns: say it where output goes."""
         failure = Body(self.office, message).read(ActorFailed).failure
         print(failure.traceback or failure.message, file=sys.stderr, flush=True)

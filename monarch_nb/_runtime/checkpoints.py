@@ -17,6 +17,7 @@ from monarch_nb._journal.disk import check_room, why
 from monarch_nb._post.office import Office, OfficeClosed
 from monarch_nb._post.pending import OneReply
 from monarch_nb._protocol.healing import CheckpointFailed, CheckpointGather
+from monarch_nb._protocol.states import CheckpointKind, CheckpointPhase
 from monarch_nb._runtime.snapshot import Snapshot, load, rebuild, save, take_snapshot
 from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
@@ -25,7 +26,7 @@ from monarch_nb.exceptions import RequestFailed
 if TYPE_CHECKING:
     import torch
 
-KINDS = ("own", "replicated", "sharded")
+KINDS = tuple(CheckpointKind)
 
 
 class CheckpointError(RuntimeError):
@@ -43,7 +44,7 @@ class Checkpoints:
     """
 
     def __init__(self, office: Office, actor_id: int, name: str, slot: int, size: int, epochs: Mapping[int, int]) -> None:
-        self.kind = "own"
+        self.kind: str = CheckpointKind.OWN
         self.every = 0
         self.keep = 2
         self.directory = ""
@@ -135,9 +136,9 @@ class Checkpoints:
         path = ""
         try:
             exchange = partial(self._exchange, epoch, snapshot.version)
-            path = exchange("begin", None)[0]
+            path = exchange(CheckpointPhase.BEGIN, None)[0]
             save(snapshot, self._prefix, path, self._slot, exchange)
-            self.last_path = exchange("done", None)[0]
+            self.last_path = exchange(CheckpointPhase.DONE, None)[0]
         except Exception as error:  # kept for who asks; training goes on
             self._error = error
             self._tell_failure(error, path, snapshot.version, epoch)
@@ -156,7 +157,7 @@ class Checkpoints:
 
     @property
     def _prefix(self) -> str:
-        return f"rank{self._slot}" if self.kind == "own" else "all"
+        return f"rank{self._slot}" if self.kind == CheckpointKind.OWN else "all"
 
     def _exchange(self, epoch: int, version: int, phase: str, value: Any) -> list[Any]:
         """Give a value to all members by way of the home; return theirs."""
@@ -170,7 +171,7 @@ class Checkpoints:
             found = reply.read()
         except RequestFailed as error:
             raise CheckpointError(str(error)) from None
-        return [found.path] if phase in ("begin", "done") else [codec.from_bytes(v) for v in found.values]
+        return [found.path] if phase in tuple(CheckpointPhase) else [codec.from_bytes(v) for v in found.values]
 
     # --- going back
 
@@ -197,7 +198,7 @@ class Checkpoints:
 
     def _state(self, instance: Any, wish: dict[str, Any]) -> tuple[int, Any]:
         snapshot = self.find(wish["version"])
-        if snapshot is not None and self.kind != "sharded":  # shards in memory belong to a process group that is gone
+        if snapshot is not None and self.kind != CheckpointKind.SHARDED:  # shards in memory belong to a process group that is gone
             return snapshot.version, _fresh(snapshot)
         if wish.get("peer"):
             return wish["version"], _fresh(self._ask_peer(wish["peer"], wish["version"]))

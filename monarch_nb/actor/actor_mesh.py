@@ -17,8 +17,10 @@ from monarch_nb._post.context import call_context
 from monarch_nb._post.office import Office
 from monarch_nb._post.origin import origin_in
 from monarch_nb._post.pending import GatherReply, OneReply
+from monarch_nb._protocol.base import encode
 from monarch_nb._protocol.events import Reshaped
 from monarch_nb._protocol.healing import ActorSpawned, ActorStopped
+from monarch_nb._protocol.questions import StopActor
 from monarch_nb._runtime.supervision import MeshFailure
 from monarch_nb._shape import Extent, MeshTrait, Shape, encode_extent
 from monarch_nb._wire import address, codec
@@ -320,8 +322,8 @@ class ActorMesh(MeshTrait, Generic[T]):
         gather = GatherReply(office, self._procs)
         office.expect(gather)
         receivers = [(proc, slot) for slot, proc in enumerate(self._procs)]
-        body = codec.encode((self._actor_id, reason, waits))
-        office.post_all(receivers, wire.CALL, body, ref=gather.ref, name=b"stop_actor")
+        body = Encoded(encode(StopActor(self._actor_id, reason, waits)))
+        office.post_all(receivers, wire.CALL, body, ref=gather.ref, name=StopActor.wire_name.encode())
         if not address.is_client(self._procs[0]):
             sessions.of_office(office).tell(ActorStopped(self._actor_id, list(self._procs)))
         if office.ends:

@@ -16,6 +16,7 @@ from monarch_nb._client.session import Session
 from monarch_nb._post import here
 from monarch_nb._post.pending import OneReply
 from monarch_nb._protocol.ranks import Spawn, Stop, StopHosts, WaitHosts
+from monarch_nb._protocol.work import Work
 from monarch_nb._shape import Extent, MeshTrait, Point, Shape, encode_extent
 from monarch_nb._wire import codec
 from monarch_nb._wire.mesh_address import MeshAddress
@@ -217,7 +218,7 @@ class HostMesh(MeshTrait):
 
     def _ask_to_reload(self, proc: int, request: ReloadRequest) -> Future[Any]:
         mesh = ProcMesh("sync", (proc,), Shape.full(Extent(["ranks"], [1])), self._hosts, self._session.office)
-        return mesh._work(b"reload", request, "sync_workspace")
+        return mesh._work(Work.RELOAD, request, "sync_workspace")
 
     def stop(self) -> Future[None]:
         """End all processes that were spawned through this handle; the hosts stay.

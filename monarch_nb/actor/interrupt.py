@@ -16,11 +16,13 @@ from monarch_nb._client import kernel
 from monarch_nb._client import session as sessions
 from monarch_nb._client.kernel import KernelShutDown
 from monarch_nb._post.pending import Pending
+from monarch_nb._protocol.base import encode
+from monarch_nb._protocol.questions import InterruptCall
 from monarch_nb._protocol.ranks import AbortCall
 from monarch_nb._protocol.status import Stacks
 from monarch_nb._shape import name_ranks
-from monarch_nb._wire import codec
 from monarch_nb._wire import message as wire
+from monarch_nb._wire.codec import Encoded
 from monarch_nb.exceptions import MeshError
 from monarch_nb.stacks import innermost
 
@@ -38,9 +40,9 @@ class CallInterrupted(KeyboardInterrupt):
 def send_interrupts(pending: Pending) -> tuple[int, ...]:
     """Interrupt the ranks that still owe `pending` an answer; return their procs. Doesn't wait."""
     procs = pending.at_work()
-    body = codec.encode(pending.ref)
+    body = Encoded(encode(InterruptCall(pending.ref)))
     for proc in procs:
-        pending.office.post(proc, wire.CALL, body, name=b"__interrupt__")
+        pending.office.post(proc, wire.CALL, body, name=InterruptCall.wire_name.encode())
     return procs
 
 

@@ -21,7 +21,8 @@ from monarch_nb._protocol.healing import Heal, Report, Resize, SetPolicy
 from monarch_nb._protocol.programs import Status
 from monarch_nb._protocol.ranks import SetProcEnvironment, Stop, WaitProcs
 from monarch_nb._protocol.script import Rendezvous
-from monarch_nb._protocol.states import ProcState
+from monarch_nb._protocol.states import OnFailure, ProcState
+from monarch_nb._protocol.work import Work
 from monarch_nb._runtime.supervision import MeshFailure
 from monarch_nb._shape import Extent, MeshTrait, Shape, encode_extent
 from monarch_nb._wire import address, codec
@@ -52,7 +53,7 @@ R = TypeVar("R")
 STOP_S = 3.0
 HEAL_S = 120.0
 RENDEZVOUS_S = 60.0
-POLICIES = ("stop", "heal", "shrink")
+POLICIES = (OnFailure.STOP, OnFailure.HEAL, OnFailure.SHRINK)
 
 
 class ProcMesh(MeshTrait):
@@ -173,9 +174,9 @@ class ProcMesh(MeshTrait):
         what = f"execute({getattr(function, '__name__', 'function')})"
         if self._office.ends:
             refuse_dead(self._office, self._procs, what)
-        return self._work(b"execute", (function, args, kwargs), what)
+        return self._work(Work.EXECUTE, (function, args, kwargs), what)
 
-    def _work(self, name: bytes, fields: object, what: str, *, origin: int | None = None) -> Future[Any]:
+    def _work(self, name: str, fields: object, what: str, *, origin: int | None = None) -> Future[Any]:
         """Have all main threads do something; a future of the values."""
         self._check_alive(what)
         office = self._office
@@ -184,7 +185,7 @@ class ProcMesh(MeshTrait):
         office.expect(gather)
         receivers = [(proc, slot) for slot, proc in enumerate(self._procs)]
         office.post_all(
-            receivers, wire.CALL, body, ref=gather.ref, name=name, context=self._context,
+            receivers, wire.CALL, body, ref=gather.ref, name=name.encode(), context=self._context,
             origin=origin_in(office) if origin is None else origin,
         )  # fmt: skip
         if office.ends:
@@ -197,7 +198,7 @@ class ProcMesh(MeshTrait):
         fields = dict(variables) if isinstance(variables, Mapping) else [dict(v) for v in variables]
         each = [fields] * len(self._procs) if isinstance(fields, dict) else fields
         self._session.tell(SetProcEnvironment(dict(zip(self._procs, each, strict=True))))
-        return self._work(b"set_environment", fields, "set_environment")
+        return self._work(Work.SET_ENVIRONMENT, fields, "set_environment")
 
     def open_rendezvous(self) -> Rendezvous:
         """Have the first of these processes open a store at which the run of a script can meet; works while it's busy.
@@ -205,7 +206,7 @@ class ProcMesh(MeshTrait):
         Raises:
             RankTimeout: if it doesn't within a minute, which is enough to import torch.
         """
-        first = self._at([0])._work(b"__open_rendezvous__", None, "open_rendezvous")
+        first = self._at([0])._work("__open_rendezvous__", None, "open_rendezvous")
         found: Rendezvous = first.get(RENDEZVOUS_S).item()
         return found
 
@@ -333,14 +334,14 @@ class ProcMesh(MeshTrait):
         session.fault_handlers.pop(self._group, None)
         if callable(do):
             session.fault_handlers[self._group] = lambda failure: self._handle(do, failure)
-        session.request(SetPolicy(self._group, "call" if callable(do) else do, max_restarts, window_s))
+        session.request(SetPolicy(self._group, OnFailure.CALL if callable(do) else OnFailure(do), max_restarts, window_s))
 
     def _handle(self, function: Callable[[MeshFailure], Any], failure: MeshFailure) -> None:
         try:
             answer = function(failure)
-            if answer == "heal":
+            if answer == OnFailure.HEAL:
                 self.heal()
-            elif answer == "shrink":
+            elif answer == OnFailure.SHRINK:
                 self.shrink()
         except Exception as error:  # nobody else would hear of it
             print(f"on_failure of {self._group}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)

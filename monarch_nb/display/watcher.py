@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.states import CellStatus
 from monarch_nb.display.cell_view import CellView
 from monarch_nb.display.errors import ErrorInfo
 from monarch_nb.exceptions import describe_end
@@ -42,7 +43,7 @@ class ViewWatcher:
         """The cell has ended on a rank."""
         if ended.get("value") is not None:
             self._view.result(rank, ended["value"])
-        if self._show_errors and ended["status"] in ("error", "lost"):
+        if self._show_errors and ended["status"] in (CellStatus.ERROR, CellStatus.LOST):
             self._view.error(rank, _error_info(rank, ended))
         self._view.done(rank, ended.get("seconds", 0.0))
 
@@ -60,6 +61,6 @@ class ViewWatcher:
 
 
 def _error_info(rank: int, ended: Mapping[str, Any]) -> ErrorInfo:
-    if ended["status"] == "lost":
+    if ended["status"] == CellStatus.LOST:
         return ErrorInfo(rank, "lost", describe_end(RankExit.of(ended["end"])), "", when=ended["when"])
     return ErrorInfo(rank, ended["ename"], ended["evalue"], ended["traceback"], when=ended["when"])

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._client.interrupts import Interrupts
+from monarch_nb._protocol.work import Work
 from monarch_nb._shape import Extent, Shape
 from monarch_nb.actor.value_mesh import ValueMesh
 from monarch_nb.display import CellView, LiveDisplay, ViewWatcher
@@ -119,7 +120,7 @@ def start_cell(
 def _last_values(mesh: Mesh, ranks: tuple[int, ...]) -> ValueMesh[Any]:
     """Bring here what the last expression has given on each rank."""
     whole = len(ranks) == len(mesh)
-    values: ValueMesh[Any] = mesh.part(ranks)._work(b"cell_value", None, "%%mesh --output").get()
+    values: ValueMesh[Any] = mesh.part(ranks)._work(Work.CELL_VALUE, None, "%%mesh --output").get()
     return ValueMesh(Shape.full(mesh.extent if whole else Extent(["ranks"], [len(ranks)])), list(values.values()))
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.completer import SimpleCompletion, context_matcher
 
+from monarch_nb._protocol.work import Work
 from monarch_nb.exceptions import MeshError
 from monarch_nb.magics.values import Values, Word
 
@@ -108,7 +109,7 @@ class Completion:
         if mesh is None or mesh._office.closed or not mesh.living_ranks():
             return []
         try:
-            found: list[str] = mesh.part(mesh.living_ranks()[:1])._work(b"complete", text, "completion").get(ASK_S).item()
+            found: list[str] = mesh.part(mesh.living_ranks()[:1])._work(Work.COMPLETE, text, "completion").get(ASK_S).item()
         except (MeshError, OSError):
             return []
         return found

@@ -6,6 +6,7 @@ import sys
 import weakref
 from typing import Any
 
+from monarch_nb._protocol.work import Work
 from monarch_nb._shape import format_ranks
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.magics.arguments import Namespace
@@ -20,7 +21,7 @@ def reload(state: State, arguments: Namespace) -> None:
     if not (isinstance(cls, type) and issubclass(cls, Actor)):
         raise MeshUsageError(f"%mesh reload: {arguments.cls} is no actor class of this notebook")
     mesh = state.mesh(arguments.name)
-    found = mesh.living()._work(b"reload_class", (cls.__qualname__, cls), f"reload of {cls.__name__}").get()
+    found = mesh.living()._work(Work.RELOAD_CLASS, (cls.__qualname__, cls), f"reload of {cls.__name__}").get()
     counts = list(found.values())
     ranks = [rank for rank, num in zip(mesh.living_ranks(), counts, strict=True) if num]
     if not ranks:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._protocol.states import RankState
+from monarch_nb._protocol.work import Work
 from monarch_nb._shape import format_ranks
 from monarch_nb.exceptions import MeshError
 from monarch_nb.magics.auto import AutoMode
@@ -95,12 +96,12 @@ def remote_text(mesh: Mesh, name: str, detail_level: int = 0) -> str:
     ranks = [rank for rank in mesh.living_ranks() if rank not in occupied]
     if not ranks:
         return ""
-    brief = mesh.part(ranks)._work(b"look_at", (name, True), "help")
+    brief = mesh.part(ranks)._work(Work.LOOK_AT, (name, True), "help")
     rows = dict(zip(ranks, brief.get(ASK_S).values(), strict=True))
     knowing = [rank for rank in ranks if rows[rank] is not None]
     if not knowing:
         return ""
-    full = mesh.part(knowing[:1])._work(b"look_at", (name, False), "help").get(ASK_S).item()
+    full = mesh.part(knowing[:1])._work(Work.LOOK_AT, (name, False), "help").get(ASK_S).item()
     return help_text(full, rows, [rank for rank in mesh.living_ranks() if rank not in ranks], detail_level) if full else ""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._protocol.work import Work
 from monarch_nb._shape import format_ranks
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class Actors(Mapping[str, Any]):
         """Return the ranks on which each name lives."""
         found: dict[str, list[int]] = {}
         mesh = self._mesh
-        for rank, names in enumerate(mesh.living()._work(b"actors", None, "actors").get(_ASK_S).values()):
+        for rank, names in enumerate(mesh.living()._work(Work.ACTORS, None, "actors").get(_ASK_S).values()):
             for name in names:
                 found.setdefault(name, []).append(mesh.living_ranks()[rank])
         return found
@@ -39,7 +40,7 @@ class Actors(Mapping[str, Any]):
         if name not in names:
             raise KeyError(f"no actor {name!r} runs on mesh {self._mesh.name!r}; there are: {', '.join(names) or 'none'}")
         part = self._mesh.part(names[name][:1])
-        return part._work(b"actor", name, f"actor {name}").get(_ASK_S).item()
+        return part._work(Work.ACTOR, name, f"actor {name}").get(_ASK_S).item()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names())

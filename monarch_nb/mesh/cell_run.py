@@ -17,6 +17,7 @@ from monarch_nb._post.failure import revive
 from monarch_nb._protocol.base import Request
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.journal import Seen
+from monarch_nb._protocol.states import CellStatus, EndReason
 from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb.display import ansi
 from monarch_nb.exceptions import (
@@ -80,7 +81,7 @@ class CellResult:
         """Return what to raise for this result, if anything."""
         if self.reason.startswith("timeout"):
             return RankTimeout(self._late(float(self.reason.split()[1])))
-        if self.reason == "user":
+        if self.reason == EndReason.USER:
             return CellInterrupted("\n".join(self._interrupted()))
         if self.failures or self.unfinished:
             return self._failed()
@@ -195,7 +196,7 @@ class CellRun:
         result = self.result
         if "seconds" in ended:
             result.seconds[rank] = ended["seconds"]
-        if ended["status"] in ("error", "lost"):
+        if ended["status"] in (CellStatus.ERROR, CellStatus.LOST):
             result.failures[rank] = failure_of(rank, ended)
         elif ended.get("value") is not None:
             result.bundles[rank] = ended["value"]
@@ -279,7 +280,7 @@ class CellRun:
         if not in_time:
             raise RankTimeout(f"cell #{self.n} is not over after {timeout:g} s; it goes on")
         if interrupts.num_presses and not self.result.reason:
-            self.result.reason = "user"
+            self.result.reason = EndReason.USER
         return self._finished()
 
     def _wait(self, deadline: float | None) -> bool:
@@ -306,9 +307,9 @@ class CellRun:
         if feed.summary is None:
             raise MeshError(_ENDED)
         result.n = feed.n
-        result.unfinished = {int(r): found for r, found in feed.summary["unfinished"].items()}
-        result.stopped = tuple(feed.summary["stopped"])
-        result.reason = feed.summary["reason"] or result.reason
+        result.unfinished = dict(feed.summary.unfinished)
+        result.stopped = tuple(feed.summary.stopped)
+        result.reason = feed.summary.reason or result.reason
         return result
 
     def get(self, timeout: float | None = None) -> CellResult:
@@ -345,7 +346,7 @@ class CellRun:
 
 def failure_of(rank: int, ended: Mapping[str, Any]) -> RankFailure:
     """Return the failure of a rank from its answer."""
-    if ended["status"] == "lost":
+    if ended["status"] == CellStatus.LOST:
         end = RankExit.of(ended["end"])
         return RankFailure((rank,), "lost", describe_end(end), when=ended["when"], end=end.plain())
     data = ended.get("exception")

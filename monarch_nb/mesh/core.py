@@ -17,7 +17,9 @@ from monarch_nb._protocol.journal import Note
 from monarch_nb._protocol.names import GetMesh, GroupRecord
 from monarch_nb._protocol.programs import SetLease
 from monarch_nb._protocol.ranks import Interrupt, Restart
+from monarch_nb._protocol.states import EntryKind
 from monarch_nb._protocol.status import Snapshot, Stacks, WatchStatus
+from monarch_nb._protocol.work import Work
 from monarch_nb._reload import SyncMode
 from monarch_nb._shape import Extent, Shape, format_ranks, parse_ranks
 from monarch_nb._wire.process import wait_until_gone
@@ -489,7 +491,7 @@ class Mesh(ProcMesh):
         if part._is_far:
             host_broadcast().push(part, variables)
         else:
-            part._work(b"push", dict(variables), f"push of {', '.join(variables)}").get()
+            part._work(Work.PUSH, dict(variables), f"push of {', '.join(variables)}").get()
         self._note("push", list(variables), self.select(ranks), values=literals(variables))
 
     def scatter(self, name: str, value: Any, ranks: str | Sequence[int] = "all", *, dim: int = 0) -> None:
@@ -525,7 +527,7 @@ class Mesh(ProcMesh):
             found: ValueMesh[Any] = (
                 host_broadcast().pull(part, names)
                 if part._is_far
-                else part._work(b"pull", list(names), f"pull of {', '.join(names)}").get()
+                else part._work(Work.PULL, list(names), f"pull of {', '.join(names)}").get()
             )
         except ActorError as error:
             raise explained(error, chosen) from None
@@ -539,7 +541,7 @@ class Mesh(ProcMesh):
             names: only these.
         """
         chosen = self.select(ranks)
-        found = self.part(chosen)._work(b"vars", list(names), "vars").get()
+        found = self.part(chosen)._work(Work.VARS, list(names), "vars").get()
         return Variables(dict(zip(chosen, found.values(), strict=True)))
 
     def diff(self, name: str, ranks: str | Sequence[int] = "all") -> Difference:
@@ -562,7 +564,7 @@ class Mesh(ProcMesh):
     def _note(self, kind: str, names: Sequence[str], ranks: tuple[int, ...], **fields: Any) -> None:
         source = f"%mesh {kind} {', '.join(names)}"
         entry = {"source": source, "ranks": format_ranks(ranks), "names": list(names), **fields}
-        self._session.tell(Note("variables", entry))
+        self._session.tell(Note(EntryKind.VARIABLES, entry))
 
     # --- the journal
 

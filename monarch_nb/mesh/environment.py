@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from monarch_nb._protocol.work import Work
 from monarch_nb._shape import format_ranks
 from monarch_nb.display.table import html_table, text_table
 from monarch_nb.display.template import joined, render
@@ -130,7 +131,7 @@ class EnvironmentDifference:
 
 def find_environment_difference(mesh: Mesh, ranks: tuple[int, ...], *, shows_all: bool = False) -> EnvironmentDifference:
     """Ask ranks what they run with, and compare."""
-    found = mesh.part(ranks)._work(b"environment", secrets.token_bytes(16), "diff of environments").get().values()
+    found = mesh.part(ranks)._work(Work.ENVIRONMENT, secrets.token_bytes(16), "diff of environments").get().values()
     return EnvironmentDifference(ranks, tuple(compare(dict(zip(ranks, found, strict=True)))), shows_all)
 
 

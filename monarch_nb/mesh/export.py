@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._protocol.states import CellStatus
 from monarch_nb.display import CellView
 from monarch_nb.display.watcher import ViewWatcher
 from monarch_nb.exceptions import MeshUsageError
@@ -123,7 +124,7 @@ def _script_cell(mesh: Mesh, entry: Entry) -> str:
         return f"# %% #{entry.n}, variables for ranks {entry.ranks}\n{body}\n"
     head = f"# %% #{entry.n}, ranks {entry.ranks}, {entry.status}"
     source = entry.source.rstrip()
-    if entry.status != "ok":
+    if entry.status != CellStatus.OK:
         return f"{head}\n{_commented(source)}\n"
     try:
         compile(source, f"#{entry.n}", "exec")

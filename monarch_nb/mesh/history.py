@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb._client.feed import Feed, Watcher
 from monarch_nb._protocol.cells import Unwatch, WatchCell, WatchOutput
 from monarch_nb._protocol.journal import GetEntry, GetHistory, GetMissed, JournalSettings, SetJournal
+from monarch_nb._protocol.states import CellStatus, EntryKind
 from monarch_nb.display.fold import Fold
 from monarch_nb.exceptions import MeshUsageError, RankFailure, fold_alike
 from monarch_nb.mesh.cell_run import CellRun
@@ -49,7 +50,7 @@ class Entry:
     ranks: str = ""
     number: int = 0
     ended: float | None = None
-    status: str = "running"
+    status: str = CellStatus.RUNNING
     seconds: Mapping[int, float] = field(default_factory=dict)
     env: str = ""
     details: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -60,7 +61,7 @@ class Entry:
         return cls(
             n=row["n"], kind=row["kind"], who=row.get("who", ""), when=row.get("when", 0.0),
             source=row.get("source") or row.get("text") or "", ranks=row.get("ranks", ""), number=row.get("number", 0),
-            ended=row.get("ended"), status=row.get("status", "running"),
+            ended=row.get("ended"), status=row.get("status", CellStatus.RUNNING),
             seconds={int(r): s for r, s in row.get("seconds", {}).items()}, env=row.get("env", ""), details=row,
         )  # fmt: skip
 
@@ -84,7 +85,7 @@ class Entry:
     def text(self) -> str:
         """Return all about it: the line, the source, how long each rank took; of calls, each by itself; failures that are alike once."""
         parts = [self.line(), *(f"    {line}" for line in self.source.splitlines())]
-        if self.seconds and self.kind != "calls":
+        if self.seconds and self.kind != EntryKind.CALLS:
             parts.append(f"seconds: {_by_rank(self.seconds)}")
         for call in self.details.get("calls", ()):
             parts.append(f"{call['endpoint']} x{call['num']} on ranks {call['ranks']}")
@@ -161,7 +162,7 @@ class Missed:
         """Return it in a line: `2 cells ended, 1 runs`; empty if there's nothing."""
         ended = sum(e.ended is not None for e in self.cells)
         running = len(self.cells) - ended
-        failed = sum(e.status == "error" for e in self.cells)
+        failed = sum(e.status == CellStatus.ERROR for e in self.cells)
         parts = []
         if ended:
             parts.append(f"{ended} cell{'s' * (ended > 1)} ended meanwhile" + (f", {failed} failed" if failed else ""))

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from monarch_nb._protocol.states import CellStatus, EntryKind
 from monarch_nb._shape import name_ranks
 from monarch_nb.exceptions import MeshError
 
@@ -68,7 +69,7 @@ def _cannot(source: str) -> str:
 
 def defines_state(entry: Entry) -> bool:
     """Say whether an entry is a cell that ended well and did more than show something."""
-    if entry.kind != "cell" or entry.status != "ok" or entry.details.get("replay_of"):
+    if entry.kind != EntryKind.CELL or entry.status != CellStatus.OK or entry.details.get("replay_of"):
         return False
     if entry.details.get("script"):
         return False  # its state ended with it

@@ -18,6 +18,7 @@ from monarch_nb._client.unattended import is_run_by_a_program
 from monarch_nb._host import capacity
 from monarch_nb._protocol.names import GetMesh, GroupRecord, SetMesh
 from monarch_nb._protocol.programs import Adopt, ClaimName, ShutDown, Status
+from monarch_nb._protocol.states import ClaimState, OnFailure
 from monarch_nb._runtime.supervision import MeshFailure
 from monarch_nb._shape import Extent, Shape, format_ranks
 from monarch_nb.actor.host_mesh import HostMesh
@@ -102,7 +103,7 @@ def _start(name: str, asked: Asked, *, force: bool) -> Mesh:
     dims, num_hosts, num_spares = asked.dims, asked.num_hosts, asked.num_spares
     _check_room(dims or {}, num_hosts, num_spares, force=force)
     path = launch.connection_path(name)
-    if launch.wait_until_settled(name, states=("ending",)):
+    if launch.wait_until_settled(name, states=(ClaimState.ENDING,)):
         raise NameTaken(f"mesh {name!r} runs already. Attach to it: %mesh start {name}, or choose another name")
     session = _claimed(name, path)
     idle_timeout_s = IDLE_TIMEOUT_S if asked.idle_timeout_s is None else asked.idle_timeout_s
@@ -111,7 +112,7 @@ def _start(name: str, asked: Asked, *, force: bool) -> Mesh:
             session, name, path, dims, (num_hosts, num_spares), asked.env or {}, idle_timeout_s, asked.method,
             force=force, with_program=ends_with_program(asked.with_program),
         )  # fmt: skip
-        if asked.on_failure is not None and asked.on_failure != "stop":
+        if asked.on_failure is not None and asked.on_failure != OnFailure.STOP:
             mesh.on_failure(asked.on_failure, max_restarts=asked.max_restarts)
         return mesh
     except BaseException:

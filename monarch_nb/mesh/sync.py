@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb import _reload
 from monarch_nb._protocol.names import GetName, SetName
+from monarch_nb._protocol.work import Work
 from monarch_nb._reload import SYNC_VARIABLE, ReloadRequest, SyncMode
 from monarch_nb.actor.workspace import answers
 from monarch_nb.exceptions import DeviceMeshError, MeshUsageError, RankTimeout, StaleCode
@@ -76,7 +77,7 @@ def sync(mesh: Mesh, request: SyncRequest, options: SyncOptions) -> SyncReceipt:
     for rank in mesh.living_ranks():
         part = mesh.part([rank])
         asked = ReloadRequest(paths, options.is_dry, elsewhere.get(part.host_indices[0], ()))
-        futures[rank] = part._work(b"reload", asked, "sync")
+        futures[rank] = part._work(Work.RELOAD, asked, "sync")
     ranks, busy, lost = answers(futures, limit)
     return SyncReceipt(ranks, program, busy, lost, time.monotonic() - start, options.is_dry, parts)
 

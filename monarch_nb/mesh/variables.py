@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._protocol.work import Work
 from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb.exceptions import ActorError, NotDefinedHere, UnknownVariable
 
@@ -205,7 +206,7 @@ def find_difference(mesh: Mesh, name: str, ranks: tuple[int, ...]) -> Difference
     """Compare a variable on ranks: by digests first; of what differs, one copy of each kind is brought here."""
     part = mesh.part(ranks)
     try:
-        digests = part._work(b"leaf_digests", name, f"diff of {name}").get().values()
+        digests = part._work(Work.LEAF_DIGESTS, name, f"diff of {name}").get().values()
     except ActorError as error:
         raise explained(error, ranks) from None
     by_rank = dict(zip(ranks, digests, strict=True))
@@ -225,7 +226,7 @@ def _grouped(by_rank: Mapping[int, Mapping[str, str]], path: str) -> list[tuple[
 
 def _compare(mesh: Mesh, name: str, path: str, groups: list[tuple[int, ...]]) -> LeafDifference:
     firsts = [group[0] for group in groups]
-    values = mesh.part(firsts)._work(b"leaf_at", (name, path), f"diff of {name}").get().values()
+    values = mesh.part(firsts)._work(Work.LEAF_AT, (name, path), f"diff of {name}").get().values()
     reference, *others = values
     return LeafDifference(path, tuple(groups), tuple(describe_difference(other, reference) for other in others))
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._protocol.work import Work
 from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb.display.table import html_table, text_table
 from monarch_nb.exceptions import MeshError, MeshUsageError
@@ -203,7 +204,7 @@ def _chosen(mesh: Mesh, ranks: str | Sequence[int]) -> tuple[int, ...]:
 
 def _probe_ranks(mesh: Mesh, ranks: Sequence[int]) -> tuple[dict[int, ProbeResult], dict[int, str]]:
     """Ask all at once; who is busy or dead is left out, and why."""
-    asked = {rank: mesh.part([rank])._work(b"execute", (probe_process, (), {}), "doctor") for rank in ranks}
+    asked = {rank: mesh.part([rank])._work(Work.EXECUTE, (probe_process, (), {}), "doctor") for rank in ranks}
     deadline = time.monotonic() + PROBE_S
     found: dict[int, ProbeResult] = {}
     silent: dict[int, str] = {}

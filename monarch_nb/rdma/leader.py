@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._post import here
+from monarch_nb._protocol.work import Work
 from monarch_nb._shape import name_ranks
 from monarch_nb._wire import address
 from monarch_nb.exceptions import RankTimeout, RDMAError, TransferTimeout
@@ -145,7 +146,7 @@ def lead(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None) -
     found, room = allocate_room(mesh._office, source, mesh._procs)
     barrier = ReadyBarrier()
     try:
-        bound = mesh._work(b"bind", (name, *found.fields(), barrier.where), "broadcast_into")
+        bound = mesh._work(Work.BIND, (name, *found.fields(), barrier.where), "broadcast_into")
         receipt = data_plane().run(Job(READ, source._handle, memory_of(room), deadline))
         barrier.mark_done()
         if bound.done() or not barrier.wait_for_arrivals(len(mesh._procs), _TOGETHER_S):  # some are busy with a cell, or have failed

@@ -30,7 +30,9 @@ from monarch_nb._host.process import HostProcess
 from monarch_nb._protocol.base import Event, Malformed, Record, Request, decode, encode
 from monarch_nb._protocol.names import SetName
 from monarch_nb._protocol.registry import Handlers, handled_by
+from monarch_nb._protocol.work import Work, does, works_of
 from monarch_nb._rank.rank_actors import RankActors
+from monarch_nb._rank.worker import Worker
 from monarch_nb._runtime.actor_host import ActorHost
 
 
@@ -144,9 +146,10 @@ def test_a_role_handles_each_type_once(role: str) -> None:
     assert [kind.__name__ for kind, num in found.items() if num > 1] == []
 
 
-def test_each_request_is_handled_by_the_home_and_each_event_by_somebody() -> None:
+def test_each_request_is_handled_by_the_home_or_by_ranks_and_each_event_by_somebody() -> None:
     home = {kind for service in ROLES["home"] for kind, _ in handled_by(service)}
-    assert [kind.__name__ for kind in REQUESTS if kind not in home] == []
+    ranks = {kind for kind, _ in handled_by(RankActors)}
+    assert [kind.__name__ for kind in REQUESTS if kind not in (ranks if kind.__module__.endswith(".questions") else home)] == []
     handled = {kind for services in ROLES.values() for service in services for kind, _ in handled_by(service)}
     handled |= {monarch_nb._protocol.events.RanksRevived}  # by each transport itself
     assert [kind.__name__ for kind in EVENTS if kind not in handled] == []
@@ -157,6 +160,14 @@ def test_a_handler_takes_what_it_is_marked_for(service: type) -> None:
     for kind, name in handled_by(service):
         first = list(inspect.signature(getattr(service, name)).parameters.values())[1]
         assert first.annotation == kind.__name__, f"{service.__name__}.{name} is marked for {kind.__name__}"
+
+
+def test_each_work_is_done_by_one_method() -> None:
+    worker = Worker.__new__(Worker)
+    assert set(works_of(worker)) == set(Work)
+    again = type("Again", (Worker,), {"work_more": does(Work.RUN)(lambda self, message: None)})
+    with pytest.raises(ValueError, match="two do 'run'"):
+        works_of(again.__new__(again))
 
 
 def test_numbers_of_other_libraries_are_numbers_and_other_objects_are_refused() -> None:

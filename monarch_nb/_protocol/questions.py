@@ -1,0 +1,73 @@
+"""What processes with actors are asked, and answer at once in their reading thread: nothing of the user's runs for it.
+
+On the wire they're CALLs to the process itself (target 0), whose payload is the request.
+"""
+
+from __future__ import annotations
+
+from monarch_nb._protocol.base import Plain, Request
+
+
+class Ping(Request[None], frozen=True):
+    """Answer."""
+
+
+class StopActor(Request[None], frozen=True):
+    """Let an actor end after what it's doing; `waits`: answer when it has."""
+
+    actor_id: int
+    reason: str
+    waits: bool
+
+
+class InterruptCall(Request[None], frozen=True):
+    """Interrupt what the sender waits for under `ref`, if it still runs; what hasn't begun is answered. Nobody waits for this."""
+
+    ref: int
+
+
+class ThreadStacks(Request[dict[str, str]], frozen=True):
+    """Return the Python stack of each thread, by its name."""
+
+
+class LivingActors(Request[list[int]], frozen=True):
+    """Return the ids of the actors that haven't failed."""
+
+
+class CheckpointVersions(Request[dict[int, list[int]]], frozen=True):
+    """Return the versions of states that are in memory, by actor."""
+
+
+# --- ranks only
+
+
+class AwaitedThings(Request[Plain], frozen=True):
+    """Return what the threads that run user code wait for: see `_rank.hang`."""
+
+
+class WhereNow(Request[Plain], frozen=True):
+    """Return where the threads stand that run user code, and how much waits: see `_rank.where`."""
+
+
+class SetBreak(Request[str], frozen=True):
+    """Set a breakpoint; without a file, clear all. Answers with what there is to say about it."""
+
+    file: str
+    line: int
+    condition: str
+
+
+class AbortCollectives(Request[int], frozen=True):
+    """Abort the collectives that run: all, or those of a world of a given size; answers how many backends were."""
+
+    world_size: int | None = None
+
+
+class DescribeProcessGroup(Request[Plain], frozen=True):
+    """Return backend, world size, own rank and time-out of the default process group; None if there's none."""
+
+
+class CancelCell(Request[None], frozen=True):
+    """Don't begin a cell that may not have begun yet."""
+
+    n: int
