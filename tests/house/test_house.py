@@ -12,9 +12,9 @@ ROOT = Path(__file__).parents[2]
 REACHED = {
     "imports against the stated order": 0,
     "modules in the largest circle of imports": 2,
-    "foreign private accesses per 1,000 lines": 4.12,
+    "foreign private accesses per 1,000 lines": 3.8,
     "dict[str, Any] per 1,000 lines": 7.6,
-    "lines over 110 columns per 1,000": 38.4,
+    "lines over 110 columns per 1,000": 35.0,
     "lines of a function, median": 5,
     "lines of a function, nine in ten have at most": 14,
 }

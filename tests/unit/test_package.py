@@ -109,7 +109,6 @@ EXAMPLES = [
     "display.top",
     "exceptions",
     "folding",
-    "magics.data",
     "mesh.environment",
     "mesh.variables",
     "profile.memory",
