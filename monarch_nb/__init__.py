@@ -33,6 +33,15 @@ if TYPE_CHECKING:
     from monarch_nb.mesh import Mesh as Mesh
     from monarch_nb.mesh import attach as attach
     from monarch_nb.mesh import start as start
+    from monarch_nb.tensor.distribute import distribute as distribute
+    from monarch_nb.tensor.distribute import redistribute as redistribute
+    from monarch_nb.tensor.module import module_to_mesh as module_to_mesh
+    from monarch_nb.tensor.movement import as_global as as_global
+    from monarch_nb.tensor.movement import inspect as inspect
+    from monarch_nb.tensor.movement import per_rank as per_rank
+    from monarch_nb.tensor.movement import replicated as replicated
+    from monarch_nb.tensor.movement import show as show
+    from monarch_nb.tensor.tensor import Tensor as Tensor
 
 _WHERE = {
     "Mesh": "monarch_nb.mesh",
@@ -45,19 +54,37 @@ _WHERE = {
     "get_runtime_config": "monarch_nb.config",
     "heal_mesh": "monarch_nb.actor.heal",
     "start": "monarch_nb.mesh",
+    "Tensor": "monarch_nb.tensor.tensor",
+    "as_global": "monarch_nb.tensor.movement",
+    "distribute": "monarch_nb.tensor.distribute",
+    "inspect": "monarch_nb.tensor.movement",
+    "module_to_mesh": "monarch_nb.tensor.module",
+    "per_rank": "monarch_nb.tensor.movement",
+    "redistribute": "monarch_nb.tensor.distribute",
+    "replicated": "monarch_nb.tensor.movement",
+    "show": "monarch_nb.tensor.movement",
 }
 
 __all__ = [
     "Mesh",
+    "Tensor",
     "__version__",
+    "as_global",
     "attach",
     "clear_runtime_config",
     "configure",
     "configured",
+    "distribute",
     "get_active_mesh",
     "get_global_config",
     "get_runtime_config",
     "heal_mesh",
+    "inspect",
+    "module_to_mesh",
+    "per_rank",
+    "redistribute",
+    "replicated",
+    "show",
     "start",
 ]
 

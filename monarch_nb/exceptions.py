@@ -4,6 +4,7 @@
      ├── DeviceMeshError        what was done on a mesh has failed: what a recovery loop catches
      │    ├── ActorError        an endpoint, function or cell raised, on some ranks
      │    │    └── UnknownVariable  (NameError) ranks have no variable of that name
+     │    ├── RemoteException   an operation on tensors of the mesh failed on ranks: raised where its value is waited for
      │    └── SupervisionError  (RuntimeError) something used is dead: a rank, an actor, a mesh
      │         ├── MeshFailure  what happened to it, as a value and as an exception
      │         └── MeshEnded    (OfficeClosed) the mesh itself is no more: it was stopped, or its home was killed
@@ -15,7 +16,9 @@
      ├── MeshNotFound           (LookupError) no mesh of that name
      ├── MeshUnreachable        (ConnectionError) a handle on a mesh to which this process has no way
      ├── MeshUsageError         (ValueError) a magic that was typed wrongly, a cell that isn't Python, an argument that can't be
-     │    └── NameTaken         a mesh of that name runs, or is being started
+     │    ├── NameTaken         a mesh of that name runs, or is being started
+     │    ├── WrongTensor       tensors that don't go together, or something that a tensor of the mesh can't do
+     │    └── ShardingError     a tensor can't be laid out as was asked, or an operation can't be done on it as it's laid out
      ├── StaleCode              (RuntimeError) a rank runs other code than its file holds: it can't be reloaded, or isn't to be
      ├── NoTensorEngine         (NotImplementedError) a tensor of a mesh was asked for, and there are none yet
      ├── ScriptExit             (RuntimeError) a script has left with another exit code than 0
@@ -66,12 +69,15 @@ __all__ = [
     "RankFailure",
     "RankSetError",
     "RankTimeout",
+    "RemoteException",
     "ScriptExit",
+    "ShardingError",
     "StaleCode",
     "SupervisionError",
     "TransferTimeout",
     "UnknownVariable",
     "WrongArguments",
+    "WrongTensor",
 ]
 
 
@@ -135,6 +141,14 @@ class NoTensorEngine(MeshError, NotImplementedError):
 
 class NameTaken(MeshUsageError):
     """A mesh of that name runs, or is being started by another program."""
+
+
+class WrongTensor(MeshUsageError):
+    """Tensors that don't go together (of different meshes, a plain one that would be changed), or something that a tensor of the mesh can't do."""
+
+
+class ShardingError(MeshUsageError):
+    """A tensor can't be laid out as was asked, or an operation can't be done on it as it's laid out."""
 
 
 class RDMAError(MeshError):
@@ -336,6 +350,16 @@ class NotDefinedHere(NameError):
 
 class ActorAborted(BaseException):
     """What an actor fails of that has aborted itself."""
+
+
+class RemoteException(DeviceMeshError):
+    """An operation on tensors of the mesh failed on ranks. Raised where a value is waited for that depends on it.
+
+    Its text names the operation, the ranks, the layer and the line of the program that made it.
+    """
+
+    def __str__(self) -> str:
+        return "\n".join([self.message, *(with_names(f.traceback.rstrip()) for f in fold_alike(self.failures) if f.traceback)])
 
 
 class SupervisionError(DeviceMeshError, RuntimeError):

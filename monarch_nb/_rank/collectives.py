@@ -19,19 +19,35 @@ from monarch_nb._rank import rendezvous
 _JOIN_S = 15.0
 
 
+_own_groups: dict[str, tuple[list[Any], int]] = {}
+"""Process groups that this package has made beside the default one, by whose they are: with how many ranks take part."""
+
+
+def set_own_groups(owner: str, groups: list[Any], world_size: int) -> None:
+    """Say which process groups are this package's own: `abort` ends what waits in them, too."""
+    _own_groups[owner] = (groups, world_size)
+    if not groups:
+        del _own_groups[owner]
+
+
 def abort(world_size: int | None = None) -> int:
     """Abort what collectives run here; return how many backends were aborted. Doesn't block: any thread may call it.
 
     Args:
-        world_size: only if the default process group has that many ranks.
+        world_size: only if the default process group, or this package's own groups, have that many ranks.
     """
     torch = sys.modules.get("torch")
     distributed = getattr(torch, "distributed", None)
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return 0
-    if world_size is not None and distributed.get_world_size() != world_size:
+    if distributed is None or not distributed.is_available() or not _concerns(distributed, world_size):
         return 0
     return _abort_nccl(distributed) + _shut_gloo(_store_ports(distributed))
+
+
+def _concerns(distributed: Any, world_size: int | None) -> bool:
+    sizes = {size for _, size in list(_own_groups.values())}
+    if distributed.is_initialized():
+        sizes.add(distributed.get_world_size())
+    return bool(sizes) if world_size is None else world_size in sizes
 
 
 def describe_group() -> dict[str, Any] | None:
@@ -82,7 +98,8 @@ def _timeout_s(distributed: Any) -> float:
 
 def _abort_nccl(distributed: Any) -> int:
     num = 0
-    for group in list(distributed.distributed_c10d._world.pg_map):
+    own = [group for groups, _ in list(_own_groups.values()) for group in groups]
+    for group in [*distributed.distributed_c10d._world.pg_map, *own]:
         for device in list(getattr(group, "_device_types", ())):
             backend = group._get_backend(device)
             if type(backend).__name__ == "ProcessGroupNCCL":
@@ -96,7 +113,7 @@ def _store_ports(distributed: Any) -> set[int]:
     ports = rendezvous.ports()
     if os.environ.get("MASTER_PORT", "").isdigit():
         ports.add(int(os.environ["MASTER_PORT"]))
-    store = distributed.distributed_c10d._get_default_store()
+    store = distributed.distributed_c10d._get_default_store() if distributed.is_initialized() else None
     while store is not None:
         ports.add(getattr(store, "port", 0))
         store = getattr(store, "underlying_store", None)

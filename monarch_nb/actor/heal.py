@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, Protocol, TypeVar
 
-if TYPE_CHECKING:
-    from monarch_nb.actor.proc_mesh import ProcMesh
 
-M = TypeVar("M", bound="ProcMesh")
+class Heals(Protocol):
+    """A mesh of any kind."""
+
+    def heal(self) -> Any:
+        """Put back what it has lost."""
+
+
+M = TypeVar("M", bound=Heals)
 
 
 def heal_mesh(mesh: M) -> M:

@@ -1,0 +1,10 @@
+"""Tensors of the mesh, on a rank: a table of values, and what is done to them.
+
+    protocol   what crosses: definitions of plans and grids, failures, verdicts
+    compiler   a plan becomes a Python function
+    whole      operations that work on whole tensors only, random numbers
+    meshes     device meshes, and process groups of the engine's own
+    executor   the table and the interpreter of the command stream
+
+Knows no actors and no messages; `monarch_nb.tensor.worker` brings those.
+"""

@@ -1,0 +1,376 @@
+"""The table of values of one rank, and the interpreter of the command stream.
+
+A command that raises leaves `Poison` in its outputs, and what uses those becomes it, too. Before the rank goes on it reports and waits for a verdict:
+if all ranks failed at the same command, they go on with the next; if only some did, the others may hang in a collective, so all are stopped, their groups are made anew, and all go on behind the last command that anyone has done.
+"""
+
+from __future__ import annotations
+
+import array
+import logging
+import queue
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.experimental import implicit_replication
+from torch.utils import _pytree as pytree
+
+from monarch_nb._post.failure import class_name, message_of, traceback_of
+from monarch_nb._rank import collectives
+from monarch_nb._rank.tensor import strategies as strategies  # rules that DTensor needs
+from monarch_nb._rank.tensor.compiler import Command, compile_plan
+from monarch_nb._rank.tensor.meshes import Meshes, device_type
+from monarch_nb._rank.tensor.private import local_of
+from monarch_nb._rank.tensor.protocol import (
+    DROP,
+    Batch,
+    Definition,
+    Described,
+    Fetched,
+    GoOn,
+    Poison,
+    Report,
+    Reset,
+    Resume,
+    Verdict,
+)  # fmt: skip
+from monarch_nb._rank.tensor.whole import on_whole, place, seeded
+
+logging.getLogger("torch.distributed.tensor._redistribute").setLevel(
+    logging.ERROR
+)  # advice that isn't for the user
+VERDICT_S = 120.0
+"""So long a rank waits for a verdict; then the controller is gone, and it goes on by itself."""
+KEPT_BATCHES = 256
+
+executors: dict[str, Executor] = {}
+"""Those of this process, by name of the engine."""
+
+
+class Halted(Exception):
+    """The controller has asked this rank to stop: another one has failed."""
+
+
+class Executor:
+    """One engine's table on this rank. `run`, `fetch` and so on are called by one thread; `halt` and `verdicts` are for others.
+
+    Args:
+        name: of the engine.
+        rank: of this process among its ranks.
+        report: tells the controller that this rank waits for a verdict.
+    """
+
+    def __init__(self, name: str, rank: int, report: Callable[[Report], None]) -> None:
+        self._report = report
+        self._rank = rank
+        self._table: list[Any] = []
+        self._plans: dict[int, Definition] = {}
+        self._commands: dict[int, Command] = {DROP: self._drop}
+        self._meshes = Meshes(name, rank, self._check_halt)
+        self._batches: deque[Batch] = deque(maxlen=KEPT_BATCHES)
+        self._parcels: Iterator[Any] = iter(())
+        self._skips_until = self._cause = 0
+        self._epoch = 0
+        self._has_begun = False
+        self._halts = threading.Event()
+        self.verdicts: queue.SimpleQueue[Verdict] = queue.SimpleQueue()
+        self._own: dict[str, Callable[..., Any]] = {
+            "own.put": self._put, "own.from_local": self._from_local, "own.redistribute": _redistribute, "own.call": _call,
+            "own.part": _part, "own.keep": _keep, "own.whole": _to_replicated, "own.local": _to_local,
+        }  # fmt: skip
+
+    # --- the stream
+
+    def run(self, batch: Batch) -> None:
+        """Do the commands of a message."""
+        if not self._has_begun:  # it was under way when a rank was lost
+            return
+        self._batches.append(batch)
+        words = words_of(batch)
+        self._parcels = iter(batch.parcels)
+        self._table.extend([None] * (batch.num_slots - len(self._table)))
+        with torch.no_grad():
+            try:
+                at = self._prepare(batch, words)
+            except BaseException as error:
+                at = self._failed(batch, words, 0, error)
+            self._interpret(batch, words, at)
+
+    def _prepare(self, batch: Batch, words: Sequence[int]) -> int:
+        """Take in definitions; return where to begin: behind what is skipped."""
+        for plan in batch.definitions:
+            self._plans[plan.plan] = plan
+            self._commands[plan.plan] = self._compiled_later(plan)
+        self._meshes.check_registered()
+        for grid in batch.grids:
+            self._meshes.define(grid)
+        if self._skips_until > batch.first:
+            return self._poison(batch, words, self._skips_until, self._cause)
+        return 0
+
+    def _interpret(self, batch: Batch, words: Sequence[int], at: int) -> None:
+        table, commands, end = self._table, self._commands, len(words)
+        is_halted = self._halts.is_set
+        while at < end:
+            try:
+                if is_halted():
+                    raise Halted
+                at = commands[words[at]](table, words, at)
+            except BaseException as error:
+                at = self._failed(batch, words, at, error)
+
+    def _compiled_later(self, plan: Definition) -> Command:
+        """Compile a plan when it's first used: what is wrong with it is that command's failure."""
+
+        def first(table: Any, words: Sequence[int], at: int) -> int:
+            command = compile_plan(plan, self._operation(plan), _scalar)
+            self._commands[plan.plan] = command
+            return command(table, words, at)
+
+        return first
+
+    def _operation(self, plan: Definition) -> Callable[..., Any]:
+        op = self._own.get(plan.op) or _resolve(plan.op)
+        mesh = None if plan.grid is None else self._meshes.by_number[plan.grid]
+        if plan.op.startswith("own."):
+            return op
+        if plan.is_random:
+            op = seeded(op)
+        return on_whole(op, plan, mesh) if plan.is_whole and mesh is not None else op
+
+    def _drop(self, table: list[Any], words: Sequence[int], at: int) -> int:
+        end = at + 2 + words[at + 1]
+        for slot in words[at + 2 : end]:
+            table[slot] = None
+        return end
+
+    # --- failures
+
+    def _failed(self, batch: Batch, words: Sequence[int], at: int, error: BaseException) -> int:
+        """Leave poison; return where to go on."""
+        plan = self._plans.get(words[at]) if at < len(words) else None
+        cause = None if isinstance(error, Halted) or plan is None else self._poisoned_by(plan, words, at)
+        if cause is not None:
+            return self._skip(words, at, cause)
+        seq = batch.first + self._count(words, at)
+        verdict = self._ask(self._described(seq, plan, error))
+        if isinstance(verdict, Resume):
+            return self._resume(verdict, batch, words, at)
+        if isinstance(verdict, Reset):
+            self._reset()
+            return len(words)
+        return self._skip(words, at, verdict.seq) if at < len(words) else at
+
+    def _poisoned_by(self, plan: Definition, words: Sequence[int], at: int) -> int | None:
+        inputs = (self._table[slot] for slot in words[at + 1 : at + 1 + plan.num_inputs])
+        return next((value.seq for value in inputs if isinstance(value, Poison)), None)
+
+    def _described(self, seq: int, plan: Definition | None, error: BaseException) -> Report:
+        op = plan.op if plan is not None else ""
+        if isinstance(error, Halted):
+            return Report(self._rank, seq, op, epoch=self._epoch)
+        text = traceback_of(error) if op == "own.call" else ""
+        return Report(self._rank, seq, op, class_name(error), message_of(error), text, self._epoch)
+
+    def _ask(self, report: Report) -> Verdict:
+        """Report, and wait for what's to be done."""
+        self._report(report)
+        deadline = time.monotonic() + VERDICT_S
+        while time.monotonic() < deadline:
+            try:
+                return self.verdicts.get(timeout=0.25)
+            except queue.Empty:
+                continue
+            except KeyboardInterrupt:  # the verdict comes by itself, at once
+                continue
+        return GoOn(report.seq)
+
+    def _check_halt(self) -> None:
+        if self._halts.is_set():
+            raise Halted
+
+    def halt(self) -> int:
+        """Stop at the next command; collectives under way are aborted. Any thread may call it."""
+        self._halts.set()
+        return collectives.abort()
+
+    def _resume(self, verdict: Resume, batch: Batch, words: Sequence[int], at: int) -> int:
+        """Make what was done since the first failure poison, here as on the others; meet them behind the last command that anyone has begun."""
+        own = batch.first + self._count(words, at)
+        self._cause = verdict.cause
+        for old in list(self._batches)[:-1]:
+            if old.first + self._count(words_of(old), len(words_of(old))) > verdict.first:
+                self._poison(old, words_of(old), verdict.until, verdict.cause, verdict.first)
+        self._skips_until = verdict.until
+        position = self._poison(batch, words, max(own, verdict.until), verdict.cause, verdict.first)
+        self._epoch = verdict.epoch
+        self._halts.clear()
+        try:
+            self._meshes.connect(verdict.epoch, verdict.address)
+        except BaseException as error:
+            return self._failed(batch, words, position, error)
+        return position
+
+    def _poison(self, batch: Batch, words: Sequence[int], until: int, cause: int, first: int = 0) -> int:
+        """Do commands from `first` to before `until` as if they had failed; return the position behind them."""
+        at, seq = 0, batch.first
+        self._parcels = iter(batch.parcels)
+        while at < len(words) and seq < until:
+            if words[at] != DROP and self._plans[words[at]].op == "own.put":
+                next(self._parcels, None)
+            at = self._skip(words, at, cause) if seq >= first else self._behind(words, at)
+            seq += 1
+        return at
+
+    def _skip(self, words: Sequence[int], at: int, cause: int) -> int:
+        plan = self._plans.get(words[at])
+        if plan is None:
+            return self._drop(self._table, words, at)
+        end = at + plan.num_words
+        written = [words[at + 1 + n] for n in plan.writes]
+        for slot in [*written, *words[end - len(plan.outputs) : end]]:
+            self._table[slot] = Poison(cause)
+        return end
+
+    def _behind(self, words: Sequence[int], at: int) -> int:
+        plan = self._plans.get(words[at])
+        return at + (2 + words[at + 1] if plan is None else plan.num_words)
+
+    def _count(self, words: Sequence[int], end: int) -> int:
+        at = number = 0
+        while at < end:
+            at, number = self._behind(words, at), number + 1
+        return number
+
+    def stand(self) -> None:
+        """Report and wait, if this rank was told to stop; called when there's nothing to do."""
+        if not self._halts.is_set() or not self._has_begun:
+            return
+        batch = self._batches[-1] if self._batches else Batch(0, 0, b"")
+        words = words_of(batch)
+        with torch.no_grad():
+            self._failed(batch, words, len(words), Halted())
+
+    # --- life
+
+    def start(self, epoch: int, address: tuple[str, int]) -> None:
+        """Begin, or begin anew after a loss: nothing is known any more."""
+        self._reset()
+        while not self.verdicts.empty():
+            self.verdicts.get()
+        self._epoch = epoch
+        self._meshes.connect(epoch, address)
+        self._has_begun = True
+
+    def _reset(self) -> None:
+        self._has_begun = False
+        self._table.clear()
+        self._plans.clear()
+        self._commands = {DROP: self._drop}
+        self._batches.clear()
+        self._skips_until = 0
+        self._meshes.clear()
+        self._halts.clear()
+
+    # --- values that leave
+
+    def fetch(self, slot: int, how: str) -> Fetched:
+        """Return a value: `first`: from the first rank only; `each`: from all; `describe`: what it is, tensors without their data.
+
+        Nothing is communicated here: what has to be gathered is gathered by a command before.
+        """
+        value = self._table[slot] if slot < len(self._table) else Poison(0)
+        if isinstance(value, Poison):
+            return Fetched(failed=value.seq)
+        if how == "describe":
+            return Fetched(pytree.tree_map(_described, value))
+        return Fetched(_plain(_to_local(value)) if how == "each" or self._rank == 0 else None)
+
+    # --- operations of our own
+
+    def _put(self, mesh_number: int | None, placements: Any) -> Any:
+        """Take a plain tensor out of the message; keep this rank's part of it."""
+        whole = next(self._parcels)
+        whole = whole[self._rank] if isinstance(whole, (list, tuple)) else whole
+        if not isinstance(whole, torch.Tensor):
+            raise TypeError(f"put of a {type(whole).__name__}")
+        whole = whole.detach().to(device_type())
+        if mesh_number is None:
+            return whole.clone()
+        part = place(whole, self._meshes.by_number[mesh_number], placements)
+        local = local_of(part)
+        if _shares(local, whole):  # the message's memory, which others may map, too
+            local.set_(local.clone(memory_format=torch.contiguous_format))
+        return part
+
+    def _from_local(self, value: Any, mesh_number: int, placements: Any) -> Any:
+        return DTensor.from_local(value, self._meshes.by_number[mesh_number], placements, run_check=False)
+
+
+def _call(function: Any, args: Any, named: Any) -> Any:
+    """Call a function of the user's on values of this rank; tensors among the results have no history."""
+    with torch.enable_grad(), implicit_replication():
+        result = function(*args, **dict(named))
+    return pytree.tree_map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, result)
+
+
+def _part(value: Any, number: int) -> Any:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)][number]
+
+
+def _keep(value: Any) -> Any:
+    return value
+
+
+def _redistribute(value: Any, placements: Any) -> Any:
+    return value.redistribute(value.device_mesh, placements)
+
+
+def _to_replicated(value: Any) -> Any:
+    """Return the whole of a sharded tensor; of another one, that."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def _to_local(value: Any) -> Any:
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def _plain(value: Any) -> Any:
+    """Return a tensor as it can be sent: of this machine's memory, no longer than it need be."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().cpu().clone(memory_format=torch.contiguous_format)
+
+
+def _described(value: Any) -> Any:
+    """Return what is known of a tensor without its data; anything else as it is."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    placements = value.placements if isinstance(value, DTensor) else None
+    return Described(tuple(value.shape), tuple(value.stride()), value.dtype, placements)
+
+
+def _resolve(name: str) -> Callable[..., Any]:
+    found: Any = torch.ops
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found  # type: ignore[no-any-return]
+
+
+def words_of(batch: Batch) -> array.array[int]:
+    """Return the commands of a message."""
+    return array.array("I", batch.words)
+
+
+def _scalar(words: Any, at: int) -> float:
+    return float(struct.unpack_from("<d", words, 4 * at)[0])
+
+
+def _shares(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return bool(one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr())

@@ -1,0 +1,165 @@
+"""Device meshes whose process groups are the engine's own: a default process group isn't needed, and the user's, if there is one, isn't touched.
+
+Private names of torch are used here: a DeviceMesh makes groups of the default one only.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from monarch_nb._rank import collectives, rendezvous
+from monarch_nb._rank.tensor.private import (
+    ranks_of_groups,
+    register_group,
+    resolve_group,
+    set_up_group,
+    unregister_group,
+)  # fmt: skip
+from monarch_nb._rank.tensor.protocol import GridDefinition
+
+PURPOSE = "tensors of the mesh"
+TIMEOUT_S = 1800.0
+MEET_S = 30.0
+POLL_S = 0.002
+
+
+def device_type() -> str:
+    """Return where values of this rank live: "cuda" if it has a GPU, else "cpu"."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+class OwnMesh(DeviceMesh):  # type: ignore[misc]
+    """A device mesh that doesn't ask the default process group who it is."""
+
+    def use(self, groups: Mapping[str, Any]) -> None:
+        """Take process groups, one for each axis."""
+        self._dim_group_names = list(groups)
+        self._pg_registry.update(groups)
+
+    def get_rank(self) -> int:
+        """Return this process' rank."""
+        return int(self._rank)
+
+    def get_local_rank(self, mesh_dim: int | str | None = None) -> int:
+        """Return its place along an axis."""
+        axis = self.mesh_dim_names.index(mesh_dim) if isinstance(mesh_dim, str) else mesh_dim or 0
+        return int(self.get_coordinate()[axis])
+
+
+class Meshes:
+    """The device meshes of one engine on this rank.
+
+    Args:
+        name: of the engine, unique in this process.
+        rank: of this process among all of the engine's.
+        check: called while others are waited for; raises if that's in vain.
+    """
+
+    def __init__(self, name: str, rank: int, check: Callable[[], None]) -> None:
+        self._check = check
+        self._name = name
+        self._rank = rank
+        self._epoch = -1
+        self._store: Any = None
+        self._definitions: dict[int, GridDefinition] = {}
+        self._groups: dict[str, Any] = {}
+        self.by_number: dict[int, OwnMesh] = {}
+
+    def connect(self, epoch: int, address: tuple[str, int]) -> None:
+        """Meet the other ranks at a store; make the groups of all known meshes anew there."""
+        self._forget()
+        self._epoch = epoch
+        self._store = rendezvous.join(PURPOSE, *address, MEET_S)
+        for grid in self._definitions.values():
+            self._make_groups(grid)
+
+    def clear(self) -> None:
+        """Forget all meshes."""
+        self._forget()
+        self._definitions.clear()
+        self.by_number.clear()
+
+    def define(self, grid: GridDefinition) -> None:
+        """Make a device mesh; all of its ranks do so at the same place of the stream."""
+        self._definitions[grid.number] = grid
+        ids = torch.tensor(grid.ranks, dtype=torch.int).view(grid.shape)
+        self.by_number[grid.number] = OwnMesh(
+            device_type(), ids, mesh_dim_names=grid.names, _init_backend=False, _rank=self._rank
+        )
+        self._make_groups(grid)
+
+    def check_registered(self) -> None:
+        """Put names of groups back into torch's registry: `destroy_process_group` of the user's has emptied it."""
+        for name, group in self._groups.items():
+            try:
+                resolve_group(name)
+            except RuntimeError:
+                register_group(name, group)
+
+    def _forget(self) -> None:
+        for name, group in self._groups.items():
+            unregister_group(name)
+            ranks_of_groups.pop(group, None)
+        self._groups.clear()
+        collectives.set_own_groups(self._name, [], 0)
+
+    def _make_groups(self, grid: GridDefinition) -> None:
+        mesh = self.by_number[grid.number]
+        if self._rank not in grid.ranks:
+            return
+        self._meet(f"{self._name}.{self._epoch}.{grid.number}", grid.ranks)
+        groups = {}
+        for axis in range(len(grid.shape)):
+            members = _line_through(grid, self._rank, axis)
+            name = f"{self._name}.{self._epoch}.{grid.number}.{axis}.{members[0]}"
+            groups[name] = _new_group(self._store, name, members, self._rank)
+        mesh.use(groups)
+        self._groups.update(groups)
+        collectives.set_own_groups(self._name, list(self._groups.values()), len(grid.ranks))
+
+    def _meet(self, where: str, ranks: Sequence[int]) -> None:
+        """Wait for the others: gloo, which connects all, wouldn't notice that one has died before it came."""
+        self._store.set(f"{where}/{self._rank}", "here")
+        keys = [f"{where}/{rank}" for rank in ranks]
+        while not self._store.check(keys):
+            self._check()
+            time.sleep(POLL_S)
+
+
+def _line_through(grid: GridDefinition, rank: int, axis: int) -> list[int]:
+    """Return the ranks that differ from `rank` in one coordinate only."""
+    points = list(itertools.product(*map(range, grid.shape)))
+    own = points[grid.ranks.index(rank)]
+    rest = own[:axis] + own[axis + 1 :]
+    return [r for r, p in zip(grid.ranks, points, strict=True) if p[:axis] + p[axis + 1 :] == rest]
+
+
+def _new_group(store: Any, name: str, members: Sequence[int], rank: int) -> Any:
+    """Make a process group of some ranks that meet at a store, and register it by its name."""
+    prefixed = dist.PrefixStore(f"{name}/", store)
+    place, size = members.index(rank), len(members)
+    group = dist.ProcessGroup(prefixed, place, size)
+    kind, backend = _backend(prefixed, place, size)
+    set_up_group(group, name, PURPOSE, torch.device(device_type()), kind, backend)
+    ranks_of_groups[group] = {r: i for i, r in enumerate(members)}
+    register_group(name, group)
+    return group
+
+
+def _backend(store: Any, place: int, size: int) -> tuple[Any, Any]:
+    timeout = timedelta(seconds=TIMEOUT_S)
+    if device_type() == "cuda":
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        backend = dist.ProcessGroupNCCL(dist.PrefixStore("cuda/", store), place, size, options)
+        return dist.ProcessGroup.BackendType.NCCL, backend
+    backend = dist.ProcessGroupGloo(dist.PrefixStore("cpu/", store), place, size, timeout=timeout)
+    return dist.ProcessGroup.BackendType.GLOO, backend

@@ -1,0 +1,50 @@
+"""The private names of torch that tensors of a mesh need, in one place: a new torch that has moved one fails here, by its name.
+
+DTensor's rules, wrapper subclasses and process groups without a default one have no public way.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter, methodcaller
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+_c10d = dist.distributed_c10d
+
+schema_of: Any = attrgetter("_schema")
+version_of: Any = attrgetter("_version")
+local_of: Any = attrgetter("_local_tensor")
+dispatcher: Any = attrgetter("_op_dispatcher")(DTensor)
+random_ops: Any = attrgetter("_random_ops")(dispatcher)
+make_wrapper: Any = attrgetter("_make_wrapper_subclass")(torch.Tensor)
+no_torch_function: Any = attrgetter("_C._disabled_torch_function_impl")(torch)
+tensor_text: Any = attrgetter("_tensor_str._tensor_str")(torch)
+decompositions: Any = attrgetter("_decomp.decomposition_table")(torch)
+attention_on_cpu: Any = attrgetter("_scaled_dot_product_flash_attention_for_cpu.default")(torch.ops.aten)
+attention_on_cpu_backward: Any = attrgetter("_scaled_dot_product_flash_attention_for_cpu_backward.default")(
+    torch.ops.aten
+)
+item_op: Any = attrgetter("_local_scalar_dense.default")(torch.ops.aten)
+register_group: Any = attrgetter("_register_process_group")(_c10d)
+unregister_group: Any = attrgetter("_unregister_process_group")(_c10d)
+resolve_group: Any = attrgetter("_resolve_process_group")(_c10d)
+ranks_of_groups: Any = attrgetter("_world.pg_group_ranks")(_c10d)
+
+
+def is_replicated(value: DTensor) -> bool:
+    """Say whether each rank has the whole of a tensor."""
+    return all(each.is_replicate() for each in value.placements)
+
+
+def set_up_group(
+    group: Any, name: str, description: str, device: torch.device, kind: Any, backend: Any
+) -> None:
+    """Give a process group its backend and its name."""
+    for method, *arguments in (
+        ("_set_default_backend", kind), ("_register_backend", device, kind, backend), ("_set_group_name", name),
+        ("_set_group_desc", description),
+    ):  # fmt: skip
+        methodcaller(method, *arguments)(group)

@@ -1,0 +1,201 @@
+"""What the controller and the ranks say to each other about tensors.
+
+The command stream is an array of u32. A command is `plan, input slots ..., scalars ..., output slots ...`: how many there are of each is
+known from the plan. A scalar is the eight bytes of a double: two words. Plan `DROP` is followed by a count and so many slots.
+
+The n-th command of a message has the sequence number of the message plus n; a DROP counts as a command, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+DROP = 0
+"""The plan whose command empties slots."""
+FIRST_PLAN = 1
+SINGLE = -1
+"""In `Definition.outputs`: the result itself, not a part of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """In a template of arguments: the value in the n-th input slot."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarHole:
+    """In a template of arguments: the n-th scalar beside the command."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class GridDefinition:
+    """A device mesh.
+
+    Attributes:
+        number: what plans call it.
+        shape: sizes of its axes.
+        names: names of its axes.
+        ranks: which rank stands at each point, the last axis fastest.
+    """
+
+    number: int
+    shape: tuple[int, ...]
+    names: tuple[str, ...]
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """A plan: one operation with all of its arguments but tensors, and floats that change.
+
+    Attributes:
+        plan: its number.
+        op: name of the operation: `aten.mm.default`, or `own.put` and others of the executor's.
+        args, kwargs: a template; `Hole` and `ScalarHole` stand for what the command brings.
+        num_inputs, num_scalars: of a command.
+        outputs: which parts of the result get a slot each.
+        writes: inputs that are changed in place.
+        grid: number of the device mesh; None for values of each rank's own.
+        is_whole: the operation is done on whole tensors by every rank, and each keeps its part of the result.
+        is_random: it draws random numbers; its last scalar is the seed.
+        placements: of each output, only for operations on whole tensors.
+    """
+
+    plan: int
+    op: str
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...] = ()
+    num_inputs: int = 0
+    num_scalars: int = 0
+    outputs: tuple[int, ...] = ()
+    writes: tuple[int, ...] = ()
+    grid: int | None = None
+    is_whole: bool = False
+    is_random: bool = False
+    placements: tuple[Any, ...] = ()
+
+    @property
+    def num_words(self) -> int:
+        """How long a command is."""
+        return 1 + self.num_inputs + 2 * self.num_scalars + len(self.outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One message of the stream.
+
+    Attributes:
+        first: sequence number of its first command.
+        num_slots: how long the table must be.
+        words: the commands.
+        grids, definitions: what is new in them.
+        parcels: plain values that its commands take, in order.
+    """
+
+    first: int
+    num_slots: int
+    words: bytes
+    grids: tuple[GridDefinition, ...] = ()
+    definitions: tuple[Definition, ...] = ()
+    parcels: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A rank can't go on, and waits for a verdict.
+
+    Attributes:
+        rank: which one.
+        seq: the command that failed; or, if it was told to stop, the one that it would do next.
+        op: its operation.
+        kind: the exception's class; empty if it was only told to stop.
+        message: the exception's text.
+        traceback: of the rank, without this package's frames.
+        epoch: of its process groups.
+    """
+
+    rank: int
+    seq: int
+    op: str
+    kind: str = ""
+    message: str = ""
+    traceback: str = ""
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GoOn:
+    """Verdict: all ranks failed at the same command, so they are together still."""
+
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Verdict: ranks stand at different commands, and their process groups are gone.
+
+    Attributes:
+        cause: the command whose failure this is.
+        first: what was done from this command on is lost on all ranks.
+        until: the first command that all do again.
+        epoch: of the process groups that are made anew.
+        address: where they meet.
+    """
+
+    cause: int
+    first: int
+    until: int
+    epoch: int
+    address: tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """Verdict: a rank was lost; whatever comes before the next begin is void."""
+
+
+Verdict = GoOn | Resume | Reset
+
+
+@dataclass(frozen=True, slots=True)
+class Poison:
+    """In the table instead of a value: what should be there couldn't be made.
+
+    Attributes:
+        seq: of the command that failed.
+    """
+
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What a rank says of a tensor that only it knows.
+
+    Attributes:
+        size, stride, dtype: of the whole tensor.
+        placements: how it's laid out; None: each rank has a value of its own.
+    """
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: Any
+    placements: tuple[Any, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Answer to a fetch.
+
+    Attributes:
+        value: what was asked for; None on ranks that needn't send it.
+        failed: the command because of which there's no value; -1 if there is one.
+    """
+
+    value: Any = None
+    failed: int = -1

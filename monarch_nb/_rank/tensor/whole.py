@@ -1,0 +1,79 @@
+"""Operations on whole tensors: those that can't be done on shards, and those that draw random numbers.
+
+Every rank does the whole operation and keeps its part. Random numbers are the same on all ranks that way, and don't depend on how a tensor is sharded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
+from torch.utils import _pytree as pytree
+
+from monarch_nb._rank.tensor.private import is_replicated, local_of
+from monarch_nb._rank.tensor.protocol import Definition
+
+Operation = Callable[..., Any]
+
+
+def on_whole(op: Operation, plan: Definition, mesh: DeviceMesh) -> Operation:
+    """Return what does `op` on whole tensors."""
+
+    def do(*args: Any, **kwargs: Any) -> Any:
+        inputs = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        written = {id(inputs[n]) for n in plan.writes}
+        wholes = {id(x): _whole(x, plan.is_random and id(x) in written) for x in inputs}
+        local_args, local_kwargs = pytree.tree_map(lambda x: wholes.get(id(x), x), (args, kwargs))
+        result = op(*local_args, **local_kwargs)
+        for n in plan.writes:
+            _write_back(inputs[n], wholes[id(inputs[n])], mesh)
+        return _spread(result, plan, mesh)
+
+    return do
+
+
+def seeded(op: Operation) -> Operation:
+    """Return `op` with a first argument more: the seed of the random numbers that it draws. The rank's own generator stays as it is."""
+
+    def do(seed: float, *args: Any, **kwargs: Any) -> Any:
+        with torch.random.fork_rng():
+            torch.manual_seed(int(seed))
+            return op(*args, **kwargs)
+
+    return do
+
+
+def place(whole: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Any]) -> DTensor:
+    """Return this rank's part of a tensor that all ranks have."""
+    everywhere = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return everywhere.redistribute(mesh, placements)
+
+
+def _part(whole: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Any]) -> DTensor:
+    splits = any(not each.is_replicate() for each in placements)
+    return place(whole.contiguous() if splits else whole, mesh, placements)
+
+
+def _whole(value: torch.Tensor, only_shape: bool) -> torch.Tensor:
+    if not isinstance(value, DTensor):
+        return value
+    if only_shape and not is_replicated(value):
+        return torch.empty(value.shape, dtype=value.dtype, device=local_of(value).device)
+    return value.full_tensor()
+
+
+def _write_back(target: torch.Tensor, whole: torch.Tensor, mesh: DeviceMesh) -> None:
+    if isinstance(target, DTensor) and local_of(target) is not whole:
+        local_of(target).copy_(local_of(place(whole, mesh, target.placements)))
+
+
+def _spread(result: Any, plan: Definition, mesh: DeviceMesh) -> Any:
+    if isinstance(result, torch.Tensor):
+        return _part(result, mesh, plan.placements[0]) if plan.outputs else result
+    if not isinstance(result, (list, tuple)) or not plan.outputs:
+        return result
+    parts: Mapping[int, Any] = dict(zip(plan.outputs, plan.placements, strict=True))
+    return [_part(each, mesh, parts[n]) if n in parts else each for n, each in enumerate(result)]

@@ -1,0 +1,19 @@
+"""Tensors of a mesh: one program, written as for one device, computes on all ranks.
+
+The controller's tensors have no data. What is done to them goes to the ranks as a stream of commands that nobody waits for; autograd and optimisers run on the
+controller. A value is *global* (one tensor, sharded: a DTensor on the ranks) or *per-rank* (each rank has its own).
+
+    metadata      shapes and layouts, interned; sharding specs by names of axes
+    tensor        the subclass
+    slots         places in the ranks' tables
+    plan          keys and templates: what an operation is without its tensors
+    propagation   shapes and placements of results
+    stream        the commands, and when they're sent
+    place         the user's line of each command
+    failure       errors that name operation, ranks, layer and line
+    controller    one mesh's engine
+    distribute    plain tensors to ranks
+    movement      values that come back, and layouts that change
+    module        modules whose parameters are tensors of the mesh
+    worker        the actors on the ranks
+"""

@@ -1,0 +1,572 @@
+"""One mesh's engine: what is done to its tensors becomes commands, and what ranks report becomes errors.
+
+An operation that was done before with tensors of the same kind costs a look-up and some words. One that is new is propagated (see `propagation`), and its plan is told to the ranks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import warnings
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from monarch_nb._rank.tensor.private import decompositions, item_op, schema_of, version_of
+from monarch_nb._rank.tensor.protocol import (
+    FIRST_PLAN,
+    SINGLE,
+    Definition,
+    Fetched,
+    GridDefinition,
+    Hole,
+    ScalarHole,
+)  # fmt: skip
+from monarch_nb.exceptions import DeviceMeshError, MeshError, SupervisionError, WrongTensor
+from monarch_nb.tensor import worker
+from monarch_nb.tensor.barrier import Barrier
+from monarch_nb.tensor.metadata import Grid, Meta, Placements, contiguous, forget, intern
+from monarch_nb.tensor.place import Places, users_line
+from monarch_nb.tensor.plan import Plan, TemplateMaker, floats_travel, positions, written_names
+from monarch_nb.tensor.propagation import Outcome, Propagation
+from monarch_nb.tensor.slots import Handle, Slots
+from monarch_nb.tensor.stream import Stream
+from monarch_nb.tensor.tensor import Tensor
+
+_numbers = itertools.count(1)
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+START_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Adopted:
+    """A plain tensor that was sent, and as what: good as long as it's unchanged."""
+
+    plain: weakref.ref[torch.Tensor]
+    version: int
+    made: Tensor
+
+    def is_of(self, plain: torch.Tensor, grid: Grid) -> bool:
+        """Say whether that's what this tensor is now."""
+        is_same = version_of(plain) == self.version and self.plain() is plain
+        return is_same and self.made.mesh_meta.grid is grid
+
+
+def is_tensor(value: Any) -> bool:
+    """Say whether a value is a tensor of a mesh."""
+    return isinstance(value, Tensor)
+
+
+class Engine:
+    """Tensors of one mesh of processes.
+
+    Args:
+        procs: where values live. Their actors are spawned at once.
+    """
+
+    def __init__(self, procs: Any) -> None:
+        self.procs = procs
+        self.num_ranks = procs.size()
+        self.name = f"tensors-{os.getpid()}-{next(_numbers)}"
+        self.device = "cpu"
+        self._barrier = Barrier(self)
+        self._worker, self._control = worker.spawn(procs, self.name, self._barrier.port)
+        self._epoch = 0
+        self.is_closed = False
+        self._lost: SupervisionError | None = None
+        self.module = ""
+        """The layer whose forward runs."""
+        self._told: set[str] = set()
+        self._adopted: dict[int, _Adopted] = {}
+        self._begin()
+
+    # --- life
+
+    def _begin(self) -> None:
+        """Begin with nothing known, here and on the ranks."""
+        self.slots = Slots()
+        self.places = Places()
+        self._grids: dict[Any, Grid] = {}
+        self._plans: dict[tuple[Any, ...], Plan] = {}
+        self._own_plans: dict[Any, Plan] = {}
+        self._next_plan = itertools.count(FIRST_PLAN)
+        self._propagation = Propagation(is_tensor)
+        self._adopted.clear()
+        self.num_hits = self.num_misses = 0
+        try:
+            address = self.control_of(0).open_store.call_one().get(START_S)
+            self.stream = Stream(self._worker, self.slots)
+            self._worker.start.call(self._epoch, address).get(START_S)
+        except SupervisionError as error:
+            self._lost = error
+            raise
+
+    def control_of(self, rank: int) -> Any:
+        """Return the control actor of one rank."""
+        return self._control.flatten("rank").slice(rank=rank) if self.num_ranks > 1 else self._control
+
+    @property
+    def control(self) -> Any:
+        """The control actors of all ranks."""
+        return self._control
+
+    @property
+    def worker(self) -> Any:
+        """The actors that do the commands."""
+        return self._worker
+
+    @property
+    def epoch(self) -> int:
+        """Number of the process groups that are in use."""
+        return self._epoch
+
+    def next_epoch(self) -> int:
+        """Return the number of process groups that are made anew."""
+        self._epoch += 1
+        return self._epoch
+
+    def lose(self, error: SupervisionError) -> None:
+        """A rank has died: values that were there are gone."""
+        self._lost = error
+        self.stream.close()
+
+    def restart(self) -> None:
+        """Begin anew after a heal: ranks are all there again, values aren't."""
+        self.stream.close()
+        forget(self)
+        self.next_epoch()
+        self._barrier.release()
+        self._lost = None
+        self._begin()
+
+    def close(self) -> None:
+        """Send nothing any more."""
+        self.is_closed = True
+        self.stream.close()
+        forget(self)
+
+    def grid(self, shape: Sequence[int], names: Sequence[str]) -> Grid:
+        """Return the grid of all ranks with these axes."""
+        self._check_alive()
+        key = (tuple(shape), tuple(names))
+        found = self._grids.get(key)
+        if found is None:
+            found = self._grids[key] = Grid(self, shape, names, range(self.num_ranks), self.device)
+            self.stream.define(GridDefinition(found.number, found.shape, found.names, found.ranks))
+        return found
+
+    def _check_alive(self) -> None:
+        if self._lost is None:
+            return
+        if self.procs.healthy():
+            self.restart()
+            return
+        raise SupervisionError(
+            f"this mesh has lost ranks, and its tensors with them: {str(self._lost).splitlines()[0]}\n"
+            "put it right: monarch_nb.heal_mesh(mesh); then make its tensors again"
+        )
+
+    # --- operations
+
+    def dispatch(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
+        """Do an operation on tensors of this mesh."""
+        tensors: list[Any] = []
+        scalars: list[float] = []
+        key: list[Any] = [func]
+        travels = floats_travel(func)
+        for each in args:
+            kind = type(each)
+            if kind is Tensor:
+                tensors.append(each)
+                key.append(each.mesh_meta)
+            elif kind is float and travels:
+                scalars.append(each)
+                key.append(float)
+            elif kind is list or kind is tuple or kind in _PLAIN:
+                if self._gather(each, tensors, scalars, key, travels):
+                    return self.dispatch(func, *self._adopt_in(func, args, kwargs or {}))
+            else:
+                key.append(each)
+                key.append(kind)
+        if kwargs:
+            for name, each in kwargs.items():
+                key.append(name)
+                if self._gather(each, tensors, scalars, key, travels):
+                    return self.dispatch(func, *self._adopt_in(func, args, kwargs))
+        plan = self._plans.get(tuple(key))
+        if plan is None:
+            return self._new(func, args, kwargs or {}, tensors, scalars, tuple(key))
+        self.num_hits += 1
+        return self._command(plan, tensors, scalars)
+
+    def _gather(
+        self, value: Any, tensors: list[Any], scalars: list[float], key: list[Any], travels: bool
+    ) -> bool:
+        """Take an argument apart; say whether a plain tensor is in it."""
+        kind = type(value)
+        if kind is Tensor:
+            tensors.append(value)
+            key.append(value.mesh_meta)
+        elif kind is list or kind is tuple:
+            key += (len(value), kind)
+            found = [self._gather(each, tensors, scalars, key, travels) for each in value]  # all of them
+            return any(found)
+        elif kind is float and travels:
+            scalars.append(value)
+            key.append(float)
+        elif isinstance(value, torch.Tensor):
+            return True
+        else:
+            key += (value, kind)
+        return False
+
+    def _command(self, plan: Plan, tensors: Sequence[Any], scalars: Sequence[float]) -> Any:
+        """Add a command to the stream; return its result."""
+        if plan.is_random:
+            scalars = [*scalars, float(torch.randint(1 << 53, ()))]
+        stream, slots = self.stream, self.slots
+        with stream.lock:
+            if slots.has_dropped():
+                stream.drop()
+                self.places.add(_NOWHERE)
+            seq = stream.count
+            self.places.add((*users_line(), self.module))
+            if plan.rebuild is None:  # one new tensor: nearly all of them
+                made = Tensor(plan.outputs[0], Handle(slots, seq))  # type: ignore[arg-type]
+                stream.add(
+                    plan.number, [t.mesh_handle.slot for t in tensors], scalars, (made.mesh_handle.slot,)
+                )
+                return made
+            parts = [self._part(each, tensors, seq) for each in plan.outputs]
+            new = [
+                p.mesh_handle.slot for p, o in zip(parts, plan.outputs, strict=True) if isinstance(o, Meta)
+            ]
+            stream.add(plan.number, [t.mesh_handle.slot for t in tensors], scalars, new)
+        for n in plan.writes:
+            tensors[n].mesh_handle.seq = seq
+        return plan.rebuild(parts)
+
+    def _part(self, output: Any, tensors: Sequence[Any], seq: int) -> Any:
+        if type(output) is Meta:
+            return Tensor(output, Handle(self.slots, seq))
+        return None if output is None else tensors[output]
+
+    # --- operations that are new
+
+    def _new(
+        self,
+        func: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        tensors: list[Any],
+        scalars: list[float],
+        key: tuple[Any, ...],
+    ) -> Any:
+        self._check_alive()
+        self._check_together(func, args, kwargs, tensors)
+        value = self._value(func, args, tensors)
+        if value is not _NO_VALUE:
+            return value
+        if tensors[0].is_global and func in _TAKEN_APART:
+            return decompositions[func](*args, **kwargs)
+        self.num_misses += 1
+        first = tensors[0].mesh_meta
+        if first.placements is None:
+            outcome = self._propagation.per_rank(func, args, kwargs, first.grid)
+        else:
+            outcome = self._propagation.over_grid(func, args, kwargs, first)
+        if outcome.reason:
+            self._tell_of_whole(func, tensors, outcome.reason)
+        if outcome.is_unknown:
+            return self._ask(func, args, kwargs, tensors, scalars, outcome)
+        plan = self._plan(func, args, kwargs, outcome, first)
+        self._plans[key] = plan
+        return self._command(plan, tensors, scalars)
+
+    def _plan(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], outcome: Outcome, first: Meta
+    ) -> Plan:
+        """Make a plan, and have the ranks know it."""
+        where = positions(func, args, kwargs, is_tensor)
+        writes = tuple(n for name in written_names(func) for n in where.get(name, ()))
+        outputs, rebuild = _shape_of_result(func, outcome.parts, where)
+        is_random = outcome.is_whole and self._propagation.is_random(func, args, kwargs)
+        maker = TemplateMaker(is_tensor, floats_travel(func))
+        template, named = maker.of(args, kwargs)
+        if is_random:
+            maker.num_scalars += 1
+            template = (ScalarHole(maker.num_scalars - 1), *template)
+        slots = [n for n, each in enumerate(outputs) if isinstance(each, Meta)]
+        plan = Plan(next(self._next_plan), str(func), outputs, rebuild, writes, is_random)
+        self.stream.define(Definition(
+            plan.number, str(func), template, named, maker.num_tensors, maker.num_scalars,
+            (SINGLE,) if slots and _is_single(func) else tuple(slots), writes,
+            None if first.placements is None else first.grid.number, outcome.is_whole, is_random,
+            tuple(p.placements for p in outputs if isinstance(p, Meta)) if outcome.is_whole else (),
+        ))  # fmt: skip
+        return plan
+
+    def _ask(
+        self,
+        func: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        tensors: list[Any],
+        scalars: list[float],
+        outcome: Outcome,
+    ) -> Any:
+        """Do an operation whose shapes depend on numbers: the ranks do it, and say what came out."""
+        grid = tensors[0].mesh_meta.grid
+        num = 1 if _is_single(func) else len(schema_of(func).returns)
+        unknown = intern((), (), torch.float32, grid, grid.replicated)
+        asked = Outcome((unknown,) * num, is_whole=True)
+        made = self._command(self._plan(func, args, kwargs, asked, tensors[0].mesh_meta), tensors, scalars)
+        known = [self._known(each) for each in ([made] if num == 1 else made)]
+        return known[0] if num == 1 else tuple(known)
+
+    def _known(self, made: Tensor) -> Tensor:
+        found = self.fetch(made, "describe")[0]
+        meta = intern(
+            found.size, found.stride, found.dtype, made.mesh_meta.grid, made.mesh_meta.grid.replicated
+        )
+        return Tensor(meta, made.mesh_handle)
+
+    def _value(self, func: Any, args: Sequence[Any], tensors: Sequence[Any]) -> Any:
+        """Return the result of an operation that gives numbers, not tensors."""
+        returns = schema_of(func).returns
+        if len(returns) != 1 or "Tensor" in str(returns[0].type):
+            return _NO_VALUE
+        if func is torch.ops.aten.is_same_size.default:
+            return args[0].shape == args[1].shape
+        if func is item_op:
+            return self.full(args[0]).item()
+        return func(*pytree.tree_map(lambda x: self.full(x) if is_tensor(x) else x, tuple(args)))
+
+    def _check_together(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Tensor]
+    ) -> None:
+        metas = [t.mesh_meta for t in tensors]
+        grids = {m.grid for m in metas}
+        for grid in grids:
+            if grid not in self._grids.values():
+                raise _lost_or_foreign(func, grid, self)
+        if len(grids) > 1:
+            raise WrongTensor(
+                f"WRONG_MESH: {func} on tensors of different meshes: {', '.join(map(repr, grids))}; {_FIX_MESH}"
+            )
+        if len({m.placements is None for m in metas}) > 1:
+            raise WrongTensor(
+                f"{func} on a tensor that is one over the whole mesh, and one of which each rank has its own ({', '.join(map(repr, metas))}): "
+                "make them alike with monarch_nb.as_global(x, [...]) or monarch_nb.per_rank(y)"
+            )
+        where = positions(func, args, kwargs, is_tensor)
+        for name in written_names(func):
+            if any(tensors[n].mesh_meta.is_copy for n in where.get(name, ())):
+                raise WrongTensor(
+                    f"{func} would write into a view of a sharded tensor that had to be laid out anew, so its base wouldn't see it. "
+                    "Write out of place: x = torch.where(...), torch.cat(...), or y = view.clone(); y.add_(...)"
+                )
+
+    # --- plain tensors among them
+
+    def _adopt_in(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Return the arguments with plain tensors laid out on the mesh: such a tensor has one value, so all ranks may know it."""
+        partners = [t for t in pytree.tree_leaves((tuple(args), dict(kwargs))) if isinstance(t, Tensor)]
+        where = written_names(func)
+        names = [a.name for a in schema_of(func).arguments]
+        for name, each in [*zip(names, args, strict=False), *kwargs.items()]:
+            if name in where and not all(isinstance(t, Tensor) for t in pytree.tree_leaves(each)):
+                raise WrongTensor(
+                    f"LOCAL_TENSOR: {func} would change a plain tensor of this process by one of a mesh. "
+                    "Distribute it first, monarch_nb.distribute(t, mesh, ...), or take the mesh's here: x.full()"
+                )
+        if partners[0].placements is None:
+            raise WrongTensor(
+                f"LOCAL_TENSOR: {func} on a plain tensor and one of which each rank has its own. "
+                "Make it in `with mesh.activate():`, or send it: monarch_nb.replicated(t, mesh)"
+            )
+
+        def adopted(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor) or is_tensor(value):
+                return value
+            return self.adopt(value, partners[0].mesh_meta.grid, _like(value, partners))
+
+        return pytree.tree_map(adopted, tuple(args)), pytree.tree_map(adopted, dict(kwargs))
+
+    def adopt(self, plain: torch.Tensor, grid: Grid, placements: Placements) -> Tensor:
+        """Return a plain tensor as one of the mesh. It's sent once, as long as it's unchanged."""
+        known = self._adopted.get(id(plain))
+        if known is not None and known.is_of(plain, grid):
+            return known.made
+        made = self.put(plain, grid, placements)
+        number = id(plain)
+        forgets = weakref.ref(plain, lambda _: self._adopted.pop(number, None))
+        self._adopted[number] = _Adopted(forgets, version_of(plain), made)
+        return made
+
+    # --- values that go and come
+
+    def put(self, plain: Any, grid: Grid, placements: Placements | None) -> Tensor:
+        """Send a plain tensor to the ranks; each keeps its part.
+
+        Args:
+            placements: None: each rank has it as a value of its own; then `plain` may be a list with one for each rank.
+        """
+        self._check_alive()
+        first = plain[0] if isinstance(plain, list) else plain
+        meta = intern(first.shape, contiguous(first.shape), first.dtype, grid, placements)
+        is_large = isinstance(plain, list) or first.numel() * first.element_size() > _LARGE
+        with self.stream.lock:  # a small one is sent later, when it may have changed: its copy is
+            self.stream.add_parcel(
+                [p.detach() for p in plain] if isinstance(plain, list) else _parcel(plain, is_large)
+            )
+            made: Tensor = self.own(
+                "own.put", (None if placements is None else grid.number, placements), [], meta
+            )
+            if is_large:
+                self.stream.flush()
+        return made
+
+    def own(self, op: str, args: tuple[Any, ...], tensors: Sequence[Tensor], meta: Meta) -> Any:
+        """Do one of the executor's own operations. `args` is the template of its arguments."""
+        key = (op, args if _is_hashable(args) else id(args), tuple(t.mesh_meta for t in tensors), meta)
+        plan = self._own_plans.get(key)
+        if plan is None:
+            plan = Plan(next(self._next_plan), op, (meta,), None, ())
+            if key[1] is args:
+                self._own_plans[key] = plan
+            self.stream.define(
+                Definition(plan.number, op, args, (), len(tensors), 0, (SINGLE,), (), meta.grid.number)
+            )
+        return self._command(plan, tensors, ())
+
+    def full(self, tensor: Tensor) -> torch.Tensor:
+        """Return the whole of a global tensor as a plain one."""
+        meta = tensor.mesh_meta
+        if meta.placements is None:
+            if self.num_ranks > 1:
+                raise WrongTensor(
+                    f"each of {self.num_ranks} ranks has a value of its own here: which one? monarch_nb.inspect(x, rank=0), or "
+                    "monarch_nb.fetch_shard(x).get()"
+                )
+            found: torch.Tensor = self.fetch(tensor, "each")[0]
+            return found
+        self._check_usable(tensor)
+        whole = self.own("own.whole", (Hole(0),), [tensor.detach()], meta.with_layout(meta.grid.replicated))
+        value: torch.Tensor = self.fetch(whole, "first")[0]
+        return value
+
+    def _check_usable(self, tensor: Tensor) -> None:
+        self._check_alive()
+        if tensor.mesh_meta.grid not in self._grids.values():
+            raise _lost_or_foreign("this", tensor.mesh_meta.grid, self)
+
+    def fetch(self, tensor: Tensor, how: str) -> list[Any]:
+        """Return what each rank says of a value: see `Executor.fetch`.
+
+        Raises:
+            RemoteException: if it couldn't be made.
+            SupervisionError: if a rank is dead.
+        """
+        self._check_usable(tensor)
+        self.stream.flush()
+        try:
+            answers: list[Fetched] = list(
+                self._worker.fetch.call(tensor.mesh_handle.slot, how).get().values()
+            )
+        except SupervisionError as error:
+            self.lose(error)
+            raise
+        failed = next((a.failed for a in answers if a.failed >= 0), None)
+        if failed is not None:
+            raise self._barrier.error(failed)
+        return [a.value for a in answers]
+
+    def synchronize(self) -> None:
+        """Wait until the ranks have done everything."""
+        self.stream.flush()
+        self._worker.reached.call().get()
+
+    # --- what is said once
+
+    def _tell_of_whole(self, func: Any, tensors: Sequence[Tensor], reason: str) -> None:
+        name = str(func)
+        if name in self._told:
+            return
+        self._told.add(name)
+        size = sum(t.mesh_meta.num_bytes for t in tensors) / 2**20
+        warnings.warn(
+            f"{name} can't be done on shards ({', '.join(repr(t.mesh_meta) for t in tensors[:3])}): every rank gathers its inputs, "
+            f"{size:.1f} MiB, and does all of it; the result is the same. ({reason[:200]})",
+            stacklevel=6,
+        )
+
+
+_LARGE = 1 << 20
+_NOWHERE = (None, 0, "")
+_NO_VALUE: Any = object()
+_aten = torch.ops.aten
+_TAKEN_APART = frozenset({
+    _aten.mse_loss.default, _aten.mse_loss_backward.default, _aten.huber_loss.default, _aten.huber_loss_backward.default,
+    _aten.smooth_l1_loss.default, _aten.smooth_l1_loss_backward.default, _aten.binary_cross_entropy.default,
+    _aten.binary_cross_entropy_backward.default, _aten.soft_margin_loss.default, _aten.soft_margin_loss_backward.default,
+})  # fmt: skip
+"""Torch has no sharding rule for these, but for what they're made of."""
+_FIX_MESH = "move one of them: monarch_nb.distribute(x.full(), mesh, ...)"
+
+
+def _is_single(func: Any) -> bool:
+    returns = schema_of(func).returns
+    return len(returns) == 1 and str(returns[0].type) in ("Tensor", "Optional[Tensor]")
+
+
+def _shape_of_result(
+    func: Any, parts: tuple[Meta | None, ...], where: Mapping[str, tuple[int, ...]]
+) -> tuple[tuple[Any, ...], Callable[[list[Any]], Any] | None]:
+    """Return the parts of a result, inputs that are returned by their position; and what makes the result of them."""
+    returns = schema_of(func).returns
+    if not returns:
+        return (), lambda _: None
+    by_alias = {
+        alias: where[a.name] for a in schema_of(func).arguments
+        if a.alias_info is not None and a.alias_info.is_write and where.get(a.name) for alias in a.alias_info.before_set
+    }  # fmt: skip
+    outputs: list[Any] = list(parts)
+    for n, each in enumerate(returns):
+        if each.alias_info is not None and each.alias_info.is_write:
+            outputs[n] = by_alias[next(iter(each.alias_info.before_set))][0]
+    if _is_single(func):
+        return (outputs[0],), None if isinstance(outputs[0], Meta) else lambda made: made[0]
+    return tuple(outputs), list if len(returns) == 1 else tuple
+
+
+def _lost_or_foreign(func: Any, grid: Grid, engine: Engine) -> MeshError:
+    if grid.engine is not engine:
+        return WrongTensor(f"WRONG_MESH: {func} on tensors of different meshes; {_FIX_MESH}")
+    return DeviceMeshError(
+        "this tensor was lost with a rank of its mesh, which was healed since: make it again, from a checkpoint or from the start"
+    )
+
+
+def _parcel(plain: torch.Tensor, is_large: bool) -> torch.Tensor:
+    found = plain.detach()
+    return found if is_large else found.clone()
+
+
+def _like(plain: torch.Tensor, partners: Sequence[Tensor]) -> Placements:
+    """Return the layout for a plain tensor: that of a partner of the same shape, else whole on every rank."""
+    whole = partners[0].mesh_meta.grid.replicated
+    like = next((p.placements for p in partners if p.shape == plain.shape and plain.dim()), None) or whole
+    return tuple(each if each.is_shard() else whole[0] for each in like)
+
+
+def _is_hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True

@@ -1,0 +1,72 @@
+"""Which engine a mesh has: made when its first tensor is, gone with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from monarch_nb.actor import ProcMesh
+from monarch_nb.exceptions import MeshUsageError, SupervisionError
+from monarch_nb.tensor.controller import Engine
+from monarch_nb.tensor.metadata import Grid
+
+_engines: dict[tuple[int, str, tuple[int, ...]], Engine] = {}
+
+
+def engine_of(procs: ProcMesh) -> Engine:
+    """Return the engine of processes.
+
+    Raises:
+        SupervisionError: if they are dead.
+    """
+    key = _key(procs)
+    found = _engines.get(key)
+    if found is None or found.is_closed:
+        found = _engines[key] = Engine(procs)
+    return found
+
+
+def grid_of(mesh: Any) -> Grid:
+    """Return the grid of a mesh: of `monarch_nb.distributed.Mesh`, a named mesh or processes.
+
+    Raises:
+        MeshUsageError: for anything else.
+        SupervisionError: if it's dead.
+    """
+    if isinstance(mesh, Grid):
+        return mesh
+    found = getattr(mesh, "tensor_grid", None)
+    if callable(found):
+        grid: Grid = found()
+        return grid
+    if isinstance(mesh, ProcMesh):
+        names, sizes = _axes(mesh.sizes)
+        return engine_of(mesh).grid(sizes, names)
+    raise MeshUsageError(
+        f"a mesh is wanted here, not {type(mesh).__name__}: monarch_nb.distributed.Mesh(shape=(2,), mesh_dim_names=('data_parallel',)), "
+        "or one of `%mesh start`"
+    )
+
+
+def _axes(sizes: Any) -> tuple[Sequence[str], Sequence[int]]:
+    named = dict(sizes) or {"ranks": 1}
+    return tuple(named), tuple(named.values())
+
+
+def check_alive(procs: ProcMesh, what: str) -> None:
+    """Raise if processes have been stopped."""
+    if procs._stopped:
+        raise SupervisionError(
+            f"{what}: the mesh is dead: {procs._stopped}. Start another: monarch_nb.distributed.Mesh(...)"
+        )
+
+
+def close_engine(procs: ProcMesh) -> None:
+    """End the engine of processes, if they have one."""
+    found = _engines.pop(_key(procs), None)
+    if found is not None:
+        found.close()
+
+
+def _key(procs: ProcMesh) -> tuple[int, str, tuple[int, ...]]:
+    return id(procs._office), procs.name, tuple(procs._procs)

@@ -1,0 +1,203 @@
+"""What the controller knows of a tensor: shape, type, and how it lies on the ranks. Each such description exists once, so that comparing is `is`."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+from monarch_nb.exceptions import MeshUsageError
+
+Placements = tuple[Any, ...]
+_numbers = itertools.count()
+
+
+class Grid:
+    """The axes over which tensors of one engine are laid out.
+
+    Attributes:
+        engine: whose ranks these are.
+        shape, names: of the axes.
+        ranks: which rank of the engine stands at each point, the last axis fastest.
+        number: what plans call it.
+        device_mesh: torch's description of it; it has no process groups here.
+    """
+
+    def __init__(
+        self, engine: Any, shape: Sequence[int], names: Sequence[str], ranks: Sequence[int], device: str
+    ) -> None:
+        self.engine = engine
+        self.shape, self.names, self.ranks = tuple(shape), tuple(names), tuple(ranks)
+        self.number = next(_numbers)
+        ids = torch.tensor(self.ranks, dtype=torch.int).view(self.shape)
+        self.device_mesh = DeviceMesh(
+            device, ids, mesh_dim_names=self.names, _init_backend=False, _rank=self.ranks[0]
+        )
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Sizes of the axes by name."""
+        return dict(zip(self.names, self.shape, strict=True))
+
+    @property
+    def replicated(self) -> Placements:
+        """The layout in which each rank has the whole tensor."""
+        return (Replicate(),) * len(self.shape)
+
+    def __repr__(self) -> str:
+        return f"Grid({self.sizes})"
+
+
+class Meta:
+    """Shape, type and layout of a tensor.
+
+    Attributes:
+        size, stride, offset, dtype: as torch's.
+        grid: over which it lies.
+        placements: one for each axis of the grid; None: each rank has a value of its own.
+        is_copy: a view that is none, for it had to be laid out anew: what is written into it isn't seen in its base.
+    """
+
+    __slots__ = ("dtype", "fake", "grid", "is_copy", "offset", "placements", "size", "stride")
+
+    def __init__(
+        self, size: torch.Size, stride: tuple[int, ...], dtype: torch.dtype, grid: Grid, placements: Placements | None,
+        offset: int, is_copy: bool,
+    ) -> None:  # fmt: skip
+        self.size, self.stride, self.dtype, self.offset = size, stride, dtype, offset
+        self.grid, self.placements, self.is_copy = grid, placements, is_copy
+        self.fake: torch.Tensor | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the whole tensor."""
+        return int(math.prod(self.size) * self.dtype.itemsize)
+
+    @property
+    def spec(self) -> DTensorSpec:
+        """As torch describes it."""
+        assert self.placements is not None
+        return DTensorSpec(
+            self.grid.device_mesh, self.placements, TensorMeta(self.size, self.stride, self.dtype)
+        )
+
+    def with_layout(self, placements: Placements | None) -> Meta:
+        """Return the description of the same tensor, laid out otherwise."""
+        return intern(self.size, contiguous(self.size), self.dtype, self.grid, placements)
+
+    def __repr__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.size)} {self.layout}"
+
+    @property
+    def layout(self) -> str:
+        """How it lies on the ranks: `dim 0 over data_parallel`."""
+        return layout_text(self.grid, self.placements)
+
+
+_known: dict[Any, Meta] = {}
+
+
+def intern(
+    size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, grid: Grid, placements: Placements | None,
+    offset: int = 0, is_copy: bool = False,
+) -> Meta:  # fmt: skip
+    """Return the only description of its kind."""
+    key = (tuple(size), tuple(stride), dtype, id(grid), placements, offset, is_copy)
+    found = _known.get(key)
+    if found is None:
+        found = _known[key] = Meta(torch.Size(size), tuple(stride), dtype, grid, placements, offset, is_copy)
+    return found
+
+
+def forget(engine: Any) -> None:
+    """Forget the descriptions of an engine that has ended."""
+    for key in [key for key, meta in _known.items() if meta.grid.engine is engine]:
+        del _known[key]
+
+
+def contiguous(size: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a contiguous tensor.
+
+    >>> contiguous((2, 3, 4))
+    (12, 4, 1)
+    """
+    strides, step = [], 1
+    for each in reversed(size):
+        strides.append(step)
+        step *= max(each, 1)
+    return tuple(reversed(strides))
+
+
+def placements_of(spec: Sequence[Any], size: Sequence[int], grid: Grid) -> Placements:
+    """Return torch's placements of a sharding spec.
+
+    Args:
+        spec: for each dimension of the tensor the name of the axis over which it's sharded, several names, or None. It may be shorter than the tensor.
+        size: the tensor's.
+
+    Raises:
+        MeshUsageError: for an axis that isn't there or is named twice, and for a spec that is longer than the tensor.
+    """
+    if isinstance(spec, str) or not isinstance(spec, Sequence):
+        raise MeshUsageError(
+            f"sharding_spec is a list with an axis or None for each dimension, as in {_example(grid, size)}; not {spec!r}"
+        )
+    if len(spec) > len(size):
+        raise MeshUsageError(
+            f"sharding_spec {list(spec)} has {len(spec)} entries for a tensor with {_dimensions(size)}; "
+            f"give at most one for each, as in {_example(grid, size)}"
+        )
+    found: dict[str, int] = {}
+    for dim, entry in enumerate(spec):
+        for name in _axes(entry, grid, size):
+            if name in found:
+                raise MeshUsageError(
+                    f"sharding_spec {list(spec)} names axis {name!r} twice; a tensor is sharded over an axis once"
+                )
+            found[name] = dim
+    return tuple(Shard(found[name]) if name in found else Replicate() for name in grid.names)
+
+
+def _axes(entry: Any, grid: Grid, size: Sequence[int]) -> Sequence[str]:
+    names = () if entry is None else (entry,) if isinstance(entry, str) else entry
+    if not isinstance(names, (list, tuple)) or not all(isinstance(n, str) for n in names):
+        raise MeshUsageError(
+            f"an entry of sharding_spec is an axis, a tuple of axes, or None, as in {_example(grid, size)}; not {entry!r}"
+        )
+    for name in names:
+        if name not in grid.names:
+            raise MeshUsageError(
+                f"the mesh has no axis {name!r}: its axes are {_listed(grid.sizes)}; write sharding_spec={_example(grid, size)}"
+            )
+    return names
+
+
+def _example(grid: Grid, size: Sequence[int]) -> str:
+    return str([grid.names[0], *[None] * (len(size) - 1)]) if size else "[]"
+
+
+def _dimensions(size: Sequence[int]) -> str:
+    return f"{len(size)} dimension{'s' * (len(size) != 1)}" if size else "no dimensions (a single number)"
+
+
+def _listed(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name!r} ({size})" for name, size in sizes.items())
+
+
+def layout_text(grid: Grid, placements: Placements | None) -> str:
+    """Return a layout in words."""
+    if placements is None:
+        return "one value per rank"
+    parts = []
+    for name, placement in zip(grid.names, placements, strict=True):
+        if isinstance(placement, Partial):
+            parts.append(f"partial {placement.reduce_op} over {name}")
+        elif not isinstance(placement, Replicate):
+            parts.append(f"dim {placement.dim} over {name}")
+    return ", ".join(parts) or "whole on every rank"

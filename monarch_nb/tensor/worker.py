@@ -1,0 +1,80 @@
+"""The engine's two actors on each rank: one does the commands, the other one is there when that one hangs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from monarch_nb._rank import rendezvous
+from monarch_nb._rank.tensor.executor import Executor, executors
+from monarch_nb._rank.tensor.meshes import PURPOSE
+from monarch_nb._rank.tensor.protocol import Batch, Fetched, Report, Verdict
+from monarch_nb.actor import Actor, Port, current_rank, endpoint
+
+
+class TensorWorker(Actor):
+    """Does the commands of a stream, in order.
+
+    Args:
+        name: of the engine.
+        port: where a rank that can't go on reports.
+    """
+
+    def __init__(self, name: str, port: Port[Report]) -> None:
+        self._executor = executors[name] = Executor(name, current_rank().rank, port.send)
+
+    @endpoint
+    def run(self, batch: Batch) -> None:
+        """Do commands."""
+        self._executor.run(batch)
+
+    @endpoint
+    def fetch(self, slot: int, how: str) -> Fetched:
+        """Return a value, after all commands before."""
+        return self._executor.fetch(slot, how)
+
+    @endpoint
+    def start(self, epoch: int, address: tuple[str, int]) -> None:
+        """Begin, with nothing known."""
+        self._executor.start(epoch, address)
+
+    @endpoint
+    def stand(self) -> None:
+        """Report, if this rank was told to stop and has nothing to do."""
+        self._executor.stand()
+
+    @endpoint
+    def reached(self) -> None:
+        """Answer when all commands before are done."""
+
+
+class TensorControl(Actor):
+    """Reaches the worker of the same rank while that is in a command."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    @endpoint
+    def open_store(self) -> tuple[str, int]:
+        """Start a store where the ranks meet; return its address and port."""
+        return rendezvous.start(PURPOSE)
+
+    @endpoint
+    def halt(self) -> int:
+        """Stop the worker at the next command, and abort the collective that it's in."""
+        return executors[self._name].halt()
+
+    @endpoint
+    def decide(self, verdict: Verdict) -> None:
+        """Tell the worker, which waits for it, how to go on."""
+        executors[self._name].verdicts.put(verdict)
+
+
+def names_of_actors(engine: str) -> tuple[str, str]:
+    """Return what an engine's actors are called."""
+    return f"{engine}-worker", f"{engine}-control"
+
+
+def spawn(procs: Any, engine: str, port: Port[Report]) -> tuple[Any, Any]:
+    """Spawn both actors on processes."""
+    worker, control = names_of_actors(engine)
+    return procs.spawn(worker, TensorWorker, engine, port), procs.spawn(control, TensorControl, engine)
