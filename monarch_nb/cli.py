@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from monarch_nb._journal import entries
@@ -29,6 +30,7 @@ from monarch_nb.magics.arguments import (
     seconds,
     shortened,
     sync_choices,
+    whole,
 )
 from monarch_nb.stacks import stacks_text
 from monarch_nb.status import duration
@@ -175,7 +177,30 @@ def stop(arguments: argparse.Namespace) -> None:
     """End a mesh."""
     mesh = _attach(arguments.name)
     mesh.stop().get(30)
+    _clusters().on_engine.give_back(mesh.name)
     _say(arguments, f"mesh {mesh.name!r} has ended")
+
+
+def _clusters() -> ModuleType:
+    from monarch_nb.magics import clusters
+
+    return clusters
+
+
+def host(arguments: argparse.Namespace) -> int:
+    """Let this machine be a host of a mesh that has invited it."""
+    return int(_clusters().launcher.run(arguments))
+
+
+def on_clusters(what: str, arguments: argparse.Namespace) -> None:
+    """Print profiles and engines, what was asked for, or the hosts of a mesh; or give hosts back."""
+    clusters = _clusters()
+    if what == "hosts":
+        _say(arguments, clusters.hosts_text(_attach(arguments.name, observes=True)))
+    elif what == "cancel":
+        _say(arguments, clusters.cancelled(arguments.name))
+    else:
+        _say(arguments, clusters.queue_text() if what == "queue" else clusters.clusters_text())
 
 
 def logs(arguments: argparse.Namespace) -> None:
@@ -473,6 +498,12 @@ def _debug_arguments(add: Callable[..., Any]) -> None:
     add("--post-mortem", action="store_true", help="where ranks have failed; no breakpoint is needed")
 
 
+def _host_arguments(add: Callable[..., Any]) -> None:
+    add("--join", required=True, metavar="FILE", help="the invitation that the mesh has written; - reads it from standard input")
+    add("--place", type=whole, metavar="N", help="which of the mesh's hosts this one is; without it: the next one")
+    add("--detach", action="store_true", help="return once the host process serves; it goes on by itself")
+
+
 def _warm_arguments(add: Callable[..., Any]) -> None:
     add("--for", dest="time", type=seconds, metavar="T", help="how long, from the last start of a mesh on: 30m (without it) or 8h")
     add("--status", action="store_true", help="what is kept warm, and whether programs of this terminal would take it")
@@ -482,6 +513,11 @@ def _warm_arguments(add: Callable[..., Any]) -> None:
 COMMANDS: dict[str, Command] = {
     "start": Command(start, "start a mesh that goes on by itself", None, add_start_arguments),
     "list": Command(list_meshes, "the meshes of this user: how big, how they are, how old, whose", None),
+    "clusters": Command(partial(on_clusters, "clusters"), "profiles and engines: where hosts can be had; if not, why, and what to type", None),
+    "queue": Command(partial(on_clusters, "queue"), "what engines were asked for: how each request is, since when, until when", None),
+    "cancel": Command(partial(on_clusters, "cancel"), "give back the hosts of a mesh, whether it waits for them or runs", "needed"),
+    "hosts": Command(partial(on_clusters, "hosts"), "the hosts of a mesh: who is where, what each has, what the engine says"),
+    "host": Command(host, "let this machine be a host of a mesh that has invited it", None, _host_arguments),
     "status": Command(show_status, "hosts and ranks of a mesh", add_arguments=_status_arguments),
     "top": Command(top, "the same as status --watch: live, until q is pressed"),
     "stop": Command(stop, "end a mesh"),

@@ -17,10 +17,10 @@ settings.register_profile("loaded", deadline=None, suppress_health_check=[Health
 settings.load_profile("loaded")
 """How long an example takes says how busy the machine is, not whether the code is right."""
 
-_FIRST = ("rxe", "lab", "notebook", "mesh")
+_FIRST = ("rxe", "lab", "engines", "notebook", "mesh")
 """Folders that take longest are begun first, so that two processes end at about the same time."""
-_ALONE = ("rxe", "lab")
-"""One virtual machine and one browser at a time are what a small machine can carry."""
+_ALONE = ("rxe", "lab", "engines")
+"""One virtual machine, one browser and one Slurm at a time are what a small machine can carry."""
 _HOSTS = ("one_host", "two_hosts")
 LEFT = pytest.StashKey[list[str]]()
 _LEFT_EXIT = 7

@@ -12,7 +12,7 @@ from typing import Any
 import zmq
 from msgspec.structs import asdict
 
-from monarch_nb._host.process import BEAT_S, LOST_AFTER_S, PREEMPT_S, HostProcess, count_gpus
+from monarch_nb._host.process import BEAT_S, LOST_AFTER_S, PREEMPT_S, HostProcess, visible_gpus
 from monarch_nb._host.resource_monitor import Rows
 from monarch_nb._host.stack_desk import Found
 from monarch_nb._host.supervisor import Rank
@@ -74,9 +74,27 @@ class FarProcess(HostProcess):
         self.loop.watch_socket(self._home_gone, self._on_disconnect)
         self._last_beat = self.loop.clock() + LOST_AFTER_S
         self._limit_s = LOST_AFTER_S
-        joined = HostJoined(self.hostname, os.getpid(), machine_id(), os.cpu_count() or 1, count_gpus())
+        joined = HostJoined(self.hostname, os.getpid(), machine_id(), len(os.sched_getaffinity(0)), len(visible_gpus()))
         self.event(address.HOME, joined)
+        self._watch_launcher(config.get("launcher_pid"))
         self.loop.call_later(BEAT_S, self._beats)
+
+    def _watch_launcher(self, pid: int | None) -> None:
+        """End with the process that an engine has started on this host: when the engine takes the host away, that one is killed."""
+        if pid is None:
+            return
+        try:
+            fd = os.pidfd_open(pid)
+        except OSError:
+            self.loop.call_later(0, self.shut_down)
+            return
+
+        def gone() -> None:
+            self.loop.forget_file(fd)
+            os.close(fd)
+            self.shut_down()
+
+        self.loop.watch_file(fd, gone)
 
     def _take_link(self) -> None:
         self.take_far(join([f.buffer for f in self._link.recv_multipart(copy=False)]))

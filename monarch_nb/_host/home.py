@@ -23,6 +23,7 @@ from monarch_nb._host.clients import ClientDesk
 from monarch_nb._host.controllers import ControllerDesk
 from monarch_nb._host.debug_desk import DebugDesk
 from monarch_nb._host.environments import EnvironmentDesk
+from monarch_nb._host.gate import Gate
 from monarch_nb._host.handover import Handover
 from monarch_nb._host.healing import Healing
 from monarch_nb._host.hosts import HostDesk
@@ -74,6 +75,7 @@ class HomeProcess(HostProcess):
         self._enter_own_host()
         self.clients = ClientDesk(self)
         self.hosts = HostDesk(self)
+        self.gate = Gate(self)
         self.ranks = RankDesk(self)
         self.environments = EnvironmentDesk(self)
         self.waits = WaitingDesk(self)
@@ -94,7 +96,7 @@ class HomeProcess(HostProcess):
         self.lease = Lease(self)
         self.handover = Handover(self)
         for desk in (
-            self.clients, self.hosts, self.ranks, self.waits, self.names, self.controllers, self.journal, self.output, self.status_publisher, self.cells,
+            self.clients, self.hosts, self.gate, self.ranks, self.waits, self.names, self.controllers, self.journal, self.output, self.status_publisher, self.cells,
             self.interrupts, self.looks, self.debug, self.questions, self.checkpoints, self.healing, self.mesh_name, self.lease,
             self.environments,
         ):  # fmt: skip

@@ -83,7 +83,7 @@ class HostLink:
 
     def ticket(self, host: Host, bind: str) -> Ticket:
         """Return what a host process needs to dial in and take a place; what was given out for it before is void."""
-        endpoint = self._listen_on(bind)
+        endpoint = self.listen_on(bind)
         assert self._keys is not None and self._gatekeeper is not None
         keys = KeyPair.new()
         self._gatekeeper.allowed.discard(host.public_key)
@@ -91,7 +91,7 @@ class HostLink:
         host.public_key, host.endpoint = keys.public, endpoint
         return Ticket(host.index, host.generation, host.label, endpoint, self._keys.public, keys.public, keys.secret)
 
-    def _listen_on(self, bind: str) -> str:
+    def listen_on(self, bind: str) -> str:
         """Listen for other hosts at `bind`, if we don't yet; return the address to dial."""
         if self._socket is None:
             self._open()
@@ -103,6 +103,34 @@ class HostLink:
             self._socket.bind(bind)
             self._endpoints[bind] = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         return self._endpoints[bind]
+
+    @property
+    def public_key(self) -> str:
+        """The key that others know us by; there's one once we listen."""
+        assert self._keys is not None
+        return self._keys.public
+
+    def let_in(self, key: str) -> None:
+        """Let whoever has a key connect."""
+        assert self._gatekeeper is not None
+        self._gatekeeper.allowed.add(key)
+
+    def keep_out(self, key: str) -> None:
+        """Let a key connect no more."""
+        assert self._gatekeeper is not None
+        self._gatekeeper.allowed.discard(key)
+
+    def admit(self, host: Host, public_key: str, endpoint: str) -> None:
+        """Give a place to the host process that has this key, and reaches us at `endpoint`."""
+        self.keep_out(host.public_key)
+        host.public_key, host.endpoint = public_key, self._endpoints.setdefault(endpoint, endpoint)
+        self.let_in(public_key)
+
+    def give_up(self, host: Host) -> None:
+        """A host that was expected isn't any more."""
+        self.keep_out(host.public_key)
+        host.state, host.backlog = HostState.STOPPED, []
+        self._on_lost(host)
 
     def _open(self) -> None:
         home = self._home
@@ -128,6 +156,9 @@ class HostLink:
         frames = self._socket.recv_multipart(copy=False)
         self._strangers.knows(frames[0])
         identity = bytes(frames[0].buffer)
+        if self._home.gate.is_guest(key_of(frames[0])):
+            self._answer_knock(frames)
+            return
         index, generation = _claimed(identity)
         host = self._home.registry.hosts.get(index)
         if host is None or index == 0:  # the home's own place is nobody's
@@ -147,6 +178,12 @@ class HostLink:
         self.num_refused += 1
         by = frame.get("Peer-Address")
         print(f"monarch_nb: a message in the name of host {index} came from {by}, which isn't that host: ignored", file=sys.stderr)
+
+    def _answer_knock(self, frames: list[zmq.Frame]) -> None:
+        assert self._socket is not None
+        payload = bytes(frames[1].buffer) if len(frames) == 2 else b""
+        answer = self._home.gate.answer(key_of(frames[0]), payload, str(frames[0].get("Peer-Address")))
+        self._socket.send_multipart([bytes(frames[0].buffer), answer])
 
     def _send_away(self, identity: bytes, index: int) -> None:
         """Tell a host process whose place is no longer its own to end: its ranks count as dead."""

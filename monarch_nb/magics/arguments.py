@@ -226,12 +226,41 @@ def add_script_arguments(add: Callable[..., Any]) -> None:
     add("args", nargs=argparse.REMAINDER, metavar="ARGS", help="what stands behind it is the script's own")
 
 
+def host_count(text: str) -> str:
+    """Read `4`, `2..8`, or names of hosts: `a,b[1-4]`. It stays text."""
+    if text[:1].isascii() and text[:1].isalpha():
+        return text
+    if not all(_count(part) for part in text.split("..", 1)):
+        raise argparse.ArgumentTypeError(f"expected a number of at least 1, not {shortened(text)}")
+    return text
+
+
+def word(text: str) -> str:
+    """Read a word that a command of an engine is given."""
+    if not text or text.startswith("-") or not text.isprintable() or len(text) > 4096:
+        raise argparse.ArgumentTypeError(f"expected a name, not {shortened(text)}")
+    return text
+
+
+def add_engine_arguments(add: Callable[..., Any]) -> None:
+    """Add what `start` takes for hosts of an engine."""
+    add("--on", type=word, metavar="PROFILE", help="hosts of a profile of clusters.toml, or of an engine; %%mesh clusters lists them")
+    add("--time", type=seconds, metavar="T", help="with --on: for how long, as in 2h")
+    add("--partition", type=word, help="with --on: which part of the cluster")
+    add("--account", type=word, help="with --on: who pays")
+    add("--login", type=word, metavar="[USER@]HOST", help="with --on: where the engine's commands are, by ssh")
+    add("--python", type=word, metavar="PATH", help="with --on: the interpreter on the hosts")
+    add("--wait", type=seconds, metavar="T", help="with --on: how long to wait for hosts; then the request is cancelled")
+    add("--keep-queued", action="store_true", help="with --wait: leave the request in the queue instead")
+    add("--dry-run", action="store_true", help="with --on: show what would be submitted, and submit nothing")
+
+
 def add_start_arguments(add: Callable[..., Any]) -> None:
     """Add what `start` takes, in a notebook and in a terminal."""
     add("name", nargs="?", type=mesh_name, default=DEFAULT_NAME, help="name of the mesh, and of the notebook's variable for it")
     add("--gpus", type=positive, help="ranks per host, one GPU each where there are any")
     add("--procs", type=positive, help="ranks per host")
-    add("--hosts", type=positive, help="number of hosts")
+    add("--hosts", type=host_count, help="number of hosts; with --on also LEAST..MOST, or names")
     add("--dims", type=dims, metavar="D=N,...", help="dimensions, as in hosts=2,gpus=4 or dp=2,tp=4")
     add("--job", choices=("local", "process"), help="where hosts come from")
     add("--idle-timeout", type=seconds, metavar="T", help="lease, as in 30m or 8h (without it: 8h)")
@@ -242,3 +271,4 @@ def add_start_arguments(add: Callable[..., Any]) -> None:
     add("--spares", type=positive, help="hosts that wait to take a lost one's place")
     add("--spawn", action="store_true", help="fresh interpreters instead of forks of a warm one")
     add("--force", "-f", action="store_true", help="more ranks than the machine seems to have room for")
+    add_engine_arguments(add)

@@ -11,10 +11,12 @@ from monarch_nb._shape import name_ranks
 from monarch_nb.display import top as tables
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.magics.arguments import Namespace
+from monarch_nb.magics.clusters import asked_on_engine, script_text
 from monarch_nb.magics.missed import show_missed
 from monarch_nb.magics.running import refuse_other_job, take_on_group
-from monarch_nb.magics.starting import asked_for, describe, set_up, start_or_attach
+from monarch_nb.magics.starting import asked_for, describe, plan_of, set_up, start_or_attach
 from monarch_nb.magics.state import State
+from monarch_nb.mesh import on_engine
 from monarch_nb.stacks import stacks_text
 from monarch_nb.status import MeshStatus, duration
 
@@ -26,11 +28,14 @@ def start(state: State, arguments: Namespace) -> None:
     """Start a mesh, or attach to the running one of that name. With no size: one rank per GPU, or per core."""
     from monarch_nb.mesh.running import refuse_other, take_on
 
+    if arguments.dry_run and arguments.on:
+        print(script_text(arguments, plan_of(arguments)))
+        return
     before = state.current
     mesh, is_new = start_or_attach(state, arguments)
     if not is_new:
         try:
-            asked = asked_for(arguments)
+            asked = asked_on_engine(mesh, arguments) if arguments.on else asked_for(arguments)
             refuse_other(mesh, asked)
             refuse_other_job(mesh, arguments.job)
         except MeshUsageError:
@@ -196,6 +201,7 @@ def stop(state: State, arguments: Namespace) -> None:
     if arguments.force:
         mesh._session.request(Stop(list(mesh._procs), 0.0))
     mesh.stop().get(30)
+    on_engine.give_back(mesh.name)
     state.drop(mesh.name)
     print(f"mesh {mesh.name!r} has ended")
 

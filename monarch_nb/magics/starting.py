@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from monarch_nb import mesh as meshes
 from monarch_nb._protocol.programs import Status
 from monarch_nb.exceptions import MeshUsageError
+from monarch_nb.job.allocation import Plan, read_record
+from monarch_nb.magics import clusters
 from monarch_nb.magics.arguments import Namespace
+from monarch_nb.mesh import on_engine, starting
+from monarch_nb.mesh.running import Asked
 from monarch_nb.status import duration
 
 if TYPE_CHECKING:
     from monarch_nb.magics.state import State
     from monarch_nb.mesh import Mesh
-    from monarch_nb.mesh.running import Asked
-
 
 GROUP_TIMEOUT_S = 600.0
 
@@ -24,9 +27,24 @@ def start_mesh(arguments: Namespace) -> Mesh:
     Raises:
         MeshUsageError: if the arguments contradict each other.
     """
-    from monarch_nb import mesh as meshes
-
+    if arguments.on is not None:
+        return clusters.start_on(arguments, plan_of(arguments))
     return meshes.start(arguments.name, force=arguments.force, **vars(asked_for(arguments)))
+
+
+def plan_of(arguments: Namespace) -> Plan:
+    """Return what is to become of hosts of an engine.
+
+    Raises:
+        MeshUsageError: if the arguments contradict each other.
+    """
+    dims = read_dims(arguments)
+    if dims and "hosts" in dims:
+        raise MeshUsageError(f"start: with --on, the number of hosts is said by itself: --hosts {dims['hosts']}")
+    return Plan(
+        None if dims is None else tuple(dims.items()), tuple(arguments.env or ()), "spawn" if arguments.spawn else "fork",
+        arguments.on_failure or "", num_spares=arguments.spares or 0, idle_timeout_s=_lease(arguments),
+    )  # fmt: skip
 
 
 def asked_for(arguments: Namespace) -> Asked:
@@ -35,8 +53,6 @@ def asked_for(arguments: Namespace) -> Asked:
     Raises:
         MeshUsageError: if the arguments contradict each other.
     """
-    from monarch_nb.mesh.running import Asked
-
     dims, num_hosts = read_sizes(arguments)
     return Asked(
         dims,
@@ -52,8 +68,8 @@ def asked_for(arguments: Namespace) -> Asked:
 
 def start_or_attach(state: State, arguments: Namespace) -> tuple[Mesh, bool]:
     """Start a mesh, unless one of that name runs; say whether it's new. Waits for one that another program is starting just now."""
-    from monarch_nb.mesh import starting
-
+    if on_engine.waits(arguments.name):
+        return clusters.wait_on(arguments), True
     return starting.start_or_attach(
         arguments.name,
         attach=lambda: state.attach(arguments.name),
@@ -71,23 +87,35 @@ def set_up(mesh: Mesh, arguments: Namespace) -> str:
 
 def _when_it_ends(arguments: Namespace) -> str:
     """Return when a new mesh will end, and why so."""
-    from monarch_nb.mesh.starting import ends_with_program
-
     asked = getattr(arguments, "with_kernel", False)
-    if not ends_with_program(asked):
+    if not starting.ends_with_program(asked):
         return f"after {duration(_lease(arguments))} without a client and a running cell"
     why = "" if asked else ", because a program runs this notebook (nbclient, papermill, nbconvert): --keep lets it go on"
     return f"with this kernel{why}"
 
 
 def _lease(arguments: Namespace) -> float:
-    from monarch_nb.mesh.starting import IDLE_TIMEOUT_S
-
-    return IDLE_TIMEOUT_S if arguments.idle_timeout is None else float(arguments.idle_timeout)
+    return starting.IDLE_TIMEOUT_S if arguments.idle_timeout is None else float(arguments.idle_timeout)
 
 
 def read_sizes(arguments: Namespace) -> tuple[dict[str, int] | None, int]:
     """Return dimensions on each host, if any were asked for, and the number of hosts, 0 for this machine.
+
+    Raises:
+        MeshUsageError: if the arguments contradict each other.
+    """
+    dims = read_dims(arguments)
+    hosts = clusters.num_hosts_here(arguments)
+    if dims and "hosts" in dims:
+        hosts = dims.pop("hosts")
+    job = arguments.job or ("process" if hosts else "local")
+    if job == "local" and hosts > 1:
+        raise MeshUsageError("start: --job local is a single host; use --job process for several on this machine")
+    return dims, hosts if job == "process" else 0
+
+
+def read_dims(arguments: Namespace) -> dict[str, int] | None:
+    """Return dimensions, if any were asked for.
 
     Raises:
         MeshUsageError: if the arguments contradict each other.
@@ -102,13 +130,7 @@ def read_sizes(arguments: Namespace) -> tuple[dict[str, int] | None, int]:
         dims = dict(arguments.dims)
     elif given:
         dims = {given[0]: getattr(arguments, given[0])}
-    hosts = arguments.hosts or 0
-    if dims and "hosts" in dims:
-        hosts = dims.pop("hosts")
-    job = arguments.job or ("process" if hosts else "local")
-    if job == "local" and hosts > 1:
-        raise MeshUsageError("start: --job local is a single host; use --job process for several on this machine")
-    return dims, hosts if job == "process" else 0
+    return dims
 
 
 def describe(mesh: Mesh) -> str:
@@ -121,8 +143,9 @@ def prepare_distributed(mesh: Mesh, backend: str | None, timeout_s: float | None
     from monarch_nb.spmd import setup_torch_elastic_env
     from monarch_nb.spmd.environment import host_and_port
 
-    port = mesh.part([0]).execute(host_and_port, None).get(30).item()[1]
-    setup_torch_elastic_env(mesh, "127.0.0.1", port)  # all hosts of such a mesh are this machine
+    address, port = mesh.part([0]).execute(host_and_port, None).get(30).item()
+    is_here = read_record(mesh.name) is None  # all hosts of such a mesh are this machine
+    setup_torch_elastic_env(mesh, "127.0.0.1" if is_here else address, port)
     if backend is None:
         return ""
     chosen = backend or ("nccl" if "gpus" in mesh.sizes and _has_gpus(mesh) else "gloo")

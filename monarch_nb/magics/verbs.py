@@ -7,6 +7,7 @@ from typing import Any
 
 from monarch_nb.magics import (
     auto,
+    clusters,
     data,
     debug,
     doctor,
@@ -44,6 +45,10 @@ Verb = Callable[[State, Namespace], Any]
 VERBS: dict[str, Verb] = {
     "start": lifecycle.start,
     "list": lifecycle.list_,
+    "clusters": clusters.clusters,
+    "queue": clusters.queue,
+    "cancel": clusters.cancel,
+    "hosts": clusters.hosts,
     "attach": lifecycle.attach,
     "detach": lifecycle.detach,
     "use": lifecycle.use,
@@ -118,7 +123,7 @@ def _add_arguments(verb: str, parser: Parser) -> None:
         _OWN[verb](add)
     if verb in _PER_RANK:
         add("--ranks", "-r", default=None if verb == "rerun" else "all", help="a rank set: all; 3; 0-3,7; ::2; hosts=0,gpus=2:8")
-    if verb not in ("start", "list", "stop", "help", *NAMES_A_MESH):
+    if verb not in ("start", "list", "stop", "help", "clusters", "queue", "cancel", *NAMES_A_MESH):
         add("--name", "-n", type=mesh_name, help="which mesh, if not the current one")
     if verb == "run":  # what stands behind the script is the script's
         script.add_run_arguments(add)
@@ -200,6 +205,7 @@ def _history(add: Any) -> None:
 _OWN: dict[str, Callable[[Any], None]] = {
     "start": _start,
     "stop": _stop,
+    "cancel": clusters.add_cancel_arguments,
     "top": _top,
     "debug": _debug,
     "break": _break,

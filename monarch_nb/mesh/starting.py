@@ -22,6 +22,7 @@ from monarch_nb._protocol.states import ClaimState, OnFailure
 from monarch_nb._runtime.supervision import MeshFailure
 from monarch_nb._shape import Extent, Shape, format_ranks
 from monarch_nb.actor.host_mesh import HostMesh
+from monarch_nb.actor.proc_mesh import ProcMesh
 from monarch_nb.exceptions import MeshEnded, MeshError, MeshNotFound, MeshUsageError, NameTaken
 from monarch_nb.mesh.core import Mesh
 from monarch_nb.mesh.running import Asked, refuse_other, take_on
@@ -105,7 +106,7 @@ def _start(name: str, asked: Asked, *, force: bool) -> Mesh:
     path = launch.connection_path(name)
     if launch.wait_until_settled(name, states=(ClaimState.ENDING,)):
         raise NameTaken(f"mesh {name!r} runs already. Attach to it: %mesh start {name}, or choose another name")
-    session = _claimed(name, path)
+    session = claimed(name)
     idle_timeout_s = IDLE_TIMEOUT_S if asked.idle_timeout_s is None else asked.idle_timeout_s
     try:
         mesh = _start_on(
@@ -116,7 +117,7 @@ def _start(name: str, asked: Asked, *, force: bool) -> Mesh:
             mesh.on_failure(asked.on_failure, max_restarts=asked.max_restarts)
         return mesh
     except BaseException:
-        _abandon(session)
+        abandon(session)
         raise
 
 
@@ -129,7 +130,7 @@ def _check_room(dims: Mapping[str, int], num_hosts: int, num_spares: int, *, for
         raise MeshUsageError(str(error)) from None
 
 
-def _claimed(name: str, path: str) -> Session:
+def claimed(name: str) -> Session:
     """Return a session with a home that has the right to a name, as nobody else has.
 
     Raises:
@@ -143,7 +144,7 @@ def _claimed(name: str, path: str) -> Session:
             if session.request(ClaimName(launch.claim_path(name))):
                 return session
         except BaseException:
-            _abandon(session)
+            abandon(session)
             raise
         session.close()
         spare.put_back(connection)
@@ -169,17 +170,23 @@ def _start_on(
         dims = default_dims(session)
     procs = hosts.spawn_procs(dims, name=name, env=env, method=method, force=force)
     procs.initialized.get(120)
-    extent = procs.extent
-    record = GroupRecord(
-        procs._group, tuple(procs._procs), tuple(extent.labels), tuple(extent.sizes), tuple(procs._hosts), dict(env)
-    )
-    session.request(SetMesh(record))
+    record = enter(session, procs, env)
     adopt = Adopt(
         name=name, idle_timeout_s=idle_timeout_s, connection_file=path, env=dict(env), dims=dict(procs.sizes),
         rank_set=format_ranks(range(len(procs))), journal=launch.new_journal(name), owner_pid=os.getpid() if with_program else None,
     )  # fmt: skip
     session.request(adopt)
-    return _made(name, session, record)
+    return made(name, session, record)
+
+
+def enter(session: Session, procs: ProcMesh, env: Mapping[str, str]) -> GroupRecord:
+    """Let other programs find these ranks as the named mesh of their home; return their description."""
+    extent = procs.extent
+    record = GroupRecord(
+        procs._group, tuple(procs._procs), tuple(extent.labels), tuple(extent.sizes), tuple(procs._hosts), dict(env)
+    )
+    session.request(SetMesh(record))
+    return record
 
 
 def ends_with_program(asked: bool | None) -> bool:
@@ -208,7 +215,8 @@ def default_dims(session: Session) -> dict[str, int]:
     return {"gpus": home.num_gpus} if home.num_gpus else {"procs": home.num_cores}
 
 
-def _abandon(session: Session) -> None:
+def abandon(session: Session) -> None:
+    """End a home that no mesh has come of."""
     with suppress(MeshError):
         session.request(ShutDown())
     session.close()
@@ -236,8 +244,11 @@ def attach(name: str | None = None, *, listens: bool = True, observes: bool = Fa
     if record is None:
         if known is None:
             session.close()
-        raise ValueError(f"{connection.name!r} has not finished starting")
-    return _made(connection.name, session, record, make_current=listens)
+        raise MeshUsageError(
+            f"mesh {connection.name!r} has no ranks yet: it's being started, or waits for its hosts. "
+            f"Wait with it: %mesh start {connection.name}; or give up: %mesh cancel {connection.name}"
+        )
+    return made(connection.name, session, record, make_current=listens)
 
 
 def current() -> Mesh | None:
@@ -252,7 +263,8 @@ def current() -> Mesh | None:
 _attach = attach  # `start` has a parameter of that name
 
 
-def _made(name: str, session: Session, record: GroupRecord, *, make_current: bool = True) -> Mesh:
+def made(name: str, session: Session, record: GroupRecord, *, make_current: bool = True) -> Mesh:
+    """Return the mesh that a home describes; this program is in it from now on."""
     mesh = Mesh(name, session, record)
     if "joblib" in sys.modules:  # so that joblib.parallel_config(backend="monarch_nb") finds it
         importlib.import_module("monarch_nb.mesh.tasks.joblib")

@@ -10,8 +10,10 @@ from collections.abc import Collection
 
 _END = r"(?=$|[\s,;.:)`])"
 _MAGIC = re.compile(rf"%mesh ([a-z][a-z-]*)((?: --env\b)?)( [A-Za-z_][\w-]*{_END})?( [\w|-]+{_END})?")
-_NAMED = ("start", "attach", "detach", "use", "stop", "status", "top")
+_NAMED = ("start", "attach", "detach", "use", "stop", "status", "top", "cancel")
 """Verbs whose first word is a mesh's name."""
+_OF_ALL = ("list", "clusters", "queue")
+"""Verbs about no mesh in particular."""
 _NUM_WORDS = {"set": 2, "auto": 1, "on-failure": 1, "pull": 1, "push": 1, **dict.fromkeys(_NAMED, 1)}
 """How many words belong to a verb, of those that only a notebook has; what follows is the message's."""
 
@@ -38,7 +40,7 @@ def in_terminal(text: str, commands: Collection[str], mesh_name: str | None = No
         if verb not in commands:
             num = _NUM_WORDS.get(verb, 0)
             return f"%mesh {verb}{env}{''.join((word, more)[:num])} (in a notebook){''.join((word, more)[num:])}"
-        name = f" {mesh_name}" if mesh_name and verb != "list" and not (verb in _NAMED and word) else ""
+        name = f" {mesh_name}" if mesh_name and verb not in _OF_ALL and not (verb in _NAMED and word) else ""
         return f"monarch-nb {verb}{name}{word}{more}"
 
     return _MAGIC.sub(replaced, text)

@@ -1,0 +1,239 @@
+"""`monarch-nb host --join FILE`: what all engines run on each of their hosts.
+
+It reads an invitation, makes a key for the host process, knocks at the mesh's addresses one after the other, and starts the host process with the place that it's given.
+Then it waits for the host process' end and passes on signals; if it's killed itself, the host process ends, too. What goes wrong is said on standard error, which engines keep:
+`start` shows it when a host doesn't come.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import socket as sockets
+import stat
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from types import FrameType
+from typing import Any, NamedTuple
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from monarch_nb._host.starting import host_command
+from monarch_nb._version import __version__
+from monarch_nb._wire import message as wire
+from monarch_nb._wire.directory import new_directory
+from monarch_nb._wire.invitation import MAX_BYTES, Admission, Invitation, InvitationError, Knock
+from monarch_nb._wire.keys import KeyPair
+
+TRY_S = 3.0
+"""How long one address is tried."""
+ANSWER_S = 10.0
+STARTED = "joined as host"
+"""What the launcher writes when its host process serves; engines that let go of it wait for that."""
+_NUMBERED = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_TASKS_PER_NODE", "SLURM_GTIDS", "SLURM_TASK_PID")
+_OF_LAUNCHERS = ("SLURM_STEP_", "SLURM_SRUN_", "SLURM_LAUNCH_", "PMI_", "PMIX_", "OMPI_", "RAY_")
+"""What says to libraries that this process is one of the launcher's tasks: Lightning, Accelerate and MPI believe it."""
+
+
+class LauncherError(Exception):
+    """Why this host can't join, in a sentence."""
+
+
+class Place(NamedTuple):
+    """A place in a mesh: the answer to a knock, and where it came from."""
+
+    admission: Admission
+    address: str
+    home_key: str
+    keys: KeyPair
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Join a mesh; return the exit status."""
+    parser = argparse.ArgumentParser(prog="monarch-nb host", description="Let this machine be a host of a mesh.")
+    add_arguments(parser)
+    return run(parser.parse_args(argv))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what `monarch-nb host` takes."""
+    parser.add_argument("--join", required=True, metavar="FILE", help="the invitation; - reads it from standard input")
+    parser.add_argument("--place", type=int, metavar="N", help="which of the mesh's hosts this one is; by default the next one")
+    parser.add_argument("--detach", action="store_true", help="return once the host process serves; it goes on by itself")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Join a mesh; return the exit status."""
+    node = os.environ.get("SLURMD_NODENAME") or sockets.gethostname()
+    try:
+        invitation = read_invitation(arguments.join)
+        _use_scratch(invitation.scratch)
+        place = knock(invitation, node, arguments.place)
+        process = _start(place, detach=arguments.detach)
+    except (LauncherError, InvitationError, OSError) as error:
+        print(f"node {node}: {error}", file=sys.stderr, flush=True)
+        return 1
+    print(f"{STARTED} {place.admission.host} by {place.address} (pid {process.pid})", flush=True)
+    return 0 if arguments.detach else _wait(process)
+
+
+def read_invitation(path: str) -> Invitation:
+    """Return the invitation in a file of ours that nobody else can read, or on standard input.
+
+    Raises:
+        LauncherError: if the file can't be read, or others can read it.
+        InvitationError: if it's none.
+    """
+    if path == "-":
+        return Invitation.from_json(sys.stdin.buffer.read(MAX_BYTES + 1))
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError as error:
+        raise LauncherError(f"the invitation {path} can't be read: {error.strerror}") from None
+    with open(fd, "rb") as file:
+        about = os.fstat(fd)
+        if not stat.S_ISREG(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o077:
+            raise LauncherError(f"the invitation {path} is a secret, and can be read by others or isn't yours: chmod 600 {path}")
+        return Invitation.from_json(file.read(MAX_BYTES + 1))
+
+
+def _use_scratch(scratch: str) -> None:
+    """Have sockets and segments lie on a disk of this machine."""
+    if not scratch:
+        return
+    path = os.path.expanduser(os.path.expandvars(scratch))
+    if "$" in path or not os.path.isabs(path):
+        raise LauncherError(f"scratch = {scratch!r} is {path!r} here: it must be an absolute path, and its variables must be set")
+    os.makedirs(path, mode=0o700, exist_ok=True)
+    os.environ["XDG_RUNTIME_DIR"] = path
+
+
+# --- knocking
+
+
+def knock(invitation: Invitation, node: str, place: int | None) -> Place:
+    """Ask for a place at one address after the other.
+
+    Raises:
+        LauncherError: naming each address and what came of it, or why there's no place.
+    """
+    if invitation.wire_version != wire.VERSION:
+        raise LauncherError(
+            f"{sys.executable} has monarch_nb {__version__} (protocol {wire.VERSION}), and the mesh speaks protocol {invitation.wire_version}: "
+            "install the same version here, or name another interpreter: python = in the profile"
+        )
+    keys = KeyPair.new()
+    tried = []
+    for address in invitation.addresses:
+        trouble = _unreachable(address)
+        said = Knock(keys.public, node, wire.VERSION, address, place)
+        answer = None if trouble else _ask(invitation, address, said.to_json())
+        if isinstance(answer, Admission):
+            if answer.error:
+                raise LauncherError(answer.error)
+            return Place(answer, address, invitation.home_key, keys)
+        tried.append(f"{address} ({trouble or answer})")
+    raise LauncherError(
+        f"cannot reach the mesh at {', '.join(tried)}. A firewall? ports = \"29400-29500\" in the profile names ports that are open, "
+        "network = the addresses that hosts can reach"
+    )
+
+
+def _unreachable(address: str) -> str:
+    """Return why nobody can be connected to at an address; empty if somebody can."""
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    try:
+        sockets.create_connection((host.strip("[]"), int(port)), timeout=TRY_S).close()
+    except TimeoutError:
+        return "timed out"
+    except (OSError, ValueError, OverflowError) as error:
+        return str(getattr(error, "strerror", None) or error).lower()
+    return ""
+
+
+def _ask(invitation: Invitation, address: str, said: bytes) -> Admission | str:
+    """Knock at an address; return the answer, or what came instead."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    guest = context.socket(zmq.DEALER)
+    guest.setsockopt(zmq.LINGER, 0)
+    guest.setsockopt(zmq.IPV6, int("[" in address))
+    guest.curve_serverkey = invitation.home_key.encode()
+    guest.curve_publickey, guest.curve_secretkey = invitation.guest_public.encode(), invitation.guest_secret.encode()
+    failed = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    monitor = guest.get_monitor_socket(failed)
+    try:
+        guest.connect(address)
+        guest.send(said)
+        ready = {s for s, _ in zmq.zmq_poll([(guest, zmq.POLLIN), (monitor, zmq.POLLIN)], int(ANSWER_S * 1000))}
+        if guest in ready:
+            return Admission.from_json(guest.recv())
+        return _handshake_text(monitor) if monitor in ready else f"no answer within {ANSWER_S:g} s"
+    finally:
+        guest.disable_monitor()
+        guest.close()
+        monitor.close(0)
+        context.term()
+
+
+def _handshake_text(monitor: zmq.Socket[bytes]) -> str:
+    if parse_monitor_message(monitor.recv_multipart())["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+        return "this invitation isn't good any more: all its places are taken, its time is up, or it was withdrawn"
+    return "who listens there isn't this mesh: its key is another one"
+
+
+# --- the host process
+
+
+def _start(place: Place, *, detach: bool) -> subprocess.Popen[bytes]:
+    """Start the host process; return once it serves.
+
+    Raises:
+        LauncherError: with what it wrote, if it ended instead.
+    """
+    found = place.admission
+    config: dict[str, Any] = {
+        "host": found.host, "generation": found.generation, "label": found.label, "home": place.address, "home_key": place.home_key,
+        "public": place.keys.public, "secret": place.keys.secret, "directory": os.path.join(new_directory(), f"h{found.host}"),
+        "sys_path": [os.path.abspath(p) for p in sys.path if p], "log": os.environ.get("MONARCH_NB_HOST_LOG"),
+        "launcher_pid": None if detach else os.getpid(),
+    }  # fmt: skip
+    process = subprocess.Popen(
+        host_command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, env=host_environment(os.environ)
+    )
+    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+    process.stdin.write(json.dumps(config).encode())
+    process.stdin.close()
+    if process.stdout.readline() != b"ready\n":
+        error = process.stderr.read().decode(errors="replace").strip()
+        raise LauncherError(f"the host process did not start (exit code {process.wait()}): {error}")
+    process.stdout.close()
+    process.stderr.close()
+    return process
+
+
+def host_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return variables without those that say which of a launcher's tasks this is: ranks have numbers of their own.
+
+    >>> host_environment({"SLURM_JOB_ID": "7", "SLURM_PROCID": "1", "PMI_RANK": "1"})
+    {'SLURM_JOB_ID': '7'}
+    """
+    return {k: v for k, v in environment.items() if k not in _NUMBERED and not k.startswith(_OF_LAUNCHERS)}
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """Wait for the host process' end; whoever ends us, ends it."""
+
+    def pass_on(_number: int, _frame: FrameType | None) -> None:
+        process.terminate()
+
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, pass_on)
+    return process.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

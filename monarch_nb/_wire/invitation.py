@@ -1,0 +1,149 @@
+"""What lets hosts of an engine into a mesh: one file, the same for all of them.
+
+It has the addresses of the controller, its public key, and a key pair that is good for nothing but a knock. Whoever knocks says which key it has made for
+itself, so that no secret of a host ever travels; it's told its place, or why there's none. Knock and answer are JSON: nothing of a stranger's is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+VERSION = 1
+MAX_BYTES = 1 << 16
+_KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
+"""Z85 text of 32 bytes."""
+Made = TypeVar("Made")
+
+
+class InvitationError(ValueError):
+    """A text that is no invitation, knock or answer; says why."""
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """How to get into a mesh.
+
+    Attributes:
+        wire_version: protocol of the mesh.
+        addresses: of the controller, in the order in which they're tried: tcp://10.0.0.5:29400.
+        home_key: the controller's public key.
+        guest_public, guest_secret: a pair that may only knock.
+        places: how many hosts may come.
+        scratch: directory for sockets and segments; variables are expanded on each host.
+    """
+
+    mesh: str
+    wire_version: int
+    addresses: tuple[str, ...]
+    home_key: str
+    guest_public: str
+    guest_secret: str
+    places: int
+    scratch: str = ""
+
+    def to_json(self) -> str:
+        """Return it as a file's text. It's a secret: mode 0600, or standard input."""
+        return json.dumps({"version": VERSION, **asdict(self)})
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Invitation:
+        """Read an invitation.
+
+        Raises:
+            InvitationError: saying what is wrong.
+        """
+        found = _object(text, "invitation")
+        if found.pop("version", None) != VERSION:
+            raise InvitationError(f"an invitation of another version: this monarch_nb reads version {VERSION}")
+        made = _made(cls, {**found, "addresses": tuple(found.get("addresses") or ())}, "invitation")
+        if not made.addresses or not all(isinstance(a, str) and a.startswith("tcp://") for a in made.addresses):
+            raise InvitationError("an invitation without an address of the mesh")
+        _check_keys(made.home_key, made.guest_public, made.guest_secret)
+        return made
+
+
+@dataclass(frozen=True)
+class Knock:
+    """What a launcher says of itself.
+
+    Attributes:
+        public: the key that it has made for the host process.
+        node: what its machine is called.
+        address: by which it has come.
+        place: which place it's for, where the engine counts its hosts; None: any.
+    """
+
+    public: str
+    node: str
+    wire_version: int
+    address: str
+    place: int | None = None
+
+    def to_json(self) -> bytes:
+        """Return it as a message."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Knock:
+        """Read a knock.
+
+        Raises:
+            InvitationError: saying what is wrong.
+        """
+        made = _made(cls, _object(text, "knock"), "knock")
+        _check_keys(made.public)
+        if not isinstance(made.node, str) or not 0 < len(made.node) <= 255 or not made.node.isprintable():
+            raise InvitationError("a knock without a node's name")
+        if type(made.wire_version) is not int or type(made.place) not in (int, type(None)) or type(made.address) is not str:
+            raise InvitationError("a knock whose fields are none")
+        return made
+
+
+@dataclass(frozen=True)
+class Admission:
+    """What a knock is answered with: a place, or why there's none (`error`)."""
+
+    host: int = 0
+    generation: int = 0
+    label: str = ""
+    error: str = ""
+
+    def to_json(self) -> bytes:
+        """Return it as a message."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Admission:
+        """Read an answer.
+
+        Raises:
+            InvitationError: if it's none.
+        """
+        return _made(cls, _object(text, "answer"), "answer")
+
+
+def _object(text: str | bytes, what: str) -> dict[str, Any]:
+    if len(text) > MAX_BYTES:
+        raise InvitationError(f"this is no {what}: it has {len(text):,} bytes")
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        raise InvitationError(f"this is no {what}: it isn't JSON") from None
+    if not isinstance(found, dict):
+        raise InvitationError(f"this is no {what}")
+    return found
+
+
+def _made(cls: type[Made], fields: dict[str, Any], what: str) -> Made:
+    try:
+        return cls(**fields)
+    except TypeError as error:
+        raise InvitationError(f"this is no {what}: {str(error).partition(') ')[2] or error}") from None
+
+
+def _check_keys(*keys: Any) -> None:
+    if not all(isinstance(key, str) and _KEY.fullmatch(key) for key in keys):
+        raise InvitationError("a key that is none")

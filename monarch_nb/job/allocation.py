@@ -1,0 +1,182 @@
+"""Records of what was asked for and had: a file for each mesh that runs on hosts of an engine. They outlive the program that has asked, so nothing is forgotten.
+
+JSON, of mode 0600; what lies there is believed only if it's ours and says what a record says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Self
+
+from monarch_nb._client.mesh_name import check_mesh_name
+from monarch_nb._wire.directory import private_directories, private_directory
+from monarch_nb.exceptions import MeshUsageError
+from monarch_nb.job.spec import HostRange, HostSpec, PortRange
+
+VERSION = 1
+_MAX_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What becomes of the hosts once they're there.
+
+    Attributes:
+        dims: dimensions on each host, and their sizes; None: by what the hosts have.
+        idle_timeout_s: without a client the mesh ends after that, also while it waits for its hosts.
+        guest: public key of the invitation, by which it can be withdrawn.
+    """
+
+    dims: tuple[tuple[str, int], ...] | None = None
+    env: tuple[tuple[str, str], ...] = ()
+    method: str = "fork"
+    on_failure: str = ""
+    max_restarts: int = 5
+    num_spares: int = 0
+    idle_timeout_s: float = 8 * 3600.0
+    guest: str = ""
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """What an engine was asked for.
+
+    Attributes:
+        mesh: name of the mesh that it's for.
+        profile: what the user calls the cluster.
+        id: the engine's own name for it: a job's number. Empty until it has one.
+        parts: what the engine knows of each host, in its own words.
+        hosts: indices of the places that were reserved in the mesh.
+        directory: where the launchers write, if that's a directory of this machine.
+        submitted_at: seconds since the epoch.
+        is_up: whether the mesh is there; until then, it waits for its hosts.
+    """
+
+    mesh: str
+    profile: str
+    spec: HostSpec
+    id: str = ""
+    parts: tuple[str, ...] = ()
+    hosts: tuple[int, ...] = ()
+    directory: str = ""
+    submitted_at: float = 0.0
+    submitted_by: int = 0
+    plan: Plan = Plan()
+    is_up: bool = False
+
+    @classmethod
+    def new(cls, mesh: str, profile: str, spec: HostSpec, plan: Plan) -> Self:
+        """Return one that is asked for just now, by this program."""
+        return cls(mesh, profile, spec, plan=plan, submitted_at=time.time(), submitted_by=os.getpid())
+
+    def described(self) -> str:
+        """Return what it is in some words."""
+        return f"{self.spec.engine}{f' job {self.id}' if self.id else ''}" + (f" on {self.profile}" if self.profile != self.spec.engine else "")
+
+    def to_json(self) -> str:
+        """Return it as a record."""
+        return json.dumps({"version": VERSION, **asdict(self)}, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """Read a record.
+
+        Raises:
+            MeshUsageError: if it's none, or of a later version.
+        """
+        try:
+            found = dict(json.loads(text))
+            if found.pop("version") != VERSION:
+                raise ValueError("it's of another version of monarch_nb")
+            spec = _spec(dict(found.pop("spec")))
+            plan = _plan(dict(found.pop("plan")))
+            parts, hosts = tuple(found.pop("parts")), tuple(found.pop("hosts"))
+            return replace(cls(spec=spec, plan=plan, parts=parts, hosts=hosts, **found), mesh=check_mesh_name(found["mesh"]))
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise MeshUsageError(f"this is no record of an allocation: {error}") from None
+
+
+def _plan(table: dict[str, Any]) -> Plan:
+    dims = table.pop("dims")
+    env = tuple((str(k), str(v)) for k, v in table.pop("env"))
+    return Plan(None if dims is None else tuple((str(k), int(n)) for k, n in dims), env, **table)
+
+
+def _spec(table: dict[str, Any]) -> HostSpec:
+    for key, kind in (("hosts", HostRange), ("ports", PortRange)):
+        if table.get(key) is not None:
+            table[key] = kind(**table[key])
+    table["own"] = tuple((str(k), str(v)) for k, v in table["own"])
+    return HostSpec(**{**table, "machines": tuple(table["machines"]), "setup": tuple(table["setup"])})
+
+
+# --- where they lie
+
+
+def records_directory() -> str:
+    """Return the directory of this user's records, made if need be."""
+    from jupyter_core.paths import jupyter_data_dir
+
+    path = os.path.join(jupyter_data_dir(), "monarch_nb", "allocations")
+    private_directories(path)
+    private_directory(path)
+    return path
+
+
+def record_path(mesh: str) -> str:
+    """Return the file of a mesh's record."""
+    return os.path.join(records_directory(), f"{check_mesh_name(mesh)}.json")
+
+
+def write_record(allocation: Allocation, path: str = "") -> None:
+    """Write a record, at once or not at all."""
+    path = path or record_path(allocation.mesh)
+    part = f"{path}.{os.getpid()}.part"
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    with open(fd, "w") as file:
+        file.write(allocation.to_json())
+    os.replace(part, path)
+
+
+def read_record(mesh: str) -> Allocation | None:
+    """Return a mesh's record; None if there's none."""
+    return read_record_at(record_path(mesh))
+
+
+def read_record_at(path: str) -> Allocation | None:
+    """Return the record in a file; None if it isn't there.
+
+    Raises:
+        MeshUsageError: if what is there is no record of ours.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    with open(fd, "rb") as file:
+        about = os.fstat(fd)
+        if not stat.S_ISREG(about.st_mode) or about.st_uid != os.getuid() or about.st_size > _MAX_BYTES:
+            raise MeshUsageError(f"{path} is no record of this user; remove it")
+        return Allocation.from_json(file.read(_MAX_BYTES))
+
+
+def remove_record(mesh: str) -> None:
+    """Forget an allocation that has ended."""
+    with suppress(FileNotFoundError):
+        os.unlink(record_path(mesh))
+
+
+def list_records() -> list[Allocation]:
+    """Return all that this user has asked for and that hasn't been seen to end; files that are no records are passed over."""
+    found = []
+    directory = records_directory()
+    for name in sorted(os.listdir(directory)):
+        if name.endswith(".json"):
+            with suppress(MeshUsageError, OSError):
+                found.append(read_record_at(os.path.join(directory, name)))
+    return [allocation for allocation in found if allocation is not None]

@@ -1,0 +1,194 @@
+"""Jobs on hosts of an engine, by Monarch's names: a program's own, given back when it kills them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from monarch_nb._client import session as sessions
+from monarch_nb._client.session import Session
+from monarch_nb._protocol.ranks import StopHosts
+from monarch_nb._shape import Extent, Shape
+from monarch_nb.actor.host_mesh import HostMesh
+from monarch_nb.exceptions import MeshError, MeshUsageError
+from monarch_nb.job import allocation as records
+from monarch_nb.job.allocation import Allocation, Plan
+from monarch_nb.job.base import JobState, JobTrait, check_meshes
+from monarch_nb.job.engines import engine_of
+from monarch_nb.job.joining import Wait, reserve
+from monarch_nb.job.spec import HostRange, HostSpec, machines
+from monarch_nb.status import parse_duration
+
+_numbers = itertools.count(1)
+
+
+class EngineJob(JobTrait):
+    """Hosts of an engine. Base of the jobs that Monarch names."""
+
+    def __init__(self, meshes: Mapping[str, int], timeout_s: float | None = None) -> None:
+        super().__init__()
+        self._sizes = check_meshes(meshes)
+        self._timeout_s = timeout_s
+        self._asked: Allocation | None = None
+        self._session: Session | None = None
+        self._joined: list[int] = []
+
+    def spec(self) -> HostSpec:
+        """Return what hosts this job wants."""
+        raise NotImplementedError
+
+    def can_run(self, spec: EngineJob) -> str:
+        """Return what another job wants otherwise than this one; empty if this one's hosts will do. A job that runs is never ended for it."""
+        return self.spec().difference(spec.spec())
+
+    def _create(self) -> None:
+        spec = self.spec()
+        engine, self._session = engine_of(spec), sessions.current()
+        usable, problems = engine.usable(spec), []
+        problems = [usable.why_not] if not usable else engine.check(spec)
+        if problems:
+            raise MeshUsageError(f"{type(self).__name__}: {'; '.join(problems)}")
+        asked = Allocation.new(f"job-{os.getpid()}-{next(_numbers)}", spec.engine, spec, Plan())
+        asked, invitation = reserve(self._session, engine, asked)
+        records.write_record(asked)
+        self._asked = asked
+        try:
+            self._asked = engine.submit(asked, invitation)
+        except BaseException:
+            self._give_back()
+            raise
+        records.write_record(self._asked)
+
+    def _state(self) -> JobState:
+        assert self._asked is not None and self._session is not None
+        if not self._joined:
+            self._joined = self._wait(self._asked, self._session)
+        found, at = {}, 0
+        for name, num in self._sizes.items():
+            found[name] = HostMesh(self._joined[at : at + num], Shape.full(Extent(["hosts"], [num])), self._session)
+            at += num
+        return JobState(found)
+
+    def _wait(self, asked: Allocation, session: Session) -> list[int]:
+        try:
+            joined = Wait(session, engine_of(asked.spec), asked, lambda _text: None).until_joined(self._timeout_s)
+        except TimeoutError:
+            raise MeshError(f"{asked.described()}: no hosts within {self._timeout_s:g} s. It waits on: state() again; give up: kill()") from None
+        records.write_record(replace(asked, is_up=True))
+        return joined
+
+    def _kill(self) -> None:
+        if self._session is not None and self._joined:
+            with suppress(MeshError):  # this program's mesh may have ended before
+                self._session.request(StopHosts(self._joined))
+        self._give_back()
+
+    def _give_back(self) -> None:
+        asked, self._asked, self._joined = self._asked, None, []
+        if asked is not None:
+            engine_of(asked.spec).end(asked)
+            records.remove_record(asked.mesh)
+
+
+class SSHJob(EngineJob):
+    """Hosts that one can log in to.
+
+    Args:
+        hosts: names of ~/.ssh/config or addresses, by mesh name.
+        python_exe: interpreter on the hosts.
+        config: another ssh configuration than the user's.
+        setup: shell lines before the interpreter.
+
+    Example:
+        >>> job = SSHJob({"trainers": ["node1", "node2"]})                 # doctest: +SKIP
+        >>> procs = job.state().trainers.spawn_procs({"gpus": 8})          # doctest: +SKIP
+        >>> job.kill()                                                     # doctest: +SKIP
+    """
+
+    def __init__(
+        self, hosts: Mapping[str, Sequence[str]], python_exe: str = sys.executable, config: str = "", setup: Sequence[str] = (), timeout_s: float | None = None
+    ) -> None:
+        self.hosts = {name: machines(each) for name, each in hosts.items()}
+        self.python_exe, self.config, self.setup = python_exe, config, tuple(setup)
+        self.timeout_s = timeout_s
+        super().__init__({name: len(each) for name, each in self.hosts.items()}, timeout_s)
+
+    def spec(self) -> HostSpec:
+        own = (("config", self.config),) if self.config else ()
+        named = machines([name for each in self.hosts.values() for name in each])
+        return HostSpec("ssh", machines=named, python=self.python_exe, setup=self.setup, own=own)
+
+
+class SlurmJob(EngineJob):
+    """A job of Slurm; its nodes are the hosts.
+
+    Args:
+        meshes: number of nodes by mesh name.
+        python_exe: interpreter on the nodes.
+        slurm_args: further flags of sbatch, as in `["--qos=high"]`.
+        job_start_timeout: seconds that `state` waits for; by default for ever. The job stays in the queue then.
+
+    Example:
+        >>> job = SlurmJob({"trainers": 4}, gpus_per_node=8, time_limit="2:00:00", partition="a100")     # doctest: +SKIP
+        >>> procs = job.state().trainers.spawn_procs({"gpus": 8})                                        # doctest: +SKIP
+        >>> job.kill()                                                                                   # doctest: +SKIP
+
+    Raises:
+        MeshUsageError: for a flag or a time that can't be.
+    """
+
+    def __init__(
+        self,
+        meshes: Mapping[str, int],
+        python_exe: str = sys.executable,
+        slurm_args: Sequence[str] = (),
+        job_name: str = "",
+        time_limit: str | None = None,
+        partition: str | None = None,
+        exclusive: bool = False,
+        gpus_per_node: int | None = None,
+        cpus_per_task: int | None = None,
+        mem: str | None = None,
+        account: str | None = None,
+        qos: str | None = None,
+        setup: Sequence[str] = (),
+        job_start_timeout: float | None = None,
+    ) -> None:
+        super().__init__(meshes, job_start_timeout)
+        self.meshes = self._sizes
+        self.python_exe, self.slurm_args, self.job_name, self.time_limit = python_exe, tuple(slurm_args), job_name, time_limit
+        self.partition, self.exclusive, self.gpus_per_node, self.cpus_per_task = partition, exclusive, gpus_per_node, cpus_per_task
+        self.mem, self.account, self.qos, self.setup, self.job_start_timeout = mem, account, qos, tuple(setup), job_start_timeout
+        self.spec()
+
+    def spec(self) -> HostSpec:
+        num = sum(self.meshes.values())
+        given = {"job-name": self.job_name, "cpus-per-task": self.cpus_per_task, "mem": self.mem, "qos": self.qos, "exclusive": self.exclusive and "true"}
+        own = {key: str(value) for key, value in given.items() if value} | dict(map(_flag, self.slurm_args))
+        return HostSpec(
+            "slurm", HostRange(num, num), gpus=self.gpus_per_node, time_s=_limit(self.time_limit), partition=self.partition or "",
+            account=self.account or "", python=self.python_exe, setup=self.setup, own=tuple(own.items()),
+        )  # fmt: skip
+
+
+def _flag(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key.startswith("--") or len(shlex.split(text)) != 1 or "\n" in text:
+        raise MeshUsageError(f"slurm_args has flags of sbatch, each as --KEY=VALUE or --KEY; not {text!r}")
+    return key.removeprefix("--"), value if equals else "true"
+
+
+def _limit(text: str | None) -> float | None:
+    """Return seconds of Slurm's HH:MM:SS, or of 2h."""
+    if text is None:
+        return None
+    parts = text.split(":")
+    try:
+        return parse_duration(text) if len(parts) == 1 else float(sum(int(part) * 60**i for i, part in enumerate(reversed(parts))))
+    except ValueError:
+        raise MeshUsageError(f"a time limit is HH:MM:SS or as in 2h, not {text!r}") from None

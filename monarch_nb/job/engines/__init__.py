@@ -1,0 +1,29 @@
+"""Engines: who has hosts, and how they're had there."""
+
+from __future__ import annotations
+
+from monarch_nb.exceptions import MeshUsageError
+from monarch_nb.job.engines.base import Capabilities, Engine, EngineError, Look, State, Usable
+from monarch_nb.job.engines.command import Command
+from monarch_nb.job.engines.slurm import Slurm
+from monarch_nb.job.engines.ssh import SSH
+from monarch_nb.job.spec import HostSpec, nearest
+
+__all__ = ["ENGINES", "Capabilities", "Engine", "EngineError", "Look", "State", "Usable", "engine_of"]
+
+ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (SSH, Slurm, Command)}
+
+
+def engine_of(spec: HostSpec) -> Engine:
+    """Return the engine that a spec names.
+
+    Raises:
+        MeshUsageError: if there's none of that name, or if its table has what it doesn't know.
+    """
+    if spec.engine not in ENGINES:
+        raise MeshUsageError(f"unknown engine {spec.engine!r}.{nearest(spec.engine, ENGINES)} Known: {', '.join(ENGINES)}")
+    engine = ENGINES[spec.engine]()
+    for key, _ in spec.own if engine.own_keys else ():
+        if key not in engine.own_keys:
+            raise MeshUsageError(f"[{spec.engine}] unknown key {key!r}.{nearest(key, engine.own_keys)} Known: {', '.join(engine.own_keys)}")
+    return engine

@@ -1,0 +1,108 @@
+"""What an engine is: something that has hosts, gives them, says how they are and takes them back.
+
+Pure policy: no sockets, and nothing of it runs in a host process. `look` is the only truth about an allocation; no state is inferred from silence.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar
+
+from monarch_nb._wire.invitation import Invitation
+from monarch_nb.exceptions import MeshError
+from monarch_nb.job.allocation import Allocation
+from monarch_nb.job.spec import HostSpec
+
+
+class EngineError(MeshError):
+    """An engine couldn't do what it was asked for; the text says what it said, and what to type."""
+
+
+class State(StrEnum):
+    """How an allocation is."""
+
+    QUEUED = "queued"
+    GRANTED = "granted"
+    LEAVING = "leaving"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What an engine can.
+
+    Attributes:
+        queue: a request may wait, for minutes or days, and goes on if nobody looks.
+        names: hosts are known by name before they're had.
+    """
+
+    queue: bool = False
+    names: bool = False
+
+
+@dataclass(frozen=True)
+class Usable:
+    """Whether an engine can be used here; if not, why, and what to type."""
+
+    why_not: str = ""
+
+    def __bool__(self) -> bool:
+        return not self.why_not
+
+
+@dataclass(frozen=True)
+class Look:
+    """How an allocation is now, as the engine says.
+
+    Attributes:
+        reason: why it waits, or how it ended, in the engine's own word.
+        trouble: what will keep it from ever starting, with the cure; empty if nothing.
+        starts_at, ends_at: seconds since the epoch, as estimated; None if unknown.
+        nodes: what it has.
+    """
+
+    state: State
+    reason: str = ""
+    trouble: str = ""
+    starts_at: float | None = None
+    ends_at: float | None = None
+    nodes: tuple[str, ...] = ()
+
+
+class Engine(ABC):
+    """Base of all engines. Methods are called in the client, and may take seconds; all but `usable` raise `EngineError`."""
+
+    name: ClassVar[str]
+    can: ClassVar[Capabilities] = Capabilities()
+    own_keys: ClassVar[tuple[str, ...]] = ()
+    """What may stand in the engine's own table of a profile; empty: anything."""
+
+    @abstractmethod
+    def usable(self, spec: HostSpec) -> Usable:
+        """Say whether this engine is installed and reachable. Takes less than 2 s."""
+
+    @abstractmethod
+    def check(self, spec: HostSpec) -> list[str]:
+        """Return what is known to be wrong with a request before it's made: 9 nodes of 3, a limit of the partition."""
+
+    @abstractmethod
+    def submit(self, allocation: Allocation, invitation: Invitation) -> Allocation:
+        """Ask for the hosts, at once; return the allocation with the engine's own name for it."""
+
+    @abstractmethod
+    def look(self, allocation: Allocation) -> Look:
+        """Return how an allocation is."""
+
+    @abstractmethod
+    def end(self, allocation: Allocation) -> None:
+        """Give all hosts back. What has ended already is no error."""
+
+    def logs(self, allocation: Allocation) -> list[str]:
+        """Return the last words of launchers that have failed: what is shown when hosts don't come."""
+        return []
+
+    def script(self, allocation: Allocation) -> str:
+        """Return what will be run or submitted, for people to read before it is."""
+        raise EngineError(f"engine {self.name} has no script to show")

@@ -1,0 +1,136 @@
+"""Hosts by commands that a profile gives: for what has no engine of its own.
+
+Either a command for each host (`start`, with {host} and {script}), or a batch system's (`submit`, `look`, `end`, with {id}): `submit` gets the job's script
+on its standard input and answers with a number; `look` answers with text that `queued` and `granted` are looked for in. With neither, people start hosts by hand.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from monarch_nb._wire.invitation import Invitation
+from monarch_nb.job.allocation import Allocation, records_directory
+from monarch_nb.job.engines import shell
+from monarch_nb.job.engines.base import Capabilities, Engine, EngineError, Look, State, Usable
+from monarch_nb.job.engines.ssh import NamedHosts
+from monarch_nb.job.spec import HostSpec
+
+_ID = r"(\d+)"
+
+
+class Command(Engine):
+    """Hosts by the commands of a profile."""
+
+    name = "command"
+    can = Capabilities(queue=True)
+    own_keys = ("start", "submit", "look", "end", "id", "queued", "granted", "header")
+
+    def __init__(self) -> None:
+        self._each = _Each()
+
+    def usable(self, spec: HostSpec) -> Usable:
+        for key in ("start", "submit", "look", "end"):
+            words = shlex.split(spec.own_value(key))
+            if words and not spec.login and shutil.which(words[0]) is None:
+                return Usable(f"{key} = {spec.own_value(key)!r}: {words[0]} isn't installed here, or not on PATH")
+        return Usable()
+
+    def check(self, spec: HostSpec) -> list[str]:
+        if spec.own_value("start"):
+            return self._each.check(spec)
+        batch = [key for key in ("submit", "look", "end") if spec.own_value(key)]
+        if batch and len(batch) < 3:
+            missing = next(key for key in ("submit", "look", "end") if key not in batch)
+            return [f"[command] has {' and '.join(batch)}, and no {missing}: a batch system needs submit, look and end"]
+        return []
+
+    def submit(self, allocation: Allocation, invitation: Invitation) -> Allocation:
+        spec = allocation.spec
+        if spec.own_value("start"):
+            return self._each.submit(allocation, invitation)
+        if not spec.own_value("submit"):
+            return self._write(allocation, invitation)
+        script = self.script(allocation).replace(_INVITATION, invitation.to_json())
+        done = shell.run_at(spec.login, shlex.split(spec.own_value("submit")), script)
+        found = re.search(spec.own_value("id") or _ID, done.out)
+        if done.code != 0 or found is None:
+            raise EngineError(f"{spec.own_value('submit')}: {done.words}" + ("" if found or done.code else f" has no job's number; id = its pattern, now {_ID!r}"))
+        return replace(allocation, id=found[1] if found.groups() else found[0])
+
+    def _write(self, allocation: Allocation, invitation: Invitation) -> Allocation:
+        """Write the invitation for people, who start hosts by hand."""
+        path = os.path.join(records_directory(), f"{allocation.mesh}.join")
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(fd, "w") as file:
+            file.write(invitation.to_json())
+        return replace(allocation, directory=path)
+
+    def script(self, allocation: Allocation) -> str:
+        spec = allocation.spec
+        if spec.own_value("start"):
+            return self._each.script(allocation)
+        header = spec.own_value("header").replace("{hosts}", str(spec.wanted.most)).replace("{name}", allocation.mesh)
+        lines = [line for line in header.split("\\n") if line]
+        return "\n".join(["#!/bin/bash -l", *lines, "umask 077", *spec.setup, f"exec {shell.launcher_command(spec)} <<'END'", _INVITATION, "END", ""])
+
+    def look(self, allocation: Allocation) -> Look:
+        spec = allocation.spec
+        if spec.own_value("start"):
+            return self._each.look(allocation)
+        if not spec.own_value("submit"):
+            return Look(State.QUEUED, f"on each host: monarch-nb host --join {allocation.directory}")
+        done = shell.run_at(spec.login, _filled(spec.own_value("look"), allocation.id))
+        for key, state, default in (("granted", State.GRANTED, r"\bR(UNNING)?\b"), ("queued", State.QUEUED, r"\b(PENDING|PEND|PD|Q|H|WAITING)\b")):
+            found = re.search(spec.own_value(key) or default, done.out)
+            if found:
+                return Look(state, found[0])
+        return Look(State.ENDED, done.words if done.out.strip() or done.err.strip() else "the batch system knows nothing of it any more")
+
+    def end(self, allocation: Allocation) -> None:
+        spec = allocation.spec
+        if spec.own_value("start"):
+            self._each.end(allocation)
+        elif allocation.id:
+            shell.run_at(spec.login, _filled(spec.own_value("end"), allocation.id))
+        elif allocation.directory:
+            with suppress(FileNotFoundError):
+                os.unlink(allocation.directory)
+
+    def logs(self, allocation: Allocation) -> list[str]:
+        return self._each.logs(allocation)
+
+
+class _Each(NamedHosts):
+    """A command for each host."""
+
+    name = "command"
+
+    def usable(self, spec: HostSpec) -> Usable:
+        return Usable()
+
+    def start_command(self, spec: HostSpec, place: int, machine: str) -> Sequence[str]:
+        return self._with(spec.own_value("start"), machine, shell.host_script(spec, "--place", str(place), "--detach"))
+
+    def end_command(self, spec: HostSpec, machine: str, script: str) -> Sequence[str]:
+        return self._with(spec.own_value("start"), machine, f"sh -c {shlex.quote(script)}")
+
+    def _with(self, template: str, machine: str, script: str) -> list[str]:
+        """Fill a template's words: {host}, and {script}, a shell's one line; it's the last word if the template doesn't say where."""
+        words = shlex.split(template)
+        found = [word.replace("{host}", machine).replace("{script}", script) for word in words]
+        return found if "{script}" in template else [*found, *shlex.split(script)]
+
+
+def _filled(template: str, number: str) -> list[str]:
+    return [word.replace("{id}", number) for word in shlex.split(template)]
+
+
+_INVITATION = "<the invitation: a secret>"

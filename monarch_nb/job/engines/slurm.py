@@ -1,0 +1,219 @@
+"""Slurm, by its own commands: here, or on a login node by ssh.
+
+One job a mesh; `srun` starts the launcher once on each node, and its standard input, which all of them get, is the invitation. So no secret lies in an
+argument, a variable or a shared file. The job ends when its host processes have ended, and they end with the mesh.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from monarch_nb._wire.invitation import Invitation
+from monarch_nb.job.allocation import Allocation, records_directory
+from monarch_nb.job.engines import shell
+from monarch_nb.job.engines.base import Capabilities, Engine, EngineError, Look, State, Usable
+from monarch_nb.job.spec import HostSpec, nearest
+
+_NODE_WORDS = re.compile(r"^(?:\d+: )?(node \S+: .+)$", re.MULTILINE)
+_FIELDS = "%T|%S|%e|%N|%D|%r"
+_QUEUED = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
+_GRANTED = ("RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
+_STUCK = {
+    "PartitionConfig": "the partition can't give this, ever: ask for fewer hosts, or another one: --partition",
+    "PartitionNodeLimit": "the partition gives no job so many hosts: --hosts, or --partition",
+    "PartitionTimeLimit": "the partition gives no job so much time: --time, or --partition",
+    "PartitionDown": "the partition is down: --partition",
+    "PartitionInactive": "the partition is inactive: --partition",
+    "BadConstraints": "no node has what was asked for: --gpus, or [profile.slurm] constraint",
+    "ReqNodeNotAvail": "nodes that it needs are drained or down: sinfo -R says why",
+    "QOSMaxWallDurationPerJobLimit": "the quality of service gives no job so much time: --time",
+    "AssocMaxWallDurationPerJobLimit": "your account gives no job so much time: --time",
+    "AccountNotAllowed": "the partition doesn't take this account: --account",
+    "JobHeldUser": "it is held: scontrol release",
+    "JobHeldAdmin": "an administrator holds it",
+}
+"""Reasons that don't pass by themselves, and the cure."""
+
+
+@dataclass(frozen=True)
+class _Partition:
+    name: str
+    num_nodes: int
+    limit_s: float | None
+
+
+class Slurm(Engine):
+    """Jobs of Slurm. `own` is any flag of sbatch."""
+
+    name = "slurm"
+    can = Capabilities(queue=True)
+
+    def usable(self, spec: HostSpec) -> Usable:
+        if not spec.login and shutil.which("sbatch") is None:
+            return Usable('there is no sbatch here: name a login node, login = "me@login" in the profile; or apt-get install slurm-client')
+        try:
+            done = shell.run_at(spec.login, ["sinfo", "--version"], timeout_s=15)
+        except EngineError as error:
+            return Usable(str(error))
+        return Usable() if done.code == 0 else Usable(f"sinfo says: {done.words}")
+
+    def check(self, spec: HostSpec) -> list[str]:
+        partitions = self._partitions(spec)
+        names = [p.name for p in partitions]
+        if spec.partition and spec.partition not in names:
+            return [f"there is no partition {spec.partition!r}.{nearest(spec.partition, names)} Known: {', '.join(names)}"]
+        chosen = [p for p in partitions if p.name == spec.partition] if spec.partition else partitions
+        found = []
+        most = max((p.num_nodes for p in chosen), default=0)
+        if spec.wanted.least > most:
+            found.append(f"{spec.wanted.least} hosts were asked for, and {_of(spec)} has {most}")
+        limits = [p.limit_s for p in chosen]
+        if spec.time_s is not None and limits and None not in limits and spec.time_s > max(t for t in limits if t is not None):
+            found.append(f"--time {_minutes(spec.time_s)} min is longer than {_of(spec)} allows: {_minutes(max(t for t in limits if t is not None))} min")
+        return found
+
+    def submit(self, allocation: Allocation, invitation: Invitation) -> Allocation:
+        allocation = replace(allocation, directory=self._log_directory(allocation.spec))
+        script = self.script(allocation).replace(_INVITATION, invitation.to_json())
+        done = self._run(allocation.spec, ["sbatch", "--parsable"], script)
+        number = done.out.strip().partition(";")[0]
+        if done.code != 0 or not number.isdigit():
+            raise EngineError(f"sbatch: {done.words.removeprefix('sbatch: error: ')}")
+        return replace(allocation, id=number)
+
+    def script(self, allocation: Allocation) -> str:
+        spec = allocation.spec
+        least, most = spec.wanted.least, spec.wanted.most + allocation.plan.num_spares
+        directory = allocation.directory or self._log_directory(spec)
+        flags = {
+            "job-name": f"monarch-nb-{allocation.mesh}", "nodes": f"{least}-{most}" if least != most else str(most),
+            "output": f"{directory}/slurm-%j.out", "export": "NONE", "no-requeue": "true", "open-mode": "append",
+        }  # fmt: skip
+        if spec.gpus:
+            flags["gres"] = f"gpu:{spec.gpus}"
+        if spec.time_s:
+            flags["time"] = str(_minutes(spec.time_s))
+        flags |= {key: value for key, value in (("partition", spec.partition), ("account", spec.account)) if value} | dict(spec.own)
+        lines = [f"#SBATCH --{key}{'' if value == 'true' else f'={value}'}" for key, value in flags.items() if value != "false"]
+        # How many tasks isn't said: of a range of nodes, Slurm would give as few as these need. What is set up here is every task's, too. The node's number is the task's own variable: $ is left to the node's shell.
+        task = "srun --nodes=$SLURM_JOB_NUM_NODES --ntasks=$SLURM_JOB_NUM_NODES --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --export=ALL --label"
+        start = f"exec {shell.launcher_command(spec, '--place', '$SLURM_NODEID')}"
+        return "\n".join(
+            ["#!/bin/bash -l", *lines, "umask 077", *_variables(), *spec.setup, f"exec {task} bash -c {shlex.quote(start)} <<'END'", _INVITATION, "END", ""]
+        )
+
+    def look(self, allocation: Allocation) -> Look:
+        done = self._run(allocation.spec, ["squeue", "--noheader", "--states=all", f"--jobs={allocation.id}", f"--format={_FIELDS}"])
+        line = done.out.strip().splitlines()[:1]
+        if not allocation.id or not line:
+            if done.code != 0 and "Invalid job id" not in done.err:
+                raise EngineError(f"squeue: {done.words}")
+            return Look(State.ENDED, "slurm knows nothing of it any more")
+        state, starts, ends, nodes, _, reason = line[0].split("|", 5)
+        return self._look(allocation.spec, state, starts, ends, nodes, reason)
+
+    def _look(self, spec: HostSpec, state: str, starts: str, ends: str, nodes: str, reason: str) -> Look:
+        if state in _QUEUED:
+            known = reason.partition(",")[0].strip()
+            return Look(State.QUEUED, reason, _STUCK.get(known, ""), starts_at=_when(starts))
+        if state in _GRANTED:
+            return Look(State.GRANTED, starts_at=_when(starts), ends_at=_when(ends), nodes=self._nodes(spec, nodes))
+        return Look(State.LEAVING if state == "COMPLETING" else State.ENDED, state.lower() if reason in ("", "None") else f"{state.lower()}: {reason}")
+
+    def _nodes(self, spec: HostSpec, compressed: str) -> tuple[str, ...]:
+        if not set(compressed) & set("[,"):
+            return (compressed,) if compressed else ()
+        done = self._run(spec, ["scontrol", "show", "hostnames", compressed])
+        return tuple(done.out.split())
+
+    def end(self, allocation: Allocation) -> None:
+        if not allocation.id:
+            return
+        done = self._run(allocation.spec, ["scancel", allocation.id])
+        if done.code != 0 and "Invalid job id" not in done.err:
+            raise EngineError(f"scancel {allocation.id}: {done.words}; it goes on")
+        self._run(allocation.spec, ["rm", "-f", _log_path(allocation)])
+
+    def logs(self, allocation: Allocation) -> list[str]:
+        path = _log_path(allocation)
+        done = self._run(allocation.spec, ["tail", "-c", "65536", path])
+        words = list(dict.fromkeys(_NODE_WORDS.findall(done.out)))
+        return words or [f"{path} on {allocation.spec.login or 'this machine'}: {line}" for line in _errors(done.out)]
+
+    # --- commands
+
+    def _run(self, spec: HostSpec, argv: Sequence[str], text: str = "") -> shell.Done:
+        return shell.run_at(spec.login, argv, text)
+
+    def _log_directory(self, spec: HostSpec) -> str:
+        """Return the directory of what launchers write, on the machine where jobs are submitted."""
+        if not spec.login:
+            return records_directory()
+        done = self._run(spec, ["sh", "-c", 'd="$HOME/.cache/monarch_nb"; mkdir -p "$d" && chmod 700 "$d" && echo "$d"'])
+        if done.code != 0:
+            raise EngineError(f"no directory for logs on {spec.login}: {done.words}")
+        return done.out.strip()
+
+    def _partitions(self, spec: HostSpec) -> list[_Partition]:
+        done = self._run(spec, ["sinfo", "--noheader", "--format=%R|%D|%l"])
+        if done.code != 0:
+            raise EngineError(f"sinfo: {done.words}")
+        found: dict[str, _Partition] = {}
+        for line in done.out.splitlines():
+            name, num, limit = line.split("|")
+            known = found.get(name)
+            found[name] = _Partition(name, int(num) + (known.num_nodes if known else 0), _limit(limit))
+        return list(found.values())
+
+
+def _log_path(allocation: Allocation) -> str:
+    """Return the file that launchers write to, on the machine where the job was submitted."""
+    return f"{allocation.directory}/slurm-{allocation.id}.out"
+
+
+_INVITATION = "<the invitation: a secret>"
+
+
+def _variables() -> list[str]:
+    """Return what of our own environment a job gets: nothing of it but settings of this package."""
+    return [f"export {k}={shlex.quote(v)}" for k, v in os.environ.items() if k in ("MONARCH_NB_HOST_LOG", "MONARCH_NB_PRELOAD")]
+
+
+def _of(spec: HostSpec) -> str:
+    return f"partition {spec.partition}" if spec.partition else "the largest partition"
+
+
+def _minutes(seconds: float) -> int:
+    return max(1, round(seconds / 60))
+
+
+def _limit(text: str) -> float | None:
+    """Return the seconds in a limit of Slurm: 30, 30:00, 2:00:00, 1-00:00:00; None without one.
+
+    >>> _limit("1-02:00:00"), _limit("30:00"), _limit("infinite")
+    (93600.0, 1800.0, None)
+    """
+    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
+    if found is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def _when(text: str) -> float | None:
+    try:
+        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+    except ValueError:
+        return None
+
+
+def _errors(text: str) -> list[str]:
+    """Return the last lines that tell of an error, when no launcher has said anything."""
+    lines = [line.strip() for line in text.splitlines() if "error" in line.lower() or "not found" in line or "No such" in line]
+    return lines[-3:]

@@ -1,0 +1,122 @@
+"""Hosts of an engine: places are reserved in a mesh, the engine is asked, and hosts are waited for until they have joined."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from monarch_nb._client.session import Session
+from monarch_nb._protocol.gate import Invite, Refusals, Withdraw
+from monarch_nb._protocol.programs import Status
+from monarch_nb._protocol.states import HostState
+from monarch_nb._wire.invitation import Invitation
+from monarch_nb.exceptions import MeshStartError
+from monarch_nb.job.allocation import Allocation
+from monarch_nb.job.engines import Engine, Look, State
+from monarch_nb.job.spec import HostSpec
+from monarch_nb.status import duration
+
+JOIN_S = 60.0
+"""How long hosts may take to join once the engine has granted them."""
+QUEUE_EXPIRY_S = 30 * 86400.0
+"""How long an invitation is good while a request waits in a queue; its places bound what it's good for."""
+LOOK_S = 1.0
+STUCK_S = 30.0
+"""For so long a request may wait for a reason that won't pass by itself."""
+
+
+def reserve(session: Session, engine: Engine, asked: Allocation) -> tuple[Allocation, Invitation]:
+    """Reserve places for hosts in a mesh; return the allocation with them, and what lets hosts in."""
+    spec = asked.spec
+    num = spec.wanted.most + asked.plan.num_spares
+    ports = [spec.ports.first, spec.ports.last] if spec.ports else []
+    expires_s = QUEUE_EXPIRY_S if engine.can.queue else JOIN_S * 10
+    labels = [*spec.machines, *[""] * num][:num] if spec.machines else []
+    given = session.request(Invite(asked.mesh, num, expires_s, labels, spec.network, ports, spec.scratch))
+    plan = replace(asked.plan, guest=given.guest)
+    return replace(asked, hosts=tuple(given.hosts), plan=plan), Invitation.from_json(given.invitation)
+
+
+class Wait:
+    """Waiting for the hosts of one allocation."""
+
+    def __init__(self, session: Session, engine: Engine, asked: Allocation, on_wait: Callable[[str], None]) -> None:
+        self._session, self._engine, self._asked, self._say = session, engine, asked, on_wait
+        self._granted_at: float | None = None
+        self._stuck_since: float | None = None
+
+    def until_joined(self, wait_s: float | None) -> list[int]:
+        """Return the hosts that have joined.
+
+        Raises:
+            TimeoutError: if they don't within `wait_s`.
+            MeshStartError: naming those that haven't come, and why.
+        """
+        begun, looked, look = time.monotonic(), 0.0, Look(State.GRANTED)
+        while True:
+            joined = self._joined()
+            now = time.monotonic()
+            if len(joined) == len(self._asked.hosts):
+                return joined
+            if now - looked >= LOOK_S:
+                look, looked = self._engine.look(self._asked), now
+                self._tell(look, len(joined))
+            if self._is_enough(look, len(joined), now):
+                self._session.request(Withdraw(self._asked.plan.guest))
+                return self._joined()
+            self._check(look, joined, now)
+            if wait_s is not None and now - begun > wait_s:
+                raise TimeoutError
+            time.sleep(0.1)
+
+    def _joined(self) -> list[int]:
+        rows = self._session.request(Status()).hosts
+        return [row.index for row in rows if row.index in self._asked.hosts and row.state == HostState.UP]
+
+    def _tell(self, look: Look, num: int) -> None:
+        asked, age_s = self._asked, time.time() - self._asked.submitted_at
+        if look.state == State.QUEUED:
+            when = f", starts about {time.strftime('%H:%M', time.localtime(look.starts_at))}" if look.starts_at else ""
+            self._say(f"{asked.described()}: queued {duration(round(age_s))} ({look.reason}), {_hosts_text(asked.spec)}{when}; Ctrl-C leaves it queued")
+        else:
+            self._say(f"{asked.described()}: {num} of {len(look.nodes) or asked.spec.wanted} hosts have joined")
+
+    def _is_enough(self, look: Look, num: int, now: float) -> bool:
+        """Say whether to begin with fewer hosts than could have come: all that were granted are there, or the others won't come."""
+        granted = len(look.nodes)
+        if look.state != State.GRANTED or num < self._asked.spec.wanted.least:
+            return False
+        has_failed = num + len(self._engine.logs(self._asked)) >= (granted or len(self._asked.hosts))
+        return (granted > 0 and num >= granted) or has_failed or self._is_late(now)
+
+    def _is_late(self, now: float) -> bool:
+        return self._granted_at is not None and now - self._granted_at > JOIN_S
+
+    def _check(self, look: Look, joined: list[int], now: float) -> None:
+        """See that hosts may still come.
+
+        Raises:
+            MeshStartError: if they won't: why, and which.
+        """
+        if look.state == State.ENDED:
+            raise MeshStartError(f"{self._asked.described()} has ended: {look.reason}.{self._words()}")
+        self._stuck_since = (self._stuck_since or now) if look.trouble else None
+        if self._stuck_since is not None and now - self._stuck_since > STUCK_S:
+            raise MeshStartError(f"{self._asked.described()} would wait for ever ({look.reason}): {look.trouble}. The request was cancelled")
+        if look.state != State.GRANTED:
+            return
+        self._granted_at = self._granted_at or now
+        failed = len(self._engine.logs(self._asked))
+        if self._is_late(now) or (failed and len(joined) + failed >= (len(look.nodes) or len(self._asked.hosts))):
+            raise MeshStartError(f"{len(joined)} of {self._asked.spec.wanted} hosts have joined the mesh.{self._words()}")
+
+    def _words(self) -> str:
+        """Return what launchers and the gate have said last."""
+        refused = self._session.request(Refusals())
+        lines = list(dict.fromkeys([*self._engine.logs(self._asked), *(f"refused: {r}" for r in refused)]))
+        return "".join(f"\n  {line}" for line in lines) or " The launchers have said nothing"
+
+
+def _hosts_text(spec: HostSpec) -> str:
+    return f"{spec.wanted} host{'s' * (spec.wanted.most != 1)}"

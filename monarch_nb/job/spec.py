@@ -1,0 +1,295 @@
+"""What hosts are wanted: how many, of which kind, for how long, and what runs on them. The keys of a profile, and flags of `%mesh start --on`."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import ipaddress
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Self, TypeVar
+
+from monarch_nb.exceptions import MeshUsageError
+from monarch_nb.status import duration, parse_duration
+
+MAX_HOSTS = 10_000
+_RANGE = re.compile(r"([0-9]{1,6})(?:\.\.([0-9]{1,6}))?")
+_MACHINE = re.compile(r"(?:[\w.+-]+@)?[\w.-]+", re.ASCII)
+_BRACKETS = re.compile(r"([^\[\]]*)\[([0-9,-]+)\]([^\[\]]*)")
+_PORTS = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
+_FLAG = re.compile(r"[A-Za-z][\w-]*")
+Found = TypeVar("Found")
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return a question that names what is spelled nearly as `word`; nothing if nothing is.
+
+    >>> nearest("partitoin", ["partition", "python"])
+    ' Did you mean partition?'
+    """
+    found = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
+    return f" Did you mean {found[0]}?" if found else ""
+
+
+@dataclass(frozen=True)
+class HostRange:
+    """How many hosts: at least so many are needed, more are taken up to `most`."""
+
+    least: int
+    most: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.least <= self.most <= MAX_HOSTS:
+            raise MeshUsageError(f"a number of hosts is N or LEAST..MOST, from 1 to {MAX_HOSTS:,}; not {self}")
+
+    @classmethod
+    def parse(cls, text: str | int) -> Self:
+        """Read `4` or `2..8`.
+
+        Raises:
+            MeshUsageError: saying what was expected.
+
+        >>> HostRange.parse("2..8")
+        HostRange(least=2, most=8)
+        """
+        found = None if isinstance(text, bool) else _RANGE.fullmatch(str(text))
+        if found is None:
+            raise MeshUsageError(f"a number of hosts is N or LEAST..MOST, as in 4 or 2..8; not {str(text)[:60]!r}")
+        return cls(int(found[1]), int(found[2] or found[1]))
+
+    def __str__(self) -> str:
+        return f"{self.least}" if self.least == self.most else f"{self.least}..{self.most}"
+
+
+@dataclass(frozen=True)
+class PortRange:
+    """Ports that a mesh may listen at."""
+
+    first: int
+    last: int
+
+    @classmethod
+    def parse(cls, text: str | int) -> Self:
+        """Read `29400` or `29400-29500`.
+
+        Raises:
+            MeshUsageError: saying what was expected.
+
+        >>> PortRange.parse("29400-29500")
+        PortRange(first=29400, last=29500)
+        """
+        found = None if isinstance(text, bool) else _PORTS.fullmatch(str(text))
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+        if not 1 <= first <= last <= 65535:
+            raise MeshUsageError(f"ports are FIRST-LAST, as in 29400-29500; not {str(text)[:60]!r}")
+        return cls(first, last)
+
+    def __str__(self) -> str:
+        return f"{self.first}" if self.first == self.last else f"{self.first}-{self.last}"
+
+
+def machines(names: str | Iterable[str]) -> tuple[str, ...]:
+    """Return the machines that a list names.
+
+    Raises:
+        MeshUsageError: for what is no host's name, and for one that is there twice.
+
+    >>> machines("a,me@b[1-3]")
+    ('a', 'me@b1', 'me@b2', 'me@b3')
+    """
+    given = re.split(r",(?![^\[]*\])", names) if isinstance(names, str) else list(names)
+    found = [machine for name in given for machine in _expanded(name.strip())]
+    for name in found:
+        if not _MACHINE.fullmatch(name) or name.startswith("-"):
+            raise MeshUsageError(f"a host is a name of ~/.ssh/config or an address, as in node1, me@node1 or node[1-4]; not {name[:60]!r}")
+    twice = next((n for n in found if found.count(n) > 1), None)
+    if twice is not None:
+        raise MeshUsageError(f"host {twice!r} is there twice; name each host once")
+    return tuple(found)
+
+
+def _expanded(name: str) -> list[str]:
+    found = _BRACKETS.fullmatch(name)
+    if found is None:
+        return [name]
+    numbers: list[str] = []
+    for part in found[2].split(","):
+        first, dash, last = part.partition("-")
+        if not first or (dash and not last) or int(last or first) - int(first) >= MAX_HOSTS:
+            raise MeshUsageError(f"hosts are counted as in node[1-4] or node[01-16,20]; not {name[:60]!r}")
+        numbers += [str(n).zfill(len(first)) for n in range(int(first), int(last or first) + 1)]
+    return [f"{found[1]}{number}{found[3]}" for number in numbers]
+
+
+@dataclass(frozen=True)
+class HostSpec:
+    """What hosts are wanted. Fields that are empty leave it to the engine.
+
+    Attributes:
+        engine: who has the hosts: ssh, slurm ...
+        machines: which hosts, where they are known by name.
+        gpus: on each host.
+        login: where the engine's commands are, for ssh; empty: here.
+        python: interpreter on the hosts; empty: this program's.
+        setup: shell lines before it.
+        scratch: directory on each host for sockets and segments: a local disk; variables are expanded there.
+        network: which of this machine's addresses the hosts can reach.
+        own: what only this engine knows, by key; for slurm any flag of sbatch.
+    """
+
+    engine: str
+    hosts: HostRange | None = None
+    machines: tuple[str, ...] = ()
+    gpus: int | None = None
+    time_s: float | None = None
+    login: str = ""
+    partition: str = ""
+    account: str = ""
+    python: str = ""
+    setup: tuple[str, ...] = ()
+    scratch: str = ""
+    network: str = ""
+    ports: PortRange | None = None
+    usd_per_gpu_hour: float | None = None
+    own: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def wanted(self) -> HostRange:
+        """How many hosts: what was said, or all that are named, or one."""
+        return self.hosts or HostRange(len(self.machines) or 1, len(self.machines) or 1)
+
+    def own_value(self, key: str, default: str = "") -> str:
+        """Return one of the engine's own settings."""
+        return dict(self.own).get(key, default)
+
+    def digest(self) -> str:
+        """Return what is equal for equal specs only."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
+
+    def difference(self, other: HostSpec) -> str:
+        """Return what another spec has otherwise, for people; empty if nothing.
+
+        >>> HostSpec("slurm", partition="a100").difference(HostSpec("slurm", partition="h100"))
+        'partition a100 -> h100'
+        """
+        changed = [f.name for f in fields(self) if getattr(self, f.name) != getattr(other, f.name)]
+        return ", ".join(f"{n.removesuffix('_s')} {_shown(n, getattr(self, n))} -> {_shown(n, getattr(other, n))}" for n in changed)
+
+
+def _shown(name: str, value: object) -> str:
+    if name.endswith("_s") and isinstance(value, float):
+        return duration(value).replace(" ", "")
+    if isinstance(value, tuple):
+        return ",".join("=".join(v) if isinstance(v, tuple) else str(v) for v in value) or "none"
+    return "none" if value is None or value == "" else str(value)
+
+
+# --- reading tables, of a profile and of a record
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value or not value.isprintable():
+        raise MeshUsageError(f"expected text in quotes, not {value!r}")
+    return value
+
+
+def _lines(value: object) -> tuple[str, ...]:
+    return (_text(value),) if isinstance(value, str) else tuple(_text(line) for line in _list(value))
+
+
+def _list(value: object) -> list[object]:
+    if not isinstance(value, list):
+        raise MeshUsageError(f'expected a list as in ["a", "b"], not {value!r}')
+    return value
+
+
+def _count(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_HOSTS:
+        raise MeshUsageError(f"expected a number of at least 1, not {value!r}")
+    return value
+
+
+def _seconds(value: object) -> float:
+    try:
+        return parse_duration(str(value))
+    except ValueError as error:
+        raise MeshUsageError(str(error)) from None
+
+
+def _price(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        raise MeshUsageError(f"expected dollars an hour, as in 2.5; not {value!r}")
+    return float(value)
+
+
+def _network(value: object) -> str:
+    try:
+        return str(ipaddress.ip_network(_text(value), strict=False))
+    except ValueError:
+        raise MeshUsageError(f"a network is written as in 10.10.0.0/16 or fd00::/8; not {value!r}") from None
+
+
+def _ports(value: object) -> PortRange:
+    return PortRange.parse(value if isinstance(value, int) else _text(value))
+
+
+KEYS: dict[str, tuple[str, Callable[[object], object]]] = {
+    "gpus": ("gpus", _count), "time": ("time_s", _seconds), "login": ("login", _text), "partition": ("partition", _text),
+    "account": ("account", _text), "python": ("python", _text), "setup": ("setup", _lines), "scratch": ("scratch", _text),
+    "network": ("network", _network), "ports": ("ports", _ports), "usd_per_gpu_hour": ("usd_per_gpu_hour", _price),
+}  # fmt: skip
+"""What a profile may have besides `engine`, `hosts` and the engine's own table: field and reader."""
+
+
+def read_table(table: Mapping[str, object], engines: Iterable[str]) -> HostSpec:
+    """Return the spec that a profile's table describes.
+
+    Raises:
+        MeshUsageError: naming the key, what was expected, and the nearest known key.
+    """
+    engine = _engine(table, engines)
+    found: dict[str, object] = {}
+    for key, value in table.items():
+        if key in ("engine", engine):
+            continue
+        if key == "hosts":
+            found.update(_in_key(key, value, _hosts))
+            continue
+        if key not in KEYS:
+            raise MeshUsageError(f"unknown key {key!r}.{nearest(key, [*KEYS, 'hosts', 'engine', engine])} Known: {', '.join(['engine', 'hosts', *KEYS])}, and [.{engine}]")
+        field, read = KEYS[key]
+        found[field] = _in_key(key, value, read)
+    own = _in_key(engine, table.get(engine, {}), _own)
+    return HostSpec(engine, own=own, **found)  # type: ignore[arg-type]
+
+
+def _engine(table: Mapping[str, object], engines: Iterable[str]) -> str:
+    engine, known = table.get("engine"), list(engines)
+    if not isinstance(engine, str):
+        raise MeshUsageError(f"has no engine; say which: engine = \"slurm\" (known: {', '.join(known)})")
+    if engine not in known:
+        raise MeshUsageError(f"unknown engine {engine!r}.{nearest(engine, known)} Known: {', '.join(known)}")
+    return engine
+
+
+def _in_key(key: str, value: object, read: Callable[[object], Found]) -> Found:
+    try:
+        return read(value)
+    except MeshUsageError as error:
+        raise MeshUsageError(f"{key}: {error}") from None
+
+
+def _hosts(value: object) -> dict[str, object]:
+    if isinstance(value, list):
+        return {"machines": machines(_text(v) for v in value)}
+    return {"hosts": HostRange.parse(value if isinstance(value, int) else _text(value))}
+
+
+def _own(value: object) -> tuple[tuple[str, str], ...]:
+    if not isinstance(value, dict):
+        raise MeshUsageError("expected a table of the engine's own settings")
+    for key, each in value.items():
+        if not _FLAG.fullmatch(key) or not isinstance(each, str | int | float) or "\n" in str(each):
+            raise MeshUsageError(f"expected KEY = text, number, true or false; not {key} = {each!r}")
+    return tuple((k, str(v).lower() if isinstance(v, bool) else str(v)) for k, v in value.items())

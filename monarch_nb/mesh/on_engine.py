@@ -1,0 +1,297 @@
+"""Meshes on hosts of an engine: asked for, waited for, joined, and never forgotten.
+
+The controller is on this machine, and hosts dial it. It has the mesh's name from the moment hosts are asked for, so a request that waits in a queue outlives the
+program that has made it: whoever types `%mesh start NAME` next waits on. What was asked for is on record (`job.allocation`) before the engine hears of it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from monarch_nb._client import launch
+from monarch_nb._client.session import Session
+from monarch_nb._protocol.names import GetMesh, SetName
+from monarch_nb._protocol.programs import Adopt, Status
+from monarch_nb._shape import Extent, Shape, format_ranks
+from monarch_nb.actor.host_mesh import HostMesh
+from monarch_nb.exceptions import MeshError, MeshNotFound, MeshStartError, MeshUsageError, NameTaken
+from monarch_nb.job import allocation as records
+from monarch_nb.job.allocation import Allocation, Plan
+from monarch_nb.job.engines import Engine, Look, State, engine_of
+from monarch_nb.job.joining import Wait, reserve
+from monarch_nb.job.profiles import Profile
+from monarch_nb.mesh import starting
+from monarch_nb.mesh.core import Mesh
+from monarch_nb.status import duration
+
+SPAWN_S = 120.0
+"""How long ranks may take to start on hosts that are there."""
+
+
+class MeshQueued(MeshError):
+    """Hosts were asked for, and aren't there yet: the request stays in the engine's queue. The text says how to come back, and how to give up."""
+
+
+def start_on(
+    name: str,
+    profile: Profile,
+    plan: Plan,
+    *,
+    with_program: bool | None = None,
+    wait_s: float | None = None,
+    keeps_queued: bool = True,
+    on_wait: Callable[[str], None] = lambda _text: None,
+) -> Mesh:
+    """Start a mesh on hosts of an engine, and wait until its ranks are up.
+
+    Args:
+        name: its name, unique among this user's meshes.
+        profile: which hosts.
+        plan: what is started on them.
+        with_program: whether it ends with this program.
+        wait_s: how long hosts are waited for; by default for ever.
+        keeps_queued: whether the request stays in the queue when the wait is over.
+        on_wait: told in a line how the request is, again and again.
+
+    Raises:
+        MeshUsageError: if the engine can't be used here, or can't give what was asked for.
+        MeshQueued: if the wait was interrupted or over: the request stays in the queue.
+        MeshStartError: naming the hosts that haven't come, and why.
+        NameTaken: if a mesh of that name runs already.
+    """
+    engine = _usable_engine(profile)
+    _check_ended(name)
+    if launch.wait_until_settled(name, states=("ending",)):
+        raise NameTaken(f"mesh {name!r} runs already. Attach to it: %mesh start {name}, or choose another name")
+    session = starting.claimed(name)
+    asked = Allocation.new(name, profile.name, profile.spec, plan)
+    try:
+        asked = _ask(session, engine, asked, with_program)
+    except BaseException:
+        _drop(engine, asked)
+        starting.abandon(session)
+        raise
+    return _finish(session, engine, asked, wait_s, on_wait, keeps_queued=keeps_queued)
+
+
+def wait_on(name: str, *, wait_s: float | None = None, keeps_queued: bool = True, on_wait: Callable[[str], None] = lambda _text: None) -> Mesh:
+    """Go on waiting for the hosts of a mesh that was asked for before, by whatever program.
+
+    Raises:
+        MeshNotFound: if nothing of that name waits.
+    """
+    asked = records.read_record(name)
+    if asked is None or asked.is_up:
+        raise MeshNotFound(f"nothing waits for hosts of a mesh {name!r}; what does: %mesh queue")
+    session = Session.connect(launch.find_connection(name), "")
+    return _finish(session, engine_of(asked.spec), asked, wait_s, on_wait, keeps_queued=keeps_queued)
+
+
+def waits(name: str) -> bool:
+    """Say whether a mesh of that name waits for its hosts: its controller is there, its ranks aren't."""
+    asked = records.read_record(name)
+    return asked is not None and not asked.is_up and any(c.name == name for c in launch.list_connections())
+
+
+def _usable_engine(profile: Profile) -> Engine:
+    engine = engine_of(profile.spec)
+    usable = engine.usable(profile.spec)
+    if not usable:
+        raise MeshUsageError(f"start --on {profile.name}: {usable.why_not}")
+    problems = engine.check(profile.spec)
+    if problems:
+        raise MeshUsageError(f"start --on {profile.name}: {'; '.join(problems)}")
+    return engine
+
+
+def _check_ended(name: str) -> None:
+    """See that nothing is left of an earlier mesh of that name; what is, whose controller is gone, is given back."""
+    left = records.read_record(name)
+    if left is not None and launch.find_claim(name) is None:
+        engine_of(left.spec).end(left)
+        records.remove_record(name)
+
+
+def _ask(session: Session, engine: Engine, asked: Allocation, with_program: bool | None) -> Allocation:
+    """Reserve places in the mesh, show the mesh by its name, and ask the engine."""
+    name = asked.mesh
+    asked, invitation = reserve(session, engine, asked)
+    owner = os.getpid() if starting.ends_with_program(with_program) else None
+    adopt = Adopt(
+        name=name, idle_timeout_s=asked.plan.idle_timeout_s,
+        connection_file=launch.connection_path(name), env=dict(asked.plan.env), dims=dict(asked.plan.dims or ()), rank_set="",
+        journal=launch.new_journal(name), owner_pid=owner,
+    )  # fmt: skip
+    session.request(adopt)
+    records.write_record(asked)  # first: if we end now, whoever looks finds it
+    asked = engine.submit(asked, invitation)
+    records.write_record(asked)
+    return asked
+
+
+def _drop(engine: Engine, asked: Allocation) -> None:
+    """Give back whatever an engine has given; what can't be given back stays on record."""
+    with suppress(MeshError):
+        engine.end(asked)
+        records.remove_record(asked.mesh)
+
+
+# --- waiting
+
+
+def _finish(
+    session: Session, engine: Engine, asked: Allocation, wait_s: float | None, on_wait: Callable[[str], None], *, keeps_queued: bool
+) -> Mesh:
+    try:
+        hosts = Wait(session, engine, asked, on_wait).until_joined(wait_s)
+        return _spawn_on(session, hosts, asked)
+    except (KeyboardInterrupt, TimeoutError) as error:
+        if keeps_queued and engine.can.queue:
+            session.close()
+            raise MeshQueued(
+                f"{asked.described()} stays in the queue{_why(error, wait_s)}. Wait on: %mesh start {asked.mesh}; give up: %mesh cancel {asked.mesh}; "
+                f"it's given up by itself after {duration(asked.plan.idle_timeout_s)} without anybody"
+            ) from None
+        _drop(engine, asked)
+        starting.abandon(session)
+        raise _given_up(error, asked, wait_s) from None
+    except BaseException:
+        _drop(engine, asked)
+        starting.abandon(session)
+        raise
+
+
+def _why(error: BaseException, wait_s: float | None) -> str:
+    return f": no hosts within {duration(wait_s)}" if isinstance(error, TimeoutError) and wait_s else ""
+
+
+def _given_up(error: BaseException, asked: Allocation, wait_s: float | None) -> BaseException:
+    if isinstance(error, KeyboardInterrupt):
+        return error
+    return MeshStartError(f"{asked.described()}{_why(error, wait_s)}; the request was cancelled. Let it wait longer: --wait, or in the queue: --keep-queued")
+
+
+# --- ranks
+
+
+def _spawn_on(session: Session, joined: list[int], asked: Allocation) -> Mesh:
+    """Start the ranks of a mesh on hosts that are there; if several programs have waited for them, one of these does."""
+    me = f"{os.getpid()} {time.time_ns()}"
+    if session.request(SetName("spawner", me, only_if_new=True)) != me:
+        return _spawned_by_another(session, asked)
+    plan = asked.plan
+    indices = joined[: max(1, len(joined) - plan.num_spares)]
+    hosts = HostMesh(indices, Shape.full(Extent(["hosts"], [len(indices)])), session)
+    dims = dict(plan.dims) if plan.dims is not None else _default_dims(session, indices)
+    procs = hosts.spawn_procs(dims, name=asked.mesh, env=dict(plan.env), method=plan.method)
+    procs.initialized.get(SPAWN_S)
+    mesh = starting.made(asked.mesh, session, starting.enter(session, procs, dict(plan.env)))
+    if plan.on_failure and plan.on_failure != "stop":
+        mesh.on_failure(plan.on_failure, max_restarts=plan.max_restarts)
+    records.write_record(replace(asked, is_up=True))
+    return mesh
+
+
+def _spawned_by_another(session: Session, asked: Allocation) -> Mesh:
+    deadline = time.monotonic() + SPAWN_S
+    while (record := session.request(GetMesh())) is None:
+        if time.monotonic() > deadline:
+            raise MeshStartError(f"another program has begun to start the ranks of mesh {asked.mesh!r}, and hasn't within {SPAWN_S:g} s: %mesh cancel {asked.mesh}")
+        time.sleep(0.05)
+    return starting.made(asked.mesh, session, record)
+
+
+def _default_dims(session: Session, indices: list[int]) -> Mapping[str, int]:
+    """Return one rank per GPU that hosts were given, or per core where there's none: as many as the smallest has."""
+    rows = [row for row in session.request(Status()).hosts if row.index in indices]
+    gpus = min(row.num_gpus for row in rows)
+    return {"gpus": gpus} if gpus else {"procs": min(row.num_cores for row in rows)}
+
+
+# --- giving back
+
+
+def cancel(name: str) -> Allocation:
+    """Give back all hosts of a mesh, whether it waits for them or runs; return what was given back.
+
+    Raises:
+        MeshNotFound: if nothing was asked for under that name.
+        EngineError: if the engine can't be reached: then it stays on record.
+    """
+    asked = records.read_record(name)
+    if asked is None:
+        known = ", ".join(a.mesh for a in records.list_records()) or "none"
+        raise MeshNotFound(f"no hosts were asked for by a mesh {name!r}; with hosts of an engine: {known}. End another: %mesh stop {name}")
+    with suppress(MeshNotFound):
+        session = Session.connect(launch.find_connection(name), "", observes=True)
+        starting.abandon(session)
+    engine_of(asked.spec).end(asked)
+    records.remove_record(name)
+    return asked
+
+
+def give_back(name: str) -> None:
+    """A mesh has ended: so has what it was on, if that was an engine's."""
+    if records.read_record(name) is not None:
+        cancel(name)
+
+
+# --- looking
+
+
+def looks() -> list[tuple[Allocation, Look]]:
+    """Return what this user has asked engines for, and how it is; what has ended is forgotten, once it was told."""
+    found = []
+    for asked in records.list_records():
+        try:
+            look = engine_of(asked.spec).look(asked)
+        except MeshError as error:
+            found.append((asked, Look(State.QUEUED, reason=f"unknown: {error}")))
+            continue
+        is_alone = launch.find_claim(asked.mesh) is None
+        if is_alone and look.state in (State.GRANTED, State.QUEUED):
+            look = replace(look, reason=f"its mesh is gone: %mesh cancel {asked.mesh} gives it back")
+        found.append((asked, look))
+        if look.state == State.ENDED and is_alone:
+            records.remove_record(asked.mesh)
+    return found
+
+
+@dataclass(frozen=True)
+class HostRow:
+    """What a list of hosts says of one."""
+
+    index: int
+    name: str
+    state: str
+    num_cores: int
+    num_gpus: int
+    ranks: str
+
+    def cells(self) -> tuple[str, ...]:
+        """Return it as columns."""
+        return str(self.index), self.name, self.state, str(self.num_cores), str(self.num_gpus), self.ranks
+
+
+def host_rows(mesh: Mesh) -> list[HostRow]:
+    """Return a row for each host of a mesh."""
+    status = mesh.status()
+    on = {h.index: [r.rank for r in status.ranks if r.host == h.index] for h in status.hosts}
+    return [HostRow(h.index, h.hostname, str(h.state), h.num_cores, h.num_gpus, format_ranks(on[h.index]) if on[h.index] else "none") for h in status.hosts]
+
+
+def allocation_lines(name: str) -> list[str]:
+    """Return what the engine says of a mesh's hosts, and what they have cost, if that's known; nothing for a mesh on this machine."""
+    asked = records.read_record(name)
+    if asked is None:
+        return []
+    look, now = engine_of(asked.spec).look(asked), time.time()
+    left = f", {duration(round(look.ends_at - now))} left" if look.ends_at and look.ends_at > now else ""
+    cost = asked.spec.usd_per_gpu_hour
+    gpus = (asked.spec.gpus or 0) * (len(look.nodes) or asked.spec.wanted.least)
+    price = f", about {cost * gpus * (now - asked.submitted_at) / 3600:.2f} $ so far" if cost and gpus else ""
+    return [f"{asked.described()}: {look.state}{left}{price}"]

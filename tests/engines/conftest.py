@@ -1,0 +1,45 @@
+"""Real engines for tests: an sshd, hosts that are network namespaces, Slurm. Where one can't be had, its tests are skipped with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import slurmd
+import sshd
+from sshd import Profiles
+
+
+@pytest.fixture
+def profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Profiles:
+    """Write this user's profiles."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+
+    def write(text: str) -> None:
+        path = tmp_path / "monarch_nb" / "clusters.toml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o600)
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def two_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sshd.Sshd]:
+    """An sshd that is known by two names: two hosts to log in to."""
+    if sshd.why_not():
+        pytest.skip(sshd.why_not())
+    server = sshd.Sshd(tmp_path_factory.mktemp("sshd"), ["he1", "he2"])
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurmd.Cluster]:
+    """Slurm with three nodes."""
+    if slurmd.why_not():
+        pytest.skip(slurmd.why_not())
+    found = slurmd.Cluster(tmp_path_factory.mktemp("slurm"))
+    yield found
+    found.close()

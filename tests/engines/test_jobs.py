@@ -1,0 +1,117 @@
+"""Monarch's job names on real engines, and the notebook's verbs on them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from slurmd import SETUP, Cluster
+from sshd import Profiles, Sshd
+from waiting import wait_until
+
+from monarch_nb.exceptions import MeshError, MeshUsageError
+from monarch_nb.job import SlurmJob, SSHJob, job_loads
+from monarch_nb.job.allocation import list_records
+
+T = 60
+
+
+def job_number() -> str:
+    return os.environ.get("SLURM_JOB_ID", "")
+
+
+def test_an_ssh_job_gives_hosts_by_name(two_hosts: Sshd) -> None:
+    described = SSHJob({"trainers": ["he1"], "others": ["he2"]}, config=str(two_hosts.config))
+    job = job_loads(described.dumps())
+    assert isinstance(job, SSHJob) and job.can_run(described) == ""
+    state = job.state()
+    try:
+        assert list_records()[0].spec.machines == ("he1", "he2")
+        for mesh in (state.trainers, state.others):
+            procs = mesh.spawn_procs({"procs": 1})
+            assert procs.sizes == {"hosts": 1, "procs": 1} and len(set(procs.execute(os.getpid).get(T).values())) == 1
+    finally:
+        job.kill()
+    assert list_records() == []
+
+
+def test_a_slurm_job_gives_its_nodes(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_CONF", str(cluster.config))
+    job = SlurmJob({"trainers": 1, "others": 1}, time_limit="0:10:00", slurm_args=["--comment=x"], setup=[SETUP])
+    state = job.state()
+    try:
+        (asked,) = list_records()
+        found = state.trainers.spawn_procs({"procs": 1}).execute(job_number).get(T)
+        assert set(found.values()) == {asked.id} == {cluster.command("squeue", "-h", "-o", "%i")}
+        assert job.can_run(SlurmJob({"trainers": 4}, time_limit="2h")).startswith("hosts 2 -> 4, time 10min -> 2h")
+    finally:
+        job.kill()
+    assert list_records() == []
+    wait_until(lambda: cluster.idle_nodes() == 3, "idle nodes")
+
+
+def test_what_a_job_cannot_be_is_said_at_once(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_CONF", str(cluster.config))
+    with pytest.raises(MeshUsageError, match="HH:MM:SS"):
+        SlurmJob({"a": 1}, time_limit="soon")
+    with pytest.raises(MeshUsageError, match="flags of sbatch"):
+        SlurmJob({"a": 1}, slurm_args=["qos=high; rm x"])
+    with pytest.raises(MeshUsageError, match="SlurmJob: 4 hosts were asked for, and the largest partition has 3"):
+        SlurmJob({"a": 4}).state()
+    with pytest.raises(MeshError, match="there is no host of that name"):
+        SSHJob({"a": ["nowhere.invalid"]}).state()
+    assert list_records() == []
+
+
+@pytest.fixture
+def notebook(two_hosts: Sshd, profiles: Profiles, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[object]:
+    """A kernel that knows a lab by ssh and one by Slurm."""
+    sys.path.append(str(Path(__file__).parents[1] / "notebook"))
+    from kernels import Notebook
+
+    monkeypatch.setenv("SLURM_CONF", str(cluster.config))
+    profiles(
+        f'[lab]\nengine = "ssh"\nhosts = ["he[1-2]"]\nusd_per_gpu_hour = 2\n[lab.ssh]\nconfig = "{two_hosts.config}"\n'
+        f'[big]\nengine = "slurm"\nhosts = 3\nsetup = [{SETUP!r}]\n'
+    )
+    kernel = Notebook()
+    kernel.run("%load_ext monarch_nb")
+    yield kernel
+    kernel.close()
+    sys.path.pop()
+
+
+def test_a_notebook_runs_on_real_hosts(notebook: object, cluster: Cluster) -> None:
+    text = notebook.text  # type: ignore[attr-defined]
+    assert "mesh 'far' (hosts=2, procs=1: ranks 0-1) is ready" in text("%mesh start far --on lab --procs 1")
+    assert text("%%mesh\nimport os\nprint(bool(os.environ.get('SSH_CONNECTION')))").count("True") == 1
+    found = text("%mesh hosts")
+    assert "he1" in found and "he2" in found and "ssh on lab: granted" in found
+    assert "lab" in text("%mesh clusters") and "far" in text("%mesh queue")
+    assert "attached to mesh 'far'" in text("%mesh start far --on lab")
+    assert "runs already, with other hosts: hosts none -> 1" in text("%mesh start far --on lab --hosts 1")
+    assert "no profile or engine 'lap'. Did you mean lab?" in text("%mesh start other --on lap")
+    assert "--job local is for this machine" in text("%mesh start other --on lab --job local")
+    assert "--time is for hosts of an engine" in text("%mesh start other --time 2h")
+    assert "#SBATCH --nodes=3" in text("%mesh start other --on big --dry-run")
+    assert "mesh 'far' has ended" in text("%mesh stop far") and "no hosts of engines" in text("%mesh queue")
+
+
+def test_a_notebook_waits_in_the_queue_and_another_goes_on(notebook: object, cluster: Cluster) -> None:
+    text = notebook.text  # type: ignore[attr-defined]
+    number = cluster.command("sbatch", "--parsable", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=sleep 600")
+    try:
+        wait_until(lambda: cluster.idle_nodes() == 0, "a full cluster")
+        assert "stays in the queue: no hosts within 2 s. Wait on: %mesh start big" in text("%mesh start big --on big --procs 1 --wait 2 --keep-queued")
+        notebook.restart()  # type: ignore[attr-defined]
+        text("%load_ext monarch_nb")
+        assert "queued" in text("%mesh queue")
+    finally:
+        cluster.command("scancel", number)
+    assert "(hosts=3, procs=1: ranks 0-2)" in text("%mesh start big")
+    assert "of mesh 'big' was cancelled" in text("%mesh cancel big")
+    assert "no hosts were asked for by a mesh 'big'" in text("%mesh cancel big")
+    wait_until(lambda: cluster.idle_nodes() == 3, "idle nodes")
