@@ -338,10 +338,13 @@ def test_a_killed_host_is_named_and_what_had_arrived_isnt_sent_again(project: Pa
         job = ProcessJob({"hosts": 1}, env={"MONARCH_NB_STORE": str(disk)})
         hosts = job.state().hosts
         hosts.initialized.get(60)
-    killed = []
+    killed: list[object] = []
+    begun: list[object] = []
 
     def pieces(workspace: object, entry: object) -> Iterator[bytes]:
-        if len(list(disk.glob("work/*.new-*/*"))) > 10 and not killed:
+        begun.append(entry)
+        if len(begun) == 13:
+            wait_until(lambda: len(list(disk.glob("work/*.new-*/*"))) > 10, "half of the files have come")
             killed.append(job._processes[0].kill())
         yield from real_pieces(workspace, entry)  # type: ignore[arg-type]
 
