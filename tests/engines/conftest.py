@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import slurmd
 import sshd
 from sshd import Profiles
+
+from monarch_nb.exceptions import MeshError
+from monarch_nb.job.allocation import list_records
+from monarch_nb.mesh import on_engine
 
 
 @pytest.fixture
@@ -23,6 +28,15 @@ def profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Profiles:
         path.chmod(0o600)
 
     return write
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays() -> Iterator[None]:
+    """A test that has failed leaves no hosts, and no controller that waits for them."""
+    yield
+    for asked in list_records():
+        with suppress(MeshError):
+            on_engine.cancel(asked.mesh)
 
 
 @pytest.fixture(scope="session")
