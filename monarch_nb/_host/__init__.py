@@ -5,15 +5,15 @@ zygote, its child, does (`_rank.zygote`).
 
     main         where it begins
     process      what home and far host processes share
-    request      which desk answers what is asked, by the name of a method
-    home         the first one, and its desks
+    request      which service answers what is asked, by the name of a method
+    home         the first one, and its services
     far          dials home and does what it says
     loop         readiness and timers
     supervisor   ranks: start, watch, interrupt, kill
     output       what ranks print: cut into pieces
     router       messages between this machine and others
 
-The home's desks, and what they use:
+The home's services, and what they use:
 
     registry     the books: hosts, procs, groups, clients, names. Pure data
     clients      programs that use the mesh; lease: how long it lives; names
@@ -21,12 +21,12 @@ The home's desks, and what they use:
     ranks        how they start and end; waiting: who waits for that
     cells        which cell runs on which ranks, and how it ends
     escalation   what is done about a cell that shall end; interrupts: who wants that
-    journal_desk what was done and printed; output_desk, watch: who is shown what of it
+    journal_service what was done and printed; output_service, watch: who is shown what of it
     asking       questions to ranks
     environment  what a mesh runs with, for the journal
     status_publisher  the state, live; resource_monitor, sampler, gpus: where it comes from
-    looks        stacks, and what ranks wait for; stack_desk: of those that don't answer
-    debug_desk   who stands at a breakpoint
-    question_desk  what ranks ask whoever can type
+    looks        stacks, and what ranks wait for; stack_service: of those that don't answer
+    debug_service   who stands at a breakpoint
+    question_service  what ranks ask whoever can type
     healing      what is done about losses; reshaping, spawn specs, groups, checkpoints
 """

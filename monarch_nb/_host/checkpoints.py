@@ -61,7 +61,7 @@ class Saved:
     path: str
 
 
-class CheckpointDesk:
+class CheckpointService:
     """Owned by the loop thread."""
 
     def __init__(self, home: HomeProcess) -> None:

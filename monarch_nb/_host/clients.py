@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _MAX_LEFT = 100
 
 
-class ClientDesk:
+class ClientService:
     """Owned by the loop thread."""
 
     def __init__(self, home: HomeProcess) -> None:
@@ -85,7 +85,7 @@ class ClientDesk:
         home.registry.clients.pop(client.proc, None)
         self._shows_nothing(client)
         home.status_publisher.drop(client.proc)
-        home.controllers.client_gone(client)
+        home.singletons.client_gone(client)
         home.debug.client_gone(client.proc)
         home.questions.client_gone(client.proc)
         home.status_publisher.touch()

@@ -38,7 +38,7 @@ class _Switch:
     problems: dict[int, str] = field(default_factory=dict)
 
 
-class EnvironmentDesk:
+class EnvironmentService:
     """Owned by the loop thread."""
 
     def __init__(self, home: HomeProcess) -> None:

@@ -14,7 +14,7 @@ from msgspec.structs import asdict
 
 from monarch_nb._host.process import BEAT_S, LOST_AFTER_S, PREEMPT_S, HostProcess, visible_gpus
 from monarch_nb._host.resource_monitor import Rows
-from monarch_nb._host.stack_desk import Found
+from monarch_nb._host.stack_service import Found
 from monarch_nb._host.supervisor import Rank
 from monarch_nb._host.warming import Zygote
 from monarch_nb._protocol.environment import EnvironmentSwitched
@@ -163,7 +163,7 @@ class FarProcess(HostProcess):
         def taken(found: Found) -> None:
             self.event(address.HOME, StacksTaken(event.ref, found))
 
-        self.stack_desk.take(event.procs, event.native, taken)
+        self.stack_service.take(event.procs, event.native, taken)
 
     @handles(Leave)
     def on_leave(self, event: Leave, sender: Sender) -> None:

@@ -338,8 +338,8 @@ class Healing:
         self, spec: SpawnSpec, slots: dict[int, int], missing: dict[int, int], report: Report
     ) -> Workflow[dict[str, Any] | None]:
         """Return what all actors of a spawn can go on from; None if nothing was saved."""
-        desk, survivors = self._home.checkpoints, {s: p for s, p in slots.items() if s not in missing}
-        saved = desk.newest(spec.actor_id)
+        service, survivors = self._home.checkpoints, {s: p for s, p in slots.items() if s not in missing}
+        saved = service.newest(spec.actor_id)
         wish: dict[str, Any] | None = None if saved is None else {"version": saved.version, "path": saved.path}
         where = "disk"
         if spec.checkpointed == CheckpointKind.REPLICATED and survivors:
@@ -352,8 +352,8 @@ class Healing:
         if wish is None:
             report.messages.append(f"actor {spec.name!r} begins anew on what was lost: it had no checkpoint")
             return None
-        desk.begin_anew(spec.actor_id, wish["version"])
-        wish["epoch"] = desk.epoch(spec.actor_id)
+        service.begin_anew(spec.actor_id, wish["version"])
+        wish["epoch"] = service.epoch(spec.actor_id)
         report.messages.append(f"actor {spec.name!r} goes on from its state after {wish['version']} calls (from {where})")
         return wish
 

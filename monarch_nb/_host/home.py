@@ -1,4 +1,5 @@
-"""The home: the first host process of a mesh. It's made of desks, each of which is in charge of something; what clients ask comes to them by its name.
+"""The home: the first host process of a mesh. It's made of services, each of which is in charge of something;
+what clients ask comes to them by its name.
 
 - `clients`: programs that use the mesh. `mesh_name`: the claim to its name. `lease`: whose it is, how long it lives. `handover`: how a program takes one that was kept warm. `names`: what goes by which name. `controllers`: where named singletons live.
 - `hosts`: other machines. `ranks`: how they start and end. `waits`: who waits until either is up.
@@ -18,31 +19,31 @@ from typing import Any
 
 from monarch_nb._host.asking import Asking
 from monarch_nb._host.cells import Cells
-from monarch_nb._host.checkpoints import CheckpointDesk
-from monarch_nb._host.clients import ClientDesk
-from monarch_nb._host.controllers import ControllerDesk
-from monarch_nb._host.debug_desk import DebugDesk
-from monarch_nb._host.environments import EnvironmentDesk
+from monarch_nb._host.checkpoints import CheckpointService
+from monarch_nb._host.clients import ClientService
+from monarch_nb._host.debug_service import DebugService
+from monarch_nb._host.environments import EnvironmentService
 from monarch_nb._host.gate import Gate
 from monarch_nb._host.handover import Handover
 from monarch_nb._host.healing import Healing
-from monarch_nb._host.hosts import HostDesk
-from monarch_nb._host.interrupts import InterruptDesk
-from monarch_nb._host.journal_desk import JournalDesk
+from monarch_nb._host.hosts import HostService
+from monarch_nb._host.interrupts import InterruptService
+from monarch_nb._host.journal_service import JournalService
 from monarch_nb._host.lease import Lease
 from monarch_nb._host.looks import Looks
 from monarch_nb._host.mesh_name import MeshName
-from monarch_nb._host.names import NameDesk
-from monarch_nb._host.output_desk import OutputDesk
+from monarch_nb._host.names import NameService
+from monarch_nb._host.output_service import OutputService
 from monarch_nb._host.process import HostProcess, count_gpus
-from monarch_nb._host.question_desk import QuestionDesk
-from monarch_nb._host.ranks import RankDesk
+from monarch_nb._host.question_service import QuestionService
+from monarch_nb._host.ranks import RankService
 from monarch_nb._host.registry import Registry
 from monarch_nb._host.resource_monitor import Rows
+from monarch_nb._host.singletons import SingletonService
 from monarch_nb._host.spawn_specs import SpawnSpecs
 from monarch_nb._host.status_publisher import StatusPublisher
 from monarch_nb._host.supervisor import Rank
-from monarch_nb._host.waiting import WaitingDesk
+from monarch_nb._host.waiting import WaitingService
 from monarch_nb._host.warming import Zygote
 from monarch_nb._protocol.events import Leave, MeshEnding, WatchResources
 from monarch_nb._protocol.exits import RankExit
@@ -58,7 +59,7 @@ from monarch_nb._wire.process import process_trouble
 
 
 class HomeProcess(HostProcess):
-    """The desks, and what they have in common: sending, and the end. Owned by the loop thread.
+    """The services, and what they have in common: sending, and the end. Owned by the loop thread.
 
     Attributes:
         name: what its user calls the mesh; empty if it's a process's own.
@@ -73,34 +74,34 @@ class HomeProcess(HostProcess):
         self.versions: dict[str, str] = {}
         self.registry = Registry()
         self._enter_own_host()
-        self.clients = ClientDesk(self)
-        self.hosts = HostDesk(self)
+        self.clients = ClientService(self)
+        self.hosts = HostService(self)
         self.gate = Gate(self)
-        self.ranks = RankDesk(self)
-        self.environments = EnvironmentDesk(self)
-        self.waits = WaitingDesk(self)
-        self.names = NameDesk(self)
-        self.controllers = ControllerDesk(self)
-        self.journal = JournalDesk(self)
-        self.output = OutputDesk(self)
+        self.ranks = RankService(self)
+        self.environments = EnvironmentService(self)
+        self.waits = WaitingService(self)
+        self.names = NameService(self)
+        self.singletons = SingletonService(self)
+        self.journal = JournalService(self)
+        self.output = OutputService(self)
         self.status_publisher = StatusPublisher(self)
         self.cells = Cells(self)
-        self.interrupts = InterruptDesk(self)
+        self.interrupts = InterruptService(self)
         self.asking = Asking(self.loop, self.send_to_rank)
         self.looks = Looks(self)
-        self.debug = DebugDesk(self)
-        self.questions = QuestionDesk(self)
-        self.checkpoints = CheckpointDesk(self)
+        self.debug = DebugService(self)
+        self.questions = QuestionService(self)
+        self.checkpoints = CheckpointService(self)
         self.healing = Healing(self, SpawnSpecs(os.path.join(self.directory, "spawn_specs")))
         self.mesh_name = MeshName(self)
         self.lease = Lease(self)
         self.handover = Handover(self)
-        for desk in (
-            self.clients, self.hosts, self.gate, self.ranks, self.waits, self.names, self.controllers, self.journal, self.output, self.status_publisher, self.cells,
+        for service in (
+            self.clients, self.hosts, self.gate, self.ranks, self.waits, self.names, self.singletons, self.journal, self.output, self.status_publisher, self.cells,
             self.interrupts, self.looks, self.debug, self.questions, self.checkpoints, self.healing, self.mesh_name, self.lease,
             self.environments,
         ):  # fmt: skip
-            self.handlers.add(desk)
+            self.handlers.add(service)
 
     @property
     def mesh_address(self) -> MeshAddress:

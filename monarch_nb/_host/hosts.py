@@ -42,7 +42,7 @@ class _Departure:
     left: set[int]
 
 
-class HostDesk:
+class HostService:
     """Owned by the loop thread.
 
     Attributes:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _ABORT_S = 1.0
 
 
-class InterruptDesk:
+class InterruptService:
     """Owned by the loop thread. How a cell is made to end is the `escalation`'s business."""
 
     def __init__(self, home: HomeProcess) -> None:

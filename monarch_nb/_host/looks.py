@@ -1,7 +1,7 @@
 """Looks at ranks: where they stand, and what they wait for. Who can't answer is looked at from outside, by its host process.
 
-Ranks are asked first; their control thread answers within milliseconds, unless something holds the interpreter's lock. Those that don't are left to the desks
-of their hosts (`stack_desk`).
+Ranks are asked first; their control thread answers within milliseconds, unless something holds the
+interpreter's lock. Those that don't are left to the services of their hosts (`stack_service`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._frames.cells import CELL_FRAME
-from monarch_nb._host.stack_desk import NATIVE_S, PY_SPY_S, Found
+from monarch_nb._host.stack_service import NATIVE_S, PY_SPY_S, Found
 from monarch_nb._protocol.base import Plain
 from monarch_nb._protocol.events import StacksTaken, TakeStacks
 from monarch_nb._protocol.questions import AwaitedThings, ThreadStacks
@@ -35,7 +35,7 @@ Done = Callable[[ByRank], None]
 
 
 class _Take:
-    """Stacks that desks have been asked for."""
+    """Stacks that services have been asked for."""
 
     def __init__(self, hosts: set[int], done: Callable[[Found], None]) -> None:
         self.left = len(hosts)
@@ -142,7 +142,7 @@ class Looks:
                     return lines[line - 1].strip() if line <= len(lines) else ""
         return ""
 
-    # --- desks
+    # --- services
 
     def _take(self, procs: Any, native: bool, done: Callable[[Found], None]) -> None:
         """Have the hosts of ranks take their stacks."""
@@ -155,7 +155,7 @@ class Looks:
         self._takes[ref] = _Take(set(by_host), done)
         for host, theirs in by_host.items():
             if host == 0:
-                self._home.stack_desk.take(theirs, native, lambda found: self._taken(ref, found))
+                self._home.stack_service.take(theirs, native, lambda found: self._taken(ref, found))
             else:
                 self._home.event(address.host_proc(host), TakeStacks(ref, tuple(theirs), native))
         self._home.loop.call_later((NATIVE_S if native else PY_SPY_S) + 1.0, lambda: self._end(ref))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from monarch_nb._host.home import HomeProcess
 
 
-class NameDesk:
+class NameService:
     """Owned by the loop thread."""
 
     def __init__(self, home: HomeProcess) -> None:

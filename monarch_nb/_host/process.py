@@ -22,10 +22,10 @@ from monarch_nb._host.loop import Loop
 from monarch_nb._host.request import RequestError
 from monarch_nb._host.resource_monitor import WHERE_REF, ResourceMonitor, Rows
 from monarch_nb._host.router import Router
-from monarch_nb._host.stack_desk import StackDesk
+from monarch_nb._host.stack_service import StackService
 from monarch_nb._host.supervisor import Rank, Supervisor
 from monarch_nb._host.warming import Zygote
-from monarch_nb._host.workspace_desk import WorkspaceDesk
+from monarch_nb._host.workspace_service import WorkspaceService
 from monarch_nb._protocol.base import Event, encode
 from monarch_nb._protocol.environment import SwitchEnvironment
 from monarch_nb._protocol.events import RanksEnded
@@ -62,7 +62,7 @@ class HostProcess:
         """The configuration to begin again with, for a spare that takes another host's place."""
         private_directory(self.directory)
         self.loop = Loop()
-        self.handlers = Handlers(self, WorkspaceDesk(self))
+        self.handlers = Handlers(self, WorkspaceService(self))
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.context.set(zmq.MAX_SOCKETS, 65535)
         self._pull = self.context.socket(zmq.PULL)
@@ -76,7 +76,7 @@ class HostProcess:
         self.resource_monitor = ResourceMonitor(
             self.me, self.directory, self.loop, self.supervisor, self.send_local, lambda rows, host: self.vitals_changed(rows, host)
         )
-        self.stack_desk = StackDesk(self.directory, self.loop, self.supervisor)
+        self.stack_service = StackService(self.directory, self.loop, self.supervisor)
         if config.get("warm", True):
             self.supervisor.warm_up()
         self._pull.bind(address.endpoint(self.directory, self.me))
@@ -266,7 +266,7 @@ class HostProcess:
         self.drop_route(end.proc)
         self.heartbeat.forget(end.proc)
         self.resource_monitor.forget(end.proc)
-        self.stack_desk.forget(end.proc)
+        self.stack_service.forget(end.proc)
         self.router.forget(end.proc)
         with suppress(OSError):
             os.unlink(address.socket_path(self.directory, end.proc))

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _LEFT_OUT_GRACE_S = 3.0
 
 
-class RankDesk:
+class RankService:
     """Owned by the loop thread."""
 
     def __init__(self, home: HomeProcess) -> None:

@@ -1,6 +1,6 @@
 """The home's books: which hosts, procs and clients there are, and what goes by which name.
 
-Pure data; the home and its desks read and write it in the loop's thread.
+Pure data; the home and its services read and write it in the loop's thread.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from monarch_nb._host.home import HomeProcess
 
 
-class WaitingDesk:
+class WaitingService:
     """Owned by the loop thread."""
 
     def __init__(self, home: HomeProcess) -> None:

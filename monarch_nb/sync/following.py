@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from monarch_nb._client.session import Session
-from monarch_nb._host.workspace_desk import files_id
+from monarch_nb._host.workspace_service import files_id
 from monarch_nb._workspace.answers import EditWorkspace, Hello, LinkWorkspace, SetElsewhere, Whereabouts
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.sync.hosts import FileMoved, HostRequests, HostTrouble, bring, edit_between, greet

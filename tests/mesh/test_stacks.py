@@ -12,7 +12,7 @@ import pytest
 from own_meshes import own_mesh
 
 from monarch_nb._host.dumped import from_faulthandler, from_py_spy, is_whole
-from monarch_nb._host.stack_desk import find_py_spy
+from monarch_nb._host.stack_service import find_py_spy
 from monarch_nb._wire import dump
 from monarch_nb.mesh import Mesh
 from monarch_nb.stacks import stacks_text
@@ -125,11 +125,11 @@ def test_native_frames(held: Mesh) -> None:
 
 
 def test_without_py_spy_it_is_said(held: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    from monarch_nb._host import stack_desk
+    from monarch_nb._host import stack_service
 
-    monkeypatch.setattr(stack_desk, "find_py_spy", lambda: "")
+    monkeypatch.setattr(stack_service, "find_py_spy", lambda: "")
     found: dict[str, Any] = {"stacks": None, "how": "", "missing": "it has no handler for the signal"}
-    stack_desk._by_py_spy(stack_desk._Target(1, os.getpid()), found, native=False)
+    stack_service._by_py_spy(stack_service._Target(1, os.getpid()), found, native=False)
     assert found["missing"] == "it has no handler for the signal; py-spy is not installed on its host: pip install py-spy"
     assert stacks_text({1: {**found, "process": ""}}) == (
         "rank 1: does not answer: its threads can't run Python just now (it has no handler for the signal; "

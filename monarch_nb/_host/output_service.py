@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from monarch_nb._host.home import HomeProcess
 
 
-class OutputDesk:
+class OutputService:
     """Owned by the loop thread."""
 
     def __init__(self, home: HomeProcess) -> None:

@@ -42,7 +42,7 @@ MAX_RETRY_S = 60.0
 """How long it takes until the disk is tried again; twice as long each time that it has failed again within the maximum."""
 
 
-class JournalDesk:
+class JournalService:
     """Owned by the loop thread.
 
     Attributes:

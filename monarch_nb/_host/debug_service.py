@@ -87,7 +87,7 @@ class DebugWatch:
     group: str
 
 
-class DebugDesk:
+class DebugService:
     """Owned by the loop thread."""
 
     def __init__(self, home: HomeProcess) -> None:

@@ -47,7 +47,7 @@ class Question:
     hidden: bool
 
 
-class QuestionDesk:
+class QuestionService:
     """Owned by the loop thread."""
 
     def __init__(self, home: HomeProcess) -> None:

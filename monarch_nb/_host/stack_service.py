@@ -41,7 +41,7 @@ class _Target(NamedTuple):
     pid: int
 
 
-class StackDesk:
+class StackService:
     """Owned by the loop thread; `take` may be called while it's at work.
 
     Args:
@@ -78,7 +78,7 @@ class StackDesk:
         with suppress(OSError):
             os.unlink(address.dump_path(self._directory, proc))
 
-    # --- in the desk's thread
+    # --- in the service's thread
 
     def _take(self, targets: Sequence[_Target], native: bool) -> Found:
         found: Found = {t.proc: {"stacks": None, "how": "", "missing": "", "process": process_trouble(t.pid)} for t in targets}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from monarch_nb._host.registry import Client
 
 
-class ControllerDesk:
+class SingletonService:
     """Owned by the loop thread.
 
     A controller lives in the program that uses the mesh: the one that asks, or, if a rank asks, the one that has been there longest. Without a

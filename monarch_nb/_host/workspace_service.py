@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from monarch_nb._host.process import HostProcess
 
 
-class WorkspaceDesk:
+class WorkspaceService:
     """Requests are taken by the loop's thread, and done by one other, in turn."""
 
     def __init__(self, process: HostProcess) -> None:
