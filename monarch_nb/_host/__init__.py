@@ -15,7 +15,7 @@ zygote, its child, does (`_rank.zygote`).
 
 The home's services, and what they use:
 
-    registry     the books: hosts, procs, groups, clients, names. Pure data
+    registry     the registry: hosts, procs, groups, clients, names. Pure data
     clients      programs that use the mesh; lease: how long it lives; names
     hosts        other machines; link: the sockets to them
     ranks        how they start and end; waiting: who waits for that

@@ -1,5 +1,5 @@
-"""Which environment each host's ranks are started in. The home keeps the books, each host starts a zygote in
-it.
+"""Which environment each host's ranks are started in. The home keeps the registry, each host starts a zygote
+in it.
 
 Ranks that live keep what they were started in; those that are started from then on (by a restart, a heal, a
 resize, another spawn)

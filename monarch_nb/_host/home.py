@@ -186,11 +186,11 @@ class HomeProcess(HostProcess):
         rank = self.supervisor.ranks.get(proc)
         return process_trouble(rank.pid) if rank is not None and rank.pid else ""
 
-    # --- the books
+    # --- the registry
 
     @handles(Status)
     def do_status(self, request: Status, sender: Sender) -> Books:
-        """Return the books."""
+        """Return what the registry holds."""
         registry = self.registry
         return Books(
             name=self.name,

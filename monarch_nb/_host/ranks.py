@@ -234,7 +234,7 @@ class RankService:
         return f"rank {end.rank} of {where} {describe_end(end).splitlines()[0].removeprefix('the process ')}"
 
     def _describe(self, end: RankExit, again: bool) -> RankExit:
-        """Return an end with what the books know of it."""
+        """Return an end with what the registry knows of it."""
         home, proc = self._home, end.proc
         entry, group = home.registry.procs.get(proc), home.registry.groups.get(end.group)
         if entry is not None:

@@ -1,4 +1,4 @@
-"""The home's books: which hosts, procs and clients there are, and what goes by which name.
+"""The controller's registry: which hosts, procs and clients there are, and what goes by which name.
 
 Pure data; the home and its services read and write it in the loop's thread.
 """

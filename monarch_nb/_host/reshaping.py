@@ -151,7 +151,7 @@ class Reshaping:
         look()
 
     def _renumber(self, group: Group) -> None:
-        """Tell each rank its number, and enter it into the books."""
+        """Tell each rank its number, and enter it into the registry."""
         home = self._home
         local: dict[int, int] = {}
         for rank, proc in enumerate(group.procs):

@@ -1,4 +1,5 @@
-"""Controllers: named singletons of a mesh. The books say in which process each lives; who asks first spawns it there."""
+"""Controllers: named singletons of a mesh. The registry says in which process each lives; who asks first
+spawns it there."""
 
 from __future__ import annotations
 

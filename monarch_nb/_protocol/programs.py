@@ -124,7 +124,7 @@ class Books(Record, frozen=True):
 
 
 class Status(Request[Books], frozen=True):
-    """Return the books."""
+    """Return the registry."""
 
 
 # --- whose it is, and how long it lives

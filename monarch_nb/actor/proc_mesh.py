@@ -260,9 +260,9 @@ class ProcMesh(MeshTrait):
             >>> if not procs.healthy():                  # doctest: +SKIP
             ...     procs.heal()
         """
-        books = self._session.request(Status())
-        rows = {row.proc: row for row in books.procs}
-        if self._stopped or self._group in books.healing:
+        registry = self._session.request(Status())
+        rows = {row.proc: row for row in registry.procs}
+        if self._stopped or self._group in registry.healing:
             return False
         return all(rows[p].state in (ProcState.STARTING, ProcState.RUNNING) for p in self._procs)
 

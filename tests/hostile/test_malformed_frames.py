@@ -55,8 +55,8 @@ class Unharmed:
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
-        books = mesh._session.request(Status())
-        self.processes = [psutil.Process(pid) for pid in [*(h.pid for h in books.hosts), *(p.pid for p in books.procs)]]
+        registry = mesh._session.request(Status())
+        self.processes = [psutil.Process(pid) for pid in [*(h.pid for h in registry.hosts), *(p.pid for p in registry.procs)]]
         self._memory = [p.memory_info().rss for p in self.processes]
         self._files = [p.num_fds() for p in self.processes]
 
@@ -73,8 +73,8 @@ class Unharmed:
 
 def test_sockets_of_processes(mesh: Mesh) -> None:
     unharmed, rng = Unharmed(mesh), generator("sockets")
-    books = mesh._session.request(Status())
-    doors = [(mesh._session.office.directory, address.HOME), *((mesh._session.office.directory, p.proc) for p in books.procs if not address.host_of(p.proc))]
+    registry = mesh._session.request(Status())
+    doors = [(mesh._session.office.directory, address.HOME), *((mesh._session.office.directory, p.proc) for p in registry.procs if not address.host_of(p.proc))]
     context = zmq.Context()
     try:
         for directory, proc in doors:

@@ -172,8 +172,8 @@ def test_nothing_is_left_and_the_name_is_free(doomed: Mesh) -> None:
 
 
 def processes_of(mesh: Mesh) -> set[int]:
-    books = mesh._session.request(Status())
-    return {books.pid, books.zygote_pid or 0, *(row.pid for row in books.procs)}
+    registry = mesh._session.request(Status())
+    return {registry.pid, registry.zygote_pid or 0, *(row.pid for row in registry.procs)}
 
 
 LOOKER = """

@@ -32,10 +32,10 @@ def start_children():
 hosts = ProcessJob({"hosts": 2}).state().hosts if sys.argv[1] == "two" else this_host()
 procs = hosts.spawn_procs({"gpus": 2})
 ranks = list(procs.execute(start_children).get(60).values())
-books = session.current().request(Status())
+registry = session.current().request(Status())
 print(json.dumps({
-    "ranks": [r for r, _ in ranks], "children": [c for _, c in ranks], "home": books.pid,
-    "zygote": books.zygote_pid, "hosts": [h.pid for h in books.hosts],
+    "ranks": [r for r, _ in ranks], "children": [c for _, c in ranks], "home": registry.pid,
+    "zygote": registry.zygote_pid, "hosts": [h.pid for h in registry.hosts],
     "directory": os.path.dirname(session.current().office.directory),
 }), flush=True)
 for line in sys.stdin:

@@ -26,8 +26,8 @@ def test_a_home_that_was_stopped_finds_its_hosts_and_they_find_it() -> None:
     finally:
         os.kill(home, signal.SIGCONT)
     time.sleep(2.5)  # two beats, in which it would judge
-    books = session.current().request(Status())
-    assert [h.state for h in books.hosts][-2:] == [HostState.UP, HostState.UP]
+    registry = session.current().request(Status())
+    assert [h.state for h in registry.hosts][-2:] == [HostState.UP, HostState.UP]
     assert list(procs.execute(os.getpid).get(T).values()) == pids
-    assert all(row.end is None for row in books.procs if row.pid in pids)
+    assert all(row.end is None for row in registry.procs if row.pid in pids)
     job.kill()
