@@ -4,10 +4,10 @@ Single-threaded: one loop (`loop`) owns every socket, pipe and pidfd, so nothing
 zygote, its child, does (`_rank.zygote`).
 
     main         where it begins
-    process      what home and far host processes share
+    process      what home and host agents share
     request      which service answers what is asked, by the name of a method
     home         the first one, and its services
-    far          dials home and does what it says
+    agent        dials home and does what it says
     loop         readiness and timers
     supervisor   ranks: start, watch, interrupt, kill
     output       what ranks print: cut into pieces

@@ -118,9 +118,9 @@ class HomeProcess(HostProcess):
     def everybody(self) -> list[int]:
         """Return all who are told of ends: clients, ranks, other hosts."""
         ranks = [p.proc for p in self.registry.alive() if p.state == ProcState.RUNNING]
-        return [*self.registry.clients, *ranks, *(address.host_proc(h.index) for h in self.hosts.link.far_hosts())]
+        return [*self.registry.clients, *ranks, *(address.host_proc(h.index) for h in self.hosts.link.remote_hosts())]
 
-    def send_far(self, host: int, frames: list[Any]) -> None:
+    def send_remote(self, host: int, frames: list[Any]) -> None:
         self.hosts.link.send(host, frames)
 
     def send_to_rank(self, proc: int, frame: bytes) -> None:
@@ -128,7 +128,7 @@ class HomeProcess(HostProcess):
         if address.host_of(proc) == self.index:
             self.send_local(proc, frame)
         else:
-            self.send_far(address.host_of(proc), [frame])
+            self.send_remote(address.host_of(proc), [frame])
 
     def send_cell(self, receivers: Sequence[tuple[int, int]], origin: int, frame: bytes) -> None:
         """Send a cell to (proc, rank)s: one message to each other host."""
@@ -140,7 +140,7 @@ class HomeProcess(HostProcess):
             else:
                 far.setdefault(address.host_of(proc), []).append((proc, slot))
         for host, theirs in far.items():
-            self.send_far(host, [wire.pack_fanout(self.me, address.host_proc(host), theirs, frame)])
+            self.send_remote(host, [wire.pack_fanout(self.me, address.host_proc(host), theirs, frame)])
 
     # --- answers of ranks
 

@@ -93,7 +93,7 @@ class HostService:
 
     def tell_all(self, event: Event) -> None:
         """Tell all other hosts of something."""
-        for host in self.link.far_hosts():
+        for host in self.link.remote_hosts():
             self._home.event(address.host_proc(host.index), event)
 
     def rows(self) -> list[HostRow]:

@@ -171,7 +171,7 @@ class HostLink:
             self._refuse(frames[0], index)
             return
         self._identities[index] = identity
-        self._home.take_far(parts)
+        self._home.receive_remote(parts)
 
     def _refuse(self, frame: zmq.Frame, index: int) -> None:
         """A host that has a key speaks as another one: its words count for nothing, and the log has it."""
@@ -226,7 +226,7 @@ class HostLink:
 
     # --- beats
 
-    def far_hosts(self) -> list[Host]:
+    def remote_hosts(self) -> list[Host]:
         """Return the other hosts that are up."""
         return [h for h in self._home.registry.hosts.values() if h.index and h.state == HostState.UP]
 
@@ -237,7 +237,7 @@ class HostLink:
             if host.state == HostState.LEAVING and now - host.last_beat > LOST_AFTER_S:
                 host.state = HostState.STOPPED
                 self._on_lost(host)  # ranks of it whose end wasn't heard
-        for host in self.far_hosts():
+        for host in self.remote_hosts():
             if now - host.last_beat > LOST_AFTER_S:
                 host.state = HostState.LOST
                 self._on_lost(host)
@@ -268,7 +268,7 @@ class HostLink:
 
     def _spare(self) -> Host | None:
         used = {address.host_of(p.proc) for p in self._home.registry.procs.values() if p.state != ProcState.STOPPED}
-        return next((h for h in self.far_hosts() if h.index not in used), None)
+        return next((h for h in self.remote_hosts() if h.index not in used), None)
 
     def start(self, ticket: Ticket, env: Mapping[str, str]) -> None:
         """Start a host process on this machine; that it has come up is heard when it joins."""

@@ -18,11 +18,11 @@ def main() -> None:
     config = json.loads(sys.stdin.buffer.read())
     zygote = start_zygote(config["sys_path"], config["directory"]) if config.get("warm", True) else None
     from monarch_nb import sources
-    from monarch_nb._host.far import FarProcess  # takes half a second, while the zygote imports, too
+    from monarch_nb._host.agent import HostAgent  # takes half a second, while the zygote imports, too
     from monarch_nb._host.home import HomeProcess
 
     sources.guard()
-    process: HostProcess = HomeProcess(config, zygote) if config["host"] == 0 else FarProcess(config, zygote)
+    process: HostProcess = HomeProcess(config, zygote) if config["host"] == 0 else HostAgent(config, zygote)
     try:
         os.write(1, b"ready\n")
     except OSError:  # who started us is gone already
@@ -35,7 +35,7 @@ def main() -> None:
     try:
         process.run()
         while process.successor is not None:
-            process = FarProcess(process.successor)
+            process = HostAgent(process.successor)
             process.run()
         status = 0
     finally:

@@ -1,6 +1,6 @@
 """The host process: its sockets, and what it answers.
 
-What home (`home`) and far host processes (`far`) share: ranks of this machine, local sockets, messages to and fro.
+What home (`home`) and host agents (`far`) share: ranks of this machine, local sockets, messages to and fro.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ PREEMPT_S = 30.0
 
 
 class HostProcess:
-    """State and behaviour that home and far host processes share. Owned by the loop thread.
+    """State and behaviour that home and host agents share. Owned by the loop thread.
 
     Args:
         zygote: the one that was started already, if one was.
@@ -68,7 +68,7 @@ class HostProcess:
         self._pull = self.context.socket(zmq.PULL)
         self._pull.setsockopt(zmq.RCVHWM, 0)
         self._routes: dict[int, zmq.Socket[bytes]] = {}
-        self.router = Router(self.me, self.loop, self.send_local, self.send_far)
+        self.router = Router(self.me, self.loop, self.send_local, self.send_remote)
         self.supervisor = Supervisor(
             self.loop, self.index, self.hostname, self.rank_ended, self.rank_printed, config["sys_path"], self.directory, zygote
         )
@@ -114,7 +114,7 @@ class HostProcess:
         if socket is not None:
             socket.close(0)
 
-    def send_far(self, host: int, frames: list[Any]) -> None:
+    def send_remote(self, host: int, frames: list[Any]) -> None:
         """Send frames towards another host."""
         raise NotImplementedError
 
@@ -125,7 +125,7 @@ class HostProcess:
         if address.host_of(dst) == self.index:
             self.send_local(dst, frame)
         else:
-            self.send_far(address.host_of(dst), [frame])
+            self.send_remote(address.host_of(dst), [frame])
 
     def reply(self, dst: int, ref: int, value: object, *, error: bool = False, last: bool = False) -> None:
         """Answer a request."""
@@ -138,7 +138,7 @@ class HostProcess:
         if address.host_of(dst) == self.index:
             self.send_local(dst, frame)
         else:
-            self.send_far(address.host_of(dst), [frame])
+            self.send_remote(address.host_of(dst), [frame])
 
     # --- receiving
 
@@ -171,12 +171,12 @@ class HostProcess:
                 for output in rank.outputs:
                     output.begin_origin(origin)
 
-    def take_far(self, frames: Sequence[Any]) -> None:
+    def receive_remote(self, frames: Sequence[Any]) -> None:
         """Take a message from the link to other hosts."""
         frame = bytes(frames[0])
         message = wire.unpack(frame)
         if address.host_of(message.dst) != self.index:
-            self.send_far(address.host_of(message.dst), [frame, *frames[1:]])
+            self.send_remote(address.host_of(message.dst), [frame, *frames[1:]])
         elif message.dst == self.me and message.kind != wire.FANOUT:
             self.handle(message)
         else:

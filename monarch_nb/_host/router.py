@@ -42,16 +42,16 @@ class Router:
     Args:
         me: proc id of this host process.
         send_local: sends a frame to a process of this machine.
-        send_far: sends frames to another host, by its index.
+        send_remote: sends frames to another host, by its index.
     """
 
-    def __init__(self, me: int, loop: Loop, send_local: Send, send_far: Callable[[int, Frames], None]) -> None:
+    def __init__(self, me: int, loop: Loop, send_local: Send, send_remote: Callable[[int, Frames], None]) -> None:
         self.me = me
         self.host = address.host_of(me)
         self.pool = segment.SegmentPool()
         self._loop = loop
         self._send_local = send_local
-        self._send_far = send_far
+        self._send_remote = send_remote
         self._gatherings: dict[tuple[int, int], _Gathering] = {}
 
     # --- from this machine to another
@@ -63,7 +63,7 @@ class Router:
         for key in [k for k, g in self._gatherings.items() if k[0] == message.dst and g.answers]:
             self._flush(key)  # nothing overtakes an answer that is being held back
         frame, extra = self._to_frames(message)
-        self._send_far(address.host_of(message.dst), [frame, *extra])
+        self._send_remote(address.host_of(message.dst), [frame, *extra])
 
     def _to_frames(self, message: Message) -> tuple[bytes, Frames]:
         if message.kind == wire.FANOUT:
@@ -147,7 +147,7 @@ class Router:
             dst, ref = key
             answers = [Answer(flags, tuple(slots), data) for (flags, data), slots in gathering.answers.items()]
             gathering.answers = {}
-            self._send_far(address.host_of(dst), [wire.pack_combined(self.me, dst, ref, answers)])
+            self._send_remote(address.host_of(dst), [wire.pack_combined(self.me, dst, ref, answers)])
 
     def forget(self, proc: int) -> None:
         """Drop what is kept for a process that has ended."""

@@ -213,7 +213,7 @@ class StatusPublisher:
         self._num_looks += 1
         ref = self._num_looks
         home = self._home
-        hosts = {0, *(h.index for h in home.hosts.link.far_hosts() if h.state == HostState.UP)}
+        hosts = {0, *(h.index for h in home.hosts.link.remote_hosts() if h.state == HostState.UP)}
         self._looks[ref] = (hosts, done)
         for index in hosts - {0}:
             home.event(address.host_proc(index), LookNow(ref))

@@ -58,8 +58,8 @@ class RankContext(Protocol):
 _office: Office | None = None
 _connect: Callable[[], Office] | None = None
 _reach: Callable[[MeshAddress], Office] | None = None
-_is_far: Callable[[MeshAddress | None], bool] | None = None
-_send_far: Callable[[Any, str, Any], None] | None = None
+_is_remote: Callable[[MeshAddress | None], bool] | None = None
+_send_remote: Callable[[Any, str, Any], None] | None = None
 _where: dict[str, Any] = {}
 rank: RankContext | None = None
 """The rank that this process is, or None in a client."""
@@ -111,17 +111,17 @@ def on_other_mesh(reach: Callable[[MeshAddress], Office]) -> None:
     _reach = reach
 
 
-def on_far_port(is_far: Callable[[MeshAddress | None], bool], send: Callable[[Any, str, Any], None]) -> None:
+def on_remote_port(is_remote: Callable[[MeshAddress | None], bool], send: Callable[[Any, str, Any], None]) -> None:
     """Say how something is sent to a port of a mesh that can't be reached from this process: by its method's name, and the value."""
-    global _is_far, _send_far
-    _is_far, _send_far = is_far, send
+    global _is_remote, _send_remote
+    _is_remote, _send_remote = is_remote, send
 
 
-def is_sent_far(port: Any, method: str, value: Any) -> bool:
+def is_sent_remotely(port: Any, method: str, value: Any) -> bool:
     """Send something to a port, if its mesh can't be reached from this process; say whether that was done."""
-    if is_at_home(port._mesh) or _is_far is None or _send_far is None or not _is_far(port._mesh):
+    if is_at_home(port._mesh) or _is_remote is None or _send_remote is None or not _is_remote(port._mesh):
         return False
-    _send_far(port, method, value)
+    _send_remote(port, method, value)
     return True
 
 

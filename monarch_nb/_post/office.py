@@ -193,11 +193,11 @@ class Office:
     def post_all(self, receivers: Sequence[Receiver], kind: int, body: Encoded = _NOTHING, **fields: Any) -> None:
         """Send one message to all `receivers`: one frame each on this machine, one per other host."""
         if body.buffers and kind in _LENT_KINDS:
-            far_receivers = [r for r in receivers if r[0] >> 32 != self.host]
-            to_far = [proc for proc, _ in far_receivers]
+            remote_receivers = [r for r in receivers if r[0] >> 32 != self.host]
+            to_far = [proc for proc, _ in remote_receivers]
             offered = remote_arguments().offer(self, body, to_far) if to_far else body
             if offered is not body:
-                self.post_all(far_receivers, kind, offered, **fields)
+                self.post_all(remote_receivers, kind, offered, **fields)
                 receivers = [r for r in receivers if r[0] >> 32 == self.host]
                 if not receivers:
                     return

@@ -37,12 +37,12 @@ class Port(Generic[T]):
         Raises:
             CannotPickle: if the value can't be sent.
         """
-        if not here.is_sent_far(self, "send", value):
+        if not here.is_sent_remotely(self, "send", value):
             self._post(codec.encode(value, "value") if value is not None else None, 0)
 
     def exception(self, error: BaseException) -> None:
         """Send an exception: it's raised where the value is awaited."""
-        if not here.is_sent_far(self, "exception", error):
+        if not here.is_sent_remotely(self, "exception", error):
             self._post(encode_failure(describe(error, **here.whereabouts())), wire.ERROR)
 
     def _post(self, body: Any, flags: int) -> None:

@@ -89,4 +89,4 @@ def relayed_endpoint(mesh: Any, name: str) -> Any:
     return _make_endpoint(mesh, name)
 
 
-here.on_far_port(needs_envoy, lambda port, method, value: ask_envoy(port, (method,), (value,)).get())
+here.on_remote_port(needs_envoy, lambda port, method, value: ask_envoy(port, (method,), (value,)).get())

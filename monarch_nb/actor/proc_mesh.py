@@ -115,7 +115,7 @@ class ProcMesh(MeshTrait):
         return ProcMesh(self._group, self._all_procs, shape, self._hosts, known_office(self), self._mesh)
 
     @property
-    def _is_far(self) -> bool:
+    def _is_remote(self) -> bool:
         """Whether some of these processes are under another host process than this program."""
         return any(address.host_of(proc) != self._office.host for proc in self._procs)
 

@@ -83,11 +83,11 @@ def start_hosts(
     """Start a host process on this machine for each label; return their tickets and processes."""
     tickets = session.request(Tickets(len(labels), list(labels), kind=PROCESS_JOB, env=dict(env or {})))
     root = os.path.dirname(session.office.directory)
-    processes = [launch.start_host_process(far_config(t, f"{root}/h{t.host}"), env) for t in tickets]
+    processes = [launch.start_host_process(agent_config(t, f"{root}/h{t.host}"), env) for t in tickets]
     return tickets, processes
 
 
-def far_config(ticket: Ticket, directory: str) -> dict[str, Any]:
+def agent_config(ticket: Ticket, directory: str) -> dict[str, Any]:
     """Return the configuration of a host process that dials home with `ticket`."""
     return {
         **asdict(ticket),

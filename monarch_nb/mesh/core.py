@@ -488,7 +488,7 @@ class Mesh(ProcMesh):
         for name in variables:
             check_name(name)
         part = self.part(ranks)
-        if part._is_far:
+        if part._is_remote:
             host_broadcast().push(part, variables)
         else:
             part._work(Work.PUSH, dict(variables), f"push of {', '.join(variables)}").get()
@@ -526,7 +526,7 @@ class Mesh(ProcMesh):
         try:
             found: ValueMesh[Any] = (
                 host_broadcast().pull(part, names)
-                if part._is_far
+                if part._is_remote
                 else part._work(Work.PULL, list(names), f"pull of {', '.join(names)}").get()
             )
         except ActorError as error:

@@ -64,12 +64,12 @@ def sync(mesh: Mesh, request: SyncRequest, options: SyncOptions) -> SyncReceipt:
     start = time.monotonic()
     session = mesh._session
     names = _absolute(request.paths)
-    far = far_hosts(mesh)
+    remote = remote_hosts(mesh)
     spaces = workspaces_of(session)
-    parts: tuple[Part, ...] = spaces.bring(far, names, options) if far else ()
+    parts: tuple[Part, ...] = spaces.bring(remote, names, options) if remote else ()
     if request.environment is not None:
         parts += (_environment(mesh, request.environment, is_dry=options.is_dry),)
-    elsewhere = {index: spaces.pairs(index) for index in far}
+    elsewhere = {index: spaces.pairs(index) for index in remote}
     paths = (names or None) if request.reload else ()
     program = _reload.reload_changed(ReloadRequest(paths, options.is_dry))
     limit = time.monotonic() + request.timeout_s
@@ -93,7 +93,7 @@ def _environment(mesh: Mesh, choice: EnvironmentChoice, *, is_dry: bool) -> Part
     return replace(part, old_ranks=old)
 
 
-def far_hosts(mesh: Mesh) -> list[int]:
+def remote_hosts(mesh: Mesh) -> list[int]:
     """Return the indices of the hosts of a mesh that run ranks and aren't the home's own."""
     return [index for index in mesh.living().host_indices if index]
 

@@ -14,9 +14,9 @@ STEPS = {
     "attach": "monarch_nb.attach(NAME).run('6 * 7')",
 }
 """What a program is at when a process is killed."""
-VICTIMS = ("far host", "zygote", "rank", "client", "home")
+VICTIMS = ("host agent", "zygote", "rank", "client", "home")
 SHORT = (
-    ("far host", "cell"), ("zygote", "heal"), ("rank", "call"), ("client", "cell"), ("rank", "stop"), ("home", "cell"), ("home", "call"),
+    ("host agent", "cell"), ("zygote", "heal"), ("rank", "call"), ("client", "cell"), ("rank", "stop"), ("home", "cell"), ("home", "call"),
     ("home", "stop"), ("home", "attach"),
 )  # fmt: skip
 """What `make test` runs of it, in an order in which few meshes have to be started."""
@@ -46,8 +46,8 @@ class Kill:
 WANTED = {
     ("home", "cell"): (True, ("SIGKILL",)),
     ("home", "call"): (True, ("SIGKILL",)),
-    ("far host", "cell"): (True, ("host",)),
-    ("far host", "call"): (True, ("host",)),
+    ("host agent", "cell"): (True, ("host",)),
+    ("host agent", "call"): (True, ("host",)),
     ("rank", "cell"): (True, ("SIGKILL",)),
     ("rank", "call"): (True, ("SIGKILL",)),
     ("zygote", "cell"): (True, (), True),

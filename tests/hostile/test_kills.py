@@ -136,7 +136,7 @@ class Bench:
         if kind == "client":
             return [client.process.pid]
         found = self._processes()
-        if kind in ("home", "far host"):
+        if kind in ("home", "host agent"):
             place = 0 if kind == "home" else 1
             return self._hosts()[place : place + 1]
         return [pid for pid, name in sorted(found.items()) if name.startswith(f"mnb-{kind}")][:1]
@@ -148,7 +148,8 @@ class Bench:
         return sorted(pid for pid, name in self._processes().items() if name == "mnb-host")
 
     def wait_for_the_last_one(self) -> None:
-        """Wait until the far host of a mesh whose home was killed has ended: it would be taken for the home of this one."""
+        """Wait until the host agent of a mesh whose home was killed has ended: it would be taken for the home
+        of this one."""
         wait_until(lambda: len(self._hosts()) <= NUM_HOSTS, "the hosts of the mesh before have ended")
 
     def kill(self, kill: Kill, client: Program, delay_s: float) -> None:
@@ -165,8 +166,9 @@ class Bench:
     def work_again(self, program: Program) -> str:
         """See that the name is there for whoever starts it, or that what runs under it works; return what was healed.
 
-        The death of a far host is known once nothing has been heard of it for some seconds, and what was killed a moment ago is missed a moment later:
-        then it's the heal or the cell after it that fails, and says so.
+        The death of a host agent is known once nothing has been heard of it for some seconds, and what was
+        killed a moment ago is missed a moment later: then it's the heal or the cell after it that fails, and
+        says so.
         """
         program.do("start()")
         said = []

@@ -1,4 +1,4 @@
-"""A fan-out costs the client one message per far host; answers of one call come back together."""
+"""A fan-out costs the client one message per remote host; answers of one call come back together."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ import monarch_nb._host
 import monarch_nb._protocol
 import monarch_nb._workspace
 from monarch_nb._client.session import HandleEvents, Session
-from monarch_nb._host.far import FarProcess
+from monarch_nb._host.agent import HostAgent
 from monarch_nb._host.process import HostProcess
 from monarch_nb._protocol.base import Event, Malformed, Record, Request, decode, encode
 from monarch_nb._protocol.names import SetName
@@ -51,9 +51,9 @@ def classes_of(package: types.ModuleType) -> list[type]:
 RECORDS = [c for c in [*classes_of(monarch_nb._protocol), *classes_of(monarch_nb._workspace)] if issubclass(c, msgspec.Struct) and c.__module__ != Record.__module__]
 REQUESTS = [c for c in RECORDS if issubclass(c, Request)]
 EVENTS = [c for c in RECORDS if issubclass(c, Event)]
-HOME = [c for c in classes_of(monarch_nb._host) if c not in (FarProcess, HostProcess)]
+HOME = [c for c in classes_of(monarch_nb._host) if c not in (HostAgent, HostProcess)]
 ROLES: dict[str, list[type]] = {
-    "home": HOME, "host agent": [FarProcess], "program": [Session, HandleEvents], "actors of a program": [ActorHost], "rank": [RankActors],
+    "home": HOME, "host agent": [HostAgent], "program": [Session, HandleEvents], "actors of a program": [ActorHost], "rank": [RankActors],
     "handles in a rank": [HandleEvents],
 }  # fmt: skip
 """Those who share their `Handlers`, by what they are together."""

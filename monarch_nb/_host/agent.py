@@ -54,7 +54,7 @@ SILENT_S = 60.0
 _HANDSHAKE_MS = 5000
 
 
-class FarProcess(HostProcess):
+class HostAgent(HostProcess):
     """A host process that has dialled home."""
 
     def __init__(self, config: dict[str, Any], zygote: Zygote | None = None) -> None:
@@ -97,7 +97,7 @@ class FarProcess(HostProcess):
         self.loop.watch_file(fd, gone)
 
     def _take_link(self) -> None:
-        self.take_far(join([f.buffer for f in self._link.recv_multipart(copy=False)]))
+        self.receive_remote(join([f.buffer for f in self._link.recv_multipart(copy=False)]))
 
     def before_accept(self, message: Message) -> None:
         """What ranks write before a cell begins belongs to the one before: read it first."""
@@ -117,7 +117,7 @@ class FarProcess(HostProcess):
         self._limit_s = LOST_AFTER_S
         self._last_beat = min(self._last_beat, self.loop.clock() - LOST_AFTER_S + 2 * BEAT_S)
 
-    def send_far(self, host: int, frames: list[Any]) -> None:
+    def send_remote(self, host: int, frames: list[Any]) -> None:
         self._link.send_multipart(cut(frames), copy=sum(map(len, frames)) < 1 << 16)
 
     # --- what the home and ranks tell
