@@ -7,7 +7,8 @@
      │    ├── RemoteException   an operation on tensors of the mesh failed on ranks: raised where its value is waited for
      │    └── SupervisionError  (RuntimeError) something used is dead: a rank, an actor, a mesh
      │         ├── MeshFailure  what happened to it, as a value and as an exception
-     │         └── MeshEnded    (OfficeClosed) the mesh itself is no more: it was stopped, or its home was killed
+     │         └── MeshEnded    (OfficeClosed) the mesh itself is no more: it was stopped, or its controller
+     was killed
      ├── OfficeClosed           (RuntimeError) this program has left the mesh
      ├── RankTimeout            (TimeoutError) an answer didn't come in time; the mesh is unharmed
      ├── RequestFailed          (RuntimeError) a host process couldn't do what was asked; it says why
@@ -172,7 +173,8 @@ class RankTimeout(MeshError, TimeoutError):
 
 
 FELT_S = 2.0
-"""So long before the news of a death its peers may have raised because of it: it's heard of by way of the home, and they feel it."""
+"""So long before the news of a death its peers may have raised because of it: it's heard of by way of the
+controller, and they feel it."""
 
 
 def cause_time(kind: str, when: float) -> float:
@@ -367,7 +369,8 @@ class SupervisionError(DeviceMeshError, RuntimeError):
 
 
 class MeshEnded(SupervisionError, OfficeClosed):
-    """The mesh itself is no more: somebody has stopped it, or its home was killed. One sentence: who, how, what is lost, what to type."""
+    """The mesh itself is no more: somebody has stopped it, or its controller was killed. One sentence: who,
+    how, what is lost, what to type."""
 
     def _render_traceback_(self) -> list[str]:
         return [f"{type(self).__name__}: {self}"]

@@ -11,7 +11,7 @@ import os
 import stat
 from typing import Any
 
-from monarch_nb._frames.elsewhere import here
+from monarch_nb._frames.elsewhere import local_path
 
 MAX_SOURCE_BYTES = 64 << 20
 MAX_LINE = 120
@@ -25,7 +25,7 @@ def guard() -> None:
 
 
 def _read_if_source(filename: str, module_globals: dict[str, Any] | None = None) -> list[str]:
-    path = here(filename)
+    path = local_path(filename)
     if not may_be_source(path):
         return []
     if path == filename:

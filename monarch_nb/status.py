@@ -1,8 +1,8 @@
 """The one snapshot of a mesh: everything that shows its state renders this.
 
-Pure data. The home makes it (`_host/status_publisher`), `Mesh.status()` returns it, and the text here, the
-widget, the server extension, the sidebar and the command
-line show it. Times are seconds since the epoch; what isn't known is None.
+Pure data. The controller makes it (`_host/status_publisher`), `Mesh.status()` returns it, and the text here,
+the widget, the server extension, the sidebar and the command line show it. Times are seconds since the epoch;
+what isn't known is None.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ class MeshStatus:
     def text(self) -> str:
         """Return this as plain text, one line for what is equal."""
         dims = ", ".join(f"{k}={v}" for k, v in self.sizes)
-        lines = [f"mesh {self.name!r}: {len(self.ranks)} ranks ({dims}), home pid {self.pid}, up {self._age()}"]
+        lines = [f"mesh {self.name!r}: {len(self.ranks)} ranks ({dims}), controller pid {self.pid}, up {self._age()}"]
         lines += [f"  {state:<9} ranks {ranks}" for state, ranks in self.ranks_by_state().items()]
         lines += [f"  host {h.index}: {self._host_text(h)}" for h in self.hosts]
         lines += self._doing_lines()

@@ -39,7 +39,7 @@ def hosts_apart(hidden: list[Path], *, size: str = "64m") -> Iterator[None]:
 
 @contextmanager
 def mesh_apart(name: str, dims: Mapping[str, int], num_hosts: int, hidden: list[Path], *, size: str = "64m", **options: Any) -> Iterator[Mesh]:
-    """Start a mesh whose hosts are apart, but for the home."""
+    """Start a mesh whose hosts are apart, but for the controller."""
     hosts = hosts_apart(hidden, size=size)
     hosts.__enter__()
     with own_mesh(name, dims, num_hosts=num_hosts, **options) as mesh:

@@ -104,6 +104,6 @@ def _left() -> list[str]:
         wait_for_exit(pid, max(0.1, deadline - time.monotonic()))
     ours = [t for t in threading.enumerate() if t.name.startswith(("monarch_nb", "actor-"))]
     for thread in ours:
-        thread.join(max(0.1, deadline + PATIENCE_S - time.monotonic()))  # whoever watches a home's end has just heard of it
+        thread.join(max(0.1, deadline + PATIENCE_S - time.monotonic()))  # whoever watches a controller's end has just heard of it
     processes = [f"process {name} (pid {pid})" for pid, name in mesh_processes().items()]
     return processes + [f"thread {t.name}" for t in ours if t.is_alive()]

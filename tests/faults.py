@@ -15,7 +15,8 @@ T = 60
 
 
 def wait_for_news(mesh: ProcMesh, pid: int) -> None:
-    """Return when this program has heard of a rank's end: news come in order, and the home is asked until it knows."""
+    """Return when this program has heard of a rank's end: news come in order, and the controller is asked
+    until it knows."""
     while all(row.pid != pid or row.end is None for row in mesh._session.request(Status()).procs):
         pass
 

@@ -1,9 +1,9 @@
-"""Connection files: how the programs of a user find the homes of named meshes.
+"""Connection files: how the programs of a user find the controllers of named meshes.
 
 They lie in Jupyter's runtime directory, where anybody may have put anything. So a file is believed only if it's a plain one of ours, of bounded size, that says what
-such a file says; what else lies there is left alone. A home is named by its pid and the time when it started: a pid alone may be an innocent process'.
-The home writes its file, and holds a claim (`_wire/claim`) as long as it lives; the file of a dead one is removed by whoever
-gets the claim.
+such a file says; what else lies there is left alone. A controller is named by its pid and the time when it
+started: a pid alone may be an innocent process'. The controller writes its file, and holds a claim
+(`_wire/claim`) as long as it lives; the file of a dead one is removed by whoever gets the claim.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PEER = struct.Struct("3i")
 
 
 class Connection(NamedTuple):
-    """How to reach a home host process: the content of its connection file.
+    """How to reach a controller: the content of its connection file.
 
     Attributes:
         start_time: when the process started, in ticks since boot; None if its version doesn't say so.
@@ -55,7 +55,7 @@ def read(path: str) -> Connection | None:
         return None
     name, pid, directory = content["name"], content["pid"], content["directory"]
     trouble = ""
-    if not os.path.exists(address.socket_path(directory, address.HOME)):
+    if not os.path.exists(address.socket_path(directory, address.CONTROLLER)):
         trouble = f"mesh {name!r} runs, but its sockets in {directory} are gone: nobody can reach it; end it: kill {pid}"
     return Connection(name, pid, directory, path, content.get("wire_version", 0), content.get("start_time"), trouble)
 
@@ -92,7 +92,8 @@ def list_programs(directory: str) -> list[Connection]:
 
 
 def claimant(path: str) -> dict[str, Any] | None:
-    """Return what the home that has the name of a connection file says of itself; None if the name is free."""
+    """Return what the controller that has the name of a connection file says of itself; None if the name is
+    free."""
     return holder(claim_path(path))
 
 
@@ -136,16 +137,16 @@ def _is_sound(content: Any, path: str) -> bool:
 def _lives(content: dict[str, Any]) -> bool:
     if "start_time" in content:
         return is_running(content["pid"], content["start_time"])
-    # A home of an older version: it's the one that listens at its socket.
+    # A controller of an older version: it's the one that listens at its socket.
     return is_running(content["pid"], None) and _listener(content["directory"]) == content["pid"]
 
 
 def _listener(directory: str) -> int | None:
-    """Return the pid of the process that listens at a home's socket."""
+    """Return the pid of the process that listens at a controller's socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:
-            probe.connect(address.socket_path(directory, address.HOME))
+            probe.connect(address.socket_path(directory, address.CONTROLLER))
             peer = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
         except (OSError, ValueError):
             return None

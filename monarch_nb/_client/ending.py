@@ -14,7 +14,7 @@ class Ending:
 
     Attributes:
         name: the mesh's; empty as long as it has none.
-        how: what the home has said of its end, if it ended on purpose: "was stopped by ...".
+        how: what the controller has said of its end, if it ended on purpose: "was stopped by ...".
         num_ranks: how many ranks it had, as far as this program knows.
         is_wanted: whether this program has asked for it: then nobody needs to be told.
     """
@@ -28,14 +28,15 @@ class Ending:
         self.is_wanted = False
 
     def describe(self) -> str:
-        """Return the sentence. Called as soon as the home has ended, while the kernel may still know how."""
+        """Return the sentence. Called as soon as the controller has ended, while the kernel may still know
+        how."""
         if self.how and self.name:
             return f"mesh {self.name!r} {self.how}; {self._next()}"
         how = describe_status(children.status_of(self._pid), out_of_memory=count_oom_kills() > self._num_oom_kills)
         process = f"(pid {self._pid} on {socket.gethostname()}) {how}, and {self._lost()}; {self._next()}"
         if not self.name:
-            return f"the home process of this program's ranks {process}"
-        return f"mesh {self.name!r} has ended: its home process {process}"
+            return f"the controller process of this program's ranks {process}"
+        return f"mesh {self.name!r} has ended: its controller process {process}"
 
     def _lost(self) -> str:
         if not self.num_ranks:

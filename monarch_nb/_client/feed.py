@@ -1,4 +1,4 @@
-"""What the home tells of something that is watched: a cell, or a stretch of the journal.
+"""What the controller tells of something that is watched: a cell, or a stretch of the journal.
 
 A feed is one pending under one ref. Output and news arrive in the reading thread, in order, and go straight to the watcher, which must be
 quick. The thread that waits for the end usually is the reading thread.
@@ -35,7 +35,7 @@ from monarch_nb._wire import message as wire
 from monarch_nb._wire.message import Message
 
 ACK_BYTES = 1 << 20
-"""How much is taken before the home is told."""
+"""How much is taken before the controller is told."""
 
 
 class Watcher(Protocol):
@@ -72,13 +72,13 @@ class Feed(Pending):
     Attributes:
         n: number of the cell in the journal, once known.
         summary: how the cell ended; see `Cells._finish`.
-        error: why the home refused, if it did.
+        error: why the controller refused, if it did.
     """
 
     __slots__ = ("_decoders", "_ended", "_events", "_num_interrupts", "_num_taken", "_reached", "_watcher", "error", "n", "summary", "when_late")
 
     def __init__(self, office: Office, watcher: Watcher) -> None:
-        super().__init__(office, (address.HOME,))
+        super().__init__(office, (address.CONTROLLER,))
         self._watcher = watcher
         self._decoders: dict[tuple[int, str], Any] = {}
         self._ended: set[int] = set()
@@ -136,7 +136,7 @@ class Feed(Pending):
         self._num_taken += num_bytes
         if self._num_taken >= ACK_BYTES:
             num, self._num_taken = self._num_taken, 0
-            self.office.ask(address.HOME, Taken(self.ref, num))
+            self.office.ask(address.CONTROLLER, Taken(self.ref, num))
 
     def deliver(self, slot: int, body: Body) -> Pending | None:
         if body.flags & wire.ERROR:
@@ -197,11 +197,11 @@ class Feed(Pending):
             self._watcher.ended_well({rank: seconds})
 
     def interrupt(self) -> None:
-        """Have the home interrupt the cell, as soon as it has it."""
+        """Have the controller interrupt the cell, as soon as it has it."""
         if not self.n:
             self._num_interrupts += 1
             return
-        self.office.ask(address.HOME, InterruptCell(self.n))
+        self.office.ask(address.CONTROLLER, InterruptCell(self.n))
 
     def give_up(self, fault: Exception) -> None:
         super().give_up(fault)
@@ -212,4 +212,4 @@ class Feed(Pending):
         return not self.ready and (self.office.me, self.ref) in end.notified
 
     def lost(self, proc: int, end: RankExit) -> Pending | None:
-        return None  # ranks are the home's business; if the home goes, the office is closed
+        return None  # ranks are the controller's business; if the controller goes, the office is closed

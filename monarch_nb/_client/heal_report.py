@@ -1,4 +1,4 @@
-"""What a heal has done, as the home says it."""
+"""What a heal has done, as the controller says it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class HealReport:
 
     @classmethod
     def of(cls, found: Report) -> HealReport:
-        """Make it of what the home says."""
+        """Make it of what the controller says."""
         return cls(
             ranks=tuple(found.ranks), hosts=tuple(found.hosts),
             actors={name: tuple(ranks) for name, ranks in found.actors.items()}, messages=tuple(found.messages),

@@ -1,9 +1,9 @@
 """Ctrl-C while ranks work: it's meant for them, so it's passed on and raises nothing here.
 
 A KeyboardInterrupt may come between any two bytecodes, in the middle of a send or of a display. So, while a cell runs, SIGINT only
-wakes a background thread, which tells the home; the waiting thread goes on until the cell is over. Who presses
-`MAX_PRESSES` times wants out
-in any case. In a kernel, an interrupt that comes before a shutdown isn't passed on (`kernel`).
+wakes a background thread, which tells the controller; the waiting thread goes on until the cell is over. Who
+presses `MAX_PRESSES` times wants out in any case. In a kernel, an interrupt that comes before a shutdown
+isn't passed on (`kernel`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Interrupts:
     """Passes SIGINT on while the `with` block runs; does nothing in other threads than the main one.
 
     Args:
-        press: tells the home; called in the background reader, once for each Ctrl-C. It may be given later
-            (`pass_to`).
+        press: tells the controller; called in the background reader, once for each Ctrl-C. It may be given
+            later (`pass_to`).
     """
 
     def __init__(self, reader: Reader, press: Callable[[], None] | None = None) -> None:

@@ -1,8 +1,10 @@
-"""The process behind `monarch-nb warm`: it keeps one home of this environment warm for the next program that starts a mesh.
+"""The process behind `monarch-nb warm`: it keeps one controller of this environment warm for the next program
+that starts a mesh.
 
-When a program has taken the home, the keeper warms up another one, and the time begins anew. At its end, when it's told to end, or when it's killed, the home
-that nobody has taken ends, too; those that were taken go on. There's one keeper for each environment (`warm_key`): it holds a claim
-(`_wire/claim`), whose note says where the home is.
+When a program has taken the controller, the keeper warms up another one, and the time begins anew. At its
+end, when it's told to end, or when it's killed, the controller that nobody has taken ends, too; those that
+were taken go on. There's one keeper for each environment (`warm_key`): it holds a claim (`_wire/claim`),
+whose note says where the controller is.
 """
 
 from __future__ import annotations
@@ -27,21 +29,22 @@ from monarch_nb.exceptions import MeshStartError
 KEPT_ALREADY = 3
 """Exit status if another keeper was quicker."""
 NEXT_S = 2.0
-"""How long a program that has taken a home has the cores for itself, before the next one is warmed up."""
+"""How long a program that has taken a controller has the cores for itself, before the next one is warmed
+up."""
 LOOK_S = 5.0
 WARM_UP_S = 120.0
-"""The time begins when the home is warm; one that isn't by then, doesn't come."""
+"""The time begins when the controller is warm; one that isn't by then, doesn't come."""
 MAX_FAILURES = 3
-"""Homes that ended before they were warm, one after the other."""
+"""Controllers that ended before they were warm, one after the other."""
 _END_S = 10.0
 
 
 class Keeper:
-    """Holds the claim, owns the home that nobody has taken yet."""
+    """Holds the claim, owns the controller that nobody has taken yet."""
 
     def __init__(self, claim: Claim, path: str, requirements: dict[str, Any], for_s: float, wait_s: float) -> None:
         self._claim, self._path, self._requirements, self._for_s = claim, path, requirements, for_s
-        self._home: Connection | None = None
+        self._controller: Connection | None = None
         self._handover: socket.socket | None = None
         self._is_warm = False
         self._failures = 0
@@ -54,7 +57,7 @@ class Keeper:
         self.trouble = ""
 
     def run(self) -> None:
-        """Keep a home warm until the time is up, or until told to end; leave none."""
+        """Keep a controller warm until the time is up, or until told to end; leave none."""
         wakeup_fd, wake_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, self._on_signal)
@@ -62,7 +65,7 @@ class Keeper:
         self._write_note()
         try:
             while self._goes_on():
-                if self._home is None and _now() >= self._next_at:
+                if self._controller is None and _now() >= self._next_at:
                     self._start()
                 wanted = [wakeup_fd] if self._handover is None else [wakeup_fd, self._handover.fileno()]
                 ready = select.select(wanted, [], [], self._wait_s())[0]
@@ -71,7 +74,7 @@ class Keeper:
                 elif ready:
                     self._receive_event()
         finally:
-            self._end_home()
+            self._end_controller()
             self._claim.release()
 
     def _on_signal(self, number: int, frame: object) -> None:
@@ -91,20 +94,20 @@ class Keeper:
         self._look_at = _now() + LOOK_S
 
     def _wait_s(self) -> float:
-        limits = [self._ends_at, self._look_at, *([self._next_at] if self._home is None else [])]
+        limits = [self._ends_at, self._look_at, *([self._next_at] if self._controller is None else [])]
         return max(0.0, min(limits) - _now())
 
     def _start(self) -> None:
         try:
-            self._home = launch.start_home(owner_pid=os.getpid(), warm_claim=self._path, requirements=self._requirements)
+            self._controller = launch.start_controller(owner_pid=os.getpid(), warm_claim=self._path, requirements=self._requirements)
             handover = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            handover.connect(socket_path(self._home.directory))
+            handover.connect(socket_path(self._controller.directory))
             self._handover = handover
         except (MeshStartError, OSError) as error:
             self._has_failed(str(error))
 
     def _receive_event(self) -> None:
-        assert self._handover is not None and self._home is not None
+        assert self._handover is not None and self._controller is not None
         try:
             event = self._handover.recv(64)
         except OSError:
@@ -117,33 +120,34 @@ class Keeper:
             self._next_at = _now() + NEXT_S
             self._ends_at = self._next_at + WARM_UP_S + self._for_s
         else:
-            self._has_failed(f"the interpreter that was being warmed up has ended (pid {self._home.pid})")
+            self._has_failed(f"the interpreter that was being warmed up has ended (pid {self._controller.pid})")
         self._write_note()
 
     def _has_failed(self, why: str) -> None:
-        self._end_home()
+        self._end_controller()
         self._failures += 1
         self.trouble = why
         self._next_at = _now() + 1.0
 
     def _drop(self) -> None:
-        """Have nothing to do any more with a home."""
+        """Have nothing to do any more with a controller."""
         if self._handover is not None:
             self._handover.close()
-        self._handover = self._home = None
+        self._handover = self._controller = None
         self._is_warm = False
 
-    def _end_home(self) -> None:
-        """End the home, unless a program has just taken it: the home decides that, when we hang up."""
-        home, handover = self._home, self._handover
-        if home is None:
+    def _end_controller(self) -> None:
+        """End the controller, unless a program has just taken it: the controller decides that, when we hang
+        up."""
+        controller, handover = self._controller, self._handover
+        if controller is None:
             return
         if handover is None:  # it doesn't know us yet, and nobody knows it
             with suppress(OSError):
-                os.kill(home.pid, signal.SIGTERM)
+                os.kill(controller.pid, signal.SIGTERM)
         if handover is None or not _hung_up_and_was_taken(handover):
             limit = time.monotonic() + _END_S
-            while os.path.exists(f"/proc/{home.pid}") and time.monotonic() < limit:
+            while os.path.exists(f"/proc/{controller.pid}") and time.monotonic() < limit:
                 time.sleep(0.01)
         self._drop()
 
@@ -152,13 +156,13 @@ class Keeper:
             "machine": machine_id(), "pid": os.getpid(), "start_time": start_time(os.getpid()), "python": sys.executable,
             "until": time.time() + self._ends_at - _now(),
         }  # fmt: skip
-        if self._is_warm and self._home is not None:
-            note["home"] = [self._home.pid, self._home.start_time, self._home.directory]
+        if self._is_warm and self._controller is not None:
+            note["home"] = [self._controller.pid, self._controller.start_time, self._controller.directory]
         self._claim.write(note)
 
 
 def _hung_up_and_was_taken(handover: socket.socket) -> bool:
-    """Tell a home that its keeper goes; say whether a program was quicker."""
+    """Tell a controller that its keeper goes; say whether a program was quicker."""
     handover.settimeout(_END_S)
     with suppress(OSError):
         handover.shutdown(socket.SHUT_WR)

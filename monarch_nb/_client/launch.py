@@ -71,8 +71,8 @@ def importable_path() -> list[str]:
     return [os.path.abspath(p) if p else os.getcwd() for p in sys.path]
 
 
-def home_config(**extra: Any) -> dict[str, Any]:
-    """Return the configuration of a new home host process.
+def controller_config(**extra: Any) -> dict[str, Any]:
+    """Return the configuration of a new controller.
 
     Raises:
         MeshStartError: if there's no place for its sockets.
@@ -90,9 +90,9 @@ def home_config(**extra: Any) -> dict[str, Any]:
     }
 
 
-def start_home(**extra: Any) -> Connection:
-    """Start a home host process; `extra` goes into its configuration."""
-    config = home_config(**extra)
+def start_controller(**extra: Any) -> Connection:
+    """Start a controller; `extra` goes into its configuration."""
+    config = controller_config(**extra)
     process = start_host_process(config)
     return Connection(extra.get("name", ""), process.pid, config["directory"], start_time=start_time(process.pid))
 
@@ -222,7 +222,8 @@ def claim_path(name: str) -> str:
 
 
 def find_claim(name: str) -> dict[str, Any] | None:
-    """Return what the home says that has claimed a name: `state` (starting, running or ending), `pid`, `who` has started it; None if it's free."""
+    """Return what the controller says that has claimed a name: `state` (starting, running or ending), `pid`,
+    `who` has started it; None if it's free."""
     return connection_file.claimant(connection_path(name))
 
 
@@ -257,7 +258,7 @@ def wait_until_settled(
 def describe_claim(name: str, claim: Mapping[str, Any]) -> str:
     """Return who has a name that can't be attached to, in words."""
     if claim.get("state") == ClaimState.ENDING:
-        return f"mesh {name!r} is about to end (home pid {claim.get('pid')})"
+        return f"mesh {name!r} is about to end (controller pid {claim.get('pid')})"
     if claim.get("state") == ClaimState.RUNNING:
-        return f"mesh {name!r} runs (home pid {claim.get('pid')}), but its connection file is gone"
+        return f"mesh {name!r} runs (controller pid {claim.get('pid')}), but its connection file is gone"
     return f"mesh {name!r} is being started by {claim.get('who', 'another program')}"

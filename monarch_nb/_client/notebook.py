@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _MAX_SOURCE = 20_000
 
 PROGRAM_NUMBER = secrets.randbits(15)
-"""By which homes tell the calls of this program from those of others."""
+"""By which controllers tell the calls of this program from those of others."""
 
 
 class NotebookHooks:

@@ -32,7 +32,8 @@ from monarch_nb._wire.message import Message
 
 FOLD_S = 0.1
 CATCH_UP_S = 3.0
-"""How long an answer waits for what was printed before it: the home may be busy, or the output have been dropped."""
+"""How long an answer waits for what was printed before it: the controller may be busy, or the output have
+been dropped."""
 
 _MAX_FOLDS = 64
 _MAX_ROWS = 1000
@@ -87,7 +88,7 @@ class OutputHub:
         self._num_taken += len(data)
         if self._num_taken >= ACK_BYTES:
             num, self._num_taken = self._num_taken, 0
-            self._office.ask(address.HOME, Taken(0, num))
+            self._office.ask(address.CONTROLLER, Taken(0, num))
 
     def _owe(self, proc: int, number: int) -> None:
         """An answer has come that something was printed before: in the reading thread."""

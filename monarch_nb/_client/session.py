@@ -1,4 +1,4 @@
-"""A program's connection to one mesh's home: requests, and what comes unasked.
+"""A program's connection to one mesh's controller: requests, and what comes unasked.
 
 A session owns nothing that matters: the program may end at any time and the mesh goes on, unless it is the private mesh of this
 program, which `this_host()` makes.
@@ -75,7 +75,7 @@ UNATTENDED_S = 3.0
 
 
 class Session:
-    """A connection to a home host process. All methods may be called from any thread.
+    """A connection to a controller. All methods may be called from any thread.
 
     In a rank, it shares the rank's office; in a client it has its own.
     """
@@ -113,7 +113,7 @@ class Session:
         self.actor_states = states_in(office)
         """What is known of those actors: news of a failure go there."""
         self.reshaped: Subscribers[Reshaped] = Subscribers()
-        """Handles that take on new sizes, told what the home says of a group that has got some."""
+        """Handles that take on new sizes, told what the controller says of a group that has got some."""
         self.fault_handlers: dict[str, Callable[[Any], None]] = {}
         """What this program does about a death, by group."""
         self.reports = Reports(self)
@@ -124,7 +124,7 @@ class Session:
     def connect(
         cls, connection: Connection, what: str = "", *, listens: bool = True, observes: bool = False, is_guest: bool = False
     ) -> Session:
-        """Connect to a running home.
+        """Connect to a running controller.
 
         Args:
             what: what people know this program by.
@@ -144,7 +144,7 @@ class Session:
         office.on_call = session._take_call
         office.on_unhandled_end = lambda end: session._on_ends([replace(end, handled=False)])
         ending = session.ending = Ending(connection)
-        office.watch_home(connection.pid, ending.describe)
+        office.watch_controller(connection.pid, ending.describe)
         office.on_lost = session._on_lost
         office.start()
         kernel_id = _kernel_id() if listens else ""
@@ -153,7 +153,7 @@ class Session:
         except RankTimeout:
             office.close(0)
             what_is = process_trouble(connection.pid) or f"does not answer; end it: kill {connection.pid}"
-            raise MeshStartError(f"the home of mesh {connection.name!r} (pid {connection.pid}) {what_is}") from None
+            raise MeshStartError(f"the controller of mesh {connection.name!r} (pid {connection.pid}) {what_is}") from None
         office.mesh = MeshAddress(*welcome.mesh)
         office.mesh_id = office.mesh.mesh_id
         session.output.learn_groups(welcome.groups)
@@ -166,7 +166,7 @@ class Session:
         return session
 
     def is_open_to(self, connection: Connection) -> bool:
-        """Say whether this is a connection to that home, and still good, and shows what ranks print."""
+        """Say whether this is a connection to that controller, and still good, and shows what ranks print."""
         mine, office = self.connection, self.office
         is_it = mine is not None and (mine.pid, mine.directory) == (connection.pid, connection.directory)
         return is_it and self.listens and not office.closed and not office.lost
@@ -174,25 +174,26 @@ class Session:
     # --- requests
 
     def request(self, request: Request[T], timeout_s: float | None = None) -> T:
-        """Ask the home and wait for the answer.
+        """Ask the controller and wait for the answer.
 
         Raises:
-            RequestFailed: with the home's reason.
+            RequestFailed: with the controller's reason.
             RankTimeout: if it didn't answer in time.
             MeshEnded: if it's gone.
         """
         reply = self.ask(request)
         seconds = timeout_s or preferences.request_s or REQUEST_S
         if not wait_simply(reply, time.monotonic() + seconds):
-            raise RankTimeout(f"the home host process did not answer {request.wire_name!r} within {seconds:g} s")
+            raise RankTimeout(f"the controller did not answer {request.wire_name!r} within {seconds:g} s")
         return reply.read()
 
     def ask(self, request: Request[T]) -> Reply[T]:
-        """Ask the home; the answer can be read once ready."""
-        return self.office.request(address.HOME, request)
+        """Ask the controller; the answer can be read once ready."""
+        return self.office.request(address.CONTROLLER, request)
 
     def ask_to_end(self) -> tuple[Reply[None], int]:
-        """Ask the home to end, and the mesh with it; return the reply, and the home's pid, 0 if that isn't known."""
+        """Ask the controller to end, and the mesh with it; return the reply, and the controller's pid, 0 if
+        that isn't known."""
         if self.ending is not None:
             self.ending.is_wanted = True
         reply = self.ask(ShutDown())
@@ -200,14 +201,14 @@ class Session:
         return reply, self.connection.pid if self.connection is not None else 0
 
     def watch(self, feed: Feed | StatusFeed, request: Request[None]) -> None:
-        """Have the home feed `feed` with what a request asks for."""
+        """Have the controller feed `feed` with what a request asks for."""
         if self.output is not None and isinstance(feed, Feed):
             feed.when_late = self.output.expect_late
-        self.office.ask(address.HOME, request, self.office.expect(feed))
+        self.office.ask(address.CONTROLLER, request, self.office.expect(feed))
 
     def tell(self, request: Request[Any]) -> None:
-        """Tell the home something that needs no answer."""
-        self.office.ask(address.HOME, request)
+        """Tell the controller something that needs no answer."""
+        self.office.ask(address.CONTROLLER, request)
 
     def note_calls(self, source: str, began: float, **fields: Any) -> None:
         """Have the calls since the last time entered into the journal."""
@@ -336,7 +337,8 @@ class Session:
     # --- the end
 
     def _on_lost(self, heard: bool) -> None:
-        """The home is gone. If nobody has waited for it, and so been told by an exception, say so here."""
+        """The controller is gone. If nobody has waited for it, and so been told by an exception, say so
+        here."""
         for tell in self.when_lost:
             tell(self.office.lost)
         if self.listens and not heard and self.ending is not None and not self.ending.is_wanted:
@@ -501,7 +503,7 @@ def _visit(mesh: MeshAddress) -> Session:
     refused = f"{mesh} can't be reached from {who} on {here.hostname()}: "
     if not mesh.is_near:
         raise MeshUnreachable(
-            f"{refused}its home is on {mesh.hostname}, and meshes can only be entered on the machine of their home. Next: make the call "
+            f"{refused}its controller is on {mesh.hostname}, and meshes can only be entered on the machine of their controller. Next: make the call "
             "in the program that has both meshes, or spawn both sides on the hosts of one job: that's one mesh"
         )
     if not mesh.lives:
@@ -530,7 +532,7 @@ def open_offices() -> list[Office]:
 
 
 def open_to(connection: Connection) -> Session | None:
-    """Return this program's session with that home that shows output, if it has one."""
+    """Return this program's session with that controller that shows output, if it has one."""
     return next((session for session in list(by_office.values()) if session.is_open_to(connection)), None)
 
 

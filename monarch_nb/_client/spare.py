@@ -43,16 +43,16 @@ def _start() -> None:
 
 
 def _new() -> Connection:
-    """Return a home that belongs to this program: one that was kept warm, or a new one."""
+    """Return a controller that belongs to this program: one that was kept warm, or a new one."""
     wants = warm.wanted_s() is not None  # first: what is set wrongly is said before anything is started
-    found = warm.take_warm() or launch.start_home(owner_pid=os.getpid())
+    found = warm.take_warm() or launch.start_controller(owner_pid=os.getpid())
     if wants:
         warm.keep_if_wanted()
     return found
 
 
 def take_spare() -> Connection:
-    """Return a home host process that belongs to this program: the spare, or a new one."""
+    """Return a controller that belongs to this program: the spare, or a new one."""
     global _starting, _ready
     with _lock:
         if _starting is not None:
@@ -64,7 +64,8 @@ def take_spare() -> Connection:
 
 
 def put_back(connection: Connection) -> None:
-    """Keep a home that was taken and isn't needed after all; this program isn't connected to it any more."""
+    """Keep a controller that was taken and isn't needed after all; this program isn't connected to it any
+    more."""
     global _ready
     with _lock:
         if _ready is None and _starting is None:

@@ -1,4 +1,4 @@
-"""What the home tells of a mesh's state as it changes."""
+"""What the controller tells of a mesh's state as it changes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ Change = dict[str, Any]
 class StatusFeed(Pending):
     """Receives a mesh's state: {"full": all of it} first, then changes (see `status.Versioned`).
 
-    After each one the home waits for `taken`, and puts together what happens until then. Callbacks run in the reading thread.
+    After each one the controller waits for `taken`, and puts together what happens until then. Callbacks run
+    in the reading thread.
     """
 
     __slots__ = ("_end", "_on_change", "error")
@@ -27,7 +28,7 @@ class StatusFeed(Pending):
     def __init__(
         self, office: Office, on_change: Callable[[Any], None], on_end: Callable[[], None] | None = None, *, end: Callable[[int], Request[None]] = UnwatchStatus,
     ) -> None:
-        super().__init__(office, (address.HOME,))
+        super().__init__(office, (address.CONTROLLER,))
         self._on_change = on_change
         self._end = end
         self.error = ""
@@ -43,14 +44,14 @@ class StatusFeed(Pending):
         return None
 
     def taken(self) -> None:
-        """Let the home send what comes next. May be called from any thread."""
+        """Let the controller send what comes next. May be called from any thread."""
         if not self.ready:
-            self.office.ask(address.HOME, StatusTaken(self.ref))
+            self.office.ask(address.CONTROLLER, StatusTaken(self.ref))
 
     def close(self) -> None:
         """Watch no longer."""
         if not self.ready:
-            self.office.ask(address.HOME, self._end(self.ref))
+            self.office.ask(address.CONTROLLER, self._end(self.ref))
             self._on_change = lambda _change: None
             self._callbacks = None
             self.complete()
@@ -63,4 +64,4 @@ class StatusFeed(Pending):
         return False
 
     def lost(self, proc: int, end: RankExit) -> Pending | None:
-        return None  # ranks are the home's business; if the home goes, the office is closed
+        return None  # ranks are the controller's business; if the controller goes, the office is closed

@@ -29,7 +29,7 @@ VARIABLE = "MONARCH_NB_WARM"
 START_S = 120.0
 STOP_S = 15.0
 ANSWER_S = 2.0
-"""How long a program waits for a home that should answer at once, before it starts its own."""
+"""How long a program waits for a controller that should answer at once, before it starts its own."""
 _CODE = (
     "import sys, importlib.util as u; sys.path[:] = [p for p in sys.path if p];"
     "u.find_spec('monarch_nb') or sys.path.append(sys.argv[2]);"
@@ -43,14 +43,14 @@ class Kept(NamedTuple):
     Attributes:
         pid, start_time: of the keeper.
         until: when it ends, if no program starts a mesh before; seconds since the epoch.
-        home: the interpreter's home, once it is warm.
+        controller: the interpreter's controller, once it is warm.
         path: the claim.
     """
 
     pid: int
     start_time: int
     until: float
-    home: Connection | None
+    controller: Connection | None
     python: str
     path: str
 
@@ -65,25 +65,26 @@ class Kept(NamedTuple):
 
 
 def take_warm() -> Connection | None:
-    """Return a warm home that belongs to this program from now on; None if there's none that would serve it as its own."""
+    """Return a warm controller that belongs to this program from now on; None if there's none that would
+    serve it as its own."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         if not keepers():  # nearly always; what must agree takes some milliseconds to find out
             return None
         kept = keeper_of(_own_key())
-        if kept is not None and kept.home is not None:
-            return _take_home(kept.home)
+        if kept is not None and kept.controller is not None:
+            return _take_controller(kept.controller)
     return None
 
 
-def _take_home(home: Connection) -> Connection | None:
+def _take_controller(controller: Connection) -> Connection | None:
     path = launch.importable_path()
-    facts = read_facts(home.directory)
+    facts = read_facts(controller.directory)
     if warm_key.why_path_differs(path, facts["path"], facts["modules"]):
         return None
     belongings = {"environ": launch.clean_environment(), "path": path, "cwd": os.getcwd()}
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
         link.settimeout(ANSWER_S)
-        link.connect(socket_path(home.directory))
+        link.connect(socket_path(controller.directory))
         fd = os.memfd_create("monarch_nb-belongings", os.MFD_CLOEXEC)
         try:
             with open(os.dup(fd), "w") as file:
@@ -94,7 +95,7 @@ def _take_home(home: Connection) -> Connection | None:
         if link.recv(64) != YOURS:
             return None
         link.send(THANKS)
-    return home
+    return controller
 
 
 # --- keepers
@@ -131,11 +132,11 @@ def _kept(path: str) -> Kept | None:
     note = holder(path) or {}
     if note.get("machine") != machine_id():
         return None
-    home = None
+    controller = None
     if "home" in note:
         pid, started, directory = note["home"]
-        home = Connection("", pid, directory, start_time=started)
-    return Kept(note["pid"], note["start_time"], note["until"], home, note["python"], path)
+        controller = Connection("", pid, directory, start_time=started)
+    return Kept(note["pid"], note["start_time"], note["until"], controller, note["python"], path)
 
 
 def _own_key() -> str:
@@ -155,7 +156,7 @@ def keep_warm(for_s: float) -> tuple[Kept, bool]:
     process, deadline = None, time.monotonic() + START_S
     while True:
         kept = keeper_of(key)
-        if kept is not None and kept.home is not None:
+        if kept is not None and kept.controller is not None:
             return kept, process is not None
         if kept is None and process is None:
             process = _start_keeper(for_s, wait_s=0.0, stderr=subprocess.PIPE)

@@ -32,20 +32,20 @@ def forget_all() -> None:
     _pairs.clear()
 
 
-def here(path: str) -> str:
+def local_path(path: str) -> str:
     """Return where a file of the notebook's lies on this machine.
 
-    >>> learn([("/home/me/proj", "/tmp/work/proj-1")]); here("/home/me/proj/model.py"), here("/home/me/other.py")
+    >>> learn([("/home/me/proj", "/tmp/work/proj-1")]); local_path("/home/me/proj/model.py"), local_path("/home/me/other.py")
     ('/tmp/work/proj-1/model.py', '/home/me/other.py')
     >>> forget_all()
     """
     return _moved(path, _pairs)
 
 
-def at_home(path: str) -> str:
+def notebook_path(path: str) -> str:
     """Return how the notebook knows a file of this machine.
 
-    >>> learn([("/home/me/proj", "/tmp/work/proj-1")]); at_home("/tmp/work/proj-1/model.py")
+    >>> learn([("/home/me/proj", "/tmp/work/proj-1")]); notebook_path("/tmp/work/proj-1/model.py")
     '/home/me/proj/model.py'
     >>> forget_all()
     """
@@ -59,11 +59,11 @@ def _moved(path: str, pairs: Iterable[Pair]) -> str:
     return path
 
 
-def as_at_home(code: CodeType) -> CodeType:
+def with_notebook_path(code: CodeType) -> CodeType:
     """Return code that goes by the notebook's path, and all code in it."""
     if not _pairs:
         return code
-    path = at_home(os.path.abspath(code.co_filename))
+    path = notebook_path(os.path.abspath(code.co_filename))
     return code if path == code.co_filename else _renamed(code, path)
 
 

@@ -4,16 +4,16 @@ Single-threaded: one loop (`loop`) owns every socket, pipe and pidfd, so nothing
 zygote, its child, does (`_rank.zygote`).
 
     main         where it begins
-    process      what home and host agents share
+    process      what controller and host agents share
     request      which service answers what is asked, by the name of a method
-    home         the first one, and its services
-    agent        dials home and does what it says
+    controller         the first one, and its services
+    agent        dials the controller and does what it says
     loop         readiness and timers
     supervisor   ranks: start, watch, interrupt, kill
     output       what ranks print: cut into pieces
     router       messages between this machine and others
 
-The home's services, and what they use:
+The controller's services, and what they use:
 
     registry     the registry: hosts, procs, groups, clients, names. Pure data
     clients      programs that use the mesh; lease: how long it lives; names

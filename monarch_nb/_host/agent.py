@@ -1,6 +1,7 @@
-"""A host process that has dialled home: it does what the home says for the ranks of its machine, and passes messages on.
+"""A host process that has dialled the controller: it does what the controller says for the ranks of its
+machine, and passes messages on.
 
-When the home is gone it ends, with its ranks.
+When the controller is gone it ends, with its ranks.
 """
 
 from __future__ import annotations
@@ -50,12 +51,13 @@ from monarch_nb._wire.pieces import cut, join
 from monarch_nb._wire.process import machine_id
 
 SILENT_S = 60.0
-"""How long the home may say nothing though the connection stands: its process was stopped, or its machine is out of reach."""
+"""How long the controller may say nothing though the connection stands: its process was stopped, or its
+machine is out of reach."""
 _HANDSHAKE_MS = 5000
 
 
 class HostAgent(HostProcess):
-    """A host process that has dialled home."""
+    """A host process that has dialled the controller."""
 
     def __init__(self, config: dict[str, Any], zygote: Zygote | None = None) -> None:
         super().__init__(config, zygote)
@@ -65,17 +67,17 @@ class HostAgent(HostProcess):
         link.setsockopt(zmq.LINGER, 500)
         link.setsockopt(zmq.IDENTITY, b"h%d.%d.%s" % (self.index, config.get("generation", 0), secrets.token_hex(8).encode()))
         link.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
-        link.curve_serverkey = config["home_key"].encode()
+        link.curve_serverkey = config["controller_key"].encode()
         link.curve_publickey, link.curve_secretkey = config["public"].encode(), config["secret"].encode()
-        self._home_gone = link.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        link.setsockopt(zmq.IPV6, int("[" in config["home"]))
-        link.connect(config["home"])
+        self._controller_gone = link.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        link.setsockopt(zmq.IPV6, int("[" in config["controller"]))
+        link.connect(config["controller"])
         self.loop.watch_socket(link, self._take_link)
-        self.loop.watch_socket(self._home_gone, self._on_disconnect)
+        self.loop.watch_socket(self._controller_gone, self._on_disconnect)
         self._last_beat = self.loop.clock() + LOST_AFTER_S
         self._limit_s = LOST_AFTER_S
         joined = HostJoined(self.hostname, os.getpid(), machine_id(), len(os.sched_getaffinity(0)), len(visible_gpus()))
-        self.event(address.HOME, joined)
+        self.event(address.CONTROLLER, joined)
         self._watch_launcher(config.get("launcher_pid"))
         self.loop.call_later(BEAT_S, self._beats)
 
@@ -101,32 +103,32 @@ class HostAgent(HostProcess):
 
     def before_accept(self, message: Message) -> None:
         """What ranks write before a cell begins belongs to the one before: read it first."""
-        if message.kind == wire.FANOUT and message.src == address.HOME:
+        if message.kind == wire.FANOUT and message.src == address.CONTROLLER:
             receivers, inner_frame = wire.unpack_fanout(message)
             inner = wire.unpack(inner_frame)
             if inner.name == Work.RUN.encode():
                 self.begin_cell([proc for proc, _ in receivers], inner.origin)
 
     def before_export(self, message: Message) -> None:
-        if message.kind == wire.REPLY and message.dst == address.HOME:
+        if message.kind == wire.REPLY and message.dst == address.CONTROLLER:
             self.supervisor.drain()  # what a cell has printed goes before the news of its end
 
     def _on_disconnect(self) -> None:
-        self._home_gone.recv_multipart()
-        # A home that only lost the connection is back within its beat; one that ended isn't.
+        self._controller_gone.recv_multipart()
+        # A controller that only lost the connection is back within its beat; one that ended isn't.
         self._limit_s = LOST_AFTER_S
         self._last_beat = min(self._last_beat, self.loop.clock() - LOST_AFTER_S + 2 * BEAT_S)
 
     def send_remote(self, host: int, frames: list[Any]) -> None:
         self._link.send_multipart(cut(frames), copy=sum(map(len, frames)) < 1 << 16)
 
-    # --- what the home and ranks tell
+    # --- what the controller and ranks tell
 
     @handles(RankIsUp)
     def on_up(self, event: RankIsUp, sender: Sender) -> None:
-        """A rank here answers: the home wants to know."""
+        """A rank here answers: the controller wants to know."""
         self.rank_is_up(sender.proc)
-        self.event(address.HOME, event, src=sender.proc)
+        self.event(address.CONTROLLER, event, src=sender.proc)
 
     @handles(RanksEnded)
     def on_exit(self, event: RanksEnded, sender: Sender) -> None:
@@ -143,7 +145,8 @@ class HostAgent(HostProcess):
 
     @handles(Beat)
     def on_beat(self, event: Beat, sender: Sender) -> None:
-        """The home lives. From now on its end is seen by the connection's; if that stands, it's only being slow."""
+        """The controller lives. From now on its end is seen by the connection's; if that stands, it's only
+        being slow."""
         self._last_beat, self._limit_s = self.loop.clock(), SILENT_S
 
     @handles(WatchResources)
@@ -153,15 +156,15 @@ class HostAgent(HostProcess):
 
     @handles(LookNow)
     def on_look(self, event: LookNow, sender: Sender) -> None:
-        """The home wants to know how everything is now."""
-        self.resource_monitor.look(lambda: self.event(address.HOME, HostLooked(event.ref)))
+        """The controller wants to know how everything is now."""
+        self.resource_monitor.look(lambda: self.event(address.CONTROLLER, HostLooked(event.ref)))
 
     @handles(TakeStacks)
     def on_take_stacks(self, event: TakeStacks, sender: Sender) -> None:
-        """The home wants the stacks of ranks that don't answer."""
+        """The controller wants the stacks of ranks that don't answer."""
 
         def taken(found: Found) -> None:
-            self.event(address.HOME, StacksTaken(event.ref, found))
+            self.event(address.CONTROLLER, StacksTaken(event.ref, found))
 
         self.stack_service.take(event.procs, event.native, taken)
 
@@ -179,38 +182,38 @@ class HostAgent(HostProcess):
     # --- the end
 
     def preempted(self) -> None:
-        self.event(address.HOME, HostPreempted())
+        self.event(address.CONTROLLER, HostPreempted())
         self.loop.call_later(self.config.get("preempt_s", PREEMPT_S), self.shut_down)
 
     def shut_down(self) -> None:
-        self.event(address.HOME, HostLeaving())
+        self.event(address.CONTROLLER, HostLeaving())
         super().shut_down()
 
     def _beats(self) -> None:
         if self.loop.clock() - self._last_beat > self._limit_s:
             self.shut_down()
             return
-        self.event(address.HOME, Beat())
+        self.event(address.CONTROLLER, Beat())
         self.loop.call_later(BEAT_S, self._beats)
 
     def rank_ended(self, end: RankExit) -> None:
         super().rank_ended(end)
-        self.event(address.HOME, RankEnded(end))
+        self.event(address.CONTROLLER, RankEnded(end))
 
     def environment_switched(self, number: int, problem: str) -> None:
-        self.event(address.HOME, EnvironmentSwitched(number, problem))
+        self.event(address.CONTROLLER, EnvironmentSwitched(number, problem))
 
     def rank_pulse(self, proc: int, trouble: str) -> None:
-        self.event(address.HOME, RankHeartbeat(proc, trouble))
+        self.event(address.CONTROLLER, RankHeartbeat(proc, trouble))
 
     def vitals_changed(self, rows: Rows, host: dict[str, Any] | None) -> None:
-        self.event(address.HOME, ResourcesSeen(rows, host))
+        self.event(address.CONTROLLER, ResourcesSeen(rows, host))
 
     def rank_printed(self, rank: Rank, piece: Piece) -> None:
-        self.event(address.HOME, RankPrinted(rank.rank, piece), src=rank.proc)
+        self.event(address.CONTROLLER, RankPrinted(rank.rank, piece), src=rank.proc)
 
     def close_link(self) -> None:
-        self.event(address.HOME, HostLeft())  # the last word: the ends of all ranks here have been told
+        self.event(address.CONTROLLER, HostLeft())  # the last word: the ends of all ranks here have been told
         self._link.disable_monitor()
         self._link.close(500)
-        self._home_gone.close(0)
+        self._controller_gone.close(0)

@@ -1,4 +1,4 @@
-"""Questions of the home to ranks: one message each, answers gathered, with a bound on the wait."""
+"""Questions of the controller to ranks: one message each, answers gathered, with a bound on the wait."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Asking:
         self._questions[ref] = question
         for rank, proc in ranks.items():
             frame = wire.pack(
-                wire.CALL, src=address.HOME, dst=proc, slot=rank, ref=ref, name=name.encode(), payload=payload, **header
+                wire.CALL, src=address.CONTROLLER, dst=proc, slot=rank, ref=ref, name=name.encode(), payload=payload, **header
             )
             self._send(proc, frame)
         if not ranks:

@@ -1,4 +1,4 @@
-"""Cells: the home runs them, so that they and what they print outlive whoever typed them.
+"""Cells: the controller runs them, so that they and what they print outlive whoever typed them.
 
 A rank runs one cell at a time; more wait here, in the order in which they came. What a cell prints, and how it ends on each rank, goes into
 the journal; who watches reads it from there (`watch`). A cell ends when all its ranks have ended it, or when
@@ -46,7 +46,7 @@ from monarch_nb._wire import message as wire
 from monarch_nb.exceptions import cause_time
 
 if TYPE_CHECKING:
-    from monarch_nb._host.home import HomeProcess
+    from monarch_nb._host.controller import ControllerProcess
 
 GRACE_S = 2.0
 """How long the other ranks may go on with a cell that has raised on one."""
@@ -97,8 +97,8 @@ class Cell:
 class Cells:
     """The cells of a mesh that aren't over. Owned by the loop thread."""
 
-    def __init__(self, home: HomeProcess) -> None:
-        self._home = home
+    def __init__(self, controller: ControllerProcess) -> None:
+        self._controller = controller
         self._cells: dict[int, Cell] = {}
         self._queues: dict[int, deque[Cell]] = {}
         self._stuck: dict[int, int] = {}
@@ -120,7 +120,7 @@ class Cells:
         if not queue:
             return None
         cell = queue[0]
-        rank = self._home.registry.procs[proc].rank
+        rank = self._controller.registry.procs[proc].rank
         return (cell.n, cell.began.get(rank, 0.0)) if rank in cell.running else None
 
     def waiters_of(self, proc: int) -> list[tuple[int, int]]:
@@ -146,11 +146,11 @@ class Cells:
         """
         procs: dict[int, int] = dict(zip(request.ranks, request.procs, strict=True))
         self._refuse_stuck(procs)
-        home = self._home
-        entry = home.journal.entries.begin_entry(
-            EntryKind.CELL, who=home.clients.who(sender.proc), when=time.time(), **logged_source(request.source[:MAX_SOURCE_SHOWN]),
-            ranks=request.rank_set, group=request.group, number=request.number, env=home.environment_id,
-            position=home.journal.store.end, **_repeated(request),
+        controller = self._controller
+        entry = controller.journal.entries.begin_entry(
+            EntryKind.CELL, who=controller.clients.who(sender.proc), when=time.time(), **logged_source(request.source[:MAX_SOURCE_SHOWN]),
+            ranks=request.rank_set, group=request.group, number=request.number, env=controller.environment_id,
+            position=controller.journal.store.end, **_repeated(request),
             **({"script": True} if request.script is not None else {}),
         )  # fmt: skip
         n = entry["n"]
@@ -158,16 +158,16 @@ class Cells:
         payload = pickle.dumps({"source": request.source, "number": request.number or n, **wanted}, 5)
         cell = Cell(n, request.group, procs, payload, request.context, set(procs))
         self._cells[n] = cell
-        free = all(not self._queues.get(p) and home.registry.procs[p].end is None for p in procs.values())
+        free = all(not self._queues.get(p) and controller.registry.procs[p].end is None for p in procs.values())
         if free:
             self._enqueue(cell)  # the ranks begin while the rest is done
         if sender.ref:
-            cell.watches.append(home.output.watch_cell(sender.proc, sender.ref, n, None, None))
+            cell.watches.append(controller.output.watch_cell(sender.proc, sender.ref, n, None, None))
         self._tell(cell, CellBegan(n), soon=True)
         if not free:  # there's something to tell: that it waits, or that ranks are lost
             self._enqueue(cell)
         if request.timeout_s is not None:
-            home.loop.call_later(request.timeout_s, partial(self.time_is_up, n, request.timeout_s))
+            controller.loop.call_later(request.timeout_s, partial(self.time_is_up, n, request.timeout_s))
         return LATER
 
     def _refuse_stuck(self, procs: Mapping[int, int]) -> None:
@@ -185,7 +185,7 @@ class Cells:
     def _enqueue(self, cell: Cell) -> None:
         begin, behind = [], set()
         for rank, proc in cell.procs.items():
-            end = self._home.registry.procs[proc].end
+            end = self._controller.registry.procs[proc].end
             if end is not None:
                 self._lost(cell, rank, end)
                 continue
@@ -195,7 +195,7 @@ class Cells:
             else:
                 begin.append(rank)
             queue.append(cell)
-        self._home.status_publisher.touch(cell.procs.values())
+        self._controller.status_publisher.touch(cell.procs.values())
         if behind:
             cell.waits = f"waits for cell {', '.join(f'#{n}' for n in sorted(behind))}"
             self._tell(cell, CellWaits(cell.waits))
@@ -207,15 +207,15 @@ class Cells:
         cell.waiting.difference_update(ranks)
         cell.running.update(ranks)
         cell.began.update(dict.fromkeys(ranks, time.time()))
-        self._home.status_publisher.touch(cell.procs[r] for r in ranks)
+        self._controller.status_publisher.touch(cell.procs[r] for r in ranks)
         if cell.waits and not cell.waiting:
             cell.waits = ""
             self._tell(cell, CellWaits(""))
         frame = wire.pack(
-            wire.CALL, src=address.HOME, dst=0, ref=cell.n, name=Work.RUN.encode(), origin=cell.n, context=cell.context,
+            wire.CALL, src=address.CONTROLLER, dst=0, ref=cell.n, name=Work.RUN.encode(), origin=cell.n, context=cell.context,
             payload=cell.payload,
         )  # fmt: skip
-        self._home.send_cell([(cell.procs[r], r) for r in ranks], cell.n, frame)
+        self._controller.send_cell([(cell.procs[r], r) for r in ranks], cell.n, frame)
 
     # --- ending on a rank
 
@@ -242,7 +242,7 @@ class Cells:
         cell.running.discard(rank)
         cell.ended[rank] = CellStatus.OK
         if not cell.fresh:
-            self._home.loop.call_shortly(partial(self._tell_done, cell))
+            self._controller.loop.call_shortly(partial(self._tell_done, cell))
         cell.fresh.append((rank, seconds))
         self._next_on(cell.procs[rank], cell)
         if not cell.running:
@@ -261,7 +261,7 @@ class Cells:
         first = not cell.failures
         cell.failures.append(CellFailure(rank, ended["ename"], ended["evalue"][:2000], ended["when"]))
         if first and escalation is None:
-            self._home.loop.call_later(GRACE_S, lambda: self._climb(cell, EndReason.FAILURE))
+            self._controller.loop.call_later(GRACE_S, lambda: self._climb(cell, EndReason.FAILURE))
         return CellStatus.ERROR
 
     def _ended(self, cell: Cell, rank: int, status: CellStatus, body: bytes) -> None:
@@ -272,12 +272,12 @@ class Cells:
             ended = json.loads(body)
             ended["status"] = status
             body = json.dumps(ended).encode()
-        self._home.output.write(records.RESULT, "stdout", cell.group, rank, cell.n, body)
+        self._controller.output.write(records.RESULT, "stdout", cell.group, rank, cell.n, body)
         self._next_on(cell.procs[rank], cell)
         self._check_over(cell)
 
     def _next_on(self, proc: int, cell: Cell) -> None:
-        self._home.status_publisher.touch((proc,))
+        self._controller.status_publisher.touch((proc,))
         queue = self._queues.get(proc)
         if queue and cell in queue:
             was_first = queue[0] is cell
@@ -289,7 +289,7 @@ class Cells:
     def _free_late(self, n: int, rank: int) -> None:
         """A rank has come out of a cell that was given up."""
         for proc, number in list(self._stuck.items()):
-            if number == n and self._home.registry.procs[proc].rank == rank:
+            if number == n and self._controller.registry.procs[proc].rank == rank:
                 del self._stuck[proc]
 
     def _lost(self, cell: Cell, rank: int, end: RankExit) -> None:
@@ -307,7 +307,7 @@ class Cells:
             first = not cell.failures
             self._lost(cell, rank, end)
             if first and not cell.over and cell.n not in self._escalations:
-                self._home.loop.call_later(GRACE_S, partial(self._climb, cell, EndReason.FAILURE))
+                self._controller.loop.call_later(GRACE_S, partial(self._climb, cell, EndReason.FAILURE))
 
     # --- interrupting
 
@@ -335,11 +335,11 @@ class Cells:
             return
         if reason != EndReason.USER and any(self._is_attended(cell.procs[r]) for r in cell.left):
             # Somebody looks at it in the debugger, or is asked: time-outs and graces begin anew when the rank runs on.
-            self._home.loop.call_later(GRACE_S, partial(self._climb, cell, reason))
+            self._controller.loop.call_later(GRACE_S, partial(self._climb, cell, reason))
             return
         escalation = self._escalations.get(cell.n)
         if escalation is None:
-            escalation = self._escalations[cell.n] = Escalation(self._home, self, cell, reason)
+            escalation = self._escalations[cell.n] = Escalation(self._controller, self, cell, reason)
             self._cancel_waiting(cell)
         elif reason == EndReason.FAILURE:
             return
@@ -387,7 +387,7 @@ class Cells:
             self.say(cell, said)
         escalation = self._escalations.pop(cell.n, None)
         self._cells.pop(cell.n, None)
-        self._home.supervisor.drain()  # what its ranks have printed goes before the news of its end
+        self._controller.supervisor.drain()  # what its ranks have printed goes before the news of its end
         summary = self._book(cell, escalation)
         for watch in cell.watches:
             watch.tell(summary, last=True)
@@ -395,7 +395,7 @@ class Cells:
     def mesh_ends(self, how: str) -> None:
         """Close the registry on what runs or waits. Who watches is told of the mesh's end, which says it all,
         and not of each rank's."""
-        self._home.supervisor.drain()
+        self._controller.supervisor.drain()
         cells, self._cells = list(self._cells.values()), {}
         self._queues.clear()
         for cell in cells:
@@ -416,15 +416,15 @@ class Cells:
             seconds={r: round(s, 6) for r, s in sorted(cell.seconds.items())},
         )
         kept = {**asdict(summary), "failures": [asdict(f) for f in summary.failures], **self._unkept(cell, summary)}
-        self._home.journal.entries.add(
-            cell.n, ended=time.time(), end_position=self._home.journal.store.end, seen=any(not w.over for w in cell.watches),
+        self._controller.journal.entries.add(
+            cell.n, ended=time.time(), end_position=self._controller.journal.store.end, seen=any(not w.over for w in cell.watches),
             **kept,
         )  # fmt: skip
         return summary
 
     def _unkept(self, cell: Cell, summary: CellOver) -> dict[str, Any]:
         """Return what the journal has otherwise than those who watch; they have seen it all."""
-        journal = self._home.journal
+        journal = self._controller.journal
         if journal.is_unlogged(cell.n):
             failures = [{**asdict(f), "message": "(not kept)"} for f in summary.failures]
             return {"failures": failures, "missing": "this cell's source and output are not kept: # nolog"}
@@ -441,17 +441,17 @@ class Cells:
     @handles(WatchCell)
     def do_watch_cell(self, request: WatchCell, sender: Sender) -> Later | None:
         """Show a cell from its beginning."""
-        entry = self._home.journal.entries.entries.get(request.n)
+        entry = self._controller.journal.entries.entries.get(request.n)
         if entry is None or entry["kind"] != EntryKind.CELL:
             raise RequestError(f"the journal has no cell #{request.n}; see %mesh history")
         self._watch(sender.proc, sender.ref, entry)
         return LATER
 
     def _watch(self, client: int, ref: int, entry: Mapping[str, Any]) -> None:
-        home, n = self._home, entry["n"]
+        controller, n = self._controller, entry["n"]
         cell = self._cells.get(n)
         if cell is not None:
-            watch = home.output.watch_cell(client, ref, n, entry["position"], None)
+            watch = controller.output.watch_cell(client, ref, n, entry["position"], None)
             cell.watches.append(watch)
             watch.tell(CellBegan(n))
             for rank, status in cell.ended.items():
@@ -462,15 +462,15 @@ class Cells:
             if cell.waits:
                 watch.tell(CellWaits(cell.waits))
             return
-        until = min(entry["end_position"] + LATE_BYTES, home.journal.store.end)
-        watch = home.output.watch_cell(client, ref, n, entry["position"], until)
+        until = min(entry["end_position"] + LATE_BYTES, controller.journal.store.end)
+        watch = controller.output.watch_cell(client, ref, n, entry["position"], until)
         watch.tell(CellBegan(n))
         if "missing" in entry:
             watch.tell(CellSaid(entry["missing"]))
         watch.tell(convert({k: entry[k] for k in CellOver.__struct_fields__}, CellOver))
 
     def _is_attended(self, proc: int) -> bool:
-        return self._home.debug.is_stopped(proc) or self._home.questions.is_asking(proc)
+        return self._controller.debug.is_stopped(proc) or self._controller.questions.is_asking(proc)
 
     def watchers(self, n: int) -> list[int]:
         """Return the clients that watch a cell that isn't over."""
@@ -484,7 +484,7 @@ class Cells:
 
     def busy(self, ranks: Mapping[int, int]) -> str:
         """Return which of some ranks can't do anything just now, as a rank set; empty if all can."""
-        procs = self._home.registry.procs
+        procs = self._controller.registry.procs
         return format_ranks(
             r for r, p in ranks.items() if self._queues.get(p) or p in self._stuck or procs[p].end is not None
         )

@@ -26,7 +26,7 @@ from monarch_nb._shape import name_ranks
 from monarch_nb._wire import address
 
 if TYPE_CHECKING:
-    from monarch_nb._host.home import HomeProcess
+    from monarch_nb._host.controller import ControllerProcess
 
 GATHER_S = 180.0
 
@@ -64,8 +64,8 @@ class Saved:
 class CheckpointService:
     """Owned by the loop thread."""
 
-    def __init__(self, home: HomeProcess) -> None:
-        self._home = home
+    def __init__(self, controller: ControllerProcess) -> None:
+        self._controller = controller
         self._gatherings: dict[Key, _Gathering] = {}
         self._saved: dict[int, list[Saved]] = {}
         self._failures: dict[tuple[int, int], _Failure] = {}
@@ -89,7 +89,7 @@ class CheckpointService:
     def tell_epoch(self, actor_id: int, procs: Iterable[int]) -> None:
         """Let all members save together again."""
         for proc in procs:
-            self._home.event(proc, CheckpointEpoch(actor_id, self.epoch(actor_id)))
+            self._controller.event(proc, CheckpointEpoch(actor_id, self.epoch(actor_id)))
 
     @handles(CheckpointGather)
     def do_checkpoint_gather(self, request: CheckpointGather, sender: Sender) -> Gathered | Later:
@@ -98,11 +98,11 @@ class CheckpointService:
         Raises:
             ValueError: if not all members live.
         """
-        home = self._home
-        spec = home.healing.spawn_specs.find(request.actor_id)
-        dead = [] if spec is None else [p for p in spec.procs if home.registry.procs[p].end is not None]
+        controller = self._controller
+        spec = controller.healing.spawn_specs.find(request.actor_id)
+        dead = [] if spec is None else [p for p in spec.procs if controller.registry.procs[p].end is not None]
         if spec is None or dead:
-            raise ValueError(f"{_ranks(home, dead)} lost" if dead else "the actor was stopped")
+            raise ValueError(f"{_ranks(controller, dead)} lost" if dead else "the actor was stopped")
         if request.epoch != self.epoch(request.actor_id):
             raise ValueError("a member was lost since this was begun")
         failure = self._failures.get((request.actor_id, request.version))
@@ -113,7 +113,7 @@ class CheckpointService:
         gathering = self._gatherings.get(key)
         if gathering is None:
             gathering = self._gatherings[key] = _Gathering()
-            home.loop.call_later(GATHER_S, lambda: self._give_up(key, gathering))
+            controller.loop.call_later(GATHER_S, lambda: self._give_up(key, gathering))
         gathering.members[request.slot] = request
         gathering.asking.append((sender.proc, sender.ref))
         if len(gathering.members) == request.size:
@@ -141,8 +141,8 @@ class CheckpointService:
     def _fail(self, failed: CheckpointFailed) -> _Failure:
         """Tell those who wait for a rank that it can't write; and programs, unless one has asked for this checkpoint."""
         actor_id, version = failed.actor_id, failed.version
-        spec = self._home.healing.spawn_specs.find(actor_id)
-        who = _ranks(self._home, [spec.procs[failed.slot]]) if spec is not None else f"member {failed.slot}"
+        spec = self._controller.healing.spawn_specs.find(actor_id)
+        who = _ranks(self._controller, [spec.procs[failed.slot]]) if spec is not None else f"member {failed.slot}"
         failure = _Failure(f"{who}: {failed.reason}", set(range(failed.size)))
         for key in [k for k in self._gatherings if k[:2] == (actor_id, version)]:
             self._refuse(key, failure.reason)
@@ -152,11 +152,11 @@ class CheckpointService:
         return failure
 
     def _tell_trouble(self, actor_id: int, version: int, reason: str) -> None:
-        spec, last = self._home.healing.spawn_specs.find(actor_id), self.newest(actor_id)
+        spec, last = self._controller.healing.spawn_specs.find(actor_id), self.newest(actor_id)
         name = spec.name if spec is not None else f"{actor_id:x}"
         good = f"the last good one is {last.path}" if last is not None else "there is none yet"
         what = f"the checkpoint of actor {name!r} after {version} calls could not be written: {reason}. Calls go on; {good}"
-        self._home.clients.tell_listeners(Notice("", what))
+        self._controller.clients.tell_listeners(Notice("", what))
 
     def _leave_behind(self, spec: SpawnSpec, member: CheckpointGather) -> None:
         """Members save one version after the other: who has got to this one isn't coming to what others still wait at, nor do those who are past it
@@ -170,15 +170,15 @@ class CheckpointService:
         later = next((k for k in others if k[1] > version), None)
         if later is not None:
             ahead = [spec.procs[s] for s in others[later].members]
-            raise ValueError(f"{_ranks(self._home, ahead)} went on to the checkpoint after {later[1]} calls")
+            raise ValueError(f"{_ranks(self._controller, ahead)} went on to the checkpoint after {later[1]} calls")
         for key in others:
             if key[1:] != (version, phase):
-                self._refuse(key, f"{_ranks(self._home, [spec.procs[slot]])} went on to the checkpoint after {version} calls")
+                self._refuse(key, f"{_ranks(self._controller, [spec.procs[slot]])} went on to the checkpoint after {version} calls")
 
     def _base(self, gathering: _Gathering, key: Key, name: str) -> str:
         """Return where the checkpoints of an actor are."""
         first = gathering.first
-        folder = first.directory or os.path.join(self._home.journal.store.directory, "checkpoints")
+        folder = first.directory or os.path.join(self._controller.journal.store.directory, "checkpoints")
         return os.path.join(folder, f"{name}-{key[0] & 0xFFFF:04x}")
 
     def _complete(self, key: Key, gathering: _Gathering, name: str) -> None:
@@ -207,7 +207,7 @@ class CheckpointService:
         del self._gatherings[key]
         values = [] if phase in tuple(CheckpointPhase) else [gathering.members[s].value for s in sorted(gathering.members)]
         for src, ref in gathering.asking:
-            self._home.reply(src, ref, Gathered(path, values))
+            self._controller.reply(src, ref, Gathered(path, values))
 
     def _enter(self, actor_id: int, saved: Saved, keep: int) -> None:
         kept = [s for s in self._saved.get(actor_id, ()) if s.version < saved.version]  # later ones were taken back
@@ -223,14 +223,14 @@ class CheckpointService:
 
     def _refuse(self, key: Key, text: str) -> None:
         for src, ref in self._gatherings.pop(key).asking:
-            self._home.reply(src, ref, text, error=True)
+            self._controller.reply(src, ref, text, error=True)
 
     def lost(self, entry: Proc) -> None:
         """A rank has died: what was being saved with it isn't completed."""
-        for spec in self._home.healing.spawn_specs.on({entry.proc}):
+        for spec in self._controller.healing.spawn_specs.on({entry.proc}):
             self._drop_unfinished(spec.actor_id)
         for key in list(self._gatherings):
-            found = self._home.healing.spawn_specs.find(key[0])
+            found = self._controller.healing.spawn_specs.find(key[0])
             if found is None or entry.proc in found.procs:
                 self._refuse(key, f"rank {entry.rank} was lost")
 
@@ -257,14 +257,14 @@ class CheckpointService:
     @handles(HostPreempted)
     def on_preempted(self, event: HostPreempted, sender: Sender) -> None:
         """Another host is: it leaves when what its ranks hold has been saved."""
-        theirs = {p.proc for p in self._home.registry.alive_on(address.host_of(sender.proc))}
-        self.save_then(theirs, lambda: self._home.event(sender.proc, Leave()))
+        theirs = {p.proc for p in self._controller.registry.alive_on(address.host_of(sender.proc))}
+        self.save_then(theirs, lambda: self._controller.event(sender.proc, Leave()))
 
     def save_then(self, procs: set[int], go_on: Callable[[], None]) -> None:
         """Have the actors that some ranks belong to save what they hold, as far as they can in the time there is; then go on."""
-        home = self._home
-        deadline_s = home.config.get("preempt_s", PREEMPT_S)
-        specs = [r for r in home.healing.spawn_specs.on(procs) if r.checkpointed]
+        controller = self._controller
+        deadline_s = controller.config.get("preempt_s", PREEMPT_S)
+        specs = [r for r in controller.healing.spawn_specs.on(procs) if r.checkpointed]
         left = [True]
 
         def once(_outcome: object = None) -> None:
@@ -273,10 +273,10 @@ class CheckpointService:
                 go_on()
 
         if specs:
-            home.journal.note(0, EntryKind.NOTE, text="this host is about to be taken away: states are saved")
-            home.loop.call_later(deadline_s, once)
-        run_workflow(home.healing.save(specs, deadline_s), once)
+            controller.journal.note(0, EntryKind.NOTE, text="this host is about to be taken away: states are saved")
+            controller.loop.call_later(deadline_s, once)
+        run_workflow(controller.healing.save(specs, deadline_s), once)
 
 
-def _ranks(home: HomeProcess, procs: list[int]) -> str:
-    return name_ranks(home.registry.procs[p].rank for p in procs)
+def _ranks(controller: ControllerProcess, procs: list[int]) -> str:
+    return name_ranks(controller.registry.procs[p].rank for p in procs)

@@ -40,7 +40,7 @@ from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 
 if TYPE_CHECKING:
-    from monarch_nb._host.home import HomeProcess
+    from monarch_nb._host.controller import ControllerProcess
 
 ABANDONED_S = 600.0
 BREAK_S = 3.0
@@ -90,8 +90,8 @@ class DebugWatch:
 class DebugService:
     """Owned by the loop thread."""
 
-    def __init__(self, home: HomeProcess) -> None:
-        self._home = home
+    def __init__(self, controller: ControllerProcess) -> None:
+        self._controller = controller
         self._stops: dict[int, Stop] = {}
         self._ids = itertools.count(1)
         self._numbers = itertools.count(1)
@@ -119,7 +119,7 @@ class DebugService:
         return sorted(found, key=lambda row: (row["rank"], row["id"]))
 
     def _row(self, stop: Stop) -> dict[str, Any]:
-        rank = self._home.registry.procs[stop.proc].rank
+        rank = self._controller.registry.procs[stop.proc].rank
         return {"id": stop.id, "rank": rank, "state": stop.state.value, "mode": stop.mode, **stop.where}
 
     # --- what ranks tell
@@ -129,7 +129,7 @@ class DebugService:
         """A thread of a rank stands at a breakpoint, or has answered a line there."""
         proc = sender.proc
         stop = self._find(proc, request.key)
-        entry = self._home.registry.procs.get(proc)
+        entry = self._controller.registry.procs.get(proc)
         if entry is None:
             return
         if stop is None:
@@ -138,7 +138,7 @@ class DebugService:
             stop = Stop(next(self._ids), proc, request.key, entry.group, request.where)
             self._stops[stop.id] = stop
             self._check_abandoned()
-            self._home.clients.tell_listeners(RankStopped(stop.group, entry.rank, stop.where))
+            self._controller.clients.tell_listeners(RankStopped(stop.group, entry.rank, stop.where))
         stop.where, stop.state, stop.mode = request.where, StopState.STOPPED, request.mode
         self._answered(stop, request.n, request.text)
         self._changed()
@@ -177,9 +177,9 @@ class DebugService:
 
     def _hold(self, group: str, on: bool) -> None:
         """Hold the time-outs of process groups while a rank stands, so that its peers don't give up; or let them count again."""
-        for entry in self._home.registry.alive():
+        for entry in self._controller.registry.alive():
             if entry.group == group:
-                self._home.event(entry.proc, DebugHold(on))
+                self._controller.event(entry.proc, DebugHold(on))
 
     def _find(self, proc: int, key: int) -> Stop | None:
         return next((s for s in self._stops.values() if (s.proc, s.key) == (proc, key)), None)
@@ -204,8 +204,8 @@ class DebugService:
         """Return the groups of this mesh whose ranks can be debugged, or those of which one stands somewhere, as records of meshes."""
         return [
             g.record()
-            for g in self._home.registry.groups.values()
-            if self._has_stops(g.name) or (not request.stopped_only and any(e.group == g.name for e in self._home.registry.alive()))
+            for g in self._controller.registry.groups.values()
+            if self._has_stops(g.name) or (not request.stopped_only and any(e.group == g.name for e in self._controller.registry.alive()))
         ]
 
     @handles(DebugCommand)
@@ -224,25 +224,25 @@ class DebugService:
         if not command.left:
             self._finish(command)
         else:
-            self._home.loop.call_later(request.timeout_s, lambda: self._finish(command))
+            self._controller.loop.call_later(request.timeout_s, lambda: self._finish(command))
         return LATER
 
     def _send(self, stop: Stop, n: int, line: str) -> None:
         payload = pickle.dumps({"key": stop.key, "n": n, "line": line}, 5)
-        frame = wire.pack(wire.CALL, src=address.HOME, dst=stop.proc, name=b"__debug__", payload=payload)
-        self._home.send_to_rank(stop.proc, frame)
+        frame = wire.pack(wire.CALL, src=address.CONTROLLER, dst=stop.proc, name=b"__debug__", payload=payload)
+        self._controller.send_to_rank(stop.proc, frame)
 
     def _finish(self, command: Command) -> None:
         if self._commands.pop(command.n, None) is None:
             return
-        groups = {self._home.registry.procs[s.proc].group for s in self._stops.values()}
+        groups = {self._controller.registry.procs[s.proc].group for s in self._stops.values()}
         rows = [row for group in sorted(groups) for row in self._rows(group)]
-        self._home.reply(command.client, command.ref, LineAnswers(command.answers, sorted(command.left), rows))
+        self._controller.reply(command.client, command.ref, LineAnswers(command.answers, sorted(command.left), rows))
 
     @handles(DebugPostMortem)
     def do_debug_post_mortem(self, request: DebugPostMortem, sender: Sender) -> Later | None:
         """Have ranks stop where they've raised last; answers once those that have something to show stand there."""
-        self._post_mortem(request.procs, partial(self._home.reply, sender.proc, sender.ref, None))
+        self._post_mortem(request.procs, partial(self._controller.reply, sender.proc, sender.ref, None))
         return LATER
 
     def _post_mortem(self, procs: list[int], done: Callable[[], None]) -> None:
@@ -259,8 +259,8 @@ class DebugService:
         self._without_answer = set()
         self._on_change_once = look
         for proc in procs:
-            self._home.asking.have_done({0: proc}, Work.POST_MORTEM, None, partial(self._no_more, proc), POST_MORTEM_S)
-        self._home.loop.call_later(POST_MORTEM_S, lambda: look({}) if self._on_change_once is look else None)
+            self._controller.asking.have_done({0: proc}, Work.POST_MORTEM, None, partial(self._no_more, proc), POST_MORTEM_S)
+        self._controller.loop.call_later(POST_MORTEM_S, lambda: look({}) if self._on_change_once is look else None)
 
     def _no_more(self, proc: int, _answers: dict[int, Any]) -> None:
         """A rank has nothing to show, or runs on."""
@@ -272,7 +272,7 @@ class DebugService:
     def do_debug_break(self, request: DebugBreak, sender: Sender) -> dict[int, str] | Later:
         """Set a breakpoint on ranks; answers with what each says of it."""
         asked = SetBreak(request.file, request.line, request.condition)
-        self._home.asking.ask(request.procs, asked, partial(self._home.reply, sender.proc, sender.ref), BREAK_S)
+        self._controller.asking.ask(request.procs, asked, partial(self._controller.reply, sender.proc, sender.ref), BREAK_S)
         return LATER
 
     @handles(DebugSet)
@@ -286,8 +286,8 @@ class DebugService:
             self._check_abandoned()
         wanted = {"skip": request.skip, "on_error": request.on_error}
         self.settings.update({name: on for name, on in wanted.items() if on is not None})
-        for entry in self._home.registry.alive():
-            self._home.event(entry.proc, DebugSettingsChanged(**self.settings))
+        for entry in self._controller.registry.alive():
+            self._controller.event(entry.proc, DebugSettingsChanged(**self.settings))
         return DebugSettings(**self.settings, abandoned_s=self.abandoned_s)
 
     # --- who watches
@@ -297,7 +297,7 @@ class DebugService:
         """Tell a client who stands where, now and whenever that changes."""
         self._watches.append(DebugWatch(sender.proc, sender.ref, request.group))
         self._leaving += 1
-        self._home.reply(sender.proc, sender.ref, self._rows(request.group))
+        self._controller.reply(sender.proc, sender.ref, self._rows(request.group))
         return LATER
 
     @handles(UnwatchDebug)
@@ -317,30 +317,30 @@ class DebugService:
             self._on_change_once()
         if not self._is_due:
             self._is_due = True
-            self._home.loop.call_shortly(self._tell)
+            self._controller.loop.call_shortly(self._tell)
 
     def _tell(self) -> None:
         self._is_due = False
         for watch in self._watches:
-            self._home.reply(watch.client, watch.ref, self._rows(watch.group))
+            self._controller.reply(watch.client, watch.ref, self._rows(watch.group))
 
     def _check_abandoned(self) -> None:
         if self._is_attended() or not self._stops:
             return
         self._leaving += 1
         mine = self._leaving
-        self._home.loop.call_later(self.abandoned_s, lambda: self._abandon(mine))
+        self._controller.loop.call_later(self.abandoned_s, lambda: self._abandon(mine))
 
     def _is_attended(self) -> bool:
         """Say whether somebody is there who could debug: a notebook, or who watches the stops."""
-        return bool(self._watches) or any(c.listens for c in self._home.registry.clients.values())
+        return bool(self._watches) or any(c.listens for c in self._controller.registry.clients.values())
 
     def _abandon(self, mine: int) -> None:
         if mine != self._leaving or self._is_attended() or not self._stops:
             return
-        ranks = sorted({self._home.registry.procs[s.proc].rank for s in self._stops.values()})
+        ranks = sorted({self._controller.registry.procs[s.proc].rank for s in self._stops.values()})
         text = f"nobody has been there to debug {name_ranks(ranks)} for {self.abandoned_s:g} s: {'it runs' if len(ranks) == 1 else 'they run'} on"
-        self._home.journal.note(0, EntryKind.NOTE, text=text)
+        self._controller.journal.note(0, EntryKind.NOTE, text=text)
         for stop in list(self._stops.values()):
             self._send(stop, 0, wire.RUN_ON)
-            self._home.cells.say_on(stop.proc, text)
+            self._controller.cells.say_on(stop.proc, text)

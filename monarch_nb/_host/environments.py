@@ -1,5 +1,5 @@
-"""Which environment each host's ranks are started in. The home keeps the registry, each host starts a zygote
-in it.
+"""Which environment each host's ranks are started in. The controller keeps the registry, each host starts a
+zygote in it.
 
 Ranks that live keep what they were started in; those that are started from then on (by a restart, a heal, a
 resize, another spawn)
@@ -22,7 +22,7 @@ from monarch_nb._protocol.registry import LATER, Later, Sender, handles
 from monarch_nb._wire import address
 
 if TYPE_CHECKING:
-    from monarch_nb._host.home import HomeProcess
+    from monarch_nb._host.controller import ControllerProcess
 
 SWITCH_S = 120.0
 """How long a zygote may take until it answers."""
@@ -41,8 +41,8 @@ class _Switch:
 class EnvironmentService:
     """Owned by the loop thread."""
 
-    def __init__(self, home: HomeProcess) -> None:
-        self._home = home
+    def __init__(self, controller: ControllerProcess) -> None:
+        self._controller = controller
         self._in_use: dict[int, RankEnvironment] = {}
         self._switches: dict[int, _Switch] = {}
         self._num_switches = 0
@@ -53,7 +53,7 @@ class EnvironmentService:
         can't, by host."""
         wanted = request.environments
         for index in wanted:
-            self._home.hosts.get(index)
+            self._controller.hosts.get(index)
         if not wanted:
             return {}
         self._num_switches += 1
@@ -61,8 +61,8 @@ class EnvironmentService:
         self._switches[number] = _Switch(sender.proc, sender.ref, set(wanted))
         for index, environment in wanted.items():
             self._in_use[index] = environment  # before it's asked: our own host may answer at once
-            self._home.hosts.ask(index, SwitchEnvironment(environment, number))
-        self._home.loop.call_later(SWITCH_S, lambda: self._give_up(number))
+            self._controller.hosts.ask(index, SwitchEnvironment(environment, number))
+        self._controller.loop.call_later(SWITCH_S, lambda: self._give_up(number))
         return LATER
 
     @handles(GetEnvironments)
@@ -96,7 +96,7 @@ class EnvironmentService:
     def joined(self, host: int) -> None:
         """A host process has joined: if it takes another's place, it starts ranks in what that was told."""
         if host in self._in_use:
-            self._home.hosts.ask(host, SwitchEnvironment(self._in_use[host], 0))
+            self._controller.hosts.ask(host, SwitchEnvironment(self._in_use[host], 0))
 
     def lost(self, host: int) -> None:
         """A host is lost: who waits for it is told. What takes its place is still to use its environment."""
@@ -114,5 +114,5 @@ class EnvironmentService:
 
     def _answer(self, number: int) -> None:
         switch = self._switches.pop(number)
-        self._home.status_publisher.touch()
-        self._home.reply(switch.src, switch.ref, switch.problems)
+        self._controller.status_publisher.touch()
+        self._controller.reply(switch.src, switch.ref, switch.problems)

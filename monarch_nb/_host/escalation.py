@@ -21,7 +21,7 @@ from monarch_nb._shape import name_ranks
 if TYPE_CHECKING:
     from monarch_nb._host.asking import Answers
     from monarch_nb._host.cells import Cell, Cells
-    from monarch_nb._host.home import HomeProcess
+    from monarch_nb._host.controller import ControllerProcess
 
 INTERRUPT_S = 3.0
 ABORT_S = 10.0
@@ -31,11 +31,11 @@ _ABORT_ANSWER_S = 1.0
 class Escalation:
     """The steps taken to end one cell. Owned by the loop thread."""
 
-    def __init__(self, home: HomeProcess, cells: Cells, cell: Cell, reason: str) -> None:
+    def __init__(self, controller: ControllerProcess, cells: Cells, cell: Cell, reason: str) -> None:
         self.reason = reason
         """user, failure or "timeout SECONDS": why it shall end."""
         self.aborted = False
-        self._home = home
+        self._controller = controller
         self._cells = cells
         self._cell = cell
         self._level = 0
@@ -55,7 +55,7 @@ class Escalation:
 
     def _escalate_after(self, delay_s: float) -> None:
         level = self._level
-        self._home.loop.call_later(delay_s, lambda: self._go_on(level))
+        self._controller.loop.call_later(delay_s, lambda: self._go_on(level))
 
     def _go_on(self, level: int) -> None:
         if self._level == level and not self._cell.over:
@@ -64,8 +64,8 @@ class Escalation:
     def _interrupt(self) -> None:
         procs = {r: self._cell.procs[r] for r in self._cell.running}
         # First the message, for a rank that hasn't begun yet; then the signal, for one that has.
-        self._home.asking.ask(procs, CancelCell(self._cell.n), lambda _answers: None, INTERRUPT_S)
-        self._home.ranks.signal(list(procs.values()), int(signal.SIGINT), self._cell.n)
+        self._controller.asking.ask(procs, CancelCell(self._cell.n), lambda _answers: None, INTERRUPT_S)
+        self._controller.ranks.signal(list(procs.values()), int(signal.SIGINT), self._cell.n)
         self._escalate_after(INTERRUPT_S)
 
     def _abort(self) -> None:
@@ -77,12 +77,12 @@ class Escalation:
         )
         # Ranks that run another cell are left alone; idle ones are at the other end of the connections.
         ranks = {r: p for r, p in self._group().items() if r in self._cell.procs or not self._cells.is_busy(p)}
-        self._home.asking.ask(ranks, AbortCollectives(), self._on_aborted, _ABORT_ANSWER_S)
+        self._controller.asking.ask(ranks, AbortCollectives(), self._on_aborted, _ABORT_ANSWER_S)
         self._escalate_after(ABORT_S)
 
     def _group(self) -> dict[int, int]:
         """Return all ranks of the mesh: a collective may wait for one that doesn't run this cell."""
-        procs = self._home.registry.procs.values()
+        procs = self._controller.registry.procs.values()
         return {p.rank: p.proc for p in procs if p.group == self._cell.group and p.end is None}
 
     def _on_aborted(self, answers: Answers) -> None:
@@ -92,7 +92,7 @@ class Escalation:
     def _look(self) -> None:
         """Ask the stuck ranks where they are, then give up."""
         ranks = {r: self._cell.procs[r] for r in self._cell.running}
-        self._home.looks.stacks(ranks, self._give_up)
+        self._controller.looks.stacks(ranks, self._give_up)
 
     def _give_up(self, found: dict[int, dict[str, Any]]) -> None:
         if not self._cell.over:
@@ -108,4 +108,4 @@ class Escalation:
         if not self._num_aborted:
             done("")
             return
-        run_workflow(remake_groups(self._home, self._group()), lambda said: done(str(said)))
+        run_workflow(remake_groups(self._controller, self._group()), lambda said: done(str(said)))

@@ -27,7 +27,7 @@ from monarch_nb._wire.invitation import Admission, Invitation, InvitationError, 
 from monarch_nb._wire.keys import KeyPair
 
 if TYPE_CHECKING:
-    from monarch_nb._host.home import HomeProcess
+    from monarch_nb._host.controller import ControllerProcess
 
 MAX_REFUSALS = 20
 
@@ -44,8 +44,8 @@ class _Open:
 class Gate:
     """Owned by the loop thread."""
 
-    def __init__(self, home: HomeProcess) -> None:
-        self._home = home
+    def __init__(self, controller: ControllerProcess) -> None:
+        self._controller = controller
         self._guests: dict[str, _Open] = {}
         """By the key that may only knock."""
         self._refusals: deque[str] = deque(maxlen=MAX_REFUSALS)
@@ -57,13 +57,13 @@ class Gate:
         """Reserve places for hosts that will come; return their indices, and what lets them in."""
         num = request.num
         capacity.check_room(num, force=True)
-        link = self._home.hosts.link
+        link = self._controller.hosts.link
         addresses = tuple(f"tcp://{_bracketed(a)}:{port}" for a, port in self._listen(request.network, request.ports))
         keys = KeyPair.new()
-        hosts = [self._home.registry.new_host(label) for label in request.labels or [""] * num]
+        hosts = [self._controller.registry.new_host(label) for label in request.labels or [""] * num]
         self._guests[keys.public] = _Open([h.index for h in hosts], addresses)
         link.let_in(keys.public)
-        self._home.loop.call_later(request.expires_s, lambda: self._close(keys.public))
+        self._controller.loop.call_later(request.expires_s, lambda: self._close(keys.public))
         invitation = Invitation(request.name, wire.VERSION, addresses, link.public_key, *keys, num, request.scratch)
         return Invited([h.index for h in hosts], invitation.to_json(), keys.public)
 
@@ -73,9 +73,9 @@ class Gate:
         found = self._guests.get(request.guest)
         self._close(request.guest)
         for index in found.hosts if found else ():
-            host = self._home.registry.hosts[index]
+            host = self._controller.registry.hosts[index]
             if host.state == HostState.EXPECTED:
-                self._home.hosts.link.give_up(host)
+                self._controller.hosts.link.give_up(host)
 
     @handles(Refusals)
     def do_refusals(self, request: Refusals, sender: Sender) -> list[str]:
@@ -84,7 +84,7 @@ class Gate:
 
     def _close(self, guest: str) -> None:
         if self._guests.pop(guest, None) is not None:
-            self._home.hosts.link.keep_out(guest)
+            self._controller.hosts.link.keep_out(guest)
 
     def _listen(self, network: str, ports: Sequence[int]) -> list[tuple[str, int]]:
         """Listen for hosts; return addresses and ports that they may reach.
@@ -105,7 +105,7 @@ class Gate:
     def _port(self, where: str, ports: Sequence[int]) -> int:
         for port in range(ports[0], ports[1] + 1) if ports else ("*",):
             try:
-                return int(self._home.hosts.link.listen_on(f"{where}:{port}").rpartition(":")[2])
+                return int(self._controller.hosts.link.listen_on(f"{where}:{port}").rpartition(":")[2])
             except zmq.ZMQError as error:
                 if error.errno != zmq.EADDRINUSE:
                     raise RequestError(f"this machine can't listen at {where}:{port}: {error}") from None
@@ -125,7 +125,7 @@ class Gate:
         except InvitationError as error:
             self._refusals.append(f"{peer}: {error}")
             return Admission(error=str(error)).to_json()
-        self._home.hosts.link.admit(host, knock.public, knock.address)
+        self._controller.hosts.link.admit(host, knock.public, knock.address)
         return Admission(host.index, host.generation, host.label).to_json()
 
     def _place(self, guest: str, knock: Knock) -> Host:
@@ -139,7 +139,7 @@ class Gate:
                 f"node {knock.node} has another version of monarch_nb (protocol {knock.wire_version}; the mesh speaks {wire.VERSION}): "
                 "install the same one there, or name its interpreter: python = in the profile"
             )
-        hosts, opened = self._home.registry.hosts, self._guests[guest]
+        hosts, opened = self._controller.registry.hosts, self._guests[guest]
         if knock.address not in opened.addresses:
             raise InvitationError(f"node {knock.node} came by an address that wasn't given to it")
         known = next((hosts[i] for i in opened.taken if hosts[i].public_key == knock.public), None)
@@ -149,11 +149,11 @@ class Gate:
         opened.taken.add(host.index)
         host.label = host.label or knock.node
         if len(opened.taken) == len(opened.hosts):  # answered first: what was asked by this connection goes on
-            self._home.loop.call_later(1.0, lambda: self._close(guest))
+            self._controller.loop.call_later(1.0, lambda: self._close(guest))
         return host
 
     def _free(self, opened: _Open, place: int | None) -> Host | None:
-        hosts = self._home.registry.hosts
+        hosts = self._controller.registry.hosts
         left = [hosts[i] for i in opened.hosts if i not in opened.taken and hosts[i].state == HostState.EXPECTED]
         if place is None:
             return next(iter(left), None)

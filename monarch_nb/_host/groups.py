@@ -15,7 +15,7 @@ from monarch_nb._protocol.work import Work
 from monarch_nb._shape import name_ranks
 
 if TYPE_CHECKING:
-    from monarch_nb._host.home import HomeProcess
+    from monarch_nb._host.controller import ControllerProcess
 
 _DESCRIBE_S = 2.0
 _START_S = 5.0
@@ -27,7 +27,7 @@ _BROKEN = "the process group is broken and was not made anew"
 _ADVICE = f"{_BROKEN}{{}}: on all ranks, dist.destroy_process_group() and dist.init_process_group(...)"
 
 
-def remake_groups(home: HomeProcess, ranks: dict[int, int], *, size_before: int = 0, if_torn: bool = False, retry: str = "") -> Workflow[str]:
+def remake_groups(controller: ControllerProcess, ranks: dict[int, int], *, size_before: int = 0, if_torn: bool = False, retry: str = "") -> Workflow[str]:
     """Make the default process group anew on ranks (rank to proc), if they have one of all of them.
 
     Args:
@@ -39,21 +39,21 @@ def remake_groups(home: HomeProcess, ranks: dict[int, int], *, size_before: int 
     Returns:
         What to tell people; empty if there was no group.
     """
-    found = yield partial(home.asking.ask, ranks, DescribeProcessGroup(), timeout_s=_DESCRIBE_S)
+    found = yield partial(controller.asking.ask, ranks, DescribeProcessGroup(), timeout_s=_DESCRIBE_S)
     known: dict[int, dict[str, Any]] = {r: g for r, g in found.items() if g}
     if not known or (if_torn and len(known) == len(ranks)):
         return ""
     kinds = {(g["backend"], g["world_size"]) for g in known.values()}
     if len(kinds) > 1 or next(iter(kinds))[1] != (size_before or len(ranks)):
         return _ADVICE.format(", for it isn't of all ranks of the mesh")
-    busy = home.cells.busy(ranks)
+    busy = controller.cells.busy(ranks)
     if busy:
         return _ADVICE.format(f", since ranks {busy} are busy or lost")
-    busy = yield from _busy_with_functions(home, ranks)
+    busy = yield from _busy_with_functions(controller, ranks)
     if busy:
         return f"{_BROKEN}, since {busy}; {retry}" if retry else _ADVICE.format(f", since {busy}")
     first = min(ranks)
-    answers = yield partial(home.asking.have_done, {first: ranks[first]}, Work.START_RENDEZVOUS, None, timeout_s=_START_S)
+    answers = yield partial(controller.asking.have_done, {first: ranks[first]}, Work.START_RENDEZVOUS, None, timeout_s=_START_S)
     if not answers:
         return _ADVICE.format(f", for rank {first} could not start a store")
     address, port = next(iter(answers.values()))
@@ -63,29 +63,29 @@ def remake_groups(home: HomeProcess, ranks: dict[int, int], *, size_before: int 
         "address": address, "port": port, "world_size": len(ranks), "backend": backend, "timeout_s": timeout_s,
         "places": {rank: place for place, rank in enumerate(sorted(ranks))},
     }  # fmt: skip
-    made = yield partial(home.asking.have_done, ranks, Work.REMAKE_GROUP, fields, timeout_s=_REMAKE_S, keeps_refusals=True)
+    made = yield partial(controller.asking.have_done, ranks, Work.REMAKE_GROUP, fields, timeout_s=_REMAKE_S, keeps_refusals=True)
     problem = _problem(ranks, made)
     return _ADVICE.format(f", for {problem}") if problem else f"the process group has been made anew ({backend}, {len(ranks)} ranks)"
 
 
-def _busy_with_functions(home: HomeProcess, ranks: dict[int, int]) -> Workflow[str]:
+def _busy_with_functions(controller: ControllerProcess, ranks: dict[int, int]) -> Workflow[str]:
     """Wait for functions that run on main threads, for a while; return which ranks still run one, or nothing.
 
     What makes the group waits behind them, and ranks that are free would wait for them in it, for as long as the group's time-out.
     """
     deadline = time.monotonic() + _FUNCTIONS_S
     while True:
-        found = yield partial(home.asking.ask, ranks, WhereNow(), timeout_s=_DESCRIBE_S)
+        found = yield partial(controller.asking.ask, ranks, WhereNow(), timeout_s=_DESCRIBE_S)
         busy = [rank for rank, where in sorted(found.items()) if where["function"]]
         if not busy:
             return ""
         if time.monotonic() > deadline:
             return f"{name_ranks(busy)} still {'runs a function' if len(busy) == 1 else 'run functions'}"
-        yield partial(_after, home, _LOOK_S)
+        yield partial(_after, controller, _LOOK_S)
 
 
-def _after(home: HomeProcess, seconds: float, go_on: Callable[[Any], None]) -> None:
-    home.loop.call_later(seconds, lambda: go_on(None))
+def _after(controller: ControllerProcess, seconds: float, go_on: Callable[[Any], None]) -> None:
+    controller.loop.call_later(seconds, lambda: go_on(None))
 
 
 def _problem(ranks: dict[int, int], made: Answers) -> str:

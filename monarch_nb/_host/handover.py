@@ -1,9 +1,11 @@
-"""A home that was started for whoever comes first: it gives itself to one program, and belongs to that as if the program had started it.
+"""A controller that was started for whoever comes first: it gives itself to one program, and belongs to that
+as if the program had started it.
 
 It listens at a socket in its private directory (SOCK_SEQPACKET). Its keeper (`_client/keeper`) connects first and hears of it: that it's warm, that it was taken.
-A program sends what it has and a new interpreter would have inherited, in a memory file; the home takes that on, answers `YOURS`, and waits
-for `THANKS`. Who leaves without that may not have heard of it, so the home ends, rather than belong to somebody who doesn't
-know. Whose it is, is the pid that the kernel gives for the connection, nothing that is said on it.
+A program sends what it has and a new interpreter would have inherited, in a memory file; the controller takes
+that on, answers `YOURS`, and waits for `THANKS`. Who leaves without that may not have heard of it, so the
+controller ends, rather than belong to somebody who doesn't know. Whose it is, is the pid that the kernel
+gives for the connection, nothing that is said on it.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from monarch_nb._wire.claim import Claim
 
 if TYPE_CHECKING:
-    from monarch_nb._host.home import HomeProcess
+    from monarch_nb._host.controller import ControllerProcess
 
 CLAIM, YOURS, THANKS, TAKEN, WARM = b"claim", b"yours", b"thanks", b"taken", b"warm"
 _FACTS = "warm.json"
@@ -43,13 +45,13 @@ class Belongings(NamedTuple):
 
 
 def socket_path(directory: str) -> str:
-    """Return where a home listens for programs that take it."""
+    """Return where a controller listens for programs that take it."""
     return os.path.join(directory, "handover")
 
 
 def read_facts(directory: str) -> dict[str, Any]:
-    """Return what a warm home says of itself: `path`, the module path that it has imported from; `modules`, what was
-    imported, by directory; `requirements`, what programs must have in common with it.
+    """Return what a warm controller says of itself: `path`, the module path that it has imported from;
+    `modules`, what was imported, by directory; `requirements`, what programs must have in common with it.
 
     Raises:
         OSError, ValueError: if it has gone.
@@ -57,26 +59,26 @@ def read_facts(directory: str) -> dict[str, Any]:
     with open(os.path.join(directory, _FACTS)) as file:
         found = json.load(file)
     if not isinstance(found, dict):
-        raise ValueError("this isn't what a warm home says of itself")
+        raise ValueError("this isn't what a warm controller says of itself")
     return found
 
 
 class Handover:
-    """Owned by the loop thread. Does nothing in a home that belongs to whoever has started it."""
+    """Owned by the loop thread. Does nothing in a controller that belongs to whoever has started it."""
 
-    def __init__(self, home: HomeProcess) -> None:
-        self._home = home
+    def __init__(self, controller: ControllerProcess) -> None:
+        self._controller = controller
         self._keeper: socket.socket | None = None
         self._taker: socket.socket | None = None
         self._guests: set[socket.socket] = set()
         self._listener: socket.socket | None = None
-        self._claim_path: str = home.config.get("warm_claim") or ""
+        self._claim_path: str = controller.config.get("warm_claim") or ""
         if self._claim_path:
             listener = self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
-            listener.bind(socket_path(home.directory))
+            listener.bind(socket_path(controller.directory))
             listener.listen(64)
-            home.loop.watch_file(listener.fileno(), self._accept)
-            home.supervisor.on_warm = self._is_warm
+            controller.loop.watch_file(listener.fileno(), self._accept)
+            controller.supervisor.on_warm = self._is_warm
 
     @property
     def _is_free(self) -> bool:
@@ -88,9 +90,9 @@ class Handover:
             guest, _ = self._listener.accept()
             guest.setblocking(False)
             self._guests.add(guest)
-            if self._keeper is None and _peer(guest) == self._home.lease.owner_pid:
+            if self._keeper is None and _peer(guest) == self._controller.lease.owner_pid:
                 self._keeper = guest
-            self._home.loop.watch_file(guest.fileno(), lambda: self._hear(guest))
+            self._controller.loop.watch_file(guest.fileno(), lambda: self._hear(guest))
 
     def _hear(self, guest: socket.socket) -> None:
         fds: list[int] = []
@@ -115,68 +117,69 @@ class Handover:
 
     def _is_warm(self, modules: dict[str, list[str]]) -> None:
         """All has been imported: programs may come."""
-        config = self._home.config
+        config = self._controller.config
         facts = {"path": config["sys_path"], "modules": modules, "requirements": config["requirements"]}
-        path = os.path.join(self._home.directory, _FACTS)
+        path = os.path.join(self._controller.directory, _FACTS)
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             json.dump(facts, file)
         self._tell_keeper(WARM)
 
     def _offer(self, guest: socket.socket, fd: int) -> None:
         """Become a program's, and tell it so."""
-        home = self._home
+        controller = self._controller
         try:
             belongings = _read(fd)
         except (OSError, ValueError, TypeError, KeyError):
             self._dismiss(guest)
             return
-        if not home.supervisor.warm or home.supervisor.zygote_pid is None:
+        if not controller.supervisor.warm or controller.supervisor.zygote_pid is None:
             self._dismiss(guest)
-            home.shut_down()  # it isn't what it was kept for; the keeper starts another
+            controller.shut_down()  # it isn't what it was kept for; the keeper starts another
             return
         self._taker = guest
         try:
-            home.lease.belong_to(_peer(guest))
+            controller.lease.belong_to(_peer(guest))
             self._take_on(belongings)
             guest.send(YOURS)
         except OSError:
-            home.shut_down()
+            controller.shut_down()
         self._tell_keeper(TAKEN)
 
     def _take_on(self, belongings: Belongings) -> None:
         """Have what a process has that the program had started itself."""
-        home = self._home
+        controller = self._controller
         os.environ.clear()
         os.environ.update(belongings.environ)
         with suppress(OSError):
             os.chdir(belongings.cwd)
-        home.config["sys_path"] = belongings.path
-        home.registry.started = time.time()
-        home.supervisor.move(belongings._asdict(), belongings.path)
+        controller.config["sys_path"] = belongings.path
+        controller.registry.started = time.time()
+        controller.supervisor.move(belongings._asdict(), belongings.path)
 
     def _settle(self, data: bytes) -> None:
         """The program that has taken us has heard of it, or else has gone."""
         if data != THANKS:
-            self._home.shut_down()
+            self._controller.shut_down()
         for guest in list(self._guests):
             self._dismiss(guest)
         assert self._listener is not None
-        self._home.loop.forget_file(self._listener.fileno())
+        self._controller.loop.forget_file(self._listener.fileno())
         self._listener.close()
         self._listener = None
         for name in (_FACTS, os.path.basename(socket_path(""))):
             with suppress(OSError):
-                os.unlink(os.path.join(self._home.directory, name))
+                os.unlink(os.path.join(self._controller.directory, name))
 
     def _keeper_has_gone(self) -> None:
         assert self._keeper is not None
         self._dismiss(self._keeper)
         self._keeper = None
         if self._is_free:
-            self._home.shut_down()
+            self._controller.shut_down()
 
     def close(self) -> None:
-        """This home ends. If nobody has taken it, and its keeper was killed, then what that has left goes, too."""
+        """This controller ends. If nobody has taken it, and its keeper was killed, then what that has left
+        goes, too."""
         if self._is_free:
             with suppress(OSError):
                 claim = Claim.acquire(self._claim_path, {})
@@ -191,7 +194,7 @@ class Handover:
     def _dismiss(self, guest: socket.socket) -> None:
         if guest in self._guests:
             self._guests.remove(guest)
-            self._home.loop.forget_file(guest.fileno())
+            self._controller.loop.forget_file(guest.fileno())
             guest.close()
 
 

@@ -1,4 +1,5 @@
-"""What the home does when ranks are lost: release their peers, tell the owners, and put everything back in its place.
+"""What the controller does when ranks are lost: release their peers, tell the owners, and put everything back
+in its place.
 
 A rank that is made again keeps its proc id, so every handle on it works again; what it held is made again
 from the spawn specs of its actors and what they have saved. One heal of a group runs at a time.
@@ -34,7 +35,7 @@ from monarch_nb._wire import message as wire
 from monarch_nb.exceptions import describe_end
 
 if TYPE_CHECKING:
-    from monarch_nb._host.home import HomeProcess
+    from monarch_nb._host.controller import ControllerProcess
 
 Done = Callable[[Report], None]
 
@@ -56,8 +57,8 @@ _SILENT = Failure("RankTimeout", f"no answer within {CONSTRUCT_S:g} s")
 class Healing:
     """Losses and heals of a mesh. Owned by the loop thread."""
 
-    def __init__(self, home: HomeProcess, specs: SpawnSpecs) -> None:
-        self._home = home
+    def __init__(self, controller: ControllerProcess, specs: SpawnSpecs) -> None:
+        self._controller = controller
         self.spawn_specs = specs
         self._waiting: dict[str, deque[tuple[Callable[[], Workflow[Report]], Done, int]]] = {}
         self._due: set[str] = set()
@@ -74,9 +75,9 @@ class Healing:
 
     def _release_peers(self, end: RankExit) -> None:
         """Abort the collectives of groups that the dead rank was in: those of the whole mesh; of others, nobody knows."""
-        peers = {p.rank: p.proc for p in self._home.registry.alive() if p.group == end.group}
-        size = len(self._home.registry.groups[end.group].procs)
-        self._home.asking.ask(peers, AbortCollectives(size), lambda _answers: None, _ABORT_S)
+        peers = {p.rank: p.proc for p in self._controller.registry.alive() if p.group == end.group}
+        size = len(self._controller.registry.groups[end.group].procs)
+        self._controller.asking.ask(peers, AbortCollectives(size), lambda _answers: None, _ABORT_S)
 
     def _tell_owner(self, spec: SpawnSpec, end: RankExit) -> None:
         """Ask the actor that has spawned a lost one; clients hear of each end anyway."""
@@ -88,16 +89,16 @@ class Healing:
         )
         payload = encode(ActorFailed(spec.actor_id, failure))
         frame = wire.pack(
-            wire.CALL, src=address.HOME, dst=proc, target=actor, name=b"__supervise__", payload=payload
+            wire.CALL, src=address.CONTROLLER, dst=proc, target=actor, name=b"__supervise__", payload=payload
         )
-        self._home.send_to_rank(proc, frame)
+        self._controller.send_to_rank(proc, frame)
 
     def _living_owner(self, spec: SpawnSpec) -> tuple[int, int]:
         """Return the nearest owner that lives; (0, 0) if it's no actor."""
         owner = spec.creator
         while owner[1]:
-            entry = self._home.registry.procs.get(owner[0])
-            if (entry is not None and entry.end is None) or owner[0] in self._home.registry.clients:
+            entry = self._controller.registry.procs.get(owner[0])
+            if (entry is not None and entry.end is None) or owner[0] in self._controller.registry.clients:
                 return owner
             above = self.spawn_specs.find(owner[1])
             owner = above.creator if above is not None else (0, 0)
@@ -118,20 +119,20 @@ class Healing:
     @handles(SetPolicy)
     def do_policy(self, request: SetPolicy, sender: Sender) -> None:
         """Say what is done when a rank of a group dies."""
-        group = self._home.registry.group(request.group)
+        group = self._controller.registry.group(request.group)
         group.policy = Policy(request.on_failure, request.max_restarts, request.window_s)
-        self._home.status_publisher.touch()
+        self._controller.status_publisher.touch()
 
     @handles(Heal)
     def do_heal(self, request: Heal, sender: Sender) -> Report | Later:
         """Put back what a group has lost; answers with a report."""
-        self.heal(request, partial(self._home.reply, sender.proc, sender.ref), sender.proc)
+        self.heal(request, partial(self._controller.reply, sender.proc, sender.ref), sender.proc)
         return LATER
 
     @handles(Resize)
     def do_resize(self, request: Resize, sender: Sender) -> Report | Later:
         """Give a group other sizes; answers with a report."""
-        self.resize(request, partial(self._home.reply, sender.proc, sender.ref), sender.proc)
+        self.resize(request, partial(self._controller.reply, sender.proc, sender.ref), sender.proc)
         return LATER
 
     # --- one thing after the other
@@ -142,7 +143,7 @@ class Healing:
 
     def resize(self, asked: Resize, done: Done, client: int = 0) -> None:
         """Give a group other sizes; without sizes: leave out what is lost."""
-        group, shapes = self._home.registry.group(asked.group), Reshaping(self._home, client)
+        group, shapes = self._controller.registry.group(asked.group), Reshaping(self._controller, client)
         sizes = asked.sizes
         self._enqueue(group.name, lambda: shapes.shrink(group) if sizes is None else shapes.resize(group, sizes), done, client)
 
@@ -159,7 +160,7 @@ class Healing:
 
     def _next(self, group: str) -> None:
         begin, done, client = self._waiting[group][0]
-        self._home.status_publisher.touch()
+        self._controller.status_publisher.touch()
 
         def finished(outcome: Report | Exception) -> None:
             if isinstance(outcome, Exception):
@@ -167,7 +168,7 @@ class Healing:
                 text = str(outcome) if known else f"{type(outcome).__name__}: {outcome}"
                 outcome = Report(problems=[text])
             self._waiting[group].popleft()
-            self._home.status_publisher.touch()
+            self._controller.status_publisher.touch()
             self._note(group, outcome, client)
             done(outcome)
             if self._waiting[group]:
@@ -178,7 +179,7 @@ class Healing:
     def _note(self, group: str, report: Report, client: int) -> None:
         if report.ranks or report.actors or report.problems:
             text = f"healed {name_ranks(report.ranks)}" if report.ranks else "healed"
-            self._home.journal.note(
+            self._controller.journal.note(
                 client, EntryKind.HEAL, text=text, group=group, ranks=format_ranks(report.ranks),
                 status=CellStatus.ERROR if report.problems else CellStatus.OK, report=to_builtins(report),
             )  # fmt: skip
@@ -187,7 +188,7 @@ class Healing:
 
     def _follow_policy(self, end: RankExit) -> None:
         """Do what is to be done when a rank of this group dies; ranks that die together are healed together."""
-        group = self._home.registry.groups.get(end.group)
+        group = self._controller.registry.groups.get(end.group)
         if group is None or group.policy.on_failure not in (OnFailure.HEAL, OnFailure.SHRINK) or group.name in self._due:
             return
         policy, now = group.policy, time.monotonic()
@@ -198,12 +199,12 @@ class Healing:
         delay_s = TOGETHER_S if not policy.heals else min(MAX_DELAY_S, FIRST_DELAY_S * 2 ** (len(policy.heals) - 1))
         policy.heals.append(now)
         self._due.add(group.name)
-        self._home.loop.call_later(delay_s, lambda: self._act(group))
+        self._controller.loop.call_later(delay_s, lambda: self._act(group))
 
     def _act(self, group: Group) -> None:
-        cells = self._home.cells
+        cells = self._controller.cells
         if group.policy.on_failure == OnFailure.SHRINK and any(cells.on(p) for p in group.procs):
-            self._home.loop.call_later(TOGETHER_S, lambda: self._act(group))  # the survivors' cells are being ended
+            self._controller.loop.call_later(TOGETHER_S, lambda: self._act(group))  # the survivors' cells are being ended
             return
         self._due.discard(group.name)
         done = partial(self._tell, group.name)
@@ -214,23 +215,23 @@ class Healing:
 
     def _tell(self, group: str, what: Report | str) -> None:
         """Have programs show what was done about a loss."""
-        self._home.clients.tell_listeners(Notice(group, what))
+        self._controller.clients.tell_listeners(Notice(group, what))
 
     # --- healing
 
     def _heal(self, request: Heal) -> Workflow[Report]:
-        home, group, asked, report = self._home, request.group, request.procs, Report()
+        controller, group, asked, report = self._controller, request.group, request.procs, Report()
         began = time.monotonic()
-        members = {p.proc: p for p in home.registry.procs.values() if p.group == group and p.state != ProcState.STOPPED}
+        members = {p.proc: p for p in controller.registry.procs.values() if p.group == group and p.state != ProcState.STOPPED}
         wanted = set(members) if asked is None else set(asked)
         lost = [p for p in members.values() if p.end is not None and p.proc in wanted]
         # Who asks wants a mesh that works. By itself nothing is ended that still lives: somebody may want to look at it.
-        hanging = [p for p in members.values() if p.proc in (asked or ()) and home.cells.is_stuck(p.proc)]
+        hanging = [p for p in members.values() if p.proc in (asked or ()) and controller.cells.is_stuck(p.proc)]
         yield from self._restart(hanging, report)
         yield from self._start_ranks(lost, report)
         ranks = {p.rank: p.proc for p in members.values() if p.end is None}
         report.ranks = sorted(p.rank for p in (*lost, *hanging) if p.end is None)
-        said = yield from remake_groups(home, ranks, if_torn=not report.ranks, retry=_RETRY)
+        said = yield from remake_groups(controller, ranks, if_torn=not report.ranks, retry=_RETRY)
         report.messages += [said] if said else []
         yield from self.make_actors(set(ranks.values()) & wanted, report)
         if report.ranks and asked:
@@ -242,16 +243,16 @@ class Healing:
     def _restart(self, hanging: list[Proc], report: Report) -> Workflow[None]:
         if not hanging:
             return
-        self._home.ranks.restart([p.proc for p in hanging])
+        self._controller.ranks.restart([p.proc for p in hanging])
         report.messages.append(f"{name_ranks(p.rank for p in hanging)} hung in a cell that was given up")
         yield from self._await_start(hanging, report)
 
     def _start_ranks(self, lost: list[Proc], report: Report) -> Workflow[None]:
-        home = self._home
+        controller = self._controller
         yield from self._replace_hosts(lost, report)
-        startable = [p for p in lost if home.registry.hosts[address.host_of(p.proc)].state == HostState.UP]
+        startable = [p for p in lost if controller.registry.hosts[address.host_of(p.proc)].state == HostState.UP]
         for entry in startable:
-            home.ranks.start_again(entry.proc)
+            controller.ranks.start_again(entry.proc)
         yield from self._await_start(startable, report)
 
     def _await_start(self, entries: list[Proc], report: Report) -> Workflow[None]:
@@ -265,7 +266,7 @@ class Healing:
 
     def _say_who_is_busy(self, ranks: dict[int, int], report: Report) -> Workflow[None]:
         """Functions of a call that has failed go on elsewhere, and whatever comes next waits for them: nobody else would say so."""
-        found = yield partial(self._home.asking.ask, ranks, WhereNow(), timeout_s=_BUSY_S)
+        found = yield partial(self._controller.asking.ask, ranks, WhereNow(), timeout_s=_BUSY_S)
         busy = sorted(r for r, where in found.items() if where["function"])
         if busy:
             what = "a function that was called before" if len(busy) == 1 else "functions that were called before"
@@ -273,9 +274,9 @@ class Healing:
 
     def _replace_hosts(self, lost: list[Proc], report: Report) -> Workflow[None]:
         indices = {address.host_of(p.proc) for p in lost}
-        hosts = [h for i in sorted(indices) if (h := self._home.registry.hosts[i]).state != HostState.UP]
+        hosts = [h for i in sorted(indices) if (h := self._controller.registry.hosts[i]).state != HostState.UP]
         for host in hosts:
-            problem = self._home.hosts.link.replace(host)
+            problem = self._controller.hosts.link.replace(host)
             if problem:
                 report.problems.append(problem)
         replaced = {address.host_proc(h.index) for h in hosts if h.state == HostState.EXPECTED}
@@ -288,28 +289,28 @@ class Healing:
 
     def when_settled(self, who: set[int], go_on: Callable[[Any], None]) -> None:
         """Go on once ranks (or hosts) are up or have ended, or the time is up."""
-        home = self._home
+        controller = self._controller
         if not who:
             go_on(None)
             return
         waiting = Waiting(0, 0, set(who), lambda: go_on(None))
-        home.registry.waiting.append(waiting)
+        controller.registry.waiting.append(waiting)
 
         def give_up() -> None:
-            if waiting in home.registry.waiting:
-                home.registry.waiting.remove(waiting)
+            if waiting in controller.registry.waiting:
+                controller.registry.waiting.remove(waiting)
                 go_on(None)
 
-        home.loop.call_later(START_S, give_up)
+        controller.loop.call_later(START_S, give_up)
 
     # --- actors
 
     def save(self, specs: list[SpawnSpec], timeout_s: float) -> Workflow[None]:
         """Have the actors of some spawns save what they hold now."""
         for spec in specs:
-            slots = self.spawn_specs.living_slots(spec, {p.proc for p in self._home.registry.alive()})
+            slots = self.spawn_specs.living_slots(spec, {p.proc for p in self._controller.registry.alive()})
             yield partial(
-                self._home.asking.have_done, slots, "__save__", None, timeout_s=timeout_s, target=spec.actor_id, context=spec.context
+                self._controller.asking.have_done, slots, "__save__", None, timeout_s=timeout_s, target=spec.actor_id, context=spec.context
             )
 
     def make_actors(self, procs: set[int], report: Report, anew: frozenset[int] = frozenset()) -> Workflow[None]:
@@ -318,7 +319,7 @@ class Healing:
         if not specs:
             return
         asked = dict(enumerate(sorted(procs)))
-        answers = yield partial(self._home.asking.ask, asked, LivingActors(), timeout_s=_ASK_S)
+        answers = yield partial(self._controller.asking.ask, asked, LivingActors(), timeout_s=_ASK_S)
         living = {asked[i]: set(found) for i, found in answers.items()}
         for spec in specs:
             slots = self.spawn_specs.living_slots(spec, procs)
@@ -332,18 +333,18 @@ class Healing:
             if made:
                 yield from self._make_actor(spec, made, wish, report)
             if spec.checkpointed:
-                self._home.checkpoints.tell_epoch(spec.actor_id, slots.values())
+                self._controller.checkpoints.tell_epoch(spec.actor_id, slots.values())
 
     def _choose_checkpoint(
         self, spec: SpawnSpec, slots: dict[int, int], missing: dict[int, int], report: Report
     ) -> Workflow[dict[str, Any] | None]:
         """Return what all actors of a spawn can go on from; None if nothing was saved."""
-        service, survivors = self._home.checkpoints, {s: p for s, p in slots.items() if s not in missing}
+        service, survivors = self._controller.checkpoints, {s: p for s, p in slots.items() if s not in missing}
         saved = service.newest(spec.actor_id)
         wish: dict[str, Any] | None = None if saved is None else {"version": saved.version, "path": saved.path}
         where = "disk"
         if spec.checkpointed == CheckpointKind.REPLICATED and survivors:
-            answers = yield partial(self._home.asking.ask, survivors, CheckpointVersions(), timeout_s=_ASK_S)
+            answers = yield partial(self._controller.asking.ask, survivors, CheckpointVersions(), timeout_s=_ASK_S)
             versions = [set(found.get(spec.actor_id, ())) for found in answers.values()]
             common = set.intersection(*versions) if len(versions) == len(survivors) else set()
             if common and (saved is None or max(common) >= saved.version):
@@ -358,7 +359,7 @@ class Healing:
         return wish
 
     def _make_actor(self, spec: SpawnSpec, slots: dict[int, int], wish: dict[str, Any] | None, report: Report) -> Workflow[None]:
-        ranks = [self._home.registry.procs[p].rank for p in slots.values()]
+        ranks = [self._controller.registry.procs[p].rank for p in slots.values()]
         if not spec.kept:
             report.problems.append(
                 f"actor {spec.name!r} was not made again on {name_ranks(ranks)}: its {spec.size_bytes >> 20} MiB of arguments "
@@ -371,22 +372,22 @@ class Healing:
             report.problems.append(f"actor {spec.name!r} was not made again on {name_ranks(ranks)}: {error}; spawn it anew")
             return
         if wish is None and spec.checkpointed:
-            wish = {"epoch": self._home.checkpoints.epoch(spec.actor_id)}
+            wish = {"epoch": self._controller.checkpoints.epoch(spec.actor_id)}
         answers = yield partial(
-            self._home.asking.have_done, slots, "__respawn__", None, timeout_s=CONSTRUCT_S, keeps_refusals=True,
+            self._controller.asking.have_done, slots, "__respawn__", None, timeout_s=CONSTRUCT_S, keeps_refusals=True,
             target=spec.actor_id, context=spec.context, payload=pickle.dumps((data, wish), 5),
         )  # fmt: skip
         made = [s for s in slots if not isinstance(answers.get(s, _SILENT), Failure)]
-        report.actors[spec.name] = sorted(self._home.registry.procs[slots[s]].rank for s in made)
+        report.actors[spec.name] = sorted(self._controller.registry.procs[slots[s]].rank for s in made)
         report.actor_ids.append(spec.actor_id)
         for slot in [s for s in slots if s not in made]:
             refusal = answers.get(slot, _SILENT)
-            rank = self._home.registry.procs[slots[slot]].rank
+            rank = self._controller.registry.procs[slots[slot]].rank
             report.problems.append(
                 f"actor {spec.name!r} was not made again on rank {rank}: {refusal.type}: {refusal.message}"
             )
 
     def _tell_all(self, group: str, report: Report) -> None:
         """Have handles on healed actors work again, everywhere."""
-        for to in self._home.everybody():
-            self._home.event(to, ActorsHealed(group, tuple(report.actor_ids)))
+        for to in self._controller.everybody():
+            self._controller.event(to, ActorsHealed(group, tuple(report.actor_ids)))

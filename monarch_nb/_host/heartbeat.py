@@ -19,7 +19,7 @@ SILENT_S = 10.0
 """How long it may take to answer. Any thread that holds the interpreter's lock delays the answer."""
 
 PING_REF = 1 << 50
-"""The ref of all our questions; those below are numbers of cells, and questions of the home."""
+"""The ref of all our questions; those below are numbers of cells, and questions of the controller."""
 
 
 class Heartbeat:

@@ -26,7 +26,7 @@ from monarch_nb._wire.process import machine_id
 from monarch_nb._workspace.answers import SetElsewhere
 
 if TYPE_CHECKING:
-    from monarch_nb._host.home import HomeProcess
+    from monarch_nb._host.controller import ControllerProcess
 
 
 GONE_S = 10.0
@@ -49,9 +49,9 @@ class HostService:
         link: the way to other hosts.
     """
 
-    def __init__(self, home: HomeProcess) -> None:
-        self._home = home
-        self.link = HostLink(home, self._lost)
+    def __init__(self, controller: ControllerProcess) -> None:
+        self._controller = controller
+        self.link = HostLink(controller, self._lost)
         self._departures: list[_Departure] = []
 
     def get(self, index: int) -> Host:
@@ -60,7 +60,7 @@ class HostService:
         Raises:
             RequestError: if it doesn't.
         """
-        known = self._home.registry.hosts
+        known = self._controller.registry.hosts
         host = known.get(index)
         if host is not None and host.state in (HostState.LEAVING, HostState.STOPPED):
             raise RequestError(f"host {host.label or index} has already been shut down; take another from its job")
@@ -77,7 +77,7 @@ class HostService:
         """
         found: dict[int, list[int]] = {}
         for proc in procs:
-            if proc not in self._home.registry.procs:
+            if proc not in self._controller.registry.procs:
                 raise RequestError(f"this mesh has no process {proc:#x}")
             found.setdefault(address.host_of(proc), []).append(proc)
         return found
@@ -85,30 +85,30 @@ class HostService:
     def ask(self, index: int, request: Request[None]) -> None:
         """Have a host process do something for its ranks."""
         if index == 0:
-            self._home.handlers.handle(request)
+            self._controller.handlers.handle(request)
             return
         to = address.host_proc(index)
-        frame = wire.pack(wire.CONTROL, src=self._home.me, dst=to, name=request.wire_name.encode(), payload=encode(request))
+        frame = wire.pack(wire.CONTROL, src=self._controller.me, dst=to, name=request.wire_name.encode(), payload=encode(request))
         self.link.send(index, [frame])
 
     def tell_all(self, event: Event) -> None:
         """Tell all other hosts of something."""
         for host in self.link.remote_hosts():
-            self._home.event(address.host_proc(host.index), event)
+            self._controller.event(address.host_proc(host.index), event)
 
     def rows(self) -> list[HostRow]:
         """Return what is known of all."""
-        return [HostRow(**{name: getattr(h, name) for name in HostRow.__struct_fields__}) for h in self._home.registry.hosts.values()]
+        return [HostRow(**{name: getattr(h, name) for name in HostRow.__struct_fields__}) for h in self._controller.registry.hosts.values()]
 
     # --- coming
 
     @handles(Tickets)
     def do_tickets(self, request: Tickets, sender: Sender) -> list[Ticket]:
-        """Return what `num` new hosts need to dial home."""
+        """Return what `num` new hosts need to dial the controller."""
         capacity.check_room(request.num, force=True)
         bind = request.bind or "tcp://127.0.0.1:*"
         labels = request.labels or [""] * request.num
-        hosts = [self._home.registry.new_host(labels[i], request.kind) for i in range(request.num)]
+        hosts = [self._controller.registry.new_host(labels[i], request.kind) for i in range(request.num)]
         for host in hosts:
             host.env = dict(request.env)
         return [self.link.ticket(host, bind) for host in hosts]
@@ -116,24 +116,24 @@ class HostService:
     @handles(HostJoined)
     def on_join(self, event: HostJoined, sender: Sender) -> None:
         """A host process has dialled in."""
-        home, index = self._home, address.host_of(sender.proc)
+        controller, index = self._controller, address.host_of(sender.proc)
         self.link.has_joined(index, event)
-        home.environments.joined(index)
-        home.waits.settled(home.registry.host_is_up(index))
-        if home.status_publisher.watched:
-            home.event(sender.proc, WatchResources(True))
-        home.status_publisher.touch()
+        controller.environments.joined(index)
+        controller.waits.settled(controller.registry.host_is_up(index))
+        if controller.status_publisher.watched:
+            controller.event(sender.proc, WatchResources(True))
+        controller.status_publisher.touch()
 
     @handles(Beat)
     def on_beat(self, event: Beat, sender: Sender) -> None:
         """A host process lives."""
-        self._home.registry.hosts[address.host_of(sender.proc)].last_beat = self._home.loop.clock()
+        self._controller.registry.hosts[address.host_of(sender.proc)].last_beat = self._controller.loop.clock()
 
     @handles(SetElsewhere)
     def do_set_elsewhere(self, request: SetElsewhere, sender: Sender) -> None:
         """Remember where folders of the notebook's lie on hosts: ranks that are started there are to know."""
         for index, pairs in request.pairs.items():
-            host = self._home.registry.hosts[index]
+            host = self._controller.registry.hosts[index]
             host.elsewhere = tuple({**dict(host.elsewhere), **dict(pairs)}.items())
 
     # --- going
@@ -151,29 +151,29 @@ class HostService:
     @handles(StopHosts)
     def do_stop_hosts(self, request: StopHosts, sender: Sender) -> Later | None:
         """Have hosts leave, unless they have gone; answered when they all have, or after `GONE_S`, naming those left."""
-        known = self._home.registry.hosts
+        known = self._controller.registry.hosts
         hosts = [known[index] for index in request.hosts if index and known[index].state not in (HostState.STOPPED, HostState.LOST)]
         departure = _Departure(sender.proc, sender.ref, {h.index for h in hosts})
         for host in hosts:
-            self._home.event(address.host_proc(host.index), Leave())  # one that is expected gets it when it joins
+            self._controller.event(address.host_proc(host.index), Leave())  # one that is expected gets it when it joins
             self.link.leaves(host.index)
-            for entry in self._home.registry.alive_on(host.index):
+            for entry in self._controller.registry.alive_on(host.index):
                 entry.state = ProcState.STOPPING
-        self._home.status_publisher.touch()
+        self._controller.status_publisher.touch()
         if not hosts:
             return None
         self._departures.append(departure)
-        self._home.loop.call_later(GONE_S, lambda: self._give_up(departure))
+        self._controller.loop.call_later(GONE_S, lambda: self._give_up(departure))
         return LATER
 
     def _give_up(self, departure: _Departure) -> None:
         if departure not in self._departures:
             return
         self._departures.remove(departure)
-        hosts = [self._home.registry.hosts[index] for index in sorted(departure.left)]
+        hosts = [self._controller.registry.hosts[index] for index in sorted(departure.left)]
         named = ", ".join(_name(host) for host in hosts)
         text = f"told to end, and not gone within {GONE_S:g} s: {named}"
-        self._home.reply(departure.src, departure.ref, text, error=True)
+        self._controller.reply(departure.src, departure.ref, text, error=True)
 
     def _await_exit(self, host: Host) -> None:
         """A host has ended as far as messages tell. If its process is on this machine, that has its last steps to do."""
@@ -186,26 +186,26 @@ class HostService:
             return
 
         def gone() -> None:
-            self._home.loop.forget_file(fd)
+            self._controller.loop.forget_file(fd)
             os.close(fd)
             self._gone(host.index)
 
-        self._home.loop.watch_file(fd, gone)
+        self._controller.loop.watch_file(fd, gone)
 
     def _gone(self, index: int) -> None:
         for departure in list(self._departures):
             departure.left.discard(index)
             if not departure.left:
                 self._departures.remove(departure)
-                self._home.reply(departure.src, departure.ref, None)
+                self._controller.reply(departure.src, departure.ref, None)
 
     def _lost(self, host: Host) -> None:
-        self._home.environments.lost(host.index)
-        self._home.status_publisher.touch()
+        self._controller.environments.lost(host.index)
+        self._controller.status_publisher.touch()
         if any(host.index in departure.left for departure in self._departures):
             self._await_exit(host)
-        for entry in self._home.registry.alive_on(host.index):
-            self._home.ranks.ended(
+        for entry in self._controller.registry.alive_on(host.index):
+            self._controller.ranks.ended(
                 RankExit(
                     entry.proc, entry.group, entry.rank, host.hostname, entry.pid, stopped=host.state == HostState.STOPPED,
                     reason=f"host {host.hostname} has not been heard of for {LOST_AFTER_S:g} s",

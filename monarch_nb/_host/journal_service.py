@@ -33,7 +33,7 @@ from monarch_nb._protocol.states import CellStatus, EntryKind
 from monarch_nb.status import bytes_text
 
 if TYPE_CHECKING:
-    from monarch_nb._host.home import HomeProcess
+    from monarch_nb._host.controller import ControllerProcess
 
 DROP_S = 3600.0
 """How often what is too old is looked for."""
@@ -51,12 +51,12 @@ class JournalService:
         trouble: why nothing is kept just now; empty if all is.
     """
 
-    def __init__(self, home: HomeProcess) -> None:
-        self._home = home
-        directory = os.path.join(home.directory, "journal")
-        self.store = OutputStore(directory, **home.config.get("journal_limits", {}))
+    def __init__(self, controller: ControllerProcess) -> None:
+        self._controller = controller
+        directory = os.path.join(controller.directory, "journal")
+        self.store = OutputStore(directory, **controller.config.get("journal_limits", {}))
         self.entries = EntryLog(directory)
-        self.entries.when_dirty = lambda: home.loop.call_shortly(self.entries.flush)
+        self.entries.when_dirty = lambda: controller.loop.call_shortly(self.entries.flush)
         self._missed_from: int | None = None
         self.trouble = ""
         self.is_off = False
@@ -64,10 +64,10 @@ class JournalService:
         self._since = 0.0
         self._retry_s = RETRY_S
         self._back_at = -MAX_RETRY_S
-        home.loop.call_later(DROP_S, self._drop_old_again)
+        controller.loop.call_later(DROP_S, self._drop_old_again)
         self.store.when_broken = self.entries.when_broken = self._broken
         if self.entries.problem is not None:
-            home.loop.call_later(0.0, partial(self._broken, self.entries.problem))
+            controller.loop.call_later(0.0, partial(self._broken, self.entries.problem))
 
     def move(self, directory: str) -> None:
         """Keep everything at another place, as soon as that can be written to."""
@@ -96,16 +96,16 @@ class JournalService:
                 part.pause()
         relapsed = time.monotonic() - self._back_at < MAX_RETRY_S
         self._retry_s = min(MAX_RETRY_S, 2 * self._retry_s) if relapsed else RETRY_S
-        self._home.loop.call_later(self._retry_s, self._try_again)
+        self._controller.loop.call_later(self._retry_s, self._try_again)
         self._tell(self.notice)
 
     @property
     def notice(self) -> str:
         """What people are told while nothing is kept; empty if all is."""
         if self.is_off:
-            return f"the journal of mesh {self._home.name!r} is off: what cells print isn't kept. Turn it on: %mesh set journal on"
+            return f"the journal of mesh {self._controller.name!r} is off: what cells print isn't kept. Turn it on: %mesh set journal on"
         return self.trouble and (
-            f"the journal of mesh {self._home.name!r} can't be written: {self.trouble}. Cells run on and show what they print, but nothing is kept "
+            f"the journal of mesh {self._controller.name!r} can't be written: {self.trouble}. Cells run on and show what they print, but nothing is kept "
             f"of it. Make room; the journal goes on by itself"
         )
 
@@ -122,13 +122,13 @@ class JournalService:
             self.trouble = why(error, self._place)
             if not self.store.is_paused:
                 self.store.pause()
-            self._home.loop.call_later(self._retry_s, self._try_again)
+            self._controller.loop.call_later(self._retry_s, self._try_again)
             return
         self.trouble, self._back_at = "", time.monotonic()
         self.note(0, EntryKind.NOTE, text=missing)
         if self.store.max_age_s != KEEP_S:
             self._keep_for(self.store.max_age_s)
-        self._tell(f"the journal of mesh {self._home.name!r} is written again; {missing}")
+        self._tell(f"the journal of mesh {self._controller.name!r} is written again; {missing}")
 
     # --- what is kept, and for how long
 
@@ -150,7 +150,7 @@ class JournalService:
         self.is_off, self.trouble, self._since = True, "it was turned off (%mesh set journal on)", time.time()
         self.store.pause()
         self.entries.pause()
-        self._home.status_publisher.touch()
+        self._controller.status_publisher.touch()
 
     def _turn_on(self) -> None:
         self.is_off = False
@@ -170,12 +170,12 @@ class JournalService:
         self.entries.drop_before(time.time() - self.store.max_age_s)
 
     def _drop_old_again(self) -> None:
-        self._home.loop.call_later(DROP_S, self._drop_old_again)
+        self._controller.loop.call_later(DROP_S, self._drop_old_again)
         self._drop_old()
 
     def _tell(self, text: str) -> None:
-        self._home.status_publisher.touch()
-        self._home.clients.tell_listeners(Notice("", text))
+        self._controller.status_publisher.touch()
+        self._controller.clients.tell_listeners(Notice("", text))
 
     def close(self) -> None:
         """Write out what there is."""
@@ -192,13 +192,13 @@ class JournalService:
         now = time.time()
         if "source" in fields:
             fields |= logged_source(fields["source"])
-        who = self._home.clients.who(client) if client else "the host process"
+        who = self._controller.clients.who(client) if client else "the host process"
         self.entries.begin_entry(kind, who=who, **{"when": now, "ended": now, "status": CellStatus.OK, **fields})
 
     @handles(Note)
     def do_note(self, request: Note, sender: Sender) -> None:
-        """Enter what a client has done without the home: calls, pushes."""
-        self.note(sender.proc, request.kind, env=self._home.environment_id, **request.fields)
+        """Enter what a client has done without the controller: calls, pushes."""
+        self.note(sender.proc, request.kind, env=self._controller.environment_id, **request.fields)
 
     @handles(GetHistory)
     def do_history(self, request: GetHistory, sender: Sender) -> JournalPart:
@@ -217,7 +217,7 @@ class JournalService:
         cells = [
             dict(e)
             for e in self.entries.entries.values()
-            if e["kind"] == EntryKind.CELL and not e.get("seen") and not self._home.cells.is_watched(e["n"])
+            if e["kind"] == EntryKind.CELL and not e.get("seen") and not self._controller.cells.is_watched(e["n"])
         ]
         return Unseen(cells, self._missed_from)
 

@@ -48,7 +48,7 @@ class Place(NamedTuple):
 
     admission: Admission
     address: str
-    home_key: str
+    controller_key: str
     keys: KeyPair
 
 
@@ -135,7 +135,7 @@ def knock(invitation: Invitation, node: str, place: int | None) -> Place:
         if isinstance(answer, Admission):
             if answer.error:
                 raise LauncherError(answer.error)
-            return Place(answer, address, invitation.home_key, keys)
+            return Place(answer, address, invitation.controller_key, keys)
         tried.append(f"{address} ({trouble or answer})")
     raise LauncherError(
         f"cannot reach the mesh at {', '.join(tried)}. A firewall? ports = \"29400-29500\" in the profile names ports that are open, "
@@ -161,7 +161,7 @@ def _ask(invitation: Invitation, address: str, said: bytes) -> Admission | str:
     guest = context.socket(zmq.DEALER)
     guest.setsockopt(zmq.LINGER, 0)
     guest.setsockopt(zmq.IPV6, int("[" in address))
-    guest.curve_serverkey = invitation.home_key.encode()
+    guest.curve_serverkey = invitation.controller_key.encode()
     guest.curve_publickey, guest.curve_secretkey = invitation.guest_public.encode(), invitation.guest_secret.encode()
     failed = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     monitor = guest.get_monitor_socket(failed)
@@ -196,7 +196,7 @@ def _start(place: Place, *, detach: bool) -> subprocess.Popen[bytes]:
     """
     found = place.admission
     config: dict[str, Any] = {
-        "host": found.host, "generation": found.generation, "label": found.label, "home": place.address, "home_key": place.home_key,
+        "host": found.host, "generation": found.generation, "label": found.label, "home": place.address, "controller_key": place.controller_key,
         "public": place.keys.public, "secret": place.keys.secret, "directory": os.path.join(new_directory(), f"h{found.host}"),
         "sys_path": [os.path.abspath(p) for p in sys.path if p], "log": os.environ.get("MONARCH_NB_HOST_LOG"),
         "launcher_pid": None if detach else os.getpid(),

@@ -15,7 +15,7 @@ from monarch_nb._protocol.states import EntryKind
 from monarch_nb.status import duration
 
 if TYPE_CHECKING:
-    from monarch_nb._host.home import HomeProcess
+    from monarch_nb._host.controller import ControllerProcess
 
 _LOOK_S = 5.0
 
@@ -23,16 +23,16 @@ _LOOK_S = 5.0
 class Lease:
     """Owned by the loop thread."""
 
-    def __init__(self, home: HomeProcess) -> None:
-        self._home = home
+    def __init__(self, controller: ControllerProcess) -> None:
+        self._controller = controller
         self.owner_pid: int | None = None
         """The process that this mesh ends with, if there is one."""
         self._owner_fd = -1
         """Watches it."""
-        self.idle_timeout_s: float | None = home.config.get("idle_timeout_s")
+        self.idle_timeout_s: float | None = controller.config.get("idle_timeout_s")
         self._idle_since = time.monotonic()
-        if home.config.get("owner_pid"):
-            self._watch_owner(home.config["owner_pid"])
+        if controller.config.get("owner_pid"):
+            self._watch_owner(controller.config["owner_pid"])
         if self.idle_timeout_s:
             self._look_later(self.idle_timeout_s)
 
@@ -47,43 +47,43 @@ class Lease:
         try:
             self._owner_fd = os.pidfd_open(pid)
         except OSError:
-            self._home.loop.call_later(0, self._home.shut_down)
+            self._controller.loop.call_later(0, self._controller.shut_down)
             return
 
         def gone() -> None:
             self._forget_owner()
-            self._home.shut_down(f"ended with the program that it belonged to (pid {pid})")
+            self._controller.shut_down(f"ended with the program that it belonged to (pid {pid})")
 
-        self._home.loop.watch_file(self._owner_fd, gone)
+        self._controller.loop.watch_file(self._owner_fd, gone)
         self.owner_pid = pid
 
     def _forget_owner(self) -> None:
         """Belong to no process any more."""
         fd, self._owner_fd, self.owner_pid = self._owner_fd, -1, None
         if fd >= 0:
-            self._home.loop.forget_file(fd)
+            self._controller.loop.forget_file(fd)
             os.close(fd)
 
     @handles(Adopt)
     def do_adopt(self, request: Adopt, sender: Sender) -> None:
         """Become a named mesh that belongs to its user; with an `owner_pid`, it ends with that process nevertheless."""
-        home = self._home
-        if not home.mesh_name.is_claimed:
-            raise RequestError(f"this home has no claim to the name {request.name!r}")
-        home.name = request.name
-        for to in home.everybody():
-            home.event(to, MeshNamed(home.name))
+        controller = self._controller
+        if not controller.mesh_name.is_claimed:
+            raise RequestError(f"this controller has no claim to the name {request.name!r}")
+        controller.name = request.name
+        for to in controller.everybody():
+            controller.event(to, MeshNamed(controller.name))
         self.idle_timeout_s = request.idle_timeout_s
         if request.journal:
-            home.journal.move(request.journal)
-        environment = describe_environment(home.hostname, request.env)
-        home.environment_id = environment["id"]
-        home.versions = {"python": environment["python"], **environment["packages"]}
-        home.journal.note(
-            sender.proc, EntryKind.START, when=home.registry.started, ranks=request.rank_set, dims=request.dims, environment=environment
+            controller.journal.move(request.journal)
+        environment = describe_environment(controller.hostname, request.env)
+        controller.environment_id = environment["id"]
+        controller.versions = {"python": environment["python"], **environment["packages"]}
+        controller.journal.note(
+            sender.proc, EntryKind.START, when=controller.registry.started, ranks=request.rank_set, dims=request.dims, environment=environment
         )
-        home.mesh_name.show(request.connection_file)
-        self._forget_owner()  # last: what goes wrong before leaves no home that nobody can find
+        controller.mesh_name.show(request.connection_file)
+        self._forget_owner()  # last: what goes wrong before leaves no controller that nobody can find
         if request.owner_pid:
             self._watch_owner(request.owner_pid)
         if self.idle_timeout_s:
@@ -96,26 +96,26 @@ class Lease:
         self._idle_since = time.monotonic()
 
     def _look_later(self, idle_timeout_s: float) -> None:
-        self._home.loop.call_later(min(idle_timeout_s, _LOOK_S), self._look)
+        self._controller.loop.call_later(min(idle_timeout_s, _LOOK_S), self._look)
 
     def _look(self) -> None:
         if self.idle_timeout_s is None:
             return
-        home = self._home
-        if not home.mesh_name.stays() and not self._is_held():
-            home.shut_down("ended: its files were removed, and another mesh has its name")
+        controller = self._controller
+        if not controller.mesh_name.stays() and not self._is_held():
+            controller.shut_down("ended: its files were removed, and another mesh has its name")
             return
         if self._is_held():
             self.begin_anew()
         if time.monotonic() - self._idle_since >= self.idle_timeout_s:
-            home.shut_down(f"ended by its lease: no client and no running cell for {duration(self.idle_timeout_s)}")
+            controller.shut_down(f"ended by its lease: no client and no running cell for {duration(self.idle_timeout_s)}")
         else:
             self._look_later(self.idle_timeout_s)
 
     def _is_held(self) -> bool:
         """Say whether a client or a cell keeps the mesh alive; who only looks on doesn't."""
-        home = self._home
-        return home.cells.num_running > 0 or home.debug.num_stopped > 0 or any(not c.observes for c in home.registry.clients.values())
+        controller = self._controller
+        return controller.cells.num_running > 0 or controller.debug.num_stopped > 0 or any(not c.observes for c in controller.registry.clients.values())
 
     def left_s(self) -> float | None:
         """Return the seconds until the mesh ends if nobody comes; None while somebody is there, or if it has no lease."""
@@ -131,7 +131,7 @@ class Lease:
         self.begin_anew()
         if had_none:
             self._look()
-        self._home.journal.note(sender.proc, EntryKind.COMMAND, source=f"%mesh lease {request.idle_timeout_s:g}s")
+        self._controller.journal.note(sender.proc, EntryKind.COMMAND, source=f"%mesh lease {request.idle_timeout_s:g}s")
 
     @handles(SetOwner)
     def do_set_owner(self, request: SetOwner, sender: Sender) -> None:
@@ -146,4 +146,4 @@ class Lease:
         self._forget_owner()
         if pid is not None:
             self._watch_owner(int(pid))
-        self._home.journal.note(sender.proc, EntryKind.COMMAND, source=f"%mesh start {self._home.name} {'--keep' if pid is None else '--with-kernel'}")
+        self._controller.journal.note(sender.proc, EntryKind.COMMAND, source=f"%mesh start {self._controller.name} {'--keep' if pid is None else '--with-kernel'}")

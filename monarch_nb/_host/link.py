@@ -1,4 +1,4 @@
-"""The home's link to other hosts: who may dial in, what goes there, and who hasn't been heard of.
+"""The controller's link to other hosts: who may dial in, what goes there, and who hasn't been heard of.
 
 A host that is given up isn't let in again: its ranks count as dead, and another may have its place. A place has a generation, which is part of
 the identity that a host process dials in with. The identity is only a claim: a message counts if it came by a connection with the key that
@@ -34,7 +34,7 @@ from monarch_nb._wire.pieces import cut, join
 from monarch_nb._wire.strangers import Strangers
 
 if TYPE_CHECKING:
-    from monarch_nb._host.home import HomeProcess
+    from monarch_nb._host.controller import ControllerProcess
 
 _BIG_BYTES = 1 << 16
 _IDENTITY = re.compile(rb"h(\d{1,9})\.(\d{1,9})\.[0-9a-f]+")
@@ -65,8 +65,8 @@ class HostLink:
         on_lost: told of a host that is given up.
     """
 
-    def __init__(self, home: HomeProcess, on_lost: Callable[[Host], None]) -> None:
-        self._home = home
+    def __init__(self, controller: ControllerProcess, on_lost: Callable[[Host], None]) -> None:
+        self._controller = controller
         self._on_lost = on_lost
         self._socket: zmq.Socket[bytes] | None = None
         self._gatekeeper: Gatekeeper | None = None
@@ -133,21 +133,21 @@ class HostLink:
         self._on_lost(host)
 
     def _open(self) -> None:
-        home = self._home
+        controller = self._controller
         self._keys = KeyPair.new()
-        self._gatekeeper = Gatekeeper(home.context)
-        home.loop.watch_socket(self._gatekeeper.socket, self._gatekeeper.answer)
-        link = self._socket = home.context.socket(zmq.ROUTER)
+        self._gatekeeper = Gatekeeper(controller.context)
+        controller.loop.watch_socket(self._gatekeeper.socket, self._gatekeeper.answer)
+        link = self._socket = controller.context.socket(zmq.ROUTER)
         link.setsockopt(zmq.SNDHWM, 0)
         link.setsockopt(zmq.RCVHWM, 0)
         link.setsockopt(zmq.LINGER, 500)
         link.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        self._strangers = Strangers(home.context, link)
-        home.loop.watch_socket(self._strangers.monitor, self._strangers.read_event)
+        self._strangers = Strangers(controller.context, link)
+        controller.loop.watch_socket(self._strangers.monitor, self._strangers.read_event)
         link.curve_server = True
         link.curve_secretkey, link.curve_publickey = self._keys.secret.encode(), self._keys.public.encode()
-        home.loop.watch_socket(link, self._take)
-        home.loop.call_later(BEAT_S, self._beats)
+        controller.loop.watch_socket(link, self._take)
+        controller.loop.call_later(BEAT_S, self._beats)
 
     # --- messages
 
@@ -156,12 +156,12 @@ class HostLink:
         frames = self._socket.recv_multipart(copy=False)
         self._strangers.knows(frames[0])
         identity = bytes(frames[0].buffer)
-        if self._home.gate.is_guest(key_of(frames[0])):
+        if self._controller.gate.is_guest(key_of(frames[0])):
             self._answer_knock(frames)
             return
         index, generation = _claimed(identity)
-        host = self._home.registry.hosts.get(index)
-        if host is None or index == 0:  # the home's own place is nobody's
+        host = self._controller.registry.hosts.get(index)
+        if host is None or index == 0:  # the controller's own place is nobody's
             return
         if generation != host.generation or host.state in (HostState.LOST, HostState.STOPPED):
             self._send_away(identity, index)
@@ -171,7 +171,7 @@ class HostLink:
             self._refuse(frames[0], index)
             return
         self._identities[index] = identity
-        self._home.receive_remote(parts)
+        self._controller.receive_remote(parts)
 
     def _refuse(self, frame: zmq.Frame, index: int) -> None:
         """A host that has a key speaks as another one: its words count for nothing, and the log has it."""
@@ -182,18 +182,18 @@ class HostLink:
     def _answer_knock(self, frames: list[zmq.Frame]) -> None:
         assert self._socket is not None
         payload = bytes(frames[1].buffer) if len(frames) == 2 else b""
-        answer = self._home.gate.answer(key_of(frames[0]), payload, str(frames[0].get("Peer-Address")))
+        answer = self._controller.gate.answer(key_of(frames[0]), payload, str(frames[0].get("Peer-Address")))
         self._socket.send_multipart([bytes(frames[0].buffer), answer])
 
     def _send_away(self, identity: bytes, index: int) -> None:
         """Tell a host process whose place is no longer its own to end: its ranks count as dead."""
         assert self._socket is not None
         to = address.host_proc(index)
-        self._socket.send_multipart([identity, wire.pack(wire.EVENT, src=self._home.me, dst=to, name=Leave.wire_name.encode())])
+        self._socket.send_multipart([identity, wire.pack(wire.EVENT, src=self._controller.me, dst=to, name=Leave.wire_name.encode())])
 
     def send(self, index: int, frames: list[Any]) -> None:
         """Send frames to a host; to one that's gone, drop; for one that is expected, keep."""
-        host = self._home.registry.hosts.get(index)
+        host = self._controller.registry.hosts.get(index)
         if host is None or host.state in (HostState.LOST, HostState.STOPPED) or self._socket is None:
             return
         if host.state == HostState.EXPECTED:
@@ -203,23 +203,23 @@ class HostLink:
 
     def has_joined(self, index: int, joined: HostJoined) -> None:
         """A host process has dialled in."""
-        host = self._home.registry.hosts[index]
+        host = self._controller.registry.hosts[index]
         host.hostname, host.pid, host.machine = joined.hostname, joined.pid, joined.machine
         host.num_cores, host.num_gpus = joined.num_cores, joined.num_gpus
-        host.state, host.last_beat = HostState.UP, self._home.loop.clock()
+        host.state, host.last_beat = HostState.UP, self._controller.loop.clock()
         backlog, host.backlog = host.backlog, []
         for frames in backlog:
             self.send(index, frames)
 
     def leaves(self, index: int) -> None:
         """A host process is about to end, on purpose."""
-        host = self._home.registry.hosts.get(index)
+        host = self._controller.registry.hosts.get(index)
         if host is not None and host.state == HostState.UP:
-            host.state, host.last_beat = HostState.LEAVING, self._home.loop.clock()
+            host.state, host.last_beat = HostState.LEAVING, self._controller.loop.clock()
 
     def has_left(self, index: int) -> None:
         """A host process has said its last word."""
-        host = self._home.registry.hosts.get(index)
+        host = self._controller.registry.hosts.get(index)
         if host is not None and host.state == HostState.LEAVING:
             host.state = HostState.STOPPED
             self._on_lost(host)
@@ -228,12 +228,12 @@ class HostLink:
 
     def remote_hosts(self) -> list[Host]:
         """Return the other hosts that are up."""
-        return [h for h in self._home.registry.hosts.values() if h.index and h.state == HostState.UP]
+        return [h for h in self._controller.registry.hosts.values() if h.index and h.state == HostState.UP]
 
     def _beats(self) -> None:
-        self._home.loop.call_later(BEAT_S, self._beats)  # first: whatever goes wrong below, the beat goes on
-        now = self._home.loop.clock()
-        for host in self._home.registry.hosts.values():
+        self._controller.loop.call_later(BEAT_S, self._beats)  # first: whatever goes wrong below, the beat goes on
+        now = self._controller.loop.clock()
+        for host in self._controller.registry.hosts.values():
             if host.state == HostState.LEAVING and now - host.last_beat > LOST_AFTER_S:
                 host.state = HostState.STOPPED
                 self._on_lost(host)  # ranks of it whose end wasn't heard
@@ -242,7 +242,7 @@ class HostLink:
                 host.state = HostState.LOST
                 self._on_lost(host)
             else:
-                self._home.event(address.host_proc(host.index), Beat())
+                self._controller.event(address.host_proc(host.index), Beat())
 
     # --- another in its place
 
@@ -259,7 +259,7 @@ class HostLink:
         else:
             spare.state = HostState.STOPPED
             frame = wire.pack(
-                wire.EVENT, src=self._home.me, dst=address.host_proc(spare.index), name=TakePlace.wire_name.encode(),
+                wire.EVENT, src=self._controller.me, dst=address.host_proc(spare.index), name=TakePlace.wire_name.encode(),
                 payload=encode(TakePlace(ticket)),
             )  # fmt: skip
             assert self._socket is not None
@@ -267,19 +267,19 @@ class HostLink:
         return ""
 
     def _spare(self) -> Host | None:
-        used = {address.host_of(p.proc) for p in self._home.registry.procs.values() if p.state != ProcState.STOPPED}
+        used = {address.host_of(p.proc) for p in self._controller.registry.procs.values() if p.state != ProcState.STOPPED}
         return next((h for h in self.remote_hosts() if h.index not in used), None)
 
     def start(self, ticket: Ticket, env: Mapping[str, str]) -> None:
         """Start a host process on this machine; that it has come up is heard when it joins."""
-        home = self._home
-        directory = f"{os.path.dirname(home.directory)}/h{ticket.host}.{ticket.generation}"
+        controller = self._controller
+        directory = f"{os.path.dirname(controller.directory)}/h{ticket.host}.{ticket.generation}"
         self._directories.append(directory)
         config = {
             **asdict(ticket),
             "directory": directory,
-            "sys_path": home.config["sys_path"],
-            "log": home.config.get("log"),
+            "sys_path": controller.config["sys_path"],
+            "log": controller.config.get("log"),
         }
         process = subprocess.Popen(
             host_command(), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,

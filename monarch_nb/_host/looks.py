@@ -24,7 +24,7 @@ from monarch_nb._wire import address
 
 if TYPE_CHECKING:
     from monarch_nb._host.asking import Answers
-    from monarch_nb._host.home import HomeProcess
+    from monarch_nb._host.controller import ControllerProcess
 
 ANSWER_S = 0.4
 HANG_S = 1.0
@@ -46,22 +46,22 @@ class _Take:
 class Looks:
     """Owned by the loop thread."""
 
-    def __init__(self, home: HomeProcess) -> None:
-        self._home = home
+    def __init__(self, controller: ControllerProcess) -> None:
+        self._controller = controller
         self._takes: dict[int, _Take] = {}
         self._num_takes = 0
 
     @handles(Stacks)
     def do_stacks(self, request: Stacks, sender: Sender) -> dict[int, Plain] | Later:
         """Return where ranks stand: by rank, the fields that `stacks` describes."""
-        ranks = self._home.registry.by_rank(request.procs)
-        self.stacks(ranks, partial(self._home.reply, sender.proc, sender.ref), native=request.native)
+        ranks = self._controller.registry.by_rank(request.procs)
+        self.stacks(ranks, partial(self._controller.reply, sender.proc, sender.ref), native=request.native)
         return LATER
 
     @handles(Hang)
     def do_hang(self, request: Hang, sender: Sender) -> dict[int, Plain] | Later:
         """Return what ranks wait for: by rank, the fields that `hang` describes."""
-        self.hang(self._home.registry.by_rank(request.procs), partial(self._home.reply, sender.proc, sender.ref))
+        self.hang(self._controller.registry.by_rank(request.procs), partial(self._controller.reply, sender.proc, sender.ref))
         return LATER
 
     def stacks(self, ranks: Mapping[int, int], done: Done, *, native: bool = False) -> None:
@@ -73,7 +73,7 @@ class Looks:
         if native:
             self._take(ranks.values(), True, lambda taken: self._after_native(ranks, taken, done))
         else:
-            self._home.asking.ask(ranks, ThreadStacks(), lambda answers: self._after_asking(ranks, answers, done), ANSWER_S)
+            self._controller.asking.ask(ranks, ThreadStacks(), lambda answers: self._after_asking(ranks, answers, done), ANSWER_S)
 
     def hang(self, ranks: Mapping[int, int], done: Done) -> None:
         """Ask ranks what they wait for; `done` gets by rank "facts" (see `_rank.hang`) or None, and then what `stacks` would say."""
@@ -84,7 +84,7 @@ class Looks:
 
             self._after_asking({r: p for r, p in ranks.items() if r not in answers}, {}, taken)
 
-        self._home.asking.ask(ranks, AwaitedThings(), answered, HANG_S)
+        self._controller.asking.ask(ranks, AwaitedThings(), answered, HANG_S)
 
     # --- those that don't answer
 
@@ -95,7 +95,7 @@ class Looks:
             rows: ByRank = {}
             for rank, proc in ranks.items():
                 if rank in answers:
-                    rows[rank] = {"stacks": answers[rank], "how": "asked", "missing": "", "process": self._home.process_state(proc)}
+                    rows[rank] = {"stacks": answers[rank], "how": "asked", "missing": "", "process": self._controller.process_state(proc)}
                 else:
                     rows[rank] = self._row(proc, found)
             done(rows)
@@ -134,7 +134,7 @@ class Looks:
         return CELL_FRAME.sub(with_line, stack)
 
     def _cell_line(self, number: int, digest: str, line: int) -> str:
-        for entry in reversed(list(self._home.journal.entries.entries.values())):
+        for entry in reversed(list(self._controller.journal.entries.entries.values())):
             if entry["kind"] == EntryKind.CELL and entry.get("number") in (0, number):
                 source = str(entry.get("source", ""))
                 if hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest().startswith(digest):
@@ -146,7 +146,7 @@ class Looks:
 
     def _take(self, procs: Any, native: bool, done: Callable[[Found], None]) -> None:
         """Have the hosts of ranks take their stacks."""
-        by_host = self._home.hosts.of(procs)
+        by_host = self._controller.hosts.of(procs)
         if not by_host:
             done({})
             return
@@ -155,10 +155,10 @@ class Looks:
         self._takes[ref] = _Take(set(by_host), done)
         for host, theirs in by_host.items():
             if host == 0:
-                self._home.stack_service.take(theirs, native, lambda found: self._taken(ref, found))
+                self._controller.stack_service.take(theirs, native, lambda found: self._taken(ref, found))
             else:
-                self._home.event(address.host_proc(host), TakeStacks(ref, tuple(theirs), native))
-        self._home.loop.call_later((NATIVE_S if native else PY_SPY_S) + 1.0, lambda: self._end(ref))
+                self._controller.event(address.host_proc(host), TakeStacks(ref, tuple(theirs), native))
+        self._controller.loop.call_later((NATIVE_S if native else PY_SPY_S) + 1.0, lambda: self._end(ref))
 
     @handles(StacksTaken)
     def on_stacks(self, event: StacksTaken, sender: Sender) -> None:

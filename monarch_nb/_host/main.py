@@ -19,10 +19,10 @@ def main() -> None:
     zygote = start_zygote(config["sys_path"], config["directory"]) if config.get("warm", True) else None
     from monarch_nb import sources
     from monarch_nb._host.agent import HostAgent  # takes half a second, while the zygote imports, too
-    from monarch_nb._host.home import HomeProcess
+    from monarch_nb._host.controller import ControllerProcess
 
     sources.guard()
-    process: HostProcess = HomeProcess(config, zygote) if config["host"] == 0 else HostAgent(config, zygote)
+    process: HostProcess = ControllerProcess(config, zygote) if config["host"] == 0 else HostAgent(config, zygote)
     try:
         os.write(1, b"ready\n")
     except OSError:  # who started us is gone already

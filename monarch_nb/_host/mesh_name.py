@@ -1,4 +1,5 @@
-"""The name that a mesh goes by: the claim to it, and the connection file by which programs find this home."""
+"""The name that a mesh goes by: the claim to it, and the connection file by which programs find this
+controller."""
 
 from __future__ import annotations
 
@@ -15,14 +16,14 @@ from monarch_nb._wire.claim import Claim
 from monarch_nb._wire.process import machine_id, start_time
 
 if TYPE_CHECKING:
-    from monarch_nb._host.home import HomeProcess
+    from monarch_nb._host.controller import ControllerProcess
 
 
 class MeshName:
     """Owned by the loop thread. The claim is held until this process has ended: by itself, or by whatever kills it."""
 
-    def __init__(self, home: HomeProcess) -> None:
-        self._home = home
+    def __init__(self, controller: ControllerProcess) -> None:
+        self._controller = controller
         self._claim: Claim | None = None
         self._claim_path = ""
         self._connection_path = ""
@@ -31,7 +32,7 @@ class MeshName:
     @handles(ClaimName)
     def do_claim(self, request: ClaimName, sender: Sender) -> bool:
         """Take the right to a name; answers whether it was free."""
-        self._who = self._home.clients.who(sender.proc)
+        self._who = self._controller.clients.who(sender.proc)
         if self._claim is None:
             self._claim_path = request.path
             self._claim = Claim.acquire(self._claim_path, self._note(ClaimState.STARTING))
@@ -39,7 +40,7 @@ class MeshName:
 
     @property
     def is_claimed(self) -> bool:
-        """Whether this home has the right to a name."""
+        """Whether this controller has the right to a name."""
         return self._claim is not None
 
     def _note(self, state: ClaimState) -> dict[str, Any]:
@@ -54,17 +55,17 @@ class MeshName:
         self._claim.write(self._note(ClaimState.RUNNING))
 
     def _write(self) -> None:
-        home = self._home
+        controller = self._controller
         content = {
-            "name": home.name,
+            "name": controller.name,
             "pid": os.getpid(),
             "start_time": start_time(os.getpid()),
             "machine": machine_id(),
-            "directory": home.directory,
-            "hostname": home.hostname,
+            "directory": controller.directory,
+            "hostname": controller.hostname,
             "wire_version": wire.VERSION,
-            "started": home.registry.started,
-            "journal": home.journal.store.directory,
+            "started": controller.registry.started,
+            "journal": controller.journal.store.directory,
         }
         temporary = f"{self._connection_path}.{os.getpid()}"
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

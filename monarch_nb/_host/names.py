@@ -9,15 +9,15 @@ from monarch_nb._protocol.names import GetMesh, GetName, GroupRecord, SetMesh, S
 from monarch_nb._protocol.registry import Sender, handles
 
 if TYPE_CHECKING:
-    from monarch_nb._host.home import HomeProcess
+    from monarch_nb._host.controller import ControllerProcess
 
 
 class NameService:
     """Owned by the loop thread."""
 
-    def __init__(self, home: HomeProcess) -> None:
-        self._home = home
-        self._names = home.registry.names
+    def __init__(self, controller: ControllerProcess) -> None:
+        self._controller = controller
+        self._names = controller.registry.names
 
     @handles(SetName)
     def do_set_name(self, request: SetName, sender: Sender) -> Plain:
@@ -30,12 +30,12 @@ class NameService:
     @handles(SetMesh)
     def do_set_mesh(self, request: SetMesh, sender: Sender) -> None:
         """Take note of the ranks that people call by the mesh's name."""
-        self._home.registry.mesh = request.record
+        self._controller.registry.mesh = request.record
 
     @handles(GetMesh)
     def do_get_mesh(self, request: GetMesh, sender: Sender) -> GroupRecord | None:
         """Return them."""
-        return self._home.registry.mesh
+        return self._controller.registry.mesh
 
     @handles(GetName)
     def do_get_name(self, request: GetName, sender: Sender) -> Plain:

@@ -15,15 +15,15 @@ from monarch_nb._protocol.registry import LATER, Later, Sender, handles
 from monarch_nb._wire.marks import SETTLED, TEXT, Piece
 
 if TYPE_CHECKING:
-    from monarch_nb._host.home import HomeProcess
+    from monarch_nb._host.controller import ControllerProcess
 
 
 class OutputService:
     """Owned by the loop thread."""
 
-    def __init__(self, home: HomeProcess) -> None:
-        self._home = home
-        self._store = home.journal.store
+    def __init__(self, controller: ControllerProcess) -> None:
+        self._controller = controller
+        self._store = controller.journal.store
         self.watches = Watches()
         self._own: list[Watch] = []
         """What clients see of their own calls."""
@@ -40,10 +40,10 @@ class OutputService:
         if piece.kind == SETTLED:
             self._settled(proc, piece)
             return
-        entry = self._home.registry.procs.get(proc)
+        entry = self._controller.registry.procs.get(proc)
         kind = records.TEXT if piece.kind == TEXT else records.DISPLAY
         if piece.kind == TEXT:
-            self._home.status_publisher.printed(proc, piece.data)
+            self._controller.status_publisher.printed(proc, piece.data)
         group, number = (entry.group, entry.rank) if entry is not None else ("unknown", rank)
         self.write(kind, piece.stream, group, number, piece.origin, piece.data)
 
@@ -62,8 +62,8 @@ class OutputService:
         """Put a piece into the journal and show it to those who watch."""
         if group not in self._store.groups:
             groups = {**self._store.groups, group: len(self._store.groups)}
-            self._home.clients.tell_listeners(GroupsKnown(groups))
-        keep = not self._home.journal.is_unlogged(origin)
+            self._controller.clients.tell_listeners(GroupsKnown(groups))
+        keep = not self._controller.journal.is_unlogged(origin)
         self.watches.offer(self._store.append(kind, stream, group, rank, origin, data, keep=keep))
 
     # --- who watches
@@ -78,17 +78,17 @@ class OutputService:
         def wanted(record: Record) -> bool:
             return record.origin == n
 
-        watch = Watch(self._home.loop, self._store, self._home.send_local, client, ref, wanted, position, until)
+        watch = Watch(self._controller.loop, self._store, self._controller.send_local, client, ref, wanted, position, until)
         return self.watches.add(watch, n)
 
     def _watch(self, client: int, ref: int, wanted: Wanted, position: int | None = None, until: int | None = None) -> Watch:
-        watch = Watch(self._home.loop, self._store, self._home.send_local, client, ref, wanted, position, until)
+        watch = Watch(self._controller.loop, self._store, self._controller.send_local, client, ref, wanted, position, until)
         return self.watches.add(watch)
 
     @handles(SettleOutput)
     def do_settle_output(self, request: SettleOutput, sender: Sender) -> None:
         """Answer once what ranks of this machine have written before now has been passed on."""
-        self._home.supervisor.drain()
+        self._controller.supervisor.drain()
         watch = self.watches.find(sender.proc, 0)
         if watch is not None:
             watch.flush()
@@ -113,7 +113,7 @@ class OutputService:
             position = self._store.tail_start(request.tail_bytes)
         is_unknown = request.group is not None and request.group not in self._store.groups
         if not follow and (is_unknown or position >= self._store.end):
-            self._home.reply(sender.proc, sender.ref, [], last=True)
+            self._controller.reply(sender.proc, sender.ref, [], last=True)
         else:
             self._watch(sender.proc, sender.ref, self._chosen(request), position, None if follow else self._store.end)
         return LATER

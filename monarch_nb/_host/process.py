@@ -1,6 +1,7 @@
 """The host process: its sockets, and what it answers.
 
-What home (`home`) and host agents (`far`) share: ranks of this machine, local sockets, messages to and fro.
+What the controller (`controller`) and host agents (`far`) share: ranks of this machine, local sockets,
+messages to and fro.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ PREEMPT_S = 30.0
 
 
 class HostProcess:
-    """State and behaviour that home and host agents share. Owned by the loop thread.
+    """State and behaviour that controller and host agents share. Owned by the loop thread.
 
     Args:
         zygote: the one that was started already, if one was.
@@ -230,7 +231,7 @@ class HostProcess:
 
     @handles(StartRanks)
     def do_start_ranks(self, request: StartRanks, sender: Sender) -> None:
-        """Start ranks here. Asked by the home."""
+        """Start ranks here. Asked by the controller."""
         own = {"directory": self.directory, "hostname": self.hostname, "gpus": visible_gpus()}
         self.supervisor.start([asdict(place) for place in request.ranks], request.spec | own, request.method)
 
@@ -247,7 +248,7 @@ class HostProcess:
 
     @handles(SwitchEnvironment)
     def do_switch_environment(self, request: SwitchEnvironment, sender: Sender) -> None:
-        """Start ranks in another environment from now on. Asked by the home."""
+        """Start ranks in another environment from now on. Asked by the controller."""
         number = request.number
         self.supervisor.switch(request.environment, lambda problem: self.environment_switched(number, problem))
 

@@ -25,7 +25,7 @@ from monarch_nb._protocol.keyboard import (
 from monarch_nb._protocol.registry import LATER, Later, Sender, handles
 
 if TYPE_CHECKING:
-    from monarch_nb._host.home import HomeProcess
+    from monarch_nb._host.controller import ControllerProcess
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class Question:
 class QuestionService:
     """Owned by the loop thread."""
 
-    def __init__(self, home: HomeProcess) -> None:
-        self._home = home
+    def __init__(self, controller: ControllerProcess) -> None:
+        self._controller = controller
         self._ids = itertools.count(1)
         self._questions: dict[int, Question] = {}
 
@@ -69,14 +69,14 @@ class QuestionService:
             return Typed(refused="no notebook watches this cell")
         question = Question(next(self._ids), sender.proc, sender.ref, client, request.prompt, request.hidden)
         self._questions[question.id] = question
-        self._home.event(client, UserAsked())
+        self._controller.event(client, UserAsked())
         return LATER
 
     def _client_of(self, origin: int) -> int | None:
         """Return the client that a cell, or a call, belongs to, if it has a notebook."""
-        clients = self._home.registry.clients
+        clients = self._controller.registry.clients
         if is_cell(origin):
-            found = self._home.cells.watchers(origin)
+            found = self._controller.cells.watchers(origin)
         else:
             found = [c.proc for c in clients.values() if c.number & CLIENT_MASK == origin >> CLIENT_BITS & CLIENT_MASK]
         return next((proc for proc in reversed(found) if proc in clients and clients[proc].listens), None)
@@ -96,14 +96,14 @@ class QuestionService:
         for question in over:
             del self._questions[question.id]
         for client in {q.client for q in over}:
-            self._home.event(client, AskedNoMore(tuple(q.id for q in over if q.client == client)))
+            self._controller.event(client, AskedNoMore(tuple(q.id for q in over if q.client == client)))
 
     # --- clients
 
     @handles(UserQuestions)
     def do_user_questions(self, request: UserQuestions, sender: Sender) -> list[QuestionRow]:
         """Return what a client is asked, by rank."""
-        ranks = self._home.registry.procs
+        ranks = self._controller.registry.procs
         mine = [q for q in self._questions.values() if q.client == sender.proc]
         rows = [QuestionRow(q.id, ranks[q.proc].rank, q.prompt, q.hidden) for q in mine]
         return sorted(rows, key=lambda row: (row.rank, row.id))
@@ -113,7 +113,7 @@ class QuestionService:
         """Take an answer; False if the rank doesn't wait for it any more."""
         question = self._questions.pop(request.id, None)
         if question is not None:
-            self._home.reply(question.proc, question.ref, Typed(request.text))
+            self._controller.reply(question.proc, question.ref, Typed(request.text))
         return question is not None
 
     @handles(RefuseUser)
@@ -128,4 +128,4 @@ class QuestionService:
     def _refuse(self, client: int, reason: str) -> None:
         for question in [q for q in self._questions.values() if q.client == client]:
             del self._questions[question.id]
-            self._home.reply(question.proc, question.ref, Typed(refused=reason))
+            self._controller.reply(question.proc, question.ref, Typed(refused=reason))

@@ -31,7 +31,7 @@ from monarch_nb._wire import address
 from monarch_nb.exceptions import describe_end
 
 if TYPE_CHECKING:
-    from monarch_nb._host.home import HomeProcess
+    from monarch_nb._host.controller import ControllerProcess
 
 _LEFT_OUT_GRACE_S = 3.0
 
@@ -39,8 +39,8 @@ _LEFT_OUT_GRACE_S = 3.0
 class RankService:
     """Owned by the loop thread."""
 
-    def __init__(self, home: HomeProcess) -> None:
-        self._home = home
+    def __init__(self, controller: ControllerProcess) -> None:
+        self._controller = controller
         self._restarting: set[int] = set()
         """Procs that are started again as soon as they have ended."""
 
@@ -50,14 +50,14 @@ class RankService:
     def do_spawn(self, request: Spawn, sender: Sender) -> list[int]:
         """Start ranks on hosts; answers with their proc ids at once."""
         procs = self.spawn(request)
-        self._home.registry.groups[request.group].creator = (sender.proc, request.creator_actor)
+        self._controller.registry.groups[request.group].creator = (sender.proc, request.creator_actor)
         return procs
 
     def spawn(self, asked: Spawn) -> list[int]:
         """Start `per_host` ranks on each of `hosts`, as a group; return their proc ids."""
-        registry, per_host = self._home.registry, asked.per_host
+        registry, per_host = self._controller.registry, asked.per_host
         self._check_room(asked.hosts, per_host, force=asked.force)
-        hosts = [self._home.hosts.get(index) for index in asked.hosts]
+        hosts = [self._controller.hosts.get(index) for index in asked.hosts]
         procs = []
         for i, host in enumerate(hosts):
             ranks = list(range(i * per_host, (i + 1) * per_host))
@@ -75,20 +75,20 @@ class RankService:
         Raises:
             ValueError: if they haven't.
         """
-        known = self._home.registry.hosts
+        known = self._controller.registry.hosts
         here = [h for h in hosts if not h or (h in known and known[h].kind == PROCESS_JOB)]
         capacity.check_room(per_host * max(1, len(here)), force=force, how="--force (force=True)")
 
     def start(self, group: Group, procs: Sequence[int]) -> None:
         """Start ranks of a group, each on its host."""
-        home = self._home
+        controller = self._controller
         spec = {**group.spec, "extent": group.context, "procs": list(group.procs), "hosts": list(group.hosts),
-                "debug": home.debug.settings, "mesh": tuple(home.mesh_address)}  # fmt: skip
-        for index, theirs in home.hosts.of(procs).items():
-            entries = [home.registry.procs[proc] for proc in theirs]
+                "debug": controller.debug.settings, "mesh": tuple(controller.mesh_address)}  # fmt: skip
+        for index, theirs in controller.hosts.of(procs).items():
+            entries = [controller.registry.procs[proc] for proc in theirs]
             own = [RankPlace(proc=e.proc, **self.place(group, e), own_env=e.own_env) for e in entries]
-            host_spec = {**spec, "elsewhere": home.hosts.get(index).elsewhere}
-            home.hosts.ask(index, StartRanks(own, host_spec, group.method))
+            host_spec = {**spec, "elsewhere": controller.hosts.get(index).elsewhere}
+            controller.hosts.ask(index, StartRanks(own, host_spec, group.method))
 
     def place(self, group: Group, entry: Proc) -> dict[str, int]:
         """Return what a rank is to know of its place."""
@@ -103,15 +103,15 @@ class RankService:
     @handles(RankIsUp)
     def on_up(self, event: RankIsUp, sender: Sender) -> None:
         """A rank answers."""
-        home = self._home
-        home.rank_is_up(sender.proc)
-        home.waits.settled(home.registry.proc_is_up(sender.proc, event.pid))
-        home.status_publisher.touch((sender.proc,))
+        controller = self._controller
+        controller.rank_is_up(sender.proc)
+        controller.waits.settled(controller.registry.proc_is_up(sender.proc, event.pid))
+        controller.status_publisher.touch((sender.proc,))
 
     @handles(SetProcEnvironment)
     def do_environment(self, request: SetProcEnvironment, sender: Sender) -> None:
         """Remember what environment variables ranks were given, for those that take their places."""
-        procs = self._home.registry.procs
+        procs = self._controller.registry.procs
         for proc, variables in request.variables.items():
             if proc in procs:
                 procs[proc].own_env.update(variables)
@@ -122,30 +122,30 @@ class RankService:
     def do_restart(self, request: Restart, sender: Sender) -> Later | None:
         """Kill ranks and start them anew at their places; answers once they're up. Handles on them stay good."""
         self.restart(request.procs)
-        self._home.journal.note(sender.proc, EntryKind.COMMAND, source=f"%mesh restart --ranks {request.rank_set}")
-        return self._home.waits.answer_when(sender, set(request.procs), restarted=True)
+        self._controller.journal.note(sender.proc, EntryKind.COMMAND, source=f"%mesh restart --ranks {request.rank_set}")
+        return self._controller.waits.answer_when(sender, set(request.procs), restarted=True)
 
     def restart(self, procs: Sequence[int]) -> None:
         """Kill ranks, those that live; they're started anew at their places as soon as they have ended."""
-        home = self._home
-        for index, theirs in home.hosts.of(procs).items():
-            home.hosts.get(index)
-            dead = [p for p in theirs if home.registry.procs[p].end is not None]
+        controller = self._controller
+        for index, theirs in controller.hosts.of(procs).items():
+            controller.hosts.get(index)
+            dead = [p for p in theirs if controller.registry.procs[p].end is not None]
             self._restarting.update(theirs)
-            home.hosts.ask(index, SignalRanks(theirs, int(signal.SIGKILL)))
+            controller.hosts.ask(index, SignalRanks(theirs, int(signal.SIGKILL)))
             for proc in dead:
                 self.start_again(proc)
 
     def start_again(self, proc: int) -> None:
         """Start a rank that has ended anew at its place, under the same proc id."""
-        home = self._home
+        controller = self._controller
         self._restarting.discard(proc)
-        entry = home.registry.procs[proc]
+        entry = controller.registry.procs[proc]
         entry.state, entry.end = ProcState.STARTING, None
-        home.status_publisher.touch((proc,))
-        for to in home.everybody():
-            home.event(to, RanksRevived((proc,)))
-        self.start(home.registry.groups[entry.group], [proc])
+        controller.status_publisher.touch((proc,))
+        for to in controller.everybody():
+            controller.event(to, RanksRevived((proc,)))
+        self.start(controller.registry.groups[entry.group], [proc])
 
     # --- stopping
 
@@ -153,22 +153,22 @@ class RankService:
     def do_stop(self, request: Stop, sender: Sender) -> Later | None:
         """Stop ranks; answers once they have ended."""
         self.stop(request.procs, request.grace_s)
-        left = {p for p in request.procs if self._home.registry.procs[p].end is None}
-        return self._home.waits.answer_when(sender, left)
+        left = {p for p in request.procs if self._controller.registry.procs[p].end is None}
+        return self._controller.waits.answer_when(sender, left)
 
     def leave_out(self, procs: Sequence[int]) -> None:
         """Stop ranks that a mesh does without from now on; dead ones count as stopped."""
-        known = self._home.registry.procs
+        known = self._controller.registry.procs
         for proc in procs:
             if known[proc].end is not None:
                 known[proc].state = ProcState.STOPPED
         self.stop([p for p in procs if known[p].end is None], _LEFT_OUT_GRACE_S)
-        self._home.healing.spawn_specs.procs_stopped(list(procs))
+        self._controller.healing.spawn_specs.procs_stopped(list(procs))
 
     def stop(self, procs: Sequence[int], grace_s: float) -> None:
         """Stop ranks, here or elsewhere; their actors clean up meanwhile."""
-        for index, theirs in self._home.hosts.of(procs).items():
-            self._home.hosts.ask(index, StopRanks(theirs, grace_s))
+        for index, theirs in self._controller.hosts.of(procs).items():
+            self._controller.hosts.ask(index, StopRanks(theirs, grace_s))
 
     @handles(Signal)
     def do_signal(self, request: Signal, sender: Sender) -> None:
@@ -177,8 +177,8 @@ class RankService:
 
     def signal(self, procs: Sequence[int], number: int, cell: int = 0) -> None:
         """Send a signal to ranks, here or elsewhere; if it's meant for a cell, not to those that do something else."""
-        for index, theirs in self._home.hosts.of(procs).items():
-            self._home.hosts.ask(index, SignalRanks(theirs, number, cell))
+        for index, theirs in self._controller.hosts.of(procs).items():
+            self._controller.hosts.ask(index, SignalRanks(theirs, number, cell))
 
     # --- the end, and signs of it
 
@@ -189,12 +189,12 @@ class RankService:
 
     def heartbeat(self, proc: int, trouble: str) -> None:
         """A rank doesn't react, or does again (no trouble)."""
-        entry = self._home.registry.procs.get(proc)
+        entry = self._controller.registry.procs.get(proc)
         if entry is None or entry.end is not None:
             return
         entry.trouble = trouble
-        self._home.status_publisher.touch((proc,))
-        self._home.cells.say_on(proc, f"rank {entry.rank} {trouble or 'reacts again'}")
+        self._controller.status_publisher.touch((proc,))
+        self._controller.cells.say_on(proc, f"rank {entry.rank} {trouble or 'reacts again'}")
 
     @handles(RankEnded)
     def on_rank_ended(self, event: RankEnded, sender: Sender) -> None:
@@ -203,55 +203,55 @@ class RankService:
 
     def ended(self, end: RankExit) -> None:
         """Book a rank's end, and tell everybody in the order in which they need to know."""
-        home, proc = self._home, end.proc
-        home.router.forget(proc)
-        home.asking.forget(proc)
-        entry, again = home.registry.procs.get(proc), proc in self._restarting
+        controller, proc = self._controller, end.proc
+        controller.router.forget(proc)
+        controller.asking.forget(proc)
+        entry, again = controller.registry.procs.get(proc), proc in self._restarting
         end = self._describe(end, again)
-        done = home.registry.proc_has_ended(end, settle=not again)
+        done = controller.registry.proc_has_ended(end, settle=not again)
         self.tell_end(end)
-        home.waits.settled(done)
+        controller.waits.settled(done)
         if not end.stopped and not again:
             known = {k: v for k, v in end.plain().items() if k != "last_lines"}
-            home.journal.note(0, EntryKind.LOST, text=self._loss(end), ranks=format_ranks([end.rank]), status=CellStatus.LOST, end=known)
-            home.healing.lost(end)
+            controller.journal.note(0, EntryKind.LOST, text=self._loss(end), ranks=format_ranks([end.rank]), status=CellStatus.LOST, end=known)
+            controller.healing.lost(end)
         if entry is not None:
-            home.checkpoints.lost(entry)
+            controller.checkpoints.lost(entry)
         if end.stopped:
-            home.healing.spawn_specs.procs_stopped([proc])
-        stop_orphans(home, end)
-        home.cells.proc_has_ended(end)
-        home.status_publisher.ended(proc)
-        home.debug.proc_has_ended(proc)
-        home.questions.proc_has_ended(proc)
+            controller.healing.spawn_specs.procs_stopped([proc])
+        stop_orphans(controller, end)
+        controller.cells.proc_has_ended(end)
+        controller.status_publisher.ended(proc)
+        controller.debug.proc_has_ended(proc)
+        controller.questions.proc_has_ended(proc)
         if again:
             self.start_again(proc)
 
     def _loss(self, end: RankExit) -> str:
         """Return who was lost, and how, in one line."""
-        mesh = self._home.registry.mesh
-        where = f"mesh {self._home.name!r}" if mesh is not None and mesh.group == end.group else end.group
+        mesh = self._controller.registry.mesh
+        where = f"mesh {self._controller.name!r}" if mesh is not None and mesh.group == end.group else end.group
         return f"rank {end.rank} of {where} {describe_end(end).splitlines()[0].removeprefix('the process ')}"
 
     def _describe(self, end: RankExit, again: bool) -> RankExit:
         """Return an end with what the registry knows of it."""
-        home, proc = self._home, end.proc
-        entry, group = home.registry.procs.get(proc), home.registry.groups.get(end.group)
+        controller, proc = self._controller, end.proc
+        entry, group = controller.registry.procs.get(proc), controller.registry.groups.get(end.group)
         if entry is not None:
             end = replace(end, rank=entry.rank)  # it may have got another number since it started
         return replace(
-            end, point=_point(end, group), notified=tuple(home.cells.waiters_of(proc)), restarted=again,
+            end, point=_point(end, group), notified=tuple(controller.cells.waiters_of(proc)), restarted=again,
             policy="" if group is None else group.policy.on_failure, reason="was restarted" if again else end.reason,
         )  # fmt: skip
 
     def tell_end(self, end: RankExit) -> None:
         """Tell all processes of this machine, all clients and all other hosts."""
-        home = self._home
-        home.spread_ends([end])
-        for client in home.registry.clients:
-            if not home.has_route(client):
-                home.event(client, RanksEnded((end,)))
-        home.hosts.tell_all(RanksEnded((end,)))
+        controller = self._controller
+        controller.spread_ends([end])
+        for client in controller.registry.clients:
+            if not controller.has_route(client):
+                controller.event(client, RanksEnded((end,)))
+        controller.hosts.tell_all(RanksEnded((end,)))
 
 
 def _point(end: RankExit, group: Group | None) -> dict[str, int]:

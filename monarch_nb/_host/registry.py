@@ -1,6 +1,6 @@
 """The controller's registry: which hosts, procs and clients there are, and what goes by which name.
 
-Pure data; the home and its services read and write it in the loop's thread.
+Pure data; the controller and its services read and write it in the loop's thread.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ class Host:
     backlog: list[list[Any]] = field(default_factory=list)
     """Messages for a host that hasn't joined yet."""
     kind: str = ""
-    """What sort of job it came from, if the home can start another by itself."""
+    """What sort of job it came from, if the controller can start another by itself."""
     generation: int = 0
     """How often another process has taken this place."""
     public_key: str = ""
     endpoint: str = ""
     env: dict[str, str] = field(default_factory=dict)
-    """Environment variables for another process in this place, if the home starts it."""
+    """Environment variables for another process in this place, if the controller starts it."""
     elsewhere: tuple[tuple[str, str], ...] = ()
     """Folders of the notebook's, and where they lie on this machine."""
 
 
 @dataclass
 class Proc:
-    """A rank, as the home knows it."""
+    """A rank, as the controller knows it."""
 
     proc: int
     group: str
@@ -142,7 +142,7 @@ class Waiting:
 
 
 class Registry:
-    """Books of one mesh; only the home has one."""
+    """Books of one mesh; only the controller has one."""
 
     def __init__(self) -> None:
         self.hosts: dict[int, Host] = {}

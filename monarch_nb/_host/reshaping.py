@@ -22,7 +22,7 @@ from monarch_nb._shape import Extent, elastic_numbers, format_ranks
 from monarch_nb._wire import address
 
 if TYPE_CHECKING:
-    from monarch_nb._host.home import HomeProcess
+    from monarch_nb._host.controller import ControllerProcess
 
 HOSTS = "hosts"
 _STOP_S = 5.0
@@ -32,8 +32,8 @@ _SAVE_S = 120.0
 class Reshaping:
     """Owned by the loop thread; its workflows run one at a time, like heals (see `Healing`)."""
 
-    def __init__(self, home: HomeProcess, client: int = 0) -> None:
-        self._home = home
+    def __init__(self, controller: ControllerProcess, client: int = 0) -> None:
+        self._controller = controller
         self._client = client
 
     def resize(self, group: Group, sizes: Mapping[str, int]) -> Workflow[Report]:
@@ -56,7 +56,7 @@ class Reshaping:
 
     def shrink(self, group: Group) -> Workflow[Report]:
         """Leave out what is lost: of the dimensions, the one that costs the fewest living ranks gets smaller."""
-        registry = self._home.registry
+        registry = self._controller.registry
         lost = [dict(p) for p, proc in zip(group.extent.points(), group.procs, strict=True) if registry.procs[proc].end is not None]
         if not lost:
             return Report()
@@ -71,40 +71,40 @@ class Reshaping:
 
     def _rearrange(self, group: Group, new: Extent, procs: Sequence[int | None]) -> Workflow[Report]:
         """Make `procs` the group's, in the order of the extent `new`; None is a rank to be started."""
-        home, report, began = self._home, Report(), time.monotonic()
+        controller, report, began = self._controller, Report(), time.monotonic()
         self._refuse_running(group)
         old_procs, size_before = list(group.procs), len(group.procs)
         hosts = yield from self._hosts_for(group, new, procs, report)
-        one_state = [r for r in home.healing.spawn_specs.on(set(old_procs)) if r.checkpointed in (CheckpointKind.REPLICATED, CheckpointKind.SHARDED)]
-        if all(home.registry.procs[p].end is None for p in old_procs):  # else what the others hold may be half a step
-            yield from home.healing.save(one_state, _SAVE_S)
+        one_state = [r for r in controller.healing.spawn_specs.on(set(old_procs)) if r.checkpointed in (CheckpointKind.REPLICATED, CheckpointKind.SHARDED)]
+        if all(controller.registry.procs[p].end is None for p in old_procs):  # else what the others hold may be half a step
+            yield from controller.healing.save(one_state, _SAVE_S)
         gone = [p for p in old_procs if p not in procs]
-        home.ranks.leave_out(gone)
+        controller.ranks.leave_out(gone)
         fresh = []
         for place, proc in enumerate(procs):
             if proc is None:
-                fresh.append(home.registry.new_procs(hosts[place], group.name, [place])[0].proc)
+                fresh.append(controller.registry.new_procs(hosts[place], group.name, [place])[0].proc)
         waiting = iter(fresh)
         group.procs = [next(waiting) if p is None else p for p in procs]
         group.extent = new
-        actors = home.healing.spawn_specs.widen(old_procs, group.procs, group.context)
+        actors = controller.healing.spawn_specs.widen(old_procs, group.procs, group.context)
         self._renumber(group)
-        home.ranks.start(group, fresh)
+        controller.ranks.start(group, fresh)
         self._tell_all(group, actors)
-        yield partial(home.healing.when_settled, set(fresh))
+        yield partial(controller.healing.when_settled, set(fresh))
         yield partial(self._when_ended, set(gone))
-        living = {home.registry.procs[p].rank: p for p in group.procs if home.registry.procs[p].end is None}
-        said = yield from remake_groups(home, living, size_before=size_before)
+        living = {controller.registry.procs[p].rank: p for p in group.procs if controller.registry.procs[p].end is None}
+        said = yield from remake_groups(controller, living, size_before=size_before)
         anew = frozenset(r.actor_id for r in one_state if r.actor_id in actors)
-        yield from home.healing.make_actors(set(living.values()), report, anew)
-        report.ranks = sorted(home.registry.procs[p].rank for p in fresh)
+        yield from controller.healing.make_actors(set(living.values()), report, anew)
+        report.ranks = sorted(controller.registry.procs[p].rank for p in fresh)
         report.messages += [f"{len(gone)} ranks left" if len(gone) > 1 else "1 rank left"] if gone else []
         report.messages += [f"the mesh is now {new}", *([said] if said else [])]
         report.seconds = time.monotonic() - began
         return report
 
     def _refuse_running(self, group: Group) -> None:
-        running = sorted({n for p in group.procs for n in self._home.cells.on(p)})
+        running = sorted({n for p in group.procs for n in self._controller.cells.on(p)})
         if running:
             raise ValueError(f"cell #{running[0]} runs on this mesh: wait for it, or %mesh interrupt")
 
@@ -125,56 +125,56 @@ class Reshaping:
         return found
 
     def _add_hosts(self, num: int, like: Sequence[int]) -> Workflow[list[Host]]:
-        home = self._home
-        model = home.registry.hosts[like[0]]
+        controller = self._controller
+        model = controller.registry.hosts[like[0]]
         if model.kind != PROCESS_JOB:
             raise ValueError(f"hosts of this mesh can't be added from here; start a mesh with {HOSTS}={len(like) + num}")
-        added = [home.registry.new_host(f"host{len(like) + i}", PROCESS_JOB) for i in range(num)]
+        added = [controller.registry.new_host(f"host{len(like) + i}", PROCESS_JOB) for i in range(num)]
         for host in added:
             host.env = model.env
-            home.hosts.link.start(home.hosts.link.ticket(host, model.endpoint), host.env)
-        yield partial(home.healing.when_settled, {address.host_proc(h.index) for h in added})
+            controller.hosts.link.start(controller.hosts.link.ticket(host, model.endpoint), host.env)
+        yield partial(controller.healing.when_settled, {address.host_proc(h.index) for h in added})
         late = [h.label for h in added if h.state != HostState.UP]
         if late:
             raise ValueError(f"{', '.join(late)} did not start")
         return added
 
     def _when_ended(self, procs: set[int], go_on: Callable[[Any], None]) -> None:
-        home, limit = self._home, time.monotonic() + _STOP_S
+        controller, limit = self._controller, time.monotonic() + _STOP_S
 
         def look() -> None:
-            if time.monotonic() > limit or all(home.registry.procs[p].end is not None for p in procs):
+            if time.monotonic() > limit or all(controller.registry.procs[p].end is not None for p in procs):
                 go_on(None)
             else:
-                home.loop.call_later(0.01, look)
+                controller.loop.call_later(0.01, look)
 
         look()
 
     def _renumber(self, group: Group) -> None:
         """Tell each rank its number, and enter it into the registry."""
-        home = self._home
+        controller = self._controller
         local: dict[int, int] = {}
         for rank, proc in enumerate(group.procs):
-            entry, host = home.registry.procs[proc], address.host_of(proc)
+            entry, host = controller.registry.procs[proc], address.host_of(proc)
             entry.rank, entry.local_rank = rank, local.get(host, 0)
             local[host] = entry.local_rank + 1
-        model = next((e for p in group.procs if (e := home.registry.procs[p].own_env)), {})
+        model = next((e for p in group.procs if (e := controller.registry.procs[p].own_env)), {})
         for proc in group.procs:
-            entry = home.registry.procs[proc]
-            place = home.ranks.place(group, entry)
+            entry = controller.registry.procs[proc]
+            place = controller.ranks.place(group, entry)
             if "RANK" in model or "RANK" in entry.own_env:
                 entry.own_env = {**model, **entry.own_env, **elastic_numbers(place)}
             if entry.state == ProcState.RUNNING:
-                home.event(proc, Renumbered(**place, extent=group.context, procs=tuple(group.procs)))
+                controller.event(proc, Renumbered(**place, extent=group.context, procs=tuple(group.procs)))
 
     def _tell_all(self, group: Group, actors: Mapping[int, tuple[int, ...]]) -> None:
         record = group.record()
         event = Reshaped(record.group, record.procs, record.labels, record.sizes, record.hosts, dict(actors))
-        registry = self._home.registry
+        registry = self._controller.registry
         if registry.mesh is not None and registry.mesh.group == group.name:
             registry.mesh = group.record(registry.mesh.env)
-        self._home.journal.note(
+        self._controller.journal.note(
             self._client, EntryKind.RESIZE, text=f"the mesh is now {group.extent}", group=group.name, ranks=format_ranks(range(len(group.procs)))
         )
-        for to in self._home.everybody():
-            self._home.event(to, event)
+        for to in self._controller.everybody():
+            self._controller.event(to, event)

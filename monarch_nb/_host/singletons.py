@@ -13,7 +13,7 @@ from monarch_nb._protocol.registry import Sender, handles
 from monarch_nb._wire import address
 
 if TYPE_CHECKING:
-    from monarch_nb._host.home import HomeProcess
+    from monarch_nb._host.controller import ControllerProcess
     from monarch_nb._host.registry import Client
 
 
@@ -21,11 +21,11 @@ class SingletonService:
     """Owned by the loop thread.
 
     A controller lives in the program that uses the mesh: the one that asks, or, if a rank asks, the one that has been there longest. Without a
-    program, and if whoever asks wants it to outlive programs, it's in a process of the home's.
+    program, and if whoever asks wants it to outlive programs, it's in a process of the controller's.
     """
 
-    def __init__(self, home: HomeProcess) -> None:
-        self._home = home
+    def __init__(self, controller: ControllerProcess) -> None:
+        self._controller = controller
         self._known: dict[str, tuple[int, int]] = {}
         """Proc and actor id of each."""
         self._own_proc = 0
@@ -42,17 +42,17 @@ class SingletonService:
         return ControllerPlace(*known, is_new)
 
     def _lives(self, proc: int) -> bool:
-        registry = self._home.registry
+        registry = self._controller.registry
         return proc in registry.clients if address.is_client(proc) else registry.procs[proc].end is None
 
     def _program(self, asks: int) -> int:
-        programs = {c.proc: c for c in self._home.registry.clients.values() if c.listens and not c.observes}
+        programs = {c.proc: c for c in self._controller.registry.clients.values() if c.listens and not c.observes}
         return asks if asks in programs else next(iter(programs), 0)
 
     def _process(self, spec: Plain) -> int:
-        """Return the process on the home host, started when first asked for."""
+        """Return the process on the controller host, started when first asked for."""
         if not self._own_proc or not self._lives(self._own_proc):
-            (self._own_proc,) = self._home.ranks.spawn(Spawn([0], 1, "controllers", spec, "fork"))
+            (self._own_proc,) = self._controller.ranks.spawn(Spawn([0], 1, "controllers", spec, "fork"))
         return self._own_proc
 
     def client_gone(self, client: Client) -> None:
@@ -62,9 +62,9 @@ class SingletonService:
             return
         for name in gone:
             del self._known[name]
-        self._home.ranks.tell_end(
+        self._controller.ranks.tell_end(
             RankExit(
-                client.proc, "client", 0, self._home.hostname, client.pid, stopped=True,
+                client.proc, "client", 0, self._controller.hostname, client.pid, stopped=True,
                 reason=f"was the program {client.what!r}, which has left, and its controllers with it: {', '.join(gone)}",
             )
         )  # fmt: skip

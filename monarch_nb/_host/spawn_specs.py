@@ -1,4 +1,5 @@
-"""How actors are made again: what each spawn was called with, kept by the home on disk until the actors are stopped."""
+"""How actors are made again: what each spawn was called with, kept by the controller on disk until the actors
+are stopped."""
 
 from __future__ import annotations
 

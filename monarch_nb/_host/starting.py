@@ -6,7 +6,7 @@ import os
 import sys
 
 PROCESS_JOB = "process"
-"""Hosts of this kind are processes of the home's own machine: it can start one anew by itself."""
+"""Hosts of this kind are processes of the controller's own machine: it can start one anew by itself."""
 
 PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 """Where this package is imported from."""

@@ -26,7 +26,7 @@ from monarch_nb.exceptions import describe_end
 from monarch_nb.status import Versioned
 
 if TYPE_CHECKING:
-    from monarch_nb._host.home import HomeProcess
+    from monarch_nb._host.controller import ControllerProcess
 
 PUBLISH_S = 0.05
 LOOK_S = 0.6
@@ -55,8 +55,8 @@ class StatusWatch:
 class StatusPublisher:
     """Owned by the loop thread."""
 
-    def __init__(self, home: HomeProcess) -> None:
-        self._home = home
+    def __init__(self, controller: ControllerProcess) -> None:
+        self._controller = controller
         self._monitored: Rows = {}
         self._machines: dict[int, dict[str, Any]] = {}
         self._printed: dict[int, bytes] = {}
@@ -102,7 +102,7 @@ class StatusPublisher:
         self._touched.update(procs)
         if not self._is_due:
             self._is_due = True
-            self._home.loop.call_later(PUBLISH_S, self._publish)
+            self._controller.loop.call_later(PUBLISH_S, self._publish)
 
     def ended(self, proc: int) -> None:
         """A rank has ended."""
@@ -114,20 +114,20 @@ class StatusPublisher:
     @handles(WatchStatus)
     def do_watch_status(self, request: WatchStatus, sender: Sender) -> Later | None:
         """Send a client a group's state, and then what changes, as fast as it takes it."""
-        group = self._home.registry.group(request.group).name
+        group = self._controller.registry.group(request.group).name
         was_watched = self.watched
         self._watches.append(StatusWatch(sender.proc, sender.ref, group))
         if not was_watched:
             self._versions.clear()  # nobody has kept them up to date
-            self._home.watch_resources(True)
-            self._home.loop.call_later(_LEASE_S, self._touch_lease)
+            self._controller.watch_resources(True)
+            self._controller.loop.call_later(_LEASE_S, self._touch_lease)
         self.touch()
         return LATER
 
     def _touch_lease(self) -> None:
         if self._watches:
             self.touch()
-            self._home.loop.call_later(_LEASE_S, self._touch_lease)
+            self._controller.loop.call_later(_LEASE_S, self._touch_lease)
 
     @handles(StatusTaken)
     def do_status_taken(self, request: StatusTaken, sender: Sender) -> None:
@@ -149,7 +149,7 @@ class StatusPublisher:
         was_watched = self.watched
         self._watches = [w for w in self._watches if w.client != client or (ref is not None and w.ref != ref)]
         if was_watched and not self.watched:
-            self._home.watch_resources(False)
+            self._controller.watch_resources(False)
 
     # --- what goes out
 
@@ -167,13 +167,13 @@ class StatusPublisher:
 
     def _send(self, watch: StatusWatch, change: dict[str, Any]) -> None:
         frame = wire.pack(
-            wire.REPLY, src=address.HOME, dst=watch.client, ref=watch.ref, payload=encode(change)
+            wire.REPLY, src=address.CONTROLLER, dst=watch.client, ref=watch.ref, payload=encode(change)
         )
-        self._home.send_local(watch.client, frame)
+        self._controller.send_local(watch.client, frame)
 
     def _refresh(self, name: str, touched: set[int]) -> Versioned:
-        home = self._home
-        group = home.registry.groups[name]
+        controller = self._controller
+        group = controller.registry.groups[name]
         versioned = self._versions.get(name)
         if versioned is None or versioned.order != tuple(group.procs):
             first = versioned.version + 1 if versioned is not None else 0
@@ -185,20 +185,20 @@ class StatusPublisher:
     def _fill(self, versioned: Versioned, group: Group, procs: Iterable[int]) -> None:
         """Put in the state of now: the mesh's, all hosts', and some ranks'."""
         versioned.put_head(self._head(group))
-        for host in self._home.registry.hosts.values():
+        for host in self._controller.registry.hosts.values():
             versioned.put_host(host.index, self._host_row(host, group))
         for proc in procs:
-            versioned.put_rank(proc, self._rank_row(self._home.registry.procs[proc]))
+            versioned.put_rank(proc, self._rank_row(self._controller.registry.procs[proc]))
 
     @handles(Snapshot)
     def do_snapshot(self, request: Snapshot, sender: Sender) -> Plain | Later:
         """Look at everything, and return a group's state: the fields of `MeshStatus`."""
-        home, src, ref = self._home, sender.proc, sender.ref
-        group = home.registry.group(request.group)
+        controller, src, ref = self._controller, sender.proc, sender.ref
+        group = controller.registry.group(request.group)
         if not request.fresh:
-            home.resource_monitor.glance()
+            controller.resource_monitor.glance()
             return self._snapshot(group)
-        self._look(lambda: home.reply(src, ref, self._snapshot(group)))
+        self._look(lambda: controller.reply(src, ref, self._snapshot(group)))
         return LATER
 
     def _snapshot(self, group: Group) -> dict[str, Any]:
@@ -212,13 +212,13 @@ class StatusPublisher:
         """Have all hosts look at everything; `done` is called when they have, or after `LOOK_S`."""
         self._num_looks += 1
         ref = self._num_looks
-        home = self._home
-        hosts = {0, *(h.index for h in home.hosts.link.remote_hosts() if h.state == HostState.UP)}
+        controller = self._controller
+        hosts = {0, *(h.index for h in controller.hosts.link.remote_hosts() if h.state == HostState.UP)}
         self._looks[ref] = (hosts, done)
         for index in hosts - {0}:
-            home.event(address.host_proc(index), LookNow(ref))
-        home.resource_monitor.look(lambda: self._looked(0, ref))
-        home.loop.call_later(LOOK_S, lambda: self._end_look(ref))
+            controller.event(address.host_proc(index), LookNow(ref))
+        controller.resource_monitor.look(lambda: self._looked(0, ref))
+        controller.loop.call_later(LOOK_S, lambda: self._end_look(ref))
 
     @handles(HostLooked)
     def on_looked(self, event: HostLooked, sender: Sender) -> None:
@@ -239,24 +239,24 @@ class StatusPublisher:
     # --- rows: the fields of the dataclasses in `monarch_nb.status`
 
     def _head(self, group: Group) -> dict[str, Any]:
-        home = self._home
+        controller = self._controller
         return {
-            "name": home.name or group.name,
+            "name": controller.name or group.name,
             "pid": os.getpid(),
-            "started": home.registry.started,
+            "started": controller.registry.started,
             "sizes": [list(item) for item in zip(group.extent.labels, group.extent.sizes, strict=True)],
-            "idle_timeout_s": home.lease.idle_timeout_s,
-            "lease_left_s": home.lease.left_s(),
-            "num_cells": home.cells.num_running,
-            "is_healing": home.healing.is_busy(group.name),
+            "idle_timeout_s": controller.lease.idle_timeout_s,
+            "lease_left_s": controller.lease.left_s(),
+            "num_cells": controller.cells.num_running,
+            "is_healing": controller.healing.is_busy(group.name),
             "on_failure": group.policy.on_failure,
-            "journal": home.journal.store.directory,
-            "journal_trouble": home.journal.trouble,
-            "owner_pid": home.lease.owner_pid,
-            "clients": [f"{c.what} (pid {c.pid})" for c in home.registry.clients.values() if not c.observes],
-            "kernels": {c.kernel: c.used for c in home.registry.clients.values() if c.kernel},
-            "versions": home.versions,
-            "environment": home.environment_id,
+            "journal": controller.journal.store.directory,
+            "journal_trouble": controller.journal.trouble,
+            "owner_pid": controller.lease.owner_pid,
+            "clients": [f"{c.what} (pid {c.pid})" for c in controller.registry.clients.values() if not c.observes],
+            "kernels": {c.kernel: c.used for c in controller.registry.clients.values() if c.kernel},
+            "versions": controller.versions,
+            "environment": controller.environment_id,
         }
 
     def _host_row(self, host: Host, group: Group) -> dict[str, Any]:
@@ -281,8 +281,8 @@ class StatusPublisher:
             known_since = since or time.time()
             self._since[entry.proc] = (state, known_since)
         is_busy = state in (RankState.BUSY, RankState.DEBUGGING)
-        cells = self._home.cells.on(entry.proc)
-        is_sent = self._home.cells.at(entry.proc) is not None  # to the rank, which counts it if it has yet to begin
+        cells = self._controller.cells.on(entry.proc)
+        is_sent = self._controller.cells.at(entry.proc) is not None  # to the rank, which counts it if it has yet to begin
         return {
             "rank": entry.rank,
             "host": address.host_of(entry.proc),
@@ -308,9 +308,9 @@ class StatusPublisher:
         """Return state, what it's busy with, since when (0: since it's so), and the number of its cell."""
         if entry.state != ProcState.RUNNING:
             return RankState(entry.state), "", 0.0, None
-        at = self._home.cells.at(entry.proc)
+        at = self._controller.cells.at(entry.proc)
         n, began = at if at is not None else (None, 0.0)
-        if at is None and monitored.get("is_cell") and not self._home.cells.is_stuck(entry.proc):
+        if at is None and monitored.get("is_cell") and not self._controller.cells.is_stuck(entry.proc):
             monitored = {}  # the cell has ended since that was seen
         if monitored.get("is_before_cells"):
             at, n, began = None, None, 0.0  # the cell has been sent there, and waits in the rank

@@ -12,32 +12,32 @@ from monarch_nb._protocol.states import HostState, ProcState
 from monarch_nb._wire import address
 
 if TYPE_CHECKING:
-    from monarch_nb._host.home import HomeProcess
+    from monarch_nb._host.controller import ControllerProcess
 
 
 class WaitingService:
     """Owned by the loop thread."""
 
-    def __init__(self, home: HomeProcess) -> None:
-        self._home = home
+    def __init__(self, controller: ControllerProcess) -> None:
+        self._controller = controller
 
     @handles(WaitProcs)
     def do_wait_procs(self, request: WaitProcs, sender: Sender) -> Later | None:
         """Answer once ranks are up or have ended."""
-        procs = self._home.registry.procs
+        procs = self._controller.registry.procs
         return self.answer_when(sender, {p for p in request.procs if procs[p].state == ProcState.STARTING})
 
     @handles(WaitHosts)
     def do_wait_hosts(self, request: WaitHosts, sender: Sender) -> Later | None:
         """Answer once hosts have joined."""
-        hosts = self._home.hosts
+        hosts = self._controller.hosts
         return self.answer_when(sender, {address.host_proc(h) for h in request.hosts if hosts.get(h).state == HostState.EXPECTED})
 
     def answer_when(self, sender: Sender, left: set[int], *, restarted: bool = False) -> Later | None:
         """Answer once those that are `left` have settled; `restarted`: not before one of them has."""
         if not left and not restarted:
             return None
-        self._home.registry.waiting.append(Waiting(sender.proc, sender.ref, left))
+        self._controller.registry.waiting.append(Waiting(sender.proc, sender.ref, left))
         return LATER
 
     def settled(self, done: Iterable[Waiting]) -> None:
@@ -46,4 +46,4 @@ class WaitingService:
             if waiting.done is not None:
                 waiting.done()
             else:
-                self._home.reply(waiting.src, waiting.ref, None)
+                self._controller.reply(waiting.src, waiting.ref, None)

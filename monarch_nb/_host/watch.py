@@ -191,7 +191,7 @@ class Watch:
             self._ahead_bytes += len(payload)
             self._send(
                 self.client,
-                wire.pack(wire.OUTPUT, src=address.HOME, dst=self.client, ref=self.ref, payload=payload),
+                wire.pack(wire.OUTPUT, src=address.CONTROLLER, dst=self.client, ref=self.ref, payload=payload),
             )
 
     def _send_messages(self) -> None:
@@ -210,7 +210,7 @@ class Watch:
         self._send(
             self.client,
             wire.pack(
-                wire.REPLY, src=address.HOME, dst=self.client, ref=self.ref, flags=wire.END if last else 0,
+                wire.REPLY, src=address.CONTROLLER, dst=self.client, ref=self.ref, flags=wire.END if last else 0,
                 payload=encode(messages),
             ),
         )  # fmt: skip
@@ -225,7 +225,8 @@ def _size(num_bytes: int) -> str:
 
 
 class Watches:
-    """All watches of a home: those of cells by number, for each record is offered to few of them; and the others."""
+    """All watches of a controller: those of cells by number, for each record is offered to few of them; and
+    the others."""
 
     def __init__(self) -> None:
         self._of_cells: dict[int, list[Watch]] = {}

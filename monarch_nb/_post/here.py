@@ -88,7 +88,7 @@ def office_in(mesh: MeshAddress | None) -> Office:
     return office() if mesh is None or _reach is None else _reach(mesh)
 
 
-def is_at_home(mesh: MeshAddress | None) -> bool:
+def is_own_mesh(mesh: MeshAddress | None) -> bool:
     """Say whether `office()` is one in that mesh, as far as that can be said without connecting."""
     return mesh is None or (_office is not None and not _office.closed and _office.mesh_id == mesh.mesh_id)
 
@@ -119,7 +119,7 @@ def on_remote_port(is_remote: Callable[[MeshAddress | None], bool], send: Callab
 
 def is_sent_remotely(port: Any, method: str, value: Any) -> bool:
     """Send something to a port, if its mesh can't be reached from this process; say whether that was done."""
-    if is_at_home(port._mesh) or _is_remote is None or _send_remote is None or not _is_remote(port._mesh):
+    if is_own_mesh(port._mesh) or _is_remote is None or _send_remote is None or not _is_remote(port._mesh):
         return False
     _send_remote(port, method, value)
     return True

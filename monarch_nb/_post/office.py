@@ -135,7 +135,8 @@ class Office:
         self._refs = itertools.count(1)
         self._routes: dict[int, Route] = {}
         self._old_routes: set[Route] = set()
-        """Lead nowhere since the home has gone, though others may still hold one; and one to ourselves."""
+        """Lead nowhere since the controller has gone, though others may still hold one; and one to
+        ourselves."""
         self._route_lock = threading.Lock()
         self._releases: deque[tuple[int, int]] = deque()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -145,10 +146,11 @@ class Office:
         self._pull.bind(address.endpoint(directory, me))
         self.closed = False
         self.lost = ""
-        """How the mesh has ended, in a sentence, once its home has gone: nothing can be sent or received any more."""
+        """How the mesh has ended, in a sentence, once its controller has gone: nothing can be sent or
+        received any more."""
         self.on_lost: Callable[[bool], None] = lambda _heard: None
-        """Called when the home has gone, in the background reader's thread, and whether some thread has heard
-        of it by an exception."""
+        """Called when the controller has gone, in the background reader's thread, and whether some thread has
+        heard of it by an exception."""
         self.reader = Reader(self._pull, self._dispatch)
         self.reader.closing_error = self.closing_error
         self.reader.idle_work = self._idle_work
@@ -449,8 +451,9 @@ class Office:
         """Return what to raise, now that nothing can be sent or waited for any more."""
         return MeshEnded(self.lost) if self.lost else OfficeClosed("the connection to the mesh has been closed")
 
-    def watch_home(self, pid: int, describe: Callable[[], str]) -> None:
-        """Let nobody wait any more once the home, a process of this machine, is gone. Call it before `start`.
+    def watch_controller(self, pid: int, describe: Callable[[], str]) -> None:
+        """Let nobody wait any more once the controller, a process of this machine, is gone. Call it before
+        `start`.
 
         Args:
             describe: called then; returns how the mesh has ended, in a sentence.
@@ -459,14 +462,15 @@ class Office:
             fd = os.pidfd_open(pid)
         except OSError:
             return  # it's gone already: nobody will answer the greeting
-        # Not by way of our socket's file: whoever cleans up after a home that was killed may have removed it by then.
+        # Not by way of our socket's file: whoever cleans up after a controller that was killed may have
+        # removed it by then.
         self._pull.bind(_OWN_ENDPOINT)
         waker = Route(self._context, _OWN_ENDPOINT)
         self._old_routes.add(waker)
         self.reader.end_with(fd, lambda: self._lose(describe(), waker))
 
     def _lose(self, how: str, waker: Route) -> None:
-        """The home has gone: whoever waits, or comes later, is told so by an exception."""
+        """The controller has gone: whoever waits, or comes later, is told so by an exception."""
         heard = any(p.is_awaited for p in list(self._pending.values()))
         with self._route_lock:
             if self.closed:

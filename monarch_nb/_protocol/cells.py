@@ -126,7 +126,7 @@ class RankDone(Record, frozen=True, tag=True):
 
 
 class CellSaid(Record, frozen=True, tag=True):
-    """The home has something to say about the cell."""
+    """The controller has something to say about the cell."""
 
     text: str
 
@@ -154,7 +154,7 @@ class CellOver(Record, frozen=True, tag=True):
         unfinished: what is known of ranks that were given up.
         failures: in the order of their causes.
         stopped: ranks that were interrupted.
-        said: what the home has said about it.
+        said: what the controller has said about it.
         seconds: run times, by rank.
     """
 

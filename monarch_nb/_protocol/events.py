@@ -37,7 +37,7 @@ class RankHeartbeat(Event, frozen=True):
 
 
 class RanksEnded(Event, frozen=True):
-    """Ranks have ended somewhere; the home tells everybody."""
+    """Ranks have ended somewhere; the controller tells everybody."""
 
     ends: tuple[RankExit, ...]
 
@@ -75,7 +75,7 @@ class CheckpointEpoch(Event, frozen=True):
 
 
 class HostJoined(Event, frozen=True):
-    """A host process has dialled home."""
+    """A host process has dialled the controller."""
 
     hostname: str
     pid: int
@@ -85,7 +85,7 @@ class HostJoined(Event, frozen=True):
 
 
 class Beat(Event, frozen=True):
-    """Whoever sends it lives: a host, or the home."""
+    """Whoever sends it lives: a host, or the controller."""
 
 
 class HostLeaving(Event, frozen=True):
@@ -130,13 +130,13 @@ class WatchResources(Event, frozen=True):
 
 
 class LookNow(Event, frozen=True):
-    """The home wants to know how everything is now."""
+    """The controller wants to know how everything is now."""
 
     ref: int
 
 
 class TakeStacks(Event, frozen=True):
-    """The home wants the stacks of ranks that don't answer."""
+    """The controller wants the stacks of ranks that don't answer."""
 
     ref: int
     procs: tuple[int, ...]

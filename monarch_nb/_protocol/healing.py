@@ -97,7 +97,7 @@ class CheckpointGather(Request[Gathered], frozen=True):
         version: after how many calls.
         phase: begin, done, or one between.
         slot: the member's number, of `size`.
-        epoch: as the home has told it.
+        epoch: as the controller has told it.
         value: what it gives the others, encoded.
         directory: where checkpoints are to be; empty: in the journal's.
         keep: how many.

@@ -23,7 +23,7 @@ class SetJournal(Request[JournalSettings], frozen=True):
 
 
 class Note(Request[None], frozen=True):
-    """Enter what a program has done without the home: calls, pushes. `fields` are the entry's."""
+    """Enter what a program has done without the controller: calls, pushes. `fields` are the entry's."""
 
     kind: EntryKind
     fields: dict[str, Plain]

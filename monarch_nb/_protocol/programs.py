@@ -1,4 +1,4 @@
-"""What programs ask the home for as such: to be let in, whose the mesh is, how it is, that it end."""
+"""What programs ask the controller for as such: to be let in, whose the mesh is, how it is, that it end."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ class ShutDown(Request[None], frozen=True):
 
 
 class SettleOutput(Request[None], frozen=True):
-    """Pass on what ranks of the home's machine have written before now."""
+    """Pass on what ranks of the controller's machine have written before now."""
 
 
 # --- how everything is
 
 
 class HostRow(Record, frozen=True):
-    """A machine, as the home knows it."""
+    """A machine, as the controller knows it."""
 
     index: int
     label: str
@@ -79,7 +79,7 @@ class HostRow(Record, frozen=True):
 
 
 class ProcRow(Record, frozen=True):
-    """A rank's process, as the home knows it."""
+    """A rank's process, as the controller knows it."""
 
     proc: int
     group: str
@@ -98,7 +98,7 @@ class ProgramRow(Record, frozen=True):
 
 
 class Books(Record, frozen=True):
-    """All that the home has entered.
+    """All that the controller has entered.
 
     Attributes:
         healing: groups that are being healed or resized.

@@ -86,28 +86,28 @@ class AbortCall(Request[dict[int, Plain]], frozen=True):
 
 
 class Ticket(Record, frozen=True):
-    """What a host process needs to dial home and take a place.
+    """What a host process needs to dial the controller and take a place.
 
     Attributes:
-        home: the address to dial.
-        home_key: the home's public key; `public`, `secret`: a pair for the host.
+        controller: the address to dial.
+        controller_key: the controller's public key; `public`, `secret`: a pair for the host.
     """
 
     host: int
     generation: int
     label: str
-    home: str
-    home_key: str
+    controller: str
+    controller_key: str
     public: str
     secret: str
 
 
 class Tickets(Request[list[Ticket]], frozen=True):
-    """Return what `num` new hosts need to dial home.
+    """Return what `num` new hosts need to dial the controller.
 
     Attributes:
-        bind: where the home listens for them; empty: on this machine only.
-        kind: what sort of job they come from, if the home can start another by itself.
+        bind: where the controller listens for them; empty: on this machine only.
+        kind: what sort of job they come from, if the controller can start another by itself.
         env: environment variables for another process in such a place.
     """
 
@@ -124,7 +124,7 @@ class StopHosts(Request[None], frozen=True):
     hosts: list[int]
 
 
-# --- to any host process, from the home
+# --- to any host process, from the controller
 
 
 class RankPlace(Record, frozen=True):

@@ -13,7 +13,7 @@ class _State(StrEnum):
 
 
 class HostState(_State):
-    """A machine of a mesh, as the home knows it."""
+    """A machine of a mesh, as the controller knows it."""
 
     EXPECTED = "expected"
     """It hasn't joined yet."""
@@ -25,7 +25,7 @@ class HostState(_State):
 
 
 class ProcState(_State):
-    """A rank's process, as its host process and the home know it."""
+    """A rank's process, as its host process and the controller know it."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -120,7 +120,7 @@ class CheckpointPhase(_State):
 
 
 class ClaimState(_State):
-    """What a home is at that has the right to a name."""
+    """What a controller is at that has the right to a name."""
 
     STARTING = "starting"
     RUNNING = "running"

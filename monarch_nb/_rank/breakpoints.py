@@ -16,7 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._frames.cells import cell_number
-from monarch_nb._frames.elsewhere import at_home, here
+from monarch_nb._frames.elsewhere import local_path, notebook_path
 
 if TYPE_CHECKING:
     from monarch_nb._rank.debugger import Debugger
@@ -97,9 +97,9 @@ def find(file: str) -> str | None:
     known = list(linecache.cache)
     if cell is not None:
         return next((name for name in reversed(known) if cell_number(name) == int(cell[1])), None)
-    if os.path.isabs(file) and os.path.exists(here(file)):
-        return at_home(file)
+    if os.path.isabs(file) and os.path.exists(local_path(file)):
+        return notebook_path(file)
     loaded = [getattr(m, "__file__", None) for m in list(sys.modules.values())]
-    names = [at_home(name) for name in (*known, *loaded) if isinstance(name, str)]
+    names = [notebook_path(name) for name in (*known, *loaded) if isinstance(name, str)]
     found = next((name for name in names if name == file or name.endswith("/" + file.lstrip("./"))), None)
-    return found or (at_home(os.path.abspath(file)) if os.path.exists(file) else None)
+    return found or (notebook_path(os.path.abspath(file)) if os.path.exists(file) else None)

@@ -1,8 +1,9 @@
 """pdb on a rank: whatever thread stops waits for lines that come by message, and answers with text.
 
-A *stop* is one thread that stands at a breakpoint. It tells the home where it stands, and then reads lines from an inbox as it would read mail, so it may read the process'
-socket itself while it waits. What pdb prints after a line goes back as that line's answer, when pdb asks for the next line or lets the program run on. Who may send lines is the
-home's business (`_host/debug_service`).
+A *stop* is one thread that stands at a breakpoint. It tells the controller where it stands, and then reads
+lines from an inbox as it would read mail, so it may read the process' socket itself while it waits. What pdb
+prints after a line goes back as that line's answer, when pdb asks for the next line or lets the program run
+on. Who may send lines is the controller's business (`_host/debug_service`).
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Line:
     """A line for a stop.
 
     Attributes:
-        n: number of the command, by which the home knows the answer.
+        n: number of the command, by which the controller knows the answer.
     """
 
     __slots__ = ("n", "text")
@@ -164,13 +165,13 @@ class Debugger:
         """Hand a line to a stop; return the waiter to wake."""
         stop = self._stops.get(key)
         if stop is None:
-            self.notify_home(DebugLeft(key, n, "it runs on, and no longer stands there"))
+            self.notify_controller(DebugLeft(key, n, "it runs on, and no longer stands there"))
             return None
         return stop.inbox.put_message(Line(n, text))
 
-    def notify_home(self, request: Request[None]) -> None:
-        """Tell the home."""
-        self.office.ask(address.HOME, request)
+    def notify_controller(self, request: Request[None]) -> None:
+        """Tell the controller."""
+        self.office.ask(address.CONTROLLER, request)
 
 
 class CellParts:
@@ -230,7 +231,7 @@ class MeshPdb(pdb.Pdb):
         if self._line is not None and self._line.text == wire.RUN_ON:
             self.set_continue()
         if self._goes_on_by_steps():
-            self._debugger.notify_home(DebugRunning(self._key))
+            self._debugger.notify_controller(DebugRunning(self._key))
         else:
             self._left(self._taken())
 
@@ -361,7 +362,7 @@ class MeshPdb(pdb.Pdb):
     def _report(self) -> None:
         n = self._line.n if self._line is not None else 0
         mode = "interact" if self._console is not None else "pdb"
-        self._debugger.notify_home(DebugStopped(self._key, n, self._taken(), self._where(), mode))
+        self._debugger.notify_controller(DebugStopped(self._key, n, self._taken(), self._where(), mode))
         self._line = None
 
     def _where(self) -> dict[str, Any]:
@@ -396,7 +397,7 @@ class MeshPdb(pdb.Pdb):
     def _left(self, text: str) -> None:
         line, self._line = self._line, None
         self._debugger.leave(self._key)
-        self._debugger.notify_home(DebugLeft(self._key, line.n if line is not None else 0, text))
+        self._debugger.notify_controller(DebugLeft(self._key, line.n if line is not None else 0, text))
         self._key = 0
 
 

@@ -38,13 +38,13 @@ def _ask(office: Office, prompt: str, *, hidden: bool) -> str:
     flush = getattr(sys.stdout, "flush", None)
     if flush is not None:
         flush()
-    reply = office.request(address.HOME, AskUser(prompt, hidden, current_origin()))
+    reply = office.request(address.CONTROLLER, AskUser(prompt, hidden, current_origin()))
     try:
         office.reader.wait(reply)
     finally:
         if not reply.ready:
             office.forget(reply.ref)
-            office.ask(address.HOME, AskNoMore(reply.ref))
+            office.ask(address.CONTROLLER, AskNoMore(reply.ref))
     answer = reply.read() if reply.body is not None else Typed(refused="the mesh has ended")
     if answer.refused:
         from IPython.core.error import StdinNotImplementedError

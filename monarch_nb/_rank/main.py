@@ -137,8 +137,8 @@ def run_rank(spec: dict[str, Any], host_pid: int) -> None:
     rank.office.start()
     dump_file.aim(rank.office.reader.background_thread_id)
     up = RankIsUp(os.getpid())
-    home = address.host_proc(rank.office.host)
-    rank.office.send(home, wire.pack(wire.EVENT, src=rank.office.me, dst=home, name=up.wire_name.encode(), payload=encode(up)))
+    controller = address.host_proc(rank.office.host)
+    rank.office.send(controller, wire.pack(wire.EVENT, src=rank.office.me, dst=controller, name=up.wire_name.encode(), payload=encode(up)))
     with suppress(SystemExit):
         rank.worker.serve()
     rank.actors.stop()
@@ -185,7 +185,7 @@ def _set_environment(spec: dict[str, Any]) -> None:
     sys.argv[:] = [spec.get("argv0", "")]
     if spec.get("cwd") and os.path.isdir(spec["cwd"]):
         os.chdir(spec["cwd"])
-    workspace.adopt([(home, here) for home, here in spec.get("elsewhere", ())], spec.get("cwd", ""))
+    workspace.adopt([(controller, here) for controller, here in spec.get("elsewhere", ())], spec.get("cwd", ""))
     gpus = spec.get("gpus")
     if gpus and spec.get("gpu_dimension") and "CUDA_VISIBLE_DEVICES" not in spec["env"]:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[spec["local_rank"] % len(gpus)]

@@ -48,14 +48,14 @@ _RUN = Work.RUN.encode()
 
 
 class CellAnswer(NamedTuple):
-    """How a cell ended, as it goes to the home."""
+    """How a cell ended, as it goes to the controller."""
 
     payload: bytes
     failed: bool
 
 
 def _cell_answer(ended: dict[str, Any], seconds: float) -> CellAnswer:
-    """Return how a cell ended, as the home takes it: what is in it is plain already."""
+    """Return how a cell ended, as the controller takes it: what is in it is plain already."""
     failed = ended["status"] != CellStatus.OK
     plain = not failed and ended["value"] is None
     body = b"" if plain else to_json({**ended, "seconds": seconds}).encode()
@@ -236,7 +236,7 @@ class Worker:
         if not message.ref:
             return
         office = self.rank.office
-        if isinstance(body, CellAnswer) or message.src == address.HOME:
+        if isinstance(body, CellAnswer) or message.src == address.CONTROLLER:
             flags |= wire.ERROR if isinstance(body, CellAnswer) and body.failed else 0
             frame = wire.pack(
                 wire.REPLY, src=office.me, dst=message.src, flags=flags, slot=message.slot, ref=message.ref,

@@ -24,9 +24,9 @@ def adopt(pairs: Sequence[elsewhere.Pair], cwd: str) -> None:
         return
     stands_as_started = not cwd or _stands_at(cwd) or not os.path.isdir(cwd)
     elsewhere.learn(here)
-    sys.path[:] = [elsewhere.here(path) if isinstance(path, str) else path for path in sys.path]
+    sys.path[:] = [elsewhere.local_path(path) if isinstance(path, str) else path for path in sys.path]
     invalidate_caches()
-    moved = elsewhere.here(cwd)
+    moved = elsewhere.local_path(cwd)
     if stands_as_started and moved != cwd and os.path.isdir(moved) and not _is_in_a_copy():
         os.chdir(moved)
 
@@ -40,5 +40,5 @@ def _stands_at(folder: str) -> bool:
 def _is_in_a_copy() -> bool:
     with suppress(OSError):
         at = os.getcwd()
-        return elsewhere.at_home(at) != at
+        return elsewhere.notebook_path(at) != at
     return False

@@ -8,7 +8,9 @@ What training imports late is loaded while nobody asks for ranks: torch._dynamo,
 otherwise. A request that comes earlier is served at once, between two imports.
 
 Protocol, on a SOCK_SEQPACKET pair with the host process: one request is a JSON object {"ranks": [...]} with descriptors (spec, then stdout and
-stderr of each rank); each rank is answered by {"proc": ..., "pid": ...}. When it can be asked it says {"ready": true}. Another is {"move": true}, with what the program has that the home belongs to from now on. A third, {"retire": true}, ends it for
+stderr of each rank); each rank is answered by {"proc": ..., "pid": ...}. When it can be asked it says
+{"ready": true}. Another is {"move": true}, with what the program has that the controller belongs to from now
+on. A third, {"retire": true}, ends it for
 its successor: it answers with the process groups of its ranks, which that is told by {"adopt": ...}. When the host process goes, the socket ends, and the zygote kills
 the process groups of its ranks, takes the directory of their sockets away, and leaves: ranks die with the host process by themselves, what they started
 does not, nor do files go. (So the zygote must not ask the kernel to be killed with its parent.)
@@ -171,7 +173,8 @@ class _Zygote:
 
     @staticmethod
     def _move(belongings: dict[str, Any]) -> None:
-        """Have what a zygote has that another program's host process has started: the home has been taken by that program."""
+        """Have what a zygote has that another program's host process has started: the controller has been
+        taken by that program."""
         os.environ.clear()
         os.environ.update(belongings["environ"])
         os.environ.setdefault(*HUGE_PAGES)

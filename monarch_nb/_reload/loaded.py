@@ -19,7 +19,7 @@ from importlib.util import cache_from_source
 from types import CodeType, ModuleType
 from typing import Any
 
-from monarch_nb._frames.elsewhere import as_at_home, at_home
+from monarch_nb._frames.elsewhere import notebook_path, with_notebook_path
 from monarch_nb._reload.watch import FileStatus, Watch, file_status
 
 GRAIN_NS = 2_000_000_000
@@ -49,7 +49,7 @@ class Loaded:
     @property
     def known_as(self) -> str:
         """The path by which the notebook knows its file."""
-        return at_home(self.path)
+        return notebook_path(self.path)
 
     @property
     def is_certain(self) -> bool:
@@ -226,7 +226,7 @@ def _noting_get_code(self: SourceFileLoader, fullname: str) -> CodeType | None:
     loaded.source = source = self.get_data(path)
     code = _get_code(self, fullname) if _has_sure_byte_code(loaded) else self.source_to_code(source, path)
     _note(loaded)
-    return None if code is None else as_at_home(code)
+    return None if code is None else with_notebook_path(code)
 
 
 def _has_sure_byte_code(loaded: Loaded) -> bool:

@@ -62,7 +62,8 @@ class ActorHost:
         self.checkpoints: dict[int, Checkpoints] = {}
         """By actor; they survive it."""
         self.checkpoint_epochs: dict[int, int] = {}
-        """By actor, also one that is still being constructed: members that save together know the same one; the home counts."""
+        """By actor, also one that is still being constructed: members that save together know the same one;
+        the controller counts."""
         self._on_work = on_work
         self._early: dict[int, list[Message]] = {}
         self._gone: dict[int, str] = {}

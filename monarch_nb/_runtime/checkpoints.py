@@ -144,7 +144,8 @@ class Checkpoints:
             self._tell_failure(error, path, snapshot.version, epoch)
 
     def _tell_failure(self, error: Exception, path: str, version: int, epoch: int) -> None:
-        """Tell the home that this rank doesn't save any more: the others needn't wait. Returns when what is there of this checkpoint has gone."""
+        """Tell the controller that this rank doesn't save any more: the others needn't wait. Returns when
+        what is there of this checkpoint has gone."""
         own = "" if isinstance(error, CheckpointError) else _why(error, path)
         if own:
             self._error = CheckpointError(own)
@@ -153,19 +154,19 @@ class Checkpoints:
             asked=self._asked,
         )  # fmt: skip
         with suppress(OfficeClosed):
-            self._office.reader.wait(self._office.request(address.HOME, failed), None)
+            self._office.reader.wait(self._office.request(address.CONTROLLER, failed), None)
 
     @property
     def _prefix(self) -> str:
         return f"rank{self._slot}" if self.kind == CheckpointKind.OWN else "all"
 
     def _exchange(self, epoch: int, version: int, phase: str, value: Any) -> list[Any]:
-        """Give a value to all members by way of the home; return theirs."""
+        """Give a value to all members by way of the controller; return theirs."""
         member = CheckpointGather(
             actor_id=self._actor_id, version=version, phase=phase, slot=self._slot, size=self._size, epoch=epoch,
             value=codec.to_bytes(codec.encode(value)), directory=self.directory, keep=self.keep,
         )  # fmt: skip
-        reply = self._office.request(address.HOME, member)
+        reply = self._office.request(address.CONTROLLER, member)
         self._office.reader.wait(reply, None)
         try:
             found = reply.read()

@@ -1,4 +1,5 @@
-"""One name, once: the right to a mesh's name is a lock on a file, which the mesh's home holds as long as it lives.
+"""One name, once: the right to a mesh's name is a lock on a file, which the mesh's controller holds as long
+as it lives.
 
 The kernel gives the lock to one process, and takes it back when that has ended, however it ended. So there's nothing to check before acting: who has the
 claim may write or remove the connection file of that name, and nobody else. The lock belongs to the open file (OFD), not to the process, so

@@ -29,7 +29,7 @@ class Invitation:
     Attributes:
         wire_version: protocol of the mesh.
         addresses: of the controller, in the order in which they're tried: tcp://10.0.0.5:29400.
-        home_key: the controller's public key.
+        controller_key: the controller's public key.
         guest_public, guest_secret: a pair that may only knock.
         places: how many hosts may come.
         scratch: directory for sockets and segments; variables are expanded on each host.
@@ -38,7 +38,7 @@ class Invitation:
     mesh: str
     wire_version: int
     addresses: tuple[str, ...]
-    home_key: str
+    controller_key: str
     guest_public: str
     guest_secret: str
     places: int
@@ -61,7 +61,7 @@ class Invitation:
         made = _made(cls, {**found, "addresses": tuple(found.get("addresses") or ())}, "invitation")
         if not made.addresses or not all(isinstance(a, str) and a.startswith("tcp://") for a in made.addresses):
             raise InvitationError("an invitation without an address of the mesh")
-        _check_keys(made.home_key, made.guest_public, made.guest_secret)
+        _check_keys(made.controller_key, made.guest_public, made.guest_secret)
         return made
 
 

@@ -1,4 +1,4 @@
-"""CURVE keys, and the allow-list that a home host process checks every tcp connection against.
+"""CURVE keys, and the allow-list that a controller checks every tcp connection against.
 
 ZeroMQ asks an in-process REP socket (the ZAP protocol, RFC 27) for each new connection. `Gatekeeper` answers it from the
 host process' own loop, so no thread is needed, and an unknown key never gets a byte through.

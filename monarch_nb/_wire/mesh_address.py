@@ -1,6 +1,7 @@
 """Which mesh a handle belongs to, and where: what travels with handles, so that they stay what they are in processes of other meshes.
 
-It's the place of the home's sockets, and nothing secret: who may enter that directory on that machine may use the mesh, as any program of its user may.
+It's the place of the controller's sockets, and nothing secret: who may enter that directory on that machine
+may use the mesh, as any program of its user may.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ def this_machine() -> str:
 
 
 class MeshAddress(NamedTuple):
-    """Where the home of a mesh is.
+    """Where the controller of a mesh is.
 
     Attributes:
-        mesh_id: drawn by the home; no other mesh has it.
+        mesh_id: drawn by the controller; no other mesh has it.
         name: what people call the mesh; empty if it's a program's own.
         machine: where `pid` means what it means there; see `machine_id`.
         hostname: what people call that machine.
-        directory: of the home's sockets.
-        pid, start_time: the home process.
+        directory: of the controller's sockets.
+        pid, start_time: the controller process.
     """
 
     mesh_id: str
@@ -42,24 +43,24 @@ class MeshAddress(NamedTuple):
     start_time: int | None = None
 
     @classmethod
-    def of_home(cls, mesh_id: str, name: str, directory: str, pid: int) -> MeshAddress:
-        """Return the address of a home of this machine."""
+    def of_controller(cls, mesh_id: str, name: str, directory: str, pid: int) -> MeshAddress:
+        """Return the address of a controller of this machine."""
         return cls(mesh_id, name, this_machine(), socket.gethostname(), directory, pid, start_time(pid))
 
     @property
     def is_near(self) -> bool:
-        """Whether the home is on this machine, in sight of this process."""
+        """Whether the controller is on this machine, in sight of this process."""
         return self.machine == this_machine()
 
     @property
     def lives(self) -> bool:
-        """Whether a home of this machine still runs."""
+        """Whether a controller of this machine still runs."""
         return is_running(self.pid, self.start_time)
 
     @property
     def is_open(self) -> bool:
-        """Whether this process may use the sockets of a home of this machine."""
-        return os.access(address.socket_path(self.directory, address.HOME), os.R_OK | os.W_OK)
+        """Whether this process may use the sockets of a controller of this machine."""
+        return os.access(address.socket_path(self.directory, address.CONTROLLER), os.R_OK | os.W_OK)
 
     def __str__(self) -> str:
-        return f"mesh {self.name!r}" if self.name else f"the mesh whose home is process {self.pid} on {self.hostname}"
+        return f"mesh {self.name!r}" if self.name else f"the mesh whose controller is process {self.pid} on {self.hostname}"

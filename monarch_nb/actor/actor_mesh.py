@@ -267,7 +267,7 @@ class ActorMesh(MeshTrait, Generic[T]):
             self._register_spawn(body, creator)
 
     def _register_spawn(self, body: Encoded, creator: tuple[int, int]) -> None:
-        """Let the home keep what it takes to make these actors again."""
+        """Let the controller keep what it takes to make these actors again."""
         size_bytes = len(body.payload) + sum(b.nbytes for b in body.buffers)
         sessions.of_office(self._office).tell(
             ActorSpawned(

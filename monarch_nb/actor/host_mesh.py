@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from monarch_nb.sync import SyncReceipt
 
 METHODS = ("fork", "spawn")
-HOME_ENDS_S = 10.0
+CONTROLLER_ENDS_S = 10.0
 
 
 class HostMesh(MeshTrait):
@@ -56,7 +56,7 @@ class HostMesh(MeshTrait):
         mesh: MeshAddress | None = None,
         owned: bool = True,
     ) -> None:
-        if session is None and here.is_at_home(mesh):
+        if session is None and here.is_own_mesh(mesh):
             session = sessions.current()
         self._known_session = session
         self._mesh = mesh
@@ -252,7 +252,7 @@ class HostMesh(MeshTrait):
         self._life.is_shut_down = True
         session = self._session
         if self._hosts == (0,):
-            return _shut_down_home(session)
+            return _shut_down_controller(session)
         reply = session.ask(StopHosts([h for h in self._hosts if h]))
         return Future(reply, lambda pending: pending.read(), "shutdown of hosts")
 
@@ -294,13 +294,13 @@ class _Life:
     is_shut_down: bool = False
 
 
-def _shut_down_home(session: Session) -> Future[None]:
+def _shut_down_controller(session: Session) -> Future[None]:
     """End the first host, and the mesh with it."""
     reply, pid = session.ask_to_end()
 
     def finish(_pending: OneReply) -> None:
-        if pid and not wait_until_gone(pid, HOME_ENDS_S):
-            raise MeshError(f"the home host process (pid {pid}) was told to end, and has not within {HOME_ENDS_S:g} s")
+        if pid and not wait_until_gone(pid, CONTROLLER_ENDS_S):
+            raise MeshError(f"the controller (pid {pid}) was told to end, and has not within {CONTROLLER_ENDS_S:g} s")
         session.close()  # the next this_host() starts anew
 
     return Future(reply, finish, "shutdown of hosts")

@@ -31,7 +31,7 @@ class OfficeOnDemand:
 
 def set_office(handle: Any, office: Office | None, mesh: MeshAddress | None = None) -> None:
     """Let a handle belong to a mesh: by this process' office in it, or, without one, by its address, which is connected to when it's needed."""
-    if office is None and here.is_at_home(mesh):
+    if office is None and here.is_own_mesh(mesh):
         office = here.office()
     if office is None:
         handle._mesh = mesh
@@ -51,12 +51,12 @@ def known_office(handle: Any) -> Office | None:
     return office
 
 
-# --- meshes whose home is on another machine
+# --- meshes whose controller is on another machine
 
 
 def needs_envoy(mesh: MeshAddress | None) -> bool:
     """Say whether a mesh can be reached from this process by an envoy only (see `relay`)."""
-    if mesh is None or here.rank is None or here.is_at_home(mesh) or mesh.is_near:
+    if mesh is None or here.rank is None or here.is_own_mesh(mesh) or mesh.is_near:
         return False
     own = here.office().mesh
     return own is not None and not own.is_near  # else the envoy would be no nearer than we are

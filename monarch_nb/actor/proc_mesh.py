@@ -130,7 +130,8 @@ class ProcMesh(MeshTrait):
 
     @property
     def host_indices(self) -> tuple[int, ...]:
-        """Indices in their mesh of the hosts that these processes are on, each once; 0 is the home's."""
+        """Indices in their mesh of the hosts that these processes are on, each once; 0 is the
+        controller's."""
         return tuple(dict.fromkeys(address.host_of(proc) for proc in self._procs))
 
     @property

@@ -1,8 +1,9 @@
-"""Handles on a mesh whose home is on another machine than this process: an envoy uses them for us.
+"""Handles on a mesh whose controller is on another machine than this process: an envoy uses them for us.
 
-Meshes are entered on the machine of their home. Whoever has brought two meshes together was on the machine of both homes, and so can an actor be: the
-envoy, one for each mesh, in a process of its own beside our home. What goes through it takes the way that it would take anyhow, encrypted between machines, and
-no key is handed out.
+Meshes are entered on the machine of their controller. Whoever has brought two meshes together was on the
+machine of both controllers, and so can an actor be: the envoy, one for each mesh, in a process of its own
+beside our controller. What goes through it takes the way that it would take anyhow, encrypted between
+machines, and no key is handed out.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _ENVOY = "monarch_nb.envoy"
 
 
 class Envoy(Actor):
-    """Does on the machine of our home what we ask of handles on other meshes."""
+    """Does on the machine of our controller what we ask of handles on other meshes."""
 
     @concurrent_endpoint
     async def do(self, handle: Any, path: Sequence[str], args: Any, kwargs: Any) -> Any:

@@ -34,6 +34,6 @@ class RRef:
 
 def _arrive(key: int, procs: tuple[int, ...], shape: Shape, mesh: MeshAddress | None) -> Any:
     """Become the value, on a rank that has it."""
-    if not here.is_at_home(mesh) or here.office().me not in procs:
+    if not here.is_own_mesh(mesh) or here.office().me not in procs:
         return RRef(key, procs, shape, mesh)
     return kept.find(key)

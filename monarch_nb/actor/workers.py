@@ -1,7 +1,7 @@
 """Hosts that were started by hand: a worker loop on each machine, and a program that attaches to them.
 
 Both sides hold one key file, so only who can read it gets in, and nothing crosses the network in clear. The worker starts a host
-process for whoever attaches, which then dials that program's home.
+process for whoever attaches, which then dials that program's controller.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class Stop:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Stop:
-        """Make it of what the home says."""
+        """Make it of what the controller says."""
         return cls(**{**row, "state": StopState(row["state"]), "source": tuple((n, text) for n, text in row["source"])})
 
 

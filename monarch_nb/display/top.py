@@ -43,7 +43,7 @@ def table(status: MeshStatus, *below: RenderableType) -> RenderableType:
     if status.idle_timeout_s:
         left = f", {duration(status.lease_left_s)} left" if status.lease_left_s is not None else ""
         lease = f"  lease {duration(status.idle_timeout_s)}{left}"
-    up = Text(f"home pid {status.pid}, up {duration(max(0.0, round(time.time() - status.started)))}{lease}", "dim")
+    up = Text(f"controller pid {status.pid}, up {duration(max(0.0, round(time.time() - status.started)))}{lease}", "dim")
     return Group(head, up, _hosts(status), _ranks(status), *below)
 
 

@@ -88,7 +88,7 @@ def start_hosts(
 
 
 def agent_config(ticket: Ticket, directory: str) -> dict[str, Any]:
-    """Return the configuration of a host process that dials home with `ticket`."""
+    """Return the configuration of a host process that dials the controller with `ticket`."""
     return {
         **asdict(ticket),
         "directory": directory,

@@ -93,7 +93,7 @@ def start_cell(
     """Start a cell and leave it to run, with a display that goes on; return its number in the journal.
 
     Raises:
-        MeshUsageError: if the home refuses it.
+        MeshUsageError: if the controller refuses it.
     """
     view = CellView(ranks, len(mesh), more_hint="%mesh logs", group=group)
     stall_detector = StallDetector(mesh, view)

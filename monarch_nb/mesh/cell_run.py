@@ -1,4 +1,5 @@
-"""One run of a cell, as a client sees it: the home runs it; here it is waited for, interrupted, and turned into a result or an error."""
+"""One run of a cell, as a client sees it: the controller runs it; here it is waited for, interrupted, and
+turned into a result or an error."""
 
 from __future__ import annotations
 
@@ -177,7 +178,7 @@ class CellRun:
         self._feed = Feed(mesh._office, self)
 
     def start(self, request: Request[None]) -> CellRun:
-        """Ask the home for it."""
+        """Ask the controller for it."""
         self._mesh._session.watch(self._feed, request)
         return self
 
@@ -220,11 +221,11 @@ class CellRun:
 
     @property
     def n(self) -> int:
-        """Its number in the journal; 0 as long as the home hasn't taken it."""
+        """Its number in the journal; 0 as long as the controller hasn't taken it."""
         return self._feed.n
 
     def wait_for_number(self, timeout_s: float) -> int:
-        """Wait until the home has taken the cell; return its number in the journal.
+        """Wait until the controller has taken the cell; return its number in the journal.
 
         Raises:
             MeshUsageError: if it refused.
@@ -268,7 +269,7 @@ class CellRun:
             interrupts: what passes Ctrl-C on already, if something does.
 
         Raises:
-            MeshUsageError: if the home refused it.
+            MeshUsageError: if the controller refused it.
             KernelShutDown: (a KeyboardInterrupt) if this kernel is being shut down; the cell goes on.
         """
         deadline = None if timeout is None else time.monotonic() + timeout

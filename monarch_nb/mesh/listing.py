@@ -39,7 +39,7 @@ class Row:
     def cells(self) -> tuple[str, ...]:
         """Return it as columns."""
         clients = "" if self.num_clients is None else f"{self.num_clients or 'no'} client{'s' * (self.num_clients != 1)}"
-        return self.name, self.size, self.state, self.age, self.owner, clients, f"home pid {self.pid}"
+        return self.name, self.size, self.state, self.age, self.owner, clients, f"controller pid {self.pid}"
 
 
 def list_rows(timeout_s: float = ANSWER_S) -> list[Row]:

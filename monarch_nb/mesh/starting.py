@@ -122,7 +122,8 @@ def _start(name: str, asked: Asked, *, force: bool) -> Mesh:
 
 
 def _check_room(dims: Mapping[str, int], num_hosts: int, num_spares: int, *, force: bool) -> None:
-    """See whether this machine has room for a mesh, before anything is made for it; the home looks again."""
+    """See whether this machine has room for a mesh, before anything is made for it; the controller looks
+    again."""
     num_ranks = math.prod(dims.values()) * max(1, num_hosts)
     try:
         capacity.check_room(num_ranks + num_hosts + num_spares, force=force, how="--force (force=True)")
@@ -131,10 +132,10 @@ def _check_room(dims: Mapping[str, int], num_hosts: int, num_spares: int, *, for
 
 
 def claimed(name: str) -> Session:
-    """Return a session with a home that has the right to a name, as nobody else has.
+    """Return a session with a controller that has the right to a name, as nobody else has.
 
     Raises:
-        NameTaken: if another home has it.
+        NameTaken: if another controller has it.
     """
     claim = launch.find_claim(name)
     if claim is None:
@@ -180,7 +181,7 @@ def _start_on(
 
 
 def enter(session: Session, procs: ProcMesh, env: Mapping[str, str]) -> GroupRecord:
-    """Let other programs find these ranks as the named mesh of their home; return their description."""
+    """Let other programs find these ranks as the named mesh of their controller; return their description."""
     extent = procs.extent
     record = GroupRecord(
         procs._group, tuple(procs._procs), tuple(extent.labels), tuple(extent.sizes), tuple(procs._hosts), dict(env)
@@ -196,7 +197,7 @@ def ends_with_program(asked: bool | None) -> bool:
 
 def _hosts(session: Session, num_hosts: int, num_spares: int) -> HostMesh:
     if num_spares and not num_hosts:
-        raise MeshUsageError("spares take the place of lost hosts, and this mesh is on the home's own: give a number of hosts, too")
+        raise MeshUsageError("spares take the place of lost hosts, and this mesh is on the controller's own: give a number of hosts, too")
     if not num_hosts:
         return HostMesh((0,), session=session)
     from monarch_nb.job.process import start_hosts
@@ -211,12 +212,12 @@ def _hosts(session: Session, num_hosts: int, num_spares: int) -> HostMesh:
 
 def default_dims(session: Session) -> dict[str, int]:
     """Return one rank per GPU, or per core where there is none."""
-    home = session.request(Status()).hosts[0]
-    return {"gpus": home.num_gpus} if home.num_gpus else {"procs": home.num_cores}
+    controller = session.request(Status()).hosts[0]
+    return {"gpus": controller.num_gpus} if controller.num_gpus else {"procs": controller.num_cores}
 
 
 def abandon(session: Session) -> None:
-    """End a home that no mesh has come of."""
+    """End a controller that no mesh has come of."""
     with suppress(MeshError):
         session.request(ShutDown())
     session.close()
@@ -264,7 +265,7 @@ _attach = attach  # `start` has a parameter of that name
 
 
 def made(name: str, session: Session, record: GroupRecord, *, make_current: bool = True) -> Mesh:
-    """Return the mesh that a home describes; this program is in it from now on."""
+    """Return the mesh that a controller describes; this program is in it from now on."""
     mesh = Mesh(name, session, record)
     if "joblib" in sys.modules:  # so that joblib.parallel_config(backend="monarch_nb") finds it
         importlib.import_module("monarch_nb.mesh.tasks.joblib")

@@ -94,7 +94,7 @@ def _environment(mesh: Mesh, choice: EnvironmentChoice, *, is_dry: bool) -> Part
 
 
 def remote_hosts(mesh: Mesh) -> list[int]:
-    """Return the indices of the hosts of a mesh that run ranks and aren't the home's own."""
+    """Return the indices of the hosts of a mesh that run ranks and aren't the controller's own."""
     return [index for index in mesh.living().host_indices if index]
 
 

@@ -1,8 +1,9 @@
 """The Jupyter server extension: meshes of this user over REST and one WebSocket, on Jupyter's own port.
 
-    browser -- handlers, stream -- meshes -- links -- home host processes
+    browser -- handlers, stream -- meshes -- links -- controllers
 
-`handlers` and `stream` only translate; `meshes` knows which meshes there are; a `link` is the connection to one home, with a `mirror` of its state.
+`handlers` and `stream` only translate; `meshes` knows which meshes there are; a `link` is the connection to
+one controller, with a `mirror` of its state.
 No kernel takes part: it all works while kernels are busy, or gone. With no page open there is no connection and no timer.
 """
 

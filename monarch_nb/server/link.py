@@ -1,4 +1,4 @@
-"""The connection to one mesh's home, as somebody who only looks on: it doesn't keep the mesh alive."""
+"""The connection to one mesh's controller, as somebody who only looks on: it doesn't keep the mesh alive."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Link:
         """Call a function with the mesh where it may block.
 
         Raises:
-            MeshError: if the home can't be reached.
+            MeshError: if the controller can't be reached.
         """
         self.acquire()
         try:
@@ -84,7 +84,7 @@ class Link:
         """Keep the mirror up to date until `unwatch`.
 
         Raises:
-            MeshError: if the home can't be reached.
+            MeshError: if the controller can't be reached.
         """
         self.acquire()
         self._num_watchers += 1
@@ -94,7 +94,7 @@ class Link:
             self.unwatch()
             raise
         if self._feed is None and self._num_watchers:
-            self._feed = mesh.watch_status(self._on_change, self._home_gone)
+            self._feed = mesh.watch_status(self._on_change, self._controller_gone)
 
     def unwatch(self) -> None:
         """Somebody watches no longer."""
@@ -113,7 +113,7 @@ class Link:
             self.mirror.take_change(change)
             self._feed.taken()
 
-    def _home_gone(self) -> None:
+    def _controller_gone(self) -> None:
         how = how_ended(self._opened.result())
         self._call_soon(lambda: self.ended(how))
 

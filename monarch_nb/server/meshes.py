@@ -37,7 +37,7 @@ class Meshes:
         return self.link_to(launch.find_connection(name))
 
     def link_to(self, connection: Connection) -> Link:
-        """Return the connection to the home that a connection file names."""
+        """Return the connection to the controller that a connection file names."""
         key = (connection.name, connection.pid)
         link = self._links.get(key)
         if link is None or link.closed:

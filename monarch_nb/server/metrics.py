@@ -20,7 +20,7 @@ SCRAPE_S = 2.0
 
 
 class MeshCollector(Collector):
-    """Asks the homes of this user's meshes how they are."""
+    """Asks the controllers of this user's meshes how they are."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self._pool = pool

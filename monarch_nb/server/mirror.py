@@ -25,7 +25,7 @@ class Mirror:
         return bool(self.rows.order)
 
     def take_change(self, change: Change) -> None:
-        """Take what a home says."""
+        """Take what a controller says."""
         if "full" in change:
             full = change["full"]
             self.rows = Versioned(tuple(r["rank"] for r in full["ranks"]), self.rows.version + 1)

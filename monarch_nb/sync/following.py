@@ -247,7 +247,7 @@ class Workspaces:
         """Have hosts have the workspace, and others that were named.
 
         Args:
-            hosts: indices, without the home's.
+            hosts: indices, without the controller's.
             paths: absolute; a folder that lies in no workspace yet becomes one.
 
         Raises:
@@ -258,7 +258,7 @@ class Workspaces:
         if not options.is_dry:
             for followed in chosen:
                 self._followed[followed.workspace.folder] = followed
-            self._tell_home(hosts)
+            self._tell_controller(hosts)
         others = not_covered([each.workspace for each in (*chosen, *self._followed.values())])
         if receipts and any(not host.is_shared for host in receipts[-1].hosts.values()):
             receipts[-1] = replace(receipts[-1], not_covered=others)
@@ -304,7 +304,7 @@ class Workspaces:
             return known
         return Followed(self._session, Workspace(folder, options.include, options.exclude))
 
-    def _tell_home(self, hosts: Sequence[int]) -> None:
+    def _tell_controller(self, hosts: Sequence[int]) -> None:
         """Let ranks know that are started from now on."""
         pairs = {index: self.pairs(index) for index in hosts if self.pairs(index)}
         if pairs:

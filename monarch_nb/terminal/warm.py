@@ -40,13 +40,13 @@ def status() -> str:
 
 
 def _state(each: Kept) -> str:
-    return f"warm until {each.until_text}" if each.home is not None else "an interpreter is being warmed up"
+    return f"warm until {each.until_text}" if each.controller is not None else "an interpreter is being warmed up"
 
 
 def _for_whom(each: Kept) -> str:
     """Return why programs that are started here wouldn't take it; empty if they would, or nobody can say."""
     with suppress(OSError, ValueError, KeyError):
-        differ = differences(requirements(), read_facts(each.home.directory)["requirements"]) if each.home else []
+        differ = differences(requirements(), read_facts(each.controller.directory)["requirements"]) if each.controller else []
         if differ:
             return f"; not for programs of this terminal: differs in {', '.join(differ)}"
     return ""

@@ -88,8 +88,8 @@ def state_to_page(page: Page) -> None:
                 if found is not None and found - times[i] < 5:
                     delays.append((found - times[i]) * 1000)
         print(f"state change on a rank to the page, {len(delays)} changes: {shares(delays)} ms (aim: p50 150, p95 400)")
-        home = psutil.Process(mesh.status().pid)
-        print(f"host process with 8 ranks, watched by the page: {cpu(home, 8):.2f} % of a core (aim: 1 %)")
+        controller = psutil.Process(mesh.status().pid)
+        print(f"host process with 8 ranks, watched by the page: {cpu(controller, 8):.2f} % of a core (aim: 1 %)")
     finally:
         mesh.stop().get(30)
 

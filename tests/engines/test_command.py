@@ -176,7 +176,7 @@ def test_a_host_joins_by_hand_and_nobody_else_does(tmp_path: Path, capfd: pytest
     made = lambda **changes: Invitation(**{**fields, "addresses": good.addresses, **changes})  # noqa: E731
     stranger = KeyPair.new()
     assert "isn't good any more" in knock(made(guest_public=stranger.public, guest_secret=stranger.secret), capfd, tmp_path)
-    assert "cannot reach the mesh" in knock(made(home_key=stranger.public), capfd, tmp_path)
+    assert "cannot reach the mesh" in knock(made(controller_key=stranger.public), capfd, tmp_path)
     assert f"speaks protocol {wire.VERSION + 1}" in knock(made(wire_version=wire.VERSION + 1), capfd, tmp_path)
     assert "(connection refused)" in knock(made(addresses=(f"tcp://127.0.0.1:{_free_port()}",)), capfd, tmp_path)
     os.chmod(waiting.path, 0o644)

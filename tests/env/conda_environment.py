@@ -39,7 +39,7 @@ RECIPES = {
             - mkdir -p $PREFIX/bin $PREFIX/etc $PREFIX/lib
             - printf '#include <stdio.h>\\nconst char*p(){static const char s[]="%%s/etc/prefixdemo.conf";return s;}\\n' "$PREFIX" > d.c && gcc -shared -fPIC -O1 -o $PREFIX/lib/libprefixdemo.so d.c
             - printf '#include <stdio.h>\\nextern const char*p();int main(){printf("binary says %%%%s len=%%%%zu\\\\n",p(),__builtin_strlen(p()));FILE*f=fopen(p(),"r");char b[4096]={0};if(!f){puts("OPEN FAILED");return 1;}fread(b,1,4095,f);printf("conf says %%%%s",b);return 0;}\\n' > m.c && gcc -O1 -o $PREFIX/bin/prefixdemo m.c -L$PREFIX/lib -lprefixdemo -Wl,-rpath,$PREFIX/lib
-            - printf 'home=%%s\\n' "$PREFIX" > $PREFIX/etc/prefixdemo.conf
+            - printf 'controller=%%s\\n' "$PREFIX" > $PREFIX/etc/prefixdemo.conf
             - printf '#!%%s/bin/python\\nimport sys; print("script of", sys.prefix)\\n' "$PREFIX" > $PREFIX/bin/prefixscript && chmod +x $PREFIX/bin/prefixscript
         requirements:
           run: [python]

@@ -328,6 +328,6 @@ def test_a_conda_prefix_with_text_and_binary_placeholders_runs_elsewhere(tmp_pat
     hide = hidden(str(conda.prefix), sys.base_prefix)
     said = subprocess.check_output([*hide, f"{prefix.root}/env/bin/prefixdemo"], text=True, env=bare())
     assert f"binary says {prefix.root}/env/etc/prefixdemo.conf len={len(prefix.root + '/env/etc/prefixdemo.conf')}" in said
-    assert f"conf says home={prefix.root}/env" in said
+    assert f"conf says controller={prefix.root}/env" in said
     assert subprocess.check_output([*hide, f"{prefix.root}/env/bin/prefixscript"], text=True, env=bare()) == f"script of {prefix.root}/env\n"
     assert "env/bin/python" in kinds

@@ -252,7 +252,7 @@ def nccl_alone(rig: Rig) -> None:
 
 
 def _abort_and_remake(backend: str) -> int:
-    """As the home has it done, on this rank; return how many backends were aborted."""
+    """As the controller has it done, on this rank; return how many backends were aborted."""
     from monarch_nb._rank import collectives, rendezvous
 
     num = collectives.abort()

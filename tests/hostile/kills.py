@@ -14,10 +14,10 @@ STEPS = {
     "attach": "monarch_nb.attach(NAME).run('6 * 7')",
 }
 """What a program is at when a process is killed."""
-VICTIMS = ("host agent", "zygote", "rank", "client", "home")
+VICTIMS = ("host agent", "zygote", "rank", "client", "controller")
 SHORT = (
-    ("host agent", "cell"), ("zygote", "heal"), ("rank", "call"), ("client", "cell"), ("rank", "stop"), ("home", "cell"), ("home", "call"),
-    ("home", "stop"), ("home", "attach"),
+    ("host agent", "cell"), ("zygote", "heal"), ("rank", "call"), ("client", "cell"), ("rank", "stop"), ("controller", "cell"), ("controller", "call"),
+    ("controller", "stop"), ("controller", "attach"),
 )  # fmt: skip
 """What `make test` runs of it, in an order in which few meshes have to be started."""
 
@@ -44,8 +44,8 @@ class Kill:
 
 
 WANTED = {
-    ("home", "cell"): (True, ("SIGKILL",)),
-    ("home", "call"): (True, ("SIGKILL",)),
+    ("controller", "cell"): (True, ("SIGKILL",)),
+    ("controller", "call"): (True, ("SIGKILL",)),
     ("host agent", "cell"): (True, ("host",)),
     ("host agent", "call"): (True, ("host",)),
     ("rank", "cell"): (True, ("SIGKILL",)),

@@ -30,7 +30,7 @@ DELAYS_S = (0.0, 0.1) if FULL else (0.02,)
 LATE = ("has not been heard of", "killed by SIGKILL", "the zygote, which forks ranks, had died")
 """What may be said of a kill by what comes right after it."""
 NUM_HOSTS = 3
-"""The home, and the two of the mesh."""
+"""The controller, and the two of the mesh."""
 PROGRAM = """
 import json, os, signal, sys, time
 import monarch_nb
@@ -136,8 +136,8 @@ class Bench:
         if kind == "client":
             return [client.process.pid]
         found = self._processes()
-        if kind in ("home", "host agent"):
-            place = 0 if kind == "home" else 1
+        if kind in ("controller", "host agent"):
+            place = 0 if kind == "controller" else 1
             return self._hosts()[place : place + 1]
         return [pid for pid, name in sorted(found.items()) if name.startswith(f"mnb-{kind}")][:1]
 
@@ -148,8 +148,8 @@ class Bench:
         return sorted(pid for pid, name in self._processes().items() if name == "mnb-host")
 
     def wait_for_the_last_one(self) -> None:
-        """Wait until the host agent of a mesh whose home was killed has ended: it would be taken for the home
-        of this one."""
+        """Wait until the host agent of a mesh whose controller was killed has ended: it would be taken for
+        the controller of this one."""
         wait_until(lambda: len(self._hosts()) <= NUM_HOSTS, "the hosts of the mesh before have ended")
 
     def kill(self, kill: Kill, client: Program, delay_s: float) -> None:

@@ -74,7 +74,7 @@ class Unharmed:
 def test_sockets_of_processes(mesh: Mesh) -> None:
     unharmed, rng = Unharmed(mesh), generator("sockets")
     registry = mesh._session.request(Status())
-    doors = [(mesh._session.office.directory, address.HOME), *((mesh._session.office.directory, p.proc) for p in registry.procs if not address.host_of(p.proc))]
+    doors = [(mesh._session.office.directory, address.CONTROLLER), *((mesh._session.office.directory, p.proc) for p in registry.procs if not address.host_of(p.proc))]
     context = zmq.Context()
     try:
         for directory, proc in doors:
@@ -92,8 +92,8 @@ def test_sockets_of_processes(mesh: Mesh) -> None:
 
 def test_the_port_for_other_machines(mesh: Mesh) -> None:
     unharmed, rng = Unharmed(mesh), generator("port")
-    home = unharmed.processes[0]
-    (port,) = {c.laddr.port for c in home.net_connections() if c.status == psutil.CONN_LISTEN}
+    controller = unharmed.processes[0]
+    (port,) = {c.laddr.port for c in controller.net_connections() if c.status == psutil.CONN_LISTEN}
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01CURVE" + bytes(15) + b"\x00" + bytes(31)
     for _ in range(num_tries(10, 60)):
         opened = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]

@@ -242,7 +242,7 @@ def test_a_kind_of_state_that_is_none_is_refused(procs: ProcMesh) -> None:
 
 
 def test_a_host_that_is_taken_away_saves_first(tmp_path: Path) -> None:
-    """SIGTERM to the home, as a scheduler sends it: the state of now is on disk when it has ended."""
+    """SIGTERM to the controller, as a scheduler sends it: the state of now is on disk when it has ended."""
     from processes import wait_for_exit
 
     from monarch_nb import start
@@ -253,10 +253,10 @@ def test_a_host_that_is_taken_away_saves_first(tmp_path: Path) -> None:
     tally: Any = mesh.spawn("tally", Tally, str(tmp_path))
     for _ in range(4):
         tally.add.call(1).get(T)
-    home = mesh._session.connection
-    assert home is not None
-    os.kill(home.pid, signal.SIGTERM)
-    assert wait_for_exit(home.pid)
+    controller = mesh._session.connection
+    assert controller is not None
+    os.kill(controller.pid, signal.SIGTERM)
+    assert wait_for_exit(controller.pid)
     (folder,) = tmp_path.iterdir()
     assert (folder / "step-4" / ".metadata").exists()
     mesh._session.close()

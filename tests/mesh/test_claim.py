@@ -44,12 +44,12 @@ def stop(name: str) -> None:
     meshes.attach(name, listens=False).stop().get(T)
 
 
-def homes() -> set[int]:
+def controllers() -> set[int]:
     return {pid for pid, name in mesh_processes().items() if name == "mnb-host"}
 
 
 def test_five_programs_start_one_name_at_the_same_time() -> None:
-    before = homes()
+    before = controllers()
     programs = [start("onlyone") for _ in range(5)]
     texts = [program.communicate(timeout=100)[0] for program in programs]
     try:
@@ -57,7 +57,7 @@ def test_five_programs_start_one_name_at_the_same_time() -> None:
         assert sum("attached to mesh 'onlyone' (procs=1: ranks 0-0), which was running" in text for text in texts) == 4, texts
         connection = launch.find_connection("onlyone")
         assert launch.find_claim("onlyone")["pid"] == connection.pid  # type: ignore[index]
-        wait_until(lambda: homes() - before == {connection.pid}, "the others' homes end with them")
+        wait_until(lambda: controllers() - before == {connection.pid}, "the others' controllers end with them")
     finally:
         stop("onlyone")
     assert launch.find_claim("onlyone") is None
@@ -65,16 +65,16 @@ def test_five_programs_start_one_name_at_the_same_time() -> None:
 
 
 def test_a_starter_that_is_killed_in_the_middle_leaves_the_name_free() -> None:
-    before = homes()
+    before = controllers()
     program = start("halfway")
     claim = wait_until(lambda: launch.find_claim("halfway"), "the name is claimed")
     program.send_signal(signal.SIGKILL)
     program.communicate()
     assert claim["state"] == "starting"
     assert "pid" in claim["who"]
-    assert wait_for_exit(claim["pid"]), "a home that nobody can find is left"
+    assert wait_for_exit(claim["pid"]), "a controller that nobody can find is left"
     assert launch.find_claim("halfway") is None
-    wait_until(lambda: homes() == before, "no home is left")
+    wait_until(lambda: controllers() == before, "no controller is left")
     assert "halfway" not in [c.name for c in launch.list_all_connections()]
     with own_mesh("halfway", {"procs": 1}) as mesh:
         assert mesh.execute(lambda: 7).get(T).item() == 7
@@ -82,7 +82,7 @@ def test_a_starter_that_is_killed_in_the_middle_leaves_the_name_free() -> None:
 
 @pytest.fixture
 def held(request: pytest.FixtureRequest) -> Iterator[Claim]:
-    """A name that this program has, as a home has it that is being started."""
+    """A name that this program has, as a controller has it that is being started."""
     claim = Claim.acquire(launch.claim_path("held"), {"state": "starting", "pid": os.getpid(), "who": "somebody (pid 5)"})
     assert claim is not None
     yield claim
@@ -90,11 +90,11 @@ def held(request: pytest.FixtureRequest) -> Iterator[Claim]:
 
 
 def test_who_comes_second_waits_and_starts_it_if_the_first_gives_up(held: Claim) -> None:
-    before = homes()
+    before = controllers()
     program = start("held")
     assert program.stdout is not None
     assert program.stdout.readline() == "mesh 'held' is being started by somebody (pid 5); waiting for that\n"
-    assert homes() == before, "it has started a home for nothing"
+    assert controllers() == before, "it has started a controller for nothing"
     held.release()
     text, _ = program.communicate(timeout=100)
     assert "mesh 'held' (procs=1: ranks 0-0) is ready" in text
@@ -102,12 +102,12 @@ def test_who_comes_second_waits_and_starts_it_if_the_first_gives_up(held: Claim)
 
 
 def test_a_python_program_is_told_who_has_the_name(held: Claim) -> None:
-    before = homes()
+    before = controllers()
     with pytest.raises(NameTaken, match=r"^mesh 'held' is being started by somebody \(pid 5\)\. Attach to it when it runs: %mesh start held; or choose another name$"):
         meshes.start("held", {"procs": 1})
     with pytest.raises(MeshNotFound, match=r"mesh 'held' is being started by somebody \(pid 5\)\. Attach to it once it runs: %mesh start held"):
         meshes.attach("held")
-    assert homes() == before
+    assert controllers() == before
 
 
 def test_one_that_is_about_to_end_is_waited_for(held: Claim) -> None:
@@ -125,12 +125,12 @@ def test_one_that_is_about_to_end_is_waited_for(held: Claim) -> None:
 
 def test_the_name_is_taken_until_the_ranks_have_gone() -> None:
     with own_mesh("slow", {"procs": 1}) as mesh:
-        home = mesh.status().pid
+        controller = mesh.status().pid
         mesh.execute(_leave_slowly).get(T)
         mesh._session.ask(ShutDown())
         claim = wait_until(lambda: (launch.find_claim("slow") or {}).get("state") == "ending", "it's about to end")
         assert claim and "slow" not in [c.name for c in launch.list_all_connections()]
-        assert wait_for_exit(home)
+        assert wait_for_exit(controller)
         assert launch.find_claim("slow") is None
 
 

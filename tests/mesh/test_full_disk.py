@@ -150,7 +150,7 @@ def test_who_comes_later_is_told(disk: SmallDisk, notices: Notices) -> None:
         assert notices.texts[0] in later.stderr
 
 
-def test_what_a_killed_home_leaves_on_a_full_disk_can_be_read(disk: SmallDisk, notices: Notices) -> None:
+def test_what_a_killed_controller_leaves_on_a_full_disk_can_be_read(disk: SmallDisk, notices: Notices) -> None:
     before = sessions._current
     mesh = meshes.start("killed", {"procs": 1})
     directory, pid = mesh.status().journal, mesh.status().pid

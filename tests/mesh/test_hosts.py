@@ -88,7 +88,7 @@ def test_a_host_that_does_not_go_is_named_and_one_that_is_killed_meanwhile_has_g
     job.kill()
 
 
-def test_the_home_has_gone_when_its_shutdown_is_done(tmp_path: Path) -> None:
+def test_the_controller_has_gone_when_its_shutdown_is_done(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         "import os\nfrom monarch_nb.actor import this_host\nfrom monarch_nb._client import session\n"
@@ -119,12 +119,12 @@ def test_strangers_get_no_byte_through() -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     stranger = context.socket(zmq.DEALER)
     keys = KeyPair.new()
-    stranger.curve_serverkey = ticket.home_key.encode()
+    stranger.curve_serverkey = ticket.controller_key.encode()
     stranger.curve_publickey, stranger.curve_secretkey = keys.public.encode(), keys.secret.encode()
     monitor = stranger.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
-    stranger.connect(ticket.home)
+    stranger.connect(ticket.controller)
     stranger.send(wire.pack(wire.CONTROL, src=1 << 32, dst=0, name=b"shut_down"))
-    assert monitor.poll(10_000), "the home let a stranger in"
+    assert monitor.poll(10_000), "the controller let a stranger in"
     stranger.disable_monitor()
     monitor.close(0)
     stranger.close(0)

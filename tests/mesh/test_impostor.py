@@ -49,13 +49,13 @@ class Impostor:
         link = self.link = self.context.socket(zmq.DEALER)
         link.setsockopt(zmq.LINGER, 0)
         link.setsockopt(zmq.IDENTITY, identity)
-        link.curve_serverkey = ticket.home_key.encode()
+        link.curve_serverkey = ticket.controller_key.encode()
         link.curve_publickey, link.curve_secretkey = ticket.public.encode(), ticket.secret.encode()
-        link.connect(ticket.home)
+        link.connect(ticket.controller)
 
     def say(self, host: int, event: Event) -> None:
         """Say something in the name of a host."""
-        frame = wire.pack(wire.EVENT, src=address.host_proc(host), dst=address.HOME, name=event.wire_name.encode(), payload=encode(event))
+        frame = wire.pack(wire.EVENT, src=address.host_proc(host), dst=address.CONTROLLER, name=event.wire_name.encode(), payload=encode(event))
         self.link.send(frame)
 
     def close(self) -> None:

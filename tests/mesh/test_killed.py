@@ -34,7 +34,7 @@ procs = hosts.spawn_procs({"gpus": 2})
 ranks = list(procs.execute(start_children).get(60).values())
 registry = session.current().request(Status())
 print(json.dumps({
-    "ranks": [r for r, _ in ranks], "children": [c for _, c in ranks], "home": registry.pid,
+    "ranks": [r for r, _ in ranks], "children": [c for _, c in ranks], "controller": registry.pid,
     "zygote": registry.zygote_pid, "hosts": [h.pid for h in registry.hosts],
     "directory": os.path.dirname(session.current().office.directory),
 }), flush=True)
@@ -85,7 +85,7 @@ def program(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Program]
     started.close()
     for pid in started.all_pids():
         assert wait_for_exit(pid), f"process {pid} is left"
-    assert not os.path.exists(started.about["directory"]) or started.about["home"] in KILLED
+    assert not os.path.exists(started.about["directory"]) or started.about["controller"] in KILLED
 
 
 KILLED: set[int] = set()
@@ -122,9 +122,9 @@ def test_client_that_ends(program: Program) -> None:
         assert wait_for_exit(pid), f"process {pid} outlived its client"
 
 
-def test_killed_home(program: Program) -> None:
-    KILLED.add(program.about["home"])
-    os.kill(program.about["home"], signal.SIGKILL)
+def test_killed_controller(program: Program) -> None:
+    KILLED.add(program.about["controller"])
+    os.kill(program.about["controller"], signal.SIGKILL)
     for pid in program.all_pids():
         assert wait_for_exit(pid), f"process {pid} outlived its host process"
 
@@ -137,11 +137,11 @@ def test_killed_zygote_does_not_touch_ranks(program: Program) -> None:
     assert program.ask("list(hosts.spawn_procs({'gpus': 1}).execute(lambda: 7).get(60).values())")[0] == 7
 
 
-@pytest.mark.parametrize("program", ["one"], indirect=True)  # on two hosts, the home's zygote has no ranks
+@pytest.mark.parametrize("program", ["one"], indirect=True)  # on two hosts, the controller's zygote has no ranks
 def test_a_zygote_that_dies_before_it_has_forked_is_said_in_a_sentence(program: Program) -> None:
     os.kill(program.about["zygote"], signal.SIGSTOP)
     assert program.ask("globals().__setitem__('made', hosts.spawn_procs({'gpus': 1}))") is None
-    program.ask("session.current().request(Status()).pid")  # the home has asked the zygote by now
+    program.ask("session.current().request(Status()).pid")  # the controller has asked the zygote by now
     os.kill(program.about["zygote"], signal.SIGKILL)
     error = program.ask("made.initialized.get(60)")
     assert "the process was never started: the zygote, which forks ranks, had died (on " in error

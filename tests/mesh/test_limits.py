@@ -62,10 +62,10 @@ def test_every_request_is_answered(op: str, fields: dict[str, Any], said: str) -
 
 
 def ask_raw(name: bytes, payload: bytes) -> None:
-    """Send the home whatever it is; read what it answers."""
+    """Send the controller whatever it is; read what it answers."""
     office = sessions.current().office
-    reply = Reply(office, (address.HOME,), Status())
-    office.post(address.HOME, wire.CONTROL, Encoded(payload), ref=office.expect(reply), name=name)
+    reply = Reply(office, (address.CONTROLLER,), Status())
+    office.post(address.CONTROLLER, wire.CONTROL, Encoded(payload), ref=office.expect(reply), name=name)
     assert office.reader.wait(reply, time.monotonic() + SOON_S)
     reply.read()
 
@@ -78,8 +78,8 @@ def test_what_cant_be_read_is_answered_too(payload: bytes) -> None:
 
 def test_more_ranks_than_there_is_room_for_cost_nothing() -> None:
     this_host().initialized.get(60)
-    home = sessions.current().request(Status()).pid
-    before, running = [memory_bytes(p) for p in (os.getpid(), home)], mesh_processes()
+    controller = sessions.current().request(Status()).pid
+    before, running = [memory_bytes(p) for p in (os.getpid(), controller)], mesh_processes()
     with pytest.raises(MeshUsageError, match=r"999,999,999 processes are too many for this machine: it has room for [\d,]+ more \(.*--force"):
         meshes.start("huge", {"gpus": LOTS})
     with pytest.raises(MeshUsageError, match="too many for this machine"):
@@ -93,7 +93,7 @@ def test_more_ranks_than_there_is_room_for_cost_nothing() -> None:
     with pytest.raises(RequestFailed, match="too many for this machine"):
         sessions.current().request(Tickets(LOTS))
     assert mesh_processes() == running
-    for pid, bytes_before in zip((os.getpid(), home), before, strict=True):
+    for pid, bytes_before in zip((os.getpid(), controller), before, strict=True):
         assert memory_bytes(pid) - bytes_before < 64 << 20
 
 

@@ -102,7 +102,7 @@ def test_an_error_says_that_a_mesh_cannot_be_reached(visitor: Any, there: Mesh) 
     far = ProcMesh("far", there._procs, there._own_shape, (0,), None, elsewhere)
     one = visitor.slice(gpus=0)
     assert one.pass_on.call_one(far).get().extent == far.extent  # to hold it does no harm
-    with pytest.raises(ActorError, match=r"mesh 'there' can't be reached from rank 0 of .*its home is on nodeB") as raised:
+    with pytest.raises(ActorError, match=r"mesh 'there' can't be reached from rank 0 of .*its controller is on nodeB") as raised:
         one.spawn_on.call_one(far).get()
     assert raised.value.failures[0].type == "MeshUnreachable"
     with pytest.raises(MeshUnreachable, match="nodeB"):
@@ -110,7 +110,8 @@ def test_an_error_says_that_a_mesh_cannot_be_reached(visitor: Any, there: Mesh) 
 
 
 def test_from_another_machine_an_envoy_goes(store: Any, there: Mesh) -> None:
-    """Ranks that believe that they are on another machine than both homes, and so can't enter the other mesh by themselves."""
+    """Ranks that believe that they are on another machine than both controllers, and so can't enter the other
+    mesh by themselves."""
     with this_host().spawn_procs({"gpus": 2}, env={APART: "b"}) as apart:
         visitor: Any = apart.spawn("visitor", Visitor)
         before = sum(store.add.call(0).get().values())

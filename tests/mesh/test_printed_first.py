@@ -94,7 +94,7 @@ def test_a_host_process_that_hangs_holds_an_answer_up_only_for_a_while(
     connection = procs._session.connection
     assert connection is not None
     if any(host_of(proc) for proc in procs._procs):
-        pytest.skip("answers from other machines come through the home")
+        pytest.skip("answers from other machines come through the controller")
     near = talker.slice(hosts=0)
     near.silent.call(0).get(30)
     os.kill(connection.pid, signal.SIGSTOP)

@@ -1,4 +1,5 @@
-"""A home that stands still itself makes no losses: what was said meanwhile is read before anybody is judged."""
+"""A controller that stands still itself makes no losses: what was said meanwhile is read before anybody is
+judged."""
 
 from __future__ import annotations
 
@@ -15,16 +16,16 @@ from monarch_nb.job import ProcessJob
 T = 60
 
 
-def test_a_home_that_was_stopped_finds_its_hosts_and_they_find_it() -> None:
+def test_a_controller_that_was_stopped_finds_its_hosts_and_they_find_it() -> None:
     job = ProcessJob({"hosts": 2})
     procs = job.state().hosts.spawn_procs({"gpus": 1})
     pids = list(procs.execute(os.getpid).get(T).values())
-    home = session.current().request(Status()).pid
-    os.kill(home, signal.SIGSTOP)
+    controller = session.current().request(Status()).pid
+    os.kill(controller, signal.SIGSTOP)
     try:
         time.sleep(LOST_AFTER_S + 3.0)  # longer than anybody may be silent
     finally:
-        os.kill(home, signal.SIGCONT)
+        os.kill(controller, signal.SIGCONT)
     time.sleep(2.5)  # two beats, in which it would judge
     registry = session.current().request(Status())
     assert [h.state for h in registry.hosts][-2:] == [HostState.UP, HostState.UP]

@@ -79,15 +79,15 @@ def job() -> Iterator[ProcessJob]:
 
 
 @pytest.fixture
-def home(job: ProcessJob) -> tuple[int, int]:
-    """The home's pid, and its port."""
+def controller(job: ProcessJob) -> tuple[int, int]:
+    """The controller's pid, and its port."""
     session = sessions.current()
     ticket = session.request(Tickets(1))[0]
-    return session.request(Status()).pid, int(ticket.home.rpartition(":")[2])
+    return session.request(Status()).pid, int(ticket.controller.rpartition(":")[2])
 
 
-def test_a_huge_frame_of_a_stranger_is_not_read(home: tuple[int, int]) -> None:
-    pid, port = home
+def test_a_huge_frame_of_a_stranger_is_not_read(controller: tuple[int, int]) -> None:
+    pid, port = controller
     before = memory_bytes(pid)
     for greeting in (GREETING, b"", GREETING + b"\x04\x19\x05READY" + bytes(19)):
         threads = [threading.Thread(target=send_huge, args=(port, greeting, 64 * MEBIBYTE)) for _ in range(8)]
@@ -98,8 +98,8 @@ def test_a_huge_frame_of_a_stranger_is_not_read(home: tuple[int, int]) -> None:
         assert memory_bytes(pid) - before < 32 * MEBIBYTE
 
 
-def test_many_who_never_speak_keep_nobody_out(home: tuple[int, int], job: ProcessJob) -> None:
-    pid, port = home
+def test_many_who_never_speak_keep_nobody_out(controller: tuple[int, int], job: ProcessJob) -> None:
+    pid, port = controller
     before = memory_bytes(pid)
     strangers = [dial(port) for _ in range(MANY)]
     other = ProcessJob({"others": 1})

@@ -38,7 +38,7 @@ while True:
     procs = this_host().spawn_procs({"gpus": 2})
     ranks = list(procs.execute(what_it_is).get(60).values())
     status = session.current().request(Status())
-    print(json.dumps({"home": status.pid, "zygote": status.zygote_pid, "ranks": ranks}), flush=True)
+    print(json.dumps({"controller": status.pid, "zygote": status.zygote_pid, "ranks": ranks}), flush=True)
     if sys.stdin.readline().strip() != "again":
         break
 """
@@ -91,13 +91,13 @@ def command(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 
 def kept_warm() -> Kept:
-    """Return what keeps a home warm, once it is."""
-    return wait_until(lambda: [k for k in warm.keepers() if k.home is not None], "a warm home")[0]
+    """Return what keeps a controller warm, once it is."""
+    return wait_until(lambda: [k for k in warm.keepers() if k.controller is not None], "a warm controller")[0]
 
 
-def home_of(kept: Kept) -> int:
-    assert kept.home is not None
-    return kept.home.pid
+def controller_of(kept: Kept) -> int:
+    assert kept.controller is not None
+    return kept.controller.pid
 
 
 def made_warm() -> Kept:
@@ -115,20 +115,20 @@ def nothing_is_left() -> bool:
     return not [name for name in os.listdir(socket_root()) if name.startswith("warm-")] and "mnb-warm" not in mesh_processes().values()
 
 
-def test_program_takes_the_warm_home_as_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_takes_the_warm_controller_as_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MONARCH_NB_PRELOAD", "torch")
     kept = made_warm()
     program = Program(folder, WARM_TEST="mine", ONLY_BEFORE="")
     said = program.said()
-    assert said["home"] == home_of(kept)
+    assert said["controller"] == controller_of(kept)
     for rank in said["ranks"]:
-        assert rank == ["mine", "", str(folder), 7, said["home"], str(folder), True]
+        assert rank == ["mine", "", str(folder), 7, said["controller"], str(folder), True]
     again = kept_warm()  # another one is warmed up
-    assert again.pid == kept.pid and home_of(again) != said["home"]
+    assert again.pid == kept.pid and controller_of(again) != said["controller"]
     program.end()
-    assert wait_for_exit(said["home"]) and wait_for_exit(said["zygote"])
+    assert wait_for_exit(said["controller"]) and wait_for_exit(said["zygote"])
     assert command("--stop").stdout == "nothing is kept warm any more\n"
-    assert nothing_is_left() and not os.path.exists(f"/proc/{home_of(again)}")
+    assert nothing_is_left() and not os.path.exists(f"/proc/{controller_of(again)}")
 
 
 def test_environment_of_the_taker_replaces_the_keepers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +137,7 @@ def test_environment_of_the_taker_replaces_the_keepers(folder: Path, monkeypatch
     monkeypatch.delenv("ONLY_BEFORE")
     program = Program(folder)
     said = program.said()
-    assert said["home"] == home_of(kept)
+    assert said["controller"] == controller_of(kept)
     assert [rank[:2] for rank in said["ranks"]] == [[None, None]] * 2
     os.kill(said["zygote"], signal.SIGKILL)
     assert wait_for_exit(said["zygote"])
@@ -164,8 +164,8 @@ def test_five_programs_at_once(folder: Path, tmp_path: Path) -> None:
     kept = made_warm()
     programs = [Program(tmp_path / f"program{i}") for i in range(5)]
     said = [program.said() for program in programs]
-    assert [s["home"] for s in said].count(home_of(kept)) == 1
-    assert len({s["home"] for s in said}) == 5
+    assert [s["controller"] for s in said].count(controller_of(kept)) == 1
+    assert len({s["controller"] for s in said}) == 5
     for program in programs:
         program.end()
 
@@ -189,7 +189,7 @@ def test_nonsense(folder: Path) -> None:
 def test_other_variables_that_count_when_torch_is_loaded(folder: Path) -> None:
     kept = made_warm()
     program = Program(folder, OMP_NUM_THREADS="3")
-    assert program.said()["home"] != home_of(kept)
+    assert program.said()["controller"] != controller_of(kept)
     program.end()
 
 
@@ -238,9 +238,9 @@ def test_packages_that_were_installed_since(folder: Path, tmp_path: Path, monkey
     kept = made_warm()
     (packages / "new_package").mkdir()
     program = Program(folder)
-    assert program.said()["home"] != home_of(kept)
+    assert program.said()["controller"] != controller_of(kept)
     program.end()
-    assert wait_for_exit(kept.pid) and wait_for_exit(home_of(kept))  # nobody could take it any more
+    assert wait_for_exit(kept.pid) and wait_for_exit(controller_of(kept))  # nobody could take it any more
 
 
 # --- ends
@@ -255,11 +255,11 @@ def test_time_is_up(folder: Path) -> None:
 @pytest.mark.parametrize("when", ["free", "taken"])
 def test_keeper_is_killed(folder: Path, when: str) -> None:
     kept = made_warm()
-    assert kept.home is not None
+    assert kept.controller is not None
     if when == "free":
         os.kill(kept.pid, signal.SIGKILL)
-        assert wait_for_exit(kept.home.pid)
-        wait_until(lambda: nothing_is_left() and not os.path.exists(kept.home.directory), "nothing")  # type: ignore[union-attr]
+        assert wait_for_exit(kept.controller.pid)
+        wait_until(lambda: nothing_is_left() and not os.path.exists(kept.controller.directory), "nothing")  # type: ignore[union-attr]
         assert command("--status").stdout.startswith("nothing is kept warm")
         return
     program = Program(folder)
@@ -267,15 +267,15 @@ def test_keeper_is_killed(folder: Path, when: str) -> None:
     os.kill(kept.pid, signal.SIGKILL)
     assert wait_for_exit(kept.pid)
     assert not warm.keepers() and nothing_is_left()  # who looks takes away what it has left
-    assert said["home"] == kept.home.pid and os.path.exists(f"/proc/{said['home']}")
+    assert said["controller"] == kept.controller.pid and os.path.exists(f"/proc/{said['controller']}")
     program.end()
     assert program.process.returncode == 0
-    assert wait_for_exit(said["home"])
+    assert wait_for_exit(said["controller"])
 
 
 def test_keeper_is_killed_while_it_warms_up(folder: Path) -> None:
     process = subprocess.Popen([sys.executable, "-m", "monarch_nb.cli", "warm"], stderr=subprocess.PIPE, text=True)
-    host = wait_until(lambda: new_processes("mnb-host"), "a home")
+    host = wait_until(lambda: new_processes("mnb-host"), "a controller")
     kept = wait_until(warm.keepers, "a keeper")[0]
     os.kill(kept.pid, signal.SIGKILL)
     said = process.communicate()[1]
@@ -284,18 +284,18 @@ def test_keeper_is_killed_while_it_warms_up(folder: Path) -> None:
     wait_until(nothing_is_left, "nothing of the keeper")
 
 
-@pytest.mark.parametrize("who", ["home", "zygote"])
+@pytest.mark.parametrize("who", ["controller", "zygote"])
 def test_what_is_kept_warm_is_killed(folder: Path, who: str) -> None:
     kept = made_warm()
-    home = home_of(kept)
-    victim = home if who == "home" else new_processes("mnb-zygote")[0]
+    controller = controller_of(kept)
+    victim = controller if who == "controller" else new_processes("mnb-zygote")[0]
     os.kill(victim, signal.SIGKILL)
     assert wait_for_exit(victim)
     program = Program(folder)
     said = program.said()
-    assert said["home"] != home  # it has started its own, without a word
+    assert said["controller"] != controller  # it has started its own, without a word
     program.end()
-    assert home_of(wait_until(lambda: (k := kept_warm()) and (k if home_of(k) != home else None), "another home") or kept) != home
+    assert controller_of(wait_until(lambda: (k := kept_warm()) and (k if controller_of(k) != controller else None), "another controller") or kept) != controller
 
 
 def test_taker_dies(folder: Path) -> None:
@@ -304,39 +304,39 @@ def test_taker_dies(folder: Path) -> None:
     said = program.said()
     program.process.kill()
     program.process.communicate()
-    assert said["home"] == home_of(kept)
-    assert wait_for_exit(said["home"]) and wait_for_exit(said["zygote"])
+    assert said["controller"] == controller_of(kept)
+    assert wait_for_exit(said["controller"]) and wait_for_exit(said["zygote"])
 
 
 def test_taker_dies_before_it_has_heard(folder: Path) -> None:
     kept = made_warm()
-    assert kept.home is not None
+    assert kept.controller is not None
     code = (
         "import os, socket, sys; link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); link.connect(sys.argv[1]);"
         "fd = os.memfd_create('x'); os.write(fd, b'{\"environ\": {}, \"path\": [], \"cwd\": \"/\"}');"
         "socket.send_fds(link, [b'claim'], [fd]); print(link.recv(64), flush=True); os.kill(os.getpid(), 9)"
     )
-    done = subprocess.run([sys.executable, "-c", code, socket_path(kept.home.directory)], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code, socket_path(kept.controller.directory)], capture_output=True, text=True)
     assert done.stdout == f"{YOURS}\n"
-    assert wait_for_exit(kept.home.pid)
-    wait_until(lambda: home_of(kept_warm()) != kept.home.pid, "another home")  # type: ignore[union-attr]
+    assert wait_for_exit(kept.controller.pid)
+    wait_until(lambda: controller_of(kept_warm()) != kept.controller.pid, "another controller")  # type: ignore[union-attr]
 
 
-def test_home_that_stands_still(folder: Path) -> None:
+def test_controller_that_stands_still(folder: Path) -> None:
     kept = made_warm()
-    home = home_of(kept)
-    os.kill(home, signal.SIGSTOP)
+    controller = controller_of(kept)
+    os.kill(controller, signal.SIGSTOP)
     program = Program(folder)
-    assert program.said()["home"] != home
-    os.kill(home, signal.SIGCONT)
-    assert wait_for_exit(home)  # whom it would belong to has given up waiting
+    assert program.said()["controller"] != controller
+    os.kill(controller, signal.SIGCONT)
+    assert wait_for_exit(controller)  # whom it would belong to has given up waiting
     program.end()
 
 
-def test_strange_messages_to_a_warm_home(folder: Path) -> None:
+def test_strange_messages_to_a_warm_controller(folder: Path) -> None:
     kept = made_warm()
-    assert kept.home is not None
-    path = socket_path(kept.home.directory)
+    assert kept.controller is not None
+    path = socket_path(kept.controller.directory)
     read_end, write_end = os.pipe()
     lies = [b"", b"[]", b'{"environ": 1}', b'{"environ": {"A": "\\u0000"}, "path": [], "cwd": "/"}', b'{"environ": {}, "path": [1], "cwd": "/"}']
     fds = [read_end, os.open("/dev/zero", os.O_RDONLY)]
@@ -356,7 +356,7 @@ def test_strange_messages_to_a_warm_home(folder: Path) -> None:
     silent = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     silent.connect(path)
     program = Program(folder)
-    assert program.said()["home"] == kept.home.pid
+    assert program.said()["controller"] == kept.controller.pid
     program.end()
     for fd in [*fds, write_end]:
         os.close(fd)
@@ -372,7 +372,7 @@ def test_setting_keeps_it_warm_for_the_next_program(folder: Path) -> None:
     kept = kept_warm()
     first.end()
     second = Program(folder, MONARCH_NB_WARM="10m")
-    assert second.said()["home"] == home_of(kept) != own["home"]
+    assert second.said()["controller"] == controller_of(kept) != own["controller"]
     assert [k.pid for k in warm.keepers()] == [kept.pid]
     second.end()
 

@@ -46,7 +46,7 @@ def test_settings_and_the_mesh_in_use_are_shown(notebook: Notebook) -> None:
 def test_the_list_says_size_state_age_and_owner(notebook: Notebook) -> None:
     lines = notebook.text("%mesh list").splitlines()
     assert re.fullmatch(r"  name +ranks +state +up +started by +in use by", lines[0])
-    assert re.fullmatch(r"\* hour +2 \(procs=2\) +ok +[\d.]+ (s|min) +notebook \(pid \d+\) +1 client +home pid \d+", lines[1])
+    assert re.fullmatch(r"\* hour +2 \(procs=2\) +ok +[\d.]+ (s|min) +notebook \(pid \d+\) +1 client +controller pid \d+", lines[1])
 
 
 def test_an_actor_that_raises_names_the_cells(notebook: Notebook) -> None:

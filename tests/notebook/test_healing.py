@@ -39,7 +39,7 @@ def pids(notebook: Notebook) -> list[int]:
 
 
 def kill(notebook: Notebook, rank: int, number: int = signal.SIGKILL) -> None:
-    """Kill a rank; return once the home has noticed."""
+    """Kill a rank; return once the controller has noticed."""
     os.kill(pids(notebook)[rank], number)
     while "True" in notebook.text("mesh.healthy()"):
         pass
@@ -87,7 +87,7 @@ def test_peers_of_a_dead_rank_do_not_hang_in_a_collective(notebook: Notebook) ->
     assert notebook.text(ready).startswith("[0-2] 3.0")  # and times, if that was slow
 
 
-def test_a_loss_comes_first_though_its_peer_has_raised_before_the_home_heard_of_it(notebook: Notebook, tmp_path: Path) -> None:
+def test_a_loss_comes_first_though_its_peer_has_raised_before_the_controller_heard_of_it(notebook: Notebook, tmp_path: Path) -> None:
     text = notebook.text(
         f"%%mesh --ranks 0-1\nimport os, pathlib, signal, time\nfelt = pathlib.Path({str(tmp_path)!r}) / 'felt'\n"
         "if rank == 0:\n    felt.touch()\n    raise ConnectionError('a peer has gone')\n"

@@ -1,4 +1,5 @@
-"""A kernel whose mesh loses its home: the cell says so in one sentence, and so does whatever is typed next, until it's started anew."""
+"""A kernel whose mesh loses its controller: the cell says so in one sentence, and so does whatever is typed
+next, until it's started anew."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from kernels import RawKernel
 from processes import wait_for_exit
 
 SENTENCE = (
-    r"MeshEnded: mesh 'felled' has ended: its home process \(pid \d+ on \S+\) was killed by SIGKILL, and with it went its 2 ranks and what they held; "
+    r"MeshEnded: mesh 'felled' has ended: its controller process \(pid \d+ on \S+\) was killed by SIGKILL, and with it went its 2 ranks and what they held; "
     r"start it anew: %mesh start felled; what ran on it: monarch-nb history felled"
 )
 CHILDREN = "import subprocess; print(subprocess.run(['ps', '-o', 'stat=,comm=', '--ppid', str(__import__('os').getpid())], capture_output=True, text=True).stdout)"
@@ -30,7 +31,7 @@ def say(kernel: RawKernel, source: str) -> str:
     return kernel.text(kernel.run(source)).strip()
 
 
-def kill_home(kernel: RawKernel) -> int:
+def kill_controller(kernel: RawKernel) -> int:
     pid = int(say(kernel, "print(mesh.status(fresh=False).pid)"))
     os.kill(pid, signal.SIGKILL)
     assert wait_for_exit(pid)
@@ -77,7 +78,7 @@ def test_after_another_has_started_that_name_verbs_go_there(kernel: RawKernel) -
     say(kernel, "%mesh start felled --procs 2")
     other = RawKernel()
     other.run("%load_ext monarch_nb\n%mesh attach felled")
-    kill_home(other)
+    kill_controller(other)
     assert "is ready" in say(other, "%mesh start felled --procs 1")
     assert say(kernel, "%%mesh\n'here'") == "'here'"
     say(other, "%mesh stop")

@@ -171,7 +171,7 @@ def test_background_cells(show: Callable[[str], str], tmp_path: Path) -> None:
 def test_first_failure_is_marked_and_kept(show: Callable[[str], str]) -> None:
     text = show(
         "%%mesh\nimport threading\nif rank == 2: raise ValueError('cause')\ntry: threading.Event().wait()\n"
-        "except KeyboardInterrupt: raise RuntimeError('effect') from None"  # it comes when the home has heard of the first failure
+        "except KeyboardInterrupt: raise RuntimeError('effect') from None"  # it comes when the controller has heard of the first failure
     )
     assert text.index("rank 2 (first): ValueError: cause") < text.index("ranks 0-1,3: RuntimeError: effect")
     assert re.search(r"Cell In\[\d+\], line 2", text)

@@ -49,7 +49,7 @@ def lasting() -> Iterator[str]:
 
 
 def test_the_command_line_finds_it(lasting: str) -> None:
-    assert re.search(r"lasting +2 \(procs=2\) +ok .* home pid \d+", command("list"))
+    assert re.search(r"lasting +2 \(procs=2\) +ok .* controller pid \d+", command("list"))
     assert "idle      ranks 0-1" in command("status", lasting)
     assert json.loads(command("status", lasting, "--json"))["name"] == lasting
     assert command("exec", lasting, "print('there')\nstate").splitlines() == ["[0-1] there", "[0] 40", "[1] 41"]
@@ -196,14 +196,14 @@ def test_the_lease_counts_running_cells_and_can_be_extended(tmp_path: Path) -> N
     left.run("%load_ext monarch_nb\n%mesh start leased --procs 1 --idle-timeout 1h")
     assert "ends after 0.3 s without a client and a running cell" in left.text("%mesh lease 0.3s")
     assert "0.3 s" in left.text("%mesh status")
-    home = int(left.text("mesh.status().pid"))
+    controller = int(left.text("mesh.status().pid"))
     left.run(f"%%mesh --async\n{begun.source}\n{go.source}")
     begun.wait()
     left.close()
-    assert not wait_for_exit(home, 1.5), "a mesh with a running cell isn't idle"
+    assert not wait_for_exit(controller, 1.5), "a mesh with a running cell isn't idle"
     go.open()
-    assert wait_for_exit(home)
-    assert home not in mesh_processes()
+    assert wait_for_exit(controller)
+    assert controller not in mesh_processes()
     assert re.search(r"#2 .* ok ", command("history", "leased")), "the journal outlives the mesh"
 
 

@@ -78,8 +78,8 @@ def test_programs_that_start_one_at_the_same_instant_all_get_it() -> None:
             assert program.stdin
             program.stdin.write("go\n")
             program.stdin.flush()
-        homes = {p.stdout.readline().strip() for p in programs if p.stdout}
-        assert len(homes) == 1 and "" not in homes, [p.communicate()[1] for p in programs]
+        controllers = {p.stdout.readline().strip() for p in programs if p.stdout}
+        assert len(controllers) == 1 and "" not in controllers, [p.communicate()[1] for p in programs]
     finally:
         ended = [p.communicate()[1] for p in programs]
         subprocess.run([sys.executable, "-m", "monarch_nb.cli", "stop", "both"], check=False, capture_output=True)

@@ -95,7 +95,7 @@ def test_q_ends_top_and_the_terminal_is_as_before(mesh: str, terminals: list[Ter
 def test_the_list_says_size_state_age_and_owner(mesh: str) -> None:
     lines = ran("list").stdout.splitlines()
     assert re.fullmatch(r"  name +ranks +state +up +started by +in use by", lines[0])
-    assert re.fullmatch(r"  term +2 \(procs=2\) +ok +[\d.]+ (s|min) +\S+ \(pid \d+\) +no clients +home pid \d+", lines[1])
+    assert re.fullmatch(r"  term +2 \(procs=2\) +ok +[\d.]+ (s|min) +\S+ \(pid \d+\) +no clients +controller pid \d+", lines[1])
     assert lines[0].index("state") == lines[1].index("ok")
 
 
@@ -105,12 +105,12 @@ def test_a_mesh_that_does_not_answer_is_listed_and_holds_up_nobody(mesh: str) ->
     from monarch_nb._client.launch import find_connection
 
     assert "is ready" in ran("start", "frozen", "--procs", "1").stdout
-    home = find_connection("frozen").pid
-    os.kill(home, signal.SIGSTOP)
+    controller = find_connection("frozen").pid
+    os.kill(controller, signal.SIGSTOP)
     try:
         listed = ran("list").stdout
     finally:
-        os.kill(home, signal.SIGCONT)
+        os.kill(controller, signal.SIGCONT)
     assert re.search(r"frozen +\? +no answer within 3 s", listed)
     assert re.search(r"term +2 \(procs=2\) +ok", listed)
     assert "has ended" in ran("stop", "frozen").stdout

@@ -46,10 +46,10 @@ def test_a_mesh_of_a_run_ends_with_the_run(runner: str, tmp_path: Path) -> None:
         ran("papermill", str(file), str(tmp_path / "out.ipynb"), "--no-progress-bar")
     else:
         ran("nbconvert", "--to", "notebook", "--execute", str(file), "--output", "out.ipynb")
-    started, status, home = outputs(tmp_path / "out.ipynb")
+    started, status, controller = outputs(tmp_path / "out.ipynb")
     assert BY_PROGRAM in started
     assert "ends with its kernel (pid " in status
-    assert wait_for_exit(int(home))
+    assert wait_for_exit(int(controller))
     assert "of-run" not in listed()
 
 
@@ -66,16 +66,16 @@ def test_a_person_has_it_only_if_wanted() -> None:
     notebook = Notebook()
     try:
         assert "it ends with this kernel\n" in notebook.text("%load_ext monarch_nb\n%mesh start mine --procs 1 --with-kernel") + "\n"
-        home = int(notebook.text("print(mesh.status().pid)"))
+        controller = int(notebook.text("print(mesh.status().pid)"))
         assert notebook.text("%%mesh\nrank") == "0"
         notebook.restart()
-        assert wait_for_exit(home)
+        assert wait_for_exit(controller)
         assert "mesh 'mine' runs" not in notebook.text("%load_ext monarch_nb")
         notebook.run("import monarch_nb\nmesh = monarch_nb.start('python', {'procs': 1}, with_program=True)")
-        home = int(notebook.text("print(mesh.status().pid)"))
+        controller = int(notebook.text("print(mesh.status().pid)"))
     finally:
         notebook.close()
-    assert wait_for_exit(home)
+    assert wait_for_exit(controller)
 
 
 @pytest.mark.parametrize(("said", "wanted"), [("1", "True"), ("0", "False")])

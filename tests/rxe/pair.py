@@ -21,7 +21,7 @@ from monarch_nb.rdma.data_plane import DataPlane, use
 from monarch_nb.rdma.handle import Handle
 from monarch_nb.rdma.path import gone
 
-HOME = 0
+CONTROLLER = 0
 
 
 class Wire:
@@ -224,7 +224,7 @@ def _live(proc: int, end: socket.socket) -> None:
     code = 1
     try:
         wire = Wire(end)
-        plane = DataPlane(SocketLink(proc, f"owner {proc}", {HOME: wire}))
+        plane = DataPlane(SocketLink(proc, f"owner {proc}", {CONTROLLER: wire}))
         use(plane)
         plane.services["test"] = _Life(plane)
         wire.thread.join()
@@ -250,7 +250,7 @@ class Pair:
         for proc in range(1, 2 + num_victims):
             all_.append(Far(proc, all_))
         self.far, *self.victims = all_
-        self.plane = DataPlane(SocketLink(HOME, "the test", {f.proc: f.wire for f in all_}))
+        self.plane = DataPlane(SocketLink(CONTROLLER, "the test", {f.proc: f.wire for f in all_}))
         use(self.plane)
 
     @property

@@ -90,7 +90,7 @@ def test_a_zombie_does_not_run(runtime: Path) -> None:
 
 
 @pytest.mark.parametrize("whose", ["its own", "another process'"])
-def test_a_home_of_a_version_without_start_times_is_who_listens(
+def test_a_controller_of_a_version_without_start_times_is_who_listens(
     runtime: Path, whose: str, monkeypatch: pytest.MonkeyPatch, innocent: subprocess.Popen[bytes]
 ) -> None:
     monkeypatch.chdir(runtime)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from monarch_nb._client import launch
-from monarch_nb._client.launch import home_config
+from monarch_nb._client.launch import controller_config
 from monarch_nb._wire.directory import new_directory, private_directory, socket_root
 from monarch_nb.exceptions import MeshStartError
 
@@ -98,7 +98,7 @@ def test_where_one_cant_be_written_to_another_is_taken(root: Path, monkeypatch: 
         with pytest.raises(OSError, match=r"set XDG_RUNTIME_DIR or TMPDIR to one\. .*/monarch_nb: File exists; .*: File exists"):
             new_directory()
         with pytest.raises(MeshStartError, match="no mesh can be started here: there is no directory for sockets"):
-            home_config()
+            controller_config()
 
 
 def test_the_journals_are_for_their_user_only_whatever_the_umask_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

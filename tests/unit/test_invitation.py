@@ -24,7 +24,7 @@ def test_they_are_read_as_they_were_written() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"version": 2}, {"addresses": []}, {"addresses": ["ipc:///x"]}, {"home_key": "short"}, {"home_key": 7}, {"more": 1}, {"guest_secret": "\n" * 40}]
+    "change", [{"version": 2}, {"addresses": []}, {"addresses": ["ipc:///x"]}, {"controller_key": "short"}, {"controller_key": 7}, {"more": 1}, {"guest_secret": "\n" * 40}]
 )
 def test_an_invitation_with_a_fault_is_refused(change: dict[str, object]) -> None:
     with pytest.raises(InvitationError):

@@ -53,7 +53,7 @@ REQUESTS = [c for c in RECORDS if issubclass(c, Request)]
 EVENTS = [c for c in RECORDS if issubclass(c, Event)]
 HOME = [c for c in classes_of(monarch_nb._host) if c not in (HostAgent, HostProcess)]
 ROLES: dict[str, list[type]] = {
-    "home": HOME, "host agent": [HostAgent], "program": [Session, HandleEvents], "actors of a program": [ActorHost], "rank": [RankActors],
+    "controller": HOME, "host agent": [HostAgent], "program": [Session, HandleEvents], "actors of a program": [ActorHost], "rank": [RankActors],
     "handles in a rank": [HandleEvents],
 }  # fmt: skip
 """Those who share their `Handlers`, by what they are together."""
@@ -146,10 +146,10 @@ def test_a_role_handles_each_type_once(role: str) -> None:
     assert [kind.__name__ for kind, num in found.items() if num > 1] == []
 
 
-def test_each_request_is_handled_by_the_home_or_by_ranks_and_each_event_by_somebody() -> None:
-    home = {kind for service in ROLES["home"] for kind, _ in handled_by(service)}
+def test_each_request_is_handled_by_the_controller_or_by_ranks_and_each_event_by_somebody() -> None:
+    controller = {kind for service in ROLES["controller"] for kind, _ in handled_by(service)}
     ranks = {kind for kind, _ in handled_by(RankActors)}
-    assert [kind.__name__ for kind in REQUESTS if kind not in (ranks if kind.__module__.endswith(".questions") else home)] == []
+    assert [kind.__name__ for kind in REQUESTS if kind not in (ranks if kind.__module__.endswith(".questions") else controller)] == []
     handled = {kind for services in ROLES.values() for service in services for kind, _ in handled_by(service)}
     handled |= {monarch_nb._protocol.events.RanksRevived}  # by each transport itself
     assert [kind.__name__ for kind in EVENTS if kind not in handled] == []

@@ -54,7 +54,7 @@ def test_importing_the_model_imports_no_torch() -> None:
 
 
 def test_the_host_process_imports_no_torch() -> None:
-    assert loaded_by("import monarch_nb._host.home, monarch_nb._host.agent") & {"torch", "IPython", "numpy", "cloudpickle"} == set()
+    assert loaded_by("import monarch_nb._host.controller, monarch_nb._host.agent") & {"torch", "IPython", "numpy", "cloudpickle"} == set()
 
 
 def test_a_host_process_imports_little_before_its_zygote_begins_to_import() -> None:

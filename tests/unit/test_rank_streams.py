@@ -50,7 +50,7 @@ in_name_of(7, lambda: print("d"))
 in_name_of(5, lambda: print("e"))
 """
     assert [(p.origin, p.stream, p.data) for p in pieces(body)] == [
-        (0, "stdout", b"a\n"),  # the host process is told of cells by the home, not by a mark
+        (0, "stdout", b"a\n"),  # the host process is told of cells by the controller, not by a mark
         (7, "stdout", b"b\n"),
         (7, "stderr", b"c\n"),
         (7, "stdout", b"d\n"),

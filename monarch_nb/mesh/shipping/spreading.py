@@ -82,7 +82,7 @@ class _Spread(Generic[Host]):
         self, hosts: list[Host], trust: Trust[Host], copy: Callable[[Host | None, Host], Outcome]
     ) -> None:
         self._waiting = [host for host in hosts if host not in trust.lost]
-        self._only_home: set[Host] = set()
+        self._only_controller: set[Host] = set()
         self._trust = trust
         self._copy = copy
         self._free: list[Host | None] = [None] * HOME_FEEDS
@@ -114,7 +114,7 @@ class _Spread(Generic[Host]):
             near = [
                 h
                 for h in self._free
-                if h is None or (target not in self._only_home and self._trust.may_feed(h))
+                if h is None or (target not in self._only_controller and self._trust.may_feed(h))
             ]
             if near:
                 holder = max(
@@ -146,7 +146,7 @@ class _Spread(Generic[Host]):
         elif holder is not None:
             self._trust.strike(holder)
             with self._changed:
-                self._only_home.add(target)
+                self._only_controller.add(target)
                 self._waiting.append(target)
         elif wrong:
             self._refused = Refused(wrong)

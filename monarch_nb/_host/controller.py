@@ -1,5 +1,5 @@
-"""The home: the first host process of a mesh. It's made of services, each of which is in charge of something;
-what clients ask comes to them by its name.
+"""The controller: the first host process of a mesh. It's made of services, each of which is in charge of
+something; what clients ask comes to them by its name.
 
 - `clients`: programs that use the mesh. `mesh_name`: the claim to its name. `lease`: whose it is, how long it lives. `handover`: how a program takes one that was kept warm. `names`: what goes by which name. `controllers`: where named singletons live.
 - `hosts`: other machines. `ranks`: how they start and end. `waits`: who waits until either is up.
@@ -58,7 +58,7 @@ from monarch_nb._wire.message import Message
 from monarch_nb._wire.process import process_trouble
 
 
-class HomeProcess(HostProcess):
+class ControllerProcess(HostProcess):
     """The services, and what they have in common: sending, and the end. Owned by the loop thread.
 
     Attributes:
@@ -106,7 +106,7 @@ class HomeProcess(HostProcess):
     @property
     def mesh_address(self) -> MeshAddress:
         """What handles on this mesh carry."""
-        return MeshAddress.of_home(self.mesh_id, self.name, self.directory, os.getpid())
+        return MeshAddress.of_controller(self.mesh_id, self.name, self.directory, os.getpid())
 
     def _enter_own_host(self) -> None:
         own = self.registry.new_host(self.hostname)

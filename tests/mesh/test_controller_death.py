@@ -1,4 +1,5 @@
-"""A home that is killed: everybody who is connected hears of it at once, in one sentence, and nothing is left of it."""
+"""A controller that is killed: everybody who is connected hears of it at once, in one sentence, and nothing
+is left of it."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ from monarch_nb.mesh import Mesh
 T = 60
 PATIENCE_S = 30.0
 SENTENCE = (
-    r"^mesh 'doomed' has ended: its home process \(pid \d+ on \S+\) was killed by SIGKILL, and with it went its 2 ranks and what they held; "
+    r"^mesh 'doomed' has ended: its controller process \(pid \d+ on \S+\) was killed by SIGKILL, and with it went its 2 ranks and what they held; "
     r"start it anew: %mesh start doomed; what ran on it: monarch-nb history doomed$"
 )
 
@@ -50,12 +51,12 @@ def doomed() -> Iterator[Mesh]:
     sessions._current = before
 
 
-def home_of(mesh: Mesh) -> int:
+def controller_of(mesh: Mesh) -> int:
     return mesh.status(fresh=False).pid
 
 
 def kill(mesh: Mesh) -> int:
-    pid = home_of(mesh)
+    pid = controller_of(mesh)
     os.kill(pid, signal.SIGKILL)
     assert wait_for_exit(pid)
     return pid
@@ -156,16 +157,16 @@ def test_whatever_is_tried_afterwards_raises_the_same(doomed: Mesh) -> None:
 
 def test_nothing_is_left_and_the_name_is_free(doomed: Mesh) -> None:
     pids = processes_of(doomed)
-    assert len(pids) == 4, "home, zygote, two ranks"
+    assert len(pids) == 4, "controller, zygote, two ranks"
     directory = os.path.dirname(doomed._office.directory)
     assert os.path.isdir(directory)
-    home = kill(doomed)
+    controller = kill(doomed)
     assert [c.name for c in launch.list_connections()].count("doomed") == 0, "not even while it's a zombie"
     with pytest.raises(MeshNotFound, match=r"mesh 'doomed' is not running\. Start it: %mesh start doomed"):
         meshes.attach("doomed")
     for pid in pids:
         assert wait_for_exit(pid), f"process {pid} is left"
-    wait_until(lambda: not is_there(home), "the program that has started the home takes its zombie away")
+    wait_until(lambda: not is_there(controller), "the program that has started the controller takes its zombie away")
     wait_until(lambda: not os.path.exists(directory), "the sockets go")
     with own_mesh("doomed", {"procs": 1}) as again:
         assert again.execute(lambda: 7).get(T).item() == 7
@@ -234,8 +235,8 @@ from monarch_nb.actor import this_host
 from monarch_nb._client import session
 procs = this_host().spawn_procs({"gpus": 2})
 procs.execute(os.getpid).get(60)
-home = session.current().connection.pid
-os.kill(home, signal.SIGKILL)
+controller = session.current().connection.pid
+os.kill(controller, signal.SIGKILL)
 texts = []
 for _ in range(2):
     try:
@@ -244,7 +245,8 @@ for _ in range(2):
     except session.MeshError as error:
         texts.append(f"{type(error).__name__}: {error}")
 again = this_host().spawn_procs({"gpus": 1})
-print(json.dumps({"texts": texts, "value": again.execute(lambda: 7).get(60).item(), "other": session.current().connection.pid != home}))
+print(json.dumps({"texts": texts, "value": again.execute(lambda: 7).get(60).item(), "other":
+session.current().connection.pid != controller}))
 """
 
 
@@ -252,7 +254,7 @@ def test_a_program_that_loses_its_private_mesh_gets_another() -> None:
     ran = subprocess.run([sys.executable, "-c", PRIVATE], capture_output=True, text=True, timeout=T, check=True)
     found = json.loads(ran.stdout)
     assert (found["value"], found["other"]) == (7, True)
-    assert found["texts"][0].startswith("MeshEnded: the home process of this program's ranks (pid ")
+    assert found["texts"][0].startswith("MeshEnded: the controller process of this program's ranks (pid ")
     assert "was killed by SIGKILL" in found["texts"][0]
 
 
@@ -260,12 +262,12 @@ def test_starting_and_stopping_leaves_no_descriptor_and_no_zombie() -> None:
     before = sessions._current
     zombies = _zombies()
     counts = []
-    homes = []
+    controllers = []
     for _ in range(3):
         mesh = meshes.start("counted", {"procs": 1}, num_hosts=1)
-        homes.append(home_of(mesh))
+        controllers.append(controller_of(mesh))
         mesh.stop().get(T)
-        wait_until(lambda: not any(is_there(pid) for pid in homes), "zombies are taken away")
+        wait_until(lambda: not any(is_there(pid) for pid in controllers), "zombies are taken away")
         counts.append(len(os.listdir("/proc/self/fd")))
     sessions._current = before
     assert counts[2] <= counts[1], f"descriptors: {counts}"
