@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from monarch_nb._post import data_plane as _data_plane
+from monarch_nb._transport import data_plane as _data_plane
 from monarch_nb._version import __version__
 
 if TYPE_CHECKING:

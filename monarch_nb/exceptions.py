@@ -7,9 +7,9 @@
      │    ├── RemoteException   an operation on tensors of the mesh failed on ranks: raised where its value is waited for
      │    └── SupervisionError  (RuntimeError) something used is dead: a rank, an actor, a mesh
      │         ├── MeshFailure  what happened to it, as a value and as an exception
-     │         └── MeshEnded    (OfficeClosed) the mesh itself is no more: it was stopped, or its controller
-     was killed
-     ├── OfficeClosed           (RuntimeError) this program has left the mesh
+     │         └── MeshEnded    (TransportClosed) the mesh itself is no more: it was stopped, or its
+     controller was killed
+     ├── TransportClosed           (RuntimeError) this program has left the mesh
      ├── RankTimeout            (TimeoutError) an answer didn't come in time; the mesh is unharmed
      ├── RequestFailed          (RuntimeError) a host process couldn't do what was asked; it says why
      ├── HealError              not all that was lost could be put back
@@ -64,7 +64,6 @@ __all__ = [
     "MeshUsageError",
     "NameTaken",
     "NoTensorEngine",
-    "OfficeClosed",
     "PathFailed",
     "RDMAError",
     "RankFailure",
@@ -76,6 +75,7 @@ __all__ = [
     "StaleCode",
     "SupervisionError",
     "TransferTimeout",
+    "TransportClosed",
     "UnknownVariable",
     "WrongArguments",
     "WrongTensor",
@@ -86,7 +86,7 @@ class MeshError(ShowsItself, Exception):
     """Base of all errors of a mesh."""
 
 
-class OfficeClosed(MeshError, RuntimeError):
+class TransportClosed(MeshError, RuntimeError):
     """This program's connection to the mesh was closed: nothing can be sent or waited for any more."""
 
 
@@ -368,7 +368,7 @@ class SupervisionError(DeviceMeshError, RuntimeError):
     """Something that was used is dead: a rank, an actor or a mesh. Says which, on which host, and how it ended."""
 
 
-class MeshEnded(SupervisionError, OfficeClosed):
+class MeshEnded(SupervisionError, TransportClosed):
     """The mesh itself is no more: somebody has stopped it, or its controller was killed. One sentence: who,
     how, what is lost, what to type."""
 

@@ -49,6 +49,6 @@ def mesh_apart(name: str, dims: Mapping[str, int], num_hosts: int, hidden: list[
 
 def files_of(mesh: Mesh, index: int) -> Path:
     """Return where the file system of a host can be seen from here."""
-    rows = sessions.of_office(mesh._office).request(Status()).hosts
+    rows = sessions.of_transport(mesh._transport).request(Status()).hosts
     pid = next(row.pid for row in rows if row.index == index)
     return Path(f"/proc/{pid}/root")

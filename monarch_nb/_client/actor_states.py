@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from monarch_nb._post.office import Office
 from monarch_nb._protocol.failure import Failure
 from monarch_nb._runtime.supervision import MeshFailure
+from monarch_nb._transport.transport import Transport
 from monarch_nb.folding import split
 
 
@@ -57,9 +57,10 @@ class ActorState:
         return f"{what}: the actor mesh {failure.mesh!r} is dead: {failure.message}"
 
 
-_states: WeakKeyDictionary[Office, WeakValueDictionary[int, ActorState]] = WeakKeyDictionary()
+_states: WeakKeyDictionary[Transport, WeakValueDictionary[int, ActorState]] = WeakKeyDictionary()
 
 
-def states_in(office: Office) -> WeakValueDictionary[int, ActorState]:
-    """Return the states of actors that were spawned by way of an office, by actor id. Handles keep them alive."""
-    return _states.setdefault(office, WeakValueDictionary())
+def states_in(transport: Transport) -> WeakValueDictionary[int, ActorState]:
+    """Return the states of actors that were spawned by way of a transport, by actor id. Handles keep them
+    alive."""
+    return _states.setdefault(transport, WeakValueDictionary())

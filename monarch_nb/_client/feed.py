@@ -13,8 +13,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from monarch_nb._journal import record as records
-from monarch_nb._post.office import Office
-from monarch_nb._post.pending import Body, Pending
 from monarch_nb._protocol.cells import (
     CaughtUp,
     CellBegan,
@@ -30,6 +28,8 @@ from monarch_nb._protocol.cells import (
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.ranks import InterruptCell
 from monarch_nb._protocol.states import CellStatus
+from monarch_nb._transport.pending import Body, Pending
+from monarch_nb._transport.transport import Transport
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.message import Message
@@ -77,8 +77,8 @@ class Feed(Pending):
 
     __slots__ = ("_decoders", "_ended", "_events", "_num_interrupts", "_num_taken", "_reached", "_watcher", "error", "n", "summary", "when_late")
 
-    def __init__(self, office: Office, watcher: Watcher) -> None:
-        super().__init__(office, (address.CONTROLLER,))
+    def __init__(self, transport: Transport, watcher: Watcher) -> None:
+        super().__init__(transport, (address.CONTROLLER,))
         self._watcher = watcher
         self._decoders: dict[tuple[int, str], Any] = {}
         self._ended: set[int] = set()
@@ -94,14 +94,14 @@ class Feed(Pending):
 
     def wait_for(self, what: str, timeout_s: float) -> bool:
         """Wait until it has begun ("began"), or has caught up with the journal ("live"); say whether it has."""
-        with self.office.callback_lock:
+        with self.transport.callback_lock:
             if what in self._reached:
                 return True
             event = self._events.setdefault(what, threading.Event())  # most are never waited for
         return event.wait(timeout_s)
 
     def _reach(self, what: str) -> None:
-        with self.office.callback_lock:
+        with self.transport.callback_lock:
             self._reached.add(what)
             event = self._events.get(what)
         if event is not None:
@@ -136,7 +136,7 @@ class Feed(Pending):
         self._num_taken += num_bytes
         if self._num_taken >= ACK_BYTES:
             num, self._num_taken = self._num_taken, 0
-            self.office.ask(address.CONTROLLER, Taken(self.ref, num))
+            self.transport.ask(address.CONTROLLER, Taken(self.ref, num))
 
     def deliver(self, slot: int, body: Body) -> Pending | None:
         if body.flags & wire.ERROR:
@@ -201,7 +201,7 @@ class Feed(Pending):
         if not self.n:
             self._num_interrupts += 1
             return
-        self.office.ask(address.CONTROLLER, InterruptCell(self.n))
+        self.transport.ask(address.CONTROLLER, InterruptCell(self.n))
 
     def give_up(self, fault: Exception) -> None:
         super().give_up(fault)
@@ -209,7 +209,7 @@ class Feed(Pending):
             self._reach(what)
 
     def handles_end(self, end: RankExit) -> bool:
-        return not self.ready and (self.office.me, self.ref) in end.notified
+        return not self.ready and (self.transport.me, self.ref) in end.notified
 
     def lost(self, proc: int, end: RankExit) -> Pending | None:
-        return None  # ranks are the controller's business; if the controller goes, the office is closed
+        return None  # ranks are the controller's business; if the controller goes, the transport is closed

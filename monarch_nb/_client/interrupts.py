@@ -15,7 +15,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from monarch_nb._client import kernel
-from monarch_nb._post.reader import Reader
+from monarch_nb._transport.reader import Reader
 
 MAX_PRESSES = 5
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb._client import kernel
 from monarch_nb._journal.record import client_origin
-from monarch_nb._post.context import CallContext, call_context
 from monarch_nb._protocol.programs import Leaving
 from monarch_nb._protocol.states import CellStatus
+from monarch_nb._transport.context import CallContext, call_context
 from monarch_nb.exceptions import MeshError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class NotebookHooks:
         if shell is None:
             return None
         hooks = cls(session, shell)
-        session.office.calls = {}
+        session.transport.calls = {}
         shell.events.register("pre_run_cell", hooks.before_cell)
         shell.events.register("post_run_cell", hooks.after_cell)
         watched = kernel.watch()
@@ -96,12 +96,12 @@ class NotebookHooks:
 
     def after_cell(self, result: Any = None) -> None:
         """Show what the cell's calls have printed before it ends; enter them into the journal."""
-        office = self._session.office
-        if office.closed or office.lost:
+        transport = self._session.transport
+        if transport.closed or transport.lost:
             self.remove()
-        elif office.num_sent != self._num_settled:
+        elif transport.num_sent != self._num_settled:
             with suppress(MeshError):
                 self._session.settle_output()
             error = getattr(result, "error_in_exec", None) or getattr(result, "error_before_exec", None)
             self._session.note_calls(self._source[:_MAX_SOURCE], self._began, origin=self.origin, status=CellStatus.ERROR if error else CellStatus.OK)
-            self._num_settled = office.num_sent
+            self._num_settled = transport.num_sent

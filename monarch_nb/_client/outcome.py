@@ -6,26 +6,26 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from monarch_nb._client.actor_states import ActorState, states_in
-from monarch_nb._post.office import Office
-from monarch_nb._post.pending import GatherReply, Pending
 from monarch_nb._protocol.failure import Failure
 from monarch_nb._runtime.described import failures_of, of_end, rank_failures
+from monarch_nb._transport.pending import GatherReply, Pending
+from monarch_nb._transport.transport import Transport
 from monarch_nb.exceptions import ActorError, SupervisionError
 
 
-def refuse_dead(office: Office, procs: Sequence[int], what: str) -> None:
+def refuse_dead(transport: Transport, procs: Sequence[int], what: str) -> None:
     """Raise for processes that are known to be dead.
 
     Raises:
         SupervisionError: if there are any.
     """
-    dead = [(slot, of_end(office.ends[proc])) for slot, proc in enumerate(procs) if proc in office.ends]
+    dead = [(slot, of_end(transport.ends[proc])) for slot, proc in enumerate(procs) if proc in transport.ends]
     if dead:
-        raise call_error(office, dead, {}, len(procs), 0, what, "; nothing was called")
+        raise call_error(transport, dead, {}, len(procs), 0, what, "; nothing was called")
 
 
 def call_error(
-    office: Office,
+    transport: Transport,
     failures: Sequence[tuple[int, Failure]],
     results: Mapping[int, Any],
     num_ranks: int,
@@ -34,11 +34,11 @@ def call_error(
     more: str = "",
 ) -> ActorError | SupervisionError:
     """Return the error for failures in order of time. What a failed actor has said before is said in one line."""
-    office.reported_ends.update(failure.end.proc for _, failure in failures if failure.end is not None)
+    transport.reported_ends.update(failure.end.proc for _, failure in failures if failure.end is not None)
     found = rank_failures(failures)
     all_dead = all(failure.dead for _, failure in failures)
     kind = SupervisionError if all_dead else ActorError
-    state = _state_of(office, failures)
+    state = _state_of(transport, failures)
     if state is not None:  # the actor has failed for good, and answers all calls with what it died of: told in full once
         described = [failure for _, failure in failures]
         error = kind(state.text(what, described), found, results, num_unfinished)
@@ -56,10 +56,10 @@ def dropped_error(pending: Pending, what: str) -> ActorError | SupervisionError 
     """Return the error of a call whose answer nobody will read; None if the program was told of all that's in it: of deaths, of actors that
     can't be constructed; or has interrupted it itself.
     """
-    office = pending.office
+    transport = pending.transport
     found = [
         (slot, failure) for slot, failure in failures_of(pending)
-        if (failure.end is None or failure.end.proc not in office.reported_ends)
+        if (failure.end is None or failure.end.proc not in transport.reported_ends)
         and failure.type != "KeyboardInterrupt"
         and not (failure.actor_id and failure.endpoint == "__init__")
     ]  # fmt: skip
@@ -68,11 +68,11 @@ def dropped_error(pending: Pending, what: str) -> ActorError | SupervisionError 
     where = found[0][1]
     what = what or ".".join(filter(None, (where.actor, where.endpoint))) or "a call"
     num = len(pending.bodies) if isinstance(pending, GatherReply) else 1
-    error = call_error(office, found, {}, num, 0, what)
+    error = call_error(transport, found, {}, num, 0, what)
     return None if error._is_brief else error
 
 
-def _state_of(office: Office, failures: Sequence[tuple[int, Failure]]) -> ActorState | None:
+def _state_of(transport: Transport, failures: Sequence[tuple[int, Failure]]) -> ActorState | None:
     """Return what is known here of the actors that have failed for good, if that's what these failures are."""
     ids = {failure.actor_id for _, failure in failures}
-    return states_in(office).get(ids.pop()) if len(ids) == 1 else None
+    return states_in(transport).get(ids.pop()) if len(ids) == 1 else None

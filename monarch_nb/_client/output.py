@@ -3,8 +3,9 @@
 It's folded by rank set and written where the cell that made the call shows its output. `take` runs in the reading thread and must be quick; the
 writing is done by the background reader.
 
-What a rank prints before an answer is shown before the answer is had: the answer says up to which mark in the rank's output that is (`Office.owed`), and who
-asks for the value waits for the mark (`catch_up`). Of a rank that hasn't printed, the answer says nothing, and nobody waits.
+What a rank prints before an answer is shown before the answer is had: the answer says up to which mark in the
+rank's output that is (`Transport.owed`), and who asks for the value waits for the mark (`catch_up`). Of a
+rank that hasn't printed, the answer says nothing, and nobody waits.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from monarch_nb._client.preferences import preferences
 from monarch_nb._client.waiting import Wakeup
 from monarch_nb._journal import record as records
 from monarch_nb._journal.record import Record
-from monarch_nb._post.office import Office, OfficeClosed
-from monarch_nb._post.pending import in_callback
 from monarch_nb._protocol.cells import Taken
+from monarch_nb._transport.pending import in_callback
+from monarch_nb._transport.transport import Transport, TransportClosed
 from monarch_nb._wire import address
 from monarch_nb._wire.message import Message
 
@@ -45,19 +46,19 @@ class OutputHub:
     """Gives output that nobody has asked for to the program's own. `receive_records` runs in the reading
     thread."""
 
-    def __init__(self, office: Office) -> None:
-        self._office = office
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
         self._decoders: dict[tuple[int, int, int, str], Any] = {}
         self._num_taken = 0
         self._late: dict[int, Feed] = {}
         self.groups: dict[int, str] = {}
-        self.default = StandardOutput(office)
+        self.default = StandardOutput(transport)
         self._reached: dict[int, int] = {}
         """The last mark that has come of each proc."""
         self._wakeups: list[Wakeup] = []
-        office.on_output = self.receive_records
-        office.on_printed = self._owe
-        office.catch_up = self.catch_up
+        transport.on_output = self.receive_records
+        transport.on_printed = self._owe
+        transport.catch_up = self.catch_up
 
     def learn_groups(self, groups: dict[str, int]) -> None:
         """Take note of the names of groups of ranks."""
@@ -88,11 +89,11 @@ class OutputHub:
         self._num_taken += len(data)
         if self._num_taken >= ACK_BYTES:
             num, self._num_taken = self._num_taken, 0
-            self._office.ask(address.CONTROLLER, Taken(0, num))
+            self._transport.ask(address.CONTROLLER, Taken(0, num))
 
     def _owe(self, proc: int, number: int) -> None:
         """An answer has come that something was printed before: in the reading thread."""
-        self._office.owed[proc] = number
+        self._transport.owed[proc] = number
 
     def _settled(self, proc: int, number: int) -> None:
         self._reached[proc] = number
@@ -101,11 +102,11 @@ class OutputHub:
     def forget(self, proc: int) -> None:
         """A rank has died: what it still owed doesn't come, and its successor counts anew. In the reading thread."""
         self._reached.pop(proc, None)
-        self._office.owed.pop(proc, None)
+        self._transport.owed.pop(proc, None)
         self._ring_if_all_has_come()
 
     def _ring_if_all_has_come(self) -> None:
-        for wakeup in list(self._wakeups) if self._wakeups and self._has_come(self._office.owed) else ():
+        for wakeup in list(self._wakeups) if self._wakeups and self._has_come(self._transport.owed) else ():
             wakeup.wake()
 
     def _has_come(self, owed: dict[int, int]) -> bool:
@@ -115,22 +116,22 @@ class OutputHub:
         """Show what ranks had printed before the answers that have come; waits for it, but not for long."""
         if in_callback() or not self.default.enabled:
             return
-        owed = dict(self._office.owed)
+        owed = dict(self._transport.owed)
         if not self._has_come(owed):
             self._wait_for_the_rest()
         for proc, number in owed.items():
-            if self._office.owed.get(proc) == number:
-                self._office.owed.pop(proc, None)
+            if self._transport.owed.get(proc) == number:
+                self._transport.owed.pop(proc, None)
         self.default.flush()
 
     def _wait_for_the_rest(self) -> None:
-        wakeup = Wakeup(self._office)
+        wakeup = Wakeup(self._transport)
         self._wakeups.append(wakeup)
-        if self._has_come(self._office.owed):
+        if self._has_come(self._transport.owed):
             wakeup.ready = True  # just now, before anybody could wake it
         try:
-            with suppress(OfficeClosed):
-                self._office.reader.wait(wakeup, time.monotonic() + CATCH_UP_S)
+            with suppress(TransportClosed):
+                self._transport.reader.wait(wakeup, time.monotonic() + CATCH_UP_S)
         finally:
             self._wakeups.remove(wakeup)
 
@@ -154,8 +155,8 @@ class StandardOutput:
     In a notebook, output that a cell's calls have caused goes to that cell, also when it comes late.
     """
 
-    def __init__(self, office: Office) -> None:
-        self._office = office
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
         self._lock = threading.Lock()
         self._writing = threading.RLock()
         self._folds: dict[tuple[int, str], Any] = {}
@@ -199,7 +200,7 @@ class StandardOutput:
             if self._armed:
                 return
             self._armed = True
-        self._office.reader.call_at(time.monotonic() + self.window_s, self.flush)
+        self._transport.reader.call_at(time.monotonic() + self.window_s, self.flush)
 
     def display(self, origin: int, content: dict[str, Any]) -> None:
         """Show something rich."""

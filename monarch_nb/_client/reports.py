@@ -2,7 +2,8 @@
 
 Actors that have failed by themselves (`__init__`, a broadcast) go to the program's fault hook: those of one mesh that fail within `WINDOW_S`
 are one failure, and one that was told before, by the hook or by an exception, isn't told again. Calls that have failed and whose future is
-dropped unread are said on stderr, as asyncio does: the office takes note of them when their answer comes, and only of those that failed.
+dropped unread are said on stderr, as asyncio does: the transport takes note of them when their answer comes,
+and only of those that failed.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._client.outcome import dropped_error
-from monarch_nb._post.pending import Pending
 from monarch_nb._protocol.failure import Failure
 from monarch_nb._runtime.supervision import MeshFailure, call_fault_hook, has_own_hook
+from monarch_nb._transport.pending import Pending
 
 if TYPE_CHECKING:
     from monarch_nb._client.session import Session
@@ -60,22 +61,22 @@ class Reports:
         self._arm()
 
     def _arm(self) -> None:
-        office = self._session.office
-        if office.closed:
+        transport = self._session.transport
+        if transport.closed:
             self.flush()
             return
         with self._lock:
             if self._armed:
                 return
             self._armed = True
-        office.reader.call_at(time.monotonic() + WINDOW_S, self.flush)
+        transport.reader.call_at(time.monotonic() + WINDOW_S, self.flush)
 
     def flush(self) -> None:
         """Say what there is to say."""
         with self._lock:
             self._armed = False
             actors, self._actors = self._actors, {}
-            over = {key: each for key, each in self._dropped.items() if each[0].ready or self._session.office.closed}
+            over = {key: each for key, each in self._dropped.items() if each[0].ready or self._session.transport.closed}
             self._dropped = {key: each for key, each in self._dropped.items() if key not in over}
         for actor_id, failures in actors.items():
             self._tell_hook(actor_id, failures)

@@ -27,14 +27,11 @@ from monarch_nb._client.notebook import PROGRAM_NUMBER, NotebookHooks
 from monarch_nb._client.output import OutputHub
 from monarch_nb._client.preferences import preferences
 from monarch_nb._client.reports import Reports
-from monarch_nb._client.sessions import by_office
+from monarch_nb._client.sessions import by_transport
 from monarch_nb._client.state import StatusFeed
 from monarch_nb._client.stop_notices import StopNotices
 from monarch_nb._client.subscribers import Subscribers
 from monarch_nb._client.waiting import Wakeup, wait_simply
-from monarch_nb._post import here
-from monarch_nb._post.office import Office
-from monarch_nb._post.pending import Reply
 from monarch_nb._protocol.base import Request
 from monarch_nb._protocol.events import (
     ActorsHealed,
@@ -57,6 +54,9 @@ from monarch_nb._protocol.registry import Handlers, Sender, handles
 from monarch_nb._protocol.states import EntryKind
 from monarch_nb._runtime.supervision import MeshFailure, call_fault_hook, has_own_hook
 from monarch_nb._shape import Extent
+from monarch_nb._transport import here
+from monarch_nb._transport.pending import Reply
+from monarch_nb._transport.transport import Transport
 from monarch_nb._wire import address
 from monarch_nb._wire.mesh_address import MeshAddress
 from monarch_nb._wire.message import Message
@@ -77,13 +77,13 @@ UNATTENDED_S = 3.0
 class Session:
     """A connection to a controller. All methods may be called from any thread.
 
-    In a rank, it shares the rank's office; in a client it has its own.
+    In a rank, it shares the rank's transport; in a client it has its own.
     """
 
-    def __init__(self, office: Office, connection: Connection | None) -> None:
-        self.office = office
+    def __init__(self, transport: Transport, connection: Connection | None) -> None:
+        self.transport = transport
         self.connection = connection
-        by_office[id(office)] = self
+        by_transport[id(transport)] = self
         self.private = False
         self.observes = False
         self.wakeups: list[Wakeup] = []
@@ -110,14 +110,14 @@ class Session:
         self._making_actors = threading.Lock()
         self.meshes: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         """Actor meshes that this program has spawned, by actor id."""
-        self.actor_states = states_in(office)
+        self.actor_states = states_in(transport)
         """What is known of those actors: news of a failure go there."""
         self.reshaped: Subscribers[Reshaped] = Subscribers()
         """Handles that take on new sizes, told what the controller says of a group that has got some."""
         self.fault_handlers: dict[str, Callable[[Any], None]] = {}
         """What this program does about a death, by group."""
         self.reports = Reports(self)
-        office.on_dropped = self.reports.dropped
+        transport.on_dropped = self.reports.dropped
         self.stop_notices = StopNotices(self)
 
     @classmethod
@@ -135,41 +135,41 @@ class Session:
         Raises:
             MeshStartError: if it doesn't answer.
         """
-        office = Office(address.new_client_id(), connection.directory)
-        session = cls(office, connection)
+        transport = Transport(address.new_client_id(), connection.directory)
+        session = cls(transport, connection)
         observes, listens = observes or is_guest, listens and not is_guest
-        session.observes, session.listens, office.is_guest = observes, listens, is_guest
-        session.output = OutputHub(office)
-        office.event_handlers.append(Handlers(session, HandleEvents(session)))
-        office.on_call = session._take_call
-        office.on_unhandled_end = lambda end: session._on_ends([replace(end, handled=False)])
+        session.observes, session.listens, transport.is_guest = observes, listens, is_guest
+        session.output = OutputHub(transport)
+        transport.event_handlers.append(Handlers(session, HandleEvents(session)))
+        transport.on_call = session._take_call
+        transport.on_unhandled_end = lambda end: session._on_ends([replace(end, handled=False)])
         ending = session.ending = Ending(connection)
-        office.watch_controller(connection.pid, ending.describe)
-        office.on_lost = session._on_lost
-        office.start()
+        transport.watch_controller(connection.pid, ending.describe)
+        transport.on_lost = session._on_lost
+        transport.start()
         kernel_id = _kernel_id() if listens else ""
         try:
             welcome = session.request(Hello(os.getpid(), what or _program(), PROGRAM_NUMBER, listens, observes, kernel_id), HELLO_S)
         except RankTimeout:
-            office.close(0)
+            transport.close(0)
             what_is = process_trouble(connection.pid) or f"does not answer; end it: kill {connection.pid}"
             raise MeshStartError(f"the controller of mesh {connection.name!r} (pid {connection.pid}) {what_is}") from None
-        office.mesh = MeshAddress(*welcome.mesh)
-        office.mesh_id = office.mesh.mesh_id
+        transport.mesh = MeshAddress(*welcome.mesh)
+        transport.mesh_id = transport.mesh.mesh_id
         session.output.learn_groups(welcome.groups)
         atexit.register(session.close)
         session.notebook = NotebookHooks.install(session) if listens else None
         if not is_guest:
             hide_in_scripts()
         if session.notebook is None and connection.name and not observes:
-            office.calls = {}  # a script's calls are journalled when it leaves
+            transport.calls = {}  # a script's calls are journalled when it leaves
         return session
 
     def is_open_to(self, connection: Connection) -> bool:
         """Say whether this is a connection to that controller, and still good, and shows what ranks print."""
-        mine, office = self.connection, self.office
+        mine, transport = self.connection, self.transport
         is_it = mine is not None and (mine.pid, mine.directory) == (connection.pid, connection.directory)
-        return is_it and self.listens and not office.closed and not office.lost
+        return is_it and self.listens and not transport.closed and not transport.lost
 
     # --- requests
 
@@ -189,7 +189,7 @@ class Session:
 
     def ask(self, request: Request[T]) -> Reply[T]:
         """Ask the controller; the answer can be read once ready."""
-        return self.office.request(address.CONTROLLER, request)
+        return self.transport.request(address.CONTROLLER, request)
 
     def ask_to_end(self) -> tuple[Reply[None], int]:
         """Ask the controller to end, and the mesh with it; return the reply, and the controller's pid, 0 if
@@ -204,15 +204,15 @@ class Session:
         """Have the controller feed `feed` with what a request asks for."""
         if self.output is not None and isinstance(feed, Feed):
             feed.when_late = self.output.expect_late
-        self.office.ask(address.CONTROLLER, request, self.office.expect(feed))
+        self.transport.ask(address.CONTROLLER, request, self.transport.expect(feed))
 
     def tell(self, request: Request[Any]) -> None:
         """Tell the controller something that needs no answer."""
-        self.office.ask(address.CONTROLLER, request)
+        self.transport.ask(address.CONTROLLER, request)
 
     def note_calls(self, source: str, began: float, **fields: Any) -> None:
         """Have the calls since the last time entered into the journal."""
-        calls, self.office.calls = self.office.calls, {}
+        calls, self.transport.calls = self.transport.calls, {}
         if not calls:
             return
         rows = [endpoint.describe(times) for endpoint, times in calls.items()]
@@ -232,7 +232,7 @@ class Session:
             if self.local_actors is None:
                 from monarch_nb._runtime.actor_host import ActorHost
 
-                self.local_actors = ActorHost(self.office)
+                self.local_actors = ActorHost(self.transport)
         return self.local_actors
 
     def _take_call(self, message: Message) -> Any:
@@ -299,7 +299,7 @@ class Session:
             if not self.num_waiting:
                 self.tell(RefuseUser("no cell of the notebook waits for it (it runs in the background, or was called by a script)"))
 
-        self.office.reader.call_at(time.monotonic() + UNATTENDED_S, refuse)
+        self.transport.reader.call_at(time.monotonic() + UNATTENDED_S, refuse)
 
     def _on_ends(self, ends: Sequence[RankExit]) -> None:
         """Tell the program's hook of ranks that have died, unless somebody waited for them and is told by an exception.
@@ -311,7 +311,7 @@ class Session:
             if end.stopped or end.restarted or self.observes:
                 continue
             if not end.handled:
-                self.office.reported_ends.add(end.proc)
+                self.transport.reported_ends.add(end.proc)
             handler = self.fault_handlers.get(end.group)
             if handler is not None:  # it may wait for answers, and this is the thread that reads them
                 failure = MeshFailure.from_ends([end])
@@ -340,13 +340,13 @@ class Session:
         """The controller is gone. If nobody has waited for it, and so been told by an exception, say so
         here."""
         for tell in self.when_lost:
-            tell(self.office.lost)
+            tell(self.transport.lost)
         if self.listens and not heard and self.ending is not None and not self.ending.is_wanted:
-            _show_notice(self.office.lost)
+            _show_notice(self.transport.lost)
 
     def close(self) -> None:
         """Disconnect. A private mesh ends."""
-        if self.office.closed:
+        if self.transport.closed:
             return
         atexit.unregister(self.close)
         if self.notebook is not None:
@@ -362,11 +362,11 @@ class Session:
                 self.note_calls(_program(), self._began)
             self.tell(ShutDown() if self.private else Goodbye())
         with suppress(Exception):
-            self.office.drop_unread()
+            self.transport.drop_unread()
             self.reports.flush()
         self.stop_notices.close()
-        self.office.close(500)
-        by_office.pop(id(self.office), None)
+        self.transport.close(500)
+        by_transport.pop(id(self.transport), None)
 
     def settle_output(self) -> None:
         """Wait until what was printed before now has come."""
@@ -418,12 +418,12 @@ def current() -> Session:
     """Return this process' session: a rank's own, or a client's, which starts a private mesh if it has none."""
     global _current
     session = _current
-    if session is not None and not session.office.closed and not (session.private and session.office.lost):
+    if session is not None and not session.transport.closed and not (session.private and session.transport.lost):
         return session
     with _lock:
-        if _current is not None and _current.private and _current.office.lost:
+        if _current is not None and _current.private and _current.transport.lost:
             _current.close()
-        if _current is None or _current.office.closed:
+        if _current is None or _current.transport.closed:
             _current = _of_rank() if here.rank is not None else _private()
         return _current
 
@@ -437,12 +437,12 @@ def use(session: Session) -> None:
     """Make `session` the one that `this_host()` and new channels use."""
     global _current
     _current = session
-    here.set_office(session.office)
+    here.set_transport(session.transport)
 
 
 def _of_rank() -> Session:
-    session = Session(here.office(), None)
-    session.office.event_handlers.append(Handlers(HandleEvents(session)))
+    session = Session(here.transport(), None)
+    session.transport.event_handlers.append(Handlers(HandleEvents(session)))
     return session
 
 
@@ -451,7 +451,7 @@ def _private() -> Session:
     connection = spare.take_spare()
     session = Session.connect(connection)
     session.private = True
-    here.set_office(session.office)
+    here.set_transport(session.transport)
     here.set_whereabouts(rank="client", host=os.uname().nodename, pid=os.getpid())
     return session
 
@@ -468,11 +468,11 @@ def shutdown() -> None:
     with _lock:
         if _current is not None:
             _current.close()
-            here.set_office(None)
+            here.set_transport(None)
             _current = None
 
 
-here.on_demand(lambda: current().office)
+here.on_demand(lambda: current().transport)
 
 
 # --- other meshes, by the handles on them
@@ -480,26 +480,26 @@ here.on_demand(lambda: current().office)
 _reaching = threading.Lock()
 
 
-def reach(mesh: MeshAddress) -> Office:
-    """Return this process' office in a mesh that handles name; connect, if it has none.
+def reach(mesh: MeshAddress) -> Transport:
+    """Return this process' transport in a mesh that handles name; connect, if it has none.
 
     Raises:
         MeshUnreachable: if there's no way from here to that mesh.
     """
     with _reaching:
-        return _office_in(mesh) or _visit(mesh).office
+        return _transport_in(mesh) or _visit(mesh).transport
 
 
-def _office_in(mesh: MeshAddress) -> Office | None:
-    """Return an office in a mesh, if this process has one; rather one that shows output."""
-    found = [s for s in list(by_office.values()) if s.office.mesh_id == mesh.mesh_id and not s.office.closed]
-    return max(found, key=lambda s: s.listens).office if found else None
+def _transport_in(mesh: MeshAddress) -> Transport | None:
+    """Return a transport in a mesh, if this process has one; rather one that shows output."""
+    found = [s for s in list(by_transport.values()) if s.transport.mesh_id == mesh.mesh_id and not s.transport.closed]
+    return max(found, key=lambda s: s.listens).transport if found else None
 
 
 def _visit(mesh: MeshAddress) -> Session:
     """Connect to a mesh of which this process has nothing but handles."""
     rank = here.rank
-    who = f"rank {rank.rank} of {rank.office.mesh}" if rank is not None else "this program"
+    who = f"rank {rank.rank} of {rank.transport.mesh}" if rank is not None else "this program"
     refused = f"{mesh} can't be reached from {who} on {here.hostname()}: "
     if not mesh.is_near:
         raise MeshUnreachable(
@@ -514,7 +514,7 @@ def _visit(mesh: MeshAddress) -> Session:
     if rank is None:
         return Session.connect(connection)
     session = Session.connect(connection, who, is_guest=True)
-    rank.receive_guest(session.office)
+    rank.receive_guest(session.transport)
     return session
 
 
@@ -523,29 +523,29 @@ here.on_other_mesh(reach)
 
 def num_open() -> int:
     """Return how many sessions this program has."""
-    return len(by_office)
+    return len(by_transport)
 
 
-def open_offices() -> list[Office]:
-    """Return the offices of all sessions of this program."""
-    return [session.office for session in list(by_office.values()) if not session.office.closed]
+def open_transports() -> list[Transport]:
+    """Return the transports of all sessions of this program."""
+    return [session.transport for session in list(by_transport.values()) if not session.transport.closed]
 
 
 def open_to(connection: Connection) -> Session | None:
     """Return this program's session with that controller that shows output, if it has one."""
-    return next((session for session in list(by_office.values()) if session.is_open_to(connection)), None)
+    return next((session for session in list(by_transport.values()) if session.is_open_to(connection)), None)
 
 
-def of_office(office: Office) -> Session:
-    """Return the session that uses `office`."""
-    session = by_office.get(id(office))
-    if session is None and here.rank is not None and here.rank.office is office:
+def of_transport(transport: Transport) -> Session:
+    """Return the session that uses `transport`."""
+    session = by_transport.get(id(transport))
+    if session is None and here.rank is not None and here.rank.transport is transport:
         session = current()  # a rank makes its session when it's first asked for
-    if session is None or session.office is not office:
+    if session is None or session.transport is not transport:
         raise MeshError("this handle belongs to a mesh that this program is no longer connected to")
     return session
 
 
 def open_sessions() -> list[Session]:
     """Return the connections of this program that are open."""
-    return [session for session in list(by_office.values()) if not session.office.closed]
+    return [session for session in list(by_transport.values()) if not session.transport.closed]

@@ -1,4 +1,4 @@
-"""The sessions of this program, by their offices: for those whom the session itself uses."""
+"""The sessions of this program, by their transports: for those whom the session itself uses."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from monarch_nb._client.session import Session
-    from monarch_nb._post.office import Office
+    from monarch_nb._transport.transport import Transport
 
-by_office: dict[int, Session] = {}
+by_transport: dict[int, Session] = {}
 
 
-def known(office: Office) -> Session | None:
-    """Return the session that uses `office`, if there is one."""
-    return by_office.get(id(office))
+def known(transport: Transport) -> Session | None:
+    """Return the session that uses `transport`, if there is one."""
+    return by_transport.get(id(transport))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from monarch_nb._post.office import Office
-from monarch_nb._post.pending import Body, Pending
 from monarch_nb._protocol.base import Request
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.status import StatusTaken, UnwatchStatus
+from monarch_nb._transport.pending import Body, Pending
+from monarch_nb._transport.transport import Transport
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 
@@ -26,9 +26,9 @@ class StatusFeed(Pending):
     __slots__ = ("_end", "_on_change", "error")
 
     def __init__(
-        self, office: Office, on_change: Callable[[Any], None], on_end: Callable[[], None] | None = None, *, end: Callable[[int], Request[None]] = UnwatchStatus,
+        self, transport: Transport, on_change: Callable[[Any], None], on_end: Callable[[], None] | None = None, *, end: Callable[[int], Request[None]] = UnwatchStatus,
     ) -> None:
-        super().__init__(office, (address.CONTROLLER,))
+        super().__init__(transport, (address.CONTROLLER,))
         self._on_change = on_change
         self._end = end
         self.error = ""
@@ -46,12 +46,12 @@ class StatusFeed(Pending):
     def taken(self) -> None:
         """Let the controller send what comes next. May be called from any thread."""
         if not self.ready:
-            self.office.ask(address.CONTROLLER, StatusTaken(self.ref))
+            self.transport.ask(address.CONTROLLER, StatusTaken(self.ref))
 
     def close(self) -> None:
         """Watch no longer."""
         if not self.ready:
-            self.office.ask(address.CONTROLLER, self._end(self.ref))
+            self.transport.ask(address.CONTROLLER, self._end(self.ref))
             self._on_change = lambda _change: None
             self._callbacks = None
             self.complete()
@@ -64,4 +64,4 @@ class StatusFeed(Pending):
         return False
 
     def lost(self, proc: int, end: RankExit) -> Pending | None:
-        return None  # ranks are the controller's business; if the controller goes, the office is closed
+        return None  # ranks are the controller's business; if the controller goes, the transport is closed

@@ -40,7 +40,7 @@ class StopNotices:
             self._new.append(stop)
             if len(self._new) > 1:
                 return
-        self._session.office.reader.call_at(time.monotonic() + WINDOW_S, self._print_stops)
+        self._session.transport.reader.call_at(time.monotonic() + WINDOW_S, self._print_stops)
 
     def _print_stops(self) -> None:
         with self._lock:

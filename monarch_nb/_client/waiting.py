@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb._client import kernel
 from monarch_nb._client.sessions import known
-from monarch_nb._post.office import Office
-from monarch_nb._post.pending import Pending
+from monarch_nb._transport.pending import Pending
+from monarch_nb._transport.transport import Transport
 
 if TYPE_CHECKING:
     from monarch_nb._client.session import Session
@@ -33,14 +33,14 @@ class Wakeup(Pending):
 
     __slots__ = ("woken",)
 
-    def __init__(self, office: Office) -> None:
-        super().__init__(office, ())
+    def __init__(self, transport: Transport) -> None:
+        super().__init__(transport, ())
         self.woken = False
 
     def wake(self) -> None:
         """Wake the waiting thread. Called in the reading thread, or before the wait."""
         self.ready = True
-        self.office.reader.notify(self)
+        self.transport.reader.notify(self)
 
     def wake_for_stop(self) -> None:
         """Something has stopped."""
@@ -56,7 +56,7 @@ def wait(pending: Pending, deadline: float | None) -> bool:
     """
     if (on_stop is None and kernel.known() is None) or threading.get_ident() != _main:
         return wait_simply(pending, deadline)
-    session = known(pending.office)
+    session = known(pending.transport)
     if session is None or session.notebook is None:
         return wait_simply(pending, deadline)
     session.num_waiting += on_stop is not None
@@ -71,7 +71,7 @@ def wait_simply(pending: Pending, deadline: float | None) -> bool:
     if not pending.claim():
         return _wait_beside(pending, deadline)
     try:
-        return pending.office.reader.wait(pending, deadline)
+        return pending.transport.reader.wait(pending, deadline)
     finally:
         pending.waited = False
 
@@ -88,7 +88,7 @@ def _wait_beside(pending: Pending, deadline: float | None) -> bool:
 def _wait_in_notebook(session: Session, pending: Pending, deadline: float | None) -> bool:
     error: Exception | None = None
     while True:
-        wakeup = Wakeup(pending.office)
+        wakeup = Wakeup(pending.transport)
         session.wakeups.append(wakeup)
         if session.num_stops > session.num_stops_shown:
             wakeup.wake_for_stop()  # it came before anybody waited
@@ -96,7 +96,7 @@ def _wait_in_notebook(session: Session, pending: Pending, deadline: float | None
             wakeup.wake()
         pending.when_ready(wakeup.wake)
         try:
-            pending.office.reader.wait(wakeup, deadline)
+            pending.transport.reader.wait(wakeup, deadline)
         finally:
             session.wakeups.remove(wakeup)
         if error is not None and (pending.ready or not wakeup.woken):

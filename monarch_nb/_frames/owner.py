@@ -134,7 +134,7 @@ def is_of_package(module: str) -> bool:
 def is_module_elsewhere(file: str, module: str) -> bool:
     """Say whether a file, maybe of another machine, is a module of this package.
 
-    >>> is_module_elsewhere("/opt/lib/monarch_nb/_post/reader.py", "monarch_nb._post.reader")
+    >>> is_module_elsewhere("/opt/lib/monarch_nb/_transport/reader.py", "monarch_nb._transport.reader")
     True
     """
     return owner_elsewhere(file) is Owner.PACKAGE and file.endswith(f"/{module.replace('.', '/')}.py")

@@ -14,7 +14,7 @@ MAIN = "MainThread"
 _THREAD = re.compile(r"(?m)^(?:Current thread|Thread) 0x([0-9a-f]+)[^\n]*\n")
 _FRAME = re.compile(r'  File "([^"]*)", line (\d+) in (.+)')
 _ACTOR = "monarch_nb._runtime.actors"
-_KEEPER = "monarch_nb._post.reader"
+_KEEPER = "monarch_nb._transport.reader"
 
 
 class Frame(NamedTuple):

@@ -2,7 +2,7 @@
 
 Three kinds of thread: the main thread runs cells and functions (`worker`), each actor has its own (`actors`),
 and a background reader (in
-`_post.reader`) makes sure that somebody reads the mail while those are busy, so a rank always answers.
+`_transport.reader`) makes sure that somebody reads the mail while those are busy, so a rank always answers.
 
     zygote    a warm interpreter that forks ranks; a process of its own
     main      from the fork to the end: environment, devices, signals, the main loop

@@ -11,7 +11,7 @@ from json import dumps as to_json
 from json import loads as from_json
 from typing import Any
 
-from monarch_nb._post.failure import class_name, clipped, message_of
+from monarch_nb._transport.failure import class_name, clipped, message_of
 
 MAX_TEXT = 1 << 20
 TEXT_LEFT = 18_000

@@ -23,19 +23,19 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb._frames.cells import cell_number, is_of_kernel
 from monarch_nb._frames.owner import HIDDEN, module_of, owner_of
-from monarch_nb._post.context import call_context, current_origin
 from monarch_nb._protocol.base import Request
 from monarch_nb._protocol.debugging import DebugLeft, DebugRunning, DebugStopped
 from monarch_nb._protocol.work import Work
 from monarch_nb._rank.breakpoints import Breakpoints
 from monarch_nb._rank.this_rank import this_rank
 from monarch_nb._runtime.inbox import Inbox
+from monarch_nb._transport.context import call_context, current_origin
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb.tracebacks import shown_frames
 
 if TYPE_CHECKING:
-    from monarch_nb._post.office import Office
+    from monarch_nb._transport.transport import Transport
     from monarch_nb._wire.activity_page import ActivitySlot
 
 SOURCE_LINES = 7
@@ -67,8 +67,8 @@ _INTERRUPT = Line(0, "")
 class Debugger:
     """The stops of this process. `take_line` and `settings` are for the reading thread; the rest runs in the threads that stop."""
 
-    def __init__(self, office: Office) -> None:
-        self.office = office
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
         self.skip = False
         """Whether breakpoints do nothing."""
         self.on_error = False
@@ -158,7 +158,7 @@ class Debugger:
         """Interrupt a thread of this process if it stands at a breakpoint: it raises KeyboardInterrupt there. Called in the reading thread."""
         stop = next((stop for stop in list(self._stops.values()) if stop.thread == ident), None)
         if stop is not None:
-            self.office.reader.notify(stop.inbox.put_message(_INTERRUPT))
+            self.transport.reader.notify(stop.inbox.put_message(_INTERRUPT))
         return stop is not None
 
     def take_line(self, key: int, n: int, text: str) -> Any:
@@ -171,7 +171,7 @@ class Debugger:
 
     def notify_controller(self, request: Request[None]) -> None:
         """Tell the controller."""
-        self.office.ask(address.CONTROLLER, request)
+        self.transport.ask(address.CONTROLLER, request)
 
 
 class CellParts:
@@ -294,7 +294,7 @@ class MeshPdb(pdb.Pdb):
         """Answer the last line, and wait for the next one that is pdb's business."""
         self._report()
         while True:
-            line = self.inbox.take_message(self._debugger.office)
+            line = self.inbox.take_message(self._debugger.transport)
             if line is None:
                 return "quit\n"
             if line is _INTERRUPT:

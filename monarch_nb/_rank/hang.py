@@ -141,9 +141,9 @@ def _call(frame: FrameType) -> dict[str, Any] | None:
     pending = getattr(future, "_pending", None)
     if pending is None or pending.ready:
         return None
-    what, office = getattr(future, "_what", ""), pending.office
-    if office.is_guest:  # procs of another mesh: their numbers mean others here
-        return {"what": f"{what} in {office.mesh}", "ref": 0, "procs": []}
+    what, transport = getattr(future, "_what", ""), pending.transport
+    if transport.is_guest:  # procs of another mesh: their numbers mean others here
+        return {"what": f"{what} in {transport.mesh}", "ref": 0, "procs": []}
     return {"what": what, "ref": pending.ref, "procs": list(pending.at_work())}
 
 

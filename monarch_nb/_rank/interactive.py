@@ -25,8 +25,13 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import display
 
 from monarch_nb._frames.owner import Owner, owner_of_file
-from monarch_nb._post.context import current_origin
-from monarch_nb._post.failure import (
+from monarch_nb._rank import tqdm_bars
+from monarch_nb._rank.bundles import encode_bundle, encode_metadata
+from monarch_nb._rank.chain import bound_chain
+from monarch_nb._rank.command import run_command
+from monarch_nb._rank.shell import is_plain_exit, run_coroutine
+from monarch_nb._transport.context import current_origin
+from monarch_nb._transport.failure import (
     class_name,
     is_printable,
     message_of,
@@ -35,11 +40,6 @@ from monarch_nb._post.failure import (
     trace_of,
     traceback_of,
 )
-from monarch_nb._rank import tqdm_bars
-from monarch_nb._rank.bundles import encode_bundle, encode_metadata
-from monarch_nb._rank.chain import bound_chain
-from monarch_nb._rank.command import run_command
-from monarch_nb._rank.shell import is_plain_exit, run_coroutine
 
 if TYPE_CHECKING:
     from monarch_nb._rank.streams import OutputPipe

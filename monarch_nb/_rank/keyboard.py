@@ -7,29 +7,29 @@ import getpass
 import sys
 from typing import TYPE_CHECKING, Any
 
-from monarch_nb._post import here
-from monarch_nb._post.context import current_origin
 from monarch_nb._protocol.keyboard import AskNoMore, AskUser, Typed
+from monarch_nb._transport import here
+from monarch_nb._transport.context import current_origin
 from monarch_nb._wire import address
 
 if TYPE_CHECKING:
-    from monarch_nb._post.office import Office
+    from monarch_nb._transport.transport import Transport
 
 
-def install(office: Office) -> None:
+def install(transport: Transport) -> None:
     """Have `input` and `getpass` ask there."""
 
     def ask_line(prompt: object = "", /) -> str:
-        return _ask(office, str(prompt), hidden=False)
+        return _ask(transport, str(prompt), hidden=False)
 
     def ask_password(prompt: str = "Password: ", stream: Any = None, **_: Any) -> str:
-        return _ask(office, prompt, hidden=True)
+        return _ask(transport, prompt, hidden=True)
 
     builtins.input = ask_line
     getpass.getpass = ask_password
 
 
-def _ask(office: Office, prompt: str, *, hidden: bool) -> str:
+def _ask(transport: Transport, prompt: str, *, hidden: bool) -> str:
     """Ask, and wait for the answer; an interrupt ends that.
 
     Raises:
@@ -38,13 +38,13 @@ def _ask(office: Office, prompt: str, *, hidden: bool) -> str:
     flush = getattr(sys.stdout, "flush", None)
     if flush is not None:
         flush()
-    reply = office.request(address.CONTROLLER, AskUser(prompt, hidden, current_origin()))
+    reply = transport.request(address.CONTROLLER, AskUser(prompt, hidden, current_origin()))
     try:
-        office.reader.wait(reply)
+        transport.reader.wait(reply)
     finally:
         if not reply.ready:
-            office.forget(reply.ref)
-            office.ask(address.CONTROLLER, AskNoMore(reply.ref))
+            transport.forget(reply.ref)
+            transport.ask(address.CONTROLLER, AskNoMore(reply.ref))
     answer = reply.read() if reply.body is not None else Typed(refused="the mesh has ended")
     if answer.refused:
         from IPython.core.error import StdinNotImplementedError

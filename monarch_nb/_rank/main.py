@@ -18,9 +18,6 @@ from msgspec.structs import asdict
 
 import monarch_nb.actor  # noqa: F401 - what cells and actors use is in the zygote already, for all ranks
 from monarch_nb import _reload, sources
-from monarch_nb._post import here
-from monarch_nb._post.context import CallContext, call_context
-from monarch_nb._post.office import Office
 from monarch_nb._protocol.base import encode
 from monarch_nb._protocol.events import RankIsUp, Renumbered
 from monarch_nb._rank import keyboard, streams, workspace
@@ -31,6 +28,9 @@ from monarch_nb._rank.reloading import Reloader
 from monarch_nb._rank.worker import Worker
 from monarch_nb._runtime import forked
 from monarch_nb._shape import elastic_numbers
+from monarch_nb._transport import here
+from monarch_nb._transport.context import CallContext, call_context
+from monarch_nb._transport.transport import Transport
 from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.activity_page import ActivityPage
@@ -51,12 +51,12 @@ class Rank:
         self.rank: int = spec["rank"]
         self.world_size: int = spec["world_size"]
         self.pipe = pipe
-        self.office = Office(spec["proc"], spec["directory"])
-        self.office.mesh = MeshAddress(*spec["mesh"])
-        self.office.mesh_id = self.office.mesh.mesh_id
-        self.office.unsettled, self.office.mark_output = pipe.unsettled, pipe.mark_answer
+        self.transport = Transport(spec["proc"], spec["directory"])
+        self.transport.mesh = MeshAddress(*spec["mesh"])
+        self.transport.mesh_id = self.transport.mesh.mesh_id
+        self.transport.unsettled, self.transport.mark_output = pipe.unsettled, pipe.mark_answer
         self.page = ActivityPage(address.page_path(spec["directory"], spec["proc"]))
-        self.debugger = Debugger(self.office)
+        self.debugger = Debugger(self.transport)
         self.worker = Worker(self)
         self.actors = RankActors(self)
         self.reloader = Reloader(self.actors)
@@ -91,11 +91,11 @@ class Rank:
         """
         return self.worker.variables(names)
 
-    def receive_guest(self, office: Office) -> None:
+    def receive_guest(self, transport: Transport) -> None:
         """This process has come to another mesh as a guest: what it owns there is its to look after, and it leaves when we do."""
-        office.on_call = self.actors.on_guest_call
-        here.guest_offices.append(office)
-        self.office.on_close.append(lambda: office.close(GUEST_LINGER_MS))
+        transport.on_call = self.actors.on_guest_call
+        here.guest_transports.append(transport)
+        self.transport.on_close.append(lambda: transport.close(GUEST_LINGER_MS))
 
     def renumber(self, place: Renumbered) -> None:
         """Be another rank from now on: the mesh has been given other sizes."""
@@ -121,7 +121,7 @@ def run_rank(spec: dict[str, Any], host_pid: int) -> None:
     _bind(spec)
     _limit_threads(spec)
     rank = Rank(spec, pipe)
-    here.set_office(rank.office)
+    here.set_transport(rank.transport)
     here.rank = rank
     here.set_whereabouts(rank=rank.rank, host=spec["hostname"], pid=os.getpid())
     on_terminate = partial(_on_terminate, rank)
@@ -132,18 +132,18 @@ def run_rank(spec: dict[str, Any], host_pid: int) -> None:
     _prepare_namespace(rank)
     forked.install(on_terminate, pipe.forget_lock)
     rank.debugger.install()
-    keyboard.install(rank.office)
+    keyboard.install(rank.transport)
     rank.debugger.set(**spec.get("debug", {}))
-    rank.office.start()
-    dump_file.aim(rank.office.reader.background_thread_id)
+    rank.transport.start()
+    dump_file.aim(rank.transport.reader.background_thread_id)
     up = RankIsUp(os.getpid())
-    controller = address.host_proc(rank.office.host)
-    rank.office.send(controller, wire.pack(wire.EVENT, src=rank.office.me, dst=controller, name=up.wire_name.encode(), payload=encode(up)))
+    controller = address.host_proc(rank.transport.host)
+    rank.transport.send(controller, wire.pack(wire.EVENT, src=rank.transport.me, dst=controller, name=up.wire_name.encode(), payload=encode(up)))
     with suppress(SystemExit):
         rank.worker.serve()
     rank.actors.stop()
     pipe.settle()
-    rank.office.close(500)
+    rank.transport.close(500)
     os._exit(0)
 
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from monarch_nb._post import here
-from monarch_nb._post.failure import describe
-from monarch_nb._post.pending import Body
 from monarch_nb._protocol.base import Plain
 from monarch_nb._protocol.events import DebugHold, DebugSettingsChanged, Renumbered
 from monarch_nb._protocol.questions import (
@@ -22,6 +19,9 @@ from monarch_nb._protocol.registry import Sender, handles
 from monarch_nb._rank import collectives, rendezvous
 from monarch_nb._runtime.actor_host import ActorHost
 from monarch_nb._runtime.inbox import Inbox
+from monarch_nb._transport import here
+from monarch_nb._transport.failure import describe
+from monarch_nb._transport.pending import Body
 from monarch_nb._wire.message import Message
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class RankActors(ActorHost):
     """Where calls to a rank arrive. All but the main thread's own work is answered in the reading thread, and never waits."""
 
     def __init__(self, rank: Rank) -> None:
-        super().__init__(rank.office, rank.worker.inbox.put_message, rank.page, rank.debugger)
+        super().__init__(rank.transport, rank.worker.inbox.put_message, rank.page, rank.debugger)
         self._rank = rank
         self.services |= {b"__debug__": self._debug, b"__open_rendezvous__": self._open_rendezvous_soon}
 
@@ -66,7 +66,7 @@ class RankActors(ActorHost):
 
     def _debug(self, message: Message) -> Any:
         """Take a line for a thread that has stopped; return the waiter to wake."""
-        fields = Body(self.office, message).value()
+        fields = Body(self.transport, message).value()
         return self._rank.debugger.take_line(fields["key"], fields["n"], fields["line"])
 
     def _open_rendezvous_soon(self, message: Message) -> None:

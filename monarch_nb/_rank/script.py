@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping
 from types import ModuleType, TracebackType
 
 from monarch_nb._frames.owner import Owner, owner_of_file
-from monarch_nb._post.failure import set_trace, trace_of
 from monarch_nb._protocol.script import Script
 from monarch_nb._rank import rendezvous
 from monarch_nb._rank.elastic import elastic_variables
 from monarch_nb._rank.fresh import ExitFunctions, fresh_process
+from monarch_nb._transport.failure import set_trace, trace_of
 
 _POLL_S = 0.2
 """How often a wait for a thread of the script's looks whether the rank was interrupted."""

@@ -11,7 +11,12 @@ from contextlib import suppress
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from monarch_nb._post.failure import (
+from monarch_nb._protocol.states import CellStatus
+from monarch_nb._rank.debugger import CellParts
+from monarch_nb._rank.script import exit_message, run_script
+from monarch_nb._rank.this_rank import this_rank
+from monarch_nb._runtime.forked import end_if_forked
+from monarch_nb._transport.failure import (
     _pickled,
     class_name,
     message_of,
@@ -21,11 +26,6 @@ from monarch_nb._post.failure import (
     traceback_of,
     traceback_text,
 )
-from monarch_nb._protocol.states import CellStatus
-from monarch_nb._rank.debugger import CellParts
-from monarch_nb._rank.script import exit_message, run_script
-from monarch_nb._rank.this_rank import this_rank
-from monarch_nb._runtime.forked import end_if_forked
 from monarch_nb.exceptions import ScriptExit
 
 if TYPE_CHECKING:

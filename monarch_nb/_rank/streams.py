@@ -20,8 +20,8 @@ import time
 from functools import partial
 from typing import Any
 
-from monarch_nb._post.context import call_context
-from monarch_nb._post.failure import class_name, message_of
+from monarch_nb._transport.context import call_context
+from monarch_nb._transport.failure import class_name, message_of
 from monarch_nb._wire import marks
 
 _context = call_context.get

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from monarch_nb._post import here
+from monarch_nb._transport import here
 
 if TYPE_CHECKING:
     from monarch_nb._rank.main import Rank

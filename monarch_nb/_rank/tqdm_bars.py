@@ -14,7 +14,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from monarch_nb._post.context import current_origin
+from monarch_nb._transport.context import current_origin
 
 if TYPE_CHECKING:
     from monarch_nb._rank.streams import OutputPipe

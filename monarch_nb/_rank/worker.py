@@ -12,11 +12,6 @@ from json import dumps as to_json  # a cell may put something else into the modu
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from monarch_nb._post import here
-from monarch_nb._post.context import NO_CALL, CallContext, call_context
-from monarch_nb._post.failure import class_name, describe, encode_failure, message_of, trace_of
-from monarch_nb._post.office import OfficeClosed
-from monarch_nb._post.pending import Body
 from monarch_nb._protocol.states import CellStatus
 from monarch_nb._protocol.work import Work, does, works_of
 from monarch_nb._rank import collectives, environment, profiling, rendezvous, variables, workspace
@@ -28,6 +23,11 @@ from monarch_nb._reload import RankReload
 from monarch_nb._runtime.forked import end_if_forked
 from monarch_nb._runtime.inbox import Inbox
 from monarch_nb._shape import Shape, decode_extent
+from monarch_nb._transport import here
+from monarch_nb._transport.context import NO_CALL, CallContext, call_context
+from monarch_nb._transport.failure import class_name, describe, encode_failure, message_of, trace_of
+from monarch_nb._transport.pending import Body
+from monarch_nb._transport.transport import TransportClosed
 from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.message import Message
@@ -126,7 +126,7 @@ class Worker:
                 signal.pthread_kill(self._ident, signal.SIGINT)
 
         # Not at once: it would be raised in here, and end here.
-        self.rank.office.reader.call_at(time.monotonic() + UNHEARD_S, again)
+        self.rank.transport.reader.call_at(time.monotonic() + UNHEARD_S, again)
 
     def cancel(self, n: int) -> None:
         """A cell shall end: if it hasn't begun, it won't; if it has, and the signal came too early to be heard, here's another.
@@ -139,7 +139,7 @@ class Worker:
             return
         self.cancelled.add(n)
         # The signal may be on its way: a second one would hit what takes note of the first.
-        self.rank.office.reader.call_at(time.monotonic() + UNHEARD_S, lambda: self._repeat_interrupt(n))
+        self.rank.transport.reader.call_at(time.monotonic() + UNHEARD_S, lambda: self._repeat_interrupt(n))
 
     def _repeat_interrupt(self, n: int) -> None:
         current = self.current
@@ -161,8 +161,8 @@ class Worker:
     def serve(self) -> None:
         """Work until the inbox closes."""
         guard_handlers(lambda: self._interruptible, self._raised_between)
-        office = self.rank.office
-        while (message := self.inbox.take_message(office)) is not None:
+        transport = self.rank.transport
+        while (message := self.inbox.take_message(transport)) is not None:
             self._handle(message)
 
     def _raised_between(self, error: BaseException) -> None:
@@ -187,12 +187,12 @@ class Worker:
         try:
             self._tidy_up(name)
             self._reply(message, body, flags)
-        except OfficeClosed:
+        except TransportClosed:
             raise
         except BaseException as error:  # no room for a large value, or a signal handler that raises
             self._reply(message, self._failed(name, error), wire.ERROR)
         call_context.set(NO_CALL)
-        self.rank.office.settle()
+        self.rank.transport.settle()
 
     def _failed(self, name: str, error: BaseException) -> codec.Encoded | CellAnswer:
         """Return the answer of work that has raised."""
@@ -235,24 +235,24 @@ class Worker:
     def _reply(self, message: Message, body: codec.Encoded | CellAnswer, flags: int) -> None:
         if not message.ref:
             return
-        office = self.rank.office
+        transport = self.rank.transport
         if isinstance(body, CellAnswer) or message.src == address.CONTROLLER:
             flags |= wire.ERROR if isinstance(body, CellAnswer) and body.failed else 0
             frame = wire.pack(
-                wire.REPLY, src=office.me, dst=message.src, flags=flags, slot=message.slot, ref=message.ref,
+                wire.REPLY, src=transport.me, dst=message.src, flags=flags, slot=message.slot, ref=message.ref,
                 payload=body.payload,
             )  # fmt: skip
-            office.send(message.src, frame)
+            transport.send(message.src, frame)
         else:
-            printed = office.printed_for(message.origin)
+            printed = transport.printed_for(message.origin)
             try:
-                office.post(message.src, wire.REPLY, body, flags=flags, slot=message.slot, ref=message.ref, origin=printed)
+                transport.post(message.src, wire.REPLY, body, flags=flags, slot=message.slot, ref=message.ref, origin=printed)
             except MemoryError as error:  # no shared memory for it
                 body = encode_failure(describe(error, **here.whereabouts(), endpoint=message.name.decode()))
-                office.post(message.src, wire.REPLY, body, flags=wire.ERROR, slot=message.slot, ref=message.ref)
+                transport.post(message.src, wire.REPLY, body, flags=wire.ERROR, slot=message.slot, ref=message.ref)
 
     def _fields(self, message: Message) -> Any:
-        return Body(self.rank.office, message).value()
+        return Body(self.rank.transport, message).value()
 
     # --- the work
 
@@ -299,7 +299,7 @@ class Worker:
             if n in self.cancelled:
                 raise KeyboardInterrupt
             if fields.get("script") is not None:
-                ended = self._shell.run_script(fields["script"], self.rank.office.me, fields["number"])
+                ended = self._shell.run_script(fields["script"], self.rank.transport.me, fields["number"])
             else:
                 self._write_message(self.rank.reloader.before_cell())
                 ended, self._last_value = self._shell.run(

@@ -12,11 +12,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from monarch_nb._post import here
-from monarch_nb._post.data_plane import remote_arguments
-from monarch_nb._post.failure import describe, encode_failure
-from monarch_nb._post.office import Office
-from monarch_nb._post.pending import Body
 from monarch_nb._protocol.base import encode
 from monarch_nb._protocol.events import CheckpointEpoch, MeshNamed, Reshaped
 from monarch_nb._protocol.failure import ActorFailed, Failure
@@ -34,6 +29,11 @@ from monarch_nb._runtime.awaiting import frames_of
 from monarch_nb._runtime.checkpoints import Checkpoints
 from monarch_nb._runtime.inbox import Inbox
 from monarch_nb._shape import Extent, Shape
+from monarch_nb._transport import here
+from monarch_nb._transport.data_plane import remote_arguments
+from monarch_nb._transport.failure import describe, encode_failure
+from monarch_nb._transport.pending import Body
+from monarch_nb._transport.transport import Transport
 from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.activity_page import ActivityPage
@@ -49,11 +49,11 @@ class ActorHost:
     """The actors of one process. `on_call` and what it calls run in the reading thread and never block."""
 
     def __init__(
-        self, office: Office, on_work: Callable[[Message], Any] | None = None,
+        self, transport: Transport, on_work: Callable[[Message], Any] | None = None,
         page: ActivityPage | None = None,
         debugger: CallDebugger | None = None,
     ) -> None:  # fmt: skip
-        self.office = office
+        self.transport = transport
         self.page = page if page is not None else ActivityPage()
         self.debugger = debugger
         self.actors: dict[int, ActorRunner] = {}
@@ -70,9 +70,9 @@ class ActorHost:
         """Actors that were stopped here, and why."""
         self._leaving: dict[int, ActorRunner] = {}
         """Those of them that clean up still."""
-        office.on_call = self.on_call
+        transport.on_call = self.on_call
         self.handlers = Handlers(self)
-        office.event_handlers.append(self.handlers)
+        transport.event_handlers.append(self.handlers)
         self.services: dict[bytes, Callable[[Message], Any]] = {b"__rdma__": self._rdma, b"__snapshot__": self._snapshot, b"__supervise__": self._supervise}
         """Take calls to this process itself that bring or answer with values of the user's; return the waiter to wake."""
 
@@ -94,7 +94,7 @@ class ActorHost:
             return None
         # From a third party: its call may overtake the message that spawns the actor.
         self._early.setdefault(message.target, []).append(message)
-        self.office.reader.call_at(time.monotonic() + ORPHAN_S, lambda: self._give_up(message.target))
+        self.transport.reader.call_at(time.monotonic() + ORPHAN_S, lambda: self._give_up(message.target))
         return None
 
     def on_guest_call(self, message: Message) -> Any:
@@ -107,8 +107,8 @@ class ActorHost:
     @handles(MeshNamed)
     def on_mesh_named(self, event: MeshNamed, sender: Sender) -> None:
         """The mesh has got a name."""
-        if self.office.mesh is not None:
-            self.office.mesh = self.office.mesh._replace(name=event.name)
+        if self.transport.mesh is not None:
+            self.transport.mesh = self.transport.mesh._replace(name=event.name)
 
     @handles(CheckpointEpoch)
     def on_checkpoint_epoch(self, event: CheckpointEpoch, sender: Sender) -> None:
@@ -123,8 +123,8 @@ class ActorHost:
             runner = self.actors.get(actor_id)
             if runner is not None and runner.mesh is not None:
                 runner.mesh._reshape(procs, shape)
-            if actor_id in self.checkpoints and self.office.me in procs:
-                self.checkpoints[actor_id].move(procs.index(self.office.me), len(procs))
+            if actor_id in self.checkpoints and self.transport.me in procs:
+                self.checkpoints[actor_id].move(procs.index(self.transport.me), len(procs))
 
     def _on_system_call(self, message: Message) -> Any:
         name = message.name.decode("utf-8", "replace")
@@ -179,14 +179,14 @@ class ActorHost:
 
     def _reply_error(self, message: Message, failure: Failure) -> None:
         body = encode_failure(failure)
-        self.office.post(
+        self.transport.post(
             message.src, wire.REPLY, body, flags=wire.ERROR, slot=message.slot, ref=message.ref
         )
 
     def _reply(self, message: Message, value: object) -> None:
         if message.ref:
             body = codec.encode(value)
-            self.office.post(message.src, wire.REPLY, body, slot=message.slot, ref=message.ref)
+            self.transport.post(message.src, wire.REPLY, body, slot=message.slot, ref=message.ref)
 
     def _handle(self, handler: Handler, message: Message) -> None:
         """Do what a request says, and answer it."""
@@ -198,7 +198,7 @@ class ActorHost:
     def _answer(self, sender: Sender, answer: object) -> None:
         if sender.ref:
             body, flags = (codec.Encoded(b""), wire.EMPTY) if answer is None else (codec.Encoded(encode(answer)), 0)
-            self.office.post(sender.proc, wire.REPLY, body, flags=flags, slot=sender.slot, ref=sender.ref)
+            self.transport.post(sender.proc, wire.REPLY, body, flags=flags, slot=sender.slot, ref=sender.ref)
 
     @handles(StopActor)
     def do_stop_actor(self, request: StopActor, sender: Sender) -> Later | None:
@@ -207,7 +207,7 @@ class ActorHost:
         if runner is None or not request.waits:
             return None
         runner.when_ended(lambda: self._answer(sender, None))
-        self.office.reader.call_at(time.monotonic() + END_S, lambda: self._answer(sender, None))
+        self.transport.reader.call_at(time.monotonic() + END_S, lambda: self._answer(sender, None))
         return LATER
 
     def end_actor(self, actor_id: int, reason: BaseException | None) -> ActorRunner | None:
@@ -229,7 +229,7 @@ class ActorHost:
     def _rdma(self, message: Message) -> None:
         """The data plane is asked, which nothing in this process has used yet: from now on it takes such messages itself."""
         remote_arguments().join()
-        self.office.services[message.name](message)
+        self.transport.services[message.name](message)
 
     # --- answers that never wait
 
@@ -257,7 +257,7 @@ class ActorHost:
 
     def _snapshot(self, message: Message) -> None:
         """Return a copy of an actor's state from memory, or None."""
-        actor_id, version = Body(self.office, message).value()
+        actor_id, version = Body(self.transport, message).value()
         found = self.checkpoints.get(actor_id)
         self._reply(message, None if found is None else found.find(version))
 
@@ -290,17 +290,17 @@ class ActorHost:
     def report_failure(self, owner: tuple[int, int], actor_id: int, failure: Failure) -> None:
         """Tell the owner of an actor that it has failed: an actor is asked, a client is told."""
         proc, owner_actor = owner
-        event = ActorFailed(actor_id, replace(failure, proc=self.office.me))
+        event = ActorFailed(actor_id, replace(failure, proc=self.transport.me))
         data = encode(event)
         if address.is_client(proc) and not owner_actor:
-            frame = wire.pack(wire.EVENT, src=self.office.me, dst=proc, name=event.wire_name.encode(), payload=data)
-            self.office.send(proc, frame)
+            frame = wire.pack(wire.EVENT, src=self.transport.me, dst=proc, name=event.wire_name.encode(), payload=data)
+            self.transport.send(proc, frame)
         else:
-            self.office.post(proc, wire.CALL, codec.Encoded(data), target=owner_actor, name=b"__supervise__")
+            self.transport.post(proc, wire.CALL, codec.Encoded(data), target=owner_actor, name=b"__supervise__")
 
     def _supervise(self, message: Message) -> None:
         """A failure of something that a cell of this rank owns: say it where output goes."""
-        failure = Body(self.office, message).read(ActorFailed).failure
+        failure = Body(self.transport, message).read(ActorFailed).failure
         print(failure.traceback or failure.message, file=sys.stderr, flush=True)
 
     def stop(self) -> None:

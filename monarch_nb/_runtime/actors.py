@@ -22,12 +22,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec.structs import replace
 
-from monarch_nb._post import here
-from monarch_nb._post.context import CallContext, call_context
-from monarch_nb._post.failure import describe, encode_failure
-from monarch_nb._post.office import OfficeClosed
-from monarch_nb._post.pending import Body
-from monarch_nb._post.port import Port
 from monarch_nb._protocol.failure import ActorFailed, Failure
 from monarch_nb._runtime import log_names
 from monarch_nb._runtime.awaiting import frames_of
@@ -37,6 +31,12 @@ from monarch_nb._runtime.inbox import Inbox
 from monarch_nb._runtime.kept import keep
 from monarch_nb._runtime.supervision import MeshFailure
 from monarch_nb._shape import decode_extent
+from monarch_nb._transport import here
+from monarch_nb._transport.context import CallContext, call_context
+from monarch_nb._transport.failure import describe, encode_failure
+from monarch_nb._transport.pending import Body
+from monarch_nb._transport.port import Port
+from monarch_nb._transport.transport import TransportClosed
 from monarch_nb._wire import codec
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.message import Message
@@ -123,7 +123,7 @@ class ActorRunner:
         """Called when it has cleaned up; None afterwards."""
         self._supervising: asyncio.Lock | None = None
         # A message may be in the reading thread's hands: keep the body, which holds its buffers.
-        self._body = Body(host.office, spawn)
+        self._body = Body(host.transport, spawn)
         self.current: Message | None = None
         """The call that user code is handling just now, on this actor's own thread."""
         self._ident = 0
@@ -139,14 +139,14 @@ class ActorRunner:
         self._ident = threading.get_ident()
         log_names.install()
         try:
-            with suppress(OfficeClosed):  # the process ends while this actor is busy
+            with suppress(TransportClosed):  # the process ends while this actor is busy
                 self._run()
         finally:
             self.host.has_ended(self)
             with self._interrupting:
                 callbacks, self._when_ended = self._when_ended or [], None
             for callback in callbacks:
-                with suppress(OfficeClosed):
+                with suppress(TransportClosed):
                     callback()
 
     def when_ended(self, callback: Callable[[], None]) -> None:
@@ -206,7 +206,7 @@ class ActorRunner:
         found = known.get(self.actor_id)
         if found is None or not found.is_at(slot, size):
             found = known[self.actor_id] = Checkpoints(
-                self.host.office, self.actor_id, self.name, slot, size, self.host.checkpoint_epochs
+                self.host.transport, self.actor_id, self.name, slot, size, self.host.checkpoint_epochs
             )
         self.checkpoints = found
         found.kind, found.every = instance.checkpoint_state, instance.checkpoint_every
@@ -233,8 +233,8 @@ class ActorRunner:
             self._answer(spawn, None)
 
     def _serve(self) -> None:
-        office = self.host.office
-        while (message := self.inbox.take_message(office)) is not None:
+        transport = self.host.transport
+        while (message := self.inbox.take_message(transport)) is not None:
             self._handle(message)
 
     async def _live_async(self, spec: dict[str, Any], spawn: Message) -> None:
@@ -309,14 +309,14 @@ class ActorRunner:
     def stop(self, reason: BaseException | None = None) -> None:
         """Let the actor end after the message that it's handling."""
         self._ended_with = reason
-        self.inbox.close(self.host.office)
+        self.inbox.close(self.host.transport)
 
     def abort(self, reason: str) -> None:
         """Let the actor fail after the message that it's handling."""
         self._aborted = ActorAborted(reason or f"{self.name} has aborted itself")
-        me = self.host.office.me
+        me = self.host.transport.me
         frame = wire.pack(wire.CALL, src=me, dst=me, target=self.actor_id, name=b"__abort__")
-        self.inbox.put_first(wire.unpack(frame), self.host.office)
+        self.inbox.put_first(wire.unpack(frame), self.host.transport)
 
     def _abort(self, _message: Message) -> None:
         if self._aborted is not None:
@@ -420,11 +420,11 @@ class ActorRunner:
                 return False
             if self._ident:
                 _raise_in_thread(self._ident, KeyboardInterrupt)
-                self.host.office.reader.interrupt_waiters()  # it may be parked until an answer comes
-                for office in here.guest_offices:
-                    with suppress(OfficeClosed):
-                        office.reader.interrupt_waiters()
-                        office.poke()  # or wait in C for one of another mesh
+                self.host.transport.reader.interrupt_waiters()  # it may be parked until an answer comes
+                for transport in here.guest_transports:
+                    with suppress(TransportClosed):
+                        transport.reader.interrupt_waiters()
+                        transport.poke()  # or wait in C for one of another mesh
             return True
 
     def _handles(self, src: int, ref: int) -> bool:
@@ -510,7 +510,7 @@ class ActorRunner:
         end_if_forked()
         try:
             self._finish_call(message, method, result)
-        except OfficeClosed:
+        except TransportClosed:
             raise
         except BaseException as error:  # no room for a large value, or a result whose way into bytes raises anything
             self._raised(error, message)
@@ -521,36 +521,36 @@ class ActorRunner:
         elif message.ref and not method.wants_port:
             self._answer(message, result)
         self._count(message)
-        self.host.office.settle()
+        self.host.transport.settle()
 
     def _arguments(self, message: Message, method: Method) -> tuple[Any, dict[str, Any]]:
         args: Any = ()
         kwargs: dict[str, Any] = {}
         if not message.flags & wire.EMPTY:
-            args, kwargs = Body(self.host.office, message).value()
+            args, kwargs = Body(self.host.transport, message).value()
         if method.wants_port:
-            args = (Port(message.src, message.ref, message.slot, self.host.office.mesh), *args)
+            args = (Port(message.src, message.ref, message.slot, self.host.transport.mesh), *args)
         return args, kwargs
 
     def _answer(self, message: Message, result: object) -> None:
-        office = self.host.office
+        transport = self.host.transport
         src = message.src
         if result is None:
             frame = wire.pack_plain(
-                wire.REPLY, wire.EMPTY, message.slot, office.me, src, message.ref, 0,
-                office.printed_for(message.origin), office.releases_for(src), b"", b"",
+                wire.REPLY, wire.EMPTY, message.slot, transport.me, src, message.ref, 0,
+                transport.printed_for(message.origin), transport.releases_for(src), b"", b"",
             )  # fmt: skip
-            office.send(src, frame)
+            transport.send(src, frame)
             return
         try:
             body = codec.encode(result, "return value")
         except codec.CannotPickle as error:
             self._raised(error, message)
             return
-        released = office.releases_for(message.src)
-        printed = office.printed_for(message.origin)
+        released = transport.releases_for(message.src)
+        printed = transport.printed_for(message.origin)
         try:
-            office.post(message.src, wire.REPLY, body, slot=message.slot, ref=message.ref, name=released, origin=printed)
+            transport.post(message.src, wire.REPLY, body, slot=message.slot, ref=message.ref, name=released, origin=printed)
         except MemoryError as error:  # no shared memory for it
             self._raised(error, message)
 
@@ -592,7 +592,7 @@ class ActorRunner:
 
     def _received_failure(self, message: Message) -> tuple[Failure, Any]:
         """Return the failure that a message brings, and this actor's hook, if it has one."""
-        failure: Failure = Body(self.host.office, message).read(ActorFailed).failure
+        failure: Failure = Body(self.host.transport, message).read(ActorFailed).failure
         return failure, None if self.failure is not None else getattr(self.instance, "__supervise__", None)
 
     def _supervise_soon(self, message: Message) -> None:
@@ -634,7 +634,7 @@ class ActorRunner:
         else:
             self._reply_failure(message, describe(error, **self._where(endpoint)))
             self._count(message, failed=True)
-        self.host.office.settle()
+        self.host.transport.settle()
 
     def _keep_error(self, error: BaseException) -> None:
         """Keep an error for the debugger; stop there, if that's wanted."""
@@ -645,9 +645,9 @@ class ActorRunner:
             self.host.debugger.post_mortem(error, "exception", self.name)
 
     def _reply_failure(self, message: Message, failure: Failure) -> None:
-        body, office = encode_failure(failure), self.host.office
-        printed = office.printed_for(message.origin)
-        office.post(message.src, wire.REPLY, body, flags=wire.ERROR, slot=message.slot, ref=message.ref, origin=printed)
+        body, transport = encode_failure(failure), self.host.transport
+        printed = transport.printed_for(message.origin)
+        transport.post(message.src, wire.REPLY, body, flags=wire.ERROR, slot=message.slot, ref=message.ref, origin=printed)
 
     def _fail(self, error: BaseException, asked: Message | None, endpoint: str) -> None:
         """The actor has failed: it takes no more work; who has asked for what has failed hears, and its owner."""

@@ -14,11 +14,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._journal.disk import check_room, why
-from monarch_nb._post.office import Office, OfficeClosed
-from monarch_nb._post.pending import OneReply
 from monarch_nb._protocol.healing import CheckpointFailed, CheckpointGather
 from monarch_nb._protocol.states import CheckpointKind, CheckpointPhase
 from monarch_nb._runtime.snapshot import Snapshot, load, rebuild, save, take_snapshot
+from monarch_nb._transport.pending import OneReply
+from monarch_nb._transport.transport import Transport, TransportClosed
 from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
 from monarch_nb.exceptions import RequestFailed
@@ -43,14 +43,14 @@ class Checkpoints:
         kind: own, replicated or sharded: see `Checkpointed.checkpoint_state`.
     """
 
-    def __init__(self, office: Office, actor_id: int, name: str, slot: int, size: int, epochs: Mapping[int, int]) -> None:
+    def __init__(self, transport: Transport, actor_id: int, name: str, slot: int, size: int, epochs: Mapping[int, int]) -> None:
         self.kind: str = CheckpointKind.OWN
         self.every = 0
         self.keep = 2
         self.directory = ""
         self.num_calls = 0
         self.last_path = ""
-        self._office = office
+        self._transport = transport
         self._actor_id = actor_id
         self._epochs = epochs
         self._name = name
@@ -153,8 +153,8 @@ class Checkpoints:
             actor_id=self._actor_id, version=version, epoch=epoch, slot=self._slot, size=self._size, path=path, reason=own,
             asked=self._asked,
         )  # fmt: skip
-        with suppress(OfficeClosed):
-            self._office.reader.wait(self._office.request(address.CONTROLLER, failed), None)
+        with suppress(TransportClosed):
+            self._transport.reader.wait(self._transport.request(address.CONTROLLER, failed), None)
 
     @property
     def _prefix(self) -> str:
@@ -166,8 +166,8 @@ class Checkpoints:
             actor_id=self._actor_id, version=version, phase=phase, slot=self._slot, size=self._size, epoch=epoch,
             value=codec.to_bytes(codec.encode(value)), directory=self.directory, keep=self.keep,
         )  # fmt: skip
-        reply = self._office.request(address.CONTROLLER, member)
-        self._office.reader.wait(reply, None)
+        reply = self._transport.request(address.CONTROLLER, member)
+        self._transport.reader.wait(reply, None)
         try:
             found = reply.read()
         except RequestFailed as error:
@@ -209,12 +209,12 @@ class Checkpoints:
         raise CheckpointError(f"version {wish['version']} of actor {self._name!r} is neither in memory nor on disk")
 
     def _ask_peer(self, proc: int, version: int) -> Snapshot:
-        reply = OneReply(self._office, (proc,))
-        ref = self._office.expect(reply)
+        reply = OneReply(self._transport, (proc,))
+        ref = self._transport.expect(reply)
         body = codec.encode((self._actor_id, version))
-        self._office.post(proc, wire.CALL, body, ref=ref, name=b"__snapshot__")
-        self._office.check_ends(reply)
-        self._office.reader.wait(reply, None)
+        self._transport.post(proc, wire.CALL, body, ref=ref, name=b"__snapshot__")
+        self._transport.check_ends(reply)
+        self._transport.reader.wait(reply, None)
         found: Snapshot | None = None
         with suppress(Exception):
             found = reply.body.value() if reply.body is not None and not reply.body.flags & wire.ERROR else None

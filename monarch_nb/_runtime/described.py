@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from monarch_nb._post.failure import revive
-from monarch_nb._post.pending import Body, GatherReply, OneReply, Pending
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.failure import Failure
+from monarch_nb._transport.failure import revive
+from monarch_nb._transport.pending import Body, GatherReply, OneReply, Pending
 from monarch_nb._wire.message import ERROR
 from monarch_nb.exceptions import RankFailure, describe_end
 

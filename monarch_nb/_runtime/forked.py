@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from monarch_nb._post.failure import traceback_of
+from monarch_nb._transport.failure import traceback_of
 
 _is_child = False
 _masks: dict[int, set[int]] = {}

@@ -7,14 +7,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from monarch_nb._post.office import Office
+from monarch_nb._transport.transport import Transport
 from monarch_nb._wire.message import Message
 
 Item = TypeVar("Item")
 
 
 class Inbox(Generic[Item]):
-    """What is for one thread, oldest first; a background waiter of the reader (see `_post.reader`).
+    """What is for one thread, oldest first; a background waiter of the reader (see `_transport.reader`).
 
     An actor's and the main thread's hold messages, a debugger's holds lines.
 
@@ -49,18 +49,18 @@ class Inbox(Generic[Item]):
         self._queue.append(message)
         return self
 
-    def put_first(self, message: Item, office: Office) -> None:
+    def put_first(self, message: Item, transport: Transport) -> None:
         """Add a message that comes before all others. Called by any thread."""
         self._queue.appendleft(message)
-        self._rouse(office)
+        self._rouse(transport)
 
-    def take_message(self, office: Office) -> Item | None:
+    def take_message(self, transport: Transport) -> Item | None:
         """Wait for the next message; None once closed."""
         queue = self._queue
         while not queue:
             if self.closed:
                 return None
-            office.reader.wait(self)
+            transport.reader.wait(self)
         return queue.popleft()
 
     def take_now(self) -> Item | None:
@@ -82,17 +82,17 @@ class Inbox(Generic[Item]):
                 return message
         return None
 
-    def close(self, office: Office) -> None:
+    def close(self, transport: Transport) -> None:
         """Let the owner's `take_message` return None after what is there."""
         self.closed = True
-        self._rouse(office)
+        self._rouse(transport)
 
-    def _rouse(self, office: Office) -> None:
+    def _rouse(self, transport: Transport) -> None:
         if self.hook is not None:
             self.hook(None)
         else:
-            office.reader.notify(self)
-            office.poke()  # the owner may be the one who reads the socket
+            transport.reader.notify(self)
+            transport.poke()  # the owner may be the one who reads the socket
 
     def __len__(self) -> int:
         return len(self._queue)

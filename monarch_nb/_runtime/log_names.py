@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from monarch_nb._post.context import call_context
+from monarch_nb._transport.context import call_context
 
 _installed = False
 _name_of: Callable[[Any], str] = str

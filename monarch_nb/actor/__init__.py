@@ -17,10 +17,10 @@ Names and behaviour are PyTorch Monarch's: a program written for `monarch.actor`
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._client.heal_report import HealReport
-from monarch_nb._post.port import Port
 from monarch_nb._runtime import supervision as _supervision
 from monarch_nb._runtime.supervision import MeshFailure, unhandled_fault_hook
 from monarch_nb._shape import Extent, Point, Shape
+from monarch_nb._transport.port import Port
 from monarch_nb.actor import (
     config as config,  # for programs that set `actor.config.prefix_python_logs_with_actor`
 )

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from monarch_nb import _reload
 from monarch_nb._client import session as sessions
 from monarch_nb._client.actor_states import ActorState
-from monarch_nb._post import here
-from monarch_nb._post.context import call_context
-from monarch_nb._post.office import Office
-from monarch_nb._post.origin import origin_in
-from monarch_nb._post.pending import GatherReply, OneReply
 from monarch_nb._protocol.base import encode
 from monarch_nb._protocol.events import Reshaped
 from monarch_nb._protocol.healing import ActorSpawned, ActorStopped
 from monarch_nb._protocol.questions import StopActor
 from monarch_nb._runtime.supervision import MeshFailure
 from monarch_nb._shape import Extent, MeshTrait, Shape, encode_extent
+from monarch_nb._transport import here
+from monarch_nb._transport.context import call_context
+from monarch_nb._transport.origin import origin_in
+from monarch_nb._transport.pending import GatherReply, OneReply
+from monarch_nb._transport.transport import Transport
 from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.codec import Encoded
@@ -30,13 +30,13 @@ from monarch_nb._wire.mesh_address import MeshAddress
 from monarch_nb.actor.endpoint import Endpoint, EndpointProperty, signature_of
 from monarch_nb.actor.future import Future
 from monarch_nb.actor.on_demand import (
-    OfficeOnDemand,
+    TransportOnDemand,
     ask_envoy,
     is_relayed,
-    known_office,
+    known_transport,
     mesh_of,
     relayed_endpoint,
-    set_office,
+    set_transport,
 )
 from monarch_nb.actor.outcome import value_mesh
 from monarch_nb.actor.ownership import creator_instance, own_by_caller
@@ -121,7 +121,7 @@ class ActorMesh(MeshTrait, Generic[T]):
     A handle: it may be an argument or a return value, and stays good in any process of its mesh, and in those of other meshes of this machine.
     """
 
-    _office = OfficeOnDemand()
+    _transport = TransportOnDemand()
     _mesh: MeshAddress | None = None
 
     def __init__(
@@ -131,10 +131,10 @@ class ActorMesh(MeshTrait, Generic[T]):
         actor_id: int,
         procs: tuple[int, ...],
         shape: Shape,
-        office: Office | None = None,
+        transport: Transport | None = None,
         mesh: MeshAddress | None = None,
     ) -> None:
-        set_office(self, office, mesh)
+        set_transport(self, transport, mesh)
         self._class = cls
         self._name = name
         self._actor_id = actor_id
@@ -164,7 +164,7 @@ class ActorMesh(MeshTrait, Generic[T]):
 
     def _with_shape(self, shape: Shape) -> Self:
         part = type(self)(
-            self._class, self._name, self._actor_id, self._all_procs, shape, known_office(self), self._mesh
+            self._class, self._name, self._actor_id, self._all_procs, shape, known_transport(self), self._mesh
         )
         part._spawned = self._spawned
         part._proc_mesh = self._proc_mesh
@@ -234,9 +234,9 @@ class ActorMesh(MeshTrait, Generic[T]):
     def _spawn(self, args: tuple[Any, ...], kwargs: dict[str, Any], proc_mesh: ProcMesh) -> None:
         """Send the class and its arguments to all procs; doesn't wait."""
         _check_names(self)
-        office = self._office
+        transport = self._transport
         context = call_context.get()
-        creator = (office.me, context.actor.actor_id if context.actor is not None else 0)
+        creator = (transport.me, context.actor.actor_id if context.actor is not None else 0)
         spec = {
             "class": self._class,
             "args": args,
@@ -248,18 +248,18 @@ class ActorMesh(MeshTrait, Generic[T]):
             "proc_mesh": proc_mesh,
         }
         body = self._encode_spec(spec)
-        gather = self._spawned = GatherReply(office, self._procs)
+        gather = self._spawned = GatherReply(transport, self._procs)
         gather.asker = _nobody  # until somebody asks for `initialized`
-        office.expect(gather)
+        transport.expect(gather)
         receivers = [(proc, slot) for slot, proc in enumerate(self._procs)]
-        office.post_all(
-            receivers, wire.CALL, body, ref=gather.ref, target=self._actor_id, origin=origin_in(office),
+        transport.post_all(
+            receivers, wire.CALL, body, ref=gather.ref, target=self._actor_id, origin=origin_in(transport),
             name=b"__spawn__", context=self._context,
         )  # fmt: skip
-        if office.ends:
-            office.check_ends(gather)
+        if transport.ends:
+            transport.check_ends(gather)
         self._proc_mesh = proc_mesh
-        session = sessions.of_office(office)
+        session = sessions.of_transport(transport)
         session.meshes[self._actor_id] = self
         session.actor_states[self._actor_id] = self._state
         session.reshaped.subscribe(self._on_reshaped)
@@ -269,7 +269,7 @@ class ActorMesh(MeshTrait, Generic[T]):
     def _register_spawn(self, body: Encoded, creator: tuple[int, int]) -> None:
         """Let the controller keep what it takes to make these actors again."""
         size_bytes = len(body.payload) + sum(b.nbytes for b in body.buffers)
-        sessions.of_office(self._office).tell(
+        sessions.of_transport(self._transport).tell(
             ActorSpawned(
                 actor_id=self._actor_id, name=self._name, procs=self._procs, context=self._context, creator=creator,
                 checkpointed=getattr(self._class, "checkpoint_state", ""), size_bytes=size_bytes,
@@ -294,7 +294,7 @@ class ActorMesh(MeshTrait, Generic[T]):
     def initialized(self) -> Future[None]:
         """A future that is done once all actors are constructed; it fails if one can't be."""
         if self._spawned is None:
-            return Future(done_reply(here.office()), lambda _: None)
+            return Future(done_reply(here.transport()), lambda _: None)
         what = f"spawn of {self._name}"
         line = Shape.full(Extent(["ranks"], [len(self._spawned.procs)]))
 
@@ -316,18 +316,18 @@ class ActorMesh(MeshTrait, Generic[T]):
             self._owner.disowns(self)
         if is_relayed(self):
             return ask_envoy(self, ("stop",), (reason,))
-        office = self._office
+        transport = self._transport
         actor = call_context.get().actor
         waits = actor is None or actor.actor_id != self._actor_id  # an actor can't wait for its own end
-        gather = GatherReply(office, self._procs)
-        office.expect(gather)
+        gather = GatherReply(transport, self._procs)
+        transport.expect(gather)
         receivers = [(proc, slot) for slot, proc in enumerate(self._procs)]
         body = Encoded(encode(StopActor(self._actor_id, reason, waits)))
-        office.post_all(receivers, wire.CALL, body, ref=gather.ref, name=StopActor.wire_name.encode())
+        transport.post_all(receivers, wire.CALL, body, ref=gather.ref, name=StopActor.wire_name.encode())
         if not address.is_client(self._procs[0]):
-            sessions.of_office(office).tell(ActorStopped(self._actor_id, list(self._procs)))
-        if office.ends:
-            office.check_ends(gather)
+            sessions.of_transport(transport).tell(ActorStopped(self._actor_id, list(self._procs)))
+        if transport.ends:
+            transport.check_ends(gather)
         failure = MeshFailure(mesh=self._name, message=f"it was stopped{': ' + reason if reason else ''}", stopped=True)
         self._break(failure)
         return Future(gather, lambda _: None, f"stop of {self._name}")
@@ -367,9 +367,9 @@ def _nobody() -> None:
     return None
 
 
-def done_reply(office: Office) -> Any:
+def done_reply(transport: Transport) -> Any:
     """Return an answer that is there already, and says nothing."""
-    reply = OneReply(office, ())
+    reply = OneReply(transport, ())
     reply.ready = True
     return reply
 
@@ -381,7 +381,7 @@ def spawn_actors(
     check_class(cls, args, kwargs)
     procs = proc_mesh._procs
     shape = Shape.full(proc_mesh.extent)
-    mesh: ActorMesh[T] = ActorMesh(cls, name, secrets.randbits(63) | 1, procs, shape, proc_mesh._office)
+    mesh: ActorMesh[T] = ActorMesh(cls, name, secrets.randbits(63) | 1, procs, shape, proc_mesh._transport)
     mesh._spawn(args, kwargs, proc_mesh)
     own_by_caller(mesh)
     return mesh

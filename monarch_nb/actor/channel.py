@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Generic, TypeVar
 
-from monarch_nb._post import here
-from monarch_nb._post.context import call_context
-from monarch_nb._post.pending import Mailbox, OneReply
-from monarch_nb._post.port import Port
+from monarch_nb._transport import here
+from monarch_nb._transport.context import call_context
+from monarch_nb._transport.pending import Mailbox, OneReply
+from monarch_nb._transport.port import Port
 from monarch_nb.actor.future import Future
 from monarch_nb.actor.outcome import one_value
 
@@ -65,10 +65,10 @@ class Channel:
 
 
 def _make(once: bool) -> tuple[Mailbox, Port[Any]]:
-    office = here.office()
-    mailbox = Mailbox(office, once)
-    ref = office.expect(mailbox)
-    return mailbox, Port(office.me, ref, 0, office.mesh)
+    transport = here.transport()
+    mailbox = Mailbox(transport, once)
+    ref = transport.expect(mailbox)
+    return mailbox, Port(transport.me, ref, 0, transport.mesh)
 
 
 class RankedPort(Port[R]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from monarch_nb._post.context import call_context
+from monarch_nb._transport.context import call_context
 from monarch_nb.actor.actor_mesh import Actor
 from monarch_nb.actor.endpoint import endpoint
 

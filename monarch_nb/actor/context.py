@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._client import session as sessions
-from monarch_nb._post import here
-from monarch_nb._post.context import CallContext, call_context
 from monarch_nb._protocol.healing import ActorStopped
 from monarch_nb._shape import Point, decode_extent
+from monarch_nb._transport import here
+from monarch_nb._transport.context import CallContext, call_context
 from monarch_nb.actor.actor_mesh import done_reply
 from monarch_nb.actor.future import Future
 from monarch_nb.actor.host_mesh import this_proc
@@ -77,7 +77,7 @@ class Instance:
         """End this actor after the messages that have come, with what it has spawned."""
         runner = self._actor("stop")
         runner.host.end_actor(runner.actor_id, RuntimeError(reason) if reason else None)
-        sessions.current().tell(ActorStopped(runner.actor_id, [here.office().me]))
+        sessions.current().tell(ActorStopped(runner.actor_id, [here.transport().me]))
 
     def abort(self, reason: str = "") -> None:
         """End this actor as failed, after the message that it is handling: its owner is asked to handle it."""
@@ -139,9 +139,9 @@ def shutdown_context() -> Any:
         raise RuntimeError("shutdown_context() is for programs that use a mesh, not for its ranks")
     if sessions._current is None:
         return _Nothing()
-    office = sessions._current.office
+    transport = sessions._current.transport
     sessions.shutdown()
-    return Future(done_reply(office), lambda _: None)
+    return Future(done_reply(transport), lambda _: None)
 
 
 class _Nothing:

@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from monarch_nb._post.office import Office
-from monarch_nb._post.origin import origin_in
-from monarch_nb._post.pending import Arrivals, CallTime, CallTimes, GatherReply, OneReply, Pending
 from monarch_nb._shape import Point, format_ranks
+from monarch_nb._transport.origin import origin_in
+from monarch_nb._transport.pending import Arrivals, CallTime, CallTimes, GatherReply, OneReply, Pending
+from monarch_nb._transport.transport import Transport
 from monarch_nb._wire import codec
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.codec import CannotPickle, Encoded
@@ -137,7 +137,7 @@ def concurrent_endpoint(method: Any = None, **options: Any) -> Any:
 class Endpoint(Generic[P, R]):
     """One endpoint of the actors of a mesh: where calls start."""
 
-    __slots__ = ("_arity", "_context", "_mesh", "_name", "_office", "_receivers", "_signature", "_what")
+    __slots__ = ("_arity", "_context", "_mesh", "_name", "_receivers", "_signature", "_transport", "_what")
 
     def __init__(self, mesh: ActorMesh[Any], name: str, signature: inspect.Signature | None) -> None:
         self._mesh = mesh
@@ -145,7 +145,7 @@ class Endpoint(Generic[P, R]):
         self._signature = signature
         self._arity = _arity_of(signature)
         self._what = f"{mesh._name}.{name}"
-        self._office: Office = mesh._office
+        self._transport: Transport = mesh._transport
         self._receivers = [(proc, slot) for slot, proc in enumerate(mesh._procs)]
         self._context = mesh._context
 
@@ -158,14 +158,14 @@ class Endpoint(Generic[P, R]):
             A future of the values, by point. It fails as soon as one rank has failed (the others get a tenth of a second),
             with equal failures folded by rank set and the good results on the error.
         """
-        office = self._ready_office()
-        gather = GatherReply(office, self._mesh._procs)
+        transport = self._ready_transport()
+        gather = GatherReply(transport, self._mesh._procs)
         body, flags = self._encode(args, kwargs)
         self._time(gather)
-        office.expect(gather)
+        transport.expect(gather)
         self._post_all(body, flags, gather.ref)
-        if office.ends:
-            office.check_ends(gather)
+        if transport.ends:
+            transport.check_ends(gather)
         shape, what = self._mesh._own_shape, self._what
         return Future(gather, lambda pending: value_mesh(pending, shape, what), what)
 
@@ -194,45 +194,45 @@ class Endpoint(Generic[P, R]):
         return future
 
     def _to_one(self, proc: int, slot: int, args: Any, kwargs: Any) -> Future[R]:
-        office = self._ready_office()
+        transport = self._ready_transport()
         body, flags = self._encode(args, kwargs)
-        reply = OneReply(office, (proc,))
-        if office.calls is not None:
+        reply = OneReply(transport, (proc,))
+        if transport.calls is not None:
             self._time(reply)
-        ref = office.expect(reply)
-        origin = origin_in(office)
+        ref = transport.expect(reply)
+        origin = origin_in(transport)
         if body.buffers or len(body.payload) >= MIN_BYTES:
-            office.post(
+            transport.post(
                 proc, wire.CALL, body, flags=flags, slot=slot, ref=ref, target=self._mesh._actor_id,
                 origin=origin, name=self._name, context=self._context,
             )  # fmt: skip
         else:
             frame = wire.pack_plain(
-                wire.CALL, flags, slot, office.me, proc, ref, self._mesh._actor_id, origin,
+                wire.CALL, flags, slot, transport.me, proc, ref, self._mesh._actor_id, origin,
                 self._name, self._context, body.payload,
             )  # fmt: skip
-            office.send(proc, frame)
-        if office.ends:
-            office.check_ends(reply)
+            transport.send(proc, frame)
+        if transport.ends:
+            transport.check_ends(reply)
         what = self._what
         return Future(reply, lambda pending: one_value(pending, what), what)
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Stream[R]:
         """Call all actors; iterate over futures in the order in which the answers come."""
-        office = self._ready_office()
-        arrivals = Arrivals(office, self._mesh._procs)
+        transport = self._ready_transport()
+        arrivals = Arrivals(transport, self._mesh._procs)
         for reply in arrivals.replies:
             self._time(reply)
         body, flags = self._encode(args, kwargs)
-        office.expect(arrivals)
+        transport.expect(arrivals)
         self._post_all(body, flags, arrivals.ref)
-        if office.ends:
-            office.check_ends(arrivals)
+        if transport.ends:
+            transport.check_ends(arrivals)
         return Stream(arrivals, self._mesh, self._what)
 
     def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Call all actors and don't wait. If one raises, its owner is asked to handle it (`__supervise__`)."""
-        self._ready_office()
+        self._ready_transport()
         body, flags = self._encode(args, kwargs)
         self._post_all(body, flags, 0)
 
@@ -254,18 +254,18 @@ class Endpoint(Generic[P, R]):
             raise MeshUsageError(
                 f"{self._what}.scatter got {len(entries)} entries for {len(self._receivers)} actors ({self._mesh.extent})"
             )
-        office = self._ready_office()
+        transport = self._ready_transport()
         bodies = [self._encode(e if isinstance(e, tuple) else (e,), kwargs) for e in entries]
-        gather = GatherReply(office, self._mesh._procs)
+        gather = GatherReply(transport, self._mesh._procs)
         self._time(gather)
-        office.expect(gather)
+        transport.expect(gather)
         for (proc, slot), (body, flags) in zip(self._receivers, bodies, strict=True):
-            office.post(
+            transport.post(
                 proc, wire.CALL, body, flags=flags, slot=slot, ref=gather.ref, target=self._mesh._actor_id,
-                origin=origin_in(office), name=self._name, context=self._context,
+                origin=origin_in(transport), name=self._name, context=self._context,
             )  # fmt: skip
-        if office.ends:
-            office.check_ends(gather)
+        if transport.ends:
+            transport.check_ends(gather)
         shape, what = self._mesh._own_shape, self._what
         return Future(gather, lambda pending: value_mesh(pending, shape, what), what)
 
@@ -276,15 +276,15 @@ class Endpoint(Generic[P, R]):
             >>> batch = loader.next_batch.rref()          # doctest: +SKIP
             >>> trainer.step.call(batch).get()            # doctest: +SKIP
         """
-        self._ready_office()
+        self._ready_transport()
         body, flags = self._encode(args, kwargs)
-        handle = RRef.new(self._mesh._procs, self._mesh._own_shape, self._office.mesh)
+        handle = RRef.new(self._mesh._procs, self._mesh._own_shape, self._transport.mesh)
         self._post_all(body, flags | wire.KEEP, handle.key)
         return handle
 
     def send(self, args: Any, kwargs: Any, port: Any = None, selection: str = "all") -> None:
         """Send a message; the answers, if wanted, go to `port`."""
-        self._ready_office()
+        self._ready_transport()
         body, flags = self._encode(args, kwargs)
         receivers = self._receivers
         if selection == "choose":
@@ -311,24 +311,24 @@ class Endpoint(Generic[P, R]):
 
     # --- sending
 
-    def _ready_office(self) -> Office:
+    def _ready_transport(self) -> Transport:
         if self._mesh._broken is not None:
             self._mesh._raise_broken(self._what)
-        calls = self._office.calls
+        calls = self._transport.calls
         if calls is not None:
             calls.setdefault(self, CallTimes()).num += 1
-        return self._office
+        return self._transport
 
     def _time(self, pending: Pending) -> None:
         """Have the answers timed, in a notebook."""
-        calls = self._office.calls
+        calls = self._transport.calls
         if calls is not None:
             times = calls.get(self)
             pending.times, pending.started = times and times.begin_call(), time.perf_counter()
 
     def _post_all(self, body: Encoded, flags: int, ref: int, receivers: Any = None) -> None:
-        origin = origin_in(self._office)
-        self._office.post_all(
+        origin = origin_in(self._transport)
+        self._transport.post_all(
             self._receivers if receivers is None else receivers, wire.CALL, body, flags=flags, ref=ref,
             target=self._mesh._actor_id, origin=origin, name=self._name, context=self._context,
         )  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 from monarch_nb._client import kernel, waiting
 from monarch_nb._client import session as sessions
 from monarch_nb._client.kernel import KernelShutDown
-from monarch_nb._post.pending import Pending
+from monarch_nb._transport.pending import Pending
 from monarch_nb.actor.interrupt import interrupt_and_raise, send_interrupts, shut_down
 from monarch_nb.exceptions import RankTimeout
 
@@ -74,8 +74,8 @@ class Future(Generic[T]):
                     f"no answer{self._to_what()} within {timeout:g} s; it goes on: .get() again, or stop the mesh"
                 )
         if self._finish is not None:
-            if pending.office.owed:
-                pending.office.catch_up()
+            if pending.transport.owed:
+                pending.transport.catch_up()
             self._settle()
         if self._error is not None:
             raise self._error
@@ -95,7 +95,7 @@ class Future(Generic[T]):
             self._value = finish(self._pending)
         except BaseException as error:
             self._error = error
-            self._pending.office.unread.pop(id(self._pending), None)  # it's read
+            self._pending.transport.unread.pop(id(self._pending), None)  # it's read
         self._finish = None
 
     def result(self, timeout: float | None = None) -> T:
@@ -136,7 +136,7 @@ class Future(Generic[T]):
 
     def _cancelled(self) -> None:
         """The wait was cancelled. If it is the notebook's whole cell that is, the user has pressed Ctrl-C."""
-        notebook = sessions.of_office(self._pending.office).notebook
+        notebook = sessions.of_transport(self._pending.transport).notebook
         if notebook is not None and notebook.is_interrupted():
             kernel.when_meant(lambda: _interrupt(self._pending))
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from monarch_nb._client import launch
 from monarch_nb._client import session as sessions
 from monarch_nb._client.session import Session
-from monarch_nb._post import here
-from monarch_nb._post.pending import OneReply
 from monarch_nb._protocol.ranks import Spawn, Stop, StopHosts, WaitHosts
 from monarch_nb._protocol.work import Work
 from monarch_nb._shape import Extent, MeshTrait, Point, Shape, encode_extent
+from monarch_nb._transport import here
+from monarch_nb._transport.pending import OneReply
 from monarch_nb._wire import codec
 from monarch_nb._wire.mesh_address import MeshAddress
 from monarch_nb._wire.process import wait_until_gone
@@ -74,7 +74,7 @@ class HostMesh(MeshTrait):
     def _session(self) -> Session:
         session = self._known_session
         if session is None:
-            session = self._known_session = sessions.of_office(here.office_in(self._mesh))
+            session = self._known_session = sessions.of_transport(here.transport_in(self._mesh))
         return session
 
     @property
@@ -151,7 +151,7 @@ class HostMesh(MeshTrait):
         started = session.request(Spawn(list(self._hosts), inner.nelements, group, spec, method, force, acting()))
         if session.output is not None:
             session.output.default.sizes[group] = extent.nelements
-        mesh = ProcMesh(group, started, Shape.full(extent), self._hosts, session.office)
+        mesh = ProcMesh(group, started, Shape.full(extent), self._hosts, session.transport)
         self._stoppable.append(mesh)
         own_by_caller(mesh)
         return mesh
@@ -217,7 +217,7 @@ class HostMesh(MeshTrait):
         return await asyncio.to_thread(sync_hosts, session, self._hosts, folders, self._ask_to_reload, auto_reload=auto_reload)
 
     def _ask_to_reload(self, proc: int, request: ReloadRequest) -> Future[Any]:
-        mesh = ProcMesh("sync", (proc,), Shape.full(Extent(["ranks"], [1])), self._hosts, self._session.office)
+        mesh = ProcMesh("sync", (proc,), Shape.full(Extent(["ranks"], [1])), self._hosts, self._session.transport)
         return mesh._work(Work.RELOAD, request, "sync_workspace")
 
     def stop(self) -> Future[None]:
@@ -265,7 +265,7 @@ class HostMesh(MeshTrait):
             await self.shutdown()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        mesh = self._mesh if self._known_session is None else self._known_session.office.mesh
+        mesh = self._mesh if self._known_session is None else self._known_session.transport.mesh
         return _reference, (self._all_hosts, self._own_shape, self._python, mesh)
 
     def __repr__(self) -> str:
@@ -345,7 +345,7 @@ def this_host() -> HostMesh:
         >>> procs = this_host().spawn_procs({"gpus": 4})  # doctest: +SKIP
     """
     session = sessions.current()
-    host = HostMesh((session.office.host,), owned=here.rank is None)
+    host = HostMesh((session.transport.host,), owned=here.rank is None)
     if here.rank is not None:
         host._python = here.rank.python
     return host
@@ -353,11 +353,11 @@ def this_host() -> HostMesh:
 
 def this_proc() -> ProcMesh:
     """Return this process as a mesh of one: actors spawned on it share its memory."""
-    office = sessions.current().office
+    transport = sessions.current().transport
     if here.rank is None:
         sessions.current().host_actors()
     where = here.rank.group if here.rank is not None else "client"
-    return ProcMesh(where, (office.me,), Shape.full(Extent([], [])), (office.host,))
+    return ProcMesh(where, (transport.me,), Shape.full(Extent([], [])), (transport.host,))
 
 
 def proc_mesh(

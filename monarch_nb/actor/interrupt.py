@@ -15,12 +15,12 @@ from typing import NoReturn
 from monarch_nb._client import kernel
 from monarch_nb._client import session as sessions
 from monarch_nb._client.kernel import KernelShutDown
-from monarch_nb._post.pending import Pending
 from monarch_nb._protocol.base import encode
 from monarch_nb._protocol.questions import InterruptCall
 from monarch_nb._protocol.ranks import AbortCall
 from monarch_nb._protocol.status import Stacks
 from monarch_nb._shape import name_ranks
+from monarch_nb._transport.pending import Pending
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.codec import Encoded
 from monarch_nb.exceptions import MeshError
@@ -42,7 +42,7 @@ def send_interrupts(pending: Pending) -> tuple[int, ...]:
     procs = pending.at_work()
     body = Encoded(encode(InterruptCall(pending.ref)))
     for proc in procs:
-        pending.office.post(proc, wire.CALL, body, name=InterruptCall.wire_name.encode())
+        pending.transport.post(proc, wire.CALL, body, name=InterruptCall.wire_name.encode())
     return procs
 
 
@@ -61,14 +61,14 @@ def interrupt_and_raise(pending: Pending, what: str) -> NoReturn:
         raise KeyboardInterrupt
     if not _wait(pending, INTERRUPT_S):
         with suppress(MeshError, TimeoutError):
-            sessions.of_office(pending.office).request(AbortCall(list(procs)))
+            sessions.of_transport(pending.transport).request(AbortCall(list(procs)))
         _wait(pending, ABORT_S)
     raise CallInterrupted(_report(pending, procs, what)) from None
 
 
 def shut_down(pending: Pending, what: str) -> KernelShutDown:
     """Return what is raised from a wait for a call when the kernel is being shut down."""
-    session = sessions.of_office(pending.office)
+    session = sessions.of_transport(pending.transport)
     call = f"the call of {what}" if what else "what it waited for"
     if session.private or session.connection is None:
         return KernelShutDown(f"this kernel is being shut down; {call}, and its mesh, end with it")
@@ -78,7 +78,7 @@ def shut_down(pending: Pending, what: str) -> KernelShutDown:
 
 def _wait(pending: Pending, seconds: float) -> bool:
     with suppress(KeyboardInterrupt):  # pressed again: on to the next step
-        pending.office.reader.wait(pending, time.monotonic() + seconds)
+        pending.transport.reader.wait(pending, time.monotonic() + seconds)
     return pending.ready
 
 
@@ -90,7 +90,7 @@ def _report(pending: Pending, procs: tuple[int, ...], what: str) -> str:
     if left and not pending.ready:
         found = {}
         with suppress(MeshError, TimeoutError):
-            found = sessions.of_office(pending.office).request(Stacks(list(left)))
+            found = sessions.of_transport(pending.transport).request(Stacks(list(left)))
         hanging = [pending.procs.index(p) for p in left]
         lines.append(f"{name_ranks(hanging)}{of} did not react and {'hangs' if len(hanging) == 1 else 'hang'}:")
         lines += [f"  rank {rank} {innermost(each)}" for rank, each in sorted(found.items())]

@@ -5,50 +5,52 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, overload
 
-from monarch_nb._post import here
-from monarch_nb._post.office import Office
+from monarch_nb._transport import here
+from monarch_nb._transport.transport import Transport
 from monarch_nb._wire.mesh_address import MeshAddress
 
 if TYPE_CHECKING:
     from monarch_nb.actor.future import Future
 
 
-class OfficeOnDemand:
-    """The attribute `_office` of a handle. No data descriptor: once the office is set on the handle, this isn't asked any more."""
+class TransportOnDemand:
+    """The attribute `_transport` of a handle. No data descriptor: once the transport is set on the handle,
+    this isn't asked any more."""
 
     @overload
     def __get__(self, handle: None, owner: type) -> Self: ...
     @overload
-    def __get__(self, handle: Any, owner: type) -> Office: ...
+    def __get__(self, handle: Any, owner: type) -> Transport: ...
     def __get__(self, handle: Any, owner: type) -> Any:
         if handle is None:
             return self
-        office = here.office_in(handle._mesh)
-        set_office(handle, office)
+        transport = here.transport_in(handle._mesh)
+        set_transport(handle, transport)
         handle._connected()
-        return office
+        return transport
 
 
-def set_office(handle: Any, office: Office | None, mesh: MeshAddress | None = None) -> None:
-    """Let a handle belong to a mesh: by this process' office in it, or, without one, by its address, which is connected to when it's needed."""
-    if office is None and here.is_own_mesh(mesh):
-        office = here.office()
-    if office is None:
+def set_transport(handle: Any, transport: Transport | None, mesh: MeshAddress | None = None) -> None:
+    """Let a handle belong to a mesh: by this process' transport in it, or, without one, by its address, which
+    is connected to when it's needed."""
+    if transport is None and here.is_own_mesh(mesh):
+        transport = here.transport()
+    if transport is None:
         handle._mesh = mesh
     else:
-        handle.__dict__["_office"] = office
+        handle.__dict__["_transport"] = transport
 
 
 def mesh_of(handle: Any) -> MeshAddress | None:
     """Return where a handle's mesh is; doesn't connect."""
-    office: Office | None = handle.__dict__.get("_office")
-    return office.mesh if office is not None else handle._mesh
+    transport: Transport | None = handle.__dict__.get("_transport")
+    return transport.mesh if transport is not None else handle._mesh
 
 
-def known_office(handle: Any) -> Office | None:
-    """Return a handle's office, if it has needed one yet."""
-    office: Office | None = handle.__dict__.get("_office")
-    return office
+def known_transport(handle: Any) -> Transport | None:
+    """Return a handle's transport, if it has needed one yet."""
+    transport: Transport | None = handle.__dict__.get("_transport")
+    return transport
 
 
 # --- meshes whose controller is on another machine
@@ -58,13 +60,13 @@ def needs_envoy(mesh: MeshAddress | None) -> bool:
     """Say whether a mesh can be reached from this process by an envoy only (see `relay`)."""
     if mesh is None or here.rank is None or here.is_own_mesh(mesh) or mesh.is_near:
         return False
-    own = here.office().mesh
+    own = here.transport().mesh
     return own is not None and not own.is_near  # else the envoy would be no nearer than we are
 
 
 def is_relayed(handle: Any) -> bool:
     """Say whether only an envoy can use a handle."""
-    return known_office(handle) is None and needs_envoy(handle._mesh)
+    return known_transport(handle) is None and needs_envoy(handle._mesh)
 
 
 def ask_envoy(handle: Any, path: Sequence[str], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Future[Any]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from monarch_nb._client.outcome import call_error
-from monarch_nb._post.pending import GatherReply, OneReply
 from monarch_nb._runtime.described import failures_of
 from monarch_nb._shape import Shape
+from monarch_nb._transport.pending import GatherReply, OneReply
 from monarch_nb._wire.message import ERROR
 from monarch_nb.actor.value_mesh import ValueMesh
 
@@ -18,7 +18,7 @@ def one_value(reply: OneReply, what: str) -> Any:
     body = reply.body
     if body is not None and not body.flags & ERROR:
         return body.value()
-    raise call_error(reply.office, failures_of(reply), {}, 1, 0, what)
+    raise call_error(reply.transport, failures_of(reply), {}, 1, 0, what)
 
 
 def value_mesh(gather: GatherReply, shape: Shape, what: str) -> ValueMesh[Any]:
@@ -30,4 +30,4 @@ def value_mesh(gather: GatherReply, shape: Shape, what: str) -> ValueMesh[Any]:
         i: body.value() for i, body in enumerate(gather.bodies) if body is not None and not body.flags & ERROR
     }
     num_unfinished = len(gather.bodies) - len(results) - len(gather.failed)
-    raise call_error(gather.office, failures_of(gather), results, len(gather.bodies), num_unfinished, what)
+    raise call_error(gather.transport, failures_of(gather), results, len(gather.bodies), num_unfinished, what)

@@ -13,9 +13,6 @@ from monarch_nb._client.outcome import refuse_dead
 from monarch_nb._client.preferences import preferences
 from monarch_nb._client.session import Session
 from monarch_nb._client.sessions import known
-from monarch_nb._post.office import Office
-from monarch_nb._post.origin import origin_in
-from monarch_nb._post.pending import GatherReply
 from monarch_nb._protocol.events import Reshaped
 from monarch_nb._protocol.healing import Heal, Report, Resize, SetPolicy
 from monarch_nb._protocol.programs import Status
@@ -25,6 +22,9 @@ from monarch_nb._protocol.states import OnFailure, ProcState
 from monarch_nb._protocol.work import Work
 from monarch_nb._runtime.supervision import MeshFailure
 from monarch_nb._shape import Extent, MeshTrait, Shape, encode_extent
+from monarch_nb._transport.origin import origin_in
+from monarch_nb._transport.pending import GatherReply
+from monarch_nb._transport.transport import Transport
 from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.mesh_address import MeshAddress
@@ -32,12 +32,12 @@ from monarch_nb.actor.active import activate
 from monarch_nb.actor.actor_mesh import spawn_actors
 from monarch_nb.actor.future import Future
 from monarch_nb.actor.on_demand import (
-    OfficeOnDemand,
+    TransportOnDemand,
     ask_envoy,
     is_relayed,
-    known_office,
+    known_transport,
     mesh_of,
-    set_office,
+    set_transport,
 )
 from monarch_nb.actor.outcome import value_mesh
 from monarch_nb.actor.ownership import own_by_caller
@@ -65,7 +65,7 @@ class ProcMesh(MeshTrait):
         >>> procs.slice(gpus=0).execute(os.getpid).get().item()  # doctest: +SKIP
     """
 
-    _office = OfficeOnDemand()
+    _transport = TransportOnDemand()
     _mesh: MeshAddress | None = None
 
     def __init__(
@@ -74,10 +74,10 @@ class ProcMesh(MeshTrait):
         procs: Sequence[int],
         shape: Shape,
         hosts: tuple[int, ...] = (0,),
-        office: Office | None = None,
+        transport: Transport | None = None,
         mesh: MeshAddress | None = None,
     ) -> None:
-        set_office(self, office, mesh)
+        set_transport(self, transport, mesh)
         self._group = group
         self._all_procs = tuple(procs)
         self._own_shape = shape
@@ -88,12 +88,12 @@ class ProcMesh(MeshTrait):
         self._owner: Any = None
         """The actor of this process that has spawned it: it ends with that."""
         self._is_whole = len(self._procs) == len(self._all_procs) and shape.extent.nelements == len(self._all_procs)
-        if known_office(self) is not None:
+        if known_transport(self) is not None:
             self._connected()
 
     def _connected(self) -> None:
         """This process is in the mesh of this handle: take on new sizes, when it gets some."""
-        session = known(self._office)
+        session = known(self._transport)
         if self._is_whole and session is not None:
             session.reshaped.subscribe(self._on_reshaped)
 
@@ -104,7 +104,7 @@ class ProcMesh(MeshTrait):
         return self._own_shape
 
     def _with_shape(self, shape: Shape) -> Any:
-        part = ProcMesh(self._group, self._all_procs, shape, self._hosts, known_office(self), self._mesh)
+        part = ProcMesh(self._group, self._all_procs, shape, self._hosts, known_transport(self), self._mesh)
         part._stopped = self._stopped
         return part
 
@@ -112,16 +112,16 @@ class ProcMesh(MeshTrait):
         """Return the processes at some positions as a mesh of one dimension."""
         ranks = tuple(self._own_shape.ranks[p] for p in positions)
         shape = Shape(Extent(["ranks"], [len(ranks)]), ranks)
-        return ProcMesh(self._group, self._all_procs, shape, self._hosts, known_office(self), self._mesh)
+        return ProcMesh(self._group, self._all_procs, shape, self._hosts, known_transport(self), self._mesh)
 
     @property
     def _is_remote(self) -> bool:
         """Whether some of these processes are under another host process than this program."""
-        return any(address.host_of(proc) != self._office.host for proc in self._procs)
+        return any(address.host_of(proc) != self._transport.host for proc in self._procs)
 
     @property
     def _session(self) -> Session:
-        return sessions.of_office(self._office)
+        return sessions.of_transport(self._transport)
 
     @property
     def name(self) -> str:
@@ -173,24 +173,24 @@ class ProcMesh(MeshTrait):
         if is_relayed(self):
             return ask_envoy(self, ("execute",), (function, *args), kwargs)
         what = f"execute({getattr(function, '__name__', 'function')})"
-        if self._office.ends:
-            refuse_dead(self._office, self._procs, what)
+        if self._transport.ends:
+            refuse_dead(self._transport, self._procs, what)
         return self._work(Work.EXECUTE, (function, args, kwargs), what)
 
     def _work(self, name: str, fields: object, what: str, *, origin: int | None = None) -> Future[Any]:
         """Have all main threads do something; a future of the values."""
         self._check_alive(what)
-        office = self._office
+        transport = self._transport
         body = codec.encode(fields, what)
-        gather = GatherReply(office, self._procs)
-        office.expect(gather)
+        gather = GatherReply(transport, self._procs)
+        transport.expect(gather)
         receivers = [(proc, slot) for slot, proc in enumerate(self._procs)]
-        office.post_all(
+        transport.post_all(
             receivers, wire.CALL, body, ref=gather.ref, name=name.encode(), context=self._context,
-            origin=origin_in(office) if origin is None else origin,
+            origin=origin_in(transport) if origin is None else origin,
         )  # fmt: skip
-        if office.ends:
-            office.check_ends(gather)
+        if transport.ends:
+            transport.check_ends(gather)
         shape = self._own_shape
         return Future(gather, lambda pending: value_mesh(pending, shape, what), what)
 
@@ -223,7 +223,7 @@ class ProcMesh(MeshTrait):
 
         def finish(pending: Any) -> bool:
             pending.read()
-            dead = [(i, end) for i, p in enumerate(self._procs) if (end := session.office.ends.get(p)) is not None]
+            dead = [(i, end) for i, p in enumerate(self._procs) if (end := session.transport.ends.get(p)) is not None]
             if dead:
                 lines = "\n".join(f"rank {i}: {describe_end(end)}" for i, end in dead[:4])
                 raise MeshStartError(f"{len(dead)} of {len(self._procs)} ranks did not start:\n{lines}")

@@ -115,7 +115,7 @@ class MeshDebugger:
 
     def watch(self, on_stops: Callable[[list[dict[str, Any]]], None], on_end: Callable[[], None] | None = None) -> StatusFeed:
         """Be told who stands where, now and whenever that changes; called in the reading thread. `close` of the feed ends it."""
-        feed = StatusFeed(self.mesh._office, on_stops, on_end, end=UnwatchDebug)
+        feed = StatusFeed(self.mesh._transport, on_stops, on_end, end=UnwatchDebug)
         self.mesh._session.watch(feed, WatchDebug(self.mesh._group))
         return feed
 

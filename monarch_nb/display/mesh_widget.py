@@ -73,7 +73,7 @@ class MeshWidget(anywidget.AnyWidget):
             feed.close()
 
     def _mesh_ended(self) -> None:
-        self.ended = self._mesh._office.lost or f"mesh {self._mesh.name!r} has ended"
+        self.ended = self._mesh._transport.lost or f"mesh {self._mesh.name!r} has ended"
 
     def show_ended(self, reason: str) -> None:
         """Nothing more comes."""

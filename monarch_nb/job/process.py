@@ -82,7 +82,7 @@ def start_hosts(
 ) -> tuple[list[Ticket], list[subprocess.Popen[bytes]]]:
     """Start a host process on this machine for each label; return their tickets and processes."""
     tickets = session.request(Tickets(len(labels), list(labels), kind=PROCESS_JOB, env=dict(env or {})))
-    root = os.path.dirname(session.office.directory)
+    root = os.path.dirname(session.transport.directory)
     processes = [launch.start_host_process(agent_config(t, f"{root}/h{t.host}"), env) for t in tickets]
     return tickets, processes
 

@@ -63,7 +63,7 @@ def show_cell(
     """Run a cell, show it while it runs, and raise what it raises."""
     view = CellView(ranks, len(mesh), more_hint="%mesh logs", group=group)
     stall_detector = StallDetector(mesh, view)
-    with Interrupts(mesh._office.reader) as interrupts, LiveDisplay(view, on_tick=stall_detector.tick):
+    with Interrupts(mesh._transport.reader) as interrupts, LiveDisplay(view, on_tick=stall_detector.tick):
         view.started()
         run = mesh.submit(
             source, ranks, watcher=ViewWatcher(view), number=number, timeout=timeout, rerun_of=rerun_of, profile=profile,

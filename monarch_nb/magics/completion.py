@@ -106,7 +106,7 @@ class Completion:
     def _remote(self, text: str, name: str | None) -> list[str]:
         """Ask rank 0 what `text` may go on with; nothing if it doesn't answer in time."""
         mesh = self._mesh(name)
-        if mesh is None or mesh._office.closed or not mesh.living_ranks():
+        if mesh is None or mesh._transport.closed or not mesh.living_ranks():
             return []
         try:
             found: list[str] = mesh.part(mesh.living_ranks()[:1])._work(Work.COMPLETE, text, "completion").get(ASK_S).item()

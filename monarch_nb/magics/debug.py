@@ -6,8 +6,8 @@ import re
 from typing import TYPE_CHECKING
 
 from monarch_nb._client import kernel
-from monarch_nb._post.office import OfficeClosed
 from monarch_nb._shape import format_ranks, name_ranks
+from monarch_nb._transport.transport import TransportClosed
 from monarch_nb.debug import Prompt, Question
 from monarch_nb.exceptions import MeshUsageError, RequestFailed
 from monarch_nb.magics.arguments import Namespace
@@ -66,14 +66,14 @@ class CellPrompt:
 
     def __call__(self, session: Session) -> Exception | None:
         """Talk; where nobody can type, let the ranks run on, and return what is to be raised once the wait is over."""
-        mesh = next((m for m in self._state.meshes.values() if m._office is session.office), None)
+        mesh = next((m for m in self._state.meshes.values() if m._transport is session.transport), None)
         if mesh is None:
             return None
         try:
             answer_questions(mesh)
             if mesh.debugger().stops():
                 talk(mesh)
-        except (RequestFailed, OfficeClosed):
+        except (RequestFailed, TransportClosed):
             return None  # the mesh has ended meanwhile, as what is waited for is told
         except MeshUsageError as error:
             return error

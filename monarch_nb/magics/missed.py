@@ -68,7 +68,7 @@ def _ended(display: LiveDisplay, run: CellRun, view: CellView, entry: Entry, lef
 
 def _replay_actors(mesh: Mesh, view: CellView, position: int) -> None:
     feed = mesh.journal.output(ViewWatcher(view), position=position, actors=True)
-    mesh._office.reader.wait(feed, time.monotonic() + REPLAY_S)
+    mesh._transport.reader.wait(feed, time.monotonic() + REPLAY_S)
     mesh._session.tell(Seen(others=True))
     view.close()
 

@@ -82,7 +82,7 @@ class RemoteHelp:
 
     def _remote(self, name: str, detail_level: int) -> str:
         mesh = self._state.meshes.get(self._name or self._state.current or "")
-        if mesh is None or mesh._office.closed or not name:
+        if mesh is None or mesh._transport.closed or not name:
             return ""
         try:
             return remote_text(mesh, name, detail_level)

@@ -10,7 +10,7 @@ from monarch_nb.exceptions import MeshNotFound, MeshUsageError
 from monarch_nb.magics.arguments import DEFAULT_NAME
 
 if TYPE_CHECKING:
-    from monarch_nb._post.office import Office
+    from monarch_nb._transport.transport import Transport
     from monarch_nb.mesh import Mesh
 
 
@@ -30,19 +30,19 @@ class State:
             name = self.current
         if name is None:
             raise MeshUsageError("no mesh is in use. Start one: %mesh start; or see what runs: %mesh list")
-        office = self.meshes[name]._office if name in self.meshes else None
-        if office is not None and office.lost:
-            return self._after_end(name, office)
-        if office is None or office.closed:
+        transport = self.meshes[name]._transport if name in self.meshes else None
+        if transport is not None and transport.lost:
+            return self._after_end(name, transport)
+        if transport is None or transport.closed:
             return self.attach(name)
         return self.meshes[name]
 
-    def _after_end(self, name: str, office: Office) -> Mesh:
+    def _after_end(self, name: str, transport: Transport) -> Mesh:
         """Return the mesh that has the name of one that has ended; if there's none, say how that one has."""
         try:
             return self.attach(name)
         except MeshNotFound:
-            raise office.closing_error() from None
+            raise transport.closing_error() from None
 
     def attach(self, name: str | None) -> Mesh:
         """Connect to a running mesh, unless this kernel is connected to it, and make it current."""
@@ -64,7 +64,7 @@ class State:
         """Make a mesh current, and known to the notebook by its name."""
         from monarch_nb._client import session
         before = self.meshes.get(mesh.name)
-        lost = known(before._office) if before is not None and before is not mesh and before._office.lost else None
+        lost = known(before._transport) if before is not None and before is not mesh and before._transport.lost else None
         if lost is not None:
             lost.close()
         self.meshes[mesh.name] = mesh

@@ -40,7 +40,7 @@ class CodeWatch:
         """Reload what has changed; called before each cell."""
         state = self._state
         mesh = state.meshes.get(state.current or "")
-        if mesh is None or mesh._office.closed:
+        if mesh is None or mesh._transport.closed:
             return
         self._send_files(mesh)
         if not _reload.changed_modules() or not self._watches(mesh) or _has_autoreload(state.shell):

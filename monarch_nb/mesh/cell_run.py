@@ -14,21 +14,21 @@ from monarch_nb._client import waiting
 from monarch_nb._client.feed import Feed, Watcher
 from monarch_nb._client.interrupts import Interrupts
 from monarch_nb._client.kernel import KernelShutDown
-from monarch_nb._post.failure import revive
 from monarch_nb._protocol.base import Request
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.journal import Seen
 from monarch_nb._protocol.states import CellStatus, EndReason
 from monarch_nb._shape import format_ranks, name_ranks
+from monarch_nb._transport.failure import revive
 from monarch_nb.display import ansi
 from monarch_nb.exceptions import (
     ActorError,
     MeshEnded,
     MeshError,
     MeshUsageError,
-    OfficeClosed,
     RankFailure,
     RankTimeout,
+    TransportClosed,
     cause_time,
     describe_end,
     fold_alike,
@@ -175,7 +175,7 @@ class CellRun:
         self._mesh = mesh
         self._watcher: Watcher = watcher if watcher is not None else _Nobody()
         self.result = CellResult(ranks)
-        self._feed = Feed(mesh._office, self)
+        self._feed = Feed(mesh._transport, self)
 
     def start(self, request: Request[None]) -> CellRun:
         """Ask the controller for it."""
@@ -230,7 +230,7 @@ class CellRun:
         Raises:
             MeshUsageError: if it refused.
         """
-        self._mesh._office.reader.ensure_reading()
+        self._mesh._transport.reader.ensure_reading()
         if not self._feed.wait_for("began", timeout_s):
             raise MeshError(f"the host process did not take the cell within {timeout_s:g} s; see %mesh status")
         self._feed.check_fault()
@@ -240,7 +240,7 @@ class CellRun:
 
     def wait_caught_up(self, timeout_s: float) -> bool:
         """Wait until all that was printed before now has come, in a replay; say whether it has."""
-        self._mesh._office.reader.ensure_reading()
+        self._mesh._transport.reader.ensure_reading()
         return self._feed.wait_for("live", timeout_s)
 
     @property
@@ -274,7 +274,7 @@ class CellRun:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         if interrupts is None:
-            with Interrupts(self._mesh._office.reader, self.interrupt) as interrupts:
+            with Interrupts(self._mesh._transport.reader, self.interrupt) as interrupts:
                 in_time = self._wait(deadline)
         else:
             in_time = self._wait(deadline)
@@ -289,7 +289,7 @@ class CellRun:
             return waiting.wait(self._feed, deadline)
         except MeshEnded:
             raise
-        except OfficeClosed:
+        except TransportClosed:
             raise MeshError(_ENDED) from None
         except KernelShutDown:
             raise KernelShutDown(f"this kernel is being shut down; {self.goes_on()}") from None
@@ -341,7 +341,7 @@ class CellRun:
 
     def seen(self) -> None:
         """Tell the journal that somebody has seen how it ended."""
-        with suppress(OfficeClosed):
+        with suppress(TransportClosed):
             self._mesh._session.tell(Seen([self._feed.n]))
 
 

@@ -11,7 +11,6 @@ from monarch_nb._client.dashboard import dashboard_url
 from monarch_nb._client.heal_report import HealReport
 from monarch_nb._client.session import Session
 from monarch_nb._client.state import StatusFeed
-from monarch_nb._post.office import OfficeClosed
 from monarch_nb._protocol.cells import RunCell
 from monarch_nb._protocol.journal import Note
 from monarch_nb._protocol.names import GetMesh, GroupRecord
@@ -22,6 +21,7 @@ from monarch_nb._protocol.status import Snapshot, Stacks, WatchStatus
 from monarch_nb._protocol.work import Work
 from monarch_nb._reload import SyncMode
 from monarch_nb._shape import Extent, Shape, format_ranks, parse_ranks
+from monarch_nb._transport.transport import TransportClosed
 from monarch_nb._wire.process import wait_until_gone
 from monarch_nb.actor.future import Future
 from monarch_nb.actor.proc_mesh import HEAL_S, ProcMesh
@@ -83,7 +83,7 @@ class Mesh(ProcMesh):
     def __init__(self, name: str, session: Session, record: GroupRecord) -> None:
         extent = Extent(record.labels, record.sizes)
         super().__init__(
-            record.group, record.procs, Shape.full(extent), record.hosts, session.office
+            record.group, record.procs, Shape.full(extent), record.hosts, session.transport
         )
         self._name = name
         self.last_error: BaseException | None = None
@@ -112,12 +112,12 @@ class Mesh(ProcMesh):
         """Return some ranks as a mesh of one dimension."""
         chosen = self.select(ranks)
         return ProcMesh(
-            self._group, self._all_procs, Shape(Extent(["ranks"], [len(chosen)]), chosen), self._hosts, self._office
+            self._group, self._all_procs, Shape(Extent(["ranks"], [len(chosen)]), chosen), self._hosts, self._transport
         )
 
     def living_ranks(self) -> tuple[int, ...]:
         """Return the ranks that haven't died, as far as this program knows."""
-        ends = self._office.ends
+        ends = self._transport.ends
         return tuple(rank for rank, proc in enumerate(self._procs) if proc not in ends)
 
     def living(self) -> ProcMesh:
@@ -584,20 +584,20 @@ class Mesh(ProcMesh):
 
     def _ipython_display_(self) -> None:
         """Show the card: this mesh was the last line of a cell. Of one that has ended, say so."""
-        if self._office.closed:
+        if self._transport.closed:
             print(self._left())
             return
         try:
             show_card(self)
-        except (MeshError, OfficeClosed) as error:
+        except (MeshError, TransportClosed) as error:
             print(f"mesh {self._name!r} has ended ({error}). Start one anew: %mesh start {self._name}")
 
     def _mime_(self) -> tuple[str, str]:
         """Show the card in marimo, whose protocol this is: a picture of the state as it is now."""
         try:
             return "text/html", card_html.render(self.status())
-        except (MeshError, OfficeClosed) as error:
-            return "text/plain", self._left() if self._office.closed else str(error)
+        except (MeshError, TransportClosed) as error:
+            return "text/plain", self._left() if self._transport.closed else str(error)
 
     def _left(self) -> str:
         """Return why there's nothing to show: this program has stopped the mesh, or left it."""
@@ -616,7 +616,7 @@ class Mesh(ProcMesh):
         Returns:
             the feed; `close` ends it.
         """
-        feed = StatusFeed(self._office, on_change, on_end)
+        feed = StatusFeed(self._transport, on_change, on_end)
         self._session.watch(feed, WatchStatus(self._group))
         return feed
 

@@ -239,7 +239,7 @@ class History:
         follow: bool = False,
     ) -> Feed:
         """Have kept output shown to a watcher; the feed is ready when all has come (with `follow`, never)."""
-        feed = Feed(self._mesh._office, watcher)
+        feed = Feed(self._mesh._transport, watcher)
         wanted = WatchOutput(
             group=self._mesh._group, ranks=None if ranks is None else list(ranks), tail_bytes=tail_bytes, position=position,
             actors=actors, follow=follow,
@@ -258,7 +258,7 @@ class History:
         """
         lines = LogLines(ranks, grep)
         feed = self.output(lines, ranks=ranks, tail_bytes=tail_bytes, follow=follow)
-        reader = self._mesh._office.reader
+        reader = self._mesh._transport.reader
         try:
             while not reader.wait(feed, time.monotonic() + 0.1):
                 text = lines.drain()

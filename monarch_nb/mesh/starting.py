@@ -255,7 +255,7 @@ def attach(name: str | None = None, *, listens: bool = True, observes: bool = Fa
 def current() -> Mesh | None:
     """Return the mesh that this program has started or attached to last; None if it's in none that has a name."""
     session = sessions.in_use()
-    if session is None or session.connection is None or session.office.closed:
+    if session is None or session.connection is None or session.transport.closed:
         return None
     record = session.request(GetMesh())
     return None if record is None else Mesh(session.connection.name, session, record)
@@ -271,8 +271,8 @@ def made(name: str, session: Session, record: GroupRecord, *, make_current: bool
         importlib.import_module("monarch_nb.mesh.tasks.joblib")
     assert session.output is not None and session.connection is not None
     session.connection = session.connection._replace(name=name)  # a spare has had none
-    if session.office.mesh is not None:
-        session.office.mesh = session.office.mesh._replace(name=name)
+    if session.transport.mesh is not None:
+        session.transport.mesh = session.transport.mesh._replace(name=name)
     session.output.default.sizes[record.group] = len(mesh)
     if session.ending is not None:
         session.ending.name, session.ending.num_ranks = name, len(mesh)

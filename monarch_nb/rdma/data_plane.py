@@ -17,8 +17,8 @@ from dataclasses import replace
 from typing import Any
 
 from monarch_nb._client import session as sessions
-from monarch_nb._post import here
-from monarch_nb._post.office import Office
+from monarch_nb._transport import here
+from monarch_nb._transport.transport import Transport
 from monarch_nb.exceptions import MeshError, MeshUsageError, PathFailed, RDMAError
 from monarch_nb.rdma import broadcasting, segments, staging
 from monarch_nb.rdma import handle as handles
@@ -294,7 +294,7 @@ _num_joined = 0
 
 def _num_meshes() -> int:
     """Return how many meshes this process is in, or connected to."""
-    return 1 + len(here.guest_offices) if here.rank is not None else sessions.num_open()
+    return 1 + len(here.guest_transports) if here.rank is not None else sessions.num_open()
 
 
 def _joined() -> DataPlane:
@@ -302,35 +302,35 @@ def _joined() -> DataPlane:
     global _data_plane, _num_joined
     if _data_plane is not None and not _data_plane.closed and not isinstance(_data_plane.link, MeshLink):
         return _data_plane
-    offices = [here.office(), *(here.guest_offices if here.rank is not None else sessions.open_offices())]
+    transports = [here.transport(), *(here.guest_transports if here.rank is not None else sessions.open_transports())]
     if _data_plane is None or _data_plane.closed:
-        _data_plane = DataPlane(_link_of(offices))
+        _data_plane = DataPlane(_link_of(transports))
     plane, link = _data_plane, _data_plane.link
     assert isinstance(link, MeshLink)
-    for office in offices:
-        if not link.knows(office):
-            link.join(office)
-        if not any(getattr(c, "plane", None) is plane for c in office.on_close):
-            office.on_close.append(_Leaving(plane, link, office))
+    for transport in transports:
+        if not link.knows(transport):
+            link.join(transport)
+        if not any(getattr(c, "plane", None) is plane for c in transport.on_close):
+            transport.on_close.append(_Leaving(plane, link, transport))
     _num_joined = _num_meshes()
     return plane
 
 
-def _link_of(offices: Sequence[Office]) -> MeshLink:
+def _link_of(transports: Sequence[Transport]) -> MeshLink:
     link = MeshLink()
-    for office in offices:
-        link.join(office)
+    for transport in transports:
+        link.join(transport)
     return link
 
 
 class _Leaving:
-    """An office closes: with the last one the data plane ends."""
+    """A transport closes: with the last one the data plane ends."""
 
-    def __init__(self, plane: DataPlane, link: MeshLink, office: Office) -> None:
-        self.plane, self._link, self._office = plane, link, office
+    def __init__(self, plane: DataPlane, link: MeshLink, transport: Transport) -> None:
+        self.plane, self._link, self._transport = plane, link, transport
 
     def __call__(self) -> None:
-        if not self._link.leave(self._office):
+        if not self._link.leave(self._transport):
             self.plane.close()
 
 

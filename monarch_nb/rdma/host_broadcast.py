@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from monarch_nb._post import here
+from monarch_nb._transport import here
 from monarch_nb._wire import address
 from monarch_nb.rdma.broadcast import BroadcastReceipt, spread
 from monarch_nb.rdma.buffer import RDMABuffer
@@ -19,7 +19,7 @@ from monarch_nb.rdma.extract import extract, restore, snapshot
 from monarch_nb.rdma.segments import view
 
 if TYPE_CHECKING:
-    from monarch_nb._post.office import Office
+    from monarch_nb._transport.transport import Transport
     from monarch_nb.actor.proc_mesh import ProcMesh
     from monarch_nb.actor.value_mesh import ValueMesh
 
@@ -46,7 +46,7 @@ class ArrayLocation:
 
     def open(self) -> Any:
         """Return the array, mapped copy-on-write."""
-        return _array(here.office().open_segment(self.leader, *self.segment), self.shape, self.dtype, self.kind)
+        return _array(here.transport().open_segment(self.leader, *self.segment), self.shape, self.dtype, self.kind)
 
 
 ArrayLocations = Mapping[int, "ArrayLocation | RDMABuffer"]
@@ -84,17 +84,17 @@ def release(rooms: Sequence[RDMABuffer]) -> None:
 
 def _make_room(source: RDMABuffer, members: Mapping[int, Sequence[int]]) -> tuple[ArrayLocation, RDMABuffer]:
     """On the first rank of a host: make room that the host's ranks will open."""
-    office = here.office()
-    found, room = allocate_room(office, source, members[office.host])
+    transport = here.transport()
+    found, room = allocate_room(transport, source, members[transport.host])
     return found, RDMABuffer(_array(room, found.shape, found.dtype, found.kind))
 
 
-def allocate_room(office: Office, source: RDMABuffer, members: Sequence[int]) -> tuple[ArrayLocation, memoryview]:
+def allocate_room(transport: Transport, source: RDMABuffer, members: Sequence[int]) -> tuple[ArrayLocation, memoryview]:
     """Return where the array of a buffer can be put for some ranks of this machine, and as many bytes there."""
     handle = source._handle
     shape = tuple(handle.layout.shape)
-    segment = office.pool.acquire_segment(max(1, handle.nbytes), set(members))
-    found = ArrayLocation(office.me, (os.getpid(), segment.fd, segment.inode), shape, handle.dtype, handle.kind)
+    segment = transport.pool.acquire_segment(max(1, handle.nbytes), set(members))
+    found = ArrayLocation(transport.me, (os.getpid(), segment.fd, segment.inode), shape, handle.dtype, handle.kind)
     return found, memoryview(segment.map)[: handle.nbytes]
 
 
@@ -115,7 +115,7 @@ def bind(name: str, locations: ArrayLocations) -> None:
 
 
 def _open(locations: ArrayLocations) -> Any:
-    found = locations[here.office().host]
+    found = locations[here.transport().host]
     return found.open() if isinstance(found, ArrayLocation) else found.map()
 
 

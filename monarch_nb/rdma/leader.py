@@ -13,9 +13,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from monarch_nb._post import here
 from monarch_nb._protocol.work import Work
 from monarch_nb._shape import name_ranks
+from monarch_nb._transport import here
 from monarch_nb._wire import address
 from monarch_nb.exceptions import RankTimeout, RDMAError, TransferTimeout
 from monarch_nb.rdma.broadcast import BroadcastReceipt
@@ -63,9 +63,9 @@ def begin_broadcast(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: floa
 
 def _own_position(mesh: ProcMesh) -> int | None:
     """Return the place of this rank in a mesh if its main thread asks: that can't do what it's asked for before it's done asking."""
-    if here.rank is None or threading.current_thread() is not threading.main_thread() or mesh._office.me not in mesh._procs:
+    if here.rank is None or threading.current_thread() is not threading.main_thread() or mesh._transport.me not in mesh._procs:
         return None
-    return mesh._procs.index(mesh._office.me)
+    return mesh._procs.index(mesh._transport.me)
 
 
 def _begin_on_hosts(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None) -> Future[BroadcastReceipt]:
@@ -79,7 +79,7 @@ def _begin_on_hosts(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: floa
 def _can_lead_here(source: RDMABuffer, mesh: ProcMesh) -> bool:
     """Whether this process is on the mesh's machine and reads the buffer with nobody's help."""
     handle = source._handle
-    if mesh._office.host != address.host_of(mesh._procs[0]) or handle.device != "cpu":
+    if mesh._transport.host != address.host_of(mesh._procs[0]) or handle.device != "cpu":
         return False
     try:
         return next(data_plane().ways(handle, memory_of(bytearray(1)), chosen(), {})).is_quick(handle)
@@ -127,7 +127,7 @@ def _ask_to_lead(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float |
         receipt: BroadcastReceipt = found["receipt"]
         return replace(receipt, seconds=seconds)
 
-    return ask_later(mesh._office, mesh._procs[0], fields, wait_s, who, finish)
+    return ask_later(mesh._transport, mesh._procs[0], fields, wait_s, who, finish)
 
 
 def lead_asked(fields: Mapping[str, Any]) -> Answer:
@@ -143,7 +143,7 @@ def lead(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None) -
     step costs. When all are there it's over before the barrier opens: what a rank does next, it does with the variable, for it has no other way.
     """
     start, deadline = time.perf_counter(), deadline_of(timeout)
-    found, room = allocate_room(mesh._office, source, mesh._procs)
+    found, room = allocate_room(mesh._transport, source, mesh._procs)
     barrier = ReadyBarrier()
     try:
         bound = mesh._work(Work.BIND, (name, *found.fields(), barrier.where), "broadcast_into")

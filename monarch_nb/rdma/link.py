@@ -10,12 +10,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from monarch_nb._post import here
-from monarch_nb._post.failure import describe, encode_failure, revive
-from monarch_nb._post.office import Office, OfficeClosed
-from monarch_nb._post.pending import Body, OneReply, Pending
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.failure import Failure
+from monarch_nb._transport import here
+from monarch_nb._transport.failure import describe, encode_failure, revive
+from monarch_nb._transport.pending import Body, OneReply, Pending
+from monarch_nb._transport.transport import Transport, TransportClosed
 from monarch_nb._wire import codec
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.message import Message
@@ -63,19 +63,19 @@ class Link(Protocol):
         """From now on, answer those who ask: `submit` runs a function in another thread."""
 
 
-def ask_process(office: Office, proc: int, fields: Mapping[str, Any], timeout_s: float, who: str) -> dict[str, Any] | None:
+def ask_process(transport: Transport, proc: int, fields: Mapping[str, Any], timeout_s: float, who: str) -> dict[str, Any] | None:
     """Ask the data plane of a process, and wait; None if that has ended.
 
     Raises:
         MeshError: as it was raised there, or an RDMAError that says what was.
         TransferTimeout: if it didn't answer in time.
     """
-    reply = OneReply(office, (proc,))
+    reply = OneReply(transport, (proc,))
     try:
         _send(reply, fields)
-        in_time = office.reader.wait(reply, time.monotonic() + timeout_s)
+        in_time = transport.reader.wait(reply, time.monotonic() + timeout_s)
     finally:
-        office.forget(reply.ref)
+        transport.forget(reply.ref)
     if not in_time:
         raise _silent(who, timeout_s)
     return _read(reply, who)
@@ -98,19 +98,19 @@ class _LateReply(OneReply):
 
     def when_ready(self, callback: Callable[[], None]) -> None:
         if self.due is not None and not self.ready:  # a thread that waits looks at the clock itself
-            self.office.reader.call_at(self.due, self._on_timer)
+            self.transport.reader.call_at(self.due, self._on_timer)
         super().when_ready(callback)
 
 
 def ask_later(
-    office: Office, proc: int, fields: Mapping[str, Any], timeout_s: float, who: str, finish: Callable[[dict[str, Any] | None, float], T]
+    transport: Transport, proc: int, fields: Mapping[str, Any], timeout_s: float, who: str, finish: Callable[[dict[str, Any] | None, float], T]
 ) -> Future[T]:
     """Ask the data plane of a process as `ask_process` does, and don't wait.
 
     Args:
         finish: makes the future's value of the answer (None if the process has ended) and the seconds that it took.
     """
-    reply = _LateReply(office, (proc,))
+    reply = _LateReply(transport, (proc,))
     reply.started = time.perf_counter()
     reply.due = time.monotonic() + timeout_s
     _send(reply, fields)
@@ -124,11 +124,11 @@ def ask_later(
 
 
 def _send(reply: OneReply, fields: Mapping[str, Any]) -> None:
-    office, (proc,) = reply.office, reply.procs
+    transport, (proc,) = reply.transport, reply.procs
     body = codec.Encoded(pickle.dumps(dict(fields), 5))  # what is asked is made of basic types and of our own classes: nothing for cloudpickle
-    office.expect(reply)
-    office.post(proc, wire.CALL, body, ref=reply.ref, name=ASK)
-    office.check_ends(reply)
+    transport.expect(reply)
+    transport.post(proc, wire.CALL, body, ref=reply.ref, name=ASK)
+    transport.check_ends(reply)
 
 
 def _silent(who: str, timeout_s: float) -> TransferTimeout:
@@ -155,33 +155,33 @@ class MeshLink:
     def __init__(self) -> None:
         where = here.whereabouts()
         self.label = f"rank {where['rank']}" if here.rank is not None else f"the program {os.getpid()}"
-        self._offices: dict[str, Office] = {}
-        self._serve: Callable[[Office], None] = lambda _office: None
+        self._transports: dict[str, Transport] = {}
+        self._serve: Callable[[Transport], None] = lambda _transport: None
 
     @property
     def addresses(self) -> Addresses:
         """See `Link`."""
-        return tuple((mesh, office.me) for mesh, office in self._offices.items())
+        return tuple((mesh, transport.me) for mesh, transport in self._transports.items())
 
-    def join(self, office: Office) -> None:
-        """Talk by this office, too."""
-        self._offices[office.mesh_id] = office
-        self._serve(office)
+    def join(self, transport: Transport) -> None:
+        """Talk by this transport, too."""
+        self._transports[transport.mesh_id] = transport
+        self._serve(transport)
 
-    def leave(self, office: Office) -> bool:
-        """The office is about to close; say whether any is left."""
-        self._offices.pop(office.mesh_id, None)
-        return bool(self._offices)
+    def leave(self, transport: Transport) -> bool:
+        """The transport is about to close; say whether any is left."""
+        self._transports.pop(transport.mesh_id, None)
+        return bool(self._transports)
 
-    def knows(self, office: Office) -> bool:
-        """Whether it talks by this office."""
-        return self._offices.get(office.mesh_id) is office
+    def knows(self, transport: Transport) -> bool:
+        """Whether it talks by this transport."""
+        return self._transports.get(transport.mesh_id) is transport
 
-    def _way_to(self, handle: Handle) -> tuple[Office, int]:
+    def _way_to(self, handle: Handle) -> tuple[Transport, int]:
         for mesh, proc in handle.owner.addresses:
-            office = self._offices.get(mesh)
-            if office is not None:
-                return office, proc
+            transport = self._transports.get(mesh)
+            if transport is not None:
+                return transport, proc
         raise RDMAError(f"{handle.owner} can't be asked from here: it's in no mesh that {self.label} is in, or connected to")
 
     def ask(self, handle: Handle, fields: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
@@ -194,18 +194,18 @@ class MeshLink:
     def serve(self, answerer: Answerer, submit: Callable[[Callable[[], None]], object]) -> None:
         """See `Link`."""
 
-        def serve_office(office: Office) -> None:
+        def serve_transport(transport: Transport) -> None:
             def on_request(message: Message) -> None:
-                body = Body(office, message)  # now: a buffer that travels along is mapped before its sender forgets it
-                submit(lambda: self._answer(office, answerer, message, body))
+                body = Body(transport, message)  # now: a buffer that travels along is mapped before its sender forgets it
+                submit(lambda: self._answer(transport, answerer, message, body))
 
-            office.services[ASK] = on_request
+            transport.services[ASK] = on_request
 
-        self._serve = serve_office
-        for office in self._offices.values():
-            serve_office(office)
+        self._serve = serve_transport
+        for transport in self._transports.values():
+            serve_transport(transport)
 
-    def _answer(self, office: Office, answerer: Answerer, message: Message, body: Body) -> None:
+    def _answer(self, transport: Transport, answerer: Answerer, message: Message, body: Body) -> None:
         flags, afterwards = 0, None
         try:
             answer = answerer(body.value())
@@ -216,13 +216,13 @@ class MeshLink:
             flags = wire.ERROR
             found = encode_failure(describe(error, **here.whereabouts(), endpoint="rdma"))
         try:
-            with suppress(OfficeClosed):
-                office.post(message.src, wire.REPLY, found, flags=flags, slot=message.slot, ref=message.ref)
+            with suppress(TransportClosed):
+                transport.post(message.src, wire.REPLY, found, flags=flags, slot=message.slot, ref=message.ref)
         finally:
             if afterwards is not None:
                 afterwards()
-        with suppress(OfficeClosed):
-            office.settle()
+        with suppress(TransportClosed):
+            transport.settle()
 
 
 class LoopLink:

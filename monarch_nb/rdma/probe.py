@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from monarch_nb._post import here
+from monarch_nb._transport import here
 from monarch_nb.rdma.handle import this_machine
 from monarch_nb.units import size_text
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from monarch_nb._post.office import Office, OfficeClosed
 from monarch_nb._protocol.events import RanksEnded
 from monarch_nb._protocol.registry import Handlers, Sender, handles
+from monarch_nb._transport.transport import Transport, TransportClosed
 from monarch_nb._wire import codec
 from monarch_nb._wire.codec import Encoded
 from monarch_nb._wire.segment import copy_bytes
@@ -44,16 +44,16 @@ class RemoteArguments:
         self._watched: set[str] = set()
         plane.services[FETCHED] = self.fetched
 
-    def add(self, office: Office, buffer: RDMABuffer, receivers: Sequence[int]) -> None:
+    def add(self, transport: Transport, buffer: RDMABuffer, receivers: Sequence[int]) -> None:
         """Keep a buffer until all receivers have it, or have ended."""
-        mesh = office.mesh_id
+        mesh = transport.mesh_id
         with self._lock:
             self._left[buffer._handle.key] = (buffer, {(mesh, proc) for proc in receivers})
             if mesh not in self._watched:
                 self._watched.add(mesh)
-                office.event_handlers.append(Handlers(_EndsOf(mesh, self)))
-        if office.ends:
-            self._settle(buffer._handle.key, {(mesh, proc) for proc in receivers if proc in office.ends})
+                transport.event_handlers.append(Handlers(_EndsOf(mesh, self)))
+        if transport.ends:
+            self._settle(buffer._handle.key, {(mesh, proc) for proc in receivers if proc in transport.ends})
 
     def fetched(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """A receiver has fetched."""
@@ -116,7 +116,7 @@ class RemoteBody:
         return fetch, self._contents
 
 
-def offer(office: Office, body: Encoded, receivers: Sequence[int]) -> Encoded:
+def offer(transport: Transport, body: Encoded, receivers: Sequence[int]) -> Encoded:
     """Return a small body for `body`, whose buffers the receivers fetch; `body` itself if it's small."""
     sizes = [b.nbytes for b in body.buffers]
     if sum(sizes) < MIN_BYTES or only_encrypted():
@@ -127,7 +127,7 @@ def offer(office: Office, body: Encoded, receivers: Sequence[int]) -> Encoded:
         copy_bytes(at, view)
         at += view.nbytes
     buffer = RDMABuffer(memoryview(segment))
-    remote_arguments().add(office, buffer, receivers)
+    remote_arguments().add(transport, buffer, receivers)
     return codec.encode(RemoteBody(body.payload, buffer, sizes))
 
 
@@ -152,5 +152,5 @@ def fetch(payload: bytes, buffer: RDMABuffer, sizes: Sequence[int]) -> Any:
 
 
 def _notify_fetched(plane: DataPlane, buffer: RDMABuffer) -> None:
-    with suppress(RDMAError, OfficeClosed):  # the owner has ended, or we are about to
+    with suppress(RDMAError, TransportClosed):  # the owner has ended, or we are about to
         plane.ask(buffer._handle, FETCHED, {"by": plane.owner.addresses})

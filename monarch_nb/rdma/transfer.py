@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from monarch_nb._client import waiting
-from monarch_nb._post import here
+from monarch_nb._transport import here
 from monarch_nb.rdma.local_future import LocalFuture
 from monarch_nb.rdma.path import Job, Op
 from monarch_nb.units import size_text, time_text

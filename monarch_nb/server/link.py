@@ -147,7 +147,7 @@ class Link:
 
 def how_ended(mesh: Mesh) -> str:
     """Return how a mesh has ended, in a sentence, as far as it's known."""
-    return mesh._office.lost or f"mesh {mesh.name!r} has ended"
+    return mesh._transport.lost or f"mesh {mesh.name!r} has ended"
 
 
 def _disconnect(mesh: Mesh) -> None:

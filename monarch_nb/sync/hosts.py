@@ -12,10 +12,10 @@ from typing import TypeVar
 
 from monarch_nb._client.session import Session
 from monarch_nb._client.waiting import wait_simply
-from monarch_nb._post.pending import Reply
 from monarch_nb._protocol.base import Request
 from monarch_nb._protocol.programs import Status
 from monarch_nb._protocol.states import HostState
+from monarch_nb._transport.pending import Reply
 from monarch_nb._wire import address
 from monarch_nb._workspace.answers import (
     Edit,
@@ -66,7 +66,7 @@ class HostRequests:
 
     def ask(self, request: Request[T]) -> Reply[T]:
         """Ask; the answer is read by `read`."""
-        return self._session.office.request(address.host_proc(self.index), request)
+        return self._session.transport.request(address.host_proc(self.index), request)
 
     def read(self, reply: Reply[T]) -> T:
         """Wait for an answer, as long as the host lives.

@@ -69,4 +69,4 @@ def close_engine(procs: ProcMesh) -> None:
 
 
 def _key(procs: ProcMesh) -> tuple[int, str, tuple[int, ...]]:
-    return id(procs._office), procs.name, tuple(procs._procs)
+    return id(procs._transport), procs.name, tuple(procs._procs)

@@ -177,7 +177,7 @@ def start_mesh(num: int, warm: bool) -> float:
         "    spare.prepare(); spare._starting.join()\n"
         "    s = session.Session.connect(spare._ready)\n"
         "    while not s.request(Status()).warm: time.sleep(0.05)\n"
-        "    s.office.close()\n"
+        "    s.transport.close()\n"
         "start = time.perf_counter()\n"
         f"m = mesh.start('bench', {{'gpus': {num}}})\n"
         "m.execute(int).get(60)\n"

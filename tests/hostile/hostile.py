@@ -24,7 +24,7 @@ SEED = int(os.environ.get("MONARCH_NB_HOSTILE_SEED", "14"))
 TRIES: Counter[str] = Counter()
 """What has been tried and held so far: it ended, its words were no raw traceback, and what it was done to works on."""
 _OWN_FRAME = re.compile(r"(File |^)\S*/monarch_nb/\S+\.py\S*[:,] ?(line )?\d+", re.MULTILINE)
-_OWN_TROUBLE = ("That's a fault of monarch_nb", "OfficeClosed", "zmq.error", "Traceback (most recent call last):\n  File \"<frozen")
+_OWN_TROUBLE = ("That's a fault of monarch_nb", "TransportClosed", "zmq.error", "Traceback (most recent call last):\n  File \"<frozen")
 
 
 def num_tries(short: int, full: int) -> int:

@@ -74,7 +74,7 @@ class Unharmed:
 def test_sockets_of_processes(mesh: Mesh) -> None:
     unharmed, rng = Unharmed(mesh), generator("sockets")
     registry = mesh._session.request(Status())
-    doors = [(mesh._session.office.directory, address.CONTROLLER), *((mesh._session.office.directory, p.proc) for p in registry.procs if not address.host_of(p.proc))]
+    doors = [(mesh._session.transport.directory, address.CONTROLLER), *((mesh._session.transport.directory, p.proc) for p in registry.procs if not address.host_of(p.proc))]
     context = zmq.Context()
     try:
         for directory, proc in doors:

@@ -93,5 +93,5 @@ class Waiters:
 
         while not pending.done():
             send_interrupts(pending._pending)
-            pending._pending.office.reader.wait(pending._pending, time.monotonic() + 1.0)
+            pending._pending.transport.reader.wait(pending._pending, time.monotonic() + 1.0)
         self.actors.stop().get(PATIENCE_S)

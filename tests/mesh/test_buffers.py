@@ -68,25 +68,25 @@ def test_what_is_kept_stays_while_others_are_sent(procs: ProcMesh) -> None:
 
 
 def test_segments_are_reused_and_freed(procs: ProcMesh) -> None:
-    office = session.current().office
+    transport = session.current().transport
     tensors = procs.spawn("tensors", Tensors)
     tensor = torch.zeros(BIG, dtype=torch.uint8)
-    office.pool.trim(0.0)  # what other tests have left warm
+    transport.pool.trim(0.0)  # what other tests have left warm
     for _ in range(20):
         tensors.change_in_place.call(tensor).get(T)
-    until(lambda: office.pool.num_used == 0, procs)
-    assert office.pool.free_bytes <= 8 * BIG
+    until(lambda: transport.pool.num_used == 0, procs)
+    assert transport.pool.free_bytes <= 8 * BIG
     tensors.keep.call(tensor).get(T)
-    if any(p >> 32 == office.host for p in procs._procs):  # else they have copies of their own
-        assert office.pool.num_used == 1
+    if any(p >> 32 == transport.host for p in procs._procs):  # else they have copies of their own
+        assert transport.pool.num_used == 1
     tensors.drop.call().get(T)
-    until(lambda: office.pool.num_used == 0, procs)
-    office.pool.trim(0.0)
+    until(lambda: transport.pool.num_used == 0, procs)
+    transport.pool.trim(0.0)
     assert segments(os.getpid()) == 0
 
 
 def test_a_killed_rank_leaks_none(doomed: ProcMesh) -> None:
-    office = session.current().office
+    transport = session.current().transport
     tensors = doomed.spawn("tensors", Tensors)
     tensors.keep.call(torch.zeros(BIG, dtype=torch.uint8)).get(T)
     pids = list(doomed.execute(os.getpid).get(T).values())
@@ -95,9 +95,9 @@ def test_a_killed_rank_leaks_none(doomed: ProcMesh) -> None:
     for index in range(4):
         assert tensors.flatten("r").slice(r=index).drop.call_one().exception(T) is not None
     gc.collect()
-    reachable = [p for p in doomed._procs if p >> 32 == office.host]
+    reachable = [p for p in doomed._procs if p >> 32 == transport.host]
     if reachable:  # on other hosts, their host process holds the segment and frees it
-        assert office.pool.num_used == 0
+        assert transport.pool.num_used == 0
 
 
 def test_long_payloads_travel_like_buffers(procs: ProcMesh) -> None:
@@ -121,13 +121,13 @@ def test_small_ones_travel_and_large_ones_are_lent(procs: ProcMesh, megabytes: i
     """Either way the receivers have the bytes, and nothing stays lent: whether they fetched it or died before."""
     from monarch_nb.rdma.remote_arguments import remote_arguments
 
-    office = session.current().office
+    transport = session.current().transport
     tensors = procs.spawn("tensors", Tensors)
     tensor = torch.zeros(megabytes << 20, dtype=torch.uint8)
     tensor[-1] = 5
     found = tensors.change_in_place.call(tensor).get(T)
     assert list(found.values()) == [(5, rank) for rank in range(4)]
-    until(lambda: len(remote_arguments()) == 0 and office.pool.num_used == 0, procs)
+    until(lambda: len(remote_arguments()) == 0 and transport.pool.num_used == 0, procs)
 
 
 def test_nothing_stays_lent_to_the_dead(doomed: ProcMesh) -> None:

@@ -153,7 +153,7 @@ def test_faults_one_after_the_other(mesh: Mesh, unhandled: list[MeshFailure]) ->
                 assert failure.end is not None and failure.end["pid"] == fault.pid
         by_hook = [f for failure in unhandled for f in failure.failures]
         assert len(by_hook) <= 1 and (told or of_exit or by_hook), (
-            f"fault {number}: {fault} told {len(told)} times, by the hook {len(by_hook)}; known: {mesh._office.ends.get(mesh._procs[fault.rank])}"
+            f"fault {number}: {fault} told {len(told)} times, by the hook {len(by_hook)}; known: {mesh._transport.ends.get(mesh._procs[fault.rank])}"
         )
         # Told by both, if it was dead before it was used: at once, and at the next use.
         for failure in (*told, *by_hook):

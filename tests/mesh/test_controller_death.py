@@ -45,7 +45,7 @@ def doomed() -> Iterator[Mesh]:
     mesh = meshes.start("doomed", {"procs": 2})
     session = mesh._session
     yield mesh
-    if not session.office.lost:
+    if not session.transport.lost:
         mesh.stop().get(T)
     session.close()
     sessions._current = before
@@ -119,7 +119,7 @@ def test_whatever_is_tried_afterwards_raises_the_same(doomed: Mesh) -> None:
     actors = doomed.spawn("counter", Counter, 0)
     actors.initialized.get(T)
     kill(doomed)
-    wait_until(lambda: doomed._office.lost, "this program hears of it")
+    wait_until(lambda: doomed._transport.lost, "this program hears of it")
     _, receiver = Channel.open()
     tries: dict[str, Callable[[], Any]] = {
         "status": doomed.status,
@@ -158,7 +158,7 @@ def test_whatever_is_tried_afterwards_raises_the_same(doomed: Mesh) -> None:
 def test_nothing_is_left_and_the_name_is_free(doomed: Mesh) -> None:
     pids = processes_of(doomed)
     assert len(pids) == 4, "controller, zygote, two ranks"
-    directory = os.path.dirname(doomed._office.directory)
+    directory = os.path.dirname(doomed._transport.directory)
     assert os.path.isdir(directory)
     controller = kill(doomed)
     assert [c.name for c in launch.list_connections()].count("doomed") == 0, "not even while it's a zombie"
@@ -211,7 +211,7 @@ def test_who_stops_it_is_named_to_the_others(doomed: Mesh, capfd: pytest.Capture
     code = "import monarch_nb; monarch_nb.attach('doomed').stop().get(30)"
     stopper = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=T, check=True)
     assert stopper.stderr == ""
-    wait_until(lambda: doomed._office.lost, "this program hears of it")
+    wait_until(lambda: doomed._transport.lost, "this program hears of it")
     expected = r"^mesh 'doomed' was stopped by -c \(pid \d+\); start it anew: %mesh start doomed; what ran on it: monarch-nb history doomed$"
     with pytest.raises(MeshEnded, match=expected):
         doomed.status()

@@ -8,7 +8,7 @@ from sample_actors import Where
 from monarch_nb._client import session
 from monarch_nb._host.loop import Loop
 from monarch_nb._host.router import Router
-from monarch_nb._post.office import Route
+from monarch_nb._transport.transport import Route
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb.job import ProcessJob
@@ -21,11 +21,11 @@ def test_one_message_goes_to_each_far_host_and_one_comes_back(monkeypatch: pytes
     where = job.state().hosts.spawn_procs({"gpus": 4}).spawn("where", Where)
     where.echo.call(0).get(T)
     sent, arrived = [], []
-    office = session.current().office
-    send, dispatch = Route.send, office.reader._dispatch
+    transport = session.current().transport
+    send, dispatch = Route.send, transport.reader._dispatch
     monkeypatch.setattr(Route, "send", lambda route, frame: (sent.append(wire.unpack(frame).kind), send(route, frame)))
     monkeypatch.setattr(
-        office.reader, "_dispatch", lambda frame: (arrived.append(wire.unpack(frame).kind), dispatch(frame))[1]
+        transport.reader, "_dispatch", lambda frame: (arrived.append(wire.unpack(frame).kind), dispatch(frame))[1]
     )
     assert where.echo.call("same").get(T).reduce("equal") == "same"
     assert sent.count(wire.FANOUT) == 2

@@ -156,7 +156,7 @@ def test_what_a_killed_controller_leaves_on_a_full_disk_can_be_read(disk: SmallD
     directory, pid = mesh.status().journal, mesh.status().pid
     seen = Seen()
     mesh.submit("while True: print('y' * 1000)", watcher=seen)
-    mesh._office.reader.ensure_reading()
+    mesh._transport.reader.ensure_reading()
     assert seen.begun.wait(T)
     disk.fill()
     notices.wait()
@@ -183,7 +183,7 @@ def test_with_a_full_runtime_directory_all_works_that_needs_no_disk(tmp_path: Pa
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(disk.path))
         disk.fill()
         with own_mesh("homeless", {"procs": 2}) as mesh:
-            assert mesh._session.office.directory.startswith(str(disk.path))
+            assert mesh._session.transport.directory.startswith(str(disk.path))
             assert run(mesh, "print('here')", ranks="1") == "here\n"
             keeper: Any = mesh.spawn("keeper", Keeper, 42)
             assert list(keeper.get.call().get(T).values()) == [42, 42]

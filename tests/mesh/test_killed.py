@@ -36,7 +36,7 @@ registry = session.current().request(Status())
 print(json.dumps({
     "ranks": [r for r, _ in ranks], "children": [c for _, c in ranks], "controller": registry.pid,
     "zygote": registry.zygote_pid, "hosts": [h.pid for h in registry.hosts],
-    "directory": os.path.dirname(session.current().office.directory),
+    "directory": os.path.dirname(session.current().transport.directory),
 }), flush=True)
 for line in sys.stdin:
     try:

@@ -13,10 +13,10 @@ from processes import mesh_processes
 from monarch_nb import mesh as meshes
 from monarch_nb._client import session as sessions
 from monarch_nb._host import capacity
-from monarch_nb._post.pending import Reply
 from monarch_nb._protocol.base import encode
 from monarch_nb._protocol.programs import Status
 from monarch_nb._protocol.ranks import Tickets
+from monarch_nb._transport.pending import Reply
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.codec import Encoded
@@ -63,10 +63,10 @@ def test_every_request_is_answered(op: str, fields: dict[str, Any], said: str) -
 
 def ask_raw(name: bytes, payload: bytes) -> None:
     """Send the controller whatever it is; read what it answers."""
-    office = sessions.current().office
-    reply = Reply(office, (address.CONTROLLER,), Status())
-    office.post(address.CONTROLLER, wire.CONTROL, Encoded(payload), ref=office.expect(reply), name=name)
-    assert office.reader.wait(reply, time.monotonic() + SOON_S)
+    transport = sessions.current().transport
+    reply = Reply(transport, (address.CONTROLLER,), Status())
+    transport.post(address.CONTROLLER, wire.CONTROL, Encoded(payload), ref=transport.expect(reply), name=name)
+    assert transport.reader.wait(reply, time.monotonic() + SOON_S)
     reply.read()
 
 

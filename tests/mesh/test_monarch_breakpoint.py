@@ -65,7 +65,7 @@ def test_ctrl_c_at_a_breakpoint_ends_it(pair: ProcMesh, kind: str) -> None:
     assert "debugged_actors.py, line" in innermost(stacks[0]), "it stands somewhere, and isn't idle"
 
     def press() -> None:
-        reader, pending = answer._pending.office.reader, answer._pending
+        reader, pending = answer._pending.transport.reader, answer._pending
         wait_until(lambda: reader._leader is pending or pending in reader._followers, "a wait for the answer", T)
         os.kill(os.getpid(), signal.SIGINT)
 

@@ -102,7 +102,7 @@ def test_futures_that_were_read_or_went_well_say_nothing(procs: ProcMesh, capsys
     del future
     gc.collect()
     procs._session.reports.flush()
-    assert not procs._office.unread
+    assert not procs._transport.unread
     assert not capsys.readouterr().err
 
 

@@ -76,11 +76,11 @@ def send(ledger: Ledger, sender: int, count: int, wrong: list[str]) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_soak(hosts: HostMesh) -> None:
-    office = session.current().office
+    transport = session.current().transport
     procs = spawn_two_by_two(hosts)
     procs.initialized.get(T)
     procs.spawn("where", Where).pid.call().get(T)
-    files, threads, pending = open_files(), threading.active_count(), office.num_pending
+    files, threads, pending = open_files(), threading.active_count(), transport.num_pending
     ledger = procs.spawn("ledger", Ledger)
     wrong: list[str] = []
     per_thread = NUM_CALLS // NUM_THREADS
@@ -96,9 +96,9 @@ def test_soak(hosts: HostMesh) -> None:
         assert last == dict.fromkeys(range(NUM_THREADS), per_thread - 1)
     rank_files = procs.execute(lambda: (len(os.listdir("/proc/self/fd")), threading.active_count())).get(T)
     gc.collect()
-    assert office.num_pending == pending
+    assert transport.num_pending == pending
     assert threading.active_count() <= threads
     assert open_files() <= files + 2
-    assert office.pool.num_used == 0
+    assert transport.pool.num_used == 0
     assert all(n < 60 and t < 12 for n, t in rank_files.values()), rank_files
     procs.stop().get(T)

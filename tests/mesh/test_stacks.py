@@ -78,8 +78,8 @@ def test_looking_does_not_wake_what_sleeps(held: Mesh) -> None:
 
 def test_the_file_is_private(mesh: Mesh) -> None:
     source = (
-        "from monarch_nb._post import here\nfrom monarch_nb._wire import address\n"
-        "oct(os.stat(address.dump_path(here.office().directory, here.office().me)).st_mode & 0o777)"
+        "from monarch_nb._transport import here\nfrom monarch_nb._wire import address\n"
+        "oct(os.stat(address.dump_path(here.transport().directory, here.transport().me)).st_mode & 0o777)"
     )
     values = mesh.run(source).bundles
     assert {r: bundle["text/plain"] for r, bundle in values.items()} == dict.fromkeys(range(4), "'0o600'")
@@ -138,7 +138,7 @@ def test_without_py_spy_it_is_said(held: Mesh, monkeypatch: pytest.MonkeyPatch) 
 
 
 DUMP = """Current thread 0x00000000000000aa (most recent call first):
-  File "/x/monarch_nb/_post/reader.py", line 9 in _keep
+  File "/x/monarch_nb/_transport/reader.py", line 9 in _keep
   File "/lib/python3.11/threading.py", line 1 in run
 
 Thread 0x00000000000000bb (most recent call first):

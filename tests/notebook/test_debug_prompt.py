@@ -144,6 +144,6 @@ def test_a_mesh_that_ends_while_ranks_stand_shows_no_prompt() -> None:
     notebook.run("%%mesh --async\nbreakpoint()")
     notebook.run("while len(mesh.debugger().stops()) < 2: pass")
     notebook.run("import os, signal\nfrom monarch_nb._client import waiting\nsession = mesh._session")
-    notebook.run("os.kill(session.connection.pid, signal.SIGKILL)\nwhile not session.office.lost: pass")
+    notebook.run("os.kill(session.connection.pid, signal.SIGKILL)\nwhile not session.transport.lost: pass")
     assert notebook.text("print('shown:', waiting.on_stop(session))") == "shown: None"
     notebook.close()

@@ -46,7 +46,7 @@ def test_a_cell_in_flight_and_every_verb_say_the_same(kernel: RawKernel) -> None
     os.kill(pid, signal.SIGKILL)
     kernel.finish(cell)
     assert re.search(SENTENCE + r"$", kernel.text(cell))
-    assert "Traceback" not in kernel.text(cell) and "OfficeClosed" not in kernel.text(cell)
+    assert "Traceback" not in kernel.text(cell) and "TransportClosed" not in kernel.text(cell)
     kernel.wait_for(behind, "was killed by SIGKILL")
     for typed in (
         "%mesh status", "%%mesh\n1", "%mesh heal", "%mesh history", "%mesh stacks", "%mesh why", "%mesh vars", "%mesh interrupt", "%mesh lease 1h",

@@ -217,11 +217,11 @@ def test_a_leader_that_does_not_answer_is_named() -> None:
     (pid,) = mesh.execute(os.getpid).get(60).values()
     os.kill(pid, signal.SIGSTOP)
     try:
-        asked = ask_later(mesh._office, mesh._procs[0], {"path": "lead"}, 0.1, "rank 0", lambda found, _seconds: found)
+        asked = ask_later(mesh._transport, mesh._procs[0], {"path": "lead"}, 0.1, "rank 0", lambda found, _seconds: found)
         with pytest.raises(TransferTimeout, match=r"rank 0 didn't answer the data plane within 0.1 s"):
             asked.get(60)
         given_up = threading.Event()
-        asked = ask_later(mesh._office, mesh._procs[0], {"path": "lead"}, 0.1, "rank 0", lambda found, _seconds: found)
+        asked = ask_later(mesh._transport, mesh._procs[0], {"path": "lead"}, 0.1, "rank 0", lambda found, _seconds: found)
         asked.add_done_callback(lambda _future: given_up.set())
         assert given_up.wait(60)
         assert isinstance(asked.exception(), TransferTimeout)

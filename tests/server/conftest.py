@@ -31,7 +31,7 @@ def demo(jp_environ: object) -> Iterator[Mesh]:
     mesh = meshes.start("demo", {"gpus": 4})
     yield mesh
     sessions._current = before
-    if not mesh._office.lost and not mesh._office.closed:
+    if not mesh._transport.lost and not mesh._transport.closed:
         mesh.stop(grace_s=0.0).get(30)
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from monarch_nb._post.office import Office
+from monarch_nb._transport.transport import Transport
 from monarch_nb._wire import message as wire
 
 
 class Waiters:
-    """What a stream leaves with the office: each answer has a waiter of its own."""
+    """What a stream leaves with the transport: each answer has a waiter of its own."""
 
     def deliver(self, slot: int, body: Any) -> str:
         return f"waiter of {slot}"
@@ -18,7 +18,7 @@ class Waiters:
 
 def test_all_that_wait_for_one_are_woken() -> None:
     woken: list[str] = []
-    office = SimpleNamespace(_pending={7: Waiters()}, reader=SimpleNamespace(notify=woken.append))
+    transport = SimpleNamespace(_pending={7: Waiters()}, reader=SimpleNamespace(notify=woken.append))
     frame = wire.pack_combined(1, 2, 7, [wire.Answer(0, (0, 1), b"same"), wire.Answer(0, (2,), b"other")])
-    by_caller = Office._take_combined(office, wire.unpack(frame))  # type: ignore[arg-type]
+    by_caller = Transport._take_combined(transport, wire.unpack(frame))  # type: ignore[arg-type]
     assert [*woken, by_caller] == ["waiter of 0", "waiter of 1", "waiter of 2"]

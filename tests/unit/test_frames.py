@@ -32,7 +32,7 @@ from monarch_nb.actor import future
 CELL = "<ipython-input-5-0a1b2c>"
 SOURCE = "import sys\n\ndef here(): return sys._getframe()\n\ndef through(function): return function()\n"
 FOLDERS = [
-    "monarch_nb/_rank", "monarch_nb/actor", "my_monarch_nb", "monarch_nb_tools/_post", "site-packages-of-mine", "lib/python3/steps", "IPython/core",
+    "monarch_nb/_rank", "monarch_nb/actor", "my_monarch_nb", "monarch_nb_tools/_transport", "site-packages-of-mine", "lib/python3/steps", "IPython/core",
     "old/site-packages/IPython",
 ]  # fmt: skip
 
@@ -152,7 +152,7 @@ def test_globals_of_the_users_run_no_code_of_theirs() -> None:
     ("file", "owner"),
     [
         ("/opt/venv/lib/python3.12/site-packages/monarch_nb/actor/future.py", Owner.PACKAGE),
-        ("/x/monarch_nb/_post/reader.py", Owner.PACKAGE),
+        ("/x/monarch_nb/_transport/reader.py", Owner.PACKAGE),
         ("/home/me/monarch_nb/_train/step.py", Owner.USER),
         ("/home/me/monarch_nb_runs/train.py", Owner.USER),
         ("/home/me/my-site-packages/train.py", Owner.USER),

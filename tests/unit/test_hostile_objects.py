@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from monarch_nb._post.failure import describe, message_of, traceback_of
 from monarch_nb._rank import variables
 from monarch_nb._rank.bundles import MAX_RICH_BYTES, encode_bundle, encode_metadata
+from monarch_nb._transport.failure import describe, message_of, traceback_of
 
 
 class _RaisesItself(BaseException):

@@ -53,7 +53,7 @@ def test_an_exit_of_other_fields_is_refused(change: dict[str, Any]) -> None:
 def test_a_programs_end_that_nobody_watches_is_no_cells_business() -> None:
     """A controller's program has left while a cell runs: that the end names no watchers was no list, and asking raised in the reading thread."""
     feed = Feed.__new__(Feed)
-    feed.office, feed.ref, feed.ready = type("Office", (), {"me": 5})(), 9, False  # type: ignore[assignment]
+    feed.transport, feed.ref, feed.ready = type("Transport", (), {"me": 5})(), 9, False  # type: ignore[assignment]
     assert not feed.handles_end(EXIT)
     assert feed.handles_end(replace(EXIT, notified=((5, 9),)))
 

@@ -12,7 +12,7 @@ from monarch_nb._wire.marks import TEXT, Parser, Piece
 
 PROGRAM = """
 import contextvars, sys
-from monarch_nb._post.context import CallContext, call_context
+from monarch_nb._transport.context import CallContext, call_context
 from monarch_nb._rank import streams
 
 pipe = streams.install("TOKEN")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import zmq
 
-from monarch_nb._post import reader as reader_module
-from monarch_nb._post.reader import MAX_TICK_S, TICK_S, Reader, Waiter
+from monarch_nb._transport import reader as reader_module
+from monarch_nb._transport.reader import MAX_TICK_S, TICK_S, Reader, Waiter
 
 T = 30
 _TICK_MS, _MAX_TICK_MS = round(TICK_S * 1000), round(MAX_TICK_S * 1000)

@@ -21,7 +21,6 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.experimental import implicit_replication
 from torch.utils import _pytree as pytree
 
-from monarch_nb._post.failure import class_name, message_of, traceback_of
 from monarch_nb._rank import collectives
 from monarch_nb._rank.tensor import strategies as strategies  # rules that DTensor needs
 from monarch_nb._rank.tensor.compiler import Command, compile_plan
@@ -41,6 +40,7 @@ from monarch_nb._rank.tensor.protocol import (
     Verdict,
 )  # fmt: skip
 from monarch_nb._rank.tensor.whole import on_whole, place, seeded
+from monarch_nb._transport.failure import class_name, message_of, traceback_of
 
 logging.getLogger("torch.distributed.tensor._redistribute").setLevel(
     logging.ERROR

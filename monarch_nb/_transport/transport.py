@@ -1,4 +1,4 @@
-"""The office: one process' sockets, its routes to others, and where each arrived message goes."""
+"""The transport: one process' sockets, its routes to others, and where each arrived message goes."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from typing import Any, TypeVar
 import zmq
 import zmq.backend
 
-from monarch_nb._post.context import call_context
-from monarch_nb._post.data_plane import remote_arguments
-from monarch_nb._post.pending import Body, CallTimes, Pending, Reply, Unread
-from monarch_nb._post.reader import Reader
 from monarch_nb._protocol.base import NO_FIELDS, Event, Request, decode, encode
 from monarch_nb._protocol.events import RanksEnded, RanksRevived
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.registry import Handlers, Sender
+from monarch_nb._transport.context import call_context
+from monarch_nb._transport.data_plane import remote_arguments
+from monarch_nb._transport.pending import Body, CallTimes, Pending, Reply, Unread
+from monarch_nb._transport.reader import Reader
 from monarch_nb._wire import address, segment
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.codec import Encoded
 from monarch_nb._wire.mesh_address import MeshAddress
 from monarch_nb._wire.message import Message
-from monarch_nb.exceptions import MeshEnded, OfficeClosed
+from monarch_nb.exceptions import MeshEnded, TransportClosed
 
-__all__ = ["Office", "OfficeClosed", "Receiver"]
+__all__ = ["Receiver", "Transport", "TransportClosed"]
 
 T = TypeVar("T")
 
@@ -74,7 +74,7 @@ class Route:
             self.socket.close(linger_ms)
 
 
-class Office:
+class Transport:
     """Sends and receives for one process. All methods may be called from any thread, unless they say otherwise.
 
     Args:
@@ -89,11 +89,11 @@ class Office:
         self.host = address.host_of(me)
         self.directory = directory
         self.mesh_id = ""
-        """Which mesh this is an office of: the same for all of its processes."""
+        """Which mesh this is a transport of: the same for all of its processes."""
         self.mesh: MeshAddress | None = None
         """Where that mesh is: goes along with handles."""
         self.is_guest = False
-        """In a rank: whether this is an office of another mesh than its own, whose handles it was given."""
+        """In a rank: whether this is a transport of another mesh than its own, whose handles it was given."""
         self.ends: dict[int, RankExit] = {}
         """Processes known to have ended, and how."""
         self.on_call: Callable[[Message], Any] = _refuse
@@ -421,7 +421,7 @@ class Office:
     # --- the end
 
     def close(self, linger_ms: int = LINGER_MS) -> None:
-        """Close everything; who still waits gets an `OfficeClosed`."""
+        """Close everything; who still waits gets a `TransportClosed`."""
         if self.closed:
             return
         for callback in self.on_close:
@@ -447,9 +447,9 @@ class Office:
         except OSError:
             return
 
-    def closing_error(self) -> OfficeClosed:
+    def closing_error(self) -> TransportClosed:
         """Return what to raise, now that nothing can be sent or waited for any more."""
-        return MeshEnded(self.lost) if self.lost else OfficeClosed("the connection to the mesh has been closed")
+        return MeshEnded(self.lost) if self.lost else TransportClosed("the connection to the mesh has been closed")
 
     def watch_controller(self, pid: int, describe: Callable[[], str]) -> None:
         """Let nobody wait any more once the controller, a process of this machine, is gone. Call it before
@@ -490,7 +490,7 @@ class Office:
     def _wake_all(self) -> None:
         """Make every waiting thread look up; the reader's `closing` flag then ends its wait."""
         self.reader.begin_close()
-        with suppress(OfficeClosed):
+        with suppress(TransportClosed):
             self.poke()
         for pending in list(self._pending.values()):
             pending.complete()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Generic, TypeVar
 
-from monarch_nb._post import here
-from monarch_nb._post.context import call_context
-from monarch_nb._post.failure import describe, encode_failure
+from monarch_nb._transport import here
+from monarch_nb._transport.context import call_context
+from monarch_nb._transport.failure import describe, encode_failure
 from monarch_nb._wire import codec
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.mesh_address import MeshAddress
@@ -29,7 +29,7 @@ class Port(Generic[T]):
         self._proc = proc
         self._ref = ref
         self._slot = slot
-        self._mesh = mesh if mesh is not None else here.office().mesh
+        self._mesh = mesh if mesh is not None else here.transport().mesh
 
     def send(self, value: T) -> None:
         """Send `value` to the receiving end.
@@ -46,11 +46,11 @@ class Port(Generic[T]):
             self._post(encode_failure(describe(error, **here.whereabouts())), wire.ERROR)
 
     def _post(self, body: Any, flags: int) -> None:
-        office = here.office_in(self._mesh)
+        transport = here.transport_in(self._mesh)
         if body is None:
             body, flags = codec.Encoded(b""), flags | wire.EMPTY
-        printed = office.printed_for(call_context.get().origin)
-        office.post(self._proc, wire.REPLY, body, flags=flags, slot=self._slot, ref=self._ref, origin=printed)
+        printed = transport.printed_for(call_context.get().origin)
+        transport.post(self._proc, wire.REPLY, body, flags=flags, slot=self._slot, ref=self._ref, origin=printed)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._proc, self._ref, self._slot, self._mesh)

@@ -1,8 +1,8 @@
 """What waits for an answer: one reply, all replies of a fan-out, a stream of them, or a channel.
 
-A pending is registered in its office under a `ref`; the thread that reads the socket calls `deliver` for each arrived answer and `lost`
-when a process it waits for has died. Values stay encoded until somebody asks for them, so no user code runs in the
-reading thread.
+A pending is registered in its transport under a `ref`; the thread that reads the socket calls `deliver` for
+each arrived answer and `lost` when a process it waits for has died. Values stay encoded until somebody asks
+for them, so no user code runs in the reading thread.
 
 First failure, all failures: the first error starts a short grace in which the other ranks may finish or fail too; then the pending is
 complete, with whatever has come.
@@ -24,7 +24,7 @@ from monarch_nb._wire.message import BULK, EMPTY, ENTRY, ERROR, Message
 from monarch_nb.exceptions import RequestFailed
 
 if TYPE_CHECKING:
-    from monarch_nb._post.office import Office
+    from monarch_nb._transport.transport import Transport
 
 T = TypeVar("T")
 
@@ -38,20 +38,20 @@ it, the news of its end through the host process."""
 class Body:
     """An encoded value that has arrived; opened when it's read, released when dropped unread."""
 
-    __slots__ = ("_buffers", "_office", "flags", "payload", "src")
+    __slots__ = ("_buffers", "_transport", "flags", "payload", "src")
 
-    def __init__(self, office: Office, message: Message) -> None:
-        self._office = office
+    def __init__(self, transport: Transport, message: Message) -> None:
+        self._transport = transport
         self.flags = message.flags
         self.src = message.src
         self.payload: memoryview | bytes = message.payload
         self._buffers = self._open(message.table) if message.table else ()
 
     @classmethod
-    def plain(cls, office: Office, flags: int, src: int, payload: bytes | memoryview) -> Body:
+    def plain(cls, transport: Transport, flags: int, src: int, payload: bytes | memoryview) -> Body:
         """Return a body without buffers."""
         body = cls.__new__(cls)
-        body._office, body.flags, body.src, body.payload, body._buffers = office, flags, src, payload, ()
+        body._transport, body.flags, body.src, body.payload, body._buffers = transport, flags, src, payload, ()
         return body
 
     def _open(self, table: bytes) -> Sequence[memoryview]:
@@ -60,7 +60,7 @@ class Body:
         views = []
         for _, fd, pid, inode, offset, size in ENTRY.iter_unpack(table):
             if inode not in maps:
-                maps[inode] = self._office.open_segment(self.src, pid, fd, inode)
+                maps[inode] = self._transport.open_segment(self.src, pid, fd, inode)
             views.append(memoryview(maps[inode])[offset : offset + size])
         return views
 
@@ -125,7 +125,8 @@ class CallTimes(CallTime):
 
 
 class Unread(weakref.ref[Any]):
-    """Whoever could ask for the answer of a call that has failed. If it goes without having asked, `on_dropped` of the office is told."""
+    """Whoever could ask for the answer of a call that has failed. If it goes without having asked,
+    `on_dropped` of the transport is told."""
 
     __slots__ = ("pending", "what")
 
@@ -141,20 +142,32 @@ class Unread(weakref.ref[Any]):
 
     def drop(self) -> None:
         """The answer won't be read any more."""
-        office = self.pending.office
-        if office.unread.pop(id(self.pending), None) is not None and office.on_dropped is not None:
-            office.on_dropped(self.pending, self.what)
+        transport = self.pending.transport
+        if transport.unread.pop(id(self.pending), None) is not None and transport.on_dropped is not None:
+            transport.on_dropped(self.pending, self.what)
 
 
 class Pending:
-    """Base of all that waits. State is changed by the reading thread only, or under the office's care."""
+    """Base of all that waits. State is changed by the reading thread only, or under the transport's care."""
 
     __slots__ = (
-        "_callbacks", "asker", "due", "fault", "office", "park", "procs", "ready", "ref", "started", "times", "urgent", "waited",
+        "_callbacks",
+        "asker",
+        "due",
+        "fault",
+        "park",
+        "procs",
+        "ready",
+        "ref",
+        "started",
+        "times",
+        "transport",
+        "urgent",
+        "waited",
     )  # fmt: skip
 
-    def __init__(self, office: Office, procs: Sequence[int]) -> None:
-        self.office = office
+    def __init__(self, transport: Transport, procs: Sequence[int]) -> None:
+        self.transport = transport
         self.ref = 0
         self.procs = procs
         self.ready = False
@@ -189,13 +202,13 @@ class Pending:
 
     def failed_on(self) -> None:
         """An answer is an error: somebody should read it. Called at every error, and never else, so that good answers cost nothing."""
-        if self.asker is None or self.office.on_dropped is None or id(self) in self.office.unread:
+        if self.asker is None or self.transport.on_dropped is None or id(self) in self.transport.unread:
             return
         asker = self.asker()
         if asker is not None:
-            self.office.unread[id(self)] = Unread.of(asker, self)
+            self.transport.unread[id(self)] = Unread.of(asker, self)
         else:
-            self.office.on_dropped(self, "")
+            self.transport.on_dropped(self, "")
 
     @property
     def is_awaited(self) -> bool:
@@ -207,7 +220,7 @@ class Pending:
         if not self.ready:
             self.fault = fault
             self.complete()
-        self.office.reader.notify(self)
+        self.transport.reader.notify(self)
 
     def check_fault(self) -> None:
         """Raise what has kept the answer from coming, if something has."""
@@ -223,32 +236,32 @@ class Pending:
         self.complete()
 
     def complete(self) -> None:
-        """Make ready, leave the office's table, run the callbacks. Does nothing the second time."""
-        with self.office.callback_lock:
+        """Make ready, leave the transport's table, run the callbacks. Does nothing the second time."""
+        with self.transport.callback_lock:
             if self.ready:
                 return
             self.ready = True
             callbacks = self._callbacks
         if self.ref:
-            self.office.forget(self.ref)
+            self.transport.forget(self.ref)
         if callbacks:
             self._callbacks = None
             _run_callbacks(callbacks)
 
     def claim(self) -> bool:
         """Be the one thread that waits for this in the reader, until it sets `waited` back; False if another does."""
-        with self.office.callback_lock:
+        with self.transport.callback_lock:
             was_waited, self.waited = self.waited, True
         return not was_waited
 
     def when_ready(self, callback: Callable[[], None]) -> None:
         """Run `callback` once ready: at once if it is, else in the thread that makes it so."""
-        with self.office.callback_lock:
+        with self.transport.callback_lock:
             if not self.ready:
                 if self._callbacks is None:
                     self._callbacks = []
                 self._callbacks.append(callback)
-                self.office.reader.ensure_reading()
+                self.transport.reader.ensure_reading()
                 return
         callback()
 
@@ -257,12 +270,12 @@ class Pending:
         due = time.monotonic() + grace_s
         if self.due is None or due < self.due:
             self.due = due
-            self.office.reader.call_at(due, self._on_timer)  # for when no thread waits
+            self.transport.reader.call_at(due, self._on_timer)  # for when no thread waits
 
     def _on_timer(self) -> None:
         if not self.ready and self.due is not None and time.monotonic() >= self.due:
             self.complete()
-            self.office.reader.notify(self)
+            self.transport.reader.notify(self)
 
 
 _callback = threading.local()
@@ -287,8 +300,8 @@ class OneReply(Pending):
 
     __slots__ = ("accepts_end", "body", "end", "slot")
 
-    def __init__(self, office: Office, procs: Sequence[int]) -> None:
-        Pending.__init__(self, office, procs)
+    def __init__(self, transport: Transport, procs: Sequence[int]) -> None:
+        Pending.__init__(self, transport, procs)
         self.accepts_end = False
         """Whether the end of the mesh is an answer, too: who stops it wants nothing else."""
         self.body: Body | None = None
@@ -307,7 +320,7 @@ class OneReply(Pending):
         if body.flags & ERROR:
             self.failed_on()
         if self.end is not None:  # its last answer overtook the news of its end: that has nobody to tell now
-            self.office.on_unhandled_end(self.end)
+            self.transport.on_unhandled_end(self.end)
             self.end = None
         self.complete()
         return self
@@ -326,8 +339,8 @@ class Reply(OneReply, Generic[T]):
 
     __slots__ = ("request",)
 
-    def __init__(self, office: Office, procs: Sequence[int], request: Request[T]) -> None:
-        super().__init__(office, procs)
+    def __init__(self, transport: Transport, procs: Sequence[int], request: Request[T]) -> None:
+        super().__init__(transport, procs)
         self.request = request
 
     def read(self) -> T:
@@ -351,8 +364,8 @@ class GatherReply(Pending):
 
     __slots__ = ("bodies", "ends", "failed", "num_left")
 
-    def __init__(self, office: Office, procs: Sequence[int]) -> None:
-        super().__init__(office, procs)
+    def __init__(self, transport: Transport, procs: Sequence[int]) -> None:
+        super().__init__(transport, procs)
         self.bodies: list[Body | None] = [None] * len(procs)
         self.ends: dict[int, RankExit] = {}
         self.failed: list[int] = []
@@ -371,7 +384,7 @@ class GatherReply(Pending):
         end = self.ends.pop(slot, None)
         if end is not None:
             self.failed.remove(slot)  # its last answer overtook the news of its end: that has nobody to tell now
-            self.office.on_unhandled_end(end)
+            self.transport.on_unhandled_end(end)
         self.num_left -= 1
         if body.flags & ERROR:
             self.failed.append(slot)
@@ -400,9 +413,9 @@ class Arrivals(Pending):
 
     __slots__ = ("_next", "replies")
 
-    def __init__(self, office: Office, procs: Sequence[int]) -> None:
-        super().__init__(office, procs)
-        self.replies = [OneReply(office, procs) for _ in procs]
+    def __init__(self, transport: Transport, procs: Sequence[int]) -> None:
+        super().__init__(transport, procs)
+        self.replies = [OneReply(transport, procs) for _ in procs]
         self._next = 0
 
     def deliver(self, slot: int, body: Body) -> Pending | None:
@@ -447,16 +460,16 @@ class Mailbox(Pending):
 
     __slots__ = ("_queue", "_takers", "once")
 
-    def __init__(self, office: Office, once: bool) -> None:
-        super().__init__(office, ())
+    def __init__(self, transport: Transport, once: bool) -> None:
+        super().__init__(transport, ())
         self.once = once
         self._queue: deque[tuple[int, Body]] = deque()
         self._takers: deque[OneReply] = deque()
 
     def next_reply(self) -> OneReply:
         """Return a pending for the next message."""
-        reply = OneReply(self.office, ())
-        with self.office.callback_lock:
+        reply = OneReply(self.transport, ())
+        with self.transport.callback_lock:
             if self._queue:
                 reply.slot, reply.body = self._queue.popleft()
                 reply.ready = True
@@ -471,7 +484,7 @@ class Mailbox(Pending):
         return any(reply.is_awaited for reply in list(self._takers))
 
     def give_up(self, fault: Exception) -> None:
-        with self.office.callback_lock:
+        with self.transport.callback_lock:
             self.fault = fault
             takers = list(self._takers)
             self._takers.clear()
@@ -480,7 +493,7 @@ class Mailbox(Pending):
         super().give_up(fault)
 
     def deliver(self, slot: int, body: Body) -> Pending | None:
-        with self.office.callback_lock:
+        with self.transport.callback_lock:
             if not self._takers:
                 self._queue.append((slot, body))
                 return None

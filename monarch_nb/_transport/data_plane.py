@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from monarch_nb._post.office import Office
+    from monarch_nb._transport.transport import Transport
     from monarch_nb._wire.codec import Encoded
 
 
 class RemoteArguments(Protocol):
     """Brings big arguments and results to other machines."""
 
-    def offer(self, office: Office, body: Encoded, receivers: Sequence[int], /) -> Encoded:
+    def offer(self, transport: Transport, body: Encoded, receivers: Sequence[int], /) -> Encoded:
         """Return a small body for `body`, whose buffers the receivers fetch; `body` itself if it isn't worth it."""
 
     def join(self) -> None:

@@ -48,7 +48,7 @@ from typing import Any, Protocol
 import zmq
 import zmq.backend
 
-from monarch_nb.exceptions import OfficeClosed
+from monarch_nb.exceptions import TransportClosed
 
 TICK_S = 0.002
 MAX_TICK_S = 0.016
@@ -131,7 +131,7 @@ class Reader:
         self._closing = False
         self._poller = select.poll()
         """What the background reader sleeps on."""
-        self.closing_error: Callable[[], OfficeClosed] = OfficeClosed
+        self.closing_error: Callable[[], TransportClosed] = TransportClosed
         """Makes what is raised to those who wait when nothing comes any more."""
         self.idle_work: Callable[[], float | None] = lambda: None
         """Called by the background reader between its waits; returns the seconds until it wants to be called
@@ -163,7 +163,7 @@ class Reader:
         """Block the calling thread until `waiter.ready`; False if `deadline` (monotonic) passed first.
 
         Raises:
-            OfficeClosed: if the office closes meanwhile.
+            TransportClosed: if the transport closes meanwhile.
         """
         try:
             while not waiter.ready:
@@ -462,7 +462,7 @@ class Reader:
             return
 
     def _read_in_background(self) -> None:
-        """Lead until somebody wants to, or the office closes."""
+        """Lead until somebody wants to, or the transport closes."""
         while not self._closing:
             fds = [self._wakeup_fd, *self._watched]
             items: list[tuple[Any, int]] = [(self._pull, zmq.POLLIN), *((fd, zmq.POLLIN) for fd in fds)]

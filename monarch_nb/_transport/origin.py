@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from monarch_nb._journal.record import is_cell
-from monarch_nb._post.context import call_context
-from monarch_nb._post.office import Office
+from monarch_nb._transport.context import call_context
+from monarch_nb._transport.transport import Transport
 
 
-def origin_in(office: Office) -> int:
+def origin_in(transport: Transport) -> int:
     """Return what the running code's messages to a mesh carry as their origin. A cell's number means something in its own mesh only."""
     origin = call_context.get().origin
-    return 0 if office.is_guest and is_cell(origin) else origin
+    return 0 if transport.is_guest and is_cell(origin) else origin

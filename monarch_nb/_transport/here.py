@@ -1,4 +1,4 @@
-"""Who this process is: its office, once it has one, and where it stands in the mesh."""
+"""Who this process is: its transport, once it has one, and where it stands in the mesh."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from monarch_nb._post.office import Office
+from monarch_nb._transport.transport import Transport
 from monarch_nb._wire.mesh_address import MeshAddress
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ class RankContext(Protocol):
         """Its number in the mesh."""
 
     @property
-    def office(self) -> Office:
+    def transport(self) -> Transport:
         """Its sockets in its own mesh."""
 
     @property
@@ -51,62 +51,63 @@ class RankContext(Protocol):
             NameError: naming those that aren't defined.
         """
 
-    def receive_guest(self, office: Office) -> None:
+    def receive_guest(self, transport: Transport) -> None:
         """Take note that this process has come to another mesh as a guest."""
 
 
-_office: Office | None = None
-_connect: Callable[[], Office] | None = None
-_reach: Callable[[MeshAddress], Office] | None = None
+_transport: Transport | None = None
+_connect: Callable[[], Transport] | None = None
+_reach: Callable[[MeshAddress], Transport] | None = None
 _is_remote: Callable[[MeshAddress | None], bool] | None = None
 _send_remote: Callable[[Any, str, Any], None] | None = None
 _where: dict[str, Any] = {}
 rank: RankContext | None = None
 """The rank that this process is, or None in a client."""
-guest_offices: list[Office] = []
-"""In a rank: its offices in other meshes."""
+guest_transports: list[Transport] = []
+"""In a rank: its transports in other meshes."""
 
 
-def office() -> Office:
-    """Return this process' office; a client without one connects first."""
-    if _office is None or _office.closed:
+def transport() -> Transport:
+    """Return this process' transport; a client without one connects first."""
+    if _transport is None or _transport.closed:
         if _connect is None:
             raise RuntimeError("this process is not connected to a mesh")
         return _connect()
-    return _office
+    return _transport
 
 
-def office_in(mesh: MeshAddress | None) -> Office:
-    """Return this process' office in a mesh, which handles name; without one, `office()`. May connect, which takes some milliseconds.
+def transport_in(mesh: MeshAddress | None) -> Transport:
+    """Return this process' transport in a mesh, which handles name; without one, `transport()`. May connect,
+    which takes some milliseconds.
 
     Raises:
         MeshUnreachable: if there's no way from here to that mesh.
     """
-    own = _office
+    own = _transport
     if own is not None and (mesh is None or own.mesh_id == mesh.mesh_id) and not own.closed:
         return own
-    return office() if mesh is None or _reach is None else _reach(mesh)
+    return transport() if mesh is None or _reach is None else _reach(mesh)
 
 
 def is_own_mesh(mesh: MeshAddress | None) -> bool:
-    """Say whether `office()` is one in that mesh, as far as that can be said without connecting."""
-    return mesh is None or (_office is not None and not _office.closed and _office.mesh_id == mesh.mesh_id)
+    """Say whether `transport()` is one in that mesh, as far as that can be said without connecting."""
+    return mesh is None or (_transport is not None and not _transport.closed and _transport.mesh_id == mesh.mesh_id)
 
 
-def set_office(new: Office | None) -> None:
-    """Say which office this process has."""
-    global _office
-    _office = new
+def set_transport(new: Transport | None) -> None:
+    """Say which transport this process has."""
+    global _transport
+    _transport = new
 
 
-def on_demand(connect: Callable[[], Office]) -> None:
-    """Say how to get an office when one is needed."""
+def on_demand(connect: Callable[[], Transport]) -> None:
+    """Say how to get a transport when one is needed."""
     global _connect
     _connect = connect
 
 
-def on_other_mesh(reach: Callable[[MeshAddress], Office]) -> None:
-    """Say how to get an office in a mesh that isn't this process' own."""
+def on_other_mesh(reach: Callable[[MeshAddress], Transport]) -> None:
+    """Say how to get a transport in a mesh that isn't this process' own."""
     global _reach
     _reach = reach
 
