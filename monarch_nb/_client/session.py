@@ -54,7 +54,7 @@ from monarch_nb._protocol.registry import Handlers, Sender, handles
 from monarch_nb._protocol.states import EntryKind
 from monarch_nb._runtime.supervision import MeshFailure, call_fault_hook, has_own_hook
 from monarch_nb._shape import Extent
-from monarch_nb._transport import here
+from monarch_nb._transport import process_context
 from monarch_nb._transport.pending import Reply
 from monarch_nb._transport.transport import Transport
 from monarch_nb._wire import address
@@ -424,7 +424,7 @@ def current() -> Session:
         if _current is not None and _current.private and _current.transport.lost:
             _current.close()
         if _current is None or _current.transport.closed:
-            _current = _of_rank() if here.rank is not None else _private()
+            _current = _of_rank() if process_context.rank is not None else _private()
         return _current
 
 
@@ -437,11 +437,11 @@ def use(session: Session) -> None:
     """Make `session` the one that `this_host()` and new channels use."""
     global _current
     _current = session
-    here.set_transport(session.transport)
+    process_context.set_transport(session.transport)
 
 
 def _of_rank() -> Session:
-    session = Session(here.transport(), None)
+    session = Session(process_context.transport(), None)
     session.transport.event_handlers.append(Handlers(HandleEvents(session)))
     return session
 
@@ -451,8 +451,8 @@ def _private() -> Session:
     connection = spare.take_spare()
     session = Session.connect(connection)
     session.private = True
-    here.set_transport(session.transport)
-    here.set_whereabouts(rank="client", host=os.uname().nodename, pid=os.getpid())
+    process_context.set_transport(session.transport)
+    process_context.set_whereabouts(rank="client", host=os.uname().nodename, pid=os.getpid())
     return session
 
 
@@ -468,11 +468,11 @@ def shutdown() -> None:
     with _lock:
         if _current is not None:
             _current.close()
-            here.set_transport(None)
+            process_context.set_transport(None)
             _current = None
 
 
-here.on_demand(lambda: current().transport)
+process_context.on_demand(lambda: current().transport)
 
 
 # --- other meshes, by the handles on them
@@ -498,9 +498,9 @@ def _transport_in(mesh: MeshAddress) -> Transport | None:
 
 def _visit(mesh: MeshAddress) -> Session:
     """Connect to a mesh of which this process has nothing but handles."""
-    rank = here.rank
+    rank = process_context.rank
     who = f"rank {rank.rank} of {rank.transport.mesh}" if rank is not None else "this program"
-    refused = f"{mesh} can't be reached from {who} on {here.hostname()}: "
+    refused = f"{mesh} can't be reached from {who} on {process_context.hostname()}: "
     if not mesh.is_near:
         raise MeshUnreachable(
             f"{refused}its controller is on {mesh.hostname}, and meshes can only be entered on the machine of their controller. Next: make the call "
@@ -518,7 +518,7 @@ def _visit(mesh: MeshAddress) -> Session:
     return session
 
 
-here.on_other_mesh(reach)
+process_context.on_other_mesh(reach)
 
 
 def num_open() -> int:
@@ -539,7 +539,7 @@ def open_to(connection: Connection) -> Session | None:
 def of_transport(transport: Transport) -> Session:
     """Return the session that uses `transport`."""
     session = by_transport.get(id(transport))
-    if session is None and here.rank is not None and here.rank.transport is transport:
+    if session is None and process_context.rank is not None and process_context.rank.transport is transport:
         session = current()  # a rank makes its session when it's first asked for
     if session is None or session.transport is not transport:
         raise MeshError("this handle belongs to a mesh that this program is no longer connected to")

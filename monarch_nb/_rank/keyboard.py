@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._protocol.keyboard import AskNoMore, AskUser, Typed
-from monarch_nb._transport import here
+from monarch_nb._transport import process_context
 from monarch_nb._transport.context import current_origin
 from monarch_nb._wire import address
 
@@ -51,7 +51,7 @@ def _ask(transport: Transport, prompt: str, *, hidden: bool) -> str:
 
         what = "getpass()" if hidden else "input()"
         raise StdinNotImplementedError(
-            f"{what} on rank {here.whereabouts().get('rank', '?')} needs somebody who types, and {answer.refused}. "
+            f"{what} on rank {process_context.whereabouts().get('rank', '?')} needs somebody who types, and {answer.refused}. "
             "Set the value in the notebook, and bring it here: %mesh push NAME"
         )
     return answer.text

@@ -28,7 +28,7 @@ from monarch_nb._rank.reloading import Reloader
 from monarch_nb._rank.worker import Worker
 from monarch_nb._runtime import forked
 from monarch_nb._shape import elastic_numbers
-from monarch_nb._transport import here
+from monarch_nb._transport import process_context
 from monarch_nb._transport.context import CallContext, call_context
 from monarch_nb._transport.transport import Transport
 from monarch_nb._wire import address, codec
@@ -94,14 +94,14 @@ class Rank:
     def receive_guest(self, transport: Transport) -> None:
         """This process has come to another mesh as a guest: what it owns there is its to look after, and it leaves when we do."""
         transport.on_call = self.actors.on_guest_call
-        here.guest_transports.append(transport)
+        process_context.guest_transports.append(transport)
         self.transport.on_close.append(lambda: transport.close(GUEST_LINGER_MS))
 
     def renumber(self, place: Renumbered) -> None:
         """Be another rank from now on: the mesh has been given other sizes."""
         self.spec = {**self.spec, **asdict(place)}
         self.rank, self.world_size = place.rank, place.world_size
-        here.set_whereabouts(rank=self.rank)
+        process_context.set_whereabouts(rank=self.rank)
         _set_name(f"mnb-rank{self.rank}")
         if "RANK" in os.environ:
             os.environ.update(elastic_numbers(asdict(place)))
@@ -121,9 +121,9 @@ def run_rank(spec: dict[str, Any], host_pid: int) -> None:
     _bind(spec)
     _limit_threads(spec)
     rank = Rank(spec, pipe)
-    here.set_transport(rank.transport)
-    here.rank = rank
-    here.set_whereabouts(rank=rank.rank, host=spec["hostname"], pid=os.getpid())
+    process_context.set_transport(rank.transport)
+    process_context.rank = rank
+    process_context.set_whereabouts(rank=rank.rank, host=spec["hostname"], pid=os.getpid())
     on_terminate = partial(_on_terminate, rank)
     signal.signal(signal.SIGTERM, on_terminate)
     dump_file = DumpFile(address.dump_path(spec["directory"], spec["proc"]))
@@ -185,7 +185,7 @@ def _set_environment(spec: dict[str, Any]) -> None:
     sys.argv[:] = [spec.get("argv0", "")]
     if spec.get("cwd") and os.path.isdir(spec["cwd"]):
         os.chdir(spec["cwd"])
-    workspace.adopt([(controller, here) for controller, here in spec.get("elsewhere", ())], spec.get("cwd", ""))
+    workspace.adopt([(controller, process_context) for controller, process_context in spec.get("elsewhere", ())], spec.get("cwd", ""))
     gpus = spec.get("gpus")
     if gpus and spec.get("gpu_dimension") and "CUDA_VISIBLE_DEVICES" not in spec["env"]:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[spec["local_rank"] % len(gpus)]

@@ -19,7 +19,7 @@ from monarch_nb._protocol.registry import Sender, handles
 from monarch_nb._rank import collectives, rendezvous
 from monarch_nb._runtime.actor_host import ActorHost
 from monarch_nb._runtime.inbox import Inbox
-from monarch_nb._transport import here
+from monarch_nb._transport import process_context
 from monarch_nb._transport.failure import describe
 from monarch_nb._transport.pending import Body
 from monarch_nb._wire.message import Message
@@ -77,7 +77,7 @@ class RankActors(ActorHost):
         try:
             self._reply(message, rendezvous.open_for_run())
         except Exception as error:
-            self._reply_error(message, describe(error, **here.whereabouts(), endpoint="open_rendezvous"))
+            self._reply_error(message, describe(error, **process_context.whereabouts(), endpoint="open_rendezvous"))
 
     @handles(SetBreak)
     def do_set_break(self, request: SetBreak, sender: Sender) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from monarch_nb._transport import here
+from monarch_nb._transport import process_context
 
 if TYPE_CHECKING:
     from monarch_nb._rank.main import Rank
@@ -12,4 +12,4 @@ if TYPE_CHECKING:
 
 def this_rank() -> Rank | None:
     """Return it, with all that this room knows of it; None in an interpreter that becomes one only."""
-    return cast("Rank | None", here.rank)
+    return cast("Rank | None", process_context.rank)

@@ -23,7 +23,7 @@ from monarch_nb._reload import RankReload
 from monarch_nb._runtime.forked import end_if_forked
 from monarch_nb._runtime.inbox import Inbox
 from monarch_nb._shape import Shape, decode_extent
-from monarch_nb._transport import here
+from monarch_nb._transport import process_context
 from monarch_nb._transport.context import NO_CALL, CallContext, call_context
 from monarch_nb._transport.failure import class_name, describe, encode_failure, message_of, trace_of
 from monarch_nb._transport.pending import Body
@@ -199,7 +199,7 @@ class Worker:
         self._interruptible = False
         if name == Work.RUN:  # not the cell: what we do before and after it
             return _cell_answer(describe_cell_error(error), 0.0)
-        return encode_failure(describe(error, **here.whereabouts(), endpoint=name))
+        return encode_failure(describe(error, **process_context.whereabouts(), endpoint=name))
 
     def _tidy_up(self, name: str) -> None:
         """Mend what user code has broken, and say so, in the cell or call that is about to be answered."""
@@ -248,7 +248,7 @@ class Worker:
             try:
                 transport.post(message.src, wire.REPLY, body, flags=flags, slot=message.slot, ref=message.ref, origin=printed)
             except MemoryError as error:  # no shared memory for it
-                body = encode_failure(describe(error, **here.whereabouts(), endpoint=message.name.decode()))
+                body = encode_failure(describe(error, **process_context.whereabouts(), endpoint=message.name.decode()))
                 transport.post(message.src, wire.REPLY, body, flags=wire.ERROR, slot=message.slot, ref=message.ref)
 
     def _fields(self, message: Message) -> Any:

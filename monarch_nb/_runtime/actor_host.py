@@ -29,7 +29,7 @@ from monarch_nb._runtime.awaiting import frames_of
 from monarch_nb._runtime.checkpoints import Checkpoints
 from monarch_nb._runtime.inbox import Inbox
 from monarch_nb._shape import Extent, Shape
-from monarch_nb._transport import here
+from monarch_nb._transport import process_context
 from monarch_nb._transport.data_plane import remote_arguments
 from monarch_nb._transport.failure import describe, encode_failure
 from monarch_nb._transport.pending import Body
@@ -137,7 +137,7 @@ class ActorHost:
                 return None
         except Exception as error:  # the reading thread must live, whatever it was asked
             traceback.print_exc()
-            self._reply_error(message, describe(error, **here.whereabouts(), endpoint=name))
+            self._reply_error(message, describe(error, **process_context.whereabouts(), endpoint=name))
             return None
         if self._on_work is not None:
             return self._on_work(message)
@@ -168,7 +168,7 @@ class ActorHost:
     def _no_such_actor(self, message: Message) -> None:
         if not message.ref:
             return
-        where = here.whereabouts()
+        where = process_context.whereabouts()
         rank = where.get("rank", "?")
         failure = Failure(
             "SupervisionError", f"no such actor on rank {rank}: {self._gone.get(message.target, 'it was never spawned there')}",
@@ -274,7 +274,7 @@ class ActorHost:
         for inbox in self._inboxes():
             waiting = inbox.remove(sender.proc, request.ref)
             if waiting is not None:
-                failure = describe(KeyboardInterrupt("interrupted before it had begun"), **here.whereabouts())
+                failure = describe(KeyboardInterrupt("interrupted before it had begun"), **process_context.whereabouts())
                 self._reply_error(waiting, failure)
 
     def _interrupt_running(self, src: int, ref: int) -> bool:

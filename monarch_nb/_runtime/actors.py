@@ -31,7 +31,7 @@ from monarch_nb._runtime.inbox import Inbox
 from monarch_nb._runtime.kept import keep
 from monarch_nb._runtime.supervision import MeshFailure
 from monarch_nb._shape import decode_extent
-from monarch_nb._transport import here
+from monarch_nb._transport import process_context
 from monarch_nb._transport.context import CallContext, call_context
 from monarch_nb._transport.failure import describe, encode_failure
 from monarch_nb._transport.pending import Body
@@ -421,7 +421,7 @@ class ActorRunner:
             if self._ident:
                 _raise_in_thread(self._ident, KeyboardInterrupt)
                 self.host.transport.reader.interrupt_waiters()  # it may be parked until an answer comes
-                for transport in here.guest_transports:
+                for transport in process_context.guest_transports:
                     with suppress(TransportClosed):
                         transport.reader.interrupt_waiters()
                         transport.poke()  # or wait in C for one of another mesh
@@ -619,7 +619,7 @@ class ActorRunner:
                 self.host.report_failure(self.creator, self.actor_id, failure)
 
     def _where(self, endpoint: str) -> dict[str, Any]:
-        return {**here.whereabouts(), "actor": self.name, "endpoint": endpoint}
+        return {**process_context.whereabouts(), "actor": self.name, "endpoint": endpoint}
 
     def _raised(self, error: BaseException, message: Message) -> None:
         """An endpoint has raised: tell the caller, or, if nobody waits, the owner."""

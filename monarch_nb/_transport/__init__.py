@@ -13,5 +13,5 @@ frame to each message and give nothing here, since the header names the sender.
     failure   an error on its way to the caller, as plain data
     origin    in whose name something is done: a cell's number
     context   which call the running code belongs to
-    here      this process: its transports, and its rank if it is one
+    process_context  this process: its transports, and its rank if it is one
 """

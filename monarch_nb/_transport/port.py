@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Generic, TypeVar
 
-from monarch_nb._transport import here
+from monarch_nb._transport import process_context
 from monarch_nb._transport.context import call_context
 from monarch_nb._transport.failure import describe, encode_failure
 from monarch_nb._wire import codec
@@ -29,7 +29,7 @@ class Port(Generic[T]):
         self._proc = proc
         self._ref = ref
         self._slot = slot
-        self._mesh = mesh if mesh is not None else here.transport().mesh
+        self._mesh = mesh if mesh is not None else process_context.transport().mesh
 
     def send(self, value: T) -> None:
         """Send `value` to the receiving end.
@@ -37,16 +37,16 @@ class Port(Generic[T]):
         Raises:
             CannotPickle: if the value can't be sent.
         """
-        if not here.is_sent_remotely(self, "send", value):
+        if not process_context.is_sent_remotely(self, "send", value):
             self._post(codec.encode(value, "value") if value is not None else None, 0)
 
     def exception(self, error: BaseException) -> None:
         """Send an exception: it's raised where the value is awaited."""
-        if not here.is_sent_remotely(self, "exception", error):
-            self._post(encode_failure(describe(error, **here.whereabouts())), wire.ERROR)
+        if not process_context.is_sent_remotely(self, "exception", error):
+            self._post(encode_failure(describe(error, **process_context.whereabouts())), wire.ERROR)
 
     def _post(self, body: Any, flags: int) -> None:
-        transport = here.transport_in(self._mesh)
+        transport = process_context.transport_in(self._mesh)
         if body is None:
             body, flags = codec.Encoded(b""), flags | wire.EMPTY
         printed = transport.printed_for(call_context.get().origin)

@@ -18,7 +18,7 @@ from monarch_nb._protocol.healing import ActorSpawned, ActorStopped
 from monarch_nb._protocol.questions import StopActor
 from monarch_nb._runtime.supervision import MeshFailure
 from monarch_nb._shape import Extent, MeshTrait, Shape, encode_extent
-from monarch_nb._transport import here
+from monarch_nb._transport import process_context
 from monarch_nb._transport.context import call_context
 from monarch_nb._transport.origin import origin_in
 from monarch_nb._transport.pending import GatherReply, OneReply
@@ -294,7 +294,7 @@ class ActorMesh(MeshTrait, Generic[T]):
     def initialized(self) -> Future[None]:
         """A future that is done once all actors are constructed; it fails if one can't be."""
         if self._spawned is None:
-            return Future(done_reply(here.transport()), lambda _: None)
+            return Future(done_reply(process_context.transport()), lambda _: None)
         what = f"spawn of {self._name}"
         line = Shape.full(Extent(["ranks"], [len(self._spawned.procs)]))
 

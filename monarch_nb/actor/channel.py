@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Generic, TypeVar
 
-from monarch_nb._transport import here
+from monarch_nb._transport import process_context
 from monarch_nb._transport.context import call_context
 from monarch_nb._transport.pending import Mailbox, OneReply
 from monarch_nb._transport.port import Port
@@ -65,7 +65,7 @@ class Channel:
 
 
 def _make(once: bool) -> tuple[Mailbox, Port[Any]]:
-    transport = here.transport()
+    transport = process_context.transport()
     mailbox = Mailbox(transport, once)
     ref = transport.expect(mailbox)
     return mailbox, Port(transport.me, ref, 0, transport.mesh)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb._client import session as sessions
 from monarch_nb._protocol.healing import ActorStopped
 from monarch_nb._shape import Point, decode_extent
-from monarch_nb._transport import here
+from monarch_nb._transport import process_context
 from monarch_nb._transport.context import CallContext, call_context
 from monarch_nb.actor.actor_mesh import done_reply
 from monarch_nb.actor.future import Future
@@ -77,7 +77,7 @@ class Instance:
         """End this actor after the messages that have come, with what it has spawned."""
         runner = self._actor("stop")
         runner.host.end_actor(runner.actor_id, RuntimeError(reason) if reason else None)
-        sessions.current().tell(ActorStopped(runner.actor_id, [here.transport().me]))
+        sessions.current().tell(ActorStopped(runner.actor_id, [process_context.transport().me]))
 
     def abort(self, reason: str = "") -> None:
         """End this actor as failed, after the message that it is handling: its owner is asked to handle it."""
@@ -108,8 +108,8 @@ class Context:
     @property
     def message_rank(self) -> Point:
         """This rank's place in the slice that the current message was sent to."""
-        if self._call.src == 0 and not self._call.extent and here.rank is not None:
-            return Point(here.rank.rank, decode_extent(here.rank.extent))
+        if self._call.src == 0 and not self._call.extent and process_context.rank is not None:
+            return Point(process_context.rank.rank, decode_extent(process_context.rank.extent))
         return Point(self._call.slot, decode_extent(self._call.extent))
 
 
@@ -135,7 +135,7 @@ def current_actor_name() -> str:
 
 def shutdown_context() -> Any:
     """End this program's private mesh and its connection. The next `this_host()` starts anew."""
-    if here.rank is not None:
+    if process_context.rank is not None:
         raise RuntimeError("shutdown_context() is for programs that use a mesh, not for its ranks")
     if sessions._current is None:
         return _Nothing()

@@ -16,7 +16,7 @@ from monarch_nb._client.session import Session
 from monarch_nb._protocol.ranks import Spawn, Stop, StopHosts, WaitHosts
 from monarch_nb._protocol.work import Work
 from monarch_nb._shape import Extent, MeshTrait, Point, Shape, encode_extent
-from monarch_nb._transport import here
+from monarch_nb._transport import process_context
 from monarch_nb._transport.pending import OneReply
 from monarch_nb._wire import codec
 from monarch_nb._wire.mesh_address import MeshAddress
@@ -56,7 +56,7 @@ class HostMesh(MeshTrait):
         mesh: MeshAddress | None = None,
         owned: bool = True,
     ) -> None:
-        if session is None and here.is_own_mesh(mesh):
+        if session is None and process_context.is_own_mesh(mesh):
             session = sessions.current()
         self._known_session = session
         self._mesh = mesh
@@ -74,7 +74,7 @@ class HostMesh(MeshTrait):
     def _session(self) -> Session:
         session = self._known_session
         if session is None:
-            session = self._known_session = sessions.of_transport(here.transport_in(self._mesh))
+            session = self._known_session = sessions.of_transport(process_context.transport_in(self._mesh))
         return session
 
     @property
@@ -345,18 +345,18 @@ def this_host() -> HostMesh:
         >>> procs = this_host().spawn_procs({"gpus": 4})  # doctest: +SKIP
     """
     session = sessions.current()
-    host = HostMesh((session.transport.host,), owned=here.rank is None)
-    if here.rank is not None:
-        host._python = here.rank.python
+    host = HostMesh((session.transport.host,), owned=process_context.rank is None)
+    if process_context.rank is not None:
+        host._python = process_context.rank.python
     return host
 
 
 def this_proc() -> ProcMesh:
     """Return this process as a mesh of one: actors spawned on it share its memory."""
     transport = sessions.current().transport
-    if here.rank is None:
+    if process_context.rank is None:
         sessions.current().host_actors()
-    where = here.rank.group if here.rank is not None else "client"
+    where = process_context.rank.group if process_context.rank is not None else "client"
     return ProcMesh(where, (transport.me,), Shape.full(Extent([], [])), (transport.host,))
 
 

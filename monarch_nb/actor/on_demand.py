@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, overload
 
-from monarch_nb._transport import here
+from monarch_nb._transport import process_context
 from monarch_nb._transport.transport import Transport
 from monarch_nb._wire.mesh_address import MeshAddress
 
@@ -24,7 +24,7 @@ class TransportOnDemand:
     def __get__(self, handle: Any, owner: type) -> Any:
         if handle is None:
             return self
-        transport = here.transport_in(handle._mesh)
+        transport = process_context.transport_in(handle._mesh)
         set_transport(handle, transport)
         handle._connected()
         return transport
@@ -33,8 +33,8 @@ class TransportOnDemand:
 def set_transport(handle: Any, transport: Transport | None, mesh: MeshAddress | None = None) -> None:
     """Let a handle belong to a mesh: by this process' transport in it, or, without one, by its address, which
     is connected to when it's needed."""
-    if transport is None and here.is_own_mesh(mesh):
-        transport = here.transport()
+    if transport is None and process_context.is_own_mesh(mesh):
+        transport = process_context.transport()
     if transport is None:
         handle._mesh = mesh
     else:
@@ -58,9 +58,9 @@ def known_transport(handle: Any) -> Transport | None:
 
 def needs_envoy(mesh: MeshAddress | None) -> bool:
     """Say whether a mesh can be reached from this process by an envoy only (see `relay`)."""
-    if mesh is None or here.rank is None or here.is_own_mesh(mesh) or mesh.is_near:
+    if mesh is None or process_context.rank is None or process_context.is_own_mesh(mesh) or mesh.is_near:
         return False
-    own = here.transport().mesh
+    own = process_context.transport().mesh
     return own is not None and not own.is_near  # else the envoy would be no nearer than we are
 
 
@@ -91,4 +91,4 @@ def relayed_endpoint(mesh: Any, name: str) -> Any:
     return _make_endpoint(mesh, name)
 
 
-here.on_remote_port(needs_envoy, lambda port, method, value: ask_envoy(port, (method,), (value,)).get())
+process_context.on_remote_port(needs_envoy, lambda port, method, value: ask_envoy(port, (method,), (value,)).get())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb._runtime import log_names
 from monarch_nb._shape import Extent, Point, Shape
-from monarch_nb._transport import here
+from monarch_nb._transport import process_context
 from monarch_nb._transport.context import call_context
 from monarch_nb.actor import config
 
@@ -63,7 +63,7 @@ def point_of(runner: Any) -> Point:
     if runner is None or runner.mesh is None:
         return Point(0, Extent([], []))
     shape: Shape = runner.mesh._own_shape
-    return shape.point(runner.mesh._procs.index(here.transport().me))
+    return shape.point(runner.mesh._procs.index(process_context.transport().me))
 
 
 def creator_of(runner: Any) -> CreatorInstance | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from monarch_nb._runtime import kept
 from monarch_nb._shape import Shape
-from monarch_nb._transport import here
+from monarch_nb._transport import process_context
 from monarch_nb._wire.mesh_address import MeshAddress
 
 
@@ -34,6 +34,6 @@ class RRef:
 
 def _arrive(key: int, procs: tuple[int, ...], shape: Shape, mesh: MeshAddress | None) -> Any:
     """Become the value, on a rank that has it."""
-    if not here.is_own_mesh(mesh) or here.transport().me not in procs:
+    if not process_context.is_own_mesh(mesh) or process_context.transport().me not in procs:
         return RRef(key, procs, shape, mesh)
     return kept.find(key)

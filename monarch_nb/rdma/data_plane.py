@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from monarch_nb._client import session as sessions
-from monarch_nb._transport import here
+from monarch_nb._transport import process_context
 from monarch_nb._transport.transport import Transport
 from monarch_nb.exceptions import MeshError, MeshUsageError, PathFailed, RDMAError
 from monarch_nb.rdma import broadcasting, segments, staging
@@ -51,11 +51,11 @@ class DataPlane:
     def __init__(self, link: Link) -> None:
         self.link = link
         self.regions = Regions()
-        self.totals = Totals(here.rank.page if here.rank is not None else None)
+        self.totals = Totals(process_context.rank.page if process_context.rank is not None else None)
         table = self.regions.table
         self._owner = Owner(
             addresses=link.addresses, process=handles.PROCESS, pid=os.getpid(), machine=this_machine(), label=link.label,
-            host=here.hostname(), table=(table.fd, table.inode),
+            host=process_context.hostname(), table=(table.fd, table.inode),
         )  # fmt: skip
         self.closed = False
         self._active: set[Transfer] = set()
@@ -294,7 +294,7 @@ _num_joined = 0
 
 def _num_meshes() -> int:
     """Return how many meshes this process is in, or connected to."""
-    return 1 + len(here.guest_transports) if here.rank is not None else sessions.num_open()
+    return 1 + len(process_context.guest_transports) if process_context.rank is not None else sessions.num_open()
 
 
 def _joined() -> DataPlane:
@@ -302,7 +302,7 @@ def _joined() -> DataPlane:
     global _data_plane, _num_joined
     if _data_plane is not None and not _data_plane.closed and not isinstance(_data_plane.link, MeshLink):
         return _data_plane
-    transports = [here.transport(), *(here.guest_transports if here.rank is not None else sessions.open_transports())]
+    transports = [process_context.transport(), *(process_context.guest_transports if process_context.rank is not None else sessions.open_transports())]
     if _data_plane is None or _data_plane.closed:
         _data_plane = DataPlane(_link_of(transports))
     plane, link = _data_plane, _data_plane.link

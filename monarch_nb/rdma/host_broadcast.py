@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from monarch_nb._transport import here
+from monarch_nb._transport import process_context
 from monarch_nb._wire import address
 from monarch_nb.rdma.broadcast import BroadcastReceipt, spread
 from monarch_nb.rdma.buffer import RDMABuffer
@@ -46,7 +46,7 @@ class ArrayLocation:
 
     def open(self) -> Any:
         """Return the array, mapped copy-on-write."""
-        return _array(here.transport().open_segment(self.leader, *self.segment), self.shape, self.dtype, self.kind)
+        return _array(process_context.transport().open_segment(self.leader, *self.segment), self.shape, self.dtype, self.kind)
 
 
 ArrayLocations = Mapping[int, "ArrayLocation | RDMABuffer"]
@@ -84,7 +84,7 @@ def release(rooms: Sequence[RDMABuffer]) -> None:
 
 def _make_room(source: RDMABuffer, members: Mapping[int, Sequence[int]]) -> tuple[ArrayLocation, RDMABuffer]:
     """On the first rank of a host: make room that the host's ranks will open."""
-    transport = here.transport()
+    transport = process_context.transport()
     found, room = allocate_room(transport, source, members[transport.host])
     return found, RDMABuffer(_array(room, found.shape, found.dtype, found.kind))
 
@@ -111,11 +111,11 @@ def _array(memory: Any, shape: Sequence[int], dtype: str, kind: str) -> Any:
 
 def bind(name: str, locations: ArrayLocations) -> None:
     """On a rank: make an array that was brought to its machine a variable of its cells."""
-    here.this_rank().namespace[name] = _open(locations)
+    process_context.this_rank().namespace[name] = _open(locations)
 
 
 def _open(locations: ArrayLocations) -> Any:
-    found = locations[here.transport().host]
+    found = locations[process_context.transport().host]
     return found.open() if isinstance(found, ArrayLocation) else found.map()
 
 
@@ -139,7 +139,7 @@ def push(mesh: ProcMesh, variables: Mapping[str, Any], timeout: float | None = N
 
 def set_variables(light: Mapping[str, Any], locations_of_all: Sequence[ArrayLocations]) -> None:
     """On a rank: take variables whose big arrays were brought to its machine before."""
-    here.this_rank().namespace.update(restore(light, [_open(locations) for locations in locations_of_all]))
+    process_context.this_rank().namespace.update(restore(light, [_open(locations) for locations in locations_of_all]))
 
 
 def pull(mesh: ProcMesh, names: Sequence[str]) -> ValueMesh[dict[str, Any]]:
@@ -159,5 +159,5 @@ def pull(mesh: ProcMesh, names: Sequence[str]) -> ValueMesh[dict[str, Any]]:
 
 def export_variables(names: Sequence[str]) -> tuple[Any, list[RDMABuffer]]:
     """On a rank: return variables, with buffers of copies of the big arrays."""
-    light, arrays = extract(here.this_rank().variables(names))
+    light, arrays = extract(process_context.this_rank().variables(names))
     return light, [snapshot(array) for array in arrays]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb._protocol.work import Work
 from monarch_nb._shape import name_ranks
-from monarch_nb._transport import here
+from monarch_nb._transport import process_context
 from monarch_nb._wire import address
 from monarch_nb.exceptions import RankTimeout, RDMAError, TransferTimeout
 from monarch_nb.rdma.broadcast import BroadcastReceipt
@@ -52,7 +52,7 @@ def begin_broadcast(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: floa
         return _begin_on_hosts(source, mesh, name, timeout)
 
     def keep(receipt: BroadcastReceipt) -> BroadcastReceipt:
-        here.this_rank().namespace[name] = source.read(timeout)
+        process_context.this_rank().namespace[name] = source.read(timeout)
         return replace(receipt, num_receivers=receipt.num_receivers + 1)
 
     others = [position for position in range(len(mesh._procs)) if position != own]
@@ -63,7 +63,7 @@ def begin_broadcast(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: floa
 
 def _own_position(mesh: ProcMesh) -> int | None:
     """Return the place of this rank in a mesh if its main thread asks: that can't do what it's asked for before it's done asking."""
-    if here.rank is None or threading.current_thread() is not threading.main_thread() or mesh._transport.me not in mesh._procs:
+    if process_context.rank is None or threading.current_thread() is not threading.main_thread() or mesh._transport.me not in mesh._procs:
         return None
     return mesh._procs.index(mesh._transport.me)
 
@@ -183,4 +183,4 @@ def bind_when_filled(name: str, location: ArrayLocation, barrier: BarrierAddress
     found = location.open()
     if not wait_at(barrier):
         raise RDMAError(f"who filled {name!r} for this machine has failed; the variable is as it was")
-    here.this_rank().namespace[name] = found
+    process_context.this_rank().namespace[name] = found

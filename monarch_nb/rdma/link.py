@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.failure import Failure
-from monarch_nb._transport import here
+from monarch_nb._transport import process_context
 from monarch_nb._transport.failure import describe, encode_failure, revive
 from monarch_nb._transport.pending import Body, OneReply, Pending
 from monarch_nb._transport.transport import Transport, TransportClosed
@@ -153,8 +153,8 @@ class MeshLink:
     """
 
     def __init__(self) -> None:
-        where = here.whereabouts()
-        self.label = f"rank {where['rank']}" if here.rank is not None else f"the program {os.getpid()}"
+        where = process_context.whereabouts()
+        self.label = f"rank {where['rank']}" if process_context.rank is not None else f"the program {os.getpid()}"
         self._transports: dict[str, Transport] = {}
         self._serve: Callable[[Transport], None] = lambda _transport: None
 
@@ -214,7 +214,7 @@ class MeshLink:
             found = codec.encode(answer.fields if isinstance(answer, Answer) else answer)
         except Exception as error:
             flags = wire.ERROR
-            found = encode_failure(describe(error, **here.whereabouts(), endpoint="rdma"))
+            found = encode_failure(describe(error, **process_context.whereabouts(), endpoint="rdma"))
         try:
             with suppress(TransportClosed):
                 transport.post(message.src, wire.REPLY, found, flags=flags, slot=message.slot, ref=message.ref)

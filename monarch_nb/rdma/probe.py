@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from monarch_nb._transport import here
+from monarch_nb._transport import process_context
 from monarch_nb.rdma.handle import this_machine
 from monarch_nb.units import size_text
 
@@ -49,7 +49,7 @@ def _place() -> dict[str, Any]:
     """Return where this process is. `machine` is what those share that can see each other's memory."""
     machine = this_machine()
     return {
-        "host": here.hostname(), "pid": os.getpid(), "boot": machine.partition("/")[0], "machine": machine,
+        "host": process_context.hostname(), "pid": os.getpid(), "boot": machine.partition("/")[0], "machine": machine,
         "ipc": os.readlink("/proc/self/ns/ipc"),
     }  # fmt: skip
 
@@ -193,7 +193,7 @@ def _tell_gpus(gpus: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if not gpus["num"]:
         yield "GPUs", "none"
         return
-    yield "GPUs", f"{gpus['num']}, {'in use here' if gpus['is_in_use'] else 'not used here yet'}"
+    yield "GPUs", f"{gpus['num']}, {'in use process_context' if gpus['is_in_use'] else 'not used process_context yet'}"
     if gpus["visible"] is not None:
         yield "CUDA_VISIBLE_DEVICES", gpus["visible"] or "(empty)"
     yield "GPU memory for NICs", gpus["no_nic"] or "can be registered"

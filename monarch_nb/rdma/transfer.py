@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from monarch_nb._client import waiting
-from monarch_nb._transport import here
+from monarch_nb._transport import process_context
 from monarch_nb.rdma.local_future import LocalFuture
 from monarch_nb.rdma.path import Job, Op
 from monarch_nb.units import size_text, time_text
@@ -90,7 +90,7 @@ class Transfer(LocalFuture[Receipt]):
             raise
 
     def _wait_for(self, ended: threading.Event, timeout: float | None) -> bool:
-        if waiting.on_long is None or here.rank is not None or threading.current_thread() is not threading.main_thread():
+        if waiting.on_long is None or process_context.rank is not None or threading.current_thread() is not threading.main_thread():
             return ended.wait(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         if ended.wait(LONG_S if timeout is None else min(LONG_S, timeout)):

@@ -12,7 +12,7 @@ from monarch_nb._protocol.script import Script
 from monarch_nb._rank.elastic import elastic_variables
 from monarch_nb._rank.script import exit_message, run_program
 from monarch_nb._rank.shell import is_plain_exit
-from monarch_nb._transport import here
+from monarch_nb._transport import process_context
 from monarch_nb.actor.actor_mesh import Actor
 from monarch_nb.actor.context import context
 from monarch_nb.actor.endpoint import endpoint
@@ -76,7 +76,7 @@ class SPMDActor(Actor):
         return True
 
     def _set_up(self, master_addr: str, master_port: int) -> None:
-        me = here.transport().me
+        me = process_context.transport().me
         variables = elastic_variables(self._procs, self._procs.index(me), master_addr, master_port)
         os.environ.update(variables)
         sessions.current().tell(SetProcEnvironment({me: variables}))

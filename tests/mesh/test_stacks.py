@@ -78,8 +78,8 @@ def test_looking_does_not_wake_what_sleeps(held: Mesh) -> None:
 
 def test_the_file_is_private(mesh: Mesh) -> None:
     source = (
-        "from monarch_nb._transport import here\nfrom monarch_nb._wire import address\n"
-        "oct(os.stat(address.dump_path(here.transport().directory, here.transport().me)).st_mode & 0o777)"
+        "from monarch_nb._transport import process_context\nfrom monarch_nb._wire import address\n"
+        "oct(os.stat(address.dump_path(process_context.transport().directory, process_context.transport().me)).st_mode & 0o777)"
     )
     values = mesh.run(source).bundles
     assert {r: bundle["text/plain"] for r, bundle in values.items()} == dict.fromkeys(range(4), "'0o600'")
