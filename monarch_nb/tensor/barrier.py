@@ -22,6 +22,7 @@ GRACE_S = 0.25
 AGAIN_S = 0.5
 """So often those that don't stop are told again: one may have entered another collective meanwhile."""
 MEET_S = 30.0
+STARTED_ANEW = "a rank was lost, and started anew since; tensors that were on the mesh are lost with it: make them again"
 
 
 class Barrier:
@@ -96,13 +97,23 @@ class Barrier:
         if self._all_within(GRACE_S) and len({r.seq for r in self._reports.values()}) == 1:
             self._go_on()
             return
-        self._engine.control.halt.call().get(MEET_S)
+        self._halt()
         self._engine.worker.stand.broadcast()  # for those that have nothing to do
         while not self._all_within(AGAIN_S):
             if self._is_void:
                 return
-            self._engine.control.halt.call().get(MEET_S)
+            self._halt()
         self._resume()
+
+    def _halt(self) -> None:
+        """Stop all ranks.
+
+        Raises:
+            SupervisionError: if one is dead, or was started anew since: the others have nobody to go on with.
+        """
+        if not all(self._engine.control.halt.call().get(MEET_S).values()):
+            self._engine.control.decide.call(Reset()).get(MEET_S)
+            raise SupervisionError(STARTED_ANEW)
 
     def _all_within(self, seconds: float) -> bool:
         """Wait until all ranks have reported; say whether they have."""

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from monarch_nb._rank.tensor.private import decompositions, item_op, schema_of, version_of
 from monarch_nb._rank.tensor.protocol import (
     FIRST_PLAN,
+    NOT_BEGUN,
     SINGLE,
     Definition,
     Fetched,
@@ -28,7 +29,7 @@ from monarch_nb._rank.tensor.protocol import (
 )  # fmt: skip
 from monarch_nb.exceptions import DeviceMeshError, MeshError, SupervisionError, WrongTensor
 from monarch_nb.tensor import worker
-from monarch_nb.tensor.barrier import Barrier
+from monarch_nb.tensor.barrier import STARTED_ANEW, Barrier
 from monarch_nb.tensor.metadata import Grid, Meta, Placements, contiguous, forget, intern
 from monarch_nb.tensor.place import Places, users_line
 from monarch_nb.tensor.plan import Plan, TemplateMaker, floats_travel, positions, written_names
@@ -482,6 +483,9 @@ class Engine:
             self.lose(error)
             raise
         failed = next((a.failed for a in answers if a.failed >= 0), None)
+        if any(a.failed == NOT_BEGUN for a in answers):
+            self.lose(SupervisionError(STARTED_ANEW))
+            raise SupervisionError(STARTED_ANEW)
         if failed is not None:
             raise self._barrier.error(failed)
         return [a.value for a in answers]

@@ -59,8 +59,8 @@ class TensorControl(Actor):
         return rendezvous.start(PURPOSE)
 
     @endpoint
-    def halt(self) -> int:
-        """Stop the worker at the next command, and abort the collective that it's in."""
+    def halt(self) -> bool:
+        """Stop the worker at the next command, and abort the collective that it's in; say whether it had begun at all."""
         return executors[self._name].halt()
 
     @endpoint

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import monarch_nb
+from monarch_nb._wire.process import wait_until_gone
 from monarch_nb.actor import current_rank
 from monarch_nb.distributed import Mesh
 from monarch_nb.exceptions import DeviceMeshError, RemoteException, SupervisionError
@@ -100,6 +101,20 @@ def test_a_rank_that_dies_and_a_heal(own_mesh: Mesh) -> None:
     with pytest.raises(DeviceMeshError, match="this tensor was lost with a rank of its mesh, which was healed since"):
         old + 1
     assert monarch_nb.distribute(torch.ones(4), mesh, ["data_parallel"]).sum().item() == 4.0
+
+
+def test_a_rank_that_dies_and_is_healed_behind_the_engine(own_mesh: Mesh) -> None:
+    old = monarch_nb.distribute(torch.ones(4), own_mesh, ["data_parallel"])
+    assert old.sum().item() == 4.0
+    pids = list(own_mesh.procs.execute(os.getpid).get(60).values())
+    os.kill(pids[0], signal.SIGKILL)
+    wait_until_gone(pids[0], 30)
+    own_mesh.procs.heal()
+    with pytest.raises(DeviceMeshError, match=r"a rank was lost, and started anew since|dead"):
+        old.sum().item()
+    assert monarch_nb.distribute(torch.ones(4), own_mesh, ["data_parallel"]).sum().item() == 4.0
+    with pytest.raises(DeviceMeshError, match="lost with a rank"):
+        old + 1
 
 
 def test_a_mesh_that_was_stopped() -> None:

@@ -28,6 +28,7 @@ from monarch_nb._rank.tensor.meshes import Meshes, device_type
 from monarch_nb._rank.tensor.private import local_of
 from monarch_nb._rank.tensor.protocol import (
     DROP,
+    NOT_BEGUN,
     Batch,
     Definition,
     Described,
@@ -195,10 +196,15 @@ class Executor:
         if self._halts.is_set():
             raise Halted
 
-    def halt(self) -> int:
-        """Stop at the next command; collectives under way are aborted. Any thread may call it."""
+    def halt(self) -> bool:
+        """Stop at the next command; collectives under way are aborted. Any thread may call it.
+
+        Returns:
+            whether there's anything to stop: not on a rank that was started anew.
+        """
         self._halts.set()
-        return collectives.abort()
+        collectives.abort()
+        return self._has_begun
 
     def _resume(self, verdict: Resume, batch: Batch, words: Sequence[int], at: int) -> int:
         """Make what was done since the first failure poison, here as on the others; meet them behind the last command that anyone has begun."""
@@ -285,6 +291,8 @@ class Executor:
 
         Nothing is communicated here: what has to be gathered is gathered by a command before.
         """
+        if not self._has_begun:
+            return Fetched(failed=NOT_BEGUN)
         value = self._table[slot] if slot < len(self._table) else Poison(0)
         if isinstance(value, Poison):
             return Fetched(failed=value.seq)

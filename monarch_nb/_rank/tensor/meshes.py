@@ -37,7 +37,15 @@ def device_type() -> str:
 
 
 class OwnMesh(DeviceMesh):  # type: ignore[misc]
-    """A device mesh that doesn't ask the default process group who it is."""
+    """A device mesh that doesn't ask the default process group who it is.
+
+    It's equal to itself only: DTensor keeps what it has worked out by mesh, and would take the process groups of one that is gone.
+    """
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
 
     def use(self, groups: Mapping[str, Any]) -> None:
         """Take process groups, one for each axis."""

@@ -188,6 +188,10 @@ class Described:
     placements: tuple[Any, ...] | None = None
 
 
+NOT_BEGUN = -2
+"""In `Fetched.failed`: this rank was started anew, and knows nothing of what was before."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fetched:
     """Answer to a fetch.
