@@ -32,7 +32,8 @@ def test_an_invitation_with_a_fault_is_refused(change: dict[str, object]) -> Non
 
 
 @pytest.mark.parametrize(
-    "text", [b"", b"[]", b"7", b"[" * 60_000, b"\xff\xfe", pickle.dumps({"public": KEYS.public}), b'{"public": "x"}', b"{" + b" " * (1 << 17) + b"}"]
+    "text", [b"", b"[]", b"7", b"[" * 60_000, b"\xff\xfe", pickle.dumps({"public": KEYS.public}), b'{"public": "x"}', b"{" + b" " * (1 << 17) + b"}"],
+    ids=["nothing", "a list", "a number", "deep", "not text", "a pickle", "a part", "too long"],
 )
 def test_what_is_no_knock_is_refused(text: bytes) -> None:
     with pytest.raises(InvitationError):

@@ -155,7 +155,7 @@ def test_each_request_is_handled_by_the_controller_or_by_ranks_and_each_event_by
     assert [kind.__name__ for kind in EVENTS if kind not in handled] == []
 
 
-@pytest.mark.parametrize("service", {c for services in ROLES.values() for c in services}, ids=lambda c: c.__name__)
+@pytest.mark.parametrize("service", dict.fromkeys(c for services in ROLES.values() for c in services), ids=lambda c: c.__name__)
 def test_a_handler_takes_what_it_is_marked_for(service: type) -> None:
     for kind, name in handled_by(service):
         first = list(inspect.signature(getattr(service, name)).parameters.values())[1]
