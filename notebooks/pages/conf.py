@@ -31,7 +31,7 @@ autodoc_member_order = "bysource"
 napoleon_numpy_docstring = False
 default_role = "code"
 
-_GUIDE = ("verbs", "cells", "run", "live_state", "debugging", "faults", "data_plane", "sync", "clusters", "scripts", "monarch", "speed", "reference")
+_GUIDE = ("verbs", "cells", "run", "tensors", "live_state", "debugging", "faults", "data_plane", "sync", "clusters", "scripts", "monarch", "speed", "reference")
 _CONTENTS = {
     "Guide": [f"notebooks/pages/{name}" for name in _GUIDE],
     "Tutorials": sorted(f"notebooks/{path.stem}" for path in _ROOT.glob("notebooks/*.ipynb")),
