@@ -1,4 +1,4 @@
-"""The Jupyter kernel that this program is, if it is one: is an interrupt meant, and is the kernel being shut down?
+"""Decide, in a Jupyter kernel, whether an interrupt is meant and whether the kernel is being shut down.
 
 Whoever shuts a kernel down (Restart, Shut Down, the end of the server: all are `KernelManager.shutdown_kernel` of jupyter_client) interrupts it
 first, so that a busy kernel comes to rest. To ranks, whose work outlives the kernel, that interrupt must not be passed on. It looks like any other, but a

@@ -1,4 +1,4 @@
-"""From the failures among a call's answers to the error that folds them."""
+"""Make one error of the failures among a call's answers."""
 
 from __future__ import annotations
 

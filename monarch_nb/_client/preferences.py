@@ -1,4 +1,4 @@
-"""What this program has chosen, for all its meshes (`monarch_nb.config`). None: as each place has it."""
+"""Keep the settings of this program for all its meshes (`monarch_nb.config`). None: as each place has it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of failures that no exception brings: folded, and once.
+"""Report failures that no exception brings: folded, and once.
 
 Actors that have failed by themselves (`__init__`, a broadcast) go to the program's fault hook: those of one mesh that fail within `WINDOW_S`
 are one failure, and one that was told before, by the hook or by an exception, isn't told again. Calls that have failed and whose future is

@@ -1,4 +1,4 @@
-"""Who is told of something by a session: methods of handles, which the session doesn't keep alive."""
+"""Keep the subscribers of a session's events: methods of handles, which the session doesn't keep alive."""
 
 from __future__ import annotations
 

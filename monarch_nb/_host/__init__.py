@@ -15,7 +15,7 @@ zygote, its child, does (`_rank.zygote`).
 
 The controller's services, and what they use:
 
-    registry     the registry: hosts, procs, groups, clients, names. Pure data
+    registry     which hosts, procs, groups, clients and names there are; pure data
     clients      programs that use the mesh; lease: how long it lives; names
     hosts        other machines; link: the sockets to them
     ranks        how they start and end; waiting: who waits for that

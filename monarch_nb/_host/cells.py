@@ -393,7 +393,7 @@ class Cells:
             watch.tell(summary, last=True)
 
     def mesh_ends(self, how: str) -> None:
-        """Close the registry on what runs or waits. Who watches is told of the mesh's end, which says it all,
+        """End the entries of what runs or waits. Who watches is told of the mesh's end, which says it all,
         and not of each rank's."""
         self._controller.supervisor.drain()
         cells, self._cells = list(self._cells.values()), {}

@@ -1,4 +1,4 @@
-"""The programs that use a mesh: who comes, who goes."""
+"""Keep the list of programs that use a mesh: who comes, who goes."""
 
 from __future__ import annotations
 

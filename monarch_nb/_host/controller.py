@@ -1,7 +1,9 @@
 """The controller: the first host process of a mesh. It's made of services, each of which is in charge of
 something; what clients ask comes to them by its name.
 
-- `clients`: programs that use the mesh. `mesh_name`: the claim to its name. `lease`: whose it is, how long it lives. `handover`: how a program takes one that was kept warm. `names`: what goes by which name. `controllers`: where named singletons live.
+- `clients`: programs that use the mesh. `mesh_name`: the claim to its name. `lease`: whose it is, how long it
+  lives. `handover`: how a program takes one that was kept warm. `names`: what goes by which name.
+  `singletons`: where named singletons live.
 - `hosts`: other machines. `ranks`: how they start and end. `waits`: who waits until either is up.
 - `cells`: what runs where. `interrupts`: making it stop. `asking`: questions to ranks.
 - `journal`: what was done and printed. `output`: who sees it.
@@ -132,14 +134,14 @@ class ControllerProcess(HostProcess):
 
     def send_cell(self, receivers: Sequence[tuple[int, int]], origin: int, frame: bytes) -> None:
         """Send a cell to (proc, rank)s: one message to each other host."""
-        far: dict[int, list[tuple[int, int]]] = {}
+        remote: dict[int, list[tuple[int, int]]] = {}
         self.begin_cell([proc for proc, _ in receivers if address.host_of(proc) == self.index], origin)
         for proc, slot in receivers:
             if address.host_of(proc) == self.index:
                 self.send_local(proc, wire.readdress(frame, slot, proc))
             else:
-                far.setdefault(address.host_of(proc), []).append((proc, slot))
-        for host, theirs in far.items():
+                remote.setdefault(address.host_of(proc), []).append((proc, slot))
+        for host, theirs in remote.items():
             self.send_remote(host, [wire.pack_fanout(self.me, address.host_proc(host), theirs, frame)])
 
     # --- answers of ranks

@@ -1,4 +1,4 @@
-"""Who stands at a breakpoint, and what is asked of whom.
+"""Serve the debugger: who stands at a breakpoint, and which command goes to whom.
 
 Ranks tell of their stops; clients send lines to some of them and get the answers together. Stops belong to the mesh, not to a client: several clients may talk to one, and
 when the last one that could has been gone for `ABANDONED_S`, the ranks run on.

@@ -1,4 +1,4 @@
-"""What the controller does when ranks are lost: release their peers, tell the owners, and put everything back
+"""Heal a mesh when ranks are lost: release their peers, notify the owners, and put everything back
 in its place.
 
 A rank that is made again keeps its proc id, so every handle on it works again; what it held is made again

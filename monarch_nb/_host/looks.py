@@ -1,4 +1,5 @@
-"""Looks at ranks: where they stand, and what they wait for. Who can't answer is looked at from outside, by its host process.
+"""Look at ranks: where they stand, and what they wait for. Who can't answer is looked at from outside, by its
+host process.
 
 Ranks are asked first; their control thread answers within milliseconds, unless something holds the
 interpreter's lock. Those that don't are left to the services of their hosts (`stack_service`).

@@ -1,4 +1,4 @@
-"""Where a host process begins."""
+"""Start a host process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes by which name in a mesh."""
+"""Keep which value of a mesh goes by which name."""
 
 from __future__ import annotations
 

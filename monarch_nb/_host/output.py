@@ -1,4 +1,4 @@
-"""What a rank prints: read from its pipe and cut into pieces."""
+"""Read what a rank prints from its pipe, and cut it into pieces."""
 
 from __future__ import annotations
 

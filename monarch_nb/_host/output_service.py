@@ -1,4 +1,4 @@
-"""What ranks print: into the journal, and to those who watch."""
+"""Put what ranks print into the journal, and send it to those who watch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests that are answered once ranks or hosts are up, or have ended."""
+"""Answer requests once ranks or hosts are up, or have ended."""
 
 from __future__ import annotations
 

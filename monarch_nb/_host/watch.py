@@ -1,4 +1,4 @@
-"""Somebody watches output: a cell's display, a notebook's own calls, `logs --follow`.
+"""Send output to one who watches it: a cell's display, a notebook's own calls, `logs --follow`.
 
 The journal on disk is the one source. A watch that keeps up gets each piece as it is written; one that is more than `WINDOW_BYTES` ahead of
 what its client has taken is left to read on from disk later. So a slow or stopped client costs the host process nothing, and

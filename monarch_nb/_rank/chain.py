@@ -1,4 +1,4 @@
-"""Errors with many causes: IPython takes 40 ms for each, and nobody reads the hundredth."""
+"""Shorten chains of errors: IPython takes 40 ms for each cause, and nobody reads the hundredth."""
 
 from __future__ import annotations
 

@@ -196,8 +196,8 @@ class Transport:
         """Send one message to all `receivers`: one frame each on this machine, one per other host."""
         if body.buffers and kind in _LENT_KINDS:
             remote_receivers = [r for r in receivers if r[0] >> 32 != self.host]
-            to_far = [proc for proc, _ in remote_receivers]
-            offered = remote_arguments().offer(self, body, to_far) if to_far else body
+            to_remote = [proc for proc, _ in remote_receivers]
+            offered = remote_arguments().offer(self, body, to_remote) if to_remote else body
             if offered is not body:
                 self.post_all(remote_receivers, kind, offered, **fields)
                 receivers = [r for r in receivers if r[0] >> 32 == self.host]
@@ -211,7 +211,7 @@ class Transport:
             fields["flags"] = fields.get("flags", 0) | flags
             fields["table"] = table
         frame = wire.pack(kind, src=self.me, dst=0, payload=body.payload, **fields)
-        far: dict[int, list[Receiver]] = {}
+        remote: dict[int, list[Receiver]] = {}
         ends, routes, host = self.ends, self._routes, self.host
         addressed = wire.addressing(frame)
         for proc, slot in receivers:
@@ -220,9 +220,9 @@ class Transport:
             if proc >> 32 == host:
                 (routes.get(proc) or self.route(proc)).send(addressed(slot, proc))
             else:
-                far.setdefault(proc >> 32, []).append((proc, slot))
-        for far_host, theirs in far.items():
-            to = address.host_proc(far_host)
+                remote.setdefault(proc >> 32, []).append((proc, slot))
+        for remote_host, theirs in remote.items():
+            to = address.host_proc(remote_host)
             self.route(to).send(wire.pack_fanout(self.me, to, theirs, frame))
 
     def _holder(self, dst: int) -> int:

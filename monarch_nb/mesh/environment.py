@@ -1,4 +1,4 @@
-"""Where ranks run with different things: versions, variables, code, GPU drivers, settings, limits."""
+"""Compare what ranks run with: versions, variables, code, GPU drivers, settings, limits."""
 
 from __future__ import annotations
 

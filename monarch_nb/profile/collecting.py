@@ -1,4 +1,5 @@
-"""After the cell: what ranks have recorded is fetched, put together and written next to the notebook."""
+"""Collect a profile after the cell: what ranks have recorded is fetched, put together and written next to the
+notebook."""
 
 from __future__ import annotations
 

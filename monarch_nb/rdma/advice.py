@@ -1,4 +1,4 @@
-"""What to change on a rank, from what it has. Pure: a function for each thing that can be wrong."""
+"""Advise what to change on a rank, from what it has. Pure: a function for each thing that can be wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What to change, from what all ranks have and what was measured between them. Pure: a function for each thing that can be wrong."""
+"""Advise what to change, from what all ranks have and what was measured between them. Pure: a function for
+each thing that can be wrong."""
 
 from __future__ import annotations
 

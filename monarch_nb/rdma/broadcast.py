@@ -1,4 +1,5 @@
-"""One to many: whoever has the bytes passes them on, so that N machines have them after about log N steps.
+"""Broadcast a buffer: whoever has the bytes passes them on, so that N machines have them after about log N
+steps.
 
 The one who asks directs; the bytes go from holder to holder by the best way between each two. Between machines a holder feeds one other at a
 time, for its network card is the limit. On a machine all that are left read from the holder at once, as many as there are cores.

@@ -1,4 +1,5 @@
-"""What travels in messages in place of the bytes: who owns them, where they are, and the key that says whether they're still there.
+"""Describe a buffer in messages, in place of its bytes: who owns them, where they are, and the key that says
+whether they're still there.
 
 Three numbers make a handle safe to keep. `process` names one run of one program, so that a rank that was respawned, or another
 program with its pid, is not mistaken for the owner. `key` names one registration; the owner's table (`table.py`) has it as long

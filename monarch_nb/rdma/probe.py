@@ -1,4 +1,4 @@
-"""What a process has for moving bytes: looked up on each rank for `%mesh doctor`, and told in words.
+"""What a process has for moving bytes: probed on each rank for `%mesh doctor`, and described in words.
 
 Files of the kernel are read and nothing is opened; a process that doesn't use its GPU yet isn't made to.
 """

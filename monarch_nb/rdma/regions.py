@@ -1,4 +1,4 @@
-"""What this process has registered: which memory, under which key, and what paths have made of it."""
+"""Keep what this process has registered: which memory, under which key, and what paths have made of it."""
 
 from __future__ import annotations
 

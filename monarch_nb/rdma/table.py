@@ -1,4 +1,5 @@
-"""Which registrations hold: a table in shared memory that the owner writes and everybody on its machine may read.
+"""Keep which registrations hold, in a table in shared memory that the owner writes and everybody on its
+machine may read.
 
 So a reader on the same machine needs no word of the owner to learn that a buffer was dropped, and a NIC can read the line, too. A line
 is one 64-bit key; 0: free. The owner clears the line *before* it lets the memory go, and readers look again after the last byte: if the line

@@ -1,4 +1,4 @@
-"""What this process has moved so far, by path: a rank notes it on its activity page, where its host process
+"""Count what this process has moved, by path: a rank notes it on its activity page, where its host process
 reads it."""
 
 from __future__ import annotations

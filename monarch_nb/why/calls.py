@@ -1,4 +1,4 @@
-"""Who waits for whose answer: actors, and cells that call them. Pure."""
+"""Find out who waits for whose answer: actors, and cells that call them. Pure."""
 
 from __future__ import annotations
 

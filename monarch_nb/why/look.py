@@ -1,4 +1,4 @@
-"""Two looks at all ranks, a moment apart: what differs between them makes progress."""
+"""Look at all ranks twice, a moment apart: what differs between the two makes progress."""
 
 from __future__ import annotations
 
