@@ -36,6 +36,7 @@ lab: $(VENV)/.lab
 
 lint: env
 	$(PY) -m ruff check .
+	$(PY) -m ruff format --check --quiet .
 	$(PY) -m mypy
 	$(VENV)/bin/lint-imports --no-logo
 

@@ -1,4 +1,5 @@
-"""One notebook drives a cluster: a mesh of processes runs cells (`%%mesh`), actors and a debugger, and outlives the kernel.
+"""One notebook drives a cluster: a mesh of processes runs cells (`%%mesh`), actors and a debugger, and
+outlives the kernel.
 
 In a notebook:
 
@@ -11,8 +12,8 @@ In a program:
     >>> mesh = monarch_nb.start("dev", {"gpus": 8})          # doctest: +SKIP
     >>> mesh.run("print(rank)")                              # doctest: +SKIP
 
-Importing this package imports none of torch, IPython or ZeroMQ; names below are loaded when they are first used.
-CONTRIBUTING.md describes how the package is built.
+Importing this package imports none of torch, IPython or ZeroMQ; names below are loaded when they are first
+used. CONTRIBUTING.md describes how the package is built.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Cells by the names that a notebook gives them, `Cell In[5]`: their code has file names that are made up, and that tracebacks of ranks bring along."""
+"""Cells by the names that a notebook gives them, `Cell In[5]`: their code has file names that are made up,
+and that tracebacks of ranks bring along.
+"""
 
 from __future__ import annotations
 

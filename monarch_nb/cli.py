@@ -51,7 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     arguments = _parser().parse_args(argv)
     with colours_as_wanted():
-        return exit_status(lambda: arguments.run(arguments), f"monarch-nb {arguments.command}", partial(_in_words, arguments))
+        return exit_status(
+            lambda: arguments.run(arguments), f"monarch-nb {arguments.command}", partial(_in_words, arguments)
+        )
 
 
 def _say(arguments: argparse.Namespace, text: str) -> None:
@@ -74,9 +76,15 @@ class CommandParser(Parser):
 
     def error(self, message: str) -> NoReturn:
         if message.startswith("argument COMMAND: invalid choice: "):
-            word = message.removeprefix("argument COMMAND: invalid choice: ").partition(" (choose from")[0].strip("'\"")
+            word = (
+                message.removeprefix("argument COMMAND: invalid choice: ")
+                .partition(" (choose from")[0]
+                .strip("'\"")
+            )
             meant = did_you_mean(word, COMMANDS, "monarch-nb ")
-            self._leave(f"monarch-nb has no command {shortened(word)}. {meant}monarch-nb --help lists all commands")
+            self._leave(
+                f"monarch-nb has no command {shortened(word)}. {meant}monarch-nb --help lists all commands"
+            )
         self._leave(f"{self.prog}: {message}. {self.hint(message)}Usage: {self.one_line_usage()}")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
@@ -92,7 +100,9 @@ class CommandParser(Parser):
 
 
 def _parser() -> CommandParser:
-    parser = CommandParser(prog="monarch-nb", description="Meshes of this user: those of notebooks, scripts and terminals.")
+    parser = CommandParser(
+        prog="monarch-nb", description="Meshes of this user: those of notebooks, scripts and terminals."
+    )
     parser.add_argument("--version", action="version", version=f"monarch-nb {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     for name, command in COMMANDS.items():
@@ -163,7 +173,11 @@ def _watch_in_terminal(mesh: Mesh) -> None:
     from monarch_nb.terminal.keys import key_ends
 
     watch = Watch(mesh)
-    with suppress(KeyboardInterrupt), key_ends("q", watch.stop_showing), Live(screen=True, auto_refresh=False) as live:
+    with (
+        suppress(KeyboardInterrupt),
+        key_ends("q", watch.stop_showing),
+        Live(screen=True, auto_refresh=False) as live,
+    ):
         watch.run(lambda status: live.update(table(status, Text("q: end", "dim")), refresh=True))
 
 
@@ -252,7 +266,13 @@ def restart(arguments: argparse.Namespace) -> None:
     ranks = mesh.select(arguments.ranks)
     mesh.restart(ranks)
     again = "runs again, with nothing in it" if len(ranks) == 1 else "run again, with nothing in them"
-    _say(arguments, f"{name_ranks(ranks)} of mesh {mesh.name!r} {again}. %mesh heal makes actors and the process group anew")
+    _say(
+        arguments,
+        (
+            f"{name_ranks(ranks)} of mesh {mesh.name!r} {again}. %mesh heal makes actors and the process "
+            "group anew"
+        ),
+    )
 
 
 def lease(arguments: argparse.Namespace) -> None:
@@ -261,7 +281,9 @@ def lease(arguments: argparse.Namespace) -> None:
     if arguments.time is not None:
         mesh.set_lease(arguments.time)
     limit = mesh.status(fresh=False).idle_timeout_s
-    _say(arguments, f"mesh {mesh.name!r} ends after {duration(limit or 0)} without a client and a running cell")
+    _say(
+        arguments, f"mesh {mesh.name!r} ends after {duration(limit or 0)} without a client and a running cell"
+    )
 
 
 def resize(arguments: argparse.Namespace) -> None:
@@ -269,7 +291,9 @@ def resize(arguments: argparse.Namespace) -> None:
     mesh = _attach(arguments.name)
     fewer = any(size < mesh.sizes.get(name, 0) for name, size in arguments.sizes.items())
     if fewer and not arguments.force:
-        raise MeshUsageError(f"ranks of mesh {mesh.name!r} would leave, and what they hold be lost. --force does it")
+        raise MeshUsageError(
+            f"ranks of mesh {mesh.name!r} would leave, and what they hold be lost. --force does it"
+        )
     _say(arguments, str(mesh.resize(**arguments.sizes)))
 
 
@@ -307,7 +331,9 @@ def doctor(arguments: argparse.Namespace) -> None:
 
 
 def sync(arguments: argparse.Namespace) -> int:
-    """Send the workspace that this terminal stands in to the hosts of a mesh; the status is 1 if a host or a rank lacks something."""
+    """Send the workspace that this terminal stands in to the hosts of a mesh; the status is 1 if a host or
+    a rank lacks something.
+    """
     if arguments.gc or arguments.export:
         return _keep_store(arguments)
     receipt = _attach(arguments.name).sync(*arguments.paths, **sync_choices(arguments))
@@ -319,7 +345,11 @@ def _keep_store(arguments: argparse.Namespace) -> int:
     """Clean this machine's store of environments, or make this environment in another one."""
     from monarch_nb.mesh import shipping
 
-    said = shipping.export_here(arguments.export, verify=arguments.verify) if arguments.export else shipping.clean_here()
+    said = (
+        shipping.export_here(arguments.export, verify=arguments.verify)
+        if arguments.export
+        else shipping.clean_here()
+    )
     _say(arguments, said)
     return 0
 
@@ -410,7 +440,12 @@ def dashboard(arguments: argparse.Namespace) -> None:
     if running is not None:
         _say(arguments, f"the dashboard runs already (pid {running.pid}): {running.link()}")
         return
-    serve(arguments.port, lambda place: _say(arguments, f"the meshes of this user: {place.link()}\nCtrl-C ends the page; meshes go on"))
+    serve(
+        arguments.port,
+        lambda place: _say(
+            arguments, f"the meshes of this user: {place.link()}\nCtrl-C ends the page; meshes go on"
+        ),
+    )
 
 
 def warm(arguments: argparse.Namespace) -> None:
@@ -419,7 +454,14 @@ def warm(arguments: argparse.Namespace) -> None:
 
     if bool(arguments.time) + arguments.status + arguments.stop > 1:
         raise MeshUsageError("monarch-nb warm takes one of --for, --status and --stop")
-    _say(arguments, words.stopped() if arguments.stop else words.status() if arguments.status else words.kept(arguments.time))
+    _say(
+        arguments,
+        words.stopped()
+        if arguments.stop
+        else words.status()
+        if arguments.status
+        else words.kept(arguments.time),
+    )
 
 
 def install_kernel(arguments: argparse.Namespace) -> None:
@@ -445,10 +487,23 @@ class Command(NamedTuple):
 
 
 def _sync_arguments(add: Callable[..., Any]) -> None:
-    add("paths", nargs="*", metavar="PATH", help="files or folders to reload; a folder outside of the workspace is sent, too")
+    add(
+        "paths",
+        nargs="*",
+        metavar="PATH",
+        help="files or folders to reload; a folder outside of the workspace is sent, too",
+    )
     add_sync_arguments(add)
-    add("--gc", action="store_true", help="remove from this machine's store what no rank runs in and nobody has used for long")
-    add("--export", metavar="DIR", help="make this environment in a store at DIR: it runs there, on any host that it fits")
+    add(
+        "--gc",
+        action="store_true",
+        help="remove from this machine's store what no rank runs in and nobody has used for long",
+    )
+    add(
+        "--export",
+        metavar="DIR",
+        help="make this environment in a store at DIR: it runs there, on any host that it fits",
+    )
 
 
 def _status_arguments(add: Callable[..., Any]) -> None:
@@ -459,7 +514,13 @@ def _status_arguments(add: Callable[..., Any]) -> None:
 def _logs_arguments(add: Callable[..., Any]) -> None:
     add("--ranks", default="all", help=RANKS_HELP)
     add("--grep", type=pattern, metavar="RE", help="only lines that match")
-    add("--bytes", type=num_bytes, default=1 << 20, metavar="SIZE", help="about how much of the end of the journal: 64M")
+    add(
+        "--bytes",
+        type=num_bytes,
+        default=1 << 20,
+        metavar="SIZE",
+        help="about how much of the end of the journal: 64M",
+    )
     add("--follow", "-f", action="store_true", help="go on until interrupted")
 
 
@@ -499,75 +560,161 @@ def _debug_arguments(add: Callable[..., Any]) -> None:
 
 
 def _host_arguments(add: Callable[..., Any]) -> None:
-    add("--join", required=True, metavar="FILE", help="the invitation that the mesh has written; - reads it from standard input")
-    add("--place", type=whole, metavar="N", help="which of the mesh's hosts this one is; without it: the next one")
+    add(
+        "--join",
+        required=True,
+        metavar="FILE",
+        help="the invitation that the mesh has written; - reads it from standard input",
+    )
+    add(
+        "--place",
+        type=whole,
+        metavar="N",
+        help="which of the mesh's hosts this one is; without it: the next one",
+    )
     add("--detach", action="store_true", help="return once the host process serves; it goes on by itself")
 
 
 def _warm_arguments(add: Callable[..., Any]) -> None:
-    add("--for", dest="time", type=seconds, metavar="T", help="how long, from the last start of a mesh on: 30m (without it) or 8h")
-    add("--status", action="store_true", help="what is kept warm, and whether programs of this terminal would take it")
+    add(
+        "--for",
+        dest="time",
+        type=seconds,
+        metavar="T",
+        help="how long, from the last start of a mesh on: 30m (without it) or 8h",
+    )
+    add(
+        "--status",
+        action="store_true",
+        help="what is kept warm, and whether programs of this terminal would take it",
+    )
     add("--stop", action="store_true", help="keep nothing warm any more")
 
 
 COMMANDS: dict[str, Command] = {
     "start": Command(start, "start a mesh that goes on by itself", None, add_start_arguments),
     "list": Command(list_meshes, "the meshes of this user: how big, how they are, how old, whose", None),
-    "clusters": Command(partial(on_clusters, "clusters"), "profiles and engines: where hosts can be had; if not, why, and what to type", None),
-    "queue": Command(partial(on_clusters, "queue"), "what engines were asked for: how each request is, since when, until when", None),
-    "cancel": Command(partial(on_clusters, "cancel"), "give back the hosts of a mesh, whether it waits for them or runs", "needed"),
-    "hosts": Command(partial(on_clusters, "hosts"), "the hosts of a mesh: who is where, what each has, what the engine says"),
+    "clusters": Command(
+        partial(on_clusters, "clusters"),
+        "profiles and engines: where hosts can be had; if not, why, and what to type",
+        None,
+    ),
+    "queue": Command(
+        partial(on_clusters, "queue"),
+        "what engines were asked for: how each request is, since when, until when",
+        None,
+    ),
+    "cancel": Command(
+        partial(on_clusters, "cancel"),
+        "give back the hosts of a mesh, whether it waits for them or runs",
+        "needed",
+    ),
+    "hosts": Command(
+        partial(on_clusters, "hosts"),
+        "the hosts of a mesh: who is where, what each has, what the engine says",
+    ),
     "host": Command(host, "let this machine be a host of a mesh that has invited it", None, _host_arguments),
     "status": Command(show_status, "hosts and ranks of a mesh", add_arguments=_status_arguments),
     "top": Command(top, "the same as status --watch: live, until q is pressed"),
     "stop": Command(stop, "end a mesh"),
     "logs": Command(logs, "what ranks have printed", add_arguments=_logs_arguments),
     "history": Command(
-        history, "what ran on a mesh, also on one that has ended",
-        add_arguments=lambda add: add("--last", type=positive, default=50, metavar="N", help="how many entries"),
+        history,
+        "what ran on a mesh, also on one that has ended",
+        add_arguments=lambda add: add(
+            "--last", type=positive, default=50, metavar="N", help="how many entries"
+        ),
     ),
     "export": Command(
-        export, "write the journal's cells to FILE.ipynb or FILE.py", "needed",
-        lambda add: add("file", metavar="FILE", help="FILE.ipynb (with output) or FILE.py (a script for torchrun)"),
+        export,
+        "write the journal's cells to FILE.ipynb or FILE.py",
+        "needed",
+        lambda add: add(
+            "file", metavar="FILE", help="FILE.ipynb (with output) or FILE.py (a script for torchrun)"
+        ),
     ),
     "exec": Command(execute, "run code on the ranks", "needed", _exec_arguments),
     "run": Command(
-        run, "run a script as torchrun does: --nproc-per-node 4 train.py --lr 0.1; or with --name on a mesh", None,
+        run,
+        ("run a script as torchrun does: --nproc-per-node 4 train.py --lr 0.1; or with --name on a mesh"),
+        None,
         run_arguments,
     ),
     "interrupt": Command(interrupt, "interrupt what runs on ranks", add_arguments=_ranks_argument),
-    "stacks": Command(stacks, "where ranks stand: their Python stacks, equal ones once", add_arguments=_stacks_arguments),
-    "why": Command(why, "why nothing moves: which ranks wait for what, and which one is the odd one", add_arguments=_ranks_argument),
-    "diff-env": Command(
-        diff_env, "where ranks run with different versions, variables, code, settings", add_arguments=_diff_env_arguments
+    "stacks": Command(
+        stacks, "where ranks stand: their Python stacks, equal ones once", add_arguments=_stacks_arguments
     ),
-    "sync": Command(sync, "send the workspace to the hosts of a mesh; ranks reload what has changed", add_arguments=_sync_arguments),
-    "doctor": Command(doctor, "what ranks have for moving bytes, what each path gives, and what to change", add_arguments=_doctor_arguments),
+    "why": Command(
+        why,
+        "why nothing moves: which ranks wait for what, and which one is the odd one",
+        add_arguments=_ranks_argument,
+    ),
+    "diff-env": Command(
+        diff_env,
+        "where ranks run with different versions, variables, code, settings",
+        add_arguments=_diff_env_arguments,
+    ),
+    "sync": Command(
+        sync,
+        "send the workspace to the hosts of a mesh; ranks reload what has changed",
+        add_arguments=_sync_arguments,
+    ),
+    "doctor": Command(
+        doctor,
+        "what ranks have for moving bytes, what each path gives, and what to change",
+        add_arguments=_doctor_arguments,
+    ),
     "heal": Command(
-        heal, "put back what a mesh has lost",
-        add_arguments=lambda add: add("--replay", action="store_true", help="run the cells again, on the new ranks, that defined their state"),
+        heal,
+        "put back what a mesh has lost",
+        add_arguments=lambda add: add(
+            "--replay",
+            action="store_true",
+            help="run the cells again, on the new ranks, that defined their state",
+        ),
     ),
     "restart": Command(
-        restart, "kill ranks and start them anew; what they held is lost",
+        restart,
+        "kill ranks and start them anew; what they held is lost",
         add_arguments=lambda add: add("--ranks", required=True, help=RANKS_HELP),
     ),
     "lease": Command(
-        lease, "after how long without a client a mesh ends; with --set: change it",
-        add_arguments=lambda add: add("--set", dest="time", type=seconds, metavar="T", help="such as 30m or 24h"),
+        lease,
+        "after how long without a client a mesh ends; with --set: change it",
+        add_arguments=lambda add: add(
+            "--set", dest="time", type=seconds, metavar="T", help="such as 30m or 24h"
+        ),
     ),
     "resize": Command(resize, "give a mesh other sizes", add_arguments=_resize_arguments),
     "shrink": Command(shrink, "go on without what is lost"),
-    "debug": Command(debug, "talk to ranks that stand at a breakpoint: of a mesh, or of a script (its pid)", "optional", _debug_arguments, mesh_or_pid),
-    "dashboard": Command(
-        dashboard, "the panel as a page of its own, until Ctrl-C", None,
-        lambda add: add("--port", type=positive, default=0, help="on 127.0.0.1; without it, one that is free"),
+    "debug": Command(
+        debug,
+        "talk to ranks that stand at a breakpoint: of a mesh, or of a script (its pid)",
+        "optional",
+        _debug_arguments,
+        mesh_or_pid,
     ),
-    "warm": Command(warm, "keep an interpreter with torch imported for the next script or notebook that starts a mesh", None, _warm_arguments),
+    "dashboard": Command(
+        dashboard,
+        "the panel as a page of its own, until Ctrl-C",
+        None,
+        lambda add: add(
+            "--port", type=positive, default=0, help="on 127.0.0.1; without it, one that is free"
+        ),
+    ),
+    "warm": Command(
+        warm,
+        "keep an interpreter with torch imported for the next script or notebook that starts a mesh",
+        None,
+        _warm_arguments,
+    ),
     "install-kernel": Command(
-        install_kernel, 'install the kernelspec "Python 3 (mesh)"', None,
+        install_kernel,
+        'install the kernelspec "Python 3 (mesh)"',
+        None,
         lambda add: add("--prefix", default=sys.prefix, help="where to; by default this environment"),
     ),
-}  # fmt: skip
+}
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Settings by Monarch's names: `configure(process_exit_timeout="10s")`, for this program's meshes.
 
-Those that have something to set here are in `EFFECTIVE`. The others are accepted, so that a program runs as it is, and say what there is instead.
+Those that have something to set here are in `EFFECTIVE`. The others are accepted, so that a program runs as
+it is, and say what there is instead.
 """
 
 from __future__ import annotations
@@ -37,26 +38,30 @@ EFFECTIVE = {
 }
 
 _INSTEAD = {
-    "default_transport": "messages take unix sockets on a machine and tcp with CURVE between machines, by themselves",
-    "enable_file_capture force_file_log": "a named mesh keeps all output in its journal: monarch-nb logs, mesh.journal",
-    "tail_log_lines read_log_buffer": "the last 20 lines of a rank that dies come with its failure; a named mesh's journal has all",
+    "default_transport": "messages take unix sockets on a machine and tcp with CURVE between machines, by themselves",  # noqa: E501
+    "enable_file_capture force_file_log": "a named mesh keeps all output in its journal: monarch-nb logs, mesh.journal",  # noqa: E501
+    "tail_log_lines read_log_buffer": "the last 20 lines of a rank that dies come with its failure; a named mesh's journal has all",  # noqa: E501
     "prefix_with_rank": "procs.logging_option(aggregate_window_sec=None) shows output without ranks",
-    "codec_max_frame_length split_max_buffer_size split_max_buffer_age small_write_threshold max_cast_dimension_size default_encoding":
-        "messages have no limit, and large values go through shared memory or the data plane by themselves",
-    "message_ack_time_interval message_ack_every_n_messages message_ttl_default enable_dest_actor_reordering_buffer "
-    "channel_net_rx_buffer_full_check_interval message_latency_sampling_rate":
-        "sockets acknowledge and keep each sender's order by themselves",
-    "mesh_proc_spawn_max_idle actor_spawn_max_idle get_actor_state_max_idle proc_stop_max_idle get_proc_state_max_idle "
-    "supervision_watchdog_timeout stop_actor_timeout cleanup_timeout mesh_attach_config_timeout remote_allocator_heartbeat_interval":
-        "the kernel tells of ends, no time-out does; bound a wait by .get(timeout=)",
-    "mesh_terminate_concurrency mesh_terminate_timeout": "all ranks are ended at once; process_exit_timeout says how long they have",
+    (
+        "codec_max_frame_length split_max_buffer_size split_max_buffer_age small_write_threshold "
+        "max_cast_dimension_size default_encoding"
+    ): "messages have no limit, and large values go through shared memory or the data plane by themselves",
+    "message_ack_time_interval message_ack_every_n_messages message_ttl_default "
+    "enable_dest_actor_reordering_buffer channel_net_rx_buffer_full_check_interval "
+    "message_latency_sampling_rate": "sockets acknowledge and keep each sender's order by themselves",
+    "mesh_proc_spawn_max_idle actor_spawn_max_idle get_actor_state_max_idle proc_stop_max_idle "
+    "get_proc_state_max_idle supervision_watchdog_timeout stop_actor_timeout cleanup_timeout "
+    "mesh_attach_config_timeout remote_allocator_heartbeat_interval": "the kernel tells of ends, no time-out does; bound a wait by .get(timeout=)",  # noqa: E501
+    "mesh_terminate_concurrency mesh_terminate_timeout": "all ranks are ended at once; process_exit_timeout says how long they have",  # noqa: E501
     "mesh_bootstrap_enable_pdeathsig": "ranks always end with their host process",
     "shared_asyncio_runtime actor_queue_dispatch": "each actor has a thread and a loop of its own",
-    "remote_alloc_bind_to_inaddr_any remote_alloc_bootstrap_addr remote_alloc_allowed_port_range":
-        "a worker says where it listens: run_worker_loop_forever(address=\"tcp://host:7000@tcp://0.0.0.0:7000\")",
-    "mesh_orphan_timeout": "a script's ranks end with it; a named mesh has a lease: monarch-nb lease --set 24h",
+    "remote_alloc_bind_to_inaddr_any remote_alloc_bootstrap_addr remote_alloc_allowed_port_range": (
+        "a worker says where it listens: "
+        'run_worker_loop_forever(address="tcp://host:7000@tcp://0.0.0.0:7000")'
+    ),
+    "mesh_orphan_timeout": "a script's ranks end with it; a named mesh has a lease: monarch-nb lease --set 24h",  # noqa: E501
     "mesh_admin_addr": "monarch-nb dashboard, and /metrics of the Jupyter server",
-}  # fmt: skip
+}
 NOT_HERE = {name: instead for names, instead in _INSTEAD.items() for name in names.split()}
 
 _UNITS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
@@ -69,8 +74,8 @@ def configure(**settings: Any) -> None:
     """Change settings of this program, for meshes that it has and will have. None leaves one as it is.
 
     Args:
-        settings: `enable_log_forwarding` (bool); `process_exit_timeout`, `host_spawn_ready_timeout`, `message_delivery_timeout` (as in "30s" or
-            "1h 30m"). Monarch's others have no effect, and warn.
+        settings: `enable_log_forwarding` (bool); `process_exit_timeout`, `host_spawn_ready_timeout`,
+            `message_delivery_timeout` (as in "30s" or "1h 30m"). Monarch's others have no effect, and warn.
 
     Raises:
         ValueError: for a name that Monarch doesn't have either, or a value that can't be.
@@ -87,7 +92,9 @@ def configure(**settings: Any) -> None:
         if name in EFFECTIVE:
             setattr(preferences, EFFECTIVE[name].field, read[name])
         elif _given.get(name) != value:
-            warnings.warn(f"configure({name}={value!r}) has no effect in monarch_nb: {NOT_HERE[name]}", stacklevel=2)
+            warnings.warn(
+                f"configure({name}={value!r}) has no effect in monarch_nb: {NOT_HERE[name]}", stacklevel=2
+            )
     _given.update(wanted)
 
 

@@ -5,7 +5,7 @@ Example:
     >>> mesh = Mesh(shape=(4, 2), mesh_dim_names=("data_parallel", "model_parallel"))  # doctest: +SKIP
     >>> dt = monarch_nb.distribute(torch.randn(8, 6), mesh, sharding_spec=["data_parallel", None])  # doctest: +SKIP
     >>> (dt @ dt.T).full()                                    # doctest: +SKIP
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ START_S = 120.0
 class Mesh:
     """Processes in a grid with named axes, over which tensors are laid out.
 
-    Where a mesh is active (`with mesh.activate():`) or given, its processes are taken; else so many are started on this machine, and end with this program.
+    Where a mesh is active (`with mesh.activate():`) or given, its processes are taken; else so many are
+    started on this machine, and end with this program.
 
     Args:
         shape: size of each axis.
@@ -34,7 +35,8 @@ class Mesh:
         procs: processes to take, as many as the shape has points.
 
     Raises:
-        MeshUsageError: for sizes below 1, names that don't fit, and if the processes that are there aren't as many.
+        MeshUsageError: for sizes below 1, names that don't fit, and if the processes that are there aren't as
+            many.
         RequestFailed: if this machine has no room for so many.
     """
 
@@ -50,8 +52,8 @@ class Mesh:
         found = procs if procs is not None else _active()
         if found is not None and found.size() != math.prod(self._shape):
             raise MeshUsageError(
-                f"a mesh of shape {self._shape} needs {math.prod(self._shape)} ranks; {found!r} has {found.size()}. "
-                f"Give a shape of {found.size()} points, or start more"
+                f"a mesh of shape {self._shape} needs {math.prod(self._shape)} ranks; {found!r} has "
+                f"{found.size()}. Give a shape of {found.size()} points, or start more"
             )
         self._owns = found is None
         self._procs = found if found is not None else _started(self._shape)
@@ -105,13 +107,15 @@ class Mesh:
     # --- work
 
     def execute(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a function on each rank with tensors of this mesh among the arguments; wait until all have done it.
+        """Call a function on each rank with tensors of this mesh among the arguments; wait until all have
+        done it.
 
-        Tensors that are global are DTensors in the function, those of which each rank has its own are plain there. A plain tensor of this program
-        is the same on every rank.
+        Tensors that are global are DTensors in the function, those of which each rank has its own are plain
+        there. A plain tensor of this program is the same on every rank.
 
         Returns:
-            What the function returns: tensors stay on the ranks; anything else comes here, as a list by rank unless all ranks agree.
+            What the function returns: tensors stay on the ranks; anything else comes here, as a list by rank
+            unless all ranks agree.
 
         Raises:
             RemoteException: (a DeviceMeshError) if it raises on a rank.
@@ -132,7 +136,8 @@ class Mesh:
         return self._procs.healthy()
 
     def heal(self, *, timeout_s: float = 120.0) -> HealReport:
-        """Put back what it has lost: dead ranks start anew. Tensors that were on the mesh are gone, and have to be made again.
+        """Put back what it has lost: dead ranks start anew. Tensors that were on the mesh are gone, and have
+        to be made again.
 
         Raises:
             HealError: if something couldn't be put back.
@@ -179,7 +184,8 @@ def _checked_names(names: Any, shape: tuple[int, ...]) -> tuple[str, ...]:
         or not all(isinstance(n, str) and n for n in given)
     ):
         raise MeshUsageError(
-            f"mesh_dim_names has a different name for each of {len(shape)} axes, as in ('data_parallel', 'model_parallel')[:{len(shape)}]; not {names!r}"
+            f"mesh_dim_names has a different name for each of {len(shape)} axes, as in "
+            f"('data_parallel', 'model_parallel')[:{len(shape)}]; not {names!r}"
         )
     return given
 

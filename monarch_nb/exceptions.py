@@ -35,7 +35,7 @@ Of lower rooms, which know no meshes:
     RankSetError                (ValueError) text that names no ranks; defined in `_shape.rank_set`
 
 Ranks in messages are positions in the mesh (or slice) that was called.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -123,7 +123,9 @@ class MeshUsageError(MeshError, ValueError):
 
 
 class StaleCode(MeshError, RuntimeError):
-    """A module's file holds other code than the rank has loaded, and that can't be had there, or isn't to be: what was to run hasn't begun."""
+    """A module's file holds other code than the rank has loaded, and that can't be had there, or isn't to
+    be: what was to run hasn't begun.
+    """
 
 
 class ScriptExit(MeshError, RuntimeError):
@@ -131,7 +133,9 @@ class ScriptExit(MeshError, RuntimeError):
 
 
 class WrongArguments(MeshError, TypeError):
-    """A call or a spawn with other arguments than it takes, or of what can't be called that way; nothing has been sent."""
+    """A call or a spawn with other arguments than it takes, or of what can't be called that way; nothing
+    has been sent.
+    """
 
     _shown_as = "TypeError"
 
@@ -145,7 +149,9 @@ class NameTaken(MeshUsageError):
 
 
 class WrongTensor(MeshUsageError):
-    """Tensors that don't go together (of different meshes, a plain one that would be changed), or something that a tensor of the mesh can't do."""
+    """Tensors that don't go together (of different meshes, a plain one that would be changed), or
+    something that a tensor of the mesh can't do.
+    """
 
 
 class ShardingError(MeshUsageError):
@@ -157,7 +163,9 @@ class RDMAError(MeshError):
 
 
 class BufferGone(RDMAError):
-    """A buffer was dropped, or its owner has ended, or is another process by now. Ask the owner for a new handle."""
+    """A buffer was dropped, or its owner has ended, or is another process by now. Ask the owner for a new
+    handle.
+    """
 
 
 class PathFailed(RDMAError):
@@ -197,7 +205,8 @@ class RankFailure:
         traceback: the remote traceback, user frames only.
         exception: the original exception, if it could travel.
         when: time of the first of them, seconds since the epoch.
-        first: whether it was the first failure in time; a death goes before what its peers have raised just before it was known.
+        first: whether it was the first failure in time; a death goes before what its peers have raised just
+            before it was known.
         end: how the process ended (host, pid, signal, exit_code, last_lines), if it did.
     """
 
@@ -221,7 +230,8 @@ class RankFailure:
 
 
 def fold_alike(failures: Sequence[RankFailure]) -> list[RankFailure]:
-    """Return failures that differ only in numbers as one, for people to read: its texts have the values of all.
+    """Return failures that differ only in numbers as one, for people to read: its texts have the values of
+    all.
 
     >>> print(*fold_alike([RankFailure((r,), "ValueError", f"rank {r} broken") for r in range(4)]))
     ranks 0-3: ValueError: rank {0-3} broken
@@ -241,7 +251,8 @@ ADVISERS: list[Callable[[Sequence[RankFailure]], str]] = []
 
 
 class DeviceMeshError(MeshError):
-    """What was done on a mesh has failed on some ranks: they have raised, or are dead. What a recovery loop catches.
+    """What was done on a mesh has failed on some ranks: they have raised, or are dead. What a recovery loop
+    catches.
 
     Attributes:
         failures: each distinct failure with its ranks, first in time first.
@@ -283,31 +294,44 @@ class DeviceMeshError(MeshError):
         return next((f.exception for f in self.failures if f.first or len(self.failures) == 1), None)
 
     def advice(self) -> str:
-        """Return what is done, or can be done, about ranks that are lost, or lack something; empty if none is."""
+        """Return what is done, or can be done, about ranks that are lost, or lack something; empty if none
+        is.
+        """
         ends = [f.end for f in self.failures if f.end is not None and not f.end.get("stopped")]
         if not ends:
             return next(filter(None, (adviser(self.failures) for adviser in ADVISERS)), "")
         by_itself = {"heal": "healing begins by itself", "shrink": "the mesh will go on without it"}
         many = sum(len(f.ranks) for f in self.failures if f.end in ends) > 1
-        return by_itself.get(str(ends[0].get("policy")), f"the other ranks go on; %mesh heal (or mesh.heal()) puts {'them' if many else 'it'} back")
+        return by_itself.get(
+            str(ends[0].get("policy")),
+            f"the other ranks go on; %mesh heal (or mesh.heal()) puts {'them' if many else 'it'} back",
+        )
 
     def __str__(self) -> str:
         if self._is_brief:
             return self.message
         advice = self.advice()
-        return "\n".join([self.message, *map(self._block, fold_alike(self.failures)), *([advice] if advice else [])])
+        return "\n".join(
+            [self.message, *map(self._block, fold_alike(self.failures)), *([advice] if advice else [])]
+        )
 
     def _block(self, failure: RankFailure) -> str:
         said = failure.traceback and f"{failure.type}: {failure.message}" in self.message
         return failure.traceback.rstrip() if said else str(failure)
 
     def briefly(self) -> Self:
-        """Return this error with a text of one line: what has happened was told in full before. The failures have all of it."""
+        """Return this error with a text of one line: what has happened was told in full before. The
+        failures have all of it.
+        """
         self._is_brief = True
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.message, self.failures, self.results, self.num_unfinished), {"_is_brief": self._is_brief}
+        return (
+            type(self),
+            (self.message, self.failures, self.results, self.num_unfinished),
+            {"_is_brief": self._is_brief},
+        )
 
 
 class ActorError(DeviceMeshError):
@@ -343,7 +367,10 @@ class NotDefinedHere(NameError):
     """
 
     def __init__(self, names: Sequence[str], near: Sequence[str], held: Sequence[str]) -> None:
-        super().__init__(f"name{'s' * (len(names) > 1)} {', '.join(map(repr, names))} {'is' if len(names) == 1 else 'are'} not defined")
+        super().__init__(
+            f"name{'s' * (len(names) > 1)} {', '.join(map(repr, names))} "
+            f"{'is' if len(names) == 1 else 'are'} not defined"
+        )
         self.names, self.near, self.held = tuple(names), tuple(near), tuple(held)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -355,17 +382,25 @@ class ActorAborted(BaseException):
 
 
 class RemoteException(DeviceMeshError):
-    """An operation on tensors of the mesh failed on ranks. Raised where a value is waited for that depends on it.
+    """An operation on tensors of the mesh failed on ranks. Raised where a value is waited for that depends on
+    it.
 
     Its text names the operation, the ranks, the layer and the line of the program that made it.
     """
 
     def __str__(self) -> str:
-        return "\n".join([self.message, *(with_names(f.traceback.rstrip()) for f in fold_alike(self.failures) if f.traceback)])
+        return "\n".join(
+            [
+                self.message,
+                *(with_names(f.traceback.rstrip()) for f in fold_alike(self.failures) if f.traceback),
+            ]
+        )
 
 
 class SupervisionError(DeviceMeshError, RuntimeError):
-    """Something that was used is dead: a rank, an actor or a mesh. Says which, on which host, and how it ended."""
+    """Something that was used is dead: a rank, an actor or a mesh. Says which, on which host, and how it
+    ended.
+    """
 
 
 class MeshEnded(SupervisionError, TransportClosed):

@@ -1,11 +1,14 @@
-"""Messages that differ only in numbers, as one with the values listed: `rank {0-3} broken`, `port {4001, 4002}`.
+"""Messages that differ only in numbers, as one with the values listed: `rank {0-3} broken`, `port {4001,
+4002}`.
 
-Ranks that fail alike rarely say so in the same words: their number is in the message, an address, a port, a pid. Such messages are one
-here. The frames of tracebacks must be equal (a failure in another line is another one); all other text may differ in its *values*: numbers,
-sizes, times, addresses, ids. Nothing is lost: each value is listed, in the order of the ranks; where several ranks have the same one of a few
-values, with their ranks (`{[0-3] 5; [4-7] 7}`).
+Ranks that fail alike rarely say so in the same words: their number is in the message, an address, a port, a
+pid. Such messages are one here. The frames of tracebacks must be equal (a failure in another line is another
+one); all other text may differ in its *values*: numbers, sizes, times, addresses, ids. Nothing is lost: each
+value is listed, in the order of the ranks; where several ranks have the same one of a few values, with their
+ranks (`{[0-3] 5; [4-7] 7}`).
 
-This is for what goes wrong. What ranks print in the ordinary way stays as they print it: there, a number is the news.
+This is for what goes wrong. What ranks print in the ordinary way stays as they print it: there, a number is
+the news.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ _NUMBER = r"""
         | (?<![0-9][0-9])[0-9]?:[0-9]{2}:[0-9]{2}(?:[.,][0-9]+)?                   # a time of day
         | [0-9]*(?:\.[0-9]+)*(?:[eE][+-]?[0-9]+)?(?:\ ?[KMGTP]i?B\b)?
     )
-"""
+"""  # noqa: E501
 _VALUE = re.compile(_NUMBER, re.VERBOSE)
 """Begins with a set of characters, which makes it ten times as fast as an alternative would."""
 _VALUE_OR_ID = re.compile(
@@ -91,7 +94,8 @@ NAMED = "[actor=<"
 
 
 def split_name(text: str) -> tuple[str, Values]:
-    """Return the pattern of a line that an actor has logged, and the values in the actor's name: its place. What is said must be equal.
+    """Return the pattern of a line that an actor has logged, and the values in the actor's name: its place.
+    What is said must be equal.
 
     >>> split_name("[actor=<root>.<m.A a{'gpus': 3/8}>] epoch 5")
     ("[actor=<root>.<m.A a{'gpus': \\x00/\\x00}>] epoch 5", ('3', '8'))
@@ -119,7 +123,9 @@ def _merge(pattern: str, by_rank: Sequence[tuple[int, Values]]) -> str:
     first, *rest = pattern.split(_MARK)
     ranks = [rank for rank, _ in by_rank]
     columns = zip(*(values for _, values in by_rank), strict=True)
-    return first + "".join(_listed(ranks, column) + after for column, after in zip(columns, rest, strict=True))
+    return first + "".join(
+        _listed(ranks, column) + after for column, after in zip(columns, rest, strict=True)
+    )
 
 
 def _listed(ranks: Sequence[int], values: Values) -> str:
@@ -146,7 +152,9 @@ def _runs(values: list[str]) -> list[tuple[str, int]]:
         if end < len(values) and _follows(values[end - 1], values[end]):
             continue
         run = values[start:end]
-        found += [(f"{run[0]}-{run[-1]}", len(run))] if len(run) >= _MIN_RUN else [(value, 1) for value in run]
+        found += (
+            [(f"{run[0]}-{run[-1]}", len(run))] if len(run) >= _MIN_RUN else [(value, 1) for value in run]
+        )
         start = end
     return found
 

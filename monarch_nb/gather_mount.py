@@ -14,6 +14,7 @@ def gather_mount(host_mesh: Any, remote_mount_point: str, local_mount_point: str
         NotImplementedError: always.
     """
     raise NotImplementedError(
-        f"gather_mount: monarch_nb mounts no file systems (FUSE), so {remote_mount_point!r} can't be had at {local_mount_point!r}. What ranks print is "
-        "here anyway: monarch-nb logs. Files: exec_command(hosts, ['cat', PATH]), an endpoint that returns them, or a shared file system"
+        f"gather_mount: monarch_nb mounts no file systems (FUSE), so {remote_mount_point!r} can't be "
+        f"had at {local_mount_point!r}. What ranks print is here anyway: monarch-nb logs. Files: "
+        "exec_command(hosts, ['cat', PATH]), an endpoint that returns them, or a shared file system"
     )

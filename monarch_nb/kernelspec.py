@@ -14,12 +14,17 @@ def specification() -> dict[str, object]:
     """Return the content of kernel.json."""
     return {
         "argv": [
-            sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}", "--IPKernelApp.extra_extensions=monarch_nb",
+            sys.executable,
+            "-m",
+            "ipykernel_launcher",
+            "-f",
+            "{connection_file}",
+            "--IPKernelApp.extra_extensions=monarch_nb",
         ],
         "display_name": DISPLAY_NAME,
         "language": "python",
         "metadata": {"debugger": True},
-    }  # fmt: skip
+    }
 
 
 def install(prefix: str = sys.prefix) -> str:

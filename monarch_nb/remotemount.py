@@ -14,8 +14,10 @@ def remotemount(host_mesh: Any, sourcepath: str, mntpoint: str | None = None) ->
         NotImplementedError: always.
     """
     raise NotImplementedError(
-        f"remote_mount: monarch_nb mounts no file systems (FUSE), so {sourcepath!r} can't be had at {mntpoint or sourcepath!r} on other hosts. Functions "
-        "and classes of this program travel by themselves; put packages and data on a shared file system, or send them: an endpoint, or RDMABuffer"
+        f"remote_mount: monarch_nb mounts no file systems (FUSE), so {sourcepath!r} can't be had at "
+        f"{mntpoint or sourcepath!r} on other hosts. Functions and classes of this program travel by "
+        "themselves; put packages and data on a shared file system, or send them: an endpoint, or "
+        "RDMABuffer"
     )
 
 

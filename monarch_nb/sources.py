@@ -1,7 +1,8 @@
 """Source files, of which tracebacks show lines.
 
-Code may go by the name of any file, and `linecache` reads what it's told: /dev/zero without end, a pipe that nobody writes to for ever. So what isn't a file of
-bearable size isn't read, neither by ranks nor by host processes, which show the stacks of ranks that can't.
+Code may go by the name of any file, and `linecache` reads what it's told: /dev/zero without end, a pipe that
+nobody writes to for ever. So what isn't a file of bearable size isn't read, neither by ranks nor by host
+processes, which show the stacks of ranks that can't.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ def _read_if_source(filename: str, module_globals: dict[str, Any] | None = None)
 
 
 def may_be_source(filename: str) -> bool:
-    """Say whether a file can be read as source. One that isn't there can: there may be other ways to its lines."""
+    """Say whether a file can be read as source. One that isn't there can: there may be other ways to its
+    lines.
+    """
     try:
         found = os.stat(filename)
     except (OSError, ValueError):

@@ -18,7 +18,8 @@ _USERS = frozenset({Owner.USER, Owner.EXECUTED})
 
 
 def innermost(found: Mapping[str, Any]) -> str:
-    """Return in one line where a rank stands: the user's innermost frame, or what the kernel says of the process.
+    """Return in one line where a rank stands: the user's innermost frame, or what the kernel says of the
+    process.
 
     That's the main thread's; if that waits for mail, the first actor's that does something.
     """

@@ -26,7 +26,9 @@ MAX_DURATION_S = 3650 * 86400
 
 @dataclass(frozen=True)
 class GpuStatus:
-    """A GPU, as NVIDIA's driver sees it: shares in per cent, memory in bytes; `processes` are those of others, too."""
+    """A GPU, as NVIDIA's driver sees it: shares in per cent, memory in bytes; `processes` are those of
+    others, too.
+    """
 
     index: int
     name: str
@@ -70,7 +72,8 @@ class Collective:
     """The operation of a process group that a rank is in.
 
     Attributes:
-        sequence: how many of the group's operations the rank has entered, this one included; 0 if the backend doesn't count.
+        sequence: how many of the group's operations the rank has entered, this one included; 0 if the backend
+            doesn't count.
         shape: of its (first) tensor.
     """
 
@@ -209,7 +212,12 @@ class MeshStatus:
     def text(self) -> str:
         """Return this as plain text, one line for what is equal."""
         dims = ", ".join(f"{k}={v}" for k, v in self.sizes)
-        lines = [f"mesh {self.name!r}: {len(self.ranks)} ranks ({dims}), controller pid {self.pid}, up {self._age()}"]
+        lines = [
+            (
+                f"mesh {self.name!r}: {len(self.ranks)} ranks ({dims}), controller pid {self.pid}, up "
+                f"{self._age()}"
+            )
+        ]
         lines += [f"  {state:<9} ranks {ranks}" for state, ranks in self.ranks_by_state().items()]
         lines += [f"  host {h.index}: {self._host_text(h)}" for h in self.hosts]
         lines += self._doing_lines()
@@ -219,25 +227,41 @@ class MeshStatus:
             lines.append("  is being healed")
         if self.idle_timeout_s:
             left = "" if self.lease_left_s is None else f"; {duration(self.lease_left_s)} left"
-            lines.append(f"  lease: ends after {duration(self.idle_timeout_s)} without a client and a running cell{left}")
+            lines.append(
+                f"  lease: ends after {duration(self.idle_timeout_s)} without a client and a running "
+                f"cell{left}"
+            )
         if self.owner_pid:
             lines.append(f"  ends with its kernel (pid {self.owner_pid})")
         if self.num_cells:
             lines.append(f"  {self.num_cells} cell{'s' * (self.num_cells > 1)} running; see %mesh history")
         if self.versions:
-            lines.append(f"  {', '.join(f'{k} {v}' for k, v in self.versions.items())}; environment {self.environment}")
+            lines.append(
+                f"  {', '.join(f'{k} {v}' for k, v in self.versions.items())}; environment {self.environment}"
+            )
         if self.journal:
-            lines.append(f"  journal: {self.journal}{self.journal_trouble and f'; not written: {self.journal_trouble}'}")
+            lines.append(
+                "  journal: "
+                f"{self.journal}{self.journal_trouble and f'; not written: {self.journal_trouble}'}"
+            )
         lines += [f"  client: {c}" for c in self.clients]
         return "\n".join(lines)
 
     def _host_text(self, host: HostStatus) -> str:
         ranks = format_ranks(r.rank for r in self.ranks if r.host == host.index) or "none"
-        parts = [f"{host.hostname} {host.state}", f"{host.num_cores} cores" + percent_text(host.cpu_percent, " {} busy")]
+        parts = [
+            f"{host.hostname} {host.state}",
+            f"{host.num_cores} cores" + percent_text(host.cpu_percent, " {} busy"),
+        ]
         if host.memory_used_bytes is not None and host.memory_total_bytes:
-            parts.append(f"memory {bytes_text(host.memory_used_bytes)} of {bytes_text(host.memory_total_bytes)}")
+            parts.append(
+                f"memory {bytes_text(host.memory_used_bytes)} of {bytes_text(host.memory_total_bytes)}"
+            )
         parts.append(f"{host.num_gpus} GPUs")
-        parts += [f"GPU {g.index} {percent_text(g.utilization_percent)} {bytes_text(g.memory_used_bytes)}" for g in host.gpus]
+        parts += [
+            f"GPU {g.index} {percent_text(g.utilization_percent)} {bytes_text(g.memory_used_bytes)}"
+            for g in host.gpus
+        ]
         return ", ".join([*parts, f"ranks {ranks}"])
 
     def _doing_lines(self) -> list[str]:
@@ -248,7 +272,10 @@ class MeshStatus:
                 found.setdefault(rank_text(rank), []).append(rank)
         now = time.time()
         return [
-            f"  ranks {format_ranks(r.rank for r in ranks)}: {text}, for {duration(max(0.0, now - min(r.since for r in ranks)))}"
+            (
+                f"  ranks {format_ranks(r.rank for r in ranks)}: {text}, for "
+                f"{duration(max(0.0, now - min(r.since for r in ranks)))}"
+            )
             for text, ranks in found.items()
         ]
 
@@ -258,7 +285,13 @@ class MeshStatus:
         for rank in self.ranks:
             for each in rank.transfers:
                 found.setdefault(each.path, []).append((rank.rank, each))
-        return [f"  moved by {path}: {_moved_text([t for _, t in all_])} (ranks {format_ranks(r for r, _ in all_)})" for path, all_ in found.items()]
+        return [
+            (
+                f"  moved by {path}: {_moved_text([t for _, t in all_])} (ranks "
+                f"{format_ranks(r for r, _ in all_)})"
+            )
+            for path, all_ in found.items()
+        ]
 
     def _age(self) -> str:
         return duration(max(0.0, time.time() - self.started))
@@ -271,7 +304,8 @@ class MeshStatus:
 
 
 class Versioned:
-    """A mesh's state in rows, each with the number of its last change: what is new since a given change is found without comparing states.
+    """A mesh's state in rows, each with the number of its last change: what is new since a given change is
+    found without comparing states.
 
     Args:
         order: the keys of the ranks' rows, in order.
@@ -316,7 +350,9 @@ class Versioned:
             self.version += 1
             rows[key], versions[key] = row, self.version
 
-    def put_all(self, head: Mapping[str, Any], hosts: Iterable[dict[str, Any]], ranks: Iterable[dict[str, Any]]) -> None:
+    def put_all(
+        self, head: Mapping[str, Any], hosts: Iterable[dict[str, Any]], ranks: Iterable[dict[str, Any]]
+    ) -> None:
         """Take a snapshot or a change; ranks are known by their number."""
         self.put_head(head)
         for host in hosts:
@@ -338,8 +374,14 @@ class Versioned:
     def changed_since(self, seen: int) -> dict[str, Any]:
         """Return what has changed since change number `seen`: "mesh" fields, "hosts" and "ranks" rows."""
         return {
-            "mesh": {name: self._head[name] for name, version in self._head_versions.items() if version > seen},
-            "hosts": [self._hosts[i] for i, version in self._host_versions.items() if version > seen and self._hosts[i]],
+            "mesh": {
+                name: self._head[name] for name, version in self._head_versions.items() if version > seen
+            },
+            "hosts": [
+                self._hosts[i]
+                for i, version in self._host_versions.items()
+                if version > seen and self._hosts[i]
+            ],
             "ranks": [self._ranks[key] for key, version in self._rank_versions.items() if version > seen],
         }
 
@@ -350,11 +392,18 @@ def apply(status: dict[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
         return dict(change["full"])
     hosts = {h["index"]: h for h in (*status["hosts"], *change["hosts"])}
     ranks = {r["rank"]: r for r in (*status["ranks"], *change["ranks"])}
-    return {**status, **change["mesh"], "hosts": [hosts[i] for i in sorted(hosts)], "ranks": [ranks[i] for i in sorted(ranks)]}
+    return {
+        **status,
+        **change["mesh"],
+        "hosts": [hosts[i] for i in sorted(hosts)],
+        "ranks": [ranks[i] for i in sorted(ranks)],
+    }
 
 
 def summary(status: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row that stands for a mesh in a list: name, pid, sizes, number of ranks in each state, kernels that use it."""
+    """Return the row that stands for a mesh in a list: name, pid, sizes, number of ranks in each state,
+    kernels that use it.
+    """
     states: dict[str, int] = {}
     for rank in status["ranks"]:
         states[rank["state"]] = states.get(rank["state"], 0) + 1
@@ -364,7 +413,9 @@ def summary(status: Mapping[str, Any]) -> dict[str, Any]:
 
 def rank_text(rank: RankStatus) -> str:
     """Return what a rank does, in words."""
-    parts = [f"{rank.state} with {rank.doing}" if rank.state == RankState.BUSY else f"{rank.state} in {rank.doing}"]
+    parts = [
+        f"{rank.state} with {rank.doing}" if rank.state == RankState.BUSY else f"{rank.state} in {rank.doing}"
+    ]
     if rank.collective is not None:
         parts.append(f"in {collective_text(rank.collective)}")
     if rank.line:
@@ -380,14 +431,18 @@ def waiting_text(cells: Sequence[int]) -> str:
     """
     if not cells:
         return ""
-    names = ", ".join(f"#{n}" for n in cells[:MAX_CELLS_NAMED]) + (", ..." if len(cells) > MAX_CELLS_NAMED else "")
+    names = ", ".join(f"#{n}" for n in cells[:MAX_CELLS_NAMED]) + (
+        ", ..." if len(cells) > MAX_CELLS_NAMED else ""
+    )
     return f"; cell {names} waits" if len(cells) == 1 else f"; cells {names} wait"
 
 
 def collective_text(collective: Collective) -> str:
     """Return an operation in words: "all_reduce #41 float32[1024]"."""
     number = f" #{collective.sequence}" if collective.sequence else ""
-    shape = "" if collective.shape is None else f" {collective.dtype}[{', '.join(map(str, collective.shape))}]"
+    shape = (
+        "" if collective.shape is None else f" {collective.dtype}[{', '.join(map(str, collective.shape))}]"
+    )
     return f"{collective.name}{number}{shape}"
 
 
@@ -469,5 +524,9 @@ def _rank(row: Mapping[str, Any]) -> RankStatus:
         shape = found.get("shape")
         collective = Collective(**{**found, "shape": None if shape is None else tuple(shape)})
     transfers = tuple(Transfers(**each) for each in row.get("transfers", ()))
-    tuples = {"gpus": tuple(row["gpus"]), "cells_waiting": tuple(row.get("cells_waiting", ())), "transfers": transfers}
+    tuples = {
+        "gpus": tuple(row["gpus"]),
+        "cells_waiting": tuple(row.get("cells_waiting", ())),
+        "transfers": transfers,
+    }
     return RankStatus(**{**row, **tuples, "state": RankState(row["state"]), "collective": collective})

@@ -1,4 +1,5 @@
-"""What of a traceback people see: their own frames, and those of libraries; not this package's, which say nothing about their program.
+"""What of a traceback people see: their own frames, and those of libraries; not this package's, which say
+nothing about their program.
 
 `MONARCH_NB_TRACEBACKS=full` shows all: for faults of this package.
 """
@@ -23,7 +24,9 @@ _installed = False
 
 
 class ShowsItself:
-    """Mixed into errors that this package raises on purpose: shown with the reader's own frames, in notebooks and scripts."""
+    """Mixed into errors that this package raises on purpose: shown with the reader's own frames, in
+    notebooks and scripts.
+    """
 
     _shown_as = ""
     """What people know it by, if not by its class."""
@@ -75,7 +78,9 @@ def shown_frames(trace: TracebackType | None) -> TracebackType | None:
 
 
 def format_error(error: BaseException, trace: TracebackType | None) -> str:
-    """Return an error as Python prints it, with those that have led to it, without hidden frames; empty if no frame is left."""
+    """Return an error as Python prints it, with those that have led to it, without hidden frames; empty if
+    no frame is left.
+    """
     found = traceback.TracebackException(type(error), error, trace)
     _shorten_chain(found)
     any_left = False
@@ -119,7 +124,9 @@ def links_left_out(num: int) -> str:
 
 
 def hide_in_scripts() -> None:
-    """Have Python print the errors of this package that nobody catches without its frames. In a notebook, they render themselves."""
+    """Have Python print the errors of this package that nobody catches without its frames. In a notebook,
+    they render themselves.
+    """
     global _installed
     if _installed:
         return
@@ -138,7 +145,9 @@ def hide_in_scripts() -> None:
 
 
 def _of_ours(error: BaseException, trace: TracebackType | None) -> TracebackType | None:
-    """Return what is shown of a traceback: of errors that this package raises on purpose, which can render themselves, the reader's frames."""
+    """Return what is shown of a traceback: of errors that this package raises on purpose, which can render
+    themselves, the reader's frames.
+    """
     left: list[tuple[BaseException | None, bool]] = [(error, False)]
     seen: set[int] = set()
     while left:

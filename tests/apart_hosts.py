@@ -1,4 +1,5 @@
-"""Hosts of this machine that don't see its files: each has a mount namespace, a host name, and empty disks where the workspace and the store would be.
+"""Hosts of this machine that don't see its files: each has a mount namespace, a host name, and empty disks
+where the workspace and the store would be.
 
 For which one must be root.
 """
@@ -23,11 +24,14 @@ from monarch_nb.mesh import Mesh
 
 @contextmanager
 def hosts_apart(hidden: list[Path], *, size: str = "64m") -> Iterator[None]:
-    """Have host processes that are started meanwhile see an empty disk of their own in the place of each folder.
+    """Have host processes that are started meanwhile see an empty disk of their own in the place of each
+    folder.
 
     Skips the test where that isn't allowed.
     """
-    tried = subprocess.run(["unshare", "--mount", "--uts", "true"], capture_output=True, text=True, check=False)
+    tried = subprocess.run(
+        ["unshare", "--mount", "--uts", "true"], capture_output=True, text=True, check=False
+    )
     if tried.returncode:
         pytest.skip(f"no namespaces can be made here: {tried.stderr.strip()}")
     mounts = " && ".join(f"mount -t tmpfs -o size={size} tmpfs '{path}'" for path in hidden)
@@ -38,7 +42,15 @@ def hosts_apart(hidden: list[Path], *, size: str = "64m") -> Iterator[None]:
 
 
 @contextmanager
-def mesh_apart(name: str, dims: Mapping[str, int], num_hosts: int, hidden: list[Path], *, size: str = "64m", **options: Any) -> Iterator[Mesh]:
+def mesh_apart(
+    name: str,
+    dims: Mapping[str, int],
+    num_hosts: int,
+    hidden: list[Path],
+    *,
+    size: str = "64m",
+    **options: Any,
+) -> Iterator[Mesh]:
     """Start a mesh whose hosts are apart, but for the controller."""
     hosts = hosts_apart(hidden, size=size)
     hosts.__enter__()

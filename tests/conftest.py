@@ -1,4 +1,6 @@
-"""What all tests share: in which order and by how many processes they're run, and that nothing they started is left."""
+"""What all tests share: in which order and by how many processes they're run, and that nothing they
+started is left.
+"""
 
 from __future__ import annotations
 
@@ -60,21 +62,32 @@ def _scope(nodeid: str) -> str:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_directories(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def own_directories(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
     """Let a mesh's name be this process' own, and see at the end what of ours is left."""
-    with tempfile.TemporaryDirectory(prefix="mnb-", ignore_cleanup_errors=True) as runtime, pytest.MonkeyPatch.context() as patch:
+    with (
+        tempfile.TemporaryDirectory(prefix="mnb-", ignore_cleanup_errors=True) as runtime,
+        pytest.MonkeyPatch.context() as patch,
+    ):
         patch.setenv("XDG_RUNTIME_DIR", runtime)  # meshes are found by name there
         patch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
         patch.setenv("JUPYTER_DATA_DIR", str(tmp_path_factory.mktemp("data")))
-        patch.setenv("MONARCH_NB_WITH_KERNEL", "0")  # nbclient runs the notebooks of these tests, but they stand for a person's
-        patch.setenv("MONARCH_NB_PRELOAD", "torch")  # what training uses besides takes as long again, for each mesh
+        patch.setenv(
+            "MONARCH_NB_WITH_KERNEL", "0"
+        )  # nbclient runs the notebooks of these tests, but they stand for a person's
+        patch.setenv(
+            "MONARCH_NB_PRELOAD", "torch"
+        )  # what training uses besides takes as long again, for each mesh
         patch.setenv(*TAG)
         yield
         request.config.stash[LEFT] = _left()
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Fail if a process or a thread of ours outlives the tests. Tests that failed may have left some: that's told only."""
+    """Fail if a process or a thread of ours outlives the tests. Tests that failed may have left some:
+    that's told only.
+    """
     left = session.config.stash.get(LEFT, [])
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["left"] = left  # who collects the results decides
@@ -104,6 +117,8 @@ def _left() -> list[str]:
         wait_for_exit(pid, max(0.1, deadline - time.monotonic()))
     ours = [t for t in threading.enumerate() if t.name.startswith(("monarch_nb", "actor-"))]
     for thread in ours:
-        thread.join(max(0.1, deadline + PATIENCE_S - time.monotonic()))  # whoever watches a controller's end has just heard of it
+        thread.join(
+            max(0.1, deadline + PATIENCE_S - time.monotonic())
+        )  # whoever watches a controller's end has just heard of it
     processes = [f"process {name} (pid {pid})" for pid, name in mesh_processes().items()]
     return processes + [f"thread {t.name}" for t in ours if t.is_alive()]

@@ -1,4 +1,6 @@
-"""Kernels whose sockets are files: in a directory of this test run's own, not in the one where the tests were started."""
+"""Kernels whose sockets are files: in a directory of this test run's own, not in the one where the tests
+were started.
+"""
 
 from __future__ import annotations
 

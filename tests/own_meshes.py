@@ -27,7 +27,9 @@ def own_mesh(name: str, dims: Mapping[str, int], **options: Any) -> Iterator[Mes
 
 @contextmanager
 def one_or_two_hosts(kind: str) -> Iterator[HostMesh]:
-    """This host ("one_host"), a mesh without dimensions; or one of two host processes that talk tcp with CURVE."""
+    """This host ("one_host"), a mesh without dimensions; or one of two host processes that talk tcp with
+    CURVE.
+    """
     if kind == "one_host":
         yield this_host()
         return

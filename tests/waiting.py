@@ -1,4 +1,6 @@
-"""Waiting for what has no event of its own: asked again and again, up to a bound that only a fault reaches."""
+"""Waiting for what has no event of its own: asked again and again, up to a bound that only a fault
+reaches.
+"""
 
 from __future__ import annotations
 

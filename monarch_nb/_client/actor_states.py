@@ -1,4 +1,6 @@
-"""What this program knows of the actors that it has spawned: whether they have failed, and what it was told of that."""
+"""What this program knows of the actors that it has spawned: whether they have failed, and what it was
+told of that.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,9 @@ class ActorState:
         self.failure = MeshFailure.from_failures(self.described)
 
     def take_unreported(self, described: Sequence[Failure], whom: str = "reader") -> list[Failure]:
-        """Return the failures of which nothing alike has been reported yet. They're reported now, with their tracebacks: once to the reader, be it
-        by an exception or by what's written to stderr; and once to a fault hook of the program's own.
+        """Return the failures of which nothing alike has been reported yet. They're reported now, with their
+        tracebacks: once to the reader, be it by an exception or by what's written to stderr; and once to a
+        fault hook of the program's own.
         """
         kinds = [(whom, f.type, split(f.message)[0], split(f.traceback)[0]) for f in described]
         unreported = [f for f, kind in zip(described, kinds, strict=True) if kind not in self._reported]
@@ -50,7 +53,9 @@ class ActorState:
         self._reported.clear()
 
     def text(self, what: str, described: Sequence[Failure] = ()) -> str:
-        """Return in a line why `what` can't be called; `described`: what is known of it, if no message has come yet."""
+        """Return in a line why `what` can't be called; `described`: what is known of it, if no message has
+        come yet.
+        """
         failure = self.failure or MeshFailure.from_failures(described)
         if any(f.details.get("endpoint") == "__init__" for f in failure.failures):
             return f"{what}: {failure.message}. Next: spawn it again, or %mesh heal (mesh.heal())"

@@ -1,7 +1,9 @@
-"""Host processes that this program has started: they outlive it, and if one ends before, somebody must wait for it, or its zombie stays.
+"""Host processes that this program has started: they outlive it, and if one ends before, somebody must wait
+for it, or its zombie stays.
 
-A thread does, for each: it sleeps in the kernel until the process has ended. Then it lets the zombie lie for a moment, so that the other programs
-that are connected can read there how the process has ended. This program needn't hurry: it keeps how each has ended.
+A thread does, for each: it sleeps in the kernel until the process has ended. Then it lets the zombie lie for
+a moment, so that the other programs that are connected can read there how the process has ended. This program
+needn't hurry: it keeps how each has ended.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ _statuses: dict[int, int] = {}
 def look_after(process: subprocess.Popen[bytes]) -> None:
     """Wait for a process in the background, and take its zombie away."""
     _statuses.pop(process.pid, None)
-    threading.Thread(target=_wait, args=(process,), name=f"monarch-nb-child-{process.pid}", daemon=True).start()
+    threading.Thread(
+        target=_wait, args=(process,), name=f"monarch-nb-child-{process.pid}", daemon=True
+    ).start()
 
 
 def _wait(process: subprocess.Popen[bytes]) -> None:
@@ -43,7 +47,8 @@ def _note(pid: int) -> None:
 
 
 def status_of(pid: int) -> int | None:
-    """Return the wait status of a process that has ended, a child of this program's or not; None if nobody knows it any more.
+    """Return the wait status of a process that has ended, a child of this program's or not; None if nobody
+    knows it any more.
 
     Looked up twice: a child's zombie may be taken away between the two looks.
     """

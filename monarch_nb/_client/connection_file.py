@@ -1,9 +1,10 @@
 """Connection files: how the programs of a user find the controllers of named meshes.
 
-They lie in Jupyter's runtime directory, where anybody may have put anything. So a file is believed only if it's a plain one of ours, of bounded size, that says what
-such a file says; what else lies there is left alone. A controller is named by its pid and the time when it
-started: a pid alone may be an innocent process'. The controller writes its file, and holds a claim
-(`_wire/claim`) as long as it lives; the file of a dead one is removed by whoever gets the claim.
+They lie in Jupyter's runtime directory, where anybody may have put anything. So a file is believed only if
+it's a plain one of ours, of bounded size, that says what such a file says; what else lies there is left
+alone. A controller is named by its pid and the time when it started: a pid alone may be an innocent process'.
+The controller writes its file, and holds a claim (`_wire/claim`) as long as it lives; the file of a dead one
+is removed by whoever gets the claim.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ class Connection(NamedTuple):
 
 
 def read(path: str) -> Connection | None:
-    """Return the mesh that a connection file names, if it runs on this machine; the file of one that has ended is removed."""
+    """Return the mesh that a connection file names, if it runs on this machine; the file of one that has
+    ended is removed.
+    """
     content = _content(path)
     if content is None or content.get("machine", machine_id()) != machine_id():
         return None  # on a shared file system: only that machine can say whether it runs
@@ -56,8 +59,13 @@ def read(path: str) -> Connection | None:
     name, pid, directory = content["name"], content["pid"], content["directory"]
     trouble = ""
     if not os.path.exists(address.socket_path(directory, address.CONTROLLER)):
-        trouble = f"mesh {name!r} runs, but its sockets in {directory} are gone: nobody can reach it; end it: kill {pid}"
-    return Connection(name, pid, directory, path, content.get("wire_version", 0), content.get("start_time"), trouble)
+        trouble = (
+            f"mesh {name!r} runs, but its sockets in {directory} are gone: nobody can reach it; end it: "
+            f"kill {pid}"
+        )
+    return Connection(
+        name, pid, directory, path, content.get("wire_version", 0), content.get("start_time"), trouble
+    )
 
 
 def write_program(directory: str, pid: int, connection: Connection) -> str:
@@ -76,7 +84,9 @@ def write_program(directory: str, pid: int, connection: Connection) -> str:
 
 
 def list_programs(directory: str) -> list[Connection]:
-    """Return the programs of this user whose own meshes can be debugged; files of those that have ended are removed."""
+    """Return the programs of this user whose own meshes can be debugged; files of those that have ended
+    are removed.
+    """
     found = []
     for name in sorted(os.listdir(directory)):
         path = os.path.join(directory, name)
@@ -87,7 +97,15 @@ def list_programs(directory: str) -> list[Connection]:
             with suppress(OSError):
                 os.unlink(path)
         elif content.get("wire_version") == wire.VERSION:
-            found.append(Connection(content["name"], content["pid"], content["directory"], path, start_time=content.get("start_time")))
+            found.append(
+                Connection(
+                    content["name"],
+                    content["pid"],
+                    content["directory"],
+                    path,
+                    start_time=content.get("start_time"),
+                )
+            )
     return found
 
 
@@ -103,7 +121,9 @@ def claim_path(path: str) -> str:
 
 
 def _content(path: str) -> dict[str, Any] | None:
-    """Return what a connection file says, or None if it's none. Nothing that lies there makes this wait or fail."""
+    """Return what a connection file says, or None if it's none. Nothing that lies there makes this wait or
+    fail.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except (OSError, ValueError):
@@ -130,7 +150,9 @@ def _is_sound(content: Any, path: str) -> bool:
         return False
     if not all(type(content.get(key, kind())) is kind for key, kind in others):
         return False
-    right_name = os.path.basename(path) in (f"{prefix}{content['name']}{SUFFIX}" for prefix in (PREFIX, PROGRAM_PREFIX))
+    right_name = os.path.basename(path) in (
+        f"{prefix}{content['name']}{SUFFIX}" for prefix in (PREFIX, PROGRAM_PREFIX)
+    )
     return right_name and content["pid"] > 1 and os.path.isabs(content["directory"])
 
 

@@ -1,4 +1,6 @@
-"""Where a page is that shows a mesh: on the Jupyter server that this kernel belongs to, or on `monarch-nb dashboard`'s."""
+"""Where a page is that shows a mesh: on the Jupyter server that this kernel belongs to, or on `monarch-nb
+dashboard`'s.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def _answers(place: Place) -> bool:
     parts = urlsplit(place.url)
     connection = HTTPConnection(parts.hostname or HOST, parts.port, timeout=2.0)
     try:
-        connection.request("GET", "/monarch_nb/api/version", headers={"Authorization": f"token {place.token}"})
+        connection.request(
+            "GET", "/monarch_nb/api/version", headers={"Authorization": f"token {place.token}"}
+        )
         return connection.getresponse().status == 200
     except (OSError, HTTPException):
         return False
@@ -62,7 +66,8 @@ def _answers(place: Place) -> bool:
 
 
 def dashboard_url(mesh: str) -> str:
-    """Return an address that shows a mesh: on the Jupyter server whose kernel this is, else on the dashboard that runs.
+    """Return an address that shows a mesh: on the Jupyter server whose kernel this is, else on the dashboard
+    that runs.
 
     Raises:
         MeshUsageError: if there's neither, saying how to start one.
@@ -77,7 +82,9 @@ def dashboard_url(mesh: str) -> str:
 
 
 def _jupyter_server() -> str:
-    """Return the base of the Jupyter server that has started this kernel, if it has our extension. Its reader is logged in there already: no token."""
+    """Return the base of the Jupyter server that has started this kernel, if it has our extension. Its
+    reader is logged in there already: no token.
+    """
     from urllib.error import URLError
     from urllib.request import Request, urlopen
 

@@ -32,7 +32,9 @@ class Ending:
         how."""
         if self.how and self.name:
             return f"mesh {self.name!r} {self.how}; {self._next()}"
-        how = describe_status(children.status_of(self._pid), out_of_memory=count_oom_kills() > self._num_oom_kills)
+        how = describe_status(
+            children.status_of(self._pid), out_of_memory=count_oom_kills() > self._num_oom_kills
+        )
         process = f"(pid {self._pid} on {socket.gethostname()}) {how}, and {self._lost()}; {self._next()}"
         if not self.name:
             return f"the controller process of this program's ranks {process}"

@@ -1,7 +1,7 @@
 """What the controller tells of something that is watched: a cell, or a stretch of the journal.
 
-A feed is one pending under one ref. Output and news arrive in the reading thread, in order, and go straight to the watcher, which must be
-quick. The thread that waits for the end usually is the reading thread.
+A feed is one pending under one ref. Output and news arrive in the reading thread, in order, and go straight
+to the watcher, which must be quick. The thread that waits for the end usually is the reading thread.
 """
 
 from __future__ import annotations
@@ -75,7 +75,19 @@ class Feed(Pending):
         error: why the controller refused, if it did.
     """
 
-    __slots__ = ("_decoders", "_ended", "_events", "_num_interrupts", "_num_taken", "_reached", "_watcher", "error", "n", "summary", "when_late")
+    __slots__ = (
+        "_decoders",
+        "_ended",
+        "_events",
+        "_num_interrupts",
+        "_num_taken",
+        "_reached",
+        "_watcher",
+        "error",
+        "n",
+        "summary",
+        "when_late",
+    )
 
     def __init__(self, transport: Transport, watcher: Watcher) -> None:
         super().__init__(transport, (address.CONTROLLER,))
@@ -93,7 +105,9 @@ class Feed(Pending):
         """Takes this feed once it's over: output under its ref may still come."""
 
     def wait_for(self, what: str, timeout_s: float) -> bool:
-        """Wait until it has begun ("began"), or has caught up with the journal ("live"); say whether it has."""
+        """Wait until it has begun ("began"), or has caught up with the journal ("live"); say whether it
+        has.
+        """
         with self.transport.callback_lock:
             if what in self._reached:
                 return True
@@ -188,7 +202,16 @@ class Feed(Pending):
         if rank not in self._ended:
             self._ended.add(rank)
             text = f"{ename}: {evalue} (its traceback was not kept)"
-            self._watcher.ended(rank, {"status": CellStatus.ERROR, "ename": ename, "evalue": evalue, "traceback": text, "when": failure.when})
+            self._watcher.ended(
+                rank,
+                {
+                    "status": CellStatus.ERROR,
+                    "ename": ename,
+                    "evalue": evalue,
+                    "traceback": text,
+                    "when": failure.when,
+                },
+            )
 
     def _done(self, rank: int, seconds: float) -> None:
         """A rank has ended the cell; those that have nothing to show are told of here only."""

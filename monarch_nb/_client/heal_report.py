@@ -34,10 +34,13 @@ class HealReport:
     def of(cls, found: Report) -> HealReport:
         """Make it of what the controller says."""
         return cls(
-            ranks=tuple(found.ranks), hosts=tuple(found.hosts),
-            actors={name: tuple(ranks) for name, ranks in found.actors.items()}, messages=tuple(found.messages),
-            problems=tuple(found.problems), seconds=found.seconds,
-        )  # fmt: skip
+            ranks=tuple(found.ranks),
+            hosts=tuple(found.hosts),
+            actors={name: tuple(ranks) for name, ranks in found.actors.items()},
+            messages=tuple(found.messages),
+            problems=tuple(found.problems),
+            seconds=found.seconds,
+        )
 
     def __str__(self) -> str:
         lines = []
@@ -45,7 +48,11 @@ class HealReport:
             lines.append(f"host{'s' * (len(self.hosts) > 1)} {', '.join(self.hosts)} replaced")
         if self.ranks:
             lines.append(f"{name_ranks(self.ranks)} started anew")
-        lines += [f"actor {name!r} made again on {name_ranks(ranks)}" for name, ranks in self.actors.items() if ranks]
+        lines += [
+            f"actor {name!r} made again on {name_ranks(ranks)}"
+            for name, ranks in self.actors.items()
+            if ranks
+        ]
         lines += [*self.messages, *self.problems]
         return "\n".join([*lines, f"{self.seconds:.2f} s"]) if lines else "nothing was lost"
 

@@ -1,14 +1,15 @@
 """Ctrl-C while ranks work: it's meant for them, so it's passed on and raises nothing here.
 
-A KeyboardInterrupt may come between any two bytecodes, in the middle of a send or of a display. So, while a cell runs, SIGINT only
-wakes a background thread, which tells the controller; the waiting thread goes on until the cell is over. Who
-presses `MAX_PRESSES` times wants out in any case. In a kernel, an interrupt that comes before a shutdown
-isn't passed on (`kernel`).
+A KeyboardInterrupt may come between any two bytecodes, in the middle of a send or of a display. So, while a
+cell runs, SIGINT only wakes a background thread, which tells the controller; the waiting thread goes on until
+the cell is over. Who presses `MAX_PRESSES` times wants out in any case. In a kernel, an interrupt that comes
+before a shutdown isn't passed on (`kernel`).
 """
 
 from __future__ import annotations
 
-import _signal  # what `signal` wraps: turning numbers into enums and back would take longer than all else here
+# what `signal` wraps: turning numbers into enums and back would take longer than all else here
+import _signal
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
@@ -46,7 +47,9 @@ class Interrupts:
     ) -> None:
         if self._active:
             self._active = False
-            _signal.signal(_signal.SIGINT, self._previous if self._previous is not None else _signal.default_int_handler)
+            _signal.signal(
+                _signal.SIGINT, self._previous if self._previous is not None else _signal.default_int_handler
+            )
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.num_presses += 1

@@ -42,7 +42,9 @@ _END_S = 10.0
 class Keeper:
     """Holds the claim, owns the controller that nobody has taken yet."""
 
-    def __init__(self, claim: Claim, path: str, requirements: dict[str, Any], for_s: float, wait_s: float) -> None:
+    def __init__(
+        self, claim: Claim, path: str, requirements: dict[str, Any], for_s: float, wait_s: float
+    ) -> None:
         self._claim, self._path, self._requirements, self._for_s = claim, path, requirements, for_s
         self._controller: Connection | None = None
         self._handover: socket.socket | None = None
@@ -88,7 +90,9 @@ class Keeper:
         return not self._should_end and _now() < self._ends_at and not self._packages_have_changed
 
     def _look_at_packages(self) -> None:
-        """See whether something was installed, and that is over: programs have another key since, and no use for what is kept here."""
+        """See whether something was installed, and that is over: programs have another key since, and no
+        use for what is kept here.
+        """
         before, self._looked_at = self._looked_at, warm_key.requirements()
         self._packages_have_changed = self._looked_at == before != self._requirements
         self._look_at = _now() + LOOK_S
@@ -99,7 +103,9 @@ class Keeper:
 
     def _start(self) -> None:
         try:
-            self._controller = launch.start_controller(owner_pid=os.getpid(), warm_claim=self._path, requirements=self._requirements)
+            self._controller = launch.start_controller(
+                owner_pid=os.getpid(), warm_claim=self._path, requirements=self._requirements
+            )
             handover = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             handover.connect(socket_path(self._controller.directory))
             self._handover = handover
@@ -120,7 +126,9 @@ class Keeper:
             self._next_at = _now() + NEXT_S
             self._ends_at = self._next_at + WARM_UP_S + self._for_s
         else:
-            self._has_failed(f"the interpreter that was being warmed up has ended (pid {self._controller.pid})")
+            self._has_failed(
+                f"the interpreter that was being warmed up has ended (pid {self._controller.pid})"
+            )
         self._write_note()
 
     def _has_failed(self, why: str) -> None:
@@ -153,9 +161,12 @@ class Keeper:
 
     def _write_note(self) -> None:
         note: dict[str, Any] = {
-            "machine": machine_id(), "pid": os.getpid(), "start_time": start_time(os.getpid()), "python": sys.executable,
+            "machine": machine_id(),
+            "pid": os.getpid(),
+            "start_time": start_time(os.getpid()),
+            "python": sys.executable,
             "until": time.time() + self._ends_at - _now(),
-        }  # fmt: skip
+        }
         if self._is_warm and self._controller is not None:
             note["home"] = [self._controller.pid, self._controller.start_time, self._controller.directory]
         self._claim.write(note)
@@ -178,7 +189,9 @@ def _now() -> float:
 
 
 def main() -> None:
-    """Be a keeper; the arguments are JSON: `for_s`, `wait_s`. Readiness isn't told: the note says what there is."""
+    """Be a keeper; the arguments are JSON: `for_s`, `wait_s`. Readiness isn't told: the note says what
+    there is.
+    """
     arguments = json.loads(sys.argv[1])
     set_process_name("mnb-warm")
     requirements = warm_key.requirements()

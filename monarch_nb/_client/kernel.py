@@ -1,17 +1,20 @@
 """Decide, in a Jupyter kernel, whether an interrupt is meant and whether the kernel is being shut down.
 
-Whoever shuts a kernel down (Restart, Shut Down, the end of the server: all are `KernelManager.shutdown_kernel` of jupyter_client) interrupts it
-first, so that a busy kernel comes to rest. To ranks, whose work outlives the kernel, that interrupt must not be passed on. It looks like any other, but a
-shutdown_request follows on the control channel, which ipykernel reads in a thread of its own. So an interrupt is held until it's clear what it is:
+Whoever shuts a kernel down (Restart, Shut Down, the end of the server: all are
+`KernelManager.shutdown_kernel` of jupyter_client) interrupts it first, so that a busy kernel comes to rest.
+To ranks, whose work outlives the kernel, that interrupt must not be passed on. It looks like any other, but a
+shutdown_request follows on the control channel, which ipykernel reads in a thread of its own. So an interrupt
+is held until it's clear what it is:
 
     a shutdown follows       it was none: whoever waits is told that the kernel leaves (`KernelShutDown`), and the work goes on
     the server says: meant   it's passed on at once (`CONFIRMED`, a signal that everybody else ignores; `monarch_nb.server.interrupts`)
     it is pressed again      whoever does that wants it: it's passed on after `AGAIN_S`, unless that was a shutdown's
     neither for `HOLD_S`     it's passed on; that's where there is no Jupyter server with our extension (jupyter console, nbclient)
 
-The time is counted in turns of the control thread's event loop. Each turn has read what had come before, and on a machine so loaded that this process
-isn't run, it doesn't pass. A kernel that is killed meanwhile has passed nothing on.
-"""
+The time is counted in turns of the control thread's event loop. Each turn has read what had come before, and
+on a machine so loaded that this process isn't run, it doesn't pass. A kernel that is killed meanwhile has
+passed nothing on.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -35,7 +38,9 @@ _UNCLEAR_S = 15.0
 _MAX_PRESSES = 5
 
 _COME_TO_REST_S = 1.0
-"""How long a shutdown waits for the running cell to end, and to say so; jupyter_client waits 2.5 s for the kernel."""
+"""How long a shutdown waits for the running cell to end, and to say so; jupyter_client waits 2.5 s for the
+kernel.
+"""
 
 _REPLY_S = 0.02
 
@@ -50,12 +55,16 @@ class KernelShutDown(KeyboardInterrupt):
 
 
 class Kernel:
-    """What a kernel is told by its manager. What is decided is decided in the control thread; all methods may be called from any thread."""
+    """What a kernel is told by its manager. What is decided is decided in the control thread; all methods
+    may be called from any thread.
+    """
 
     def __init__(self, kernel: Any) -> None:
         self.is_ending = False
         self.on_end: list[Callable[[], None]] = []
-        """Called in the control thread when the kernel is being shut down: quick. They wake who waits for ranks."""
+        """Called in the control thread when the kernel is being shut down: quick. They wake who waits for
+        ranks.
+        """
         self.leave: Callable[[str], None] = lambda _why: None
         """Finishes what is shown, before anybody who waits is woken."""
         self._loop = kernel.control_thread.io_loop
@@ -87,11 +96,15 @@ class Kernel:
         self._confirmed_at = time.monotonic()  # the next turn sees it
 
     def when_meant(self, act: Callable[[], None], drop: Callable[[], None] | None = None) -> None:
-        """There was an interrupt: call `act` in the control thread once it's clear that it is meant, or `drop` if it isn't."""
+        """There was an interrupt: call `act` in the control thread once it's clear that it is meant, or
+        `drop` if it isn't.
+        """
         self._loop.add_callback(self._hold, act, drop)
 
     def is_meant(self) -> bool:
-        """There was an interrupt: wait until it's clear whether it is meant. For the main thread, which may be interrupted again."""
+        """There was an interrupt: wait until it's clear whether it is meant. For the main thread, which
+        may be interrupted again.
+        """
         decided = threading.Event()
         for _ in range(_MAX_PRESSES):
             with suppress(KeyboardInterrupt):
@@ -133,10 +146,11 @@ class Kernel:
         return act
 
     def _shut_down(self) -> bool:
-        """The kernel is being shut down: an interrupt that is held was none. Says whether somebody may have waited for ranks.
+        """The kernel is being shut down: an interrupt that is held was none. Says whether somebody may have
+        waited for ranks.
 
-        Whether somebody does right now doesn't count: the interrupt may have ended the wait, and the cell is about
-        to say what became of it.
+        Whether somebody does right now doesn't count: the interrupt may have ended the wait, and the cell is
+        about to say what became of it.
         """
         if self.is_ending:
             return False
@@ -154,7 +168,9 @@ class Kernel:
 
 
 async def _come_to_rest(kernel: Any) -> None:
-    """Wait, in the control thread, until the main thread is back in its event loop, so that what the cell ends with is still sent."""
+    """Wait, in the control thread, until the main thread is back in its event loop, so that what the cell
+    ends with is still sent.
+    """
     loop = asyncio.get_running_loop()
     rested = asyncio.Event()
 
@@ -171,7 +187,9 @@ _kernel: Kernel | None = None
 
 
 def watch() -> Kernel | None:
-    """Return this program's kernel, watched from now on; None if it's none, or has no control thread. Call it in the main thread."""
+    """Return this program's kernel, watched from now on; None if it's none, or has no control thread. Call
+    it in the main thread.
+    """
     global _kernel
     if _kernel is None:
         ipython = sys.modules.get("IPython")
@@ -183,7 +201,9 @@ def watch() -> Kernel | None:
 
 
 def leave_first(function: Callable[[str], None]) -> None:
-    """If this program is a kernel, have `function` called first when it's shut down, with what to say, in the control thread."""
+    """If this program is a kernel, have `function` called first when it's shut down, with what to say, in
+    the control thread.
+    """
     found = watch()
     if found is not None:
         found.leave = function
@@ -200,12 +220,16 @@ def is_ending() -> bool:
 
 
 def is_meant() -> bool:
-    """There was an interrupt: say whether it is meant, as soon as that is clear. At once where no kernel is watched."""
+    """There was an interrupt: say whether it is meant, as soon as that is clear. At once where no kernel
+    is watched.
+    """
     return _kernel is None or _kernel.is_meant()
 
 
 def when_meant(act: Callable[[], None]) -> None:
-    """There was an interrupt: call `act` if it is meant, as soon as that is clear. At once where no kernel is watched."""
+    """There was an interrupt: call `act` if it is meant, as soon as that is clear. At once where no kernel
+    is watched.
+    """
     if _kernel is None:
         act()
     else:

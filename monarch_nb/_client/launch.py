@@ -29,7 +29,9 @@ SETTLE_S = 150.0
 LOOK_S = 0.05
 
 
-def start_host_process(config: dict[str, Any], env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+def start_host_process(
+    config: dict[str, Any], env: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
     """Start a host process, in a session of its own; returns once it serves.
 
     Args:
@@ -52,7 +54,9 @@ def start_host_process(config: dict[str, Any], env: Mapping[str, str] | None = N
     if process.stdout.readline() != b"ready\n":
         error = process.stderr.read().decode(errors="replace") if process.stderr else ""
         process.wait()
-        raise MeshStartError(f"the host process did not start (exit code {process.returncode}):\n{error.strip()}")
+        raise MeshStartError(
+            f"the host process did not start (exit code {process.returncode}):\n{error.strip()}"
+        )
     process.stdout.close()
     if process.stderr:
         process.stderr.close()
@@ -62,7 +66,15 @@ def start_host_process(config: dict[str, Any], env: Mapping[str, str] | None = N
 
 def clean_environment() -> dict[str, str]:
     """Return our environment without what only makes sense in a notebook kernel."""
-    drop = ("JPY_PARENT_PID", "JPY_SESSION_NAME", "MPLBACKEND", "CLICOLOR", "FORCE_COLOR", "PAGER", "GIT_PAGER")
+    drop = (
+        "JPY_PARENT_PID",
+        "JPY_SESSION_NAME",
+        "MPLBACKEND",
+        "CLICOLOR",
+        "FORCE_COLOR",
+        "PAGER",
+        "GIT_PAGER",
+    )
     return {k: v for k, v in os.environ.items() if k not in drop}
 
 
@@ -94,7 +106,9 @@ def start_controller(**extra: Any) -> Connection:
     """Start a controller; `extra` goes into its configuration."""
     config = controller_config(**extra)
     process = start_host_process(config)
-    return Connection(extra.get("name", ""), process.pid, config["directory"], start_time=start_time(process.pid))
+    return Connection(
+        extra.get("name", ""), process.pid, config["directory"], start_time=start_time(process.pid)
+    )
 
 
 # --- connection files
@@ -122,7 +136,9 @@ def journal_root() -> str:
 
 
 def new_journal(name: str) -> str:
-    """Return the directory for the journal of a new mesh; journals that nobody has written to for a month go."""
+    """Return the directory for the journal of a new mesh; journals that nobody has written to for a month
+    go.
+    """
     root = journal_root()
     private_directories(root)
     private_directory(os.path.dirname(root))  # it's ours, and older versions may have left it open
@@ -151,19 +167,30 @@ def find_journal(name: str) -> str:
         key=lambda d: _last_change(os.path.join(root, d)),
     )
     if not found:
-        raise MeshNotFound(f"there is no journal of a mesh {name!r}; journals are kept for {KEEP_S / 86400:g} days, if nothing else was set")
+        raise MeshNotFound(
+            f"there is no journal of a mesh {name!r}; journals are kept for {KEEP_S / 86400:g} days, "
+            "if nothing else was set"
+        )
     return os.path.join(root, found[-1])
 
 
 def list_connections() -> list[Connection]:
-    """Return the meshes of this user that run, can be reached, and speak our language; files of dead ones are removed."""
+    """Return the meshes of this user that run, can be reached, and speak our language; files of dead ones
+    are removed.
+    """
     return [c for c in list_all_connections() if not why_unusable(c)]
 
 
 def list_all_connections() -> list[Connection]:
-    """Return the meshes of this user that run on this machine, whatever language they speak; files of dead ones are removed."""
+    """Return the meshes of this user that run on this machine, whatever language they speak; files of dead
+    ones are removed.
+    """
     directory = runtime_directory()
-    names = [n for n in os.listdir(directory) if n.startswith(connection_file.PREFIX) and n.endswith(connection_file.SUFFIX)]
+    names = [
+        n
+        for n in os.listdir(directory)
+        if n.startswith(connection_file.PREFIX) and n.endswith(connection_file.SUFFIX)
+    ]
     found = (connection_file.read(os.path.join(directory, name)) for name in sorted(names))
     return [connection for connection in found if connection is not None]
 
@@ -187,12 +214,15 @@ def find_connection(name: str | None) -> Connection:
     with suppress(ValueError):  # nobody has a name that can't be
         claim = find_claim(name)
         if claim is not None:
-            raise MeshNotFound(f"{describe_claim(name, claim)}. Attach to it once it runs: %mesh start {name}")
+            raise MeshNotFound(
+                f"{describe_claim(name, claim)}. Attach to it once it runs: %mesh start {name}"
+            )
     raise MeshNotFound(f"mesh {name!r} is not running. Start it: %mesh start {name}; running: {names}")
 
 
 def refuse_unusable(name: str) -> None:
-    """Say so if a mesh of that name runs, but can't be used: it's of another version of this package, or can't be reached.
+    """Say so if a mesh of that name runs, but can't be used: it's of another version of this package, or
+    can't be reached.
 
     Raises:
         MeshNotFound: saying what to do.
@@ -208,8 +238,9 @@ def why_unusable(connection: Connection) -> str:
     if connection.trouble or connection.wire_version == wire.VERSION:
         return connection.trouble
     return (
-        f"mesh {connection.name!r} runs with another version of monarch_nb (protocol {connection.wire_version}; this program "
-        f"speaks {wire.VERSION}). Use the environment that it was started in, or end it: kill {connection.pid}"
+        f"mesh {connection.name!r} runs with another version of monarch_nb (protocol "
+        f"{connection.wire_version}; this program speaks {wire.VERSION}). Use the environment that it "
+        f"was started in, or end it: kill {connection.pid}"
     )
 
 
@@ -228,7 +259,11 @@ def find_claim(name: str) -> dict[str, Any] | None:
 
 
 def wait_until_settled(
-    name: str, timeout_s: float = SETTLE_S, *, states: Sequence[str] = ("starting", "running", "ending"), on_wait: Callable[[str], None] = lambda _text: None
+    name: str,
+    timeout_s: float = SETTLE_S,
+    *,
+    states: Sequence[str] = ("starting", "running", "ending"),
+    on_wait: Callable[[str], None] = lambda _text: None,
 ) -> bool:
     """Wait while a mesh of that name is being started, or is about to end; say whether it runs then.
 
@@ -248,7 +283,9 @@ def wait_until_settled(
         if claim is None or claim.get("state", "starting") not in states:
             return False
         if time.monotonic() > deadline:
-            raise MeshStartError(f"{describe_claim(name, claim)}, for {timeout_s:g} s now; choose another name")
+            raise MeshStartError(
+                f"{describe_claim(name, claim)}, for {timeout_s:g} s now; choose another name"
+            )
         if not waits:
             waits = True
             on_wait(describe_claim(name, claim))

@@ -19,6 +19,7 @@ def check_mesh_name(name: str) -> str:
     if not _NAME.fullmatch(name) or len(name) > MAX_NAME_CHARS:
         shown = repr(name) if len(name) <= MAX_NAME_CHARS else f"{name[:20]!r}... ({len(name)} characters)"
         raise MeshUsageError(
-            f"a mesh's name is letters, digits, '-' and '_', starting with a letter, at most {MAX_NAME_CHARS} characters; not {shown}"
+            "a mesh's name is letters, digits, '-' and '_', starting with a letter, at most "
+            f"{MAX_NAME_CHARS} characters; not {shown}"
         )
     return name

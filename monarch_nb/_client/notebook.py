@@ -1,7 +1,8 @@
 """In a notebook: what a cell's calls print is shown in that cell, and the calls go into the journal.
 
-`pre_run_cell` gives the cell an origin, which its calls carry; output of that origin is written in the cell's context, by which ipykernel
-routes it, also when it comes late. `post_run_cell` waits until what was printed so far has come.
+`pre_run_cell` gives the cell an origin, which its calls carry; output of that origin is written in the cell's
+context, by which ipykernel routes it, also when it comes late. `post_run_cell` waits until what was printed
+so far has come.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ class NotebookHooks:
             watched.on_end.remove(self.leave)
 
     def leave(self) -> None:
-        """The kernel is being shut down: nobody sees what comes from now on, and nobody waits any more. Called in the control thread."""
+        """The kernel is being shut down: nobody sees what comes from now on, and nobody waits any more.
+        Called in the control thread.
+        """
         with suppress(Exception):  # the mesh may have ended; the kernel is to end, too
             self._session.tell(Leaving())
         for wakeup in list(self._session.wakeups):
@@ -103,5 +106,10 @@ class NotebookHooks:
             with suppress(MeshError):
                 self._session.settle_output()
             error = getattr(result, "error_in_exec", None) or getattr(result, "error_before_exec", None)
-            self._session.note_calls(self._source[:_MAX_SOURCE], self._began, origin=self.origin, status=CellStatus.ERROR if error else CellStatus.OK)
+            self._session.note_calls(
+                self._source[:_MAX_SOURCE],
+                self._began,
+                origin=self.origin,
+                status=CellStatus.ERROR if error else CellStatus.OK,
+            )
             self._num_settled = transport.num_sent

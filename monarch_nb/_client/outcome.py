@@ -33,13 +33,17 @@ def call_error(
     what: str,
     more: str = "",
 ) -> ActorError | SupervisionError:
-    """Return the error for failures in order of time. What a failed actor has said before is said in one line."""
+    """Return the error for failures in order of time. What a failed actor has said before is said in one
+    line.
+    """
     transport.reported_ends.update(failure.end.proc for _, failure in failures if failure.end is not None)
     found = rank_failures(failures)
     all_dead = all(failure.dead for _, failure in failures)
     kind = SupervisionError if all_dead else ActorError
     state = _state_of(transport, failures)
-    if state is not None:  # the actor has failed for good, and answers all calls with what it died of: told in full once
+    if (
+        state is not None
+    ):  # the actor has failed for good, and answers all calls with what it died of: told in full once
         described = [failure for _, failure in failures]
         error = kind(state.text(what, described), found, results, num_unfinished)
         return error if state.take_unreported(described) else error.briefly()
@@ -53,8 +57,8 @@ def call_error(
 
 
 def dropped_error(pending: Pending, what: str) -> ActorError | SupervisionError | None:
-    """Return the error of a call whose answer nobody will read; None if the program was told of all that's in it: of deaths, of actors that
-    can't be constructed; or has interrupted it itself.
+    """Return the error of a call whose answer nobody will read; None if the program was told of all that's in
+    it: of deaths, of actors that can't be constructed; or has interrupted it itself.
     """
     transport = pending.transport
     found = [
@@ -73,6 +77,8 @@ def dropped_error(pending: Pending, what: str) -> ActorError | SupervisionError 
 
 
 def _state_of(transport: Transport, failures: Sequence[tuple[int, Failure]]) -> ActorState | None:
-    """Return what is known here of the actors that have failed for good, if that's what these failures are."""
+    """Return what is known here of the actors that have failed for good, if that's what these failures
+    are.
+    """
     ids = {failure.actor_id for _, failure in failures}
     return states_in(transport).get(ids.pop()) if len(ids) == 1 else None

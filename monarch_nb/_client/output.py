@@ -1,7 +1,8 @@
-"""What ranks print without anybody having asked: actors that this program has called, or nobody in particular.
+"""What ranks print without anybody having asked: actors that this program has called, or nobody in
+particular.
 
-It's folded by rank set and written where the cell that made the call shows its output. `take` runs in the reading thread and must be quick; the
-writing is done by the background reader.
+It's folded by rank set and written where the cell that made the call shows its output. `take` runs in the
+reading thread and must be quick; the writing is done by the background reader.
 
 What a rank prints before an answer is shown before the answer is had: the answer says up to which mark in the
 rank's output that is (`Transport.owed`), and who asks for the value waits for the mark (`catch_up`). Of a
@@ -65,7 +66,9 @@ class OutputHub:
         self.groups.update((index, name) for name, index in groups.items())
 
     def expect_late(self, feed: Feed) -> None:
-        """Give what comes for a feed that is over to its watcher: output that a cell's threads print when it has ended."""
+        """Give what comes for a feed that is over to its watcher: output that a cell's threads print when
+        it has ended.
+        """
         self._late[feed.ref] = feed
         if len(self._late) > _MAX_LATE:
             del self._late[next(iter(self._late))]
@@ -100,7 +103,9 @@ class OutputHub:
         self._ring_if_all_has_come()
 
     def forget(self, proc: int) -> None:
-        """A rank has died: what it still owed doesn't come, and its successor counts anew. In the reading thread."""
+        """A rank has died: what it still owed doesn't come, and its successor counts anew. In the reading
+        thread.
+        """
         self._reached.pop(proc, None)
         self._transport.owed.pop(proc, None)
         self._ring_if_all_has_come()
@@ -215,7 +220,9 @@ class StandardOutput:
             context.copy().run(function, *args)
 
     def flush(self) -> None:
-        """Write what has been folded. When it returns, what was there before has been written, by whichever thread."""
+        """Write what has been folded. When it returns, what was there before has been written, by
+        whichever thread.
+        """
         with self._writing:
             with self._lock:
                 self._armed = False

@@ -1,9 +1,9 @@
 """Report failures that no exception brings: folded, and once.
 
-Actors that have failed by themselves (`__init__`, a broadcast) go to the program's fault hook: those of one mesh that fail within `WINDOW_S`
-are one failure, and one that was told before, by the hook or by an exception, isn't told again. Calls that have failed and whose future is
-dropped unread are said on stderr, as asyncio does: the transport takes note of them when their answer comes,
-and only of those that failed.
+Actors that have failed by themselves (`__init__`, a broadcast) go to the program's fault hook: those of one
+mesh that fail within `WINDOW_S` are one failure, and one that was told before, by the hook or by an
+exception, isn't told again. Calls that have failed and whose future is dropped unread are said on stderr, as
+asyncio does: the transport takes note of them when their answer comes, and only of those that failed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ class Reports:
         self._reported.clear()
 
     def actor_failed(self, actor_id: int, failure: Failure) -> None:
-        """Mark the mesh that an actor belongs to; say it in a moment, if nobody is told by an exception until then."""
+        """Mark the mesh that an actor belongs to; say it in a moment, if nobody is told by an exception
+        until then.
+        """
         state = self._session.actor_states.get(actor_id)
         if state is not None:
             state.fail(failure)
@@ -76,7 +78,11 @@ class Reports:
         with self._lock:
             self._armed = False
             actors, self._actors = self._actors, {}
-            over = {key: each for key, each in self._dropped.items() if each[0].ready or self._session.transport.closed}
+            over = {
+                key: each
+                for key, each in self._dropped.items()
+                if each[0].ready or self._session.transport.closed
+            }
             self._dropped = {key: each for key, each in self._dropped.items() if key not in over}
         for actor_id, failures in actors.items():
             self._tell_hook(actor_id, failures)

@@ -1,7 +1,7 @@
 """A program's connection to one mesh's controller: requests, and what comes unasked.
 
-A session owns nothing that matters: the program may end at any time and the mesh goes on, unless it is the private mesh of this
-program, which `this_host()` makes.
+A session owns nothing that matters: the program may end at any time and the mesh goes on, unless it is the
+private mesh of this program, which `this_host()` makes.
 """
 
 from __future__ import annotations
@@ -122,7 +122,13 @@ class Session:
 
     @classmethod
     def connect(
-        cls, connection: Connection, what: str = "", *, listens: bool = True, observes: bool = False, is_guest: bool = False
+        cls,
+        connection: Connection,
+        what: str = "",
+        *,
+        listens: bool = True,
+        observes: bool = False,
+        is_guest: bool = False,
     ) -> Session:
         """Connect to a running controller.
 
@@ -149,11 +155,15 @@ class Session:
         transport.start()
         kernel_id = _kernel_id() if listens else ""
         try:
-            welcome = session.request(Hello(os.getpid(), what or _program(), PROGRAM_NUMBER, listens, observes, kernel_id), HELLO_S)
+            welcome = session.request(
+                Hello(os.getpid(), what or _program(), PROGRAM_NUMBER, listens, observes, kernel_id), HELLO_S
+            )
         except RankTimeout:
             transport.close(0)
             what_is = process_trouble(connection.pid) or f"does not answer; end it: kill {connection.pid}"
-            raise MeshStartError(f"the controller of mesh {connection.name!r} (pid {connection.pid}) {what_is}") from None
+            raise MeshStartError(
+                f"the controller of mesh {connection.name!r} (pid {connection.pid}) {what_is}"
+            ) from None
         transport.mesh = MeshAddress(*welcome.mesh)
         transport.mesh_id = transport.mesh.mesh_id
         session.output.learn_groups(welcome.groups)
@@ -297,14 +307,21 @@ class Session:
 
         def refuse() -> None:
             if not self.num_waiting:
-                self.tell(RefuseUser("no cell of the notebook waits for it (it runs in the background, or was called by a script)"))
+                self.tell(
+                    RefuseUser(
+                        "no cell of the notebook waits for it (it runs in the background, or was "
+                        "called by a script)"
+                    )
+                )
 
         self.transport.reader.call_at(time.monotonic() + UNATTENDED_S, refuse)
 
     def _on_ends(self, ends: Sequence[RankExit]) -> None:
-        """Tell the program's hook of ranks that have died, unless somebody waited for them and is told by an exception.
+        """Tell the program's hook of ranks that have died, unless somebody waited for them and is told by an
+        exception.
 
-        A hook of the program's own is told of each; what is written to stderr has all of a mesh that died together.
+        A hook of the program's own is told of each; what is written to stderr has all of a mesh that died
+        together.
         """
         unheard: dict[Any, list[RankExit]] = {}
         for end in ends:
@@ -315,14 +332,18 @@ class Session:
             handler = self.fault_handlers.get(end.group)
             if handler is not None:  # it may wait for answers, and this is the thread that reads them
                 failure = MeshFailure.from_ends([end])
-                threading.Thread(target=handler, args=(failure,), name="monarch-nb-fault", daemon=True).start()
+                threading.Thread(
+                    target=handler, args=(failure,), name="monarch-nb-fault", daemon=True
+                ).start()
             elif not end.handled:
                 unheard.setdefault(end.proc if has_own_hook() else end.group, []).append(end)
         for together in unheard.values():
             call_fault_hook(MeshFailure.from_ends(together))
 
     def take_sizes(self, event: Reshaped) -> None:
-        """A group of ranks has other sizes: handles on all of it, and on actors that are on all of it, take them on."""
+        """A group of ranks has other sizes: handles on all of it, and on actors that are on all of it,
+        take them on.
+        """
         if self.output is not None:
             self.output.default.sizes[event.group] = Extent(event.labels, event.sizes).nelements
         self.reshaped.publish(event)
@@ -376,7 +397,9 @@ class Session:
 
 
 class HandleEvents:
-    """What a session's process is told that concerns handles: in ranks, too, which know the rest by other ways."""
+    """What a session's process is told that concerns handles: in ranks, too, which know the rest by other
+    ways.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -415,10 +438,16 @@ _lock = threading.RLock()
 
 
 def current() -> Session:
-    """Return this process' session: a rank's own, or a client's, which starts a private mesh if it has none."""
+    """Return this process' session: a rank's own, or a client's, which starts a private mesh if it has
+    none.
+    """
     global _current
     session = _current
-    if session is not None and not session.transport.closed and not (session.private and session.transport.lost):
+    if (
+        session is not None
+        and not session.transport.closed
+        and not (session.private and session.transport.lost)
+    ):
         return session
     with _lock:
         if _current is not None and _current.private and _current.transport.lost:
@@ -492,7 +521,11 @@ def reach(mesh: MeshAddress) -> Transport:
 
 def _transport_in(mesh: MeshAddress) -> Transport | None:
     """Return a transport in a mesh, if this process has one; rather one that shows output."""
-    found = [s for s in list(by_transport.values()) if s.transport.mesh_id == mesh.mesh_id and not s.transport.closed]
+    found = [
+        s
+        for s in list(by_transport.values())
+        if s.transport.mesh_id == mesh.mesh_id and not s.transport.closed
+    ]
     return max(found, key=lambda s: s.listens).transport if found else None
 
 
@@ -503,8 +536,9 @@ def _visit(mesh: MeshAddress) -> Session:
     refused = f"{mesh} can't be reached from {who} on {process_context.hostname()}: "
     if not mesh.is_near:
         raise MeshUnreachable(
-            f"{refused}its controller is on {mesh.hostname}, and meshes can only be entered on the machine of their controller. Next: make the call "
-            "in the program that has both meshes, or spawn both sides on the hosts of one job: that's one mesh"
+            f"{refused}its controller is on {mesh.hostname}, and meshes can only be entered on the "
+            "machine of their controller. Next: make the call in the program that has both meshes, "
+            "or spawn both sides on the hosts of one job: that's one mesh"
         )
     if not mesh.lives:
         raise MeshUnreachable(f"{refused}it has ended. Next: start it anew, and hand over new handles")

@@ -1,9 +1,11 @@
 """A host process kept warm before it's asked for.
 
-Importing torch takes most of a second. `%load_ext monarch_nb` starts a private host process whose zygote does that in the background, so
-`%mesh start` finds it done. It ends with this program unless a mesh takes it over. MONARCH_NB_PREWARM=0 turns this off.
+Importing torch takes most of a second. `%load_ext monarch_nb` starts a private host process whose zygote does
+that in the background, so `%mesh start` finds it done. It ends with this program unless a mesh takes it over.
+MONARCH_NB_PREWARM=0 turns this off.
 
-Where an interpreter is kept warm for all programs of an environment (`warm`), that one is taken instead of starting one.
+Where an interpreter is kept warm for all programs of an environment (`warm`), that one is taken instead of
+starting one.
 """
 
 from __future__ import annotations

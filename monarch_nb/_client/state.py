@@ -26,7 +26,12 @@ class StatusFeed(Pending):
     __slots__ = ("_end", "_on_change", "error")
 
     def __init__(
-        self, transport: Transport, on_change: Callable[[Any], None], on_end: Callable[[], None] | None = None, *, end: Callable[[int], Request[None]] = UnwatchStatus,
+        self,
+        transport: Transport,
+        on_change: Callable[[Any], None],
+        on_end: Callable[[], None] | None = None,
+        *,
+        end: Callable[[int], Request[None]] = UnwatchStatus,
     ) -> None:
         super().__init__(transport, (address.CONTROLLER,))
         self._on_change = on_change

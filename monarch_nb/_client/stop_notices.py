@@ -1,6 +1,8 @@
-"""Ranks that stop at a breakpoint are said on stderr where no prompt can be shown: in a script, and in a notebook without the extension.
+"""Ranks that stop at a breakpoint are said on stderr where no prompt can be shown: in a script, and in a
+notebook without the extension.
 
-A script's own mesh has no name. So that `monarch-nb debug` finds it, a connection file under the program's pid is there from its first stop on until it ends.
+A script's own mesh has no name. So that `monarch-nb debug` finds it, a connection file under the program's
+pid is there from its first stop on until it ends.
 """
 
 from __future__ import annotations
@@ -48,12 +50,21 @@ class StopNotices:
         places: dict[tuple[str, ...], list[int]] = {}
         for stop in stops:
             where = stop.where
-            key = (where["file"], str(where["line"]), where["function"], where["text"], where["what"] or where["thread"])
+            key = (
+                where["file"],
+                str(where["line"]),
+                where["function"],
+                where["text"],
+                where["what"] or where["thread"],
+            )
             places.setdefault(key, []).append(stop.rank)
         lines = []
         for (file, line, function, text, what), ranks in places.items():
             stand = "stands" if len(ranks) == 1 else "stand"
-            lines.append(f"{name_ranks(sorted(ranks))} {stand} at a breakpoint: {file}, line {line}, in {function}: {text}  ({what})")
+            lines.append(
+                f"{name_ranks(sorted(ranks))} {stand} at a breakpoint: {file}, line {line}, in "
+                f"{function}: {text}  ({what})"
+            )
         lines.append(f"debug with: monarch-nb debug {self._name()}   (in another terminal)")
         if sys.stderr is not None:
             print("\n".join(lines), file=sys.stderr, flush=True)
@@ -64,7 +75,9 @@ class StopNotices:
             return connection.name if connection is not None else ""
         if not self._path:
             with suppress(OSError):
-                self._path = connection_file.write_program(launch.runtime_directory(), os.getpid(), connection)
+                self._path = connection_file.write_program(
+                    launch.runtime_directory(), os.getpid(), connection
+                )
         return str(os.getpid())
 
     def close(self) -> None:

@@ -1,8 +1,10 @@
-"""Whether a notebook runs with nobody at it, by nbclient, papermill or nbconvert: its meshes end with its kernel then, as nobody comes back to them.
+"""Whether a notebook runs with nobody at it, by nbclient, papermill or nbconvert: its meshes end with its
+kernel then, as nobody comes back to them.
 
-Two signs together, so that neither a private choice of settings nor an odd front end is taken for a run: such runners start a kernel whose history is in
-memory (nbclient's default; nbconvert, papermill and voila are built on it), and they say with each cell that nobody can answer `input()`, which every front
-end with a person before it can. MONARCH_NB_WITH_KERNEL=1 or 0 in the environment decides instead.
+Two signs together, so that neither a private choice of settings nor an odd front end is taken for a run: such
+runners start a kernel whose history is in memory (nbclient's default; nbconvert, papermill and voila are
+built on it), and they say with each cell that nobody can answer `input()`, which every front end with a
+person before it can. MONARCH_NB_WITH_KERNEL=1 or 0 in the environment decides instead.
 """
 
 from __future__ import annotations
@@ -23,4 +25,6 @@ def is_run_by_a_program() -> bool:
     kernel = getattr(shell, "kernel", None)
     if shell is None or kernel is None:
         return False
-    return getattr(shell.history_manager, "hist_file", None) == _IN_MEMORY and not getattr(kernel, "_allow_stdin", True)
+    return getattr(shell.history_manager, "hist_file", None) == _IN_MEMORY and not getattr(
+        kernel, "_allow_stdin", True
+    )

@@ -1,7 +1,8 @@
-"""Waiting for answers in a notebook: if a rank stops at a breakpoint meanwhile, the waiting cell becomes the debugger's prompt; if the kernel is
-shut down, the wait ends, and what is waited for goes on.
+"""Waiting for answers in a notebook: if a rank stops at a breakpoint meanwhile, the waiting cell becomes the
+debugger's prompt; if the kernel is shut down, the wait ends, and what is waited for goes on.
 
-Who can show a prompt sets `on_stop`. In a program that is no notebook, and in other threads than the main one, this is a plain wait.
+Who can show a prompt sets `on_stop`. In a program that is no notebook, and in other threads than the main
+one, this is a plain wait.
 """
 
 from __future__ import annotations
@@ -20,10 +21,14 @@ if TYPE_CHECKING:
     from monarch_nb._client.session import Session
 
 on_stop: Callable[[Session], Exception | None] | None = None
-"""Called in the main thread when something has stopped; returns when the wait may go on. What it returns is raised when the wait is over."""
+"""Called in the main thread when something has stopped; returns when the wait may go on. What it returns
+is raised when the wait is over.
+"""
 
 on_long: Callable[[Any, float], Callable[[], None]] | None = None
-"""Shows a long transfer of the data plane, which began at a time (monotonic); returns what to call when it's over."""
+"""Shows a long transfer of the data plane, which began at a time (monotonic); returns what to call when
+it's over.
+"""
 
 _main = threading.main_thread().ident
 
@@ -67,7 +72,9 @@ def wait(pending: Pending, deadline: float | None) -> bool:
 
 
 def wait_simply(pending: Pending, deadline: float | None) -> bool:
-    """Wait until an answer is there, whatever stops meanwhile; False if `deadline` (monotonic) passed first."""
+    """Wait until an answer is there, whatever stops meanwhile; False if `deadline` (monotonic) passed
+    first.
+    """
     if not pending.claim():
         return _wait_beside(pending, deadline)
     try:

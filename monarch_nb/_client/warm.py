@@ -1,6 +1,8 @@
-"""Interpreters that are kept warm for the next program of the same environment (`monarch-nb warm`, MONARCH_NB_WARM): taking one, and the keepers.
+"""Interpreters that are kept warm for the next program of the same environment (`monarch-nb warm`,
+MONARCH_NB_WARM): taking one, and the keepers.
 
-Anything that goes wrong in taking one means that there's none: then a program starts its own, and hears what's wrong from that.
+Anything that goes wrong in taking one means that there's none: then a program starts its own, and hears
+what's wrong from that.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from monarch_nb._wire.process import is_running, machine_id
 from monarch_nb.exceptions import MeshStartError, MeshUsageError
 
 VARIABLE = "MONARCH_NB_WARM"
-"""Set to a time such as 30m: whoever starts a mesh sees to it that the next program of its environment finds a warm interpreter."""
+"""Set to a time such as 30m: whoever starts a mesh sees to it that the next program of its environment
+finds a warm interpreter.
+"""
 START_S = 120.0
 STOP_S = 15.0
 ANSWER_S = 2.0
@@ -107,7 +111,9 @@ def keeper_of(key: str) -> Kept | None:
 
 
 def keepers() -> list[Kept]:
-    """Return what keeps interpreters of this user warm on this machine. What killed keepers have left goes."""
+    """Return what keeps interpreters of this user warm on this machine. What killed keepers have left
+    goes.
+    """
     found = [(path, _kept(path)) for path in _claim_files()]
     for path, kept in found:
         if kept is None:
@@ -117,7 +123,11 @@ def keepers() -> list[Kept]:
 
 def _claim_files() -> list[str]:
     root = socket_root()
-    return [os.path.join(root, n) for n in os.listdir(root) if n.startswith(warm_key.PREFIX) and n.endswith(warm_key.SUFFIX)]
+    return [
+        os.path.join(root, n)
+        for n in os.listdir(root)
+        if n.startswith(warm_key.PREFIX) and n.endswith(warm_key.SUFFIX)
+    ]
 
 
 def _remove_left(path: str) -> None:
@@ -164,7 +174,10 @@ def keep_warm(for_s: float) -> tuple[Kept, bool]:
             _raise_reason(process)
             process = None
         if time.monotonic() > deadline:
-            raise MeshStartError(f"no interpreter was warm within {START_S:g} s. Try again, or see what is wrong: monarch-nb warm --stop, monarch-nb start")
+            raise MeshStartError(
+                f"no interpreter was warm within {START_S:g} s. Try again, or see what is wrong: "
+                "monarch-nb warm --stop, monarch-nb start"
+            )
         time.sleep(0.02)
 
 

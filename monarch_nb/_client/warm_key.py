@@ -1,7 +1,9 @@
-"""What two programs must have in common so that an interpreter which was started for one serves the other as its own would.
+"""What two programs must have in common so that an interpreter which was started for one serves the other as
+its own would.
 
-An interpreter takes some things in when it starts and when it imports torch, and never again: these must agree. The rest (other environment
-variables, the working directory, further entries of the module path) a program hands over when it takes the interpreter.
+An interpreter takes some things in when it starts and when it imports torch, and never again: these must
+agree. The rest (other environment variables, the working directory, further entries of the module path) a
+program hands over when it takes the interpreter.
 """
 
 from __future__ import annotations
@@ -30,8 +32,22 @@ _LOADED_ONCE = re.compile(
     r"|PYTHON.*|PYTORCH.*|TORCH.*|IPYTHON.*|MPL.*|LANG|LANGUAGE|TZ|HOME|USER|LOGNAME|TMPDIR|TEMP|TMP"
     r"|MONARCH_NB_PRELOAD|MONARCH_NB_HOST_LOG"
 )
-"""Variables that the loader, the interpreter, torch or a library that it brings may read once, when they're loaded."""
-_STATUS = ("Umask", "Uid", "Gid", "Groups", "CapPrm", "CapEff", "CapBnd", "NoNewPrivs", "Seccomp", "Cpus_allowed_list", "Mems_allowed_list")
+"""Variables that the loader, the interpreter, torch or a library that it brings may read once, when
+they're loaded.
+"""
+_STATUS = (
+    "Umask",
+    "Uid",
+    "Gid",
+    "Groups",
+    "CapPrm",
+    "CapEff",
+    "CapBnd",
+    "NoNewPrivs",
+    "Seccomp",
+    "Cpus_allowed_list",
+    "Mems_allowed_list",
+)
 _SIGNALS = ("SigBlk", "SigIgn")
 _SIGNAL_MASK = sum(1 << (number - 1) for number in (1, 3, 10, 12, 15))
 """HUP, QUIT, USR1, USR2, TERM: others a kernel, or Python itself, may just be handling."""
@@ -48,7 +64,11 @@ def requirements() -> dict[str, Any]:
         "machine": machine_id(),
         "python": [sys.executable, sys.version, sys.prefix, sys.base_prefix],
         "packages": [*map(list, _package_directories(sys.path)), _own_code()],
-        **{f"variable {name}": value for name, value in sorted(clean_environment().items()) if _LOADED_ONCE.fullmatch(name)},
+        **{
+            f"variable {name}": value
+            for name, value in sorted(clean_environment().items())
+            if _LOADED_ONCE.fullmatch(name)
+        },
         "user and rights": [status.get(name, "") for name in _STATUS],
         "signals": [int(status.get(name, "0"), 16) & _SIGNAL_MASK for name in _SIGNALS],
         "priority": [os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0), _text("oom_score_adj")],
@@ -82,8 +102,11 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     return sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
 
 
-def why_path_differs(path: Sequence[str], warm_path: Sequence[str], modules: Mapping[str, Sequence[str]]) -> str:
-    """Return why a program with the module path `path` would import something else than what has been imported from `warm_path`; empty if it wouldn't.
+def why_path_differs(
+    path: Sequence[str], warm_path: Sequence[str], modules: Mapping[str, Sequence[str]]
+) -> str:
+    """Return why a program with the module path `path` would import something else than what has been
+    imported from `warm_path`; empty if it wouldn't.
 
     Args:
         modules: top-level modules that have been imported, by the directory that they come from.
@@ -105,7 +128,9 @@ def why_path_differs(path: Sequence[str], warm_path: Sequence[str], modules: Map
 
 
 def _hidden_by(entry: str, origins: Mapping[str, str]) -> str:
-    """Return which imported module an entry of the module path would give in place of the one that was found elsewhere; empty if none."""
+    """Return which imported module an entry of the module path would give in place of the one that was
+    found elsewhere; empty if none.
+    """
     try:
         files = os.listdir(entry)
     except FileNotFoundError:
@@ -114,13 +139,17 @@ def _hidden_by(entry: str, origins: Mapping[str, str]) -> str:
         return f"{entry} in its module path can't be looked into: {error.strerror}"
     for file in sorted(files):
         name, _, suffix = file.partition(".")
-        if origins.get(name, entry) != entry and _is_module(os.path.join(entry, file), f".{suffix}" if suffix else ""):
+        if origins.get(name, entry) != entry and _is_module(
+            os.path.join(entry, file), f".{suffix}" if suffix else ""
+        ):
             return f"{os.path.join(entry, file)} would be imported in place of the installed {name}"
     return ""
 
 
 def _is_module(path: str, suffix: str) -> bool:
-    """Say whether the import system takes a file or directory for a module that was asked for by its name; a directory of data it doesn't."""
+    """Say whether the import system takes a file or directory for a module that was asked for by its name;
+    a directory of data it doesn't.
+    """
     if suffix:
         return suffix in all_suffixes()
     return any(os.path.exists(os.path.join(path, f"__init__{each}")) for each in all_suffixes())
@@ -139,7 +168,9 @@ def _own_code() -> list[Any]:
     times = []
     for directory, folders, files in os.walk(_PACKAGE):
         folders[:] = [name for name in folders if name != "__pycache__"]
-        times += [os.stat(os.path.join(directory, name)).st_mtime_ns for name in files if name.endswith(".py")]
+        times += [
+            os.stat(os.path.join(directory, name)).st_mtime_ns for name in files if name.endswith(".py")
+        ]
     return [_PACKAGE, len(times), max(times, default=0)]
 
 

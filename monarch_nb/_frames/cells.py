@@ -1,4 +1,6 @@
-"""Cells by their file names: code of a cell has a file that doesn't exist, on ranks `<ipython-input-5-0a1b2c>`."""
+"""Cells by their file names: code of a cell has a file that doesn't exist, on ranks
+`<ipython-input-5-0a1b2c>`.
+"""
 
 from __future__ import annotations
 

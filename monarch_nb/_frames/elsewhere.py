@@ -1,7 +1,8 @@
-"""Folders of the notebook's that lie elsewhere on this machine: code in them goes by the paths that the notebook knows.
+"""Folders of the notebook's that lie elsewhere on this machine: code in them goes by the paths that the
+notebook knows.
 
-Code of such files is compiled under the notebook's path, so that tracebacks, stacks and breakpoints of all machines name the same file; where
-it's read, its path is turned into that of this machine.
+Code of such files is compiled under the notebook's path, so that tracebacks, stacks and breakpoints of all
+machines name the same file; where it's read, its path is turned into that of this machine.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def local_path(path: str) -> str:
     >>> learn([("/home/me/proj", "/tmp/work/proj-1")]); local_path("/home/me/proj/model.py"), local_path("/home/me/other.py")
     ('/tmp/work/proj-1/model.py', '/home/me/other.py')
     >>> forget_all()
-    """
+    """  # noqa: E501
     return _moved(path, _pairs)
 
 

@@ -1,7 +1,7 @@
 """The host process: one per machine and mesh. It owns that machine's ranks and passes messages on.
 
-Single-threaded: one loop (`loop`) owns every socket, pipe and pidfd, so nothing here needs a lock. It never imports torch; the
-zygote, its child, does (`_rank.zygote`).
+Single-threaded: one loop (`loop`) owns every socket, pipe and pidfd, so nothing here needs a lock. It never
+imports torch; the zygote, its child, does (`_rank.zygote`).
 
     main         where it begins
     process      what controller and host agents share

@@ -65,7 +65,10 @@ class HostAgent(HostProcess):
         link.setsockopt(zmq.SNDHWM, 0)
         link.setsockopt(zmq.RCVHWM, 0)
         link.setsockopt(zmq.LINGER, 500)
-        link.setsockopt(zmq.IDENTITY, b"h%d.%d.%s" % (self.index, config.get("generation", 0), secrets.token_hex(8).encode()))
+        link.setsockopt(
+            zmq.IDENTITY,
+            b"h%d.%d.%s" % (self.index, config.get("generation", 0), secrets.token_hex(8).encode()),
+        )
         link.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
         link.curve_serverkey = config["controller_key"].encode()
         link.curve_publickey, link.curve_secretkey = config["public"].encode(), config["secret"].encode()
@@ -76,13 +79,17 @@ class HostAgent(HostProcess):
         self.loop.watch_socket(self._controller_gone, self._on_disconnect)
         self._last_beat = self.loop.clock() + LOST_AFTER_S
         self._limit_s = LOST_AFTER_S
-        joined = HostJoined(self.hostname, os.getpid(), machine_id(), len(os.sched_getaffinity(0)), len(visible_gpus()))
+        joined = HostJoined(
+            self.hostname, os.getpid(), machine_id(), len(os.sched_getaffinity(0)), len(visible_gpus())
+        )
         self.event(address.CONTROLLER, joined)
         self._watch_launcher(config.get("launcher_pid"))
         self.loop.call_later(BEAT_S, self._beats)
 
     def _watch_launcher(self, pid: int | None) -> None:
-        """End with the process that an engine has started on this host: when the engine takes the host away, that one is killed."""
+        """End with the process that an engine has started on this host: when the engine takes the host
+        away, that one is killed.
+        """
         if pid is None:
             return
         try:
@@ -176,7 +183,11 @@ class HostAgent(HostProcess):
     @handles(TakePlace)
     def on_take_place(self, event: TakePlace, sender: Sender) -> None:
         """Another host is lost: begin anew in its place."""
-        self.successor = {**self.config, **asdict(event.ticket), "directory": f"{self.directory}.{event.ticket.host}"}
+        self.successor = {
+            **self.config,
+            **asdict(event.ticket),
+            "directory": f"{self.directory}.{event.ticket.host}",
+        }
         self.shut_down()
 
     # --- the end

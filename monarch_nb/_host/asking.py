@@ -25,7 +25,11 @@ class _Question:
     __slots__ = ("answers", "done", "keeps_refusals", "left", "procs", "reads")
 
     def __init__(
-        self, ranks: Mapping[int, int], reads: Callable[[Any], Any], done: Callable[[Answers], None], keeps_refusals: bool
+        self,
+        ranks: Mapping[int, int],
+        reads: Callable[[Any], Any],
+        done: Callable[[Answers], None],
+        keeps_refusals: bool,
     ) -> None:
         self.reads = reads
         self.left = set(ranks)
@@ -55,9 +59,13 @@ class Asking:
         done: Callable[[Answers], None],
         timeout_s: float,
     ) -> None:
-        """Ask ranks (rank to proc) what they answer at once; `done` gets the answers once all are in or the time is up."""
+        """Ask ranks (rank to proc) what they answer at once; `done` gets the answers once all are in or
+        the time is up.
+        """
         reads = partial(decode, request.answer_type())
-        self._send_all(ranks, request.wire_name, encode(request), _Question(ranks, reads, done, False), timeout_s)
+        self._send_all(
+            ranks, request.wire_name, encode(request), _Question(ranks, reads, done, False), timeout_s
+        )
 
     def have_done(
         self,
@@ -70,23 +78,39 @@ class Asking:
         keeps_refusals: bool = False,
         **header: Any,
     ) -> None:
-        """Have something done by the main threads of ranks, or by actors there, which answer with values of the user's.
+        """Have something done by the main threads of ranks, or by actors there, which answer with values of
+        the user's.
 
         Args:
             keeps_refusals: whether failures are among the answers, each a `Failure`.
             header: more fields of the message; `payload` goes as it is, instead of `fields`.
         """
         payload = header.pop("payload", None) or pickle.dumps(fields, 5)
-        self._send_all(ranks, name, payload, _Question(ranks, pickle.loads, done, keeps_refusals), timeout_s, **header)
+        self._send_all(
+            ranks, name, payload, _Question(ranks, pickle.loads, done, keeps_refusals), timeout_s, **header
+        )
 
     def _send_all(
-        self, ranks: Mapping[int, int], name: str, payload: bytes, question: _Question, timeout_s: float, **header: Any
+        self,
+        ranks: Mapping[int, int],
+        name: str,
+        payload: bytes,
+        question: _Question,
+        timeout_s: float,
+        **header: Any,
     ) -> None:
         ref = next(self._refs)
         self._questions[ref] = question
         for rank, proc in ranks.items():
             frame = wire.pack(
-                wire.CALL, src=address.CONTROLLER, dst=proc, slot=rank, ref=ref, name=name.encode(), payload=payload, **header
+                wire.CALL,
+                src=address.CONTROLLER,
+                dst=proc,
+                slot=rank,
+                ref=ref,
+                name=name.encode(),
+                payload=payload,
+                **header,
             )
             self._send(proc, frame)
         if not ranks:

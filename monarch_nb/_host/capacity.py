@@ -1,6 +1,8 @@
-"""How many processes this machine has room for, so that a number that was mistyped is refused before it has eaten all memory.
+"""How many processes this machine has room for, so that a number that was mistyped is refused before it has
+eaten all memory.
 
-There are two bounds. What is more than the first is probably a mistake, and must be asked for by force; what is more than the second can't be.
+There are two bounds. What is more than the first is probably a mistake, and must be asked for by force; what
+is more than the second can't be.
 """
 
 from __future__ import annotations
@@ -62,12 +64,18 @@ def check_room(num: int, *, force: bool = False, how: str = "") -> None:
         return
     most = bound(force=True).num
     more = f"; {how} allows {most:,}" if how and not force and limit.num < most else ""
-    raise ValueError(f"{num:,} processes are too many for this machine: it has room for {limit.num:,} more ({limit.why}){more}")
+    raise ValueError(
+        f"{num:,} processes are too many for this machine: it has room for {limit.num:,} more "
+        f"({limit.why}){more}"
+    )
 
 
 def _soft() -> Iterator[tuple[int, str]]:
     free = _free_memory()
-    yield free // RANK_BYTES, f"{bytes_text(free)} of memory are free, and each takes {bytes_text(RANK_BYTES)} at least"
+    yield (
+        free // RANK_BYTES,
+        f"{bytes_text(free)} of memory are free, and each takes {bytes_text(RANK_BYTES)} at least",
+    )
     cores = len(os.sched_getaffinity(0))
     yield max(FEW_RANKS, RANKS_PER_CORE * cores), f"{cores} cores"
 

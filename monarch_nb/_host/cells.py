@@ -1,8 +1,8 @@
 """Cells: the controller runs them, so that they and what they print outlive whoever typed them.
 
-A rank runs one cell at a time; more wait here, in the order in which they came. What a cell prints, and how it ends on each rank, goes into
-the journal; who watches reads it from there (`watch`). A cell ends when all its ranks have ended it, or when
-it's given up (`escalation`).
+A rank runs one cell at a time; more wait here, in the order in which they came. What a cell prints, and how
+it ends on each rank, goes into the journal; who watches reads it from there (`watch`). A cell ends when all
+its ranks have ended it, or when it's given up (`escalation`).
 """
 
 from __future__ import annotations
@@ -124,7 +124,9 @@ class Cells:
         return (cell.n, cell.began.get(rank, 0.0)) if rank in cell.running else None
 
     def waiters_of(self, proc: int) -> list[tuple[int, int]]:
-        """Return who watches the cells that run or wait on a rank, and so hears of its end: clients and their refs."""
+        """Return who watches the cells that run or wait on a rank, and so hears of its end: clients and
+        their refs.
+        """
         return [(w.client, w.ref) for cell in self._queues.get(proc, ()) for w in cell.watches if not w.over]
 
     def is_stuck(self, proc: int) -> bool:
@@ -148,17 +150,26 @@ class Cells:
         self._refuse_stuck(procs)
         controller = self._controller
         entry = controller.journal.entries.begin_entry(
-            EntryKind.CELL, who=controller.clients.who(sender.proc), when=time.time(), **logged_source(request.source[:MAX_SOURCE_SHOWN]),
-            ranks=request.rank_set, group=request.group, number=request.number, env=controller.environment_id,
-            position=controller.journal.store.end, **_repeated(request),
+            EntryKind.CELL,
+            who=controller.clients.who(sender.proc),
+            when=time.time(),
+            **logged_source(request.source[:MAX_SOURCE_SHOWN]),
+            ranks=request.rank_set,
+            group=request.group,
+            number=request.number,
+            env=controller.environment_id,
+            position=controller.journal.store.end,
+            **_repeated(request),
             **({"script": True} if request.script is not None else {}),
-        )  # fmt: skip
+        )
         n = entry["n"]
         wanted = {k: v for k, v in (("profile", request.profile), ("script", request.script)) if v}
         payload = pickle.dumps({"source": request.source, "number": request.number or n, **wanted}, 5)
         cell = Cell(n, request.group, procs, payload, request.context, set(procs))
         self._cells[n] = cell
-        free = all(not self._queues.get(p) and controller.registry.procs[p].end is None for p in procs.values())
+        free = all(
+            not self._queues.get(p) and controller.registry.procs[p].end is None for p in procs.values()
+        )
         if free:
             self._enqueue(cell)  # the ranks begin while the rest is done
         if sender.ref:
@@ -178,8 +189,8 @@ class Cells:
             leave = f" leave {'it' if len(stuck) == 1 else 'them'} out: --ranks {free};" if free else ""
             raise ValueError(
                 f"{name_ranks(stuck)} still {'hang' if len(stuck) > 1 else 'hangs'} in cell "
-                f"#{', #'.join(map(str, sorted(set(stuck.values()))))}, which was given up.{leave} see where: %mesh stacks --ranks {ranks};"
-                f" or restart: %mesh restart --ranks {ranks}"
+                f"#{', #'.join(map(str, sorted(set(stuck.values()))))}, which was given up.{leave} "
+                f"see where: %mesh stacks --ranks {ranks}; or restart: %mesh restart --ranks {ranks}"
             )
 
     def _enqueue(self, cell: Cell) -> None:
@@ -212,9 +223,15 @@ class Cells:
             cell.waits = ""
             self._tell(cell, CellWaits(""))
         frame = wire.pack(
-            wire.CALL, src=address.CONTROLLER, dst=0, ref=cell.n, name=Work.RUN.encode(), origin=cell.n, context=cell.context,
+            wire.CALL,
+            src=address.CONTROLLER,
+            dst=0,
+            ref=cell.n,
+            name=Work.RUN.encode(),
+            origin=cell.n,
+            context=cell.context,
             payload=cell.payload,
-        )  # fmt: skip
+        )
         self._controller.send_cell([(cell.procs[r], r) for r in ranks], cell.n, frame)
 
     # --- ending on a rank
@@ -238,7 +255,9 @@ class Cells:
         self._ended(cell, rank, status, body)
 
     def _done(self, cell: Cell, rank: int, seconds: float) -> None:
-        """The cell has ended well on a rank, with no value to show: that goes into the summary, with no record of its own."""
+        """The cell has ended well on a rank, with no value to show: that goes into the summary, with no
+        record of its own.
+        """
         cell.running.discard(rank)
         cell.ended[rank] = CellStatus.OK
         if not cell.fresh:
@@ -249,7 +268,9 @@ class Cells:
             self._check_over(cell)
 
     def _tell_done(self, cell: Cell) -> None:
-        """Tell who watches which ranks have ended a cell that goes on; of one that's over, the summary tells."""
+        """Tell who watches which ranks have ended a cell that goes on; of one that's over, the summary
+        tells.
+        """
         fresh, cell.fresh = cell.fresh, []
         for each in fresh if not cell.over else ():
             self._tell(cell, RankDone(*each))
@@ -334,7 +355,8 @@ class Cells:
         if cell.over or not cell.left:
             return
         if reason != EndReason.USER and any(self._is_attended(cell.procs[r]) for r in cell.left):
-            # Somebody looks at it in the debugger, or is asked: time-outs and graces begin anew when the rank runs on.
+            # Somebody looks at it in the debugger, or is asked: time-outs and graces begin anew when the rank
+            # runs on.
             self._controller.loop.call_later(GRACE_S, partial(self._climb, cell, reason))
             return
         escalation = self._escalations.get(cell.n)
@@ -351,7 +373,13 @@ class Cells:
     def _cancel_waiting(self, cell: Cell) -> None:
         for rank in sorted(cell.waiting):
             body = json.dumps(
-                {"status": CellStatus.INTERRUPTED, "ename": "KeyboardInterrupt", "evalue": "", "traceback": "", "when": time.time()}
+                {
+                    "status": CellStatus.INTERRUPTED,
+                    "ename": "KeyboardInterrupt",
+                    "evalue": "",
+                    "traceback": "",
+                    "when": time.time(),
+                }
             )
             self._ended(cell, rank, CellStatus.INTERRUPTED, body.encode())
 
@@ -415,11 +443,18 @@ class Cells:
             said=cell.messages,
             seconds={r: round(s, 6) for r, s in sorted(cell.seconds.items())},
         )
-        kept = {**asdict(summary), "failures": [asdict(f) for f in summary.failures], **self._unkept(cell, summary)}
+        kept = {
+            **asdict(summary),
+            "failures": [asdict(f) for f in summary.failures],
+            **self._unkept(cell, summary),
+        }
         self._controller.journal.entries.add(
-            cell.n, ended=time.time(), end_position=self._controller.journal.store.end, seen=any(not w.over for w in cell.watches),
+            cell.n,
+            ended=time.time(),
+            end_position=self._controller.journal.store.end,
+            seen=any(not w.over for w in cell.watches),
             **kept,
-        )  # fmt: skip
+        )
         return summary
 
     def _unkept(self, cell: Cell, summary: CellOver) -> dict[str, Any]:
@@ -428,7 +463,15 @@ class Cells:
         if journal.is_unlogged(cell.n):
             failures = [{**asdict(f), "message": "(not kept)"} for f in summary.failures]
             return {"failures": failures, "missing": "this cell's source and output are not kept: # nolog"}
-        return {"missing": f"what it has printed may be missing here; the journal isn't written: {journal.trouble}"} if journal.trouble else {}
+        return (
+            {
+                "missing": (
+                    f"what it has printed may be missing here; the journal isn't written: {journal.trouble}"
+                )
+            }
+            if journal.trouble
+            else {}
+        )
 
     @staticmethod
     def _status(cell: Cell, escalation: Escalation | None) -> CellStatus:

@@ -1,7 +1,8 @@
 """Where ranks meet that save together, and which checkpoints count.
 
-Members give a value for each phase and get all of them back; when one of them dies, the others hear at once. A checkpoint is written beside its
-place and gets its name when all have written: what has a name is whole. When one can't write, the others hear why, and what was written goes.
+Members give a value for each phase and get all of them back; when one of them dies, the others hear at once.
+A checkpoint is written beside its place and gets its name when all have written: what has a name is whole.
+When one can't write, the others hear why, and what was written goes.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ class CheckpointService:
         self._in_trouble: set[int] = set()
         """Actors whose last checkpoint couldn't be written, as programs have been told."""
         self._epochs: dict[int, int] = {}
-        """How often members of an actor were lost, or it went back: what began to be saved before that isn't completed."""
+        """How often members of an actor were lost, or it went back: what began to be saved before that
+        isn't completed.
+        """
 
     def newest(self, actor_id: int) -> Saved | None:
         """Return an actor's newest checkpoint that is whole."""
@@ -139,10 +142,16 @@ class CheckpointService:
             shutil.rmtree(request.path, ignore_errors=True)
 
     def _fail(self, failed: CheckpointFailed) -> _Failure:
-        """Tell those who wait for a rank that it can't write; and programs, unless one has asked for this checkpoint."""
+        """Tell those who wait for a rank that it can't write; and programs, unless one has asked for this
+        checkpoint.
+        """
         actor_id, version = failed.actor_id, failed.version
         spec = self._controller.healing.spawn_specs.find(actor_id)
-        who = _ranks(self._controller, [spec.procs[failed.slot]]) if spec is not None else f"member {failed.slot}"
+        who = (
+            _ranks(self._controller, [spec.procs[failed.slot]])
+            if spec is not None
+            else f"member {failed.slot}"
+        )
         failure = _Failure(f"{who}: {failed.reason}", set(range(failed.size)))
         for key in [k for k in self._gatherings if k[:2] == (actor_id, version)]:
             self._refuse(key, failure.reason)
@@ -155,25 +164,38 @@ class CheckpointService:
         spec, last = self._controller.healing.spawn_specs.find(actor_id), self.newest(actor_id)
         name = spec.name if spec is not None else f"{actor_id:x}"
         good = f"the last good one is {last.path}" if last is not None else "there is none yet"
-        what = f"the checkpoint of actor {name!r} after {version} calls could not be written: {reason}. Calls go on; {good}"
+        what = (
+            f"the checkpoint of actor {name!r} after {version} calls could not be written: {reason}. "
+            f"Calls go on; {good}"
+        )
         self._controller.clients.tell_listeners(Notice("", what))
 
     def _leave_behind(self, spec: SpawnSpec, member: CheckpointGather) -> None:
-        """Members save one version after the other: who has got to this one isn't coming to what others still wait at, nor do those who are past it
-        come back.
+        """Members save one version after the other: who has got to this one isn't coming to what others still
+        wait at, nor do those who are past it come back.
 
         Raises:
             ValueError: if others have gone on to a later version.
         """
         slot, version, phase = member.slot, member.version, member.phase
-        others = {k: g for k, g in self._gatherings.items() if k[0] == spec.actor_id and slot not in g.members}
+        others = {
+            k: g for k, g in self._gatherings.items() if k[0] == spec.actor_id and slot not in g.members
+        }
         later = next((k for k in others if k[1] > version), None)
         if later is not None:
             ahead = [spec.procs[s] for s in others[later].members]
-            raise ValueError(f"{_ranks(self._controller, ahead)} went on to the checkpoint after {later[1]} calls")
+            raise ValueError(
+                f"{_ranks(self._controller, ahead)} went on to the checkpoint after {later[1]} calls"
+            )
         for key in others:
             if key[1:] != (version, phase):
-                self._refuse(key, f"{_ranks(self._controller, [spec.procs[slot]])} went on to the checkpoint after {version} calls")
+                self._refuse(
+                    key,
+                    (
+                        f"{_ranks(self._controller, [spec.procs[slot]])} went on to the checkpoint after "
+                        f"{version} calls"
+                    ),
+                )
 
     def _base(self, gathering: _Gathering, key: Key, name: str) -> str:
         """Return where the checkpoints of an actor are."""
@@ -190,7 +212,10 @@ class CheckpointService:
         actor_id, version, phase = key
         first, base = gathering.first, self._base(gathering, key, name)
         # The epoch: members of before a loss may still be writing there.
-        writing, final = os.path.join(base, f".step-{version}.{first.epoch}.writing"), os.path.join(base, f"step-{version}")
+        writing, final = (
+            os.path.join(base, f".step-{version}.{first.epoch}.writing"),
+            os.path.join(base, f"step-{version}"),
+        )
         path = writing
         if phase == CheckpointPhase.BEGIN:
             os.makedirs(base, mode=0o700, exist_ok=True)
@@ -205,12 +230,18 @@ class CheckpointService:
             self._enter(actor_id, Saved(version, final), first.keep)
             path = final
         del self._gatherings[key]
-        values = [] if phase in tuple(CheckpointPhase) else [gathering.members[s].value for s in sorted(gathering.members)]
+        values = (
+            []
+            if phase in tuple(CheckpointPhase)
+            else [gathering.members[s].value for s in sorted(gathering.members)]
+        )
         for src, ref in gathering.asking:
             self._controller.reply(src, ref, Gathered(path, values))
 
     def _enter(self, actor_id: int, saved: Saved, keep: int) -> None:
-        kept = [s for s in self._saved.get(actor_id, ()) if s.version < saved.version]  # later ones were taken back
+        kept = [
+            s for s in self._saved.get(actor_id, ()) if s.version < saved.version
+        ]  # later ones were taken back
         kept.append(saved)
         for old in kept[: -max(1, keep)]:
             shutil.rmtree(old.path, ignore_errors=True)
@@ -245,7 +276,9 @@ class CheckpointService:
                 shutil.rmtree(later.path)
 
     def _drop_unfinished(self, actor_id: int) -> None:
-        """What was begun isn't completed; who still writes hears of it, and what that leaves goes then (`do_checkpoint_failed`)."""
+        """What was begun isn't completed; who still writes hears of it, and what that leaves goes then
+        (`do_checkpoint_failed`).
+        """
         self._epochs[actor_id] = self.epoch(actor_id) + 1
         for path in self._writing.pop(actor_id, ()):
             shutil.rmtree(path, ignore_errors=True)
@@ -261,7 +294,9 @@ class CheckpointService:
         self.save_then(theirs, lambda: self._controller.event(sender.proc, Leave()))
 
     def save_then(self, procs: set[int], go_on: Callable[[], None]) -> None:
-        """Have the actors that some ranks belong to save what they hold, as far as they can in the time there is; then go on."""
+        """Have the actors that some ranks belong to save what they hold, as far as they can in the time
+        there is; then go on.
+        """
         controller = self._controller
         deadline_s = controller.config.get("preempt_s", PREEMPT_S)
         specs = [r for r in controller.healing.spawn_specs.on(procs) if r.checkpointed]
@@ -273,7 +308,9 @@ class CheckpointService:
                 go_on()
 
         if specs:
-            controller.journal.note(0, EntryKind.NOTE, text="this host is about to be taken away: states are saved")
+            controller.journal.note(
+                0, EntryKind.NOTE, text="this host is about to be taken away: states are saved"
+            )
             controller.loop.call_later(deadline_s, once)
         run_workflow(controller.healing.save(specs, deadline_s), once)
 

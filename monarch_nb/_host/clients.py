@@ -26,13 +26,17 @@ class ClientService:
     def __init__(self, controller: ControllerProcess) -> None:
         self._controller = controller
         self._left: dict[int, str] = {}
-        """What those who have left were known by, the last ones: the kernel may tell of a program's end before its last message is read."""
+        """What those who have left were known by, the last ones: the kernel may tell of a program's end
+        before its last message is read.
+        """
 
     @handles(Hello)
     def do_hello(self, request: Hello, sender: Sender) -> Welcome:
         """A client comes."""
         controller = self._controller
-        client = Client(sender.proc, request.pid, request.what, request.number, request.listens, request.observes)
+        client = Client(
+            sender.proc, request.pid, request.what, request.number, request.listens, request.observes
+        )
         client.kernel = request.kernel
         with suppress(OSError):
             client.pidfd = os.pidfd_open(client.pid)
@@ -110,4 +114,8 @@ class ClientService:
     def who(self, proc: int) -> str:
         """Return what people know a client by."""
         found = self._controller.registry.clients.get(proc)
-        return f"{found.what} (pid {found.pid})" if found is not None else self._left.get(proc, "a program that has left")
+        return (
+            f"{found.what} (pid {found.pid})"
+            if found is not None
+            else self._left.get(proc, "a program that has left")
+        )

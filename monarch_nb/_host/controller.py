@@ -99,8 +99,8 @@ class ControllerProcess(HostProcess):
         self.lease = Lease(self)
         self.handover = Handover(self)
         for service in (
-            self.clients, self.hosts, self.gate, self.ranks, self.waits, self.names, self.singletons, self.journal, self.output, self.status_publisher, self.cells,
-            self.interrupts, self.looks, self.debug, self.questions, self.checkpoints, self.healing, self.mesh_name, self.lease,
+            self.clients, self.hosts, self.gate, self.ranks, self.waits, self.names, self.singletons, self.journal, self.output, self.status_publisher, self.cells,  # noqa: E501
+            self.interrupts, self.looks, self.debug, self.questions, self.checkpoints, self.healing, self.mesh_name, self.lease,  # noqa: E501
             self.environments,
         ):  # fmt: skip
             self.handlers.add(service)
@@ -120,7 +120,11 @@ class ControllerProcess(HostProcess):
     def everybody(self) -> list[int]:
         """Return all who are told of ends: clients, ranks, other hosts."""
         ranks = [p.proc for p in self.registry.alive() if p.state == ProcState.RUNNING]
-        return [*self.registry.clients, *ranks, *(address.host_proc(h.index) for h in self.hosts.link.remote_hosts())]
+        return [
+            *self.registry.clients,
+            *ranks,
+            *(address.host_proc(h.index) for h in self.hosts.link.remote_hosts()),
+        ]
 
     def send_remote(self, host: int, frames: list[Any]) -> None:
         self.hosts.link.send(host, frames)
@@ -208,14 +212,20 @@ class ControllerProcess(HostProcess):
             journal_trouble=self.journal.trouble,
             hosts=self.hosts.rows(),
             clients=[ProgramRow(c.pid, c.what) for c in registry.clients.values()],
-            procs=[ProcRow(p.proc, p.group, p.rank, p.state, p.pid, p.end, p.trouble) for p in registry.procs.values()],
+            procs=[
+                ProcRow(p.proc, p.group, p.rank, p.state, p.pid, p.end, p.trouble)
+                for p in registry.procs.values()
+            ],
             names=registry.names,
         )
 
     # --- the end
 
     def preempted(self) -> None:
-        self.checkpoints.save_then({p.proc for p in self.registry.alive()}, lambda: self.shut_down("was told to end by a signal (SIGTERM or SIGHUP)"))
+        self.checkpoints.save_then(
+            {p.proc for p in self.registry.alive()},
+            lambda: self.shut_down("was told to end by a signal (SIGTERM or SIGHUP)"),
+        )
 
     @handles(ShutDown)
     def do_shut_down(self, request: ShutDown, sender: Sender) -> Later | None:

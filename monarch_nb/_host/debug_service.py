@@ -1,7 +1,8 @@
 """Serve the debugger: who stands at a breakpoint, and which command goes to whom.
 
-Ranks tell of their stops; clients send lines to some of them and get the answers together. Stops belong to the mesh, not to a client: several clients may talk to one, and
-when the last one that could has been gone for `ABANDONED_S`, the ranks run on.
+Ranks tell of their stops; clients send lines to some of them and get the answers together. Stops belong to
+the mesh, not to a client: several clients may talk to one, and when the last one that could has been gone for
+`ABANDONED_S`, the ranks run on.
 """
 
 from __future__ import annotations
@@ -176,7 +177,9 @@ class DebugService:
         return any(stop.group == group for stop in self._stops.values())
 
     def _hold(self, group: str, on: bool) -> None:
-        """Hold the time-outs of process groups while a rank stands, so that its peers don't give up; or let them count again."""
+        """Hold the time-outs of process groups while a rank stands, so that its peers don't give up; or
+        let them count again.
+        """
         for entry in self._controller.registry.alive():
             if entry.group == group:
                 self._controller.event(entry.proc, DebugHold(on))
@@ -201,11 +204,16 @@ class DebugService:
 
     @handles(DebugGroups)
     def do_debug_groups(self, request: DebugGroups, sender: Sender) -> list[GroupRecord]:
-        """Return the groups of this mesh whose ranks can be debugged, or those of which one stands somewhere, as records of meshes."""
+        """Return the groups of this mesh whose ranks can be debugged, or those of which one stands
+        somewhere, as records of meshes.
+        """
         return [
             g.record()
             for g in self._controller.registry.groups.values()
-            if self._has_stops(g.name) or (not request.stopped_only and any(e.group == g.name for e in self._controller.registry.alive()))
+            if self._has_stops(g.name)
+            or (
+                not request.stopped_only and any(e.group == g.name for e in self._controller.registry.alive())
+            )
         ]
 
     @handles(DebugCommand)
@@ -214,7 +222,9 @@ class DebugService:
         stops = [self._stops[i] for i in request.ids if i in self._stops]
         command = Command(next(self._numbers), sender.proc, sender.ref, {s.id for s in stops})
         self._commands[command.n] = command
-        command.answers.update({i: "it runs on, and no longer stands there" for i in request.ids if i not in self._stops})
+        command.answers.update(
+            {i: "it runs on, and no longer stands there" for i in request.ids if i not in self._stops}
+        )
         for stop in stops:
             if stop.state == StopState.STOPPED:
                 self._send(stop, command.n, request.line)
@@ -229,7 +239,9 @@ class DebugService:
 
     def _send(self, stop: Stop, n: int, line: str) -> None:
         payload = pickle.dumps({"key": stop.key, "n": n, "line": line}, 5)
-        frame = wire.pack(wire.CALL, src=address.CONTROLLER, dst=stop.proc, name=b"__debug__", payload=payload)
+        frame = wire.pack(
+            wire.CALL, src=address.CONTROLLER, dst=stop.proc, name=b"__debug__", payload=payload
+        )
         self._controller.send_to_rank(stop.proc, frame)
 
     def _finish(self, command: Command) -> None:
@@ -237,11 +249,15 @@ class DebugService:
             return
         groups = {self._controller.registry.procs[s.proc].group for s in self._stops.values()}
         rows = [row for group in sorted(groups) for row in self._rows(group)]
-        self._controller.reply(command.client, command.ref, LineAnswers(command.answers, sorted(command.left), rows))
+        self._controller.reply(
+            command.client, command.ref, LineAnswers(command.answers, sorted(command.left), rows)
+        )
 
     @handles(DebugPostMortem)
     def do_debug_post_mortem(self, request: DebugPostMortem, sender: Sender) -> Later | None:
-        """Have ranks stop where they've raised last; answers once those that have something to show stand there."""
+        """Have ranks stop where they've raised last; answers once those that have something to show stand
+        there.
+        """
         self._post_mortem(request.procs, partial(self._controller.reply, sender.proc, sender.ref, None))
         return LATER
 
@@ -259,8 +275,12 @@ class DebugService:
         self._without_answer = set()
         self._on_change_once = look
         for proc in procs:
-            self._controller.asking.have_done({0: proc}, Work.POST_MORTEM, None, partial(self._no_more, proc), POST_MORTEM_S)
-        self._controller.loop.call_later(POST_MORTEM_S, lambda: look({}) if self._on_change_once is look else None)
+            self._controller.asking.have_done(
+                {0: proc}, Work.POST_MORTEM, None, partial(self._no_more, proc), POST_MORTEM_S
+            )
+        self._controller.loop.call_later(
+            POST_MORTEM_S, lambda: look({}) if self._on_change_once is look else None
+        )
 
     def _no_more(self, proc: int, _answers: dict[int, Any]) -> None:
         """A rank has nothing to show, or runs on."""
@@ -272,14 +292,17 @@ class DebugService:
     def do_debug_break(self, request: DebugBreak, sender: Sender) -> dict[int, str] | Later:
         """Set a breakpoint on ranks; answers with what each says of it."""
         asked = SetBreak(request.file, request.line, request.condition)
-        self._controller.asking.ask(request.procs, asked, partial(self._controller.reply, sender.proc, sender.ref), BREAK_S)
+        self._controller.asking.ask(
+            request.procs, asked, partial(self._controller.reply, sender.proc, sender.ref), BREAK_S
+        )
         return LATER
 
     @handles(DebugSet)
     def do_debug_set(self, request: DebugSet, sender: Sender) -> DebugSettings:
         """Take settings, and return all; None leaves one as it is.
 
-        They are: `skip` breakpoints, stop `on_error`; after how long without anybody to debug them ranks run on (`abandoned_s`).
+        They are: `skip` breakpoints, stop `on_error`; after how long without anybody to debug them ranks run
+        on (`abandoned_s`).
         """
         if request.abandoned_s is not None:
             self.abandoned_s = request.abandoned_s
@@ -339,7 +362,10 @@ class DebugService:
         if mine != self._leaving or self._is_attended() or not self._stops:
             return
         ranks = sorted({self._controller.registry.procs[s.proc].rank for s in self._stops.values()})
-        text = f"nobody has been there to debug {name_ranks(ranks)} for {self.abandoned_s:g} s: {'it runs' if len(ranks) == 1 else 'they run'} on"
+        text = (
+            f"nobody has been there to debug {name_ranks(ranks)} for {self.abandoned_s:g} s: "
+            f"{'it runs' if len(ranks) == 1 else 'they run'} on"
+        )
         self._controller.journal.note(0, EntryKind.NOTE, text=text)
         for stop in list(self._stops.values()):
             self._send(stop, 0, wire.RUN_ON)

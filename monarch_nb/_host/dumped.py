@@ -1,4 +1,6 @@
-"""Stacks as faulthandler and py-spy write them, turned into what `traceback` would print: outermost frame first, with the source line."""
+"""Stacks as faulthandler and py-spy write them, turned into what `traceback` would print: outermost frame
+first, with the source line.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,15 @@ class Frame(NamedTuple):
 
 
 def from_faulthandler(text: str, main_ident: int) -> dict[str, str]:
-    """Return the stacks by thread name; faulthandler knows no names, so others than the main thread are named for what they run.
+    """Return the stacks by thread name; faulthandler knows no names, so others than the main thread are named
+    for what they run.
 
     Example:
         >>> dump = 'Thread 0x0000000000000007 (most recent call first):\\n  File "a.py", line 2 in f\\n  File "a.py", line 9 in <module>\\n'
         >>> print(from_faulthandler(dump, 7)["MainThread"], end="")
           File "a.py", line 9, in <module>
           File "a.py", line 2, in f
-    """
+    """  # noqa: E501
     found: dict[str, str] = {}
     parts = _THREAD.split(text)
     for ident, body in zip(parts[1::2], parts[2::2], strict=True):

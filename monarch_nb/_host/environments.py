@@ -72,7 +72,9 @@ class EnvironmentService:
         return dict(self._in_use)
 
     def id_on(self, host: int) -> str:
-        """Return the id of the environment that a host starts ranks in; "" for the one that it was started in itself."""
+        """Return the id of the environment that a host starts ranks in; "" for the one that it was started
+        in itself.
+        """
         found = self._in_use.get(host)
         return "" if found is None else found.id
 

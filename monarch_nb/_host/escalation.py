@@ -73,10 +73,13 @@ class Escalation:
         one = len(self._cell.running) == 1
         who = name_ranks(self._cell.running)
         self._cells.say(
-            self._cell, f"{who} did not react to the interrupt: {'its' if one else 'their'} collectives are aborted"
+            self._cell,
+            f"{who} did not react to the interrupt: {'its' if one else 'their'} collectives are aborted",
         )
         # Ranks that run another cell are left alone; idle ones are at the other end of the connections.
-        ranks = {r: p for r, p in self._group().items() if r in self._cell.procs or not self._cells.is_busy(p)}
+        ranks = {
+            r: p for r, p in self._group().items() if r in self._cell.procs or not self._cells.is_busy(p)
+        }
         self._controller.asking.ask(ranks, AbortCollectives(), self._on_aborted, _ABORT_ANSWER_S)
         self._escalate_after(ABORT_S)
 

@@ -1,7 +1,8 @@
 """The gate: hosts of an engine come in by an invitation.
 
-The invitation has a key that opens nothing but a knock. A knock names the key that the host has made for itself; if there's a place, that key is let in, and the
-host process dials with it. An invitation ends when all its places are taken, when its time is up, or when it's withdrawn.
+The invitation has a key that opens nothing but a knock. A knock names the key that the host has made for
+itself; if there's a place, that key is let in, and the host process dials with it. An invitation ends when
+all its places are taken, when its time is up, or when it's withdrawn.
 """
 
 from __future__ import annotations
@@ -58,13 +59,17 @@ class Gate:
         num = request.num
         capacity.check_room(num, force=True)
         link = self._controller.hosts.link
-        addresses = tuple(f"tcp://{_bracketed(a)}:{port}" for a, port in self._listen(request.network, request.ports))
+        addresses = tuple(
+            f"tcp://{_bracketed(a)}:{port}" for a, port in self._listen(request.network, request.ports)
+        )
         keys = KeyPair.new()
         hosts = [self._controller.registry.new_host(label) for label in request.labels or [""] * num]
         self._guests[keys.public] = _Open([h.index for h in hosts], addresses)
         link.let_in(keys.public)
         self._controller.loop.call_later(request.expires_s, lambda: self._close(keys.public))
-        invitation = Invitation(request.name, wire.VERSION, addresses, link.public_key, *keys, num, request.scratch)
+        invitation = Invitation(
+            request.name, wire.VERSION, addresses, link.public_key, *keys, num, request.scratch
+        )
         return Invited([h.index for h in hosts], invitation.to_json(), keys.public)
 
     @handles(Withdraw)
@@ -94,8 +99,15 @@ class Gate:
         """
         addresses = own_addresses(network)
         if not addresses:
-            raise RequestError(f"this machine has no address in {network}; it has {', '.join(own_addresses(''))}: network = in the profile")
-        return [(address, self._port(f"tcp://{_bracketed(address)}", ports)) for address in addresses] if network else self._everywhere(addresses, ports)
+            raise RequestError(
+                f"this machine has no address in {network}; it has {', '.join(own_addresses(''))}: "
+                "network = in the profile"
+            )
+        return (
+            [(address, self._port(f"tcp://{_bracketed(address)}", ports)) for address in addresses]
+            if network
+            else self._everywhere(addresses, ports)
+        )
 
     def _everywhere(self, addresses: Sequence[str], ports: Sequence[int]) -> list[tuple[str, int]]:
         where = "tcp://[::]" if sockets.has_dualstack_ipv6() else "tcp://0.0.0.0"
@@ -109,7 +121,9 @@ class Gate:
             except zmq.ZMQError as error:
                 if error.errno != zmq.EADDRINUSE:
                     raise RequestError(f"this machine can't listen at {where}:{port}: {error}") from None
-        raise RequestError(f"ports {ports[0]}-{ports[1]} of this machine are all taken; name others: ports = in the profile")
+        raise RequestError(
+            f"ports {ports[0]}-{ports[1]} of this machine are all taken; name others: ports = in the profile"
+        )
 
     # --- knocks
 
@@ -136,8 +150,9 @@ class Gate:
         """
         if knock.wire_version != wire.VERSION:
             raise InvitationError(
-                f"node {knock.node} has another version of monarch_nb (protocol {knock.wire_version}; the mesh speaks {wire.VERSION}): "
-                "install the same one there, or name its interpreter: python = in the profile"
+                f"node {knock.node} has another version of monarch_nb (protocol {knock.wire_version}; "
+                f"the mesh speaks {wire.VERSION}): install the same one there, or name its "
+                "interpreter: python = in the profile"
             )
         hosts, opened = self._controller.registry.hosts, self._guests[guest]
         if knock.address not in opened.addresses:
@@ -145,28 +160,41 @@ class Gate:
         known = next((hosts[i] for i in opened.taken if hosts[i].public_key == knock.public), None)
         host = known or self._free(opened, knock.place)
         if host is None:
-            raise InvitationError(f"no place is left for node {knock.node}: {len(opened.taken)} of {len(opened.hosts)} have joined")
+            raise InvitationError(
+                f"no place is left for node {knock.node}: {len(opened.taken)} of {len(opened.hosts)} "
+                "have joined"
+            )
         opened.taken.add(host.index)
         host.label = host.label or knock.node
-        if len(opened.taken) == len(opened.hosts):  # answered first: what was asked by this connection goes on
+        if len(opened.taken) == len(
+            opened.hosts
+        ):  # answered first: what was asked by this connection goes on
             self._controller.loop.call_later(1.0, lambda: self._close(guest))
         return host
 
     def _free(self, opened: _Open, place: int | None) -> Host | None:
         hosts = self._controller.registry.hosts
-        left = [hosts[i] for i in opened.hosts if i not in opened.taken and hosts[i].state == HostState.EXPECTED]
+        left = [
+            hosts[i] for i in opened.hosts if i not in opened.taken and hosts[i].state == HostState.EXPECTED
+        ]
         if place is None:
             return next(iter(left), None)
-        return next((h for h in left if 0 <= place < len(opened.hosts) and h.index == opened.hosts[place]), None)
+        return next(
+            (h for h in left if 0 <= place < len(opened.hosts) and h.index == opened.hosts[place]), None
+        )
 
 
 def own_addresses(network: str) -> list[str]:
-    """Return the addresses of this machine in a network; without one, all that others may reach, or the loopback if there's nothing else."""
+    """Return the addresses of this machine in a network; without one, all that others may reach, or the
+    loopback if there's nothing else.
+    """
     inside = ipaddress.ip_network(network) if network else None
     found = [ipaddress.ip_address(text) for text in _interface_addresses()]
     if inside is not None:
         return [str(a) for a in found if a in inside]
-    others = [str(a) for a in sorted(found, key=lambda a: a.version) if not a.is_loopback and not a.is_link_local]
+    others = [
+        str(a) for a in sorted(found, key=lambda a: a.version) if not a.is_loopback and not a.is_link_local
+    ]
     return others or ["127.0.0.1"]
 
 

@@ -1,4 +1,6 @@
-"""What NVIDIA's management library says of this machine's GPUs. Without the library, or a driver, there are none."""
+"""What NVIDIA's management library says of this machine's GPUs. Without the library, or a driver, there
+are none.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,16 @@ class GpuReader:
         if self._nvml is not None:
             try:
                 self._nvml.nvmlInit()
-                self._handles = [self._nvml.nvmlDeviceGetHandleByIndex(i) for i in range(self._nvml.nvmlDeviceGetCount())]
+                self._handles = [
+                    self._nvml.nvmlDeviceGetHandleByIndex(i) for i in range(self._nvml.nvmlDeviceGetCount())
+                ]
             except self._nvml.NVMLError:
                 self._nvml = None
 
     def read(self) -> list[dict[str, Any]]:
-        """Return one row per GPU: the fields of `status.GpuStatus`, "uuid" besides; what a GPU doesn't tell is None."""
+        """Return one row per GPU: the fields of `status.GpuStatus`, "uuid" besides; what a GPU doesn't
+        tell is None.
+        """
         return [self._read_one(index, handle) for index, handle in enumerate(self._handles)]
 
     def _read_one(self, index: int, handle: Any) -> dict[str, Any]:

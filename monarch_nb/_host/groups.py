@@ -27,7 +27,14 @@ _BROKEN = "the process group is broken and was not made anew"
 _ADVICE = f"{_BROKEN}{{}}: on all ranks, dist.destroy_process_group() and dist.init_process_group(...)"
 
 
-def remake_groups(controller: ControllerProcess, ranks: dict[int, int], *, size_before: int = 0, if_torn: bool = False, retry: str = "") -> Workflow[str]:
+def remake_groups(
+    controller: ControllerProcess,
+    ranks: dict[int, int],
+    *,
+    size_before: int = 0,
+    if_torn: bool = False,
+    retry: str = "",
+) -> Workflow[str]:
     """Make the default process group anew on ranks (rank to proc), if they have one of all of them.
 
     Args:
@@ -53,25 +60,43 @@ def remake_groups(controller: ControllerProcess, ranks: dict[int, int], *, size_
     if busy:
         return f"{_BROKEN}, since {busy}; {retry}" if retry else _ADVICE.format(f", since {busy}")
     first = min(ranks)
-    answers = yield partial(controller.asking.have_done, {first: ranks[first]}, Work.START_RENDEZVOUS, None, timeout_s=_START_S)
+    answers = yield partial(
+        controller.asking.have_done, {first: ranks[first]}, Work.START_RENDEZVOUS, None, timeout_s=_START_S
+    )
     if not answers:
         return _ADVICE.format(f", for rank {first} could not start a store")
     address, port = next(iter(answers.values()))
     ((backend, _),) = kinds
     timeout_s = max(g["timeout_s"] for g in known.values())
     fields = {
-        "address": address, "port": port, "world_size": len(ranks), "backend": backend, "timeout_s": timeout_s,
+        "address": address,
+        "port": port,
+        "world_size": len(ranks),
+        "backend": backend,
+        "timeout_s": timeout_s,
         "places": {rank: place for place, rank in enumerate(sorted(ranks))},
-    }  # fmt: skip
-    made = yield partial(controller.asking.have_done, ranks, Work.REMAKE_GROUP, fields, timeout_s=_REMAKE_S, keeps_refusals=True)
+    }
+    made = yield partial(
+        controller.asking.have_done,
+        ranks,
+        Work.REMAKE_GROUP,
+        fields,
+        timeout_s=_REMAKE_S,
+        keeps_refusals=True,
+    )
     problem = _problem(ranks, made)
-    return _ADVICE.format(f", for {problem}") if problem else f"the process group has been made anew ({backend}, {len(ranks)} ranks)"
+    return (
+        _ADVICE.format(f", for {problem}")
+        if problem
+        else f"the process group has been made anew ({backend}, {len(ranks)} ranks)"
+    )
 
 
 def _busy_with_functions(controller: ControllerProcess, ranks: dict[int, int]) -> Workflow[str]:
     """Wait for functions that run on main threads, for a while; return which ranks still run one, or nothing.
 
-    What makes the group waits behind them, and ranks that are free would wait for them in it, for as long as the group's time-out.
+    What makes the group waits behind them, and ranks that are free would wait for them in it, for as long as
+    the group's time-out.
     """
     deadline = time.monotonic() + _FUNCTIONS_S
     while True:

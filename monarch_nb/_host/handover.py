@@ -1,11 +1,11 @@
 """A controller that was started for whoever comes first: it gives itself to one program, and belongs to that
 as if the program had started it.
 
-It listens at a socket in its private directory (SOCK_SEQPACKET). Its keeper (`_client/keeper`) connects first and hears of it: that it's warm, that it was taken.
-A program sends what it has and a new interpreter would have inherited, in a memory file; the controller takes
-that on, answers `YOURS`, and waits for `THANKS`. Who leaves without that may not have heard of it, so the
-controller ends, rather than belong to somebody who doesn't know. Whose it is, is the pid that the kernel
-gives for the connection, nothing that is said on it.
+It listens at a socket in its private directory (SOCK_SEQPACKET). Its keeper (`_client/keeper`) connects first
+and hears of it: that it's warm, that it was taken. A program sends what it has and a new interpreter would
+have inherited, in a memory file; the controller takes that on, answers `YOURS`, and waits for `THANKS`. Who
+leaves without that may not have heard of it, so the controller ends, rather than belong to somebody who
+doesn't know. Whose it is, is the pid that the kernel gives for the connection, nothing that is said on it.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ class Handover:
         self._listener: socket.socket | None = None
         self._claim_path: str = controller.config.get("warm_claim") or ""
         if self._claim_path:
-            listener = self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+            listener = self._listener = socket.socket(
+                socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK
+            )
             listener.bind(socket_path(controller.directory))
             listener.listen(64)
             controller.loop.watch_file(listener.fileno(), self._accept)

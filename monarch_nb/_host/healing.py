@@ -44,7 +44,9 @@ TOGETHER_S = 0.05
 """Ranks that die within this time are healed together."""
 FIRST_DELAY_S = 0.5
 MAX_DELAY_S = 30.0
-"""The second heal within the policy's window waits for the first delay, each further one twice as long, up to the maximum."""
+"""The second heal within the policy's window waits for the first delay, each further one twice as long, up
+to the maximum.
+"""
 CONSTRUCT_S = 120.0
 _ABORT_S = 2.0
 _ASK_S = 5.0
@@ -67,14 +69,18 @@ class Healing:
     # --- a loss
 
     def lost(self, end: RankExit) -> None:
-        """A rank has died: collectives that wait for it end, the owners of its actors are asked, the policy is followed."""
+        """A rank has died: collectives that wait for it end, the owners of its actors are asked, the
+        policy is followed.
+        """
         self._release_peers(end)
         for spec in self.spawn_specs.on({end.proc}):
             self._tell_owner(spec, end)
         self._follow_policy(end)
 
     def _release_peers(self, end: RankExit) -> None:
-        """Abort the collectives of groups that the dead rank was in: those of the whole mesh; of others, nobody knows."""
+        """Abort the collectives of groups that the dead rank was in: those of the whole mesh; of others,
+        nobody knows.
+        """
         peers = {p.rank: p.proc for p in self._controller.registry.alive() if p.group == end.group}
         size = len(self._controller.registry.groups[end.group].procs)
         self._controller.asking.ask(peers, AbortCollectives(size), lambda _answers: None, _ABORT_S)
@@ -85,7 +91,15 @@ class Healing:
         if not actor:
             return
         failure = Failure(
-            "lost", describe_end(end), when=time.time(), dead=True, rank=end.rank, host=end.host, pid=end.pid, actor=spec.name, end=end
+            "lost",
+            describe_end(end),
+            when=time.time(),
+            dead=True,
+            rank=end.rank,
+            host=end.host,
+            pid=end.pid,
+            actor=spec.name,
+            end=end,
         )
         payload = encode(ActorFailed(spec.actor_id, failure))
         frame = wire.pack(
@@ -145,9 +159,16 @@ class Healing:
         """Give a group other sizes; without sizes: leave out what is lost."""
         group, shapes = self._controller.registry.group(asked.group), Reshaping(self._controller, client)
         sizes = asked.sizes
-        self._enqueue(group.name, lambda: shapes.shrink(group) if sizes is None else shapes.resize(group, sizes), done, client)
+        self._enqueue(
+            group.name,
+            lambda: shapes.shrink(group) if sizes is None else shapes.resize(group, sizes),
+            done,
+            client,
+        )
 
-    def _enqueue(self, group: str, begin: Callable[[], Workflow[Report]], done: Done, client: int = 0) -> None:
+    def _enqueue(
+        self, group: str, begin: Callable[[], Workflow[Report]], done: Done, client: int = 0
+    ) -> None:
         """Run a workflow once those of its group before it are over."""
         queue = self._waiting.setdefault(group, deque())
         queue.append((begin, done, client))
@@ -187,16 +208,30 @@ class Healing:
     # --- by itself
 
     def _follow_policy(self, end: RankExit) -> None:
-        """Do what is to be done when a rank of this group dies; ranks that die together are healed together."""
+        """Do what is to be done when a rank of this group dies; ranks that die together are healed
+        together.
+        """
         group = self._controller.registry.groups.get(end.group)
-        if group is None or group.policy.on_failure not in (OnFailure.HEAL, OnFailure.SHRINK) or group.name in self._due:
+        if (
+            group is None
+            or group.policy.on_failure not in (OnFailure.HEAL, OnFailure.SHRINK)
+            or group.name in self._due
+        ):
             return
         policy, now = group.policy, time.monotonic()
         policy.heals = [t for t in policy.heals if now - t < policy.window_s]
         if len(policy.heals) >= policy.max_restarts:
-            self._tell(group.name, f"not healed: {len(policy.heals)} heals in {policy.window_s:g} s are the limit (max_restarts)")
+            self._tell(
+                group.name,
+                (
+                    f"not healed: {len(policy.heals)} heals in {policy.window_s:g} s are the limit "
+                    "(max_restarts)"
+                ),
+            )
             return
-        delay_s = TOGETHER_S if not policy.heals else min(MAX_DELAY_S, FIRST_DELAY_S * 2 ** (len(policy.heals) - 1))
+        delay_s = (
+            TOGETHER_S if not policy.heals else min(MAX_DELAY_S, FIRST_DELAY_S * 2 ** (len(policy.heals) - 1))
+        )
         policy.heals.append(now)
         self._due.add(group.name)
         self._controller.loop.call_later(delay_s, lambda: self._act(group))
@@ -204,7 +239,9 @@ class Healing:
     def _act(self, group: Group) -> None:
         cells = self._controller.cells
         if group.policy.on_failure == OnFailure.SHRINK and any(cells.on(p) for p in group.procs):
-            self._controller.loop.call_later(TOGETHER_S, lambda: self._act(group))  # the survivors' cells are being ended
+            self._controller.loop.call_later(
+                TOGETHER_S, lambda: self._act(group)
+            )  # the survivors' cells are being ended
             return
         self._due.discard(group.name)
         done = partial(self._tell, group.name)
@@ -222,11 +259,18 @@ class Healing:
     def _heal(self, request: Heal) -> Workflow[Report]:
         controller, group, asked, report = self._controller, request.group, request.procs, Report()
         began = time.monotonic()
-        members = {p.proc: p for p in controller.registry.procs.values() if p.group == group and p.state != ProcState.STOPPED}
+        members = {
+            p.proc: p
+            for p in controller.registry.procs.values()
+            if p.group == group and p.state != ProcState.STOPPED
+        }
         wanted = set(members) if asked is None else set(asked)
         lost = [p for p in members.values() if p.end is not None and p.proc in wanted]
-        # Who asks wants a mesh that works. By itself nothing is ended that still lives: somebody may want to look at it.
-        hanging = [p for p in members.values() if p.proc in (asked or ()) and controller.cells.is_stuck(p.proc)]
+        # Who asks wants a mesh that works. By itself nothing is ended that still lives: somebody may want to
+        # look at it.
+        hanging = [
+            p for p in members.values() if p.proc in (asked or ()) and controller.cells.is_stuck(p.proc)
+        ]
         yield from self._restart(hanging, report)
         yield from self._start_ranks(lost, report)
         ranks = {p.rank: p.proc for p in members.values() if p.end is None}
@@ -235,7 +279,9 @@ class Healing:
         report.messages += [said] if said else []
         yield from self.make_actors(set(ranks.values()) & wanted, report)
         if report.ranks and asked:
-            yield from self._say_who_is_busy({r: p for r, p in ranks.items() if r not in report.ranks}, report)
+            yield from self._say_who_is_busy(
+                {r: p for r, p in ranks.items() if r not in report.ranks}, report
+            )
         self._tell_all(group, report)
         report.seconds = time.monotonic() - began
         return report
@@ -250,7 +296,9 @@ class Healing:
     def _start_ranks(self, lost: list[Proc], report: Report) -> Workflow[None]:
         controller = self._controller
         yield from self._replace_hosts(lost, report)
-        startable = [p for p in lost if controller.registry.hosts[address.host_of(p.proc)].state == HostState.UP]
+        startable = [
+            p for p in lost if controller.registry.hosts[address.host_of(p.proc)].state == HostState.UP
+        ]
         for entry in startable:
             controller.ranks.start_again(entry.proc)
         yield from self._await_start(startable, report)
@@ -265,16 +313,25 @@ class Healing:
                 report.problems.append(f"rank {entry.rank} did not start within {START_S:g} s")
 
     def _say_who_is_busy(self, ranks: dict[int, int], report: Report) -> Workflow[None]:
-        """Functions of a call that has failed go on elsewhere, and whatever comes next waits for them: nobody else would say so."""
+        """Functions of a call that has failed go on elsewhere, and whatever comes next waits for them:
+        nobody else would say so.
+        """
         found = yield partial(self._controller.asking.ask, ranks, WhereNow(), timeout_s=_BUSY_S)
         busy = sorted(r for r, where in found.items() if where["function"])
         if busy:
-            what = "a function that was called before" if len(busy) == 1 else "functions that were called before"
-            report.messages.append(f"{name_ranks(busy)} still {'runs' if len(busy) == 1 else 'run'} {what}; to end that: %mesh interrupt (mesh.interrupt())")
+            what = (
+                "a function that was called before" if len(busy) == 1 else "functions that were called before"
+            )
+            report.messages.append(
+                f"{name_ranks(busy)} still {'runs' if len(busy) == 1 else 'run'} {what}; to end that: "
+                "%mesh interrupt (mesh.interrupt())"
+            )
 
     def _replace_hosts(self, lost: list[Proc], report: Report) -> Workflow[None]:
         indices = {address.host_of(p.proc) for p in lost}
-        hosts = [h for i in sorted(indices) if (h := self._controller.registry.hosts[i]).state != HostState.UP]
+        hosts = [
+            h for i in sorted(indices) if (h := self._controller.registry.hosts[i]).state != HostState.UP
+        ]
         for host in hosts:
             problem = self._controller.hosts.link.replace(host)
             if problem:
@@ -285,7 +342,9 @@ class Healing:
             if host.state == HostState.UP:
                 report.hosts.append(host.label or host.hostname)
             elif host.state == HostState.EXPECTED:
-                report.problems.append(f"host {host.label or host.index} did not come back within {START_S:g} s")
+                report.problems.append(
+                    f"host {host.label or host.index} did not come back within {START_S:g} s"
+                )
 
     def when_settled(self, who: set[int], go_on: Callable[[Any], None]) -> None:
         """Go on once ranks (or hosts) are up or have ended, or the time is up."""
@@ -310,11 +369,21 @@ class Healing:
         for spec in specs:
             slots = self.spawn_specs.living_slots(spec, {p.proc for p in self._controller.registry.alive()})
             yield partial(
-                self._controller.asking.have_done, slots, "__save__", None, timeout_s=timeout_s, target=spec.actor_id, context=spec.context
+                self._controller.asking.have_done,
+                slots,
+                "__save__",
+                None,
+                timeout_s=timeout_s,
+                target=spec.actor_id,
+                context=spec.context,
             )
 
-    def make_actors(self, procs: set[int], report: Report, anew: frozenset[int] = frozenset()) -> Workflow[None]:
-        """Make the actors again that belong on some procs and aren't there, or have failed; `anew`: these in any case."""
+    def make_actors(
+        self, procs: set[int], report: Report, anew: frozenset[int] = frozenset()
+    ) -> Workflow[None]:
+        """Make the actors again that belong on some procs and aren't there, or have failed; `anew`: these
+        in any case.
+        """
         specs = self.spawn_specs.on(procs)
         if not specs:
             return
@@ -339,12 +408,19 @@ class Healing:
         self, spec: SpawnSpec, slots: dict[int, int], missing: dict[int, int], report: Report
     ) -> Workflow[dict[str, Any] | None]:
         """Return what all actors of a spawn can go on from; None if nothing was saved."""
-        service, survivors = self._controller.checkpoints, {s: p for s, p in slots.items() if s not in missing}
+        service, survivors = (
+            self._controller.checkpoints,
+            {s: p for s, p in slots.items() if s not in missing},
+        )
         saved = service.newest(spec.actor_id)
-        wish: dict[str, Any] | None = None if saved is None else {"version": saved.version, "path": saved.path}
+        wish: dict[str, Any] | None = (
+            None if saved is None else {"version": saved.version, "path": saved.path}
+        )
         where = "disk"
         if spec.checkpointed == CheckpointKind.REPLICATED and survivors:
-            answers = yield partial(self._controller.asking.ask, survivors, CheckpointVersions(), timeout_s=_ASK_S)
+            answers = yield partial(
+                self._controller.asking.ask, survivors, CheckpointVersions(), timeout_s=_ASK_S
+            )
             versions = [set(found.get(spec.actor_id, ())) for found in answers.values()]
             common = set.intersection(*versions) if len(versions) == len(survivors) else set()
             if common and (saved is None or max(common) >= saved.version):
@@ -355,28 +431,41 @@ class Healing:
             return None
         service.begin_anew(spec.actor_id, wish["version"])
         wish["epoch"] = service.epoch(spec.actor_id)
-        report.messages.append(f"actor {spec.name!r} goes on from its state after {wish['version']} calls (from {where})")
+        report.messages.append(
+            f"actor {spec.name!r} goes on from its state after {wish['version']} calls (from {where})"
+        )
         return wish
 
-    def _make_actor(self, spec: SpawnSpec, slots: dict[int, int], wish: dict[str, Any] | None, report: Report) -> Workflow[None]:
+    def _make_actor(
+        self, spec: SpawnSpec, slots: dict[int, int], wish: dict[str, Any] | None, report: Report
+    ) -> Workflow[None]:
         ranks = [self._controller.registry.procs[p].rank for p in slots.values()]
         if not spec.kept:
             report.problems.append(
-                f"actor {spec.name!r} was not made again on {name_ranks(ranks)}: its {spec.size_bytes >> 20} MiB of arguments "
-                "are not kept; spawn it anew"
+                f"actor {spec.name!r} was not made again on {name_ranks(ranks)}: its "
+                f"{spec.size_bytes >> 20} MiB of arguments are not kept; spawn it anew"
             )
             return
         try:
             data = self.spawn_specs.read(spec)
         except OSError as error:
-            report.problems.append(f"actor {spec.name!r} was not made again on {name_ranks(ranks)}: {error}; spawn it anew")
+            report.problems.append(
+                f"actor {spec.name!r} was not made again on {name_ranks(ranks)}: {error}; spawn it anew"
+            )
             return
         if wish is None and spec.checkpointed:
             wish = {"epoch": self._controller.checkpoints.epoch(spec.actor_id)}
         answers = yield partial(
-            self._controller.asking.have_done, slots, "__respawn__", None, timeout_s=CONSTRUCT_S, keeps_refusals=True,
-            target=spec.actor_id, context=spec.context, payload=pickle.dumps((data, wish), 5),
-        )  # fmt: skip
+            self._controller.asking.have_done,
+            slots,
+            "__respawn__",
+            None,
+            timeout_s=CONSTRUCT_S,
+            keeps_refusals=True,
+            target=spec.actor_id,
+            context=spec.context,
+            payload=pickle.dumps((data, wish), 5),
+        )
         made = [s for s in slots if not isinstance(answers.get(s, _SILENT), Failure)]
         report.actors[spec.name] = sorted(self._controller.registry.procs[slots[s]].rank for s in made)
         report.actor_ids.append(spec.actor_id)

@@ -32,7 +32,12 @@ class Heartbeat:
     """
 
     def __init__(
-        self, me: int, loop: Loop, supervisor: Supervisor, send: Callable[[int, bytes], None], on_change: Callable[[int, str], None]
+        self,
+        me: int,
+        loop: Loop,
+        supervisor: Supervisor,
+        send: Callable[[int, bytes], None],
+        on_change: Callable[[int, str], None],
     ) -> None:
         self._me = me
         self._loop = loop
@@ -40,7 +45,9 @@ class Heartbeat:
         self._send = send
         self._on_change = on_change
         self._asked: dict[int, float] = {}
-        """By proc: the time of the question that hasn't been answered, by the loop's clock: our own silence is nobody's fault."""
+        """By proc: the time of the question that hasn't been answered, by the loop's clock: our own
+        silence is nobody's fault.
+        """
         self._answered: dict[int, float] = {}
         self._trouble: dict[int, str] = {}
         loop.call_later(LOOK_S, self._look)
@@ -68,9 +75,15 @@ class Heartbeat:
         if asked is None:
             if now - self._answered.setdefault(proc, now) >= PING_S:
                 self._asked[proc] = now
-                self._send(proc, wire.pack(wire.CALL, src=self._me, dst=proc, ref=PING_REF, name=Ping.wire_name.encode()))
+                self._send(
+                    proc,
+                    wire.pack(wire.CALL, src=self._me, dst=proc, ref=PING_REF, name=Ping.wire_name.encode()),
+                )
         elif not trouble and now - asked >= SILENT_S:
-            trouble = f"has not answered for {SILENT_S:g} s: something holds the interpreter's lock, or the machine is overloaded"
+            trouble = (
+                f"has not answered for {SILENT_S:g} s: something holds the interpreter's lock, or the "
+                "machine is overloaded"
+            )
         if trouble != self._trouble.get(proc, ""):
             self._trouble[proc] = trouble
             self._on_change(proc, trouble)

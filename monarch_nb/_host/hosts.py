@@ -63,7 +63,9 @@ class HostService:
         known = self._controller.registry.hosts
         host = known.get(index)
         if host is not None and host.state in (HostState.LEAVING, HostState.STOPPED):
-            raise RequestError(f"host {host.label or index} has already been shut down; take another from its job")
+            raise RequestError(
+                f"host {host.label or index} has already been shut down; take another from its job"
+            )
         if host is None or host.state == HostState.LOST:
             state = host.state if host is not None else "unknown"
             raise RequestError(f"host {index} is {state}; hosts: {[h.index for h in known.values()]}")
@@ -88,7 +90,13 @@ class HostService:
             self._controller.handlers.handle(request)
             return
         to = address.host_proc(index)
-        frame = wire.pack(wire.CONTROL, src=self._controller.me, dst=to, name=request.wire_name.encode(), payload=encode(request))
+        frame = wire.pack(
+            wire.CONTROL,
+            src=self._controller.me,
+            dst=to,
+            name=request.wire_name.encode(),
+            payload=encode(request),
+        )
         self.link.send(index, [frame])
 
     def tell_all(self, event: Event) -> None:
@@ -98,7 +106,10 @@ class HostService:
 
     def rows(self) -> list[HostRow]:
         """Return what is known of all."""
-        return [HostRow(**{name: getattr(h, name) for name in HostRow.__struct_fields__}) for h in self._controller.registry.hosts.values()]
+        return [
+            HostRow(**{name: getattr(h, name) for name in HostRow.__struct_fields__})
+            for h in self._controller.registry.hosts.values()
+        ]
 
     # --- coming
 
@@ -127,7 +138,9 @@ class HostService:
     @handles(Beat)
     def on_beat(self, event: Beat, sender: Sender) -> None:
         """A host process lives."""
-        self._controller.registry.hosts[address.host_of(sender.proc)].last_beat = self._controller.loop.clock()
+        self._controller.registry.hosts[
+            address.host_of(sender.proc)
+        ].last_beat = self._controller.loop.clock()
 
     @handles(SetElsewhere)
     def do_set_elsewhere(self, request: SetElsewhere, sender: Sender) -> None:
@@ -150,12 +163,20 @@ class HostService:
 
     @handles(StopHosts)
     def do_stop_hosts(self, request: StopHosts, sender: Sender) -> Later | None:
-        """Have hosts leave, unless they have gone; answered when they all have, or after `GONE_S`, naming those left."""
+        """Have hosts leave, unless they have gone; answered when they all have, or after `GONE_S`, naming
+        those left.
+        """
         known = self._controller.registry.hosts
-        hosts = [known[index] for index in request.hosts if index and known[index].state not in (HostState.STOPPED, HostState.LOST)]
+        hosts = [
+            known[index]
+            for index in request.hosts
+            if index and known[index].state not in (HostState.STOPPED, HostState.LOST)
+        ]
         departure = _Departure(sender.proc, sender.ref, {h.index for h in hosts})
         for host in hosts:
-            self._controller.event(address.host_proc(host.index), Leave())  # one that is expected gets it when it joins
+            self._controller.event(
+                address.host_proc(host.index), Leave()
+            )  # one that is expected gets it when it joins
             self.link.leaves(host.index)
             for entry in self._controller.registry.alive_on(host.index):
                 entry.state = ProcState.STOPPING
@@ -176,7 +197,9 @@ class HostService:
         self._controller.reply(departure.src, departure.ref, text, error=True)
 
     def _await_exit(self, host: Host) -> None:
-        """A host has ended as far as messages tell. If its process is on this machine, that has its last steps to do."""
+        """A host has ended as far as messages tell. If its process is on this machine, that has its last
+        steps to do.
+        """
         fd = -1
         if host.machine == machine_id():
             with suppress(OSError):
@@ -207,10 +230,15 @@ class HostService:
         for entry in self._controller.registry.alive_on(host.index):
             self._controller.ranks.ended(
                 RankExit(
-                    entry.proc, entry.group, entry.rank, host.hostname, entry.pid, stopped=host.state == HostState.STOPPED,
+                    entry.proc,
+                    entry.group,
+                    entry.rank,
+                    host.hostname,
+                    entry.pid,
+                    stopped=host.state == HostState.STOPPED,
                     reason=f"host {host.hostname} has not been heard of for {LOST_AFTER_S:g} s",
                 )
-            )  # fmt: skip
+            )
 
 
 def _name(host: Host) -> str:

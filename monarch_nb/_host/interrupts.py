@@ -34,12 +34,16 @@ class InterruptService:
         cells, procs = self._controller.cells, set(request.procs)
         cells.interrupt_procs(procs)
         self._controller.ranks.signal([p for p in procs if not cells.is_busy(p)], int(signal.SIGINT))
-        self._controller.journal.note(sender.proc, EntryKind.COMMAND, source="%mesh interrupt", ranks=request.rank_set)
+        self._controller.journal.note(
+            sender.proc, EntryKind.COMMAND, source="%mesh interrupt", ranks=request.rank_set
+        )
 
     @handles(AbortCall)
     def do_abort_call(self, request: AbortCall, sender: Sender) -> dict[int, Plain] | Later:
         """Abort collectives on ranks whose actors don't react to an interrupt; answers once done."""
         controller, src, ref = self._controller, sender.proc, sender.ref
         ranks = controller.registry.by_rank(request.procs)
-        controller.asking.ask(ranks, AbortCollectives(), lambda answers: controller.reply(src, ref, answers), _ABORT_S)
+        controller.asking.ask(
+            ranks, AbortCollectives(), lambda answers: controller.reply(src, ref, answers), _ABORT_S
+        )
         return LATER

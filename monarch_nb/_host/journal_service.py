@@ -1,6 +1,7 @@
 """The journal of a mesh: what was printed, what was done by whom, and what nobody has seen yet.
 
-When its disk is full, or can't be written to for another reason, the mesh goes on without: programs are told, once, and told again when it's kept again.
+When its disk is full, or can't be written to for another reason, the mesh goes on without: programs are told,
+once, and told again when it's kept again.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ DROP_S = 3600.0
 """How often what is too old is looked for."""
 RETRY_S = 1.0
 MAX_RETRY_S = 60.0
-"""How long it takes until the disk is tried again; twice as long each time that it has failed again within the maximum."""
+"""How long it takes until the disk is tried again; twice as long each time that it has failed again within
+the maximum.
+"""
 
 
 class JournalService:
@@ -103,10 +106,14 @@ class JournalService:
     def notice(self) -> str:
         """What people are told while nothing is kept; empty if all is."""
         if self.is_off:
-            return f"the journal of mesh {self._controller.name!r} is off: what cells print isn't kept. Turn it on: %mesh set journal on"
+            return (
+                f"the journal of mesh {self._controller.name!r} is off: what cells print isn't kept. Turn "
+                "it on: %mesh set journal on"
+            )
         return self.trouble and (
-            f"the journal of mesh {self._controller.name!r} can't be written: {self.trouble}. Cells run on and show what they print, but nothing is kept "
-            f"of it. Make room; the journal goes on by itself"
+            f"the journal of mesh {self._controller.name!r} can't be written: {self.trouble}. Cells "
+            "run on and show what they print, but nothing is kept of it. Make room; the journal goes "
+            "on by itself"
         )
 
     def _try_again(self) -> None:
@@ -115,7 +122,10 @@ class JournalService:
         try:
             check_room(_existing(self._place))
             self._go_there()
-            missing = f"{bytes_text(self.store.num_unkept_bytes)} of output from {_clock(self._since)} to {_clock(time.time())} were not kept: {self.trouble}"
+            missing = (
+                f"{bytes_text(self.store.num_unkept_bytes)} of output from {_clock(self._since)} to "
+                f"{_clock(time.time())} were not kept: {self.trouble}"
+            )
             self.store.resume(missing + "\n")
             self.entries.resume()
         except OSError as error:
@@ -139,7 +149,9 @@ class JournalService:
 
     @handles(SetJournal)
     def do_set_journal(self, request: SetJournal, sender: Sender) -> JournalSettings:
-        """Turn the journal off or on, or say for how many seconds it's kept; None leaves that as it is. Returns what holds."""
+        """Turn the journal off or on, or say for how many seconds it's kept; None leaves that as it is.
+        Returns what holds.
+        """
         if request.off is not None and request.off != self.is_off:
             self._turn_off() if request.off else self._turn_on()
         if request.keep_s is not None:
@@ -193,7 +205,9 @@ class JournalService:
         if "source" in fields:
             fields |= logged_source(fields["source"])
         who = self._controller.clients.who(client) if client else "the host process"
-        self.entries.begin_entry(kind, who=who, **{"when": now, "ended": now, "status": CellStatus.OK, **fields})
+        self.entries.begin_entry(
+            kind, who=who, **{"when": now, "ended": now, "status": CellStatus.OK, **fields}
+        )
 
     @handles(Note)
     def do_note(self, request: Note, sender: Sender) -> None:
@@ -202,7 +216,9 @@ class JournalService:
 
     @handles(GetHistory)
     def do_history(self, request: GetHistory, sender: Sender) -> JournalPart:
-        """Return the last entries, oldest first, how much output was dropped, and why nothing is kept, if that's so."""
+        """Return the last entries, oldest first, how much output was dropped, and why nothing is kept, if
+        that's so.
+        """
         entries = sorted(self.entries.entries.values(), key=lambda e: int(e["n"]))
         return JournalPart(entries[-request.limit :], self.store.start, self.trouble, self.store.max_age_s)
 
@@ -217,7 +233,9 @@ class JournalService:
         cells = [
             dict(e)
             for e in self.entries.entries.values()
-            if e["kind"] == EntryKind.CELL and not e.get("seen") and not self._controller.cells.is_watched(e["n"])
+            if e["kind"] == EntryKind.CELL
+            and not e.get("seen")
+            and not self._controller.cells.is_watched(e["n"])
         ]
         return Unseen(cells, self._missed_from)
 

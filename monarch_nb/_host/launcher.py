@@ -1,8 +1,9 @@
 """`monarch-nb host --join FILE`: what all engines run on each of their hosts.
 
-It reads an invitation, makes a key for the host process, knocks at the mesh's addresses one after the other, and starts the host process with the place that it's given.
-Then it waits for the host process' end and passes on signals; if it's killed itself, the host process ends, too. What goes wrong is said on standard error, which engines keep:
-`start` shows it when a host doesn't come.
+It reads an invitation, makes a key for the host process, knocks at the mesh's addresses one after the other,
+and starts the host process with the place that it's given. Then it waits for the host process' end and passes
+on signals; if it's killed itself, the host process ends, too. What goes wrong is said on standard error,
+which engines keep: `start` shows it when a host doesn't come.
 """
 
 from __future__ import annotations
@@ -34,9 +35,19 @@ TRY_S = 3.0
 ANSWER_S = 10.0
 STARTED = "joined as host"
 """What the launcher writes when its host process serves; engines that let go of it wait for that."""
-_NUMBERED = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_TASKS_PER_NODE", "SLURM_GTIDS", "SLURM_TASK_PID")
+_NUMBERED = (
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SLURM_NTASKS",
+    "SLURM_NPROCS",
+    "SLURM_TASKS_PER_NODE",
+    "SLURM_GTIDS",
+    "SLURM_TASK_PID",
+)
 _OF_LAUNCHERS = ("SLURM_STEP_", "SLURM_SRUN_", "SLURM_LAUNCH_", "PMI_", "PMIX_", "OMPI_", "RAY_")
-"""What says to libraries that this process is one of the launcher's tasks: Lightning, Accelerate and MPI believe it."""
+"""What says to libraries that this process is one of the launcher's tasks: Lightning, Accelerate and MPI
+believe it.
+"""
 
 
 class LauncherError(Exception):
@@ -54,16 +65,27 @@ class Place(NamedTuple):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Join a mesh; return the exit status."""
-    parser = argparse.ArgumentParser(prog="monarch-nb host", description="Let this machine be a host of a mesh.")
+    parser = argparse.ArgumentParser(
+        prog="monarch-nb host", description="Let this machine be a host of a mesh."
+    )
     add_arguments(parser)
     return run(parser.parse_args(argv))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `monarch-nb host` takes."""
-    parser.add_argument("--join", required=True, metavar="FILE", help="the invitation; - reads it from standard input")
-    parser.add_argument("--place", type=int, metavar="N", help="which of the mesh's hosts this one is; by default the next one")
-    parser.add_argument("--detach", action="store_true", help="return once the host process serves; it goes on by itself")
+    parser.add_argument(
+        "--join", required=True, metavar="FILE", help="the invitation; - reads it from standard input"
+    )
+    parser.add_argument(
+        "--place",
+        type=int,
+        metavar="N",
+        help="which of the mesh's hosts this one is; by default the next one",
+    )
+    parser.add_argument(
+        "--detach", action="store_true", help="return once the host process serves; it goes on by itself"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -97,7 +119,10 @@ def read_invitation(path: str) -> Invitation:
     with open(fd, "rb") as file:
         about = os.fstat(fd)
         if not stat.S_ISREG(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o077:
-            raise LauncherError(f"the invitation {path} is a secret, and can be read by others or isn't yours: chmod 600 {path}")
+            raise LauncherError(
+                f"the invitation {path} is a secret, and can be read by others or isn't yours: chmod "
+                f"600 {path}"
+            )
         return Invitation.from_json(file.read(MAX_BYTES + 1))
 
 
@@ -107,7 +132,10 @@ def _use_scratch(scratch: str) -> None:
         return
     path = os.path.expanduser(os.path.expandvars(scratch))
     if "$" in path or not os.path.isabs(path):
-        raise LauncherError(f"scratch = {scratch!r} is {path!r} here: it must be an absolute path, and its variables must be set")
+        raise LauncherError(
+            f"scratch = {scratch!r} is {path!r} here: it must be an absolute path, and its variables "
+            "must be set"
+        )
     os.makedirs(path, mode=0o700, exist_ok=True)
     os.environ["XDG_RUNTIME_DIR"] = path
 
@@ -123,8 +151,9 @@ def knock(invitation: Invitation, node: str, place: int | None) -> Place:
     """
     if invitation.wire_version != wire.VERSION:
         raise LauncherError(
-            f"{sys.executable} has monarch_nb {__version__} (protocol {wire.VERSION}), and the mesh speaks protocol {invitation.wire_version}: "
-            "install the same version here, or name another interpreter: python = in the profile"
+            f"{sys.executable} has monarch_nb {__version__} (protocol {wire.VERSION}), and the mesh "
+            f"speaks protocol {invitation.wire_version}: install the same version here, or name "
+            "another interpreter: python = in the profile"
         )
     keys = KeyPair.new()
     tried = []
@@ -138,7 +167,7 @@ def knock(invitation: Invitation, node: str, place: int | None) -> Place:
             return Place(answer, address, invitation.controller_key, keys)
         tried.append(f"{address} ({trouble or answer})")
     raise LauncherError(
-        f"cannot reach the mesh at {', '.join(tried)}. A firewall? ports = \"29400-29500\" in the profile names ports that are open, "
+        f'cannot reach the mesh at {", ".join(tried)}. A firewall? ports = "29400-29500" in the profile names ports that are open, '  # noqa: E501
         "network = the addresses that hosts can reach"
     )
 
@@ -162,13 +191,22 @@ def _ask(invitation: Invitation, address: str, said: bytes) -> Admission | str:
     guest.setsockopt(zmq.LINGER, 0)
     guest.setsockopt(zmq.IPV6, int("[" in address))
     guest.curve_serverkey = invitation.controller_key.encode()
-    guest.curve_publickey, guest.curve_secretkey = invitation.guest_public.encode(), invitation.guest_secret.encode()
-    failed = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    guest.curve_publickey, guest.curve_secretkey = (
+        invitation.guest_public.encode(),
+        invitation.guest_secret.encode(),
+    )
+    failed = (
+        zmq.EVENT_HANDSHAKE_FAILED_AUTH
+        | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+        | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    )
     monitor = guest.get_monitor_socket(failed)
     try:
         guest.connect(address)
         guest.send(said)
-        ready = {s for s, _ in zmq.zmq_poll([(guest, zmq.POLLIN), (monitor, zmq.POLLIN)], int(ANSWER_S * 1000))}
+        ready = {
+            s for s, _ in zmq.zmq_poll([(guest, zmq.POLLIN), (monitor, zmq.POLLIN)], int(ANSWER_S * 1000))
+        }
         if guest in ready:
             return Admission.from_json(guest.recv())
         return _handshake_text(monitor) if monitor in ready else f"no answer within {ANSWER_S:g} s"
@@ -181,7 +219,10 @@ def _ask(invitation: Invitation, address: str, said: bytes) -> Admission | str:
 
 def _handshake_text(monitor: zmq.Socket[bytes]) -> str:
     if parse_monitor_message(monitor.recv_multipart())["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-        return "this invitation isn't good any more: all its places are taken, its time is up, or it was withdrawn"
+        return (
+            "this invitation isn't good any more: all its places are taken, its time is up, or it was "
+            "withdrawn"
+        )
     return "who listens there isn't this mesh: its key is another one"
 
 
@@ -196,13 +237,25 @@ def _start(place: Place, *, detach: bool) -> subprocess.Popen[bytes]:
     """
     found = place.admission
     config: dict[str, Any] = {
-        "host": found.host, "generation": found.generation, "label": found.label, "home": place.address, "controller_key": place.controller_key,
-        "public": place.keys.public, "secret": place.keys.secret, "directory": os.path.join(new_directory(), f"h{found.host}"),
-        "sys_path": [os.path.abspath(p) for p in sys.path if p], "log": os.environ.get("MONARCH_NB_HOST_LOG"),
+        "host": found.host,
+        "generation": found.generation,
+        "label": found.label,
+        "home": place.address,
+        "controller_key": place.controller_key,
+        "public": place.keys.public,
+        "secret": place.keys.secret,
+        "directory": os.path.join(new_directory(), f"h{found.host}"),
+        "sys_path": [os.path.abspath(p) for p in sys.path if p],
+        "log": os.environ.get("MONARCH_NB_HOST_LOG"),
         "launcher_pid": None if detach else os.getpid(),
-    }  # fmt: skip
+    }
     process = subprocess.Popen(
-        host_command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, env=host_environment(os.environ)
+        host_command(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        env=host_environment(os.environ),
     )
     assert process.stdin is not None and process.stdout is not None and process.stderr is not None
     process.stdin.write(json.dumps(config).encode())
@@ -216,7 +269,8 @@ def _start(place: Place, *, detach: bool) -> subprocess.Popen[bytes]:
 
 
 def host_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return variables without those that say which of a launcher's tasks this is: ranks have numbers of their own.
+    """Return variables without those that say which of a launcher's tasks this is: ranks have numbers of
+    their own.
 
     >>> host_environment({"SLURM_JOB_ID": "7", "SLURM_PROCID": "1", "PMI_RANK": "1"})
     {'SLURM_JOB_ID': '7'}

@@ -1,4 +1,6 @@
-"""Whose a mesh is and how long it lives: a process's, which it ends with, or its user's, under a name and for as long as somebody comes."""
+"""Whose a mesh is and how long it lives: a process's, which it ends with, or its user's, under a name and
+for as long as somebody comes.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ class Lease:
 
     @handles(Adopt)
     def do_adopt(self, request: Adopt, sender: Sender) -> None:
-        """Become a named mesh that belongs to its user; with an `owner_pid`, it ends with that process nevertheless."""
+        """Become a named mesh that belongs to its user; with an `owner_pid`, it ends with that process
+        nevertheless.
+        """
         controller = self._controller
         if not controller.mesh_name.is_claimed:
             raise RequestError(f"this controller has no claim to the name {request.name!r}")
@@ -80,7 +84,12 @@ class Lease:
         controller.environment_id = environment["id"]
         controller.versions = {"python": environment["python"], **environment["packages"]}
         controller.journal.note(
-            sender.proc, EntryKind.START, when=controller.registry.started, ranks=request.rank_set, dims=request.dims, environment=environment
+            sender.proc,
+            EntryKind.START,
+            when=controller.registry.started,
+            ranks=request.rank_set,
+            dims=request.dims,
+            environment=environment,
         )
         controller.mesh_name.show(request.connection_file)
         self._forget_owner()  # last: what goes wrong before leaves no controller that nobody can find
@@ -108,17 +117,25 @@ class Lease:
         if self._is_held():
             self.begin_anew()
         if time.monotonic() - self._idle_since >= self.idle_timeout_s:
-            controller.shut_down(f"ended by its lease: no client and no running cell for {duration(self.idle_timeout_s)}")
+            controller.shut_down(
+                f"ended by its lease: no client and no running cell for {duration(self.idle_timeout_s)}"
+            )
         else:
             self._look_later(self.idle_timeout_s)
 
     def _is_held(self) -> bool:
         """Say whether a client or a cell keeps the mesh alive; who only looks on doesn't."""
         controller = self._controller
-        return controller.cells.num_running > 0 or controller.debug.num_stopped > 0 or any(not c.observes for c in controller.registry.clients.values())
+        return (
+            controller.cells.num_running > 0
+            or controller.debug.num_stopped > 0
+            or any(not c.observes for c in controller.registry.clients.values())
+        )
 
     def left_s(self) -> float | None:
-        """Return the seconds until the mesh ends if nobody comes; None while somebody is there, or if it has no lease."""
+        """Return the seconds until the mesh ends if nobody comes; None while somebody is there, or if it
+        has no lease.
+        """
         if self.idle_timeout_s is None or self._is_held():
             return None
         return round(max(0.0, self.idle_timeout_s - (time.monotonic() - self._idle_since)), 1)
@@ -131,7 +148,9 @@ class Lease:
         self.begin_anew()
         if had_none:
             self._look()
-        self._controller.journal.note(sender.proc, EntryKind.COMMAND, source=f"%mesh lease {request.idle_timeout_s:g}s")
+        self._controller.journal.note(
+            sender.proc, EntryKind.COMMAND, source=f"%mesh lease {request.idle_timeout_s:g}s"
+        )
 
     @handles(SetOwner)
     def do_set_owner(self, request: SetOwner, sender: Sender) -> None:
@@ -146,4 +165,8 @@ class Lease:
         self._forget_owner()
         if pid is not None:
             self._watch_owner(int(pid))
-        self._controller.journal.note(sender.proc, EntryKind.COMMAND, source=f"%mesh start {self._controller.name} {'--keep' if pid is None else '--with-kernel'}")
+        self._controller.journal.note(
+            sender.proc,
+            EntryKind.COMMAND,
+            source=f"%mesh start {self._controller.name} {'--keep' if pid is None else '--with-kernel'}",
+        )

@@ -1,9 +1,10 @@
 """The controller's link to other hosts: who may dial in, what goes there, and who hasn't been heard of.
 
-A host that is given up isn't let in again: its ranks count as dead, and another may have its place. A place has a generation, which is part of
-the identity that a host process dials in with. The identity is only a claim: a message counts if it came by a connection with the key that
-was given out for that place, and if it speaks in the name of that host's processes. The identity ends in random bytes that no other host
-knows, so nobody can take over the route of messages to it.
+A host that is given up isn't let in again: its ranks count as dead, and another may have its place. A place
+has a generation, which is part of the identity that a host process dials in with. The identity is only a
+claim: a message counts if it came by a connection with the key that was given out for that place, and if it
+speaks in the name of that host's processes. The identity ends in random bytes that no other host knows, so
+nobody can take over the route of messages to it.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ _IDENTITY = re.compile(rb"h(\d{1,9})\.(\d{1,9})\.[0-9a-f]+")
 
 
 def _claimed(identity: bytes) -> tuple[int, int]:
-    """Return the place and the generation that an identity claims; place 0, which is nobody's, if it's no identity of ours.
+    """Return the place and the generation that an identity claims; place 0, which is nobody's, if it's no
+    identity of ours.
 
     >>> _claimed(b"h3.1.9f86d081"), _claimed(b"nonsense")
     ((3, 1), (0, 0))
@@ -82,14 +84,18 @@ class HostLink:
     # --- letting hosts in
 
     def ticket(self, host: Host, bind: str) -> Ticket:
-        """Return what a host process needs to dial in and take a place; what was given out for it before is void."""
+        """Return what a host process needs to dial in and take a place; what was given out for it before
+        is void.
+        """
         endpoint = self.listen_on(bind)
         assert self._keys is not None and self._gatekeeper is not None
         keys = KeyPair.new()
         self._gatekeeper.allowed.discard(host.public_key)
         self._gatekeeper.allowed.add(keys.public)
         host.public_key, host.endpoint = keys.public, endpoint
-        return Ticket(host.index, host.generation, host.label, endpoint, self._keys.public, keys.public, keys.secret)
+        return Ticket(
+            host.index, host.generation, host.label, endpoint, self._keys.public, keys.public, keys.secret
+        )
 
     def listen_on(self, bind: str) -> str:
         """Listen for other hosts at `bind`, if we don't yet; return the address to dial."""
@@ -177,7 +183,13 @@ class HostLink:
         """A host that has a key speaks as another one: its words count for nothing, and the log has it."""
         self.num_refused += 1
         by = frame.get("Peer-Address")
-        print(f"monarch_nb: a message in the name of host {index} came from {by}, which isn't that host: ignored", file=sys.stderr)
+        print(
+            (
+                f"monarch_nb: a message in the name of host {index} came from {by}, which isn't that "
+                "host: ignored"
+            ),
+            file=sys.stderr,
+        )
 
     def _answer_knock(self, frames: list[zmq.Frame]) -> None:
         assert self._socket is not None
@@ -189,7 +201,9 @@ class HostLink:
         """Tell a host process whose place is no longer its own to end: its ranks count as dead."""
         assert self._socket is not None
         to = address.host_proc(index)
-        self._socket.send_multipart([identity, wire.pack(wire.EVENT, src=self._controller.me, dst=to, name=Leave.wire_name.encode())])
+        self._socket.send_multipart(
+            [identity, wire.pack(wire.EVENT, src=self._controller.me, dst=to, name=Leave.wire_name.encode())]
+        )
 
     def send(self, index: int, frames: list[Any]) -> None:
         """Send frames to a host; to one that's gone, drop; for one that is expected, keep."""
@@ -199,7 +213,9 @@ class HostLink:
         if host.state == HostState.EXPECTED:
             host.backlog.append([bytes(f) for f in frames])
             return
-        self._socket.send_multipart([self._identities[index], *cut(frames)], copy=sum(map(len, frames)) < _BIG_BYTES)
+        self._socket.send_multipart(
+            [self._identities[index], *cut(frames)], copy=sum(map(len, frames)) < _BIG_BYTES
+        )
 
     def has_joined(self, index: int, joined: HostJoined) -> None:
         """A host process has dialled in."""
@@ -231,7 +247,9 @@ class HostLink:
         return [h for h in self._controller.registry.hosts.values() if h.index and h.state == HostState.UP]
 
     def _beats(self) -> None:
-        self._controller.loop.call_later(BEAT_S, self._beats)  # first: whatever goes wrong below, the beat goes on
+        self._controller.loop.call_later(
+            BEAT_S, self._beats
+        )  # first: whatever goes wrong below, the beat goes on
         now = self._controller.loop.clock()
         for host in self._controller.registry.hosts.values():
             if host.state == HostState.LEAVING and now - host.last_beat > LOST_AFTER_S:
@@ -247,10 +265,15 @@ class HostLink:
     # --- another in its place
 
     def replace(self, host: Host) -> str:
-        """Get another host process for a lost host's place: a spare, or a new one; return why there's none, or nothing."""
+        """Get another host process for a lost host's place: a spare, or a new one; return why there's
+        none, or nothing.
+        """
         spare = self._spare()
         if spare is None and host.kind != PROCESS_JOB:
-            return f"host {host.label or host.index} is lost and there is no spare; start the mesh with --spares, or anew"
+            return (
+                f"host {host.label or host.index} is lost and there is no spare; start the mesh with "
+                "--spares, or anew"
+            )
         host.generation += 1
         host.state, host.backlog = HostState.EXPECTED, []
         ticket = self.ticket(host, (spare or host).endpoint)  # the way by which it can reach us
@@ -259,15 +282,22 @@ class HostLink:
         else:
             spare.state = HostState.STOPPED
             frame = wire.pack(
-                wire.EVENT, src=self._controller.me, dst=address.host_proc(spare.index), name=TakePlace.wire_name.encode(),
+                wire.EVENT,
+                src=self._controller.me,
+                dst=address.host_proc(spare.index),
+                name=TakePlace.wire_name.encode(),
                 payload=encode(TakePlace(ticket)),
-            )  # fmt: skip
+            )
             assert self._socket is not None
             self._socket.send_multipart([self._identities[spare.index], frame])
         return ""
 
     def _spare(self) -> Host | None:
-        used = {address.host_of(p.proc) for p in self._controller.registry.procs.values() if p.state != ProcState.STOPPED}
+        used = {
+            address.host_of(p.proc)
+            for p in self._controller.registry.procs.values()
+            if p.state != ProcState.STOPPED
+        }
         return next((h for h in self.remote_hosts() if h.index not in used), None)
 
     def start(self, ticket: Ticket, env: Mapping[str, str]) -> None:
@@ -282,9 +312,13 @@ class HostLink:
             "log": controller.config.get("log"),
         }
         process = subprocess.Popen(
-            host_command(), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+            host_command(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
             env={**os.environ, **env},
-        )  # fmt: skip
+        )
         assert process.stdin is not None
         process.stdin.write(json.dumps(config).encode())
         process.stdin.close()

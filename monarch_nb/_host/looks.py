@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 ANSWER_S = 0.4
 HANG_S = 1.0
-"""torch's flight recorder writes out all that it holds: 30 ms for 2000 operations, more if all ranks do it at once on few cores."""
+"""torch's flight recorder writes out all that it holds: 30 ms for 2000 operations, more if all ranks do it
+at once on few cores.
+"""
 
 ByRank = dict[int, dict[str, Any]]
 Done = Callable[[ByRank], None]
@@ -62,26 +64,36 @@ class Looks:
     @handles(Hang)
     def do_hang(self, request: Hang, sender: Sender) -> dict[int, Plain] | Later:
         """Return what ranks wait for: by rank, the fields that `hang` describes."""
-        self.hang(self._controller.registry.by_rank(request.procs), partial(self._controller.reply, sender.proc, sender.ref))
+        self.hang(
+            self._controller.registry.by_rank(request.procs),
+            partial(self._controller.reply, sender.proc, sender.ref),
+        )
         return LATER
 
     def stacks(self, ranks: Mapping[int, int], done: Done, *, native: bool = False) -> None:
         """Find the stacks of ranks (rank to proc).
 
-        `done` gets by rank: "stacks", text by thread name, or None; "how" they were found: asked, faulthandler, py-spy; "missing": what couldn't be had,
-        and why; "process": what the kernel says of it, if that's special.
+        `done` gets by rank: "stacks", text by thread name, or None; "how" they were found: asked,
+        faulthandler, py-spy; "missing": what couldn't be had, and why; "process": what the kernel says of it,
+        if that's special.
         """
         if native:
             self._take(ranks.values(), True, lambda taken: self._after_native(ranks, taken, done))
         else:
-            self._controller.asking.ask(ranks, ThreadStacks(), lambda answers: self._after_asking(ranks, answers, done), ANSWER_S)
+            self._controller.asking.ask(
+                ranks, ThreadStacks(), lambda answers: self._after_asking(ranks, answers, done), ANSWER_S
+            )
 
     def hang(self, ranks: Mapping[int, int], done: Done) -> None:
-        """Ask ranks what they wait for; `done` gets by rank "facts" (see `_rank.hang`) or None, and then what `stacks` would say."""
+        """Ask ranks what they wait for; `done` gets by rank "facts" (see `_rank.hang`) or None, and then
+        what `stacks` would say.
+        """
 
         def answered(answers: Answers) -> None:
             def taken(found: ByRank) -> None:
-                done({r: {"facts": answers[r]} if r in answers else {"facts": None, **found[r]} for r in ranks})
+                done(
+                    {r: {"facts": answers[r]} if r in answers else {"facts": None, **found[r]} for r in ranks}
+                )
 
             self._after_asking({r: p for r, p in ranks.items() if r not in answers}, {}, taken)
 
@@ -96,7 +108,12 @@ class Looks:
             rows: ByRank = {}
             for rank, proc in ranks.items():
                 if rank in answers:
-                    rows[rank] = {"stacks": answers[rank], "how": "asked", "missing": "", "process": self._controller.process_state(proc)}
+                    rows[rank] = {
+                        "stacks": answers[rank],
+                        "how": "asked",
+                        "missing": "",
+                        "process": self._controller.process_state(proc),
+                    }
                 else:
                     rows[rank] = self._row(proc, found)
             done(rows)
@@ -110,7 +127,9 @@ class Looks:
 
         def asked(others: ByRank) -> None:
             for rank, row in others.items():
-                row["missing"] = "; ".join(filter(None, [f"no native frames: {rows[rank]['missing']}", row["missing"]]))
+                row["missing"] = "; ".join(
+                    filter(None, [f"no native frames: {rows[rank]['missing']}", row["missing"]])
+                )
             done({**rows, **others})
 
         if left:
@@ -119,7 +138,12 @@ class Looks:
             done(rows)
 
     def _row(self, proc: int, found: Found) -> dict[str, Any]:
-        nothing = {"stacks": None, "how": "", "missing": "its host process did not say in time", "process": ""}
+        nothing = {
+            "stacks": None,
+            "how": "",
+            "missing": "its host process did not say in time",
+            "process": "",
+        }
         row = found.get(proc, nothing)
         if row["stacks"]:
             row["stacks"] = {name: self._with_source(text) for name, text in row["stacks"].items()}

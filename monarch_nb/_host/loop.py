@@ -1,11 +1,12 @@
 """Readiness of ZeroMQ sockets and file descriptors, and timers, in one thread.
 
-A ZeroMQ socket's descriptor is edge-triggered and may fall silent while messages wait, so each round looks at every ZeroMQ socket
-before it blocks. There are three at most; the hundreds of pipes and pidfds of ranks cost nothing in epoll.
+A ZeroMQ socket's descriptor is edge-triggered and may fall silent while messages wait, so each round looks at
+every ZeroMQ socket before it blocks. There are three at most; the hundreds of pipes and pidfds of ranks cost
+nothing in epoll.
 
-The loop itself may stand still: its process was stopped, the machine was suspended or overloaded, a callback took long. Whoever judges others by their silence
-would then blame them for its own. So there's a `clock` that stands still meanwhile, and what has arrived is read before
-any timer runs.
+The loop itself may stand still: its process was stopped, the machine was suspended or overloaded, a callback
+took long. Whoever judges others by their silence would then blame them for its own. So there's a `clock` that
+stands still meanwhile, and what has arrived is read before any timer runs.
 """
 
 from __future__ import annotations
@@ -88,7 +89,9 @@ class Loop:
         heapq.heappush(self._timers, (when, self._count, callback))
 
     def clock(self) -> float:
-        """Return a time in seconds that doesn't go on while this loop stands still: for judging others by how long they've been silent."""
+        """Return a time in seconds that doesn't go on while this loop stands still: for judging others by
+        how long they've been silent.
+        """
         return time.monotonic() - self._stalled_s
 
     def call_later(self, delay_s: float, callback: Callback) -> None:
@@ -96,7 +99,9 @@ class Loop:
         self.call_at(time.monotonic() + delay_s, callback)
 
     def call_shortly(self, callback: Callback) -> None:
-        """Call `callback` within `SHORTLY_S`, together with others: one timer for all, however many there are."""
+        """Call `callback` within `SHORTLY_S`, together with others: one timer for all, however many there
+        are.
+        """
         if not self._shortly:
             self.call_later(SHORTLY_S, self._run_shortly)
         self._shortly.append(callback)
@@ -174,7 +179,9 @@ class Loop:
 
 
 def _guarded(callback: Callback) -> None:
-    """Call back; an error is written to the log, and everything else goes on: ranks must not die of a bug here."""
+    """Call back; an error is written to the log, and everything else goes on: ranks must not die of a bug
+    here.
+    """
     try:
         callback()
     except Exception:

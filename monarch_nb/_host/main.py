@@ -22,7 +22,9 @@ def main() -> None:
     from monarch_nb._host.controller import ControllerProcess
 
     sources.guard()
-    process: HostProcess = ControllerProcess(config, zygote) if config["host"] == 0 else HostAgent(config, zygote)
+    process: HostProcess = (
+        ControllerProcess(config, zygote) if config["host"] == 0 else HostAgent(config, zygote)
+    )
     try:
         os.write(1, b"ready\n")
     except OSError:  # who started us is gone already

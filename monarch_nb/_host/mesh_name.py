@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 class MeshName:
-    """Owned by the loop thread. The claim is held until this process has ended: by itself, or by whatever kills it."""
+    """Owned by the loop thread. The claim is held until this process has ended: by itself, or by whatever
+    kills it.
+    """
 
     def __init__(self, controller: ControllerProcess) -> None:
         self._controller = controller
@@ -79,7 +81,9 @@ class MeshName:
             raise
 
     def stays(self) -> bool:
-        """See that programs can find this mesh: files that somebody has removed are made anew. False if another mesh has the name by now."""
+        """See that programs can find this mesh: files that somebody has removed are made anew. False if
+        another mesh has the name by now.
+        """
         if self._claim is None or not self._connection_path:
             return True
         with suppress(OSError):
@@ -94,7 +98,9 @@ class MeshName:
         return True
 
     def hide(self) -> None:
-        """The mesh is about to end: nobody can find it any more. Its name is free when its ranks have gone, and what they held."""
+        """The mesh is about to end: nobody can find it any more. Its name is free when its ranks have
+        gone, and what they held.
+        """
         if self._claim is not None and self._claim.holds:
             with suppress(OSError):
                 self._claim.write(self._note(ClaimState.ENDING))

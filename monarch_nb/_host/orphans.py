@@ -1,7 +1,9 @@
-"""What actors of a process have spawned elsewhere, once that process has ended without stopping it: it's stopped for them.
+"""What actors of a process have spawned elsewhere, once that process has ended without stopping it: it's
+stopped for them.
 
-An actor that is stopped ends what it has spawned before it goes, so what is left here was owned by one that had no time for it. What is stopped ends
-its own children first, as always. If the owner is made anew, it spawns anew.
+An actor that is stopped ends what it has spawned before it goes, so what is left here was owned by one that
+had no time for it. What is stopped ends its own children first, as always. If the owner is made anew, it
+spawns anew.
 """
 
 from __future__ import annotations
@@ -40,11 +42,24 @@ def stop_orphans(controller: ControllerProcess, end: RankExit) -> None:
         controller.healing.spawn_specs.stopped(spec.actor_id, list(spec.procs))
         payload = encode(StopActor(spec.actor_id, reason, waits=False))
         for proc in procs:
-            controller.send_to_rank(proc, wire.pack(wire.CALL, src=address.CONTROLLER, dst=proc, name=StopActor.wire_name.encode(), payload=payload))
+            controller.send_to_rank(
+                proc,
+                wire.pack(
+                    wire.CALL,
+                    src=address.CONTROLLER,
+                    dst=proc,
+                    name=StopActor.wire_name.encode(),
+                    payload=payload,
+                ),
+            )
 
 
 def _owned_groups(controller: ControllerProcess, proc: int) -> list[Group]:
-    return [group for group in controller.registry.groups.values() if group.creator[0] == proc and group.creator[1]]
+    return [
+        group
+        for group in controller.registry.groups.values()
+        if group.creator[0] == proc and group.creator[1]
+    ]
 
 
 def _is_controller(controller: ControllerProcess, spec: SpawnSpec) -> bool:

@@ -78,11 +78,31 @@ class OutputService:
         def wanted(record: Record) -> bool:
             return record.origin == n
 
-        watch = Watch(self._controller.loop, self._store, self._controller.send_local, client, ref, wanted, position, until)
+        watch = Watch(
+            self._controller.loop,
+            self._store,
+            self._controller.send_local,
+            client,
+            ref,
+            wanted,
+            position,
+            until,
+        )
         return self.watches.add(watch, n)
 
-    def _watch(self, client: int, ref: int, wanted: Wanted, position: int | None = None, until: int | None = None) -> Watch:
-        watch = Watch(self._controller.loop, self._store, self._controller.send_local, client, ref, wanted, position, until)
+    def _watch(
+        self, client: int, ref: int, wanted: Wanted, position: int | None = None, until: int | None = None
+    ) -> Watch:
+        watch = Watch(
+            self._controller.loop,
+            self._store,
+            self._controller.send_local,
+            client,
+            ref,
+            wanted,
+            position,
+            until,
+        )
         return self.watches.add(watch)
 
     @handles(SettleOutput)
@@ -115,7 +135,9 @@ class OutputService:
         if not follow and (is_unknown or position >= self._store.end):
             self._controller.reply(sender.proc, sender.ref, [], last=True)
         else:
-            self._watch(sender.proc, sender.ref, self._chosen(request), position, None if follow else self._store.end)
+            self._watch(
+                sender.proc, sender.ref, self._chosen(request), position, None if follow else self._store.end
+            )
         return LATER
 
     def _chosen(self, asked: WatchOutput) -> Wanted:
@@ -141,7 +163,11 @@ class OutputService:
         group, chosen = store.groups.get(request.group), set(request.ranks)
 
         def wanted(record: Record) -> bool:
-            return record.kind in (records.TEXT, records.NOTE) and record.group == group and record.rank in chosen
+            return (
+                record.kind in (records.TEXT, records.NOTE)
+                and record.group == group
+                and record.rank in chosen
+            )
 
         after = request.after
         if after is None:

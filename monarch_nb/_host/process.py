@@ -71,11 +71,23 @@ class HostProcess:
         self._routes: dict[int, zmq.Socket[bytes]] = {}
         self.router = Router(self.me, self.loop, self.send_local, self.send_remote)
         self.supervisor = Supervisor(
-            self.loop, self.index, self.hostname, self.rank_ended, self.rank_printed, config["sys_path"], self.directory, zygote
+            self.loop,
+            self.index,
+            self.hostname,
+            self.rank_ended,
+            self.rank_printed,
+            config["sys_path"],
+            self.directory,
+            zygote,
         )
         self.heartbeat = Heartbeat(self.me, self.loop, self.supervisor, self.send_local, self.rank_pulse)
         self.resource_monitor = ResourceMonitor(
-            self.me, self.directory, self.loop, self.supervisor, self.send_local, lambda rows, host: self.vitals_changed(rows, host)
+            self.me,
+            self.directory,
+            self.loop,
+            self.supervisor,
+            self.send_local,
+            lambda rows, host: self.vitals_changed(rows, host),
         )
         self.stack_service = StackService(self.directory, self.loop, self.supervisor)
         if config.get("warm", True):
@@ -133,9 +145,13 @@ class HostProcess:
         if not ref:
             return
         frame = wire.pack(
-            wire.REPLY, src=self.me, dst=dst, ref=ref, flags=(wire.ERROR if error else 0) | (wire.END if last else 0),
+            wire.REPLY,
+            src=self.me,
+            dst=dst,
+            ref=ref,
+            flags=(wire.ERROR if error else 0) | (wire.END if last else 0),
             payload=encode(value),
-        )  # fmt: skip
+        )
         if address.host_of(dst) == self.index:
             self.send_local(dst, frame)
         else:
@@ -212,7 +228,11 @@ class HostProcess:
             self.reply(message.src, message.ref, str(error), error=True)
         except Exception as error:
             known = isinstance(error, LookupError) and not isinstance(error, KeyError | IndexError)
-            text = str(error) if known else f"the host process could not do this: {type(error).__name__}: {error}"
+            text = (
+                str(error)
+                if known
+                else f"the host process could not do this: {type(error).__name__}: {error}"
+            )
             self.reply(message.src, message.ref, text, error=True)
             if not known:
                 raise  # into the log
@@ -243,14 +263,18 @@ class HostProcess:
     @handles(SignalRanks)
     def do_signal_ranks(self, request: SignalRanks, sender: Sender) -> None:
         """Send a signal to ranks here."""
-        others = {p for p in request.procs if request.cell and self.resource_monitor.does_other(p, request.cell)}
+        others = {
+            p for p in request.procs if request.cell and self.resource_monitor.does_other(p, request.cell)
+        }
         self.supervisor.signal([p for p in request.procs if p not in others], request.number)
 
     @handles(SwitchEnvironment)
     def do_switch_environment(self, request: SwitchEnvironment, sender: Sender) -> None:
         """Start ranks in another environment from now on. Asked by the controller."""
         number = request.number
-        self.supervisor.switch(request.environment, lambda problem: self.environment_switched(number, problem))
+        self.supervisor.switch(
+            request.environment, lambda problem: self.environment_switched(number, problem)
+        )
 
     def environment_switched(self, number: int, problem: str) -> None:
         """Ranks here are started in another environment from now on; or not, for a reason."""

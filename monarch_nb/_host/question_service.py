@@ -1,7 +1,9 @@
-"""What ranks ask whoever sits at the keyboard (`input`, `getpass`): passed on to the client that their cell, or their call, belongs to.
+"""What ranks ask whoever sits at the keyboard (`input`, `getpass`): passed on to the client that their cell,
+or their call, belongs to.
 
-A rank asks by a request, which is answered when somebody has typed. Only one client is asked: one that watches the cell, or that made the call. When it leaves, or
-says that nobody can type there, the rank is told why. When the rank doesn't wait any more, the client is told, and takes its prompt back.
+A rank asks by a request, which is answered when somebody has typed. Only one client is asked: one that
+watches the cell, or that made the call. When it leaves, or says that nobody can type there, the rank is told
+why. When the rank doesn't wait any more, the client is told, and takes its prompt back.
 """
 
 from __future__ import annotations
@@ -78,7 +80,11 @@ class QuestionService:
         if is_cell(origin):
             found = self._controller.cells.watchers(origin)
         else:
-            found = [c.proc for c in clients.values() if c.number & CLIENT_MASK == origin >> CLIENT_BITS & CLIENT_MASK]
+            found = [
+                c.proc
+                for c in clients.values()
+                if c.number & CLIENT_MASK == origin >> CLIENT_BITS & CLIENT_MASK
+            ]
         return next((proc for proc in reversed(found) if proc in clients and clients[proc].listens), None)
 
     @handles(AskNoMore)

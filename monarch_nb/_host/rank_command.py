@@ -42,7 +42,9 @@ def rank_command(own: Mapping[str, Any], spec: Mapping[str, Any], spec_fd: int) 
     place = {"path": spec["sys_path"], "fd": spec_fd, "parent": os.getpid(), "pythonpath": pythonpath}
     env = {**dict([HUGE_PAGES]), **env, **spec["env"], **own.get("env", {}), RANK_VARIABLE: json.dumps(place)}
     if command:
-        return RankCommand(command["program"], [command["arg0"] or command["program"], *command["args"]], env, is_users=True)
+        return RankCommand(
+            command["program"], [command["arg0"] or command["program"], *command["args"]], env, is_users=True
+        )
     python = spec.get("python") or sys.executable
     return RankCommand(python, [python, "-c", _CODE], env, is_users=False)
 

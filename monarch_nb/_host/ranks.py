@@ -70,7 +70,8 @@ class RankService:
         return procs
 
     def _check_room(self, hosts: Sequence[int], per_host: int, *, force: bool) -> None:
-        """See whether hosts have room for so many more ranks each: our machine, with the hosts that are processes of it, or one like it.
+        """See whether hosts have room for so many more ranks each: our machine, with the hosts that are
+        processes of it, or one like it.
 
         Raises:
             ValueError: if they haven't.
@@ -120,9 +121,13 @@ class RankService:
 
     @handles(Restart)
     def do_restart(self, request: Restart, sender: Sender) -> Later | None:
-        """Kill ranks and start them anew at their places; answers once they're up. Handles on them stay good."""
+        """Kill ranks and start them anew at their places; answers once they're up. Handles on them stay
+        good.
+        """
         self.restart(request.procs)
-        self._controller.journal.note(sender.proc, EntryKind.COMMAND, source=f"%mesh restart --ranks {request.rank_set}")
+        self._controller.journal.note(
+            sender.proc, EntryKind.COMMAND, source=f"%mesh restart --ranks {request.rank_set}"
+        )
         return self._controller.waits.answer_when(sender, set(request.procs), restarted=True)
 
     def restart(self, procs: Sequence[int]) -> None:
@@ -176,7 +181,9 @@ class RankService:
         self.signal(request.procs, request.number)
 
     def signal(self, procs: Sequence[int], number: int, cell: int = 0) -> None:
-        """Send a signal to ranks, here or elsewhere; if it's meant for a cell, not to those that do something else."""
+        """Send a signal to ranks, here or elsewhere; if it's meant for a cell, not to those that do
+        something else.
+        """
         for index, theirs in self._controller.hosts.of(procs).items():
             self._controller.hosts.ask(index, SignalRanks(theirs, number, cell))
 
@@ -213,7 +220,14 @@ class RankService:
         controller.waits.settled(done)
         if not end.stopped and not again:
             known = {k: v for k, v in end.plain().items() if k != "last_lines"}
-            controller.journal.note(0, EntryKind.LOST, text=self._loss(end), ranks=format_ranks([end.rank]), status=CellStatus.LOST, end=known)
+            controller.journal.note(
+                0,
+                EntryKind.LOST,
+                text=self._loss(end),
+                ranks=format_ranks([end.rank]),
+                status=CellStatus.LOST,
+                end=known,
+            )
             controller.healing.lost(end)
         if entry is not None:
             controller.checkpoints.lost(entry)
@@ -230,7 +244,9 @@ class RankService:
     def _loss(self, end: RankExit) -> str:
         """Return who was lost, and how, in one line."""
         mesh = self._controller.registry.mesh
-        where = f"mesh {self._controller.name!r}" if mesh is not None and mesh.group == end.group else end.group
+        where = (
+            f"mesh {self._controller.name!r}" if mesh is not None and mesh.group == end.group else end.group
+        )
         return f"rank {end.rank} of {where} {describe_end(end).splitlines()[0].removeprefix('the process ')}"
 
     def _describe(self, end: RankExit, again: bool) -> RankExit:
@@ -240,9 +256,13 @@ class RankService:
         if entry is not None:
             end = replace(end, rank=entry.rank)  # it may have got another number since it started
         return replace(
-            end, point=_point(end, group), notified=tuple(controller.cells.waiters_of(proc)), restarted=again,
-            policy="" if group is None else group.policy.on_failure, reason="was restarted" if again else end.reason,
-        )  # fmt: skip
+            end,
+            point=_point(end, group),
+            notified=tuple(controller.cells.waiters_of(proc)),
+            restarted=again,
+            policy="" if group is None else group.policy.on_failure,
+            reason="was restarted" if again else end.reason,
+        )
 
     def tell_end(self, end: RankExit) -> None:
         """Tell all processes of this machine, all clients and all other hosts."""

@@ -69,7 +69,8 @@ class Policy:
     """What is done when a rank of a group dies.
 
     Attributes:
-        on_failure: stop (nothing: calls raise until somebody heals it), heal, shrink, or call: a program decides.
+        on_failure: stop (nothing: calls raise until somebody heals it), heal, shrink, or call: a program
+            decides.
         max_restarts: heals within `window_s`; beyond that it's "stop".
         heals: when it was healed.
     """
@@ -104,7 +105,14 @@ class Group:
 
     def record(self, env: Mapping[str, str] | None = None) -> GroupRecord:
         """Return what handles on it are made of."""
-        return GroupRecord(self.name, tuple(self.procs), tuple(self.extent.labels), tuple(self.extent.sizes), self.hosts, dict(env or {}))
+        return GroupRecord(
+            self.name,
+            tuple(self.procs),
+            tuple(self.extent.labels),
+            tuple(self.extent.sizes),
+            self.hosts,
+            dict(env or {}),
+        )
 
     @property
     def hosts(self) -> tuple[int, ...]:
@@ -133,7 +141,9 @@ class Client:
 
 @dataclass
 class Waiting:
-    """A request that is answered once its procs (or hosts) are up; or something of our own, then `done` is called."""
+    """A request that is answered once its procs (or hosts) are up; or something of our own, then `done` is
+    called.
+    """
 
     src: int
     ref: int
@@ -178,7 +188,9 @@ class Registry:
         return self._settle(proc)
 
     def proc_has_ended(self, end: RankExit, *, settle: bool = True) -> list[Waiting]:
-        """Note a rank's end; return the requests that this completes. One that starts again completes none."""
+        """Note a rank's end; return the requests that this completes. One that starts again completes
+        none.
+        """
         entry = self.procs.get(end.proc)
         if entry is not None:
             entry.state = ProcState.STOPPED if end.stopped else ProcState.LOST

@@ -1,6 +1,7 @@
 """Meshes that grow and shrink: ranks come and go, those that stay get new numbers, handles learn of it.
 
-A rank keeps its process, its memory and its proc id; only its number changes, which is its place in the extent, row by row.
+A rank keeps its process, its memory and its proc id; only its number changes, which is its place in the
+extent, row by row.
 """
 
 from __future__ import annotations
@@ -44,29 +45,50 @@ class Reshaping:
         """
         unknown = [n for n in sizes if n not in group.extent.labels]
         if unknown:
-            raise ValueError(f"there is no dimension {unknown[0]!r}; the mesh has {', '.join(group.extent.labels)}")
+            raise ValueError(
+                f"there is no dimension {unknown[0]!r}; the mesh has {', '.join(group.extent.labels)}"
+            )
         wrong = [f"{n}={s}" for n, s in sizes.items() if s < 1]
         if wrong:
-            raise ValueError(f"a dimension has a size of at least 1, not {wrong[0]}; end a mesh with %mesh stop")
+            raise ValueError(
+                f"a dimension has a size of at least 1, not {wrong[0]}; end a mesh with %mesh stop"
+            )
         new = Extent(group.extent.labels, [sizes.get(n, group.extent[n]) for n in group.extent.labels])
         capacity.check_room(new.nelements - group.extent.nelements, force=True)
         kept = [dict(p) for p in group.extent.points()]
         places = {tuple(point.values()): proc for point, proc in zip(kept, group.procs, strict=True)}
-        return (yield from self._rearrange(group, new, [places.get(tuple(dict(p).values())) for p in new.points()]))
+        return (
+            yield from self._rearrange(
+                group, new, [places.get(tuple(dict(p).values())) for p in new.points()]
+            )
+        )
 
     def shrink(self, group: Group) -> Workflow[Report]:
-        """Leave out what is lost: of the dimensions, the one that costs the fewest living ranks gets smaller."""
+        """Leave out what is lost: of the dimensions, the one that costs the fewest living ranks gets
+        smaller.
+        """
         registry = self._controller.registry
-        lost = [dict(p) for p, proc in zip(group.extent.points(), group.procs, strict=True) if registry.procs[proc].end is not None]
+        lost = [
+            dict(p)
+            for p, proc in zip(group.extent.points(), group.procs, strict=True)
+            if registry.procs[proc].end is not None
+        ]
         if not lost:
             return Report()
-        label = min(group.extent.labels, key=lambda n: len({p[n] for p in lost}) * (len(group.procs) // group.extent[n]))
+        label = min(
+            group.extent.labels,
+            key=lambda n: len({p[n] for p in lost}) * (len(group.procs) // group.extent[n]),
+        )
         gone = {p[label] for p in lost}
         size = group.extent[label] - len(gone)
         if not size:
             raise ValueError("no rank would be left; heal the mesh instead: %mesh heal")
-        new = Extent(group.extent.labels, [size if n == label else group.extent[n] for n in group.extent.labels])
-        kept = [proc for p, proc in zip(group.extent.points(), group.procs, strict=True) if p[label] not in gone]
+        new = Extent(
+            group.extent.labels, [size if n == label else group.extent[n] for n in group.extent.labels]
+        )
+        kept = [
+            proc for p, proc in zip(group.extent.points(), group.procs, strict=True) if p[label] not in gone
+        ]
         return (yield from self._rearrange(group, new, kept))
 
     def _rearrange(self, group: Group, new: Extent, procs: Sequence[int | None]) -> Workflow[Report]:
@@ -75,8 +97,14 @@ class Reshaping:
         self._refuse_running(group)
         old_procs, size_before = list(group.procs), len(group.procs)
         hosts = yield from self._hosts_for(group, new, procs, report)
-        one_state = [r for r in controller.healing.spawn_specs.on(set(old_procs)) if r.checkpointed in (CheckpointKind.REPLICATED, CheckpointKind.SHARDED)]
-        if all(controller.registry.procs[p].end is None for p in old_procs):  # else what the others hold may be half a step
+        one_state = [
+            r
+            for r in controller.healing.spawn_specs.on(set(old_procs))
+            if r.checkpointed in (CheckpointKind.REPLICATED, CheckpointKind.SHARDED)
+        ]
+        if all(
+            controller.registry.procs[p].end is None for p in old_procs
+        ):  # else what the others hold may be half a step
             yield from controller.healing.save(one_state, _SAVE_S)
         gone = [p for p in old_procs if p not in procs]
         controller.ranks.leave_out(gone)
@@ -93,7 +121,11 @@ class Reshaping:
         self._tell_all(group, actors)
         yield partial(controller.healing.when_settled, set(fresh))
         yield partial(self._when_ended, set(gone))
-        living = {controller.registry.procs[p].rank: p for p in group.procs if controller.registry.procs[p].end is None}
+        living = {
+            controller.registry.procs[p].rank: p
+            for p in group.procs
+            if controller.registry.procs[p].end is None
+        }
         said = yield from remake_groups(controller, living, size_before=size_before)
         anew = frozenset(r.actor_id for r in one_state if r.actor_id in actors)
         yield from controller.healing.make_actors(set(living.values()), report, anew)
@@ -108,7 +140,9 @@ class Reshaping:
         if running:
             raise ValueError(f"cell #{running[0]} runs on this mesh: wait for it, or %mesh interrupt")
 
-    def _hosts_for(self, group: Group, new: Extent, procs: Sequence[int | None], report: Report) -> Workflow[dict[int, int]]:
+    def _hosts_for(
+        self, group: Group, new: Extent, procs: Sequence[int | None], report: Report
+    ) -> Workflow[dict[int, int]]:
         """Return the host of each place where a rank is to be started."""
         row = group.extent.nelements // group.extent[HOSTS] if HOSTS in group.extent.labels else 0
         by_row = [address.host_of(group.procs[i]) for i in range(0, len(group.procs), row)] if row else []
@@ -128,7 +162,9 @@ class Reshaping:
         controller = self._controller
         model = controller.registry.hosts[like[0]]
         if model.kind != PROCESS_JOB:
-            raise ValueError(f"hosts of this mesh can't be added from here; start a mesh with {HOSTS}={len(like) + num}")
+            raise ValueError(
+                f"hosts of this mesh can't be added from here; start a mesh with {HOSTS}={len(like) + num}"
+            )
         added = [controller.registry.new_host(f"host{len(like) + i}", PROCESS_JOB) for i in range(num)]
         for host in added:
             host.env = model.env
@@ -174,7 +210,11 @@ class Reshaping:
         if registry.mesh is not None and registry.mesh.group == group.name:
             registry.mesh = group.record(registry.mesh.env)
         self._controller.journal.note(
-            self._client, EntryKind.RESIZE, text=f"the mesh is now {group.extent}", group=group.name, ranks=format_ranks(range(len(group.procs)))
+            self._client,
+            EntryKind.RESIZE,
+            text=f"the mesh is now {group.extent}",
+            group=group.name,
+            ranks=format_ranks(range(len(group.procs))),
         )
         for to in self._controller.everybody():
             self._controller.event(to, event)

@@ -31,7 +31,9 @@ HISTORY_S = 5.0
 HISTORY_POINTS = 60
 """Five minutes."""
 PSS_PER_SAMPLE = 1
-"""How many ranks' memory is read at a time: the kernel walks all their pages for it, some 2.5 ms with torch loaded."""
+"""How many ranks' memory is read at a time: the kernel walks all their pages for it, some 2.5 ms with
+torch loaded.
+"""
 WHERE_REF = (1 << 50) + 1
 CELL = "cell"
 """What a rank calls a cell on its activity page."""
@@ -52,7 +54,13 @@ class ResourceMonitor:
     """
 
     def __init__(
-        self, me: int, directory: str, loop: Loop, supervisor: Supervisor, send: Callable[[int, bytes], None], on_change: OnChange
+        self,
+        me: int,
+        directory: str,
+        loop: Loop,
+        supervisor: Supervisor,
+        send: Callable[[int, bytes], None],
+        on_change: OnChange,
     ) -> None:
         self._me = me
         self._directory = directory
@@ -187,13 +195,19 @@ class ResourceMonitor:
             self._put(proc, **self._describe(proc, read_page(data) or []))
 
     def _describe(self, proc: int, slots: list[Activity]) -> dict[str, Any]:
-        """Return what a rank does; one that was busy since the last look counts as busy, however short its calls are."""
+        """Return what a rank does; one that was busy since the last look counts as busy, however short its
+        calls are.
+        """
         counts = tuple(slot.num_changes for slot in slots)
         before = self._counts.get(proc, counts)
         self._counts[proc] = counts
         stopped = next((s for s in slots if s.state == DEBUGGING), None)
         busy = [s for s in slots if s.state == BUSY]
-        brief = [s for i, s in enumerate(slots) if i < len(before) and s.num_changes != before[i] and s.state != BUSY and s.name]
+        brief = [
+            s
+            for i, s in enumerate(slots)
+            if i < len(before) and s.num_changes != before[i] and s.state != BUSY and s.name
+        ]
         now = next(iter([*([stopped] if stopped else []), *busy, *brief]), None)
         others = len(busy) - 1
         main = slots[0] if slots and slots[0].is_main else None
@@ -248,7 +262,9 @@ class ResourceMonitor:
             self._next_history = now + HISTORY_S - SAMPLE_S / 2
             rates = [g["utilization_percent"] for g in host["gpus"] if g["utilization_percent"] is not None]
             memory = 100.0 * host["memory_used_bytes"] / host["memory_total_bytes"]
-            self._history.append((host["cpu_percent"], round(memory, 1), sum(rates) / len(rates) if rates else None))
+            self._history.append(
+                (host["cpu_percent"], round(memory, 1), sum(rates) / len(rates) if rates else None)
+            )
         cpu, memories, gpu = zip(*self._history, strict=True) if self._history else ((), (), ())
         history = {
             "interval_s": HISTORY_S,
@@ -264,7 +280,12 @@ class ResourceMonitor:
         for proc, row in self._rows.items():
             if row.get("busy") and proc not in self._asked:
                 self._asked.add(proc)
-                self._send(proc, wire.pack(wire.CALL, src=self._me, dst=proc, ref=WHERE_REF, name=WhereNow.wire_name.encode()))
+                self._send(
+                    proc,
+                    wire.pack(
+                        wire.CALL, src=self._me, dst=proc, ref=WHERE_REF, name=WhereNow.wire_name.encode()
+                    ),
+                )
             elif not row.get("busy") and row.get("line"):
                 self._put(proc, line="", collective=None, num_queued=0)
         self._check_answered()
@@ -278,7 +299,10 @@ class ResourceMonitor:
             before = row.get("collective")
             now = found["collective"]
             if now is not None:
-                same = before is not None and (before["name"], before["sequence"]) == (now["name"], now["sequence"])
+                same = before is not None and (before["name"], before["sequence"]) == (
+                    now["name"],
+                    now["sequence"],
+                )
                 now["since"] = before["since"] if same and before is not None else time.time()
             if not row.get("busy"):
                 found.update(line="", collective=None)
@@ -315,4 +339,8 @@ def _name(activity: Activity) -> str:
 def _gpus_of(rank: Rank, gpus: list[dict[str, Any]]) -> list[int]:
     """Return the indices of the GPUs that a rank was given, or else of those that it uses."""
     given = [g["index"] for g in gpus if rank.gpu and rank.gpu in (str(g["index"]), g["uuid"])]
-    return given or [g["index"] for g in gpus if any(p["rank"] == rank.rank and p["pid"] == rank.pid for p in g["processes"])]
+    return given or [
+        g["index"]
+        for g in gpus
+        if any(p["rank"] == rank.rank and p["pid"] == rank.pid for p in g["processes"])
+    ]

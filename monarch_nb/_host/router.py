@@ -1,8 +1,9 @@
 """Messages between this machine and others.
 
-Processes of one machine talk without us. What crosses machines comes through the host processes at both ends: buffers are in
-shared memory on this side and follow as frames on the wire; a fan-out is one message on the wire and is
-multiplied here; the answers to it are gathered here and go back as one, equal ones once. Payloads are never looked into.
+Processes of one machine talk without us. What crosses machines comes through the host processes at both ends:
+buffers are in shared memory on this side and follow as frames on the wire; a fan-out is one message on the
+wire and is multiplied here; the answers to it are gathered here and go back as one, equal ones once. Payloads
+are never looked into.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class Router:
         send_remote: sends frames to another host, by its index.
     """
 
-    def __init__(self, me: int, loop: Loop, send_local: Send, send_remote: Callable[[int, Frames], None]) -> None:
+    def __init__(
+        self, me: int, loop: Loop, send_local: Send, send_remote: Callable[[int, Frames], None]
+    ) -> None:
         self.me = me
         self.host = address.host_of(me)
         self.pool = segment.SegmentPool()
@@ -145,7 +148,9 @@ class Router:
             del self._gatherings[key]
         if gathering.answers:
             dst, ref = key
-            answers = [Answer(flags, tuple(slots), data) for (flags, data), slots in gathering.answers.items()]
+            answers = [
+                Answer(flags, tuple(slots), data) for (flags, data), slots in gathering.answers.items()
+            ]
             gathering.answers = {}
             self._send_remote(address.host_of(dst), [wire.pack_combined(self.me, dst, ref, answers)])
 
@@ -162,4 +167,3 @@ def _with_table(message: Message, table: bytes) -> bytes:
         m.kind, src=m.src, dst=m.dst, flags=m.flags, slot=m.slot, ref=m.ref, target=m.target, origin=m.origin,
         name=m.name, context=m.context, table=table, payload=bytes(m.payload),
     )  # fmt: skip
-

@@ -1,5 +1,5 @@
-"""CPU, memory and GPUs of this machine and its ranks, read in a thread of its own: a proportional set size takes the kernel
-some 2 ms per rank, and a driver may take its time.
+"""CPU, memory and GPUs of this machine and its ranks, read in a thread of its own: a proportional set size
+takes the kernel some 2 ms per rank, and a driver may take its time.
 """
 
 from __future__ import annotations
@@ -30,11 +30,15 @@ class Sample(NamedTuple):
 
 
 class Sampler:
-    """Reads when asked. `ask` is for the loop's thread, in which answers are called back; all else is the sampling thread's."""
+    """Reads when asked. `ask` is for the loop's thread, in which answers are called back; all else is the
+    sampling thread's.
+    """
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._asked: queue.SimpleQueue[tuple[Sequence[int], Sequence[int], Callable[[Sample], None]]] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[tuple[Sequence[int], Sequence[int], Callable[[Sample], None]]] = (
+            queue.SimpleQueue()
+        )
         self._thread: threading.Thread | None = None
         self._processes: dict[int, psutil.Process] = {}
         self._gpus: GpuReader | None = None

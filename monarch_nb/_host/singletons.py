@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 class SingletonService:
     """Owned by the loop thread.
 
-    A controller lives in the program that uses the mesh: the one that asks, or, if a rank asks, the one that has been there longest. Without a
-    program, and if whoever asks wants it to outlive programs, it's in a process of the controller's.
+    A controller lives in the program that uses the mesh: the one that asks, or, if a rank asks, the one that
+    has been there longest. Without a program, and if whoever asks wants it to outlive programs, it's in a
+    process of the controller's.
     """
 
     def __init__(self, controller: ControllerProcess) -> None:
@@ -46,7 +47,9 @@ class SingletonService:
         return proc in registry.clients if address.is_client(proc) else registry.procs[proc].end is None
 
     def _program(self, asks: int) -> int:
-        programs = {c.proc: c for c in self._controller.registry.clients.values() if c.listens and not c.observes}
+        programs = {
+            c.proc: c for c in self._controller.registry.clients.values() if c.listens and not c.observes
+        }
         return asks if asks in programs else next(iter(programs), 0)
 
     def _process(self, spec: Plain) -> int:
@@ -64,7 +67,15 @@ class SingletonService:
             del self._known[name]
         self._controller.ranks.tell_end(
             RankExit(
-                client.proc, "client", 0, self._controller.hostname, client.pid, stopped=True,
-                reason=f"was the program {client.what!r}, which has left, and its controllers with it: {', '.join(gone)}",
+                client.proc,
+                "client",
+                0,
+                self._controller.hostname,
+                client.pid,
+                stopped=True,
+                reason=(
+                    f"was the program {client.what!r}, which has left, and its controllers with it: "
+                    f"{', '.join(gone)}"
+                ),
             )
-        )  # fmt: skip
+        )

@@ -58,9 +58,15 @@ class SpawnSpecs:
         data = spawned.spec
         actor_id = spawned.actor_id
         self._specs[actor_id] = SpawnSpec(
-            actor_id, spawned.name, spawned.procs, spawned.context, spawned.creator, spawned.size_bytes, data is not None,
+            actor_id,
+            spawned.name,
+            spawned.procs,
+            spawned.context,
+            spawned.creator,
+            spawned.size_bytes,
+            data is not None,
             spawned.checkpointed,
-        )  # fmt: skip
+        )
         if data is not None:
             try:
                 self._write(self._path(actor_id), data)
@@ -79,7 +85,10 @@ class SpawnSpecs:
             raise
 
     def _keep_in_memory(self, spec: SpawnSpec, data: bytes) -> None:
-        if len(data) + sum(len(r.data) for r in self._specs.values() if r.data is not None) <= MAX_IN_MEMORY_BYTES:
+        if (
+            len(data) + sum(len(r.data) for r in self._specs.values() if r.data is not None)
+            <= MAX_IN_MEMORY_BYTES
+        ):
             spec.data = data
         else:
             spec.kept = False
@@ -118,7 +127,9 @@ class SpawnSpecs:
         return set(spec.procs) - self._stopped.get(spec.actor_id, set())
 
     def widen(self, before: list[int], now: list[int], context: bytes) -> dict[int, tuple[int, ...]]:
-        """A mesh has other procs: actors that were on all of it belong on all of it; return their procs by actor id."""
+        """A mesh has other procs: actors that were on all of it belong on all of it; return their procs by
+        actor id.
+        """
         found = {}
         for spec in self._specs.values():
             if spec.procs == tuple(before):

@@ -1,7 +1,8 @@
 """Stacks of ranks of this machine that can't be asked: by signal, then by py-spy.
 
-A thread of its own does it, one request at a time, for it waits for files and subprocesses; the loop goes on. A rank that has no handler for the signal (it's just
-starting, or the user has taken it) isn't sent any: that would kill it.
+A thread of its own does it, one request at a time, for it waits for files and subprocesses; the loop goes on.
+A rank that has no handler for the signal (it's just starting, or the user has taken it) isn't sent any: that
+would kill it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from monarch_nb._wire import address, dump
 from monarch_nb._wire.process import process_trouble
 
 WRITE_S = 0.3
-"""How long a rank may take to write its stacks. It's C code in a signal handler: some milliseconds, unless the machine is overloaded."""
+"""How long a rank may take to write its stacks. It's C code in a signal handler: some milliseconds, unless
+the machine is overloaded.
+"""
 PY_SPY_S = 5.0
 NATIVE_S = 20.0
 """py-spy reads the symbols of all libraries for native frames."""
@@ -81,7 +84,10 @@ class StackService:
     # --- in the service's thread
 
     def _take(self, targets: Sequence[_Target], native: bool) -> Found:
-        found: Found = {t.proc: {"stacks": None, "how": "", "missing": "", "process": process_trouble(t.pid)} for t in targets}
+        found: Found = {
+            t.proc: {"stacks": None, "how": "", "missing": "", "process": process_trouble(t.pid)}
+            for t in targets
+        }
         left = list(targets)
         if not native:
             left = self._by_signal(targets, found)
@@ -104,7 +110,9 @@ class StackService:
         for target, writing in waiting:
             text = writing.finish(deadline)
             if text:
-                found[target.proc].update(stacks=from_faulthandler(text, writing.main_ident), how="faulthandler")
+                found[target.proc].update(
+                    stacks=from_faulthandler(text, writing.main_ident), how="faulthandler"
+                )
             else:
                 found[target.proc]["missing"] = f"faulthandler wrote nothing within {WRITE_S:g} s"
                 left.append(target)
@@ -138,7 +146,10 @@ class _Writing:
         """Wait until all is there; return what is there by the deadline."""
         try:
             before, text = "", self._read()
-            while not (text and text == before and is_whole(text, self.main_ident)) and time.monotonic() < deadline:
+            while (
+                not (text and text == before and is_whole(text, self.main_ident))
+                and time.monotonic() < deadline
+            ):
                 time.sleep(_LOOK_S)
                 before, text = text, self._read()
             return text
@@ -151,7 +162,9 @@ class _Writing:
 
 
 def _send(pid: int, thread_id: int) -> None:
-    """Send the signal to one thread; to any, if that isn't there. The process is a child of ours that hasn't been reaped: its pid is its own."""
+    """Send the signal to one thread; to any, if that isn't there. The process is a child of ours that
+    hasn't been reaped: its pid is its own.
+    """
     libc = ctypes.CDLL(None)
     if thread_id and hasattr(libc, "tgkill") and libc.tgkill(pid, thread_id, int(dump.NUMBER)) == 0:
         return
@@ -177,7 +190,9 @@ def _by_py_spy(target: _Target, found: dict[str, Any], native: bool) -> None:
         command.append("--nonblocking")  # py-spy would wait for a stopped process to stop
     limit_s = NATIVE_S if native else PY_SPY_S
     try:
-        ran = subprocess.run(command, capture_output=True, timeout=limit_s, stdin=subprocess.DEVNULL, check=False)
+        ran = subprocess.run(
+            command, capture_output=True, timeout=limit_s, stdin=subprocess.DEVNULL, check=False
+        )
     except subprocess.TimeoutExpired:
         found["missing"] = f"{before}py-spy did not end within {limit_s:g} s"
         return
@@ -185,7 +200,11 @@ def _by_py_spy(target: _Target, found: dict[str, Any], native: bool) -> None:
         found["missing"] = f"{before}py-spy can't be run: {error}"
         return
     try:
-        found.update(stacks=from_py_spy(ran.stdout), how="py-spy, with native frames" if native else "py-spy", missing="")
+        found.update(
+            stacks=from_py_spy(ran.stdout),
+            how="py-spy, with native frames" if native else "py-spy",
+            missing="",
+        )
     except (ValueError, LookupError):  # it has printed no stacks
         found["missing"] = f"{before}py-spy: {_reason(ran.stderr)}"
 
@@ -193,5 +212,8 @@ def _by_py_spy(target: _Target, found: dict[str, Any], native: bool) -> None:
 def _reason(text: bytes) -> str:
     lines = [line.strip() for line in text.decode("utf-8", "replace").splitlines() if line.strip()]
     if any("ermission" in line for line in lines):
-        return "the kernel doesn't allow it (ptrace): see /proc/sys/kernel/yama/ptrace_scope, or give the container SYS_PTRACE"
+        return (
+            "the kernel doesn't allow it (ptrace): see /proc/sys/kernel/yama/ptrace_scope, or give the "
+            "container SYS_PTRACE"
+        )
     return lines[0] if lines else "it said nothing"

@@ -12,12 +12,14 @@ PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(_
 """Where this package is imported from."""
 
 RANK_VARIABLE = "MONARCH_NB_RANK"
-"""Tells a fresh interpreter which rank to be: {"path": module path, "fd": of the specification, "parent": pid of the host process,
-"pythonpath": what PYTHONPATH was before."""
+"""Tells a fresh interpreter which rank to be: {"path": module path, "fd": of the specification, "parent": pid
+of the host process, "pythonpath": what PYTHONPATH was before.
+"""
 
 HUGE_PAGES = ("THP_MEM_ALLOC_ENABLE", "1")
-"""torch asks for huge pages where a tensor has 2 MiB or more: another process then copies it at the speed of memory, not
-at a third of it."""
+"""torch asks for huge pages where a tensor has 2 MiB or more: another process then copies it at the speed of
+memory, not at a third of it.
+"""
 
 RANKS_PER_REQUEST = 32
 """How many ranks the zygote is asked for at once: each needs two descriptors in the request."""

@@ -1,8 +1,9 @@
 """Publish the state of a mesh, row by row, to those who watch it.
 
-Rows are rebuilt when something touches them, and only while somebody watches. Each has the number of the change that it had last; a watch is sent the rows that
-have changed since it was last sent any, twenty times a second at most, and only after it has taken what it was sent before: a slow one gets fewer
-messages, not late ones.
+Rows are rebuilt when something touches them, and only while somebody watches. Each has the number of the
+change that it had last; a watch is sent the rows that have changed since it was last sent any, twenty times a
+second at most, and only after it has taken what it was sent before: a slow one gets fewer messages, not late
+ones.
 """
 
 from __future__ import annotations
@@ -33,7 +34,13 @@ LOOK_S = 0.6
 _LEASE_S = 30.0
 _TAIL_BYTES = 400
 _NO_HISTORY: dict[str, Any] = {"interval_s": 5.0, "cpu_percent": [], "memory_percent": [], "gpu_percent": []}
-_UNMEASURED: dict[str, Any] = {"cpu_percent": None, "memory_used_bytes": None, "memory_total_bytes": None, "gpus": [], "history": _NO_HISTORY}
+_UNMEASURED: dict[str, Any] = {
+    "cpu_percent": None,
+    "memory_used_bytes": None,
+    "memory_total_bytes": None,
+    "gpus": [],
+    "history": _NO_HISTORY,
+}
 
 
 @dataclass
@@ -253,7 +260,9 @@ class StatusPublisher:
             "journal": controller.journal.store.directory,
             "journal_trouble": controller.journal.trouble,
             "owner_pid": controller.lease.owner_pid,
-            "clients": [f"{c.what} (pid {c.pid})" for c in controller.registry.clients.values() if not c.observes],
+            "clients": [
+                f"{c.what} (pid {c.pid})" for c in controller.registry.clients.values() if not c.observes
+            ],
             "kernels": {c.kernel: c.used for c in controller.registry.clients.values() if c.kernel},
             "versions": controller.versions,
             "environment": controller.environment_id,
@@ -282,7 +291,9 @@ class StatusPublisher:
             self._since[entry.proc] = (state, known_since)
         is_busy = state in (RankState.BUSY, RankState.DEBUGGING)
         cells = self._controller.cells.on(entry.proc)
-        is_sent = self._controller.cells.at(entry.proc) is not None  # to the rank, which counts it if it has yet to begin
+        is_sent = (
+            self._controller.cells.at(entry.proc) is not None
+        )  # to the rank, which counts it if it has yet to begin
         return {
             "rank": entry.rank,
             "host": address.host_of(entry.proc),

@@ -1,6 +1,7 @@
 """The ranks of this machine: start them through the zygote, hear of their end from the kernel, stop them.
 
-A rank's end is a pidfd that becomes readable, not a time-out. The rank is a session of its own, so what it started goes with it.
+A rank's end is a pidfd that becomes readable, not a time-out. The rank is a session of its own, so what it
+started goes with it.
 """
 
 from __future__ import annotations
@@ -109,7 +110,8 @@ class Supervisor:
         self._use(start_zygote(self._sys_path, self._directory, self._environment, self._held))
 
     def switch(self, environment: RankEnvironment, done: Callable[[str], None]) -> None:
-        """Have ranks be forked from a zygote in another environment from now on; those that are asked for meanwhile wait for it.
+        """Have ranks be forked from a zygote in another environment from now on; those that are asked for
+        meanwhile wait for it.
 
         Args:
             done: told why that can't be; an empty text if it's so.
@@ -147,7 +149,9 @@ class Supervisor:
 
     def _use(self, zygote: Zygote) -> None:
         process, link = self._zygote, self._link = zygote
-        self._loop.watch_file(link.fileno(), lambda: self._on_zygote(process, link))  # its end may be heard after its successor's start
+        self._loop.watch_file(
+            link.fileno(), lambda: self._on_zygote(process, link)
+        )  # its end may be heard after its successor's start
 
     @property
     def zygote_pid(self) -> int | None:
@@ -177,7 +181,9 @@ class Supervisor:
         self._loop.forget_file(link.fileno())
         link.close()
         process.wait()
-        for rank in [r for r in self.ranks.values() if r.state == ProcState.STARTING and not r.pid and r.asked is link]:
+        for rank in [
+            r for r in self.ranks.values() if r.state == ProcState.STARTING and not r.pid and r.asked is link
+        ]:
             self._ended(rank, None, "was never started: the zygote, which forks ranks, had died")
 
     # --- starting
@@ -237,7 +243,9 @@ class Supervisor:
         self._on_piece(rank, piece)
 
     def _spawn(self, own: dict[str, Any], spec: dict[str, Any]) -> None:
-        """Start a rank as a fresh interpreter, or by the user's own command: slow, but it shares nothing with the zygote."""
+        """Start a rank as a fresh interpreter, or by the user's own command: slow, but it shares nothing
+        with the zygote.
+        """
         rank = self.ranks[own["proc"]]
         out_fd, err_fd = self._make_pipes(rank)
         spec_fd = _in_memory(pickle.dumps(spec | own, 5))
@@ -254,8 +262,13 @@ class Supervisor:
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:
-            reason = f"was never started: {command.program!r}: {error.strerror if isinstance(error, OSError) else error}"
-            self._loop.call_later(0.0, lambda: self._ended(rank, None, reason))  # who has asked for it is to know of it first
+            reason = (
+                f"was never started: {command.program!r}: "
+                f"{error.strerror if isinstance(error, OSError) else error}"
+            )
+            self._loop.call_later(
+                0.0, lambda: self._ended(rank, None, reason)
+            )  # who has asked for it is to know of it first
             return
         finally:
             for fd in (spec_fd, out_fd, err_fd):
@@ -268,7 +281,12 @@ class Supervisor:
     def _give_up(self, rank: Rank) -> None:
         """The user's command had time enough to become a rank."""
         if rank.state == ProcState.STARTING:
-            rank.tail.append(f"bootstrap_command has not become a rank within {COMMAND_S:g} s: it is to run `python -m monarch_nb._rank.bootstrap`\n".encode())
+            rank.tail.append(
+                (
+                    f"bootstrap_command has not become a rank within {COMMAND_S:g} s: it is to run "
+                    "`python -m monarch_nb._rank.bootstrap`\n"
+                ).encode()
+            )
             self._signal(rank, signal.SIGKILL)
 
     def _started(self, rank: Rank, pid: int) -> None:
@@ -279,7 +297,9 @@ class Supervisor:
             self._signal(rank, signal.SIGKILL)
 
     def drain(self) -> None:
-        """Read whatever ranks have written so far. One look at all pipes: it's done twice for each cell and rank."""
+        """Read whatever ranks have written so far. One look at all pipes: it's done twice for each cell
+        and rank.
+        """
         for fd, _ in self._pipes.poll(0):
             reader = self._readers.get(fd)
             if reader is not None:
@@ -308,7 +328,12 @@ class Supervisor:
         stopped = rank.state == ProcState.STOPPING
         rank.state = ProcState.STOPPED if stopped else ProcState.LOST
         signaled = status is not None and status.si_code != os.CLD_EXITED
-        if signaled and status.si_status == signal.SIGKILL and not stopped and count_oom_kills() > self._num_oom_kills:
+        if (
+            signaled
+            and status.si_status == signal.SIGKILL
+            and not stopped
+            and count_oom_kills() > self._num_oom_kills
+        ):
             self._num_oom_kills += 1
             reason = "was killed by the kernel (SIGKILL): out of memory"
         self._on_end(
@@ -341,7 +366,11 @@ class Supervisor:
 
     def stop(self, procs: list[int], grace_s: float = STOP_GRACE_S) -> None:
         """Ask ranks to leave, and kill after `grace_s` those that haven't."""
-        leaving = [r for p in procs if (r := self.ranks.get(p)) is not None and r.state in (ProcState.STARTING, ProcState.RUNNING)]
+        leaving = [
+            r
+            for p in procs
+            if (r := self.ranks.get(p)) is not None and r.state in (ProcState.STARTING, ProcState.RUNNING)
+        ]
         for rank in leaving:
             rank.state = ProcState.STOPPING
             self._signal(rank, signal.SIGTERM if grace_s > 0 else signal.SIGKILL)
@@ -355,7 +384,10 @@ class Supervisor:
     @property
     def num_alive(self) -> int:
         """Ranks that haven't ended."""
-        return sum(r.state in (ProcState.STARTING, ProcState.RUNNING, ProcState.STOPPING) for r in self.ranks.values())
+        return sum(
+            r.state in (ProcState.STARTING, ProcState.RUNNING, ProcState.STOPPING)
+            for r in self.ranks.values()
+        )
 
     def close(self) -> None:
         """Kill what is left, zygote included, and wait for it."""

@@ -31,7 +31,9 @@ class WaitingService:
     def do_wait_hosts(self, request: WaitHosts, sender: Sender) -> Later | None:
         """Answer once hosts have joined."""
         hosts = self._controller.hosts
-        return self.answer_when(sender, {address.host_proc(h) for h in request.hosts if hosts.get(h).state == HostState.EXPECTED})
+        return self.answer_when(
+            sender, {address.host_proc(h) for h in request.hosts if hosts.get(h).state == HostState.EXPECTED}
+        )
 
     def answer_when(self, sender: Sender, left: set[int], *, restarted: bool = False) -> Later | None:
         """Answer once those that are `left` have settled; `restarted`: not before one of them has."""

@@ -1,4 +1,6 @@
-"""Starting the zygote: the first thing that a host process does, for what the zygote imports takes longest. Imports little itself."""
+"""Starting the zygote: the first thing that a host process does, for what the zygote imports takes
+longest. Imports little itself.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Send output to one who watches it: a cell's display, a notebook's own calls, `logs --follow`.
 
-The journal on disk is the one source. A watch that keeps up gets each piece as it is written; one that is more than `WINDOW_BYTES` ahead of
-what its client has taken is left to read on from disk later. So a slow or stopped client costs the host process nothing, and
-misses nothing but what the journal itself had to drop or couldn't keep, which it's told.
+The journal on disk is the one source. A watch that keeps up gets each piece as it is written; one that is
+more than `WINDOW_BYTES` ahead of what its client has taken is left to read on from disk later. So a slow or
+stopped client costs the host process nothing, and misses nothing but what the journal itself had to drop or
+couldn't keep, which it's told.
 """
 
 from __future__ import annotations
@@ -103,7 +104,12 @@ class Watch:
         """Say what is missing here, if anything is."""
         if self._num_unkept_bytes:
             num, self._num_unkept_bytes = self._num_unkept_bytes, 0
-            self._add(_note(f"{bytes_text(num)} of output are missing here: the journal can't be written, and they came faster than they could be shown"))
+            self._add(
+                _note(
+                    f"{bytes_text(num)} of output are missing here: the journal can't be written, and "
+                    "they came faster than they could be shown"
+                )
+            )
 
     def mark(self, record: Record, packed: bytes) -> None:
         """Send a record that the journal doesn't keep, behind what was offered so far."""
@@ -171,7 +177,12 @@ class Watch:
         scan = self._store.scan(self._position, self._wanted)
         self._position = scan.position
         if scan.num_lost_bytes:
-            self._add(_note(f"{_size(scan.num_lost_bytes)} of older output were dropped: the journal keeps {self._store.max_bytes >> 20} MiB"))
+            self._add(
+                _note(
+                    f"{_size(scan.num_lost_bytes)} of older output were dropped: the journal keeps "
+                    f"{self._store.max_bytes >> 20} MiB"
+                )
+            )
         if scan.data:
             self._add(scan.data)
         end = self._store.end if self._until is None else min(self._until, self._store.end)
@@ -191,7 +202,9 @@ class Watch:
             self._ahead_bytes += len(payload)
             self._send(
                 self.client,
-                wire.pack(wire.OUTPUT, src=address.CONTROLLER, dst=self.client, ref=self.ref, payload=payload),
+                wire.pack(
+                    wire.OUTPUT, src=address.CONTROLLER, dst=self.client, ref=self.ref, payload=payload
+                ),
             )
 
     def _send_messages(self) -> None:
@@ -210,10 +223,14 @@ class Watch:
         self._send(
             self.client,
             wire.pack(
-                wire.REPLY, src=address.CONTROLLER, dst=self.client, ref=self.ref, flags=wire.END if last else 0,
+                wire.REPLY,
+                src=address.CONTROLLER,
+                dst=self.client,
+                ref=self.ref,
+                flags=wire.END if last else 0,
                 payload=encode(messages),
             ),
-        )  # fmt: skip
+        )
 
 
 def _note(text: str) -> bytes:

@@ -1,4 +1,6 @@
-"""Steps that wait for answers, written one below the other: a generator yields what to wait for and is sent what came."""
+"""Steps that wait for answers, written one below the other: a generator yields what to wait for and is
+sent what came.
+"""
 
 from __future__ import annotations
 

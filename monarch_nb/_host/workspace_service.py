@@ -1,7 +1,8 @@
-"""Files of a notebook's workspace on this machine: what is here is compared and put in place by a thread of its own, so that the loop goes on meanwhile.
+"""Files of a notebook's workspace on this machine: what is here is compared and put in place by a thread of
+its own, so that the loop goes on meanwhile.
 
-A transfer is a few requests of a client: hello (who are you, what have you got), pieces of what is missing, then all of it is put in place. Or a single
-one, edit, if little has changed since.
+A transfer is a few requests of a client: hello (who are you, what have you got), pieces of what is missing,
+then all of it is put in place. Or a single one, edit, if little has changed since.
 """
 
 from __future__ import annotations
@@ -52,14 +53,18 @@ class WorkspaceService:
                 answer, failed = do(), False
             except Exception as error:  # whatever it is, who asks waits
                 answer, failed = _reason(error, process.hostname), True
-            process.loop.call_soon_threadsafe(lambda: process.reply(sender.proc, sender.ref, answer, error=failed))
+            process.loop.call_soon_threadsafe(
+                lambda: process.reply(sender.proc, sender.ref, answer, error=failed)
+            )
 
         self._thread.submit(work)
         return LATER
 
     def _placer(self, name: str) -> Placer:
         if name not in self._placers:
-            self._placers[name] = Placer(store_folder(), name, f"{self._process.hostname}.{self._process.index}")
+            self._placers[name] = Placer(
+                store_folder(), name, f"{self._process.hostname}.{self._process.index}"
+            )
         return self._placers[name]
 
     @handles(GreetWorkspace)
@@ -79,7 +84,13 @@ class WorkspaceService:
 
         def take() -> None:
             staging = self._placer(request.name).staging
-            staging.take(request.content, request.offset, request.data, is_last=request.is_last, sender=f"{sender.proc:x}")
+            staging.take(
+                request.content,
+                request.offset,
+                request.data,
+                is_last=request.is_last,
+                sender=f"{sender.proc:x}",
+            )
 
         return self._later(sender, take)
 
@@ -119,7 +130,9 @@ class WorkspaceService:
 
 
 def files_id() -> str:
-    """Return what two processes have in common that see the same files: the machine, as long as it runs, and the mount namespace."""
+    """Return what two processes have in common that see the same files: the machine, as long as it runs,
+    and the mount namespace.
+    """
     try:
         return f"{machine_id()} {os.readlink('/proc/self/ns/mnt')}"
     except OSError:

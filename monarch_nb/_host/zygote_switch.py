@@ -55,7 +55,9 @@ class ZygoteSwitch:
         self._loop.watch_file(zygote.link.fileno(), lambda: self._heard(zygote))
 
     def _hold(self) -> None:
-        """Keep the environment from being removed while somebody runs in it: the zygote and its forks inherit the lock."""
+        """Keep the environment from being removed while somebody runs in it: the zygote and its forks
+        inherit the lock.
+        """
         if self.environment.lock:
             fd = os.open(self.environment.lock, os.O_RDONLY | os.O_CLOEXEC)
             self.held.append(fd)
@@ -74,7 +76,9 @@ class ZygoteSwitch:
             self._end("")
             return
         zygote.link.close()
-        self._end(f"{self.environment.python} ended with status {zygote.process.wait()} before it could fork ranks")
+        self._end(
+            f"{self.environment.python} ended with status {zygote.process.wait()} before it could fork ranks"
+        )
 
     def _end(self, problem: str) -> None:
         if problem:

@@ -1,4 +1,6 @@
-"""Disks that are full, or can't be written to for another reason: how much room is wanted, and what people are told."""
+"""Disks that are full, or can't be written to for another reason: how much room is wanted, and what people
+are told.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ import os
 from monarch_nb.status import bytes_text
 
 ROOM_BYTES = 8 << 20
-"""So much must be free before something that has failed for lack of room is tried again; of a small file system, an eighth."""
+"""So much must be free before something that has failed for lack of room is tried again; of a small file
+system, an eighth.
+"""
 
 
 def check_room(directory: str) -> None:

@@ -1,11 +1,13 @@
-"""What ran on a mesh: cells, calls, commands; one JSON object a line in `journal.jsonl`, only ever appended to.
+"""What ran on a mesh: cells, calls, commands; one JSON object a line in `journal.jsonl`, only ever appended
+to.
 
 An entry begins with one line and ends with another of the same number `n`; later lines add to earlier ones:
 
-    {"n": 3, "kind": "cell", "who": "notebook a.ipynb (pid 71)", "when": 1760000000.0, "source": "x = 1", "ranks": "0-7", ...}
-    {"n": 3, "ended": 1760000001.5, "status": "ok", "seconds": {"0": 1.4, ...}}
+    {"n": 3, "kind": "cell", "who": "notebook a.ipynb (pid 71)", "when": 1760000000.0, "source": "x = 1",
+    "ranks": "0-7", ...} {"n": 3, "ended": 1760000001.5, "status": "ok", "seconds": {"0": 1.4, ...}}
 
-A disk that can't be written to keeps nobody from anything: entries are in memory, and once `resume` works the file is written anew, in whole.
+A disk that can't be written to keeps nobody from anything: entries are in memory, and once `resume` works the
+file is written anew, in whole.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ class EntryLog:
         self._max_entries = max_entries
         self.entries: dict[int, Entry] = {}
         self.when_dirty: Callable[[], None] | None = None
-        """Called when lines wait to be written; who sets it calls `flush` soon. Without it they're written at once."""
+        """Called when lines wait to be written; who sets it calls `flush` soon. Without it they're written
+        at once.
+        """
         self.is_paused = False
         """Whether nothing is written just now."""
         self.when_broken: Callable[[OSError], None] = lambda _error: None

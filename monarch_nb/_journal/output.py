@@ -1,10 +1,12 @@
 """What the ranks printed, in order, in files of bounded size: `output-START.bin`, where START is a position.
 
-A position is a number of bytes since the journal began, over all files. The oldest file goes when all are more than `max_bytes`, or
-when it hasn't been written to for `max_age_s`; who reads from a position that is gone hears how much is missing.
+A position is a number of bytes since the journal began, over all files. The oldest file goes when all are
+more than `max_bytes`, or when it hasn't been written to for `max_age_s`; who reads from a position that is
+gone hears how much is missing.
 
-A disk that can't be written to keeps nobody from anything: records pass through and aren't kept until `resume` has worked. What was written of a
-record in part is cut off again, and if that fails, too, it's the end of a file, where readers leave it out: the next record begins another file.
+A disk that can't be written to keeps nobody from anything: records pass through and aren't kept until
+`resume` has worked. What was written of a record in part is cut off again, and if that fails, too, it's the
+end of a file, where readers leave it out: the next record begins another file.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ class Appended(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """What a scan found: packed records, the position after it, and how many bytes were gone before it began."""
+    """What a scan found: packed records, the position after it, and how many bytes were gone before it
+    began.
+    """
 
     data: bytes
     position: int
@@ -100,7 +104,9 @@ class OutputStore:
         if not keep:
             return Appended(record, packed, False)
         masked = mask(data)
-        kept = not self.is_paused and self._keep(group, index, packed if masked is data else records.pack(record._replace(data=masked)))
+        kept = not self.is_paused and self._keep(
+            group, index, packed if masked is data else records.pack(record._replace(data=masked))
+        )
         if not kept:
             self.num_unkept_bytes += len(packed)
         return Appended(record, packed, kept)
@@ -114,7 +120,9 @@ class OutputStore:
             if self._fd < 0 or self._is_full():
                 self._new_segment()
             if index not in self._written_groups:
-                self._write(records.pack(Record(records.GROUP, "stdout", index, 0, 0, 0, time.time(), group.encode())))
+                self._write(
+                    records.pack(Record(records.GROUP, "stdout", index, 0, 0, 0, time.time(), group.encode()))
+                )
                 self._written_groups.add(index)
             self._write(packed)
         except OSError as error:
@@ -125,7 +133,10 @@ class OutputStore:
 
     def _is_full(self) -> bool:
         """Say whether the file is long, or old enough that what is in it couldn't go by its age."""
-        return self.end - self._starts[-1] >= self._segment_bytes or time.time() - self._segment_since > self.max_age_s / 8
+        return (
+            self.end - self._starts[-1] >= self._segment_bytes
+            or time.time() - self._segment_since > self.max_age_s / 8
+        )
 
     def _write(self, packed: bytes) -> None:
         if self.end - self._marks[-1] >= MARK_BYTES:
@@ -172,7 +183,11 @@ class OutputStore:
         """
         try:
             self._new_segment()
-            self._write(records.pack(Record(records.NOTE, "stderr", 0, 0, 0, self._take_seq(), time.time(), note.encode())))
+            self._write(
+                records.pack(
+                    Record(records.NOTE, "stderr", 0, 0, 0, self._take_seq(), time.time(), note.encode())
+                )
+            )
         except OSError:
             self.pause()
             raise
@@ -198,7 +213,9 @@ class OutputStore:
 
     # --- reading
 
-    def scan(self, position: int, wanted: Callable[[Record], bool] | None, max_bytes: int = _SCAN_BYTES) -> Scan:
+    def scan(
+        self, position: int, wanted: Callable[[Record], bool] | None, max_bytes: int = _SCAN_BYTES
+    ) -> Scan:
         """Read on from `position`: the wanted records of the next `max_bytes` or so.
 
         `wanted` sees a record without its data. A record that is larger than `max_bytes` comes by itself.
@@ -232,7 +249,9 @@ class OutputStore:
         return data, end
 
     def scan_back(self, before: int, wanted: Callable[[Record], bool] | None) -> tuple[Scan, int]:
-        """Read the stretch that ends at `before`, where a record ends; return it, and where it begins (`start`: there's nothing before it)."""
+        """Read the stretch that ends at `before`, where a record ends; return it, and where it begins
+        (`start`: there's nothing before it).
+        """
         before = min(before, self.end)
         at = bisect_left(self._marks, before) - 1
         if at < 0 or before <= self.start:
@@ -241,7 +260,9 @@ class OutputStore:
         return self.scan(begin, wanted, before - begin), begin
 
     def tail_start(self, num_bytes: int) -> int:
-        """Return a position at the beginning of a file, at least `num_bytes` before the end if there is as much."""
+        """Return a position at the beginning of a file, at least `num_bytes` before the end if there is as
+        much.
+        """
         return max((s for s in self._starts if s <= self.end - num_bytes), default=self.start)
 
     def close(self) -> None:
@@ -287,7 +308,8 @@ def _pick(data: bytes, wanted: Callable[[Record], bool] | None) -> tuple[bytes, 
         if after > end:
             break
         if kind != records.GROUP and (
-            wanted is None or wanted(Record(kind, records.STREAMS[stream], group, rank, origin, seq, when, b""))
+            wanted is None
+            or wanted(Record(kind, records.STREAMS[stream], group, rank, origin, seq, when, b""))
         ):
             kept.append(data[at:after])
         at = after

@@ -27,13 +27,16 @@ DISPLAY: Final = 2  #: a rich display, as JSON
 NOTE: Final = 3  #: words of the host process itself, such as that something was dropped
 GROUP: Final = 4  #: the name of a group; stands before its first record in each file
 RESULT: Final = 5  #: how a cell ended on a rank, as JSON
-SETTLED: Final = 6  #: a rank's output has come as far as one of its answers; data: MARK of its proc and the number in the answer
+# : a rank's output has come as far as one of its answers; data: MARK of its proc and the number in the answer
+SETTLED: Final = 6
 
 MARK: Final = struct.Struct("<QI")
 
 STREAMS: Final = ("stdout", "stderr")
 CLIENT_ORIGIN: Final = 1 << 31
-"""Origins from here on are calls of a client's notebook cell; those below are cells of the mesh; 0 is neither."""
+"""Origins from here on are calls of a client's notebook cell; those below are cells of the mesh; 0 is
+neither.
+"""
 CLIENT_BITS: Final = 16
 """Of a client's origin: the lower bits are the number of its cell, those above say which client."""
 CLIENT_MASK: Final = 0x7FFF

@@ -1,4 +1,6 @@
-"""For how long a journal is kept: it says so itself, in a file beside it, so that whoever clears up needs no mesh."""
+"""For how long a journal is kept: it says so itself, in a file beside it, so that whoever clears up needs
+no mesh.
+"""
 
 from __future__ import annotations
 
@@ -23,5 +25,7 @@ def set_keep_s(directory: str, seconds: float) -> None:
     Raises:
         OSError: if that can't be written there.
     """
-    with open(os.open(os.path.join(directory, _FILE), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+    with open(
+        os.open(os.path.join(directory, _FILE), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w"
+    ) as file:
         file.write(f"{seconds:g}")

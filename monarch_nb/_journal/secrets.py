@@ -1,7 +1,8 @@
-"""What looks like a secret isn't written to disk: keys and tokens of well-known forms, and values that are said to be passwords.
+"""What looks like a secret isn't written to disk: keys and tokens of well-known forms, and values that are
+said to be passwords.
 
-Each is replaced by as many asterisks, so that what is around it keeps its place. It's a net for mishaps, with holes: what mustn't be kept in any
-case belongs into a cell whose first line has `# nolog`.
+Each is replaced by as many asterisks, so that what is around it keeps its place. It's a net for mishaps, with
+holes: what mustn't be kept in any case belongs into a cell whose first line has `# nolog`.
 """
 
 from __future__ import annotations
@@ -24,13 +25,28 @@ _FORMS = (
     ((b"hf_",), rb"hf_[A-Za-z0-9]{16,}"),  # Hugging Face
     ((b"ghp_", b"gho_", b"ghs_"), rb"gh._[A-Za-z0-9]{16,}"),
     ((b"github_pat_",), rb"github_pat_\w{16,}"),
-    ((b"glpat-", b"sk-", b"xox"), rb"(?:glpat-|sk-|xox[abprs]-)[\w-]{16,}"),  # GitLab, OpenAI and the like, Slack
+    (
+        (b"glpat-", b"sk-", b"xox"),
+        rb"(?:glpat-|sk-|xox[abprs]-)[\w-]{16,}",
+    ),  # GitLab, OpenAI and the like, Slack
     ((b"assw", b"ASSW"), rb"(?i:assw(?:or)?d)" + _VALUE),
     ((b"ecret", b"ECRET"), rb"(?i:ecret)" + _VALUE),
-    ((b"key", b"KEY"), rb"(?i:(?:(?<=pi_)|(?<=ess_)|(?<=ate_)|(?<=ret_)|(?<=api)|(?<=ess)|(?<=ate)|(?<=ret))key)" + _VALUE),
+    (
+        (b"key", b"KEY"),
+        rb"(?i:(?:(?<=pi_)|(?<=ess_)|(?<=ate_)|(?<=ret_)|(?<=api)|(?<=ess)|(?<=ate)|(?<=ret))key)" + _VALUE,
+    ),
     ((b"oken", b"OKEN"), rb"(?i:oken)(?:" + _QUOTED + rb"|(?:(?<=_TOKEN)|(?<=[?&]token))" + _BARE + rb")"),
     ((b"earer ",), rb"earer\s+(?P<header>" + _WORD + rb"{16,})"),
-    ((b"uthorization",), rb"uthorization" + _IS + rb"(?:" + _QUOTE + rb")?(?i:bearer|basic|token)\s+(?P<header>" + _WORD + rb"+)"),
+    (
+        (b"uthorization",),
+        rb"uthorization"
+        + _IS
+        + rb"(?:"
+        + _QUOTE
+        + rb")?(?i:bearer|basic|token)\s+(?P<header>"
+        + _WORD
+        + rb"+)",
+    ),
     ((b"://",), rb"://[^\s/:@\"'\\]*:(?P<url>[^\s/@\"'\\]+)@"),
     ((b"-----BEGIN ",), rb"-----BEGIN [A-Z ]*PRIVATE KEY-----(?P<pem>[\s\S]+?)(?:-----END|\Z)"),
 )

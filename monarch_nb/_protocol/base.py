@@ -1,8 +1,8 @@
 """The base of what crosses processes: a request, its answer, an event.
 
-Each is a frozen `msgspec.Struct`: fields have types, and what arrives is checked against them. On the wire it's msgpack, a map of its
-fields: no pickle, so that reading a control message never runs code. A value of the user's (an argument, a variable, an exception)
-stays what the sender has encoded: opaque bytes in a field.
+Each is a frozen `msgspec.Struct`: fields have types, and what arrives is checked against them. On the wire
+it's msgpack, a map of its fields: no pickle, so that reading a control message never runs code. A value of
+the user's (an argument, a variable, an exception) stays what the sender has encoded: opaque bytes in a field.
 
 A message's name on the wire is its class' in snake case: `RunCell` is `run_cell`.
 """
@@ -21,7 +21,9 @@ T = TypeVar("T")
 AnswerT = TypeVar("AnswerT", covariant=True)
 
 Plain = Any
-"""What JSON can say: None, bool, int, float, str, lists and dicts of these. For what isn't ours to describe."""
+"""What JSON can say: None, bool, int, float, str, lists and dicts of these. For what isn't ours to
+describe.
+"""
 
 
 NO_FIELDS: Final = b"\x80"
@@ -141,7 +143,8 @@ def _unwrapped(value: Any) -> Any:
     return [_unwrapped(each) for each in value] if isinstance(value, list) else value
 
 
-# File names that are no UTF-8 have lone surrogates in Python, which msgpack's text can't have. A message with such begins with a byte that
+# File names that are no UTF-8 have lone surrogates in Python, which msgpack's text can't have. A message with
+# such begins with a byte that
 # begins no msgpack.
 _HAS_WRAPPED: Final = b"\xc1"
 _encode = msgspec.msgpack.Encoder(enc_hook=_plain_number).encode

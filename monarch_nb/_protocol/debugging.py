@@ -74,13 +74,17 @@ class DebugCommand(Request[LineAnswers], frozen=True):
 
 
 class DebugPostMortem(Request[None], frozen=True):
-    """Have ranks stop where they've raised last; answered once those that have something to show stand there."""
+    """Have ranks stop where they've raised last; answered once those that have something to show stand
+    there.
+    """
 
     procs: list[int]
 
 
 class DebugBreak(Request[dict[int, str]], frozen=True):
-    """Set a breakpoint on ranks (proc by rank); without a file, clear all. Answers with what each says of it."""
+    """Set a breakpoint on ranks (proc by rank); without a file, clear all. Answers with what each says of
+    it.
+    """
 
     procs: dict[int, int]
     file: str

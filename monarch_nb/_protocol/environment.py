@@ -19,7 +19,8 @@ class RankEnvironment(Record, frozen=True):
         path: what stands for the notebook's `sys.path`.
         roots: (directory there, directory here) of what the environment consists of; empty where it's the
             same one.
-        prefix: the environment's own directory, whose `bin` is put in front of `PATH`; "" where it's the same one.
+        prefix: the environment's own directory, whose `bin` is put in front of `PATH`; "" where it's the same
+            one.
         lock: file whose lock, shared, keeps the environment from being removed; "" if nobody does.
     """
 
@@ -59,7 +60,11 @@ class RankEnvironment(Record, frozen=True):
             return dict(environ)
         kept = {name: value for name, value in environ.items() if name not in _LEADS_ELSEWHERE}
         kind = "CONDA_PREFIX" if os.path.isdir(f"{self.prefix}/conda-meta") else "VIRTUAL_ENV"
-        return {**kept, kind: self.prefix, "PATH": f"{self.prefix}/bin{os.pathsep}{environ.get('PATH', os.defpath)}"}
+        return {
+            **kept,
+            kind: self.prefix,
+            "PATH": f"{self.prefix}/bin{os.pathsep}{environ.get('PATH', os.defpath)}",
+        }
 
 
 class UseEnvironments(Request[dict[int, str]], frozen=True):

@@ -101,7 +101,9 @@ class HostPreempted(Event, frozen=True):
 
 
 class ResourcesSeen(Event, frozen=True):
-    """What a host has seen of its ranks, and of its machine, if that's new; what `_host.resource_monitor` describes."""
+    """What a host has seen of its ranks, and of its machine, if that's new; what `_host.resource_monitor`
+    describes.
+    """
 
     rows: dict[int, Plain]
     host: Plain

@@ -41,7 +41,9 @@ class Failure(Record, frozen=True):
 
 
 class ActorFailed(Event, frozen=True):
-    """Actors have failed for good, or are lost; their owner is told: a program, or (as a call, `__supervise__`) an actor."""
+    """Actors have failed for good, or are lost; their owner is told: a program, or (as a call,
+    `__supervise__`) an actor.
+    """
 
     actor_id: int
     failure: Failure

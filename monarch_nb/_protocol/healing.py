@@ -1,4 +1,6 @@
-"""What is done about losses: policies, heals, other sizes; what it takes to make actors again; checkpoints."""
+"""What is done about losses: policies, heals, other sizes; what it takes to make actors again;
+checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class ActorStopped(Request[None], frozen=True):
 
 
 class SetPolicy(Request[None], frozen=True):
-    """Say what is done when a rank of a group dies: stop, heal, shrink or call; at most `max_restarts` heals in `window_s`."""
+    """Say what is done when a rank of a group dies: stop, heal, shrink or call; at most `max_restarts`
+    heals in `window_s`.
+    """
 
     group: str
     on_failure: OnFailure
@@ -67,7 +71,9 @@ class Report(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Heal(Request[Report], frozen=True):
-    """Put back what a group has lost. `procs`: only of these, by whoever wants a mesh that works; None: all that is dead."""
+    """Put back what a group has lost. `procs`: only of these, by whoever wants a mesh that works; None:
+    all that is dead.
+    """
 
     group: str
     procs: list[int] | None = None

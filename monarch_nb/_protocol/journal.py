@@ -1,4 +1,6 @@
-"""The journal: what was done by whom. An entry is what stands in its file: JSON, described in `_journal.entries`."""
+"""The journal: what was done by whom. An entry is what stands in its file: JSON, described in
+`_journal.entries`.
+"""
 
 from __future__ import annotations
 

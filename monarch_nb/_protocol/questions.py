@@ -1,4 +1,5 @@
-"""What processes with actors are asked, and answer at once in their reading thread: nothing of the user's runs for it.
+"""What processes with actors are asked, and answer at once in their reading thread: nothing of the user's
+runs for it.
 
 On the wire they're CALLs to the process itself (target 0), whose payload is the request.
 """
@@ -21,7 +22,9 @@ class StopActor(Request[None], frozen=True):
 
 
 class InterruptCall(Request[None], frozen=True):
-    """Interrupt what the sender waits for under `ref`, if it still runs; what hasn't begun is answered. Nobody waits for this."""
+    """Interrupt what the sender waits for under `ref`, if it still runs; what hasn't begun is answered.
+    Nobody waits for this.
+    """
 
     ref: int
 
@@ -58,13 +61,17 @@ class SetBreak(Request[str], frozen=True):
 
 
 class AbortCollectives(Request[int], frozen=True):
-    """Abort the collectives that run: all, or those of a world of a given size; answers how many backends were."""
+    """Abort the collectives that run: all, or those of a world of a given size; answers how many backends
+    were.
+    """
 
     world_size: int | None = None
 
 
 class DescribeProcessGroup(Request[Plain], frozen=True):
-    """Return backend, world size, own rank and time-out of the default process group; None if there's none."""
+    """Return backend, world size, own rank and time-out of the default process group; None if there's
+    none.
+    """
 
 
 class CancelCell(Request[None], frozen=True):

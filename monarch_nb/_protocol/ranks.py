@@ -43,7 +43,9 @@ class WaitHosts(Request[None], frozen=True):
 
 
 class Restart(Request[None], frozen=True):
-    """Kill ranks and start them anew at their places; answered once they're up. `rank_set` is for the journal."""
+    """Kill ranks and start them anew at their places; answered once they're up. `rank_set` is for the
+    journal.
+    """
 
     procs: list[int]
     rank_set: str = ""
@@ -70,7 +72,9 @@ class InterruptCell(Request[bool], frozen=True):
 
 
 class Interrupt(Request[None], frozen=True):
-    """Interrupt whatever runs on ranks: cells, or functions on their main threads. `rank_set` is for the journal."""
+    """Interrupt whatever runs on ranks: cells, or functions on their main threads. `rank_set` is for the
+    journal.
+    """
 
     procs: list[int]
     rank_set: str = ""
@@ -157,7 +161,8 @@ class SignalRanks(Request[None], frozen=True):
     """Send a signal to ranks of the host that is asked.
 
     Attributes:
-        cell: if given, the signal is meant for that cell: ranks that are seen to do something else just now are spared.
+        cell: if given, the signal is meant for that cell: ranks that are seen to do something else just now
+            are spared.
     """
 
     procs: list[int]

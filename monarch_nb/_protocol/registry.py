@@ -1,6 +1,8 @@
-"""Who handles which message: methods say so themselves, by `@handles`; one handler for each type in a process.
+"""Who handles which message: methods say so themselves, by `@handles`; one handler for each type in a
+process.
 
-A method that handles a type gets the message and its `Sender`. What it returns is the answer, unless that is `LATER`.
+A method that handles a type gets the message and its `Sender`. What it returns is the answer, unless that is
+`LATER`.
 """
 
 from __future__ import annotations
@@ -42,11 +44,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 @overload
-def handles(kind: type[Request[T]]) -> Callable[[Callable[[Any, Any, Sender], T | Later]], Callable[[Any, Any, Sender], T | Later]]: ...
+def handles(
+    kind: type[Request[T]],
+) -> Callable[[Callable[[Any, Any, Sender], T | Later]], Callable[[Any, Any, Sender], T | Later]]: ...
 @overload
-def handles(kind: type[Event]) -> Callable[[Callable[[Any, Any, Sender], None]], Callable[[Any, Any, Sender], None]]: ...
+def handles(
+    kind: type[Event],
+) -> Callable[[Callable[[Any, Any, Sender], None]], Callable[[Any, Any, Sender], None]]: ...
 def handles(kind: Kind) -> Callable[[F], F]:
-    """Mark the method that handles messages of a type; it returns an answer of the type that the request names."""
+    """Mark the method that handles messages of a type; it returns an answer of the type that the request
+    names.
+    """
 
     def mark(method: F) -> F:
         method.__handles__ = kind  # type: ignore[attr-defined]
@@ -108,7 +116,9 @@ class Handlers:
         for kind, name in handled_by(type(service)):
             known = self._handlers.get(kind.wire_name)
             if known is not None:
-                raise ValueError(f"two handle {kind.__name__}: {known.method} and {type(service).__name__}.{name}")
+                raise ValueError(
+                    f"two handle {kind.__name__}: {known.method} and {type(service).__name__}.{name}"
+                )
             self._handlers[kind.wire_name] = Handler(kind, getattr(service, name))
 
     def find(self, name: str) -> Handler | None:

@@ -12,7 +12,8 @@ class Rendezvous:
     """Where the processes of one run meet.
 
     Attributes:
-        is_store: whether a TCPStore listens there already, as torchrun's agent has one; else the script's rank 0 is to start it.
+        is_store: whether a TCPStore listens there already, as torchrun's agent has one; else the script's
+            rank 0 is to start it.
     """
 
     address: str
@@ -50,4 +51,6 @@ class Script:
         '%mesh run --env SEED=1 train.py --lr 0.1'
         """
         words = [word for key, value in self.env.items() for word in ("--env", f"{key}={value}")]
-        return f"%mesh run {shlex.join([*words, *(['-m'] if self.is_module else []), self.target, *self.args])}"
+        return (
+            f"%mesh run {shlex.join([*words, *(['-m'] if self.is_module else []), self.target, *self.args])}"
+        )

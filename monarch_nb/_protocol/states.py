@@ -1,4 +1,6 @@
-"""States of hosts, ranks and their processes. Each is its word, which stands in messages, journal and JSON."""
+"""States of hosts, ranks and their processes. Each is its word, which stands in messages, journal and
+JSON.
+"""
 
 from __future__ import annotations
 

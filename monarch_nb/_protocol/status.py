@@ -6,7 +6,9 @@ from monarch_nb._protocol.base import Plain, Request
 
 
 class WatchStatus(Request[None], frozen=True):
-    """Send a group's state, and then what changes, as fast as it's taken: what `monarch_nb.status` describes."""
+    """Send a group's state, and then what changes, as fast as it's taken: what `monarch_nb.status`
+    describes.
+    """
 
     group: str
 
@@ -24,14 +26,18 @@ class UnwatchStatus(Request[None], frozen=True):
 
 
 class Snapshot(Request[Plain], frozen=True):
-    """Return a group's state: the fields of `MeshStatus`. `fresh`: whether all hosts look at everything first."""
+    """Return a group's state: the fields of `MeshStatus`. `fresh`: whether all hosts look at everything
+    first.
+    """
 
     group: str
     fresh: bool = True
 
 
 class Stacks(Request[dict[int, Plain]], frozen=True):
-    """Return where ranks stand, by rank: "stacks", "how", "missing", "process". `native`: frames of C code, too."""
+    """Return where ranks stand, by rank: "stacks", "how", "missing", "process". `native`: frames of C
+    code, too.
+    """
 
     procs: list[int]
     native: bool = False

@@ -1,4 +1,6 @@
-"""Binding a rank to CPUs and memory: what `numactl` and `taskset` do, done by the rank itself before it has threads."""
+"""Binding a rank to CPUs and memory: what `numactl` and `taskset` do, done by the rank itself before it
+has threads.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +37,15 @@ def bind(binding: Mapping[str, str]) -> None:
             continue
         chosen = set(wanted) if key != "cpunodebind" else {cpu for node in wanted for cpu in _cpus_of(node)}
         if not chosen <= cpus and key != "cpunodebind":
-            raise BindingError(f"proc_bind: {key}={value!r}: {_missing(chosen - cpus)}; there are {_text(cpus)}")
+            raise BindingError(
+                f"proc_bind: {key}={value!r}: {_missing(chosen - cpus)}; there are {_text(cpus)}"
+            )
         cpus = cpus & chosen
         if not cpus:
-            raise BindingError(f"proc_bind: {key}={value!r} leaves no CPU; others were chosen before, or this process may not use those")
+            raise BindingError(
+                f"proc_bind: {key}={value!r} leaves no CPU; others were chosen before, or this "
+                "process may not use those"
+            )
     try:
         os.sched_setaffinity(0, cpus)
     except OSError as error:

@@ -43,9 +43,22 @@ _KNOWN: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("selectors", ("select",), "await"),
 )
 _C_METHODS = {
-    "acquire": "lock", "recv": "recv", "recv_into": "recv", "recvfrom": "recv", "accept": "recv", "read": "recv", "readline": "recv",
-    "readinto": "recv", "sleep": "sleep", "usleep": "sleep", "waitpid": "process", "get": "queue", "select": "recv", "poll": "recv", "epoll": "recv",
-}  # fmt: skip
+    "acquire": "lock",
+    "recv": "recv",
+    "recv_into": "recv",
+    "recvfrom": "recv",
+    "accept": "recv",
+    "read": "recv",
+    "readline": "recv",
+    "readinto": "recv",
+    "sleep": "sleep",
+    "usleep": "sleep",
+    "waitpid": "process",
+    "get": "queue",
+    "select": "recv",
+    "poll": "recv",
+    "epoll": "recv",
+}
 _WRAPPER = "<locals>.wrapper"
 _SPOKEN = {
     "_BaseDataLoaderIter.__next__": "DataLoader.__next__", "install.<locals>.ask_line": "input()",
@@ -54,7 +67,9 @@ _SPOKEN = {
 
 
 def what_blocks(frames: Sequence[FrameType]) -> dict[str, Any] | None:
-    """Return what a thread waits for: "kind" and "text", or None if that can't be told. Frames: innermost first."""
+    """Return what a thread waits for: "kind" and "text", or None if that can't be told. Frames: innermost
+    first.
+    """
     inner = list(_below_user(frames))
     for frame in reversed(inner):  # the one that the user has called says most
         kind = _known(frame)
@@ -67,7 +82,9 @@ def what_blocks(frames: Sequence[FrameType]) -> dict[str, Any] | None:
 
 
 def doing(frames: Sequence[FrameType]) -> str:
-    """Return what the user's line has called: "DataLoader.__next__", "time.sleep"; empty if nothing is being called. Frames: innermost first."""
+    """Return what the user's line has called: "DataLoader.__next__", "time.sleep"; empty if nothing is
+    being called. Frames: innermost first.
+    """
     inner = [f for f in _below_user(frames) if not f.f_code.co_qualname.endswith(_WRAPPER)]
     if inner:
         return _spoken(inner[-1])
@@ -83,7 +100,9 @@ def _below_user(frames: Sequence[FrameType]) -> Iterable[FrameType]:
 def _known(frame: FrameType) -> str:
     module, name = module_of(frame), frame.f_code.co_name
     for known, names, kind in _KNOWN:
-        if (module == known or (known.endswith(".") and module.startswith(known))) and (not names or name in names):
+        if (module == known or (known.endswith(".") and module.startswith(known))) and (
+            not names or name in names
+        ):
             return kind
     return ""
 
@@ -134,7 +153,16 @@ def _of_method(receiver: Any, name: str) -> str:
 
 
 def _is_lock(value: Any) -> bool:
-    return type(value).__name__ in ("lock", "RLock", "_RLock", "Condition", "Semaphore", "BoundedSemaphore", "SemLock", "Lock")
+    return type(value).__name__ in (
+        "lock",
+        "RLock",
+        "_RLock",
+        "Condition",
+        "Semaphore",
+        "BoundedSemaphore",
+        "SemLock",
+        "Lock",
+    )
 
 
 def called(frame: FrameType) -> ast.expr | None:
@@ -160,7 +188,9 @@ def called(frame: FrameType) -> ast.expr | None:
 
 
 def look_up(frame: FrameType, expression: ast.expr) -> Any:
-    """Return the value of a name or an attribute in a frame, without running any code; None if it can't be had so."""
+    """Return the value of a name or an attribute in a frame, without running any code; None if it can't be
+    had so.
+    """
     if isinstance(expression, ast.Name):
         for scope in (frame.f_locals, frame.f_globals, vars(builtins)):
             if expression.id in scope:

@@ -1,4 +1,6 @@
-"""How a fresh interpreter becomes a rank: `python -m monarch_nb._rank.bootstrap`, started by a host process, which has put the rest into the environment."""
+"""How a fresh interpreter becomes a rank: `python -m monarch_nb._rank.bootstrap`, started by a host
+process, which has put the rest into the environment.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,15 @@ def main() -> None:
         os.environ["PYTHONPATH"] = place["pythonpath"]
     if os.getppid() != place["parent"]:
         sys.exit(
-            "bootstrap_command: its program has started the rank as a child of its own. It has to become the rank, "
-            "as numactl does: `exec python -m ...` in a shell"
+            "bootstrap_command: its program has started the rank as a child of its own. It has to "
+            "become the rank, as numactl does: `exec python -m ...` in a shell"
         )
     try:
         spec = pickle.loads(os.pread(place["fd"], os.fstat(place["fd"]).st_size, 0))
     except OSError:
-        sys.exit(f"bootstrap_command: its program has closed file descriptor {place['fd']}, which the rank needs")
+        sys.exit(
+            f"bootstrap_command: its program has closed file descriptor {place['fd']}, which the rank needs"
+        )
     os.close(place["fd"])
     sys.path[:] = place["path"]
     from monarch_nb._rank.main import run_rank

@@ -1,7 +1,7 @@
 """Breakpoints that are set from outside, while code runs.
 
-A thread is traced only if it does so itself. The main thread is told by a signal, whose handler runs in it, also in the middle of a cell; an actor's
-thread looks before each call.
+A thread is traced only if it does so itself. The main thread is told by a signal, whose handler runs in it,
+also in the middle of a cell; an actor's thread looks before each call.
 """
 
 from __future__ import annotations
@@ -51,12 +51,18 @@ class Breakpoints:
         known = path is not None
         if path is not None:
             lines = linecache.getlines(path)
-            if lines and not (0 < line <= len(lines) and lines[line - 1].strip() and not lines[line - 1].strip().startswith("#")):
+            if lines and not (
+                0 < line <= len(lines)
+                and lines[line - 1].strip()
+                and not lines[line - 1].strip().startswith("#")
+            ):
                 return f"not set: {file} has no code in line {line}"
         self._wanted.append((file, line, condition))
         self._renew()
         suffix = f" if {condition}" if condition else ""
-        return f"breakpoint at {file}:{line}{suffix}" + ("" if known else "; it waits for such a file to be run")
+        return f"breakpoint at {file}:{line}{suffix}" + (
+            "" if known else "; it waits for such a file to be run"
+        )
 
     def _renew(self) -> None:
         self.version += 1

@@ -15,7 +15,9 @@ from monarch_nb._transport.failure import class_name, clipped, message_of
 
 MAX_TEXT = 1 << 20
 TEXT_LEFT = 18_000
-"""What is left of a text that is longer: displays show as much as that. What is richer is whole or not there at all."""
+"""What is left of a text that is longer: displays show as much as that. What is richer is whole or not
+there at all.
+"""
 MAX_RICH_BYTES = 8 << 20
 _HOW_TO_GET_ALL = "%%mesh --output NAME brings the value of a cell's last line itself, %mesh pull a variable"
 
@@ -25,9 +27,13 @@ class _Refused(Exception):
 
 
 def encode_bundle(data: Any) -> dict[str, Any]:
-    """Return a mimebundle that JSON can carry: bytes become base64; what can't be shown is named in its text."""
+    """Return a mimebundle that JSON can carry: bytes become base64; what can't be shown is named in its
+    text.
+    """
     if not isinstance(data, Mapping):
-        return {"text/plain": f"<nothing to show: expected a dict of data by MIME type, not {class_name(data)}>"}
+        return {
+            "text/plain": f"<nothing to show: expected a dict of data by MIME type, not {class_name(data)}>"
+        }
     found: dict[str, Any] = {}
     refused: list[str] = []
     for mime, value in list(data.items()):
@@ -99,4 +105,6 @@ def _encoded_json(value: Any) -> Any:
 
 
 def _too_large(num_bytes: int) -> str:
-    return f"{num_bytes / 2**20:.0f} MiB of it, and {MAX_RICH_BYTES >> 20} MiB are the limit; {_HOW_TO_GET_ALL}"
+    return (
+        f"{num_bytes / 2**20:.0f} MiB of it, and {MAX_RICH_BYTES >> 20} MiB are the limit; {_HOW_TO_GET_ALL}"
+    )

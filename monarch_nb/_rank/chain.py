@@ -34,7 +34,9 @@ def bound_chain(formatter: Any) -> None:
 
         def _beyond_the_middle(self, parts: Parts) -> Parts:
             rest, seen = [parts], {id(parts[1])}
-            while (more := super().get_parts_of_chained_exception(rest[-1][1])) is not None and id(more[1]) not in seen:
+            while (more := super().get_parts_of_chained_exception(rest[-1][1])) is not None and id(
+                more[1]
+            ) not in seen:
                 seen.add(id(more[1]))
                 rest.append(more)
             self._num_left_out = max(0, len(rest) - MAX_LINKS // 2)

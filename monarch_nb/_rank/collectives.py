@@ -1,8 +1,9 @@
 """Collectives that nobody can wait out: aborting them from another thread, and making the process group anew.
 
-NCCL's backend can be aborted. Gloo's can't: a rank that waits in C for a peer that won't come would wait for half an hour. So its connections
-are shut down under it, whereupon it raises. They're found by the one thing that only a gloo device has in this process: an epoll set with
-a listening TCP socket and no Unix socket (asyncio's has one for waking up, ZeroMQ's have nothing else), other than the rendezvous store's.
+NCCL's backend can be aborted. Gloo's can't: a rank that waits in C for a peer that won't come would wait for
+half an hour. So its connections are shut down under it, whereupon it raises. They're found by the one thing
+that only a gloo device has in this process: an epoll set with a listening TCP socket and no Unix socket
+(asyncio's has one for waking up, ZeroMQ's have nothing else), other than the rendezvous store's.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ _JOIN_S = 15.0
 
 
 _own_groups: dict[str, tuple[list[Any], int]] = {}
-"""Process groups that this package has made beside the default one, by whose they are: with how many ranks take part."""
+"""Process groups that this package has made beside the default one, by whose they are: with how many ranks
+take part.
+"""
 
 
 def set_own_groups(owner: str, groups: list[Any], world_size: int) -> None:
@@ -31,7 +34,8 @@ def set_own_groups(owner: str, groups: list[Any], world_size: int) -> None:
 
 
 def abort(world_size: int | None = None) -> int:
-    """Abort what collectives run here; return how many backends were aborted. Doesn't block: any thread may call it.
+    """Abort what collectives run here; return how many backends were aborted. Doesn't block: any thread may
+    call it.
 
     Args:
         world_size: only if the default process group, or this package's own groups, have that many ranks.
@@ -51,7 +55,9 @@ def _concerns(distributed: Any, world_size: int | None) -> bool:
 
 
 def describe_group() -> dict[str, Any] | None:
-    """Return backend, world size, own rank and time-out (seconds) of the default process group, if there is one. Doesn't block."""
+    """Return backend, world size, own rank and time-out (seconds) of the default process group, if there
+    is one. Doesn't block.
+    """
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -69,7 +75,9 @@ _held: dict[Any, float] = {}
 
 
 def hold(on: bool) -> None:
-    """Hold the time-outs of all process groups, for somebody debugs a rank, or let them count again. What waits already keeps its own."""
+    """Hold the time-outs of all process groups, for somebody debugs a rank, or let them count again. What
+    waits already keeps its own.
+    """
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return
@@ -168,7 +176,8 @@ def _listens(found: socket.socket) -> bool:
 
 
 def remake(address: str, port: int, rank: int, world_size: int, backend: str, timeout_s: float) -> None:
-    """Make the default process group anew at a new rendezvous; all ranks call this together, also those that had none.
+    """Make the default process group anew at a new rendezvous; all ranks call this together, also those that
+    had none.
 
     Args:
         address, port: of the store, which the rank at place 0 has started.
@@ -184,5 +193,7 @@ def remake(address: str, port: int, rank: int, world_size: int, backend: str, ti
 
         torch.cuda.set_device(torch.cuda.current_device())
     store = rendezvous.join(rendezvous.GROUP, address, port, _JOIN_S)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=_JOIN_S))
+    dist.init_process_group(
+        backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=_JOIN_S)
+    )
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), None)

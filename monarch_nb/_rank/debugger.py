@@ -43,7 +43,16 @@ SOURCE_LINES = 7
 MAX_ANSWER = 200_000
 MAX_VALUE = 300
 _NOT_STEPPED_INTO = ["monarch_nb.*", "IPython.*", "asyncio.*", "importlib.*"]
-_STEPS = {"n": "next", "next": "next", "s": "step", "step": "step", "r": "return", "return": "return", "unt": "until", "until": "until"}
+_STEPS = {
+    "n": "next",
+    "next": "next",
+    "s": "step",
+    "step": "step",
+    "r": "return",
+    "return": "return",
+    "unt": "until",
+    "until": "until",
+}
 
 
 class Line:
@@ -65,7 +74,9 @@ _INTERRUPT = Line(0, "")
 
 
 class Debugger:
-    """The stops of this process. `take_line` and `settings` are for the reading thread; the rest runs in the threads that stop."""
+    """The stops of this process. `take_line` and `settings` are for the reading thread; the rest runs in
+    the threads that stop.
+    """
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
@@ -98,7 +109,9 @@ class Debugger:
         self.skip, self.on_error = skip, on_error
 
     def install(self) -> None:
-        """Have `breakpoint()` and `pdb.set_trace()` stop here; IPython's `set_trace`, too, once it's there."""
+        """Have `breakpoint()` and `pdb.set_trace()` stop here; IPython's `set_trace`, too, once it's
+        there.
+        """
         self.breakpoints = Breakpoints(self)
         sys.breakpointhook = self._on_breakpoint
         pdb.set_trace = self._set_trace
@@ -112,7 +125,9 @@ class Debugger:
             self._stop_at(sys._getframe(1))
 
     def _stop_at(self, frame: FrameType) -> None:
-        """Stop at a frame's next line; where breakpoints from outside are looked for already, not in bdb's own lines before that."""
+        """Stop at a frame's next line; where breakpoints from outside are looked for already, not in bdb's
+        own lines before that.
+        """
         sys.settrace(None)
         self.mine().set_trace(frame)
 
@@ -155,7 +170,9 @@ class Debugger:
         self._stops.pop(key, None)
 
     def interrupt(self, ident: int) -> bool:
-        """Interrupt a thread of this process if it stands at a breakpoint: it raises KeyboardInterrupt there. Called in the reading thread."""
+        """Interrupt a thread of this process if it stands at a breakpoint: it raises KeyboardInterrupt
+        there. Called in the reading thread.
+        """
         stop = next((stop for stop in list(self._stops.values()) if stop.thread == ident), None)
         if stop is not None:
             self.transport.reader.notify(stop.inbox.put_message(_INTERRUPT))
@@ -259,7 +276,9 @@ class MeshPdb(pdb.Pdb):
             if not _is_ours(frame):
                 mark = ">" if i == self.curindex else " "
                 text = linecache.getline(frame.f_code.co_filename, lineno, frame.f_globals).strip()
-                self.message(f"{mark} {place(frame.f_code.co_filename)}({lineno}) {frame.f_code.co_name}(): {text}")
+                self.message(
+                    f"{mark} {place(frame.f_code.co_filename)}({lineno}) {frame.f_code.co_name}(): {text}"
+                )
 
     do_w = do_bt = do_where
 
@@ -280,7 +299,9 @@ class MeshPdb(pdb.Pdb):
 
     def do_run(self, arg: str) -> None:
         """Not here: a rank's program is the mesh's."""
-        self.message("*** run: a cell is run again by running the cell; %mesh restart --ranks R starts a rank anew")
+        self.message(
+            "*** run: a cell is run again by running the cell; %mesh restart --ranks R starts a rank anew"
+        )
 
     do_restart = do_run
 
@@ -333,7 +354,9 @@ class MeshPdb(pdb.Pdb):
         verb, _, rest = text.partition(" ")
         if verb == "vars":
             names = {k: v for k, v in self.curframe_locals.items() if not k.startswith("_")}
-            return json.dumps({k: {"type": type(v).__name__, "value": _short(v)} for k, v in sorted(names.items())})
+            return json.dumps(
+                {k: {"type": type(v).__name__, "value": _short(v)} for k, v in sorted(names.items())}
+            )
         if verb == "complete":
             return json.dumps(self._completions(rest))
         return f"no such request: {verb}"
@@ -378,7 +401,10 @@ class MeshPdb(pdb.Pdb):
             "line": lineno,
             "function": frame.f_code.co_name,
             "text": lines[lineno - 1].strip() if 0 < lineno <= len(lines) else "",
-            "source": [[first + i, text.rstrip("\n")] for i, text in enumerate(lines[first - 1 : lineno + SOURCE_LINES])],
+            "source": [
+                [first + i, text.rstrip("\n")]
+                for i, text in enumerate(lines[first - 1 : lineno + SOURCE_LINES])
+            ],
             "reason": self.reason,
             "error": self.raised if self.curindex == len(self.stack) - 1 else "",
             "origin": current_origin(),
@@ -462,6 +488,10 @@ def _doing() -> str:
     rank = this_rank()
     if threading.current_thread() is threading.main_thread() and rank is not None:
         current = rank.worker.current
-        return f"cell #{current.origin}" if current is not None and current.name == Work.RUN.encode() else "function"
+        return (
+            f"cell #{current.origin}"
+            if current is not None and current.name == Work.RUN.encode()
+            else "function"
+        )
     runner = _runner()
     return "" if runner is None else runner.label.decode() or runner.name

@@ -1,4 +1,6 @@
-"""What this rank runs with, in words that are equal on ranks that run alike: versions, variables, code, settings, random states, limits."""
+"""What this rank runs with, in words that are equal on ranks that run alike: versions, variables, code,
+settings, random states, limits.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ from pathlib import Path
 from typing import Any
 
 GIT_S = 20.0
-_SECRET = re.compile(r"TOKEN|SECRET|PASS(WORD|WD|PHRASE)|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE|_KEY$|AUTH|COOKIE|SESSION|_PAT$", re.IGNORECASE)
+_SECRET = re.compile(
+    r"TOKEN|SECRET|PASS(WORD|WD|PHRASE)|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE|_KEY$|AUTH|COOKIE|SESSION|_PAT$",
+    re.IGNORECASE,
+)
 _IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 _UNLIMITED = "unlimited"
 _TORCH: dict[str, Callable[[Any], object]] = {
@@ -35,7 +40,8 @@ def describe(salt: bytes) -> dict[str, dict[str, str]]:
     """Return what this process runs with, by section and name.
 
     Args:
-        salt: goes into the hashes of secrets, so that they can be compared within one answer and with nothing else.
+        salt: goes into the hashes of secrets, so that they can be compared within one answer and with nothing
+            else.
     """
     return {
         "python": _python(),
@@ -103,7 +109,9 @@ def _code() -> dict[str, str]:
 def _git(*arguments: str) -> bytes | None:
     command = ["git", "--no-optional-locks", *arguments]
     with suppress(OSError, subprocess.SubprocessError):
-        return subprocess.run(command, capture_output=True, check=True, timeout=GIT_S, stdin=subprocess.DEVNULL).stdout
+        return subprocess.run(
+            command, capture_output=True, check=True, timeout=GIT_S, stdin=subprocess.DEVNULL
+        ).stdout
     return None
 
 
@@ -146,7 +154,10 @@ def _torch() -> dict[str, str]:
 
 
 def _limits() -> dict[str, str]:
-    return {name: _limit(getattr(resource, f"RLIMIT_{name.upper()}")) for name in ("memlock", "nofile", "nproc", "stack")}
+    return {
+        name: _limit(getattr(resource, f"RLIMIT_{name.upper()}"))
+        for name in ("memlock", "nofile", "nproc", "stack")
+    }
 
 
 def _limit(which: int) -> str:
@@ -173,7 +184,11 @@ def _numpy_state(numpy: Any) -> bytes:
 
 
 def _cuda_state(torch: Any) -> bytes | None:
-    return bytes(torch.cuda.get_rng_state().numpy()) if torch.cuda.is_available() and torch.cuda.is_initialized() else None
+    return (
+        bytes(torch.cuda.get_rng_state().numpy())
+        if torch.cuda.is_available() and torch.cuda.is_initialized()
+        else None
+    )
 
 
 _GENERATORS: tuple[tuple[str, str, Callable[[Any], bytes | None]], ...] = (

@@ -1,4 +1,6 @@
-"""What a program finds as in a fresh process, though it runs in one that is warm; and what it has left behind, put away after it."""
+"""What a program finds as in a fresh process, though it runs in one that is warm; and what it has left
+behind, put away after it.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,26 @@ from monarch_nb import _reload
 from monarch_nb._frames.owner import Owner, is_users, owner_of_file
 from monarch_nb._rank.fresh_torch import fresh_torch
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
-_OF_SYS = ("argv", "path", "stdin", "stdout", "stderr", "excepthook", "displayhook", "flags", "dont_write_bytecode")
+_SIGNALS = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGALRM,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGCHLD,
+)
+_OF_SYS = (
+    "argv",
+    "path",
+    "stdin",
+    "stdout",
+    "stderr",
+    "excepthook",
+    "displayhook",
+    "flags",
+    "dont_write_bytecode",
+)
 
 
 @contextmanager
@@ -40,15 +60,19 @@ def fresh_process(env: Mapping[str, str], workdir: str) -> Iterator[ExitFunction
     """
     exit_functions = ExitFunctions()
     with ExitStack() as stack:
-        stack.callback(gc.collect)  # last of all: the program's models are gone before another one makes its own
-        for keeper in (_directory(workdir), _environment(env), _interpreter(), _reload.imported_anew(), _loggers(), _handlers(),
+        stack.callback(
+            gc.collect
+        )  # last of all: the program's models are gone before another one makes its own
+        for keeper in (_directory(workdir), _environment(env), _interpreter(), _reload.imported_anew(), _loggers(), _handlers(),  # noqa: E501
                        _start_method(), exit_functions.registered(), fresh_torch()):  # fmt: skip
             stack.enter_context(keeper)
         yield exit_functions
 
 
 class ExitFunctions:
-    """What a program wants called at its end. Libraries' own functions are left to the process' end: libraries stay loaded."""
+    """What a program wants called at its end. Libraries' own functions are left to the process' end:
+    libraries stay loaded.
+    """
 
     def __init__(self) -> None:
         self._calls: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
@@ -156,7 +180,9 @@ def _loggers() -> Iterator[None]:
 
 
 def _all_loggers() -> list[logging.Logger]:
-    known = [each for each in list(logging.root.manager.loggerDict.values()) if isinstance(each, logging.Logger)]
+    known = [
+        each for each in list(logging.root.manager.loggerDict.values()) if isinstance(each, logging.Logger)
+    ]
     return [logging.root, *known]
 
 

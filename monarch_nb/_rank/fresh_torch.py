@@ -1,6 +1,8 @@
-"""torch as in a fresh process: no process group, random numbers of its own, no defaults set. Does nothing where torch isn't imported yet.
+"""torch as in a fresh process: no process group, random numbers of its own, no defaults set. Does nothing
+where torch isn't imported yet.
 
-Process groups of the cells are set aside, not ended: a mesh that was started with `--init-process-group` has its own again afterwards.
+Process groups of the cells are set aside, not ended: a mesh that was started with `--init-process-group` has
+its own again afterwards.
 """
 
 from __future__ import annotations
@@ -11,12 +13,22 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-_TABLES = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "tags_to_pg", "pg_to_tag", "pg_coalesce_state")
+_TABLES = (
+    "pg_map",
+    "pg_names",
+    "pg_group_ranks",
+    "pg_backend_config",
+    "tags_to_pg",
+    "pg_to_tag",
+    "pg_coalesce_state",
+)
 
 
 @contextmanager
 def fresh_torch() -> Iterator[None]:
-    """Have a program find torch as in a new process; afterwards it's as before, and the program's process groups have ended."""
+    """Have a program find torch as in a new process; afterwards it's as before, and the program's process
+    groups have ended.
+    """
     torch = sys.modules.get("torch")
     settings = None if torch is None else _Settings.of(torch)
     groups = _set_aside(torch)
@@ -46,9 +58,12 @@ class _Settings:
     def of(cls, torch: Any) -> _Settings:
         """Take note of them, and set what a new process has."""
         found = cls(
-            torch.get_default_dtype(), torch.get_default_device(), torch.are_deterministic_algorithms_enabled(),
-            torch.get_num_threads(), torch.get_rng_state(),
-        )  # fmt: skip
+            torch.get_default_dtype(),
+            torch.get_default_device(),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.get_num_threads(),
+            torch.get_rng_state(),
+        )
         torch.set_default_dtype(torch.float32)
         _set_device(torch, torch.device("cpu"))
         torch.seed()  # a new process has another one each time
@@ -58,7 +73,9 @@ class _Settings:
         """Have them as they were."""
         torch.set_default_dtype(self.dtype)
         _set_device(torch, self.device)
-        if torch.are_deterministic_algorithms_enabled() != self.is_deterministic:  # to set it imports the compiler
+        if (
+            torch.are_deterministic_algorithms_enabled() != self.is_deterministic
+        ):  # to set it imports the compiler
             torch.use_deterministic_algorithms(self.is_deterministic)
         torch.set_num_threads(self.num_threads)
         torch.set_grad_enabled(True)
@@ -92,7 +109,9 @@ def _set_aside(torch: Any) -> _Groups | None:
     if c10d is None:
         return None
     world = c10d._world
-    groups = _Groups(world.default_pg, {name: dict(getattr(world, name)) for name in _TABLES}, world.group_count)
+    groups = _Groups(
+        world.default_pg, {name: dict(getattr(world, name)) for name in _TABLES}, world.group_count
+    )
     for name in _TABLES:
         getattr(world, name).clear()
     c10d._unregister_all_process_groups()

@@ -1,4 +1,5 @@
-"""What the threads of this rank that run user code wait for: the facts from which `monarch_nb.why` finds out who is the odd one.
+"""What the threads of this rank that run user code wait for: the facts from which `monarch_nb.why` finds out
+who is the odd one.
 
 Found by looking at frames when asked, in the reading thread, so it costs nothing when nobody asks: no
 collective is patched or recorded. A rank whose interpreter's lock is held can't answer; its host process
@@ -36,7 +37,10 @@ MAX_DEPTH = 200
 
 def look_at_threads(rank: Rank) -> dict[str, Any]:
     """Return "threads" that are at work (see `_thread`), "groups", "dist_rank" and "on_device"."""
-    threads = [*_main(rank), *(each for runner in list(rank.actors.actors.values()) for each in _of_actor(runner))]
+    threads = [
+        *_main(rank),
+        *(each for runner in list(rank.actors.actors.values()) for each in _of_actor(runner)),
+    ]
     return {
         "threads": threads,
         "groups": operations.groups(),
@@ -66,25 +70,40 @@ def _of_actor(runner: ActorRunner) -> list[dict[str, Any]]:
     if message is None:
         frames = _frames(ident)
         is_being_made = any(f.f_code.co_name == "_construct" and module_of(f) == _ACTORS for f in frames)
-        return [_thread(f"{runner.name}.__init__", runner.actor_id, ident, [], runner.inbox, frames, 0)] if is_being_made else []
+        return (
+            [_thread(f"{runner.name}.__init__", runner.actor_id, ident, [], runner.inbox, frames, 0)]
+            if is_being_made
+            else []
+        )
     label = f"{runner.name}.{message.name.decode()}"
     return [_thread(label, runner.actor_id, ident, [message], runner.inbox, _frames(ident), message.origin)]
 
 
-def _awaiting(runner: ActorRunner, ident: int, key: tuple[int, int], frames: list[FrameType]) -> dict[str, Any]:
+def _awaiting(
+    runner: ActorRunner, ident: int, key: tuple[int, int], frames: list[FrameType]
+) -> dict[str, Any]:
     """Return what a call of an async actor does. Frames: outermost first."""
     method = next((f.f_code.co_name for f in frames if is_users(f)), "")
-    return _thread(f"{runner.name}.{method}".rstrip("."), runner.actor_id, ident, [key], runner.inbox, frames[::-1], 0)
+    return _thread(
+        f"{runner.name}.{method}".rstrip("."), runner.actor_id, ident, [key], runner.inbox, frames[::-1], 0
+    )
 
 
 def _thread(
-    label: str, actor: int, ident: int, serves: Sequence[Message | tuple[int, int]], inbox: Inbox[Message], frames: list[FrameType], origin: int
+    label: str,
+    actor: int,
+    ident: int,
+    serves: Sequence[Message | tuple[int, int]],
+    inbox: Inbox[Message],
+    frames: list[FrameType],
+    origin: int,
 ) -> dict[str, Any]:
     """Return what a thread does.
 
-    "label" and "actor" (0: the main thread); "serves" and "queued": calls, as sender and ref; "cell", "file", "line", "function", "source": the user's
-    innermost line; "doing": what that has called; "operation": of torch.distributed; "blocked": kind and text; "calls": for whose answers it waits; "at" and "cpu_s":
-    they differ in the next look if it makes progress.
+    "label" and "actor" (0: the main thread); "serves" and "queued": calls, as sender and ref; "cell", "file",
+    "line", "function", "source": the user's innermost line; "doing": what that has called; "operation": of
+    torch.distributed; "blocked": kind and text; "calls": for whose answers it waits; "at" and "cpu_s": they
+    differ in the next look if it makes progress.
     """
     user = users_index(frames)
     return {

@@ -1,7 +1,8 @@
 """IPython without history, files or a terminal: what cells of a rank run in, and what shows their values.
 
-To make one takes 50 ms and touches thousands of pages, so the zygote makes one that all its forks inherit (`prepare`); what a rank then does (`_take_up`) takes
-some 3. Until then nothing of it can be seen in a rank: what IPython puts into builtins, sys and `__main__` comes when the first cell does.
+To make one takes 50 ms and touches thousands of pages, so the zygote makes one that all its forks inherit
+(`prepare`); what a rank then does (`_take_up`) takes some 3. Until then nothing of it can be seen in a rank:
+what IPython puts into builtins, sys and `__main__` comes when the first cell does.
 """
 
 from __future__ import annotations
@@ -44,11 +45,14 @@ from monarch_nb._transport.failure import (
 if TYPE_CHECKING:
     from monarch_nb._rank.streams import OutputPipe
 
+
 class CellExit:
     """`quit()` and `exit()` in a cell: as `sys.exit()`, they end the cell, and not the rank."""
 
     def __call__(self, code: object = None) -> None:
-        print("quit() ends this cell; the rank lives on, and so do its variables. To end the mesh: %mesh stop")
+        print(
+            "quit() ends this cell; the rank lives on, and so do its variables. To end the mesh: %mesh stop"
+        )
         raise SystemExit(code)
 
     def __repr__(self) -> str:
@@ -73,14 +77,17 @@ def _origin_of(content: dict[str, Any], origins: dict[str, int]) -> int:
 
 
 def _without_widgets(data: dict[str, Any], pipe: OutputPipe) -> dict[str, Any]:
-    """Return what can be shown of a widget: it needs a kernel to talk to, and a rank is none. Says so, once."""
+    """Return what can be shown of a widget: it needs a kernel to talk to, and a rank is none. Says so,
+    once.
+    """
     if _WIDGET not in data:
         return data
     if not pipe.announced_widgets:
         pipe.announced_widgets = True
         print(
-            "ipywidgets can't be used on a rank: nothing that is clicked or moved gets here, so they are shown as text. "
-            "Show them in the notebook's own cells, and bring their values here: %mesh push NAME",
+            "ipywidgets can't be used on a rank: nothing that is clicked or moved gets here, so they "
+            "are shown as text. Show them in the notebook's own cells, and bring their values here: "
+            "%mesh push NAME",
             file=sys.stderr,
         )
     rest = {mime: value for mime, value in data.items() if mime != _WIDGET}
@@ -126,7 +133,9 @@ class Hook(DisplayHook):
             shell.on_value()
         self.update_user_ns(result)
         data, _ = shell.display_formatter.format(result)
-        shell.last_bundle = _without_widgets(encode_bundle(data), self.shell.pipe) if data else None  # an object that has displayed itself has none
+        shell.last_bundle = (
+            _without_widgets(encode_bundle(data), self.shell.pipe) if data else None
+        )  # an object that has displayed itself has none
         shell.last_value = result
         self.fill_exec_result(result)
 
@@ -134,7 +143,9 @@ class Hook(DisplayHook):
 class Formatter(DisplayFormatter):
     """Names what couldn't be shown."""
 
-    def format(self, obj: Any, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    def format(
+        self, obj: Any, include: Any = None, exclude: Any = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         errors: list[BaseException] = []
         before, self.parent.format_errors = self.parent.format_errors, errors
         try:
@@ -159,7 +170,9 @@ class CellIPython(InteractiveShell):
     on_value: Any = None
     last_traceback = ""
     raised_at = 0.0
-    """When the cell has raised: the first traceback of a rank takes a second to render, and which rank was first is told."""
+    """When the cell has raised: the first traceback of a rank takes a second to render, and which rank was
+    first is told.
+    """
     num_hidden = 0
     """Frames that aren't in the traceback."""
     format_errors: list[Any] | None = None
@@ -288,7 +301,12 @@ def _environment() -> list[str | None]:
 def _nothing_to_be_seen() -> Iterator[None]:
     """Put back what a new shell changes in this process, besides modules that are loaded."""
     names, system = dict(vars(builtins)), dict(vars(sys))
-    main, path, meta_path, filters = sys.modules["__main__"], sys.path[:], sys.meta_path[:], warnings.filters[:]
+    main, path, meta_path, filters = (
+        sys.modules["__main__"],
+        sys.path[:],
+        sys.meta_path[:],
+        warnings.filters[:],
+    )
     environment = dict(os.environ)
     try:
         yield
@@ -340,7 +358,8 @@ def _take_up(shell: Any, namespace: dict[str, Any], pipe: OutputPipe) -> None:
     shell.init_user_ns()
     vars(builtins).update(__IPYTHON__=True, display=display)
     shell.loop_runner = run_coroutine
-    # Not the singleton: a library in a rank may not find "the" shell and change it; get_ipython is in the namespace.
+    # Not the singleton: a library in a rank may not find "the" shell and change it; get_ipython is in the
+    # namespace.
     _adopt_as_current(CellIPython, shell)
     shell.set_hook("show_in_pager", _print_page, priority=0)
     _prepare_plots(shell)
@@ -353,13 +372,19 @@ def _take_up(shell: Any, namespace: dict[str, Any], pipe: OutputPipe) -> None:
 
 
 def _users_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without the frames of this module, which stand between a cell and what `%run` runs."""
+    """Return a traceback without the frames of this module, which stand between a cell and what `%run`
+    runs.
+    """
     if trace is None:
         return None
     rest = _users_frames(trace.tb_next)
     if trace.tb_frame.f_code.co_filename == __file__:
         return rest
-    return trace if rest is trace.tb_next else TracebackType(rest, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
+    return (
+        trace
+        if rest is trace.tb_next
+        else TracebackType(rest, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
+    )
 
 
 def _place_of(error: BaseException) -> str:
@@ -391,6 +416,13 @@ def _prepare_plots(shell: Any) -> None:
 
 
 def _prepare_colours() -> None:
-    """Programs and rich colour what they print, as in a notebook, but don't move the cursor: other ranks print, too."""
-    for name, value in (("TERM", "xterm-color"), ("FORCE_COLOR", "1"), ("CLICOLOR_FORCE", "1"), ("TTY_INTERACTIVE", "0")):
+    """Programs and rich colour what they print, as in a notebook, but don't move the cursor: other ranks
+    print, too.
+    """
+    for name, value in (
+        ("TERM", "xterm-color"),
+        ("FORCE_COLOR", "1"),
+        ("CLICOLOR_FORCE", "1"),
+        ("TTY_INTERACTIVE", "0"),
+    ):
         os.environ.setdefault(name, value)

@@ -51,7 +51,8 @@ def _ask(transport: Transport, prompt: str, *, hidden: bool) -> str:
 
         what = "getpass()" if hidden else "input()"
         raise StdinNotImplementedError(
-            f"{what} on rank {process_context.whereabouts().get('rank', '?')} needs somebody who types, and {answer.refused}. "
-            "Set the value in the notebook, and bring it here: %mesh push NAME"
+            f"{what} on rank {process_context.whereabouts().get('rank', '?')} needs somebody who "
+            f"types, and {answer.refused}. Set the value in the notebook, and bring it here: %mesh "
+            "push NAME"
         )
     return answer.text

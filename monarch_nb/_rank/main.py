@@ -92,7 +92,9 @@ class Rank:
         return self.worker.variables(names)
 
     def receive_guest(self, transport: Transport) -> None:
-        """This process has come to another mesh as a guest: what it owns there is its to look after, and it leaves when we do."""
+        """This process has come to another mesh as a guest: what it owns there is its to look after, and
+        it leaves when we do.
+        """
         transport.on_call = self.actors.on_guest_call
         process_context.guest_transports.append(transport)
         self.transport.on_close.append(lambda: transport.close(GUEST_LINGER_MS))
@@ -138,7 +140,12 @@ def run_rank(spec: dict[str, Any], host_pid: int) -> None:
     dump_file.aim(rank.transport.reader.background_thread_id)
     up = RankIsUp(os.getpid())
     controller = address.host_proc(rank.transport.host)
-    rank.transport.send(controller, wire.pack(wire.EVENT, src=rank.transport.me, dst=controller, name=up.wire_name.encode(), payload=encode(up)))
+    rank.transport.send(
+        controller,
+        wire.pack(
+            wire.EVENT, src=rank.transport.me, dst=controller, name=up.wire_name.encode(), payload=encode(up)
+        ),
+    )
     with suppress(SystemExit):
         rank.worker.serve()
     rank.actors.stop()
@@ -185,7 +192,10 @@ def _set_environment(spec: dict[str, Any]) -> None:
     sys.argv[:] = [spec.get("argv0", "")]
     if spec.get("cwd") and os.path.isdir(spec["cwd"]):
         os.chdir(spec["cwd"])
-    workspace.adopt([(controller, process_context) for controller, process_context in spec.get("elsewhere", ())], spec.get("cwd", ""))
+    workspace.adopt(
+        [(controller, process_context) for controller, process_context in spec.get("elsewhere", ())],
+        spec.get("cwd", ""),
+    )
     gpus = spec.get("gpus")
     if gpus and spec.get("gpu_dimension") and "CUDA_VISIBLE_DEVICES" not in spec["env"]:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[spec["local_rank"] % len(gpus)]
@@ -203,7 +213,11 @@ def _limit_threads(spec: dict[str, Any]) -> None:
     """Give this rank its share of the cores, unless the user has said otherwise."""
     given = os.environ.get("OMP_NUM_THREADS")
     if given is None:
-        num = len(os.sched_getaffinity(0)) if spec.get("bind") else max(1, (os.cpu_count() or 1) // spec["local_world_size"])
+        num = (
+            len(os.sched_getaffinity(0))
+            if spec.get("bind")
+            else max(1, (os.cpu_count() or 1) // spec["local_world_size"])
+        )
         os.environ["OMP_NUM_THREADS"] = str(num)
     else:
         outermost = given.split(",")[0].strip()  # OpenMP takes a number for each level of nesting

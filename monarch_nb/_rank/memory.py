@@ -1,4 +1,6 @@
-"""What a cell does to this rank's memory: resident and proportional size, Python's allocations by line, CUDA's by their history."""
+"""What a cell does to this rank's memory: resident and proportional size, Python's allocations by line,
+CUDA's by their history.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ _RESET_PEAK = "5"
 class MemoryRecording:
     """Looks at the memory of this process before a cell and after it. `report` is there once it has ended.
 
-    Python's own allocations are traced while the cell runs, which makes it slower; tensors aren't among them: theirs are in the resident size, or CUDA's.
+    Python's own allocations are traced while the cell runs, which makes it slower; tensors aren't among them:
+    theirs are in the resident size, or CUDA's.
     """
 
     def __init__(self) -> None:
@@ -61,7 +64,9 @@ class MemoryRecording:
 
     def _lines(self) -> list[tuple[str, int, int]]:
         """Return place, bytes and number of what the cell has allocated and still holds, most first."""
-        filters = [tracemalloc.Filter(False, pattern) for pattern in (*hidden_patterns(), tracemalloc.__file__)]
+        filters = [
+            tracemalloc.Filter(False, pattern) for pattern in (*hidden_patterns(), tracemalloc.__file__)
+        ]
         last = tracemalloc.take_snapshot().filter_traces(filters)
         first = self._first.filter_traces(filters) if self._first is not None else None
         found = last.statistics("lineno") if first is None else last.compare_to(first, "lineno")
@@ -72,7 +77,9 @@ class MemoryRecording:
         cuda = self._cuda
         if cuda is None:
             return {"cuda_bytes": None, "cuda_peak_bytes": None, "cuda_snapshot": None}
-        snapshot = pickle.dumps(cuda.memory._snapshot(), 4)  # a file for pytorch.org/memory_viz; nobody here reads it
+        snapshot = pickle.dumps(
+            cuda.memory._snapshot(), 4
+        )  # a file for pytorch.org/memory_viz; nobody here reads it
         cuda.memory._record_memory_history(enabled=None)
         return {
             "cuda_bytes": cuda.memory_allocated() - self._cuda_before,

@@ -1,7 +1,8 @@
-"""What a rank itself needs of the interpreter, put back where user code has taken it away: after each piece of work, and with a word about it.
+"""What a rank itself needs of the interpreter, put back where user code has taken it away: after each piece
+of work, and with a word about it.
 
-A cell may close descriptors, delete builtins, empty `sys.modules` or ignore signals. That is its own affair until it ends; the next one, and the answer to this one,
-need these things.
+A cell may close descriptors, delete builtins, empty `sys.modules` or ignore signals. That is its own affair
+until it ends; the next one, and the answer to this one, need these things.
 """
 
 from __future__ import annotations
@@ -63,14 +64,23 @@ class Mender:
             found.append(f"modules were taken out of sys.modules: {_named(gone)}: they are back")
         if signal.getsignal(signal.SIGINT) != self._on_interrupt:
             self._set_handler(signal.SIGINT, self._on_interrupt)
-            found.append("the handler of SIGINT was replaced: the rank's own is back, by which cells are interrupted")
+            found.append(
+                "the handler of SIGINT was replaced: the rank's own is back, by which cells are interrupted"
+            )
         return found + self._pipe.settle()
 
 
 class UserHandler:
-    """A signal handler of the user's. In a cell it may raise, as anywhere; between two cells, what it raises is told of and goes no further."""
+    """A signal handler of the user's. In a cell it may raise, as anywhere; between two cells, what it
+    raises is told of and goes no further.
+    """
 
-    def __init__(self, function: Callable[[int, Any], Any], is_running: Callable[[], bool], tell: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self,
+        function: Callable[[int, Any], Any],
+        is_running: Callable[[], bool],
+        tell: Callable[[BaseException], None],
+    ) -> None:
         self.function = function
         self._is_running = is_running
         self._tell = tell
@@ -86,7 +96,9 @@ class UserHandler:
 
 
 def guard_handlers(is_running: Callable[[], bool], tell: Callable[[BaseException], None]) -> None:
-    """Have handlers that are set from now on be the user's, but for those of the rank that are put back by who has replaced them."""
+    """Have handlers that are set from now on be the user's, but for those of the rank that are put back by
+    who has replaced them.
+    """
     original = signal.signal
     own = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 

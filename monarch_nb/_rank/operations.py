@@ -28,7 +28,9 @@ _PEERS = {"recv": "src", "send": "dst"}
 
 
 def find(frames: Sequence[FrameType]) -> dict[str, Any] | None:
-    """Return the operation that a thread is in: name, group, sequence, shape, dtype, since, peer. Frames: innermost first."""
+    """Return the operation that a thread is in: name, group, sequence, shape, dtype, since, peer. Frames:
+    innermost first.
+    """
     for frame in frames:
         name = frame.f_code.co_name
         if is_distributed(frame) and not name.startswith("_"):
@@ -47,7 +49,9 @@ def is_distributed(frame: FrameType) -> bool:
 
 def tensor_in(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return "shape" and "dtype" of an operation's (first) tensor; nothing if it has none."""
-    tensors: Any = arguments.get("tensor", arguments.get("tensor_list", arguments.get("output", arguments.get("input"))))
+    tensors: Any = arguments.get(
+        "tensor", arguments.get("tensor_list", arguments.get("output", arguments.get("input")))
+    )
     tensor: Any = tensors[0] if isinstance(tensors, list) and tensors else tensors
     with suppress(AttributeError, TypeError):
         return {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
@@ -67,7 +71,17 @@ def _described(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _empty(name: str) -> dict[str, Any]:
-    return {"name": name, "group": "", "ranks": [], "sequence": 0, "shape": None, "dtype": "", "since": None, "peer": None, "num_ranks": -1}
+    return {
+        "name": name,
+        "group": "",
+        "ranks": [],
+        "sequence": 0,
+        "shape": None,
+        "dtype": "",
+        "since": None,
+        "peer": None,
+        "num_ranks": -1,
+    }
 
 
 def _of_group(group: Any) -> dict[str, Any]:
@@ -118,7 +132,9 @@ def _holds_ddp(frame: FrameType) -> bool:
 
 
 def _youngest(name: str, group: str) -> dict[str, Any]:
-    """Return an operation by name, with shape and dtype of the group's youngest that the flight recorder knows."""
+    """Return an operation by name, with shape and dtype of the group's youngest that the flight recorder
+    knows.
+    """
     found = {**_empty(name), **_of_group(None), "group": group}
     distributed = _distributed()
     last = recorded().get(str(distributed.group.WORLD.group_name)) if distributed is not None else None
@@ -152,21 +168,29 @@ def own_rank() -> int | None:
 
 
 def pending_on_device() -> list[dict[str, Any]]:
-    """Return nccl's operations that have been begun and aren't over, oldest first: the threads that began them have gone on."""
+    """Return nccl's operations that have been begun and aren't over, oldest first: the threads that began
+    them have gone on.
+    """
     return [e for e in _entries("_dump_nccl_trace_json", only_active=True) if e["state"] != "completed"]
 
 
 def recorded() -> dict[str, dict[str, Any]]:
-    """Return the youngest operation of each group that the flight recorder knows, by the group's inner name."""
+    """Return the youngest operation of each group that the flight recorder knows, by the group's inner
+    name.
+    """
     now = time.monotonic()
     if now - _known.when > FRESH_S:
-        _known.found = {e["group"]: e for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json") for e in _entries(name)}
+        _known.found = {
+            e["group"]: e for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json") for e in _entries(name)
+        }
         _known.when = time.monotonic()
     return _known.found
 
 
 class _Known:
-    """What the recorder has told last: it writes out all that it holds, some 30 ms for 2000 operations, and a look asks several times."""
+    """What the recorder has told last: it writes out all that it holds, some 30 ms for 2000 operations,
+    and a look asks several times.
+    """
 
     when = -1e9
     found: dict[str, dict[str, Any]] = {}
@@ -180,7 +204,11 @@ def _entries(source: str, *, only_active: bool = False) -> list[dict[str, Any]]:
     if dump is None:
         return []
     with suppress(RuntimeError, ValueError, TypeError, LookupError):
-        return [_entry(e) for e in json.loads(dump(includeCollectives=True, onlyActive=only_active)).get("entries", ()) if not e["is_p2p"]]
+        return [
+            _entry(e)
+            for e in json.loads(dump(includeCollectives=True, onlyActive=only_active)).get("entries", ())
+            if not e["is_p2p"]
+        ]
     return []
 
 
@@ -193,7 +221,11 @@ def _entry(entry: dict[str, Any]) -> dict[str, Any]:
         "since": entry["time_created_ns"] / 1e9,
         "state": entry["state"],
         "shape": sizes[0] if sizes else None,
-        "dtype": {"float": "float32", "double": "float64", "long": "int64", "int": "int32"}.get(dtypes[0].lower(), dtypes[0].lower()) if dtypes else "",
+        "dtype": {"float": "float32", "double": "float64", "long": "int64", "int": "int32"}.get(
+            dtypes[0].lower(), dtypes[0].lower()
+        )
+        if dtypes
+        else "",
     }
 
 

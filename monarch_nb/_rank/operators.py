@@ -1,4 +1,6 @@
-"""What each operator took, from the events of a trace. torch's own `key_averages` gives the same, but builds an object for each event: minutes for long cells."""
+"""What each operator took, from the events of a trace. torch's own `key_averages` gives the same, but
+builds an object for each event: minutes for long cells.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ def operators(events: Iterable[Mapping[str, Any]]) -> list[Row]:
     >>> operators([{**op, "name": "matmul", "ts": 0.0, "dur": 10.0}, {**op, "name": "mm", "ts": 1.0, "dur": 8.0, "args": {"External id": 5}},
     ...            {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 20.0, "dur": 3.0, "args": {"External id": 5}}])
     [('matmul', 1, 2.0, 0.0), ('mm', 1, 8.0, 3.0)]
-    """
+    """  # noqa: E501
     by_thread: dict[tuple[Any, Any], list[Mapping[str, Any]]] = {}
     launched: dict[Any, float] = {}
     for event in events:
@@ -53,7 +55,9 @@ class _Call:
 
 
 def _add_times(events: Sequence[Mapping[str, Any]], found: dict[str, list[float]]) -> None:
-    """Add calls and CPU times of a thread's events: an event that begins within another one is called by it."""
+    """Add calls and CPU times of a thread's events: an event that begins within another one is called by
+    it.
+    """
     calls: list[_Call] = []
     callers: list[_Call] = []
     for event in sorted(events, key=lambda e: (e["ts"], -e["dur"])):
@@ -74,6 +78,8 @@ def _add_times(events: Sequence[Mapping[str, Any]], found: dict[str, list[float]
 
 
 def _is_twin(call: _Call) -> bool:
-    """Say whether this is its caller once more: some operators are noted on two levels, and torch counts them once."""
+    """Say whether this is its caller once more: some operators are noted on two levels, and torch counts
+    them once.
+    """
     caller = call.caller
     return caller is not None and caller.name == call.name and caller.num_called == 1

@@ -1,6 +1,8 @@
-"""What a cell takes on this rank: torch.profiler around it, and its memory. Kept for the client to fetch, until the next one.
+"""What a cell takes on this rank: torch.profiler around it, and its memory. Kept for the client to fetch,
+until the next one.
 
-Begun before the cell can be interrupted and ended after, on the main thread: an interrupted cell has its profile, too.
+Begun before the cell can be interrupted and ended after, on the main thread: an interrupted cell has its
+profile, too.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ class CellRecording:
 
     Args:
         n: the cell's number in the journal.
-        options: "trace", "memory": whether; "shapes", "stacks": whether the trace has them; "base_ns": from when it counts.
+        options: "trace", "memory": whether; "shapes", "stacks": whether the trace has them; "base_ns": from
+            when it counts.
 
     Raises:
         MeshUsageError: if a trace is wanted and there's no torch.
@@ -55,12 +58,16 @@ class CellRecording:
                 self._profiler.stop()
 
     def report(self) -> dict[str, Any]:
-        """Return "trace" (compressed), "operators" and "memory", None for what wasn't recorded; "host" and "pid"."""
+        """Return "trace" (compressed), "operators" and "memory", None for what wasn't recorded; "host" and
+        "pid".
+        """
         trace = None if self._profiler is None else _exported(self._profiler)
         place: dict[str, Any] = {"host": self._host, "pid": os.getpid()}
         return {
             **place,
-            "trace": None if trace is None else packed(trace, rank=self._rank, base_ns=self._options["base_ns"], **place),
+            "trace": None
+            if trace is None
+            else packed(trace, rank=self._rank, base_ns=self._options["base_ns"], **place),
             "operators": None if trace is None else operators(trace["traceEvents"]),
             "memory": None if self._memory is None else self._memory.report,
         }
@@ -71,11 +78,15 @@ def _exported(profiler: Any) -> dict[str, Any]:
         file = Path(folder, "trace.json")
         with _quiet():
             profiler.export_chrome_trace(str(file))
-        trace: dict[str, Any] = json.loads(file.read_bytes(), strict=False)  # names of operators may hold anything
+        trace: dict[str, Any] = json.loads(
+            file.read_bytes(), strict=False
+        )  # names of operators may hold anything
     return trace
 
 
-def begin_recording(n: int, options: Mapping[str, Any] | None, *, rank: int, host: str) -> CellRecording | None:
+def begin_recording(
+    n: int, options: Mapping[str, Any] | None, *, rank: int, host: str
+) -> CellRecording | None:
     """Begin the profile of a cell, if this rank shall have one.
 
     Raises:
@@ -99,7 +110,8 @@ def _new_profiler(options: Mapping[str, Any]) -> Any:
         from torch.profiler import ProfilerActivity, profile
     except ImportError as error:
         raise MeshUsageError(
-            f"a profile needs torch, and this rank has none ({error}): leave it out of --profile-ranks, or install torch in {sys.prefix}"
+            f"a profile needs torch, and this rank has none ({error}): leave it out of "
+            f"--profile-ranks, or install torch in {sys.prefix}"
         ) from None
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
     found: dict[str, Any] = {}

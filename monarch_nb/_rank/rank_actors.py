@@ -1,4 +1,6 @@
-"""The actors of a rank, and what a rank is asked besides: what it waits for, where it stands, to stop at a line."""
+"""The actors of a rank, and what a rank is asked besides: what it waits for, where it stands, to stop at a
+line.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ if TYPE_CHECKING:
 
 
 class RankActors(ActorHost):
-    """Where calls to a rank arrive. All but the main thread's own work is answered in the reading thread, and never waits."""
+    """Where calls to a rank arrive. All but the main thread's own work is answered in the reading thread,
+    and never waits.
+    """
 
     def __init__(self, rank: Rank) -> None:
         super().__init__(rank.transport, rank.worker.inbox.put_message, rank.page, rank.debugger)
@@ -71,13 +75,17 @@ class RankActors(ActorHost):
 
     def _open_rendezvous_soon(self, message: Message) -> None:
         """Start a store for the run of a script. In a thread: it may have to import torch first."""
-        threading.Thread(target=self._open_rendezvous, args=(message,), name="rendezvous", daemon=True).start()
+        threading.Thread(
+            target=self._open_rendezvous, args=(message,), name="rendezvous", daemon=True
+        ).start()
 
     def _open_rendezvous(self, message: Message) -> None:
         try:
             self._reply(message, rendezvous.open_for_run())
         except Exception as error:
-            self._reply_error(message, describe(error, **process_context.whereabouts(), endpoint="open_rendezvous"))
+            self._reply_error(
+                message, describe(error, **process_context.whereabouts(), endpoint="open_rendezvous")
+            )
 
     @handles(SetBreak)
     def do_set_break(self, request: SetBreak, sender: Sender) -> str:

@@ -1,4 +1,6 @@
-"""The user's modules on this rank: whether their files have changed is seen before a cell runs, and before a call if they're watched."""
+"""The user's modules on this rank: whether their files have changed is seen before a cell runs, and before
+a call if they're watched.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ if TYPE_CHECKING:
 
 
 class Reloader:
-    """What a rank does about modules whose files have changed. Cells and calls ask it, each on its own thread."""
+    """What a rank does about modules whose files have changed. Cells and calls ask it, each on its own
+    thread.
+    """
 
     def __init__(self, actors: ActorHost) -> None:
         self._actors = actors
@@ -59,9 +63,14 @@ class Reloader:
             if self.mode is SyncMode.WATCH:
                 return self._reload(changed)
             names = ", ".join(sorted({PurePath(each.loaded.path).name for each in changed}))
-            text = f"{names} ha{'s' if len(changed) == 1 else 've'} changed since this rank loaded {'it' if len(changed) == 1 else 'them'}"
+            text = (
+                f"{names} ha{'s' if len(changed) == 1 else 've'} changed since this rank loaded "
+                f"{'it' if len(changed) == 1 else 'them'}"
+            )
             if self.mode is SyncMode.STRICT and not all(each.is_gone for each in changed):
-                raise StaleCode(f"{text}, and the cell hasn't run. Next: %mesh sync (mesh.sync()), or %mesh set sync warn")
+                raise StaleCode(
+                    f"{text}, and the cell hasn't run. Next: %mesh sync (mesh.sync()), or %mesh set sync warn"
+                )
             key = "|".join(f"{each.loaded.path}:{hash(each.source)}" for each in changed)
             if key in self._reported:
                 return []
@@ -74,7 +83,9 @@ class Reloader:
         Raises:
             StaleCode: if it can't be had.
         """
-        if not self._lock.acquire(blocking=False):  # it's being reloaded, maybe by code that waits for this call
+        if not self._lock.acquire(
+            blocking=False
+        ):  # it's being reloaded, maybe by code that waits for this call
             return
         try:
             changed = _reload.changed_modules()
@@ -92,8 +103,9 @@ class Reloader:
         if failed:
             names = ", ".join(PurePath(module.path).name for module in failed)
             raise StaleCode(
-                f"{names} can't be reloaded, and nothing was run: {failed[0].summary()}. Next: mend it and run this again; "
-                f"or go on with the old code: %mesh set sync warn\n\n{failed[0].error.rstrip()}"
+                f"{names} can't be reloaded, and nothing was run: {failed[0].summary()}. Next: mend "
+                "it and run this again; or go on with the old code: %mesh set sync warn\n\n"
+                f"{failed[0].error.rstrip()}"
             )
         return [*_sentences(modules, self._reported), *notes]
 
@@ -103,7 +115,10 @@ class Reloader:
         for runner in list(self._actors.actors.values()):
             runner.renew_methods()
             if runner.instance is not None and has_async(type(runner.instance)) and not runner.has_loop:
-                notes.append(f"actor {runner.name!r} was started without an event loop, and has async methods now: spawn it anew")
+                notes.append(
+                    f"actor {runner.name!r} was started without an event loop, and has async methods "
+                    "now: spawn it anew"
+                )
         return notes
 
 

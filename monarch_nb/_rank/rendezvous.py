@@ -1,4 +1,6 @@
-"""Where ranks meet to make a process group: a store that the first of them has started, at whatever port was free. Nobody can take that away meanwhile."""
+"""Where ranks meet to make a process group: a store that the first of them has started, at whatever port
+was free. Nobody can take that away meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ _stores: dict[str, Any] = {}
 
 
 def start(purpose: str) -> tuple[str, int]:
-    """Start a store in this process; return its address and port. The one before it for the same purpose is let go."""
+    """Start a store in this process; return its address and port. The one before it for the same purpose
+    is let go.
+    """
     from torch.distributed import TCPStore
 
     address, _ = free_address()
@@ -30,7 +34,9 @@ def join(purpose: str, address: str, port: int, timeout_s: float) -> Any:
     own = _stores.get(purpose)
     if own is not None and own.port == port:
         return own
-    return TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
+    return TCPStore(
+        address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)
+    )
 
 
 MAX_RUNS = 64
@@ -39,7 +45,8 @@ _runs: dict[int, Any] = {}
 
 
 def open_for_run() -> Rendezvous:
-    """Return where one run of a script meets: at a store of its own in this process, as torchrun's agent has one.
+    """Return where one run of a script meets: at a store of its own in this process, as torchrun's agent has
+    one.
 
     Without torch, it's a free port.
     """

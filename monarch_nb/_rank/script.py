@@ -1,8 +1,9 @@
-"""A script as a program of its own in a rank that lives on: run as `python` would run it, after torchrun has set the environment.
+"""A script as a program of its own in a rank that lives on: run as `python` would run it, after torchrun has
+set the environment.
 
-The rank is warm: what the script imports of libraries is there already. All else is as in a fresh process (`fresh`):
-`__main__`, argv, environment, modules of the user's, process groups, random state; afterwards it is again as before,
-so that a script can be run any number of times.
+The rank is warm: what the script imports of libraries is there already. All else is as in a fresh process
+(`fresh`): `__main__`, argv, environment, modules of the user's, process groups, random state; afterwards it
+is again as before, so that a script can be run any number of times.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ def exit_message(code: object) -> str:
 def _elastic(script: Script, me: int) -> dict[str, str]:
     """Return what torchrun would set for this process.
 
-    Where a rank sees a single GPU, that's device 0, whatever its number on the host is: scripts choose theirs by LOCAL_RANK.
+    Where a rank sees a single GPU, that's device 0, whatever its number on the host is: scripts choose theirs
+    by LOCAL_RANK.
     """
     meeting = script.rendezvous or rendezvous.open_for_run()
     found = elastic_variables(script.procs, script.procs.index(me), meeting.address, meeting.port)
@@ -85,7 +87,9 @@ def _elastic(script: Script, me: int) -> dict[str, str]:
 
 
 def _run(script: Script, exit_functions: ExitFunctions) -> None:
-    """Run it, and what Python does at a program's end: wait for its threads, then call what it has registered."""
+    """Run it, and what Python does at a program's end: wait for its threads, then call what it has
+    registered.
+    """
     threads = set(threading.enumerate())
     try:
         _run_module(script) if script.is_module else _run_file(script)

@@ -1,4 +1,6 @@
-"""Running cells in a rank's IPython shell: one per rank, taken up at the first cell, namespace kept until the rank ends."""
+"""Running cells in a rank's IPython shell: one per rank, taken up at the first cell, namespace kept until
+the rank ends.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +54,11 @@ class CellShell:
 
         self._shell: Any = shell_for(namespace, pipe)
 
-    def run(self, source: str, number: int, on_value: Callable[[], None] | None = None) -> tuple[dict[str, Any], Any]:
-        """Run a cell; return how it ended (status, value as a mimebundle, error) and the object that the last expression gave.
+    def run(
+        self, source: str, number: int, on_value: Callable[[], None] | None = None
+    ) -> tuple[dict[str, Any], Any]:
+        """Run a cell; return how it ended (status, value as a mimebundle, error) and the object that the last
+        expression gave.
 
         Args:
             on_value: called when that object is there, before it's made into text, which may take long.
@@ -82,7 +87,11 @@ class CellShell:
         if isinstance(error, SystemExit) and not is_plain_exit(error):
             self._say_why(error.code)
             return describe_cell_error(ScriptExit(exit_message(error.code)))
-        if error is not None and not is_plain_exit(error) and (trace_of(error) or isinstance(error, SyntaxError)):
+        if (
+            error is not None
+            and not is_plain_exit(error)
+            and (trace_of(error) or isinstance(error, SyntaxError))
+        ):
             self._shell.showtraceback((type(error), error, trace_of(error)), tb_offset=0)
         return self._ended(error, number)
 
@@ -106,7 +115,9 @@ class CellShell:
         if error is None or is_plain_exit(error):
             return {"status": CellStatus.OK, "value": shell.last_bundle}
         self._keep_error(error, number)
-        traceback = traceback_text(shell.last_traceback, error, shell.num_hidden) if shell.last_traceback else ""
+        traceback = (
+            traceback_text(shell.last_traceback, error, shell.num_hidden) if shell.last_traceback else ""
+        )
         ended = describe_cell_error(error, traceback)
         ended["when"] = shell.raised_at or ended["when"]
         return {"value": shell.last_bundle, **ended}
@@ -122,7 +133,9 @@ class CellShell:
 
 
 def _run_plain(shell: Any, codes: list[CodeType], restore: Callable[[], None]) -> BaseException | None:
-    """Run a cell that is plain Python as IPython would, without what that does for others: a fifth of the time for a short one."""
+    """Run a cell that is plain Python as IPython would, without what that does for others: a fifth of the
+    time for a short one.
+    """
     shell.events.trigger("pre_execute")
     error: BaseException | None = None
     try:
@@ -169,7 +182,9 @@ _MAX_EXCEPTION_BYTES = 1 << 16
 
 
 def describe_cell_error(error: BaseException, traceback: str = "") -> dict[str, Any]:
-    """Return an error as JSON can carry it; the exception itself in base64, if it can travel and isn't large."""
+    """Return an error as JSON can carry it; the exception itself in base64, if it can travel and isn't
+    large.
+    """
     pickled = _pickled(error)
     if pickled is not None and len(pickled) > _MAX_EXCEPTION_BYTES:
         pickled = None
@@ -188,7 +203,9 @@ CANCEL_S = 1.0
 
 
 class Diversion:
-    """What is done about an interrupt instead of raising KeyboardInterrupt, while a cell's event loop runs."""
+    """What is done about an interrupt instead of raising KeyboardInterrupt, while a cell's event loop
+    runs.
+    """
 
     handler: Callable[[Any], None] | None = None
 
@@ -196,8 +213,9 @@ class Diversion:
 def run_coroutine(coroutine: Any) -> Any:
     """Run a cell's coroutine to its end; an interrupt ends it.
 
-    A KeyboardInterrupt inside of the event loop's own code would tear it: it may come just when a task's next step has been taken from
-    the queue, and the task would wait for ever. So it's raised only while a task runs code of the user's; else the cell's task is cancelled.
+    A KeyboardInterrupt inside of the event loop's own code would tear it: it may come just when a task's next
+    step has been taken from the queue, and the task would wait for ever. So it's raised only while a task
+    runs code of the user's; else the cell's task is cancelled.
 
     Raises:
         KeyboardInterrupt: if the cell was interrupted.
@@ -227,7 +245,8 @@ def run_coroutine(coroutine: Any) -> Any:
             raise KeyboardInterrupt from None
         raise
     except KeyboardInterrupt:
-        # If another task was hit, ours still runs. Should the loop have been torn after all, it never ends: hence the limit.
+        # If another task was hit, ours still runs. Should the loop have been torn after all, it never ends:
+        # hence the limit.
         task.cancel()
         with suppress(KeyboardInterrupt):
             loop.run_until_complete(asyncio.wait([task], timeout=CANCEL_S))

@@ -1,9 +1,10 @@
 """stdout and stderr of a rank: text goes to the pipe on descriptor 1, marked with its cell.
 
-Both Python streams use one pipe, so their order is kept. What C code or a subprocess writes to descriptors 1 and 2 belongs to
-the cell that runs. Lines leave at once, so a crash finds them written.
+Both Python streams use one pipe, so their order is kept. What C code or a subprocess writes to descriptors 1
+and 2 belongs to the cell that runs. Lines leave at once, so a crash finds them written.
 
-Descriptors 1 and 2 and `sys.stdout` are the user's to close, redirect or replace. We keep copies, and look after each piece of work (`OutputPipe.settle`).
+Descriptors 1 and 2 and `sys.stdout` are the user's to close, redirect or replace. We keep copies, and look
+after each piece of work (`OutputPipe.settle`).
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ _FIRST_KEPT = 100
 class OutputPipe:
     """The pipes to the host process; the lock makes marks and text one.
 
-    Both ends take it that unmarked bytes belong to the cell that was begun last: the host process reads what is there before it sends a cell
-    here. A mark is needed only where something else has been written in between.
+    Both ends take it that unmarked bytes belong to the cell that was begun last: the host process reads what
+    is there before it sends a cell here. A mark is needed only where something else has been written in
+    between.
     """
 
     def __init__(self, token: str) -> None:
@@ -51,18 +53,26 @@ class OutputPipe:
         self.announced_widgets = False
         self.unsettled: set[int] = set()
         """Cells that something was printed for since the last mark."""
-        self._num_marks = int(time.time()) & 0x3FFFFFFF  # so that a successor's marks aren't taken for older ones
+        self._num_marks = (
+            int(time.time()) & 0x3FFFFFFF
+        )  # so that a successor's marks aren't taken for older ones
         self._marks_around: dict[tuple[int, str], tuple[bytes, bytes]] = {}
-        """What stands before and behind text of an origin and stream: a program prints many lines in a row of one."""
+        """What stands before and behind text of an origin and stream: a program prints many lines in a row
+        of one.
+        """
 
     def forget_lock(self) -> None:
-        """Make a new lock, in a child: a thread that was writing at the fork isn't there to release the old one."""
+        """Make a new lock, in a child: a thread that was writing at the fork isn't there to release the
+        old one.
+        """
         self.lock = threading.RLock()
         for stream in self.streams.values():
             stream.use_lock(self.lock)
 
     def begin_origin(self, origin: int) -> None:
-        """From now on, unmarked output belongs to cell `origin`; also after it has ended, for what comes late is its own."""
+        """From now on, unmarked output belongs to cell `origin`; also after it has ended, for what comes
+        late is its own.
+        """
         with self.lock:
             self._cell = origin
             self._marks_around.clear()
@@ -87,7 +97,9 @@ class OutputPipe:
         return around
 
     def mark_answer(self, origin: int) -> int:
-        """Mark what was printed for a cell before an answer to it; return the mark's number, for the answer."""
+        """Mark what was printed for a cell before an answer to it; return the mark's number, for the
+        answer.
+        """
         with self.lock:
             for stream in self.streams.values():
                 stream.flush()
@@ -116,7 +128,9 @@ class OutputPipe:
             _write_all(self._kept[1], data)
 
     def settle(self) -> list[str]:
-        """Write what is held, and mend what user code has done to the descriptors and streams; return what there is to say of it."""
+        """Write what is held, and mend what user code has done to the descriptors and streams; return what
+        there is to say of it.
+        """
         with self.lock:
             found = [text for fd in (1, 2) if (text := self._mended(fd))]
             for name, stream in self.streams.items():
@@ -135,13 +149,17 @@ class OutputPipe:
         if now == self._identity[fd]:
             return ""
         os.dup2(self._kept[fd], fd)
-        return f"descriptor {fd} was {'closed' if now is None else 'redirected'}: it leads to the cell's output again"
+        return (
+            f"descriptor {fd} was {'closed' if now is None else 'redirected'}: it leads to the cell's "
+            "output again"
+        )
 
 
 class RankStream(io.TextIOBase):
     """sys.stdout or sys.stderr of a rank. Any thread may write."""
 
-    # Attributes in slots are found twice as fast as in the dict of an IOBase, and print calls `write` twice a line.
+    # Attributes in slots are found twice as fast as in the dict of an IOBase, and print calls `write` twice a
+    # line.
     __slots__ = ("_fd", "_held", "_held_origin", "_held_size", "_lock", "_pipe", "_stream", "_unsettled")
 
     def __init__(self, pipe: OutputPipe, name: str, fd: int) -> None:
@@ -223,7 +241,9 @@ def install(token: str) -> OutputPipe:
 
 
 def _let_threads_inherit() -> None:
-    """Run each new thread in a copy of its starter's context, as Python 3.14 can: what it prints belongs to the cell that started it."""
+    """Run each new thread in a copy of its starter's context, as Python 3.14 can: what it prints belongs
+    to the cell that started it.
+    """
     start = threading.Thread.start
 
     def start_in_context(thread: threading.Thread) -> None:
@@ -254,14 +274,21 @@ def _identity(fd: int) -> tuple[int, int]:
 
 
 def flush_replaced(own: OutputPipe) -> str:
-    """Flush what a user has put in the place of `sys.stdout` and `sys.stderr`; return what there is to say of it."""
+    """Flush what a user has put in the place of `sys.stdout` and `sys.stderr`; return what there is to say
+    of it.
+    """
     for name, stream in own.streams.items():
         now = getattr(sys, name, None)
-        flush = None if now is stream else getattr(now, "flush", None)  # a thing with `write` alone is enough for print
+        flush = (
+            None if now is stream else getattr(now, "flush", None)
+        )  # a thing with `write` alone is enough for print
         if flush is None:
             continue
         try:
             flush()
         except Exception as error:
-            return f"sys.{name} is {class_name(now)}, whose flush raised {class_name(error)}: {message_of(error)}"
+            return (
+                f"sys.{name} is {class_name(now)}, whose flush raised {class_name(error)}: "
+                f"{message_of(error)}"
+            )
     return ""

@@ -1,7 +1,8 @@
 """tqdm on a rank: its bars go to the cell as bars, by name, instead of as text that moves a cursor.
 
-All of `tqdm`, `tqdm.auto` and `tqdm.notebook` become the plain class, whose `display` is sent; so nested bars don't write over each other, other ranks' bars join
-them (`display.bars`), and no widget is needed. A bar that stays when it's done ends as a line of text.
+All of `tqdm`, `tqdm.auto` and `tqdm.notebook` become the plain class, whose `display` is sent; so nested bars
+don't write over each other, other ranks' bars join them (`display.bars`), and no widget is needed. A bar that
+stays when it's done ends as a line of text.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
 
 def install(pipe: OutputPipe) -> None:
     """Have tqdm show its bars this way, once it is imported, or now if it has been."""
-    patches: dict[str, Callable[[Any], None]] = {"tqdm.std": lambda module: _patch_bars(module.tqdm, pipe), "tqdm.notebook": _patch_notebook}
+    patches: dict[str, Callable[[Any], None]] = {
+        "tqdm.std": lambda module: _patch_bars(module.tqdm, pipe),
+        "tqdm.notebook": _patch_notebook,
+    }
     for name, patch in patches.items():
         if name in sys.modules:
             patch(sys.modules[name])
@@ -73,7 +77,13 @@ def _patch_bars(bars: Any, pipe: OutputPipe) -> None:
         return getattr(bar.fp, "_wrapped", bar.fp) in pipe.streams.values()
 
     def send(bar: Any, text: str) -> None:
-        content = {"data": {}, "metadata": {}, "display_id": None, "update": False, "bar": {"key": f"{id(bar):x}", "text": text}}
+        content = {
+            "data": {},
+            "metadata": {},
+            "display_id": None,
+            "update": False,
+            "bar": {"key": f"{id(bar):x}", "text": text},
+        }
         pipe.display(current_origin(), content)
 
     def display_bar(bar: Any, msg: str | None = None, pos: int | None = None) -> Any:

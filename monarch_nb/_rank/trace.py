@@ -1,7 +1,9 @@
-"""A rank's trace, made fit to lie in one file with those of the others: process ids, flow ids and clocks that don't collide.
+"""A rank's trace, made fit to lie in one file with those of the others: process ids, flow ids and clocks that
+don't collide.
 
-torch writes times in microseconds since a moment of its own (`baseTimeNanoseconds`, Unix time). All ranks are told one moment, that at which the
-cell was sent, and count from there: the clocks agree as well as the machines' clocks do.
+torch writes times in microseconds since a moment of its own (`baseTimeNanoseconds`, Unix time). All ranks are
+told one moment, that at which the cell was sent, and count from there: the clocks agree as well as the
+machines' clocks do.
 """
 
 from __future__ import annotations
@@ -21,12 +23,17 @@ _NAMES = frozenset({"process_name", "process_labels", "process_sort_index"})
 
 def packed(trace: Mapping[str, Any], *, rank: int, host: str, pid: int, base_ns: int) -> bytes:
     """Return the events of a trace as JSON, one behind the other with commas between, and compressed."""
-    text = ",\n".join(json.dumps(event, separators=(",", ":")) for event in rewritten(trace, rank, host, pid, base_ns))
+    text = ",\n".join(
+        json.dumps(event, separators=(",", ":")) for event in rewritten(trace, rank, host, pid, base_ns)
+    )
     return zlib.compress(text.encode(), 1)
 
 
-def rewritten(trace: Mapping[str, Any], rank: int, host: str, pid: int, base_ns: int) -> Iterator[dict[str, Any]]:
-    """Yield the events of a trace with times since `base_ns`, process ids of this rank's own, and names that say the rank.
+def rewritten(
+    trace: Mapping[str, Any], rank: int, host: str, pid: int, base_ns: int
+) -> Iterator[dict[str, Any]]:
+    """Yield the events of a trace with times since `base_ns`, process ids of this rank's own, and names that
+    say the rank.
 
     >>> trace = {"baseTimeNanoseconds": 5_000, "traceEvents": [{"ph": "X", "name": "aten::mm", "pid": 77, "tid": 78, "ts": 1.0, "dur": 2.0}]}
     >>> for event in rewritten(trace, 3, "host", 77, base_ns=4_000):
@@ -34,7 +41,7 @@ def rewritten(trace: Mapping[str, Any], rank: int, host: str, pid: int, base_ns:
     X 3000 2.0 aten::mm
     M 3000 None {'name': 'rank 3 (host)'}
     M 3000 None {'sort_index': 3000}
-    """
+    """  # noqa: E501
     shift_us = (int(trace.get("baseTimeNanoseconds", 0)) - base_ns) / 1000
     pids = {pid: rank * _PIDS_PER_RANK}
     labels: dict[int, str] = {}

@@ -1,4 +1,6 @@
-"""What a rank's variables are, in a few words each, and fingerprints by which ranks can be compared without moving the data."""
+"""What a rank's variables are, in a few words each, and fingerprints by which ranks can be compared
+without moving the data.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,22 @@ MAX_HELD = 20
 LARGE_BYTES = 256 << 20
 """Of what is larger, the overview compares the norm only; `diff` compares all."""
 _DIGEST_BYTES = 8
-_GIVEN = frozenset({
-    "rank", "world_size", "local_rank", "point", "mesh", "device", "In", "Out", "get_ipython", "exit", "quit", "open",
-})  # fmt: skip
+_GIVEN = frozenset(
+    {
+        "rank",
+        "world_size",
+        "local_rank",
+        "point",
+        "mesh",
+        "device",
+        "In",
+        "Out",
+        "get_ipython",
+        "exit",
+        "quit",
+        "open",
+    }
+)
 """What every rank's namespace has from the start."""
 
 
@@ -35,7 +50,9 @@ def not_defined(names: Sequence[str], namespace: Mapping[str, Any]) -> NotDefine
 
 
 def user_names(namespace: Mapping[str, Any]) -> list[str]:
-    """Return the names of the user's own variables: no modules, nothing hidden, nothing that was there before."""
+    """Return the names of the user's own variables: no modules, nothing hidden, nothing that was there
+    before.
+    """
     return sorted(
         name
         for name, value in namespace.items()
@@ -44,7 +61,9 @@ def user_names(namespace: Mapping[str, Any]) -> list[str]:
 
 
 def is_a(value: Any, kind: Any) -> bool:
-    """Do what `isinstance` does, without asking the object, which may say anything of its `__class__`, or raise."""
+    """Do what `isinstance` does, without asking the object, which may say anything of its `__class__`, or
+    raise.
+    """
     return issubclass(type(value), kind)
 
 
@@ -64,7 +83,11 @@ def _row(name: str, value: Any, content: Callable[[dict[str, Any]], dict[str, An
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        return {**row, "text": f"<can't be looked at: {class_name(error)}: {message_of(error)[:MAX_TEXT]}>", "digest": class_name(value)}
+        return {
+            **row,
+            "text": f"<can't be looked at: {class_name(error)}: {message_of(error)[:MAX_TEXT]}>",
+            "digest": class_name(value),
+        }
 
 
 def _content(value: Any, outline: dict[str, Any]) -> dict[str, Any]:
@@ -79,16 +102,22 @@ def _outline(value: Any) -> dict[str, Any]:
     torch = sys.modules.get("torch")
     numpy = sys.modules.get("numpy")
     if torch is not None and _is_dtensor(value):
-        row.update(shape=tuple(value.shape), dtype=_dtype(value), device=str(value.device), sharded=_placements(value))
+        row.update(
+            shape=tuple(value.shape),
+            dtype=_dtype(value),
+            device=str(value.device),
+            sharded=_placements(value),
+        )
     elif torch is not None and is_a(value, torch.Tensor):
         row.update(shape=tuple(value.shape), dtype=_dtype(value), device=str(value.device), norm=None)
     elif torch is not None and is_a(value, torch.nn.Module):
         parameters = list(value.parameters())
         row.update(
-            shape=(sum(p.numel() for p in parameters),), dtype=", ".join(sorted({_dtype(p) for p in parameters})),
+            shape=(sum(p.numel() for p in parameters),),
+            dtype=", ".join(sorted({_dtype(p) for p in parameters})),
             device=", ".join(sorted({str(p.device) for p in parameters})),
             norm=None,
-        )  # fmt: skip
+        )
     elif numpy is not None and is_a(value, numpy.ndarray):
         row.update(shape=value.shape, dtype=str(value.dtype), norm=None)
     elif is_a(value, str | bytes | list | tuple | dict | set | frozenset):
@@ -182,7 +211,9 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def digest(value: Any) -> str:
-    """Return a digest that is equal for equal content. Of a DTensor only its global form counts: its shards are no disagreement."""
+    """Return a digest that is equal for equal content. Of a DTensor only its global form counts: its
+    shards are no disagreement.
+    """
     found = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for i, (path, leaf) in enumerate(leaves(value)):
         if i >= MAX_LEAVES:
@@ -199,7 +230,9 @@ def _leaf_digest(leaf: Any) -> bytes:
     numpy = sys.modules.get("numpy")
     if numpy is not None and is_a(leaf, numpy.ndarray) and leaf.dtype.kind != "O":
         head = f"{leaf.dtype}{leaf.shape}".encode()
-        return hashlib.blake2b(numpy.ascontiguousarray(leaf).data, digest_size=_DIGEST_BYTES, key=head[:64]).digest()
+        return hashlib.blake2b(
+            numpy.ascontiguousarray(leaf).data, digest_size=_DIGEST_BYTES, key=head[:64]
+        ).digest()
     return hashlib.blake2b(_plain_bytes(leaf), digest_size=_DIGEST_BYTES).digest()
 
 
@@ -233,7 +266,9 @@ def leaf_digests(value: Any) -> dict[str, str]:
 
 
 def leaf_at(value: Any, path: str) -> Any:
-    """Return a leaf as something that can be sent and compared: a tensor on the CPU, an array, or the value itself."""
+    """Return a leaf as something that can be sent and compared: a tensor on the CPU, an array, or the
+    value itself.
+    """
     for found, leaf in leaves(value):
         if found == path:
             torch = sys.modules.get("torch")
@@ -250,14 +285,17 @@ MAX_MATCHES = 200
 
 
 def complete(namespace: Mapping[str, Any], text: str) -> list[str]:
-    """Return the names that `text` may go on with: variables, or attributes where it has a dot. Runs no code of the user's.
+    """Return the names that `text` may go on with: variables, or attributes where it has a dot. Runs no code
+    of the user's.
 
     >>> complete({"model": 1, "mode": 2}, "mod")
     ['mode', 'model']
     """
     owner, dot, start = text.rpartition(".")
     if not dot:
-        names = [n for n in namespace if n.startswith(start) and (start.startswith("_") or not n.startswith("_"))]
+        names = [
+            n for n in namespace if n.startswith(start) and (start.startswith("_") or not n.startswith("_"))
+        ]
         return sorted(names)[:MAX_MATCHES]
     first, *rest = owner.split(".")
     if first not in namespace:
@@ -291,13 +329,19 @@ def _module_names(value: Any) -> dict[str, Any]:
 
 
 GLANCE_BYTES = 16 << 20
-"""Of what is larger, whoever looks at a name isn't told whether ranks agree: that would take too long for a tooltip."""
+"""Of what is larger, whoever looks at a name isn't told whether ranks agree: that would take too long for
+a tooltip.
+"""
 GLANCE_ITEMS = 8
 
 
 def glance(name: str, value: Any) -> dict[str, Any]:
-    """Return what a tooltip says of a variable on one rank: a row, the content of what is small, a digest unless it's large."""
-    row = _row(name, value, lambda outline: _content(value, outline) if _num_bytes(value) <= GLANCE_BYTES else {})
+    """Return what a tooltip says of a variable on one rank: a row, the content of what is small, a digest
+    unless it's large.
+    """
+    row = _row(
+        name, value, lambda outline: _content(value, outline) if _num_bytes(value) <= GLANCE_BYTES else {}
+    )
     if "text" not in row and row.get("dtype") and row["type"] != "type" and _num_items(row) <= GLANCE_ITEMS:
         row["text"] = _short(value)
     return row

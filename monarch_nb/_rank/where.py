@@ -1,7 +1,7 @@
 """Where user code of this rank stands just now: its line, and the collective that it's in.
 
-Found by looking at frames when asked, so it costs nothing when nobody asks. Runs in the reading thread; a rank whose interpreter's lock is held
-doesn't answer, and what its activity page says has to do.
+Found by looking at frames when asked, so it costs nothing when nobody asks. Runs in the reading thread; a
+rank whose interpreter's lock is held doesn't answer, and what its activity page says has to do.
 """
 
 from __future__ import annotations
@@ -22,12 +22,18 @@ if TYPE_CHECKING:
 
 
 def where(rank: Rank) -> dict[str, Any]:
-    """Return "line" and "collective" of what runs, "num_queued" messages, and whether the main thread runs a "function"."""
+    """Return "line" and "collective" of what runs, "num_queued" messages, and whether the main thread runs
+    a "function".
+    """
     runners = list(rank.actors.actors.values())
     current = rank.worker.current
     frames = [rank.worker.frame()]
     frames += [frame for runner in runners for frame in runner.frames()]
-    found: dict[str, Any] = {"line": "", "collective": None, "function": current is not None and current.name == Work.EXECUTE.encode()}
+    found: dict[str, Any] = {
+        "line": "",
+        "collective": None,
+        "function": current is not None and current.name == Work.EXECUTE.encode(),
+    }
     for frame in frames:
         if frame is not None:
             found["line"] = found["line"] or _line(frame)
@@ -51,7 +57,9 @@ def _line(frame: FrameType) -> str:
 
 
 def _collective(frame: FrameType) -> dict[str, Any] | None:
-    """Return the operation of `torch.distributed` that a thread is in: name, sequence number, shape and dtype."""
+    """Return the operation of `torch.distributed` that a thread is in: name, sequence number, shape and
+    dtype.
+    """
     for at in frames_from(frame):
         if is_distributed(at):
             return _describe(at.f_code.co_name, at.f_locals)
@@ -59,7 +67,12 @@ def _collective(frame: FrameType) -> dict[str, Any] | None:
 
 
 def _describe(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {"name": name, "sequence": _sequence(arguments.get("group")), "shape": None, "dtype": ""}
+    found: dict[str, Any] = {
+        "name": name,
+        "sequence": _sequence(arguments.get("group")),
+        "shape": None,
+        "dtype": "",
+    }
     return {**found, **tensor_in(arguments)}
 
 

@@ -1,4 +1,6 @@
-"""What runs on a rank's main thread: cells, functions, variables. Signals, CUDA and plots work here as users expect."""
+"""What runs on a rank's main thread: cells, functions, variables. Signals, CUDA and plots work here as
+users expect.
+"""
 
 from __future__ import annotations
 
@@ -67,15 +69,22 @@ def _place_of(error: BaseException) -> str:
     trace = trace_of(error)
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    return "" if trace is None else f", in {trace.tb_frame.f_code.co_name} ({place(trace.tb_frame.f_code.co_filename)}, line {trace.tb_lineno})"
+    return (
+        ""
+        if trace is None
+        else (
+            f", in {trace.tb_frame.f_code.co_name} ({place(trace.tb_frame.f_code.co_filename)}, line "
+            f"{trace.tb_lineno})"
+        )
+    )
 
 
 class Worker:
     """The main thread's work. `inbox` is filled by the reading thread.
 
-    SIGINT reaches user code only: the handler raises while a piece of work runs, and does nothing before and after. What an interrupt
-    is meant for is the host process' business: it sends one only to a rank on which the cell in question runs, and says so by message, too
-    (`cancel`), in case the rank hasn't begun yet.
+    SIGINT reaches user code only: the handler raises while a piece of work runs, and does nothing before and
+    after. What an interrupt is meant for is the host process' business: it sends one only to a rank on which
+    the cell in question runs, and says so by message, too (`cancel`), in case the rank hasn't begun yet.
     """
 
     def __init__(self, rank: Rank) -> None:
@@ -104,7 +113,9 @@ class Worker:
         self._mender = Mender(rank.pipe, self._on_interrupt)
 
     def _on_interrupt(self, number: int, frame: Any) -> None:
-        """An interrupt that comes when nothing runs concerns nobody. (SIG_IGN would be inherited by subprocesses.)"""
+        """An interrupt that comes when nothing runs concerns nobody. (SIG_IGN would be inherited by
+        subprocesses.)
+        """
         if not self._interruptible:
             return
         self._num_hits += 1
@@ -114,7 +125,9 @@ class Worker:
             raise KeyboardInterrupt
 
     def _on_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
-        """An interrupt that hit a finalizer or a callback ends there, and the code that it was meant for goes on: interrupt it again."""
+        """An interrupt that hit a finalizer or a callback ends there, and the code that it was meant for
+        goes on: interrupt it again.
+        """
         current = self.current
         swallowed = unraisable.exc_type is not None and issubclass(unraisable.exc_type, KeyboardInterrupt)
         if not swallowed or current is None or threading.get_ident() != self._ident:
@@ -129,9 +142,11 @@ class Worker:
         self.rank.transport.reader.call_at(time.monotonic() + UNHEARD_S, again)
 
     def cancel(self, n: int) -> None:
-        """A cell shall end: if it hasn't begun, it won't; if it has, and the signal came too early to be heard, here's another.
+        """A cell shall end: if it hasn't begun, it won't; if it has, and the signal came too early to be
+        heard, here's another.
 
-        One that still waits behind other work is answered at once: that work isn't its own, and goes on. Called in the reading thread.
+        One that still waits behind other work is answered at once: that work isn't its own, and goes on.
+        Called in the reading thread.
         """
         waiting = self.inbox.withdraw(lambda message: message.name == b"run" and message.origin == n)
         if waiting is not None:
@@ -151,7 +166,9 @@ class Worker:
         return sys._current_frames().get(self._ident) if self.current is not None else None
 
     def interrupt(self, src: int, ref: int) -> bool:
-        """Interrupt the work that `src` waits for under `ref`; False if something else runs. Called in the reading thread."""
+        """Interrupt the work that `src` waits for under `ref`; False if something else runs. Called in the
+        reading thread.
+        """
         current = self.current
         if current is None or (current.src, current.ref) != (src, ref):
             return False
@@ -167,10 +184,14 @@ class Worker:
 
     def _raised_between(self, error: BaseException) -> None:
         """A signal handler of the user's has raised while nothing ran."""
-        self._say_once(f"raised between two cells: {class_name(error)}: {message_of(error)}{_place_of(error)}")
+        self._say_once(
+            f"raised between two cells: {class_name(error)}: {message_of(error)}{_place_of(error)}"
+        )
 
     def _handle(self, message: Message) -> None:
-        """Do what a message asks and answer it, whatever user code does: the answer is the last step, and needs nothing of the user's."""
+        """Do what a message asks and answer it, whatever user code does: the answer is the last step, and
+        needs nothing of the user's.
+        """
         call_context.set(CallContext(message.origin, message.slot, message.context, None, message.src))
         name = message.name.decode()
         flags = 0
@@ -182,7 +203,9 @@ class Worker:
             end_if_forked(error)
             body, flags = self._failed(name, error), wire.ERROR
         end_if_forked()
-        if self.inbox.closed:  # told to end meanwhile: that's what has ended this work, and who waits for it hears of that end
+        if (
+            self.inbox.closed
+        ):  # told to end meanwhile: that's what has ended this work, and who waits for it hears of that end
             return
         try:
             self._tidy_up(name)
@@ -210,7 +233,9 @@ class Worker:
             self._write_message(self._mender.mend())
 
     def _write_message(self, texts: list[str]) -> None:
-        """Write what there is to say about user code where its output goes, whatever it has put into the place of sys.stderr."""
+        """Write what there is to say about user code where its output goes, whatever it has put into the
+        place of sys.stderr.
+        """
         if texts:
             stream = self.rank.pipe.streams["stderr"]
             stream.write("".join(f"{text}\n" for text in texts))
@@ -239,17 +264,34 @@ class Worker:
         if isinstance(body, CellAnswer) or message.src == address.CONTROLLER:
             flags |= wire.ERROR if isinstance(body, CellAnswer) and body.failed else 0
             frame = wire.pack(
-                wire.REPLY, src=transport.me, dst=message.src, flags=flags, slot=message.slot, ref=message.ref,
+                wire.REPLY,
+                src=transport.me,
+                dst=message.src,
+                flags=flags,
+                slot=message.slot,
+                ref=message.ref,
                 payload=body.payload,
-            )  # fmt: skip
+            )
             transport.send(message.src, frame)
         else:
             printed = transport.printed_for(message.origin)
             try:
-                transport.post(message.src, wire.REPLY, body, flags=flags, slot=message.slot, ref=message.ref, origin=printed)
+                transport.post(
+                    message.src,
+                    wire.REPLY,
+                    body,
+                    flags=flags,
+                    slot=message.slot,
+                    ref=message.ref,
+                    origin=printed,
+                )
             except MemoryError as error:  # no shared memory for it
-                body = encode_failure(describe(error, **process_context.whereabouts(), endpoint=message.name.decode()))
-                transport.post(message.src, wire.REPLY, body, flags=wire.ERROR, slot=message.slot, ref=message.ref)
+                body = encode_failure(
+                    describe(error, **process_context.whereabouts(), endpoint=message.name.decode())
+                )
+                transport.post(
+                    message.src, wire.REPLY, body, flags=wire.ERROR, slot=message.slot, ref=message.ref
+                )
 
     def _fields(self, message: Message) -> Any:
         return Body(self.rank.transport, message).value()
@@ -282,7 +324,9 @@ class Worker:
                 self._make_shell()
                 start = time.perf_counter()  # that wasn't the cell's time
             ended = self._run_cell(message.origin, self._fields(message))
-        except BaseException as error:  # an interrupt between two lines of ours, or a shell that can't be made
+        except (
+            BaseException
+        ) as error:  # an interrupt between two lines of ours, or a shell that can't be made
             self._interruptible = False
             self._mender.restore_builtins()
             ended = describe_cell_error(error)
@@ -337,7 +381,11 @@ class Worker:
 
     def last_error(self) -> tuple[BaseException, str] | None:
         """Return the error that was raised last here, and by what, as long as its frames are kept."""
-        found = [(a.error_when, a.last_error, a.name) for a in list(self.rank.actors.actors.values()) if a.last_error is not None]
+        found = [
+            (a.error_when, a.last_error, a.name)
+            for a in list(self.rank.actors.actors.values())
+            if a.last_error is not None
+        ]
         shell = self._shell
         if shell is not None and shell.last_error is not None:
             found.append((shell.error_when, shell.last_error, f"cell In [{shell.error_number}]"))
@@ -353,7 +401,9 @@ class Worker:
 
     @does(Work.PROFILE)
     def work_profile(self, message: Message) -> dict[str, Any] | None:
-        """Return the profile of a cell; None if there's none: it didn't begin here, or another one has followed."""
+        """Return the profile of a cell; None if there's none: it didn't begin here, or another one has
+        followed.
+        """
         recording = self._recording
         return recording.report() if recording is not None and recording.n == self._fields(message) else None
 
@@ -453,9 +503,13 @@ class Worker:
 
     @does(Work.ACTOR)
     def work_actor(self, message: Message) -> Any:
-        """Return the handle of the actor mesh that an actor here belongs to; of several of a name, the youngest."""
+        """Return the handle of the actor mesh that an actor here belongs to; of several of a name, the
+        youngest.
+        """
         name = self._fields(message)
-        return [r.mesh for r in list(self.rank.actors.actors.values()) if r.name == name and r.failure is None][-1]
+        return [
+            r.mesh for r in list(self.rank.actors.actors.values()) if r.name == name and r.failure is None
+        ][-1]
 
     @does(Work.RELOAD_CLASS)
     def work_reload_class(self, message: Message) -> int:
@@ -483,7 +537,9 @@ class Worker:
 
     @does(Work.LOOK_AT)
     def work_look_at(self, message: Message) -> dict[str, Any] | None:
-        """Return what `NAME?` shows of a name here, or (is_brief) what of it may differ between ranks; None if there's no such name."""
+        """Return what `NAME?` shows of a name here, or (is_brief) what of it may differ between ranks;
+        None if there's no such name.
+        """
         name, is_brief = self._fields(message)
         try:
             value = self._look_up(name)

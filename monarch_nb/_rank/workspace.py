@@ -1,4 +1,6 @@
-"""Folders of the notebook's that lie elsewhere on this rank's machine: modules are imported from there, and it works there."""
+"""Folders of the notebook's that lie elsewhere on this rank's machine: modules are imported from there,
+and it works there.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,10 @@ def adopt(pairs: Sequence[elsewhere.Pair], cwd: str) -> None:
     """Find folders of the notebook's where they are from now on.
 
     Args:
-        pairs: as the notebook knows them, and where they lie here; those that aren't there (the host was replaced) don't count.
-        cwd: where the notebook works: the rank goes to that folder's copy, unless it has gone somewhere itself.
+        pairs: as the notebook knows them, and where they lie here; those that aren't there (the host was
+            replaced) don't count.
+        cwd: where the notebook works: the rank goes to that folder's copy, unless it has gone somewhere
+            itself.
     """
     here = [pair for pair in pairs if os.path.isdir(pair[1])]
     if not here or set(here) <= set(elsewhere.known_pairs()):

@@ -1,19 +1,21 @@
 """A warm interpreter that forks ranks: torch is imported, CUDA is untouched, nothing has started a thread.
 
-It stays single-threaded and free of ZeroMQ contexts and event loops, or its forks would inherit locks that nobody will ever release.
-A rank is forked twice: the intermediate child ends at once, so the rank is adopted by the host process (a child
-subreaper), which then has its exit status at first hand.
+It stays single-threaded and free of ZeroMQ contexts and event loops, or its forks would inherit locks that
+nobody will ever release. A rank is forked twice: the intermediate child ends at once, so the rank is adopted
+by the host process (a child subreaper), which then has its exit status at first hand.
 
-What training imports late is loaded while nobody asks for ranks: torch._dynamo, which the first DDP step pulls in, costs 1.2 s in each rank
-otherwise. A request that comes earlier is served at once, between two imports.
+What training imports late is loaded while nobody asks for ranks: torch._dynamo, which the first DDP step
+pulls in, costs 1.2 s in each rank otherwise. A request that comes earlier is served at once, between two
+imports.
 
-Protocol, on a SOCK_SEQPACKET pair with the host process: one request is a JSON object {"ranks": [...]} with descriptors (spec, then stdout and
-stderr of each rank); each rank is answered by {"proc": ..., "pid": ...}. When it can be asked it says
-{"ready": true}. Another is {"move": true}, with what the program has that the controller belongs to from now
-on. A third, {"retire": true}, ends it for
-its successor: it answers with the process groups of its ranks, which that is told by {"adopt": ...}. When the host process goes, the socket ends, and the zygote kills
-the process groups of its ranks, takes the directory of their sockets away, and leaves: ranks die with the host process by themselves, what they started
-does not, nor do files go. (So the zygote must not ask the kernel to be killed with its parent.)
+Protocol, on a SOCK_SEQPACKET pair with the host process: one request is a JSON object {"ranks": [...]} with
+descriptors (spec, then stdout and stderr of each rank); each rank is answered by {"proc": ..., "pid": ...}.
+When it can be asked it says {"ready": true}. Another is {"move": true}, with what the program has that the
+controller belongs to from now on. A third, {"retire": true}, ends it for its successor: it answers with the
+process groups of its ranks, which that is told by {"adopt": ...}. When the host process goes, the socket
+ends, and the zygote kills the process groups of its ranks, takes the directory of their sockets away, and
+leaves: ranks die with the host process by themselves, what they started does not, nor do files go. (So the
+zygote must not ask the kernel to be killed with its parent.)
 """
 
 from __future__ import annotations
@@ -57,12 +59,16 @@ SHELL = PRELOAD_IDLE[0]
 """The shell that ranks run cells in."""
 _TORCH = "torch"
 MANY_RANKS = 16
-"""For so many the shell is made before they are forked, in any case: each would need as long for its own as the start of all is late."""
+"""For so many the shell is made before they are forked, in any case: each would need as long for its own
+as the start of all is late.
+"""
 MAX_REQUEST_BYTES = 1 << 16
 
 
 def main(link_fd: int, sys_path: list[str], directory: str) -> None:
-    """Serve the host process at the other end of `link_fd`, whose sockets lie in `directory`, until it goes."""
+    """Serve the host process at the other end of `link_fd`, whose sockets lie in `directory`, until it
+    goes.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     set_process_name("mnb-zygote")
     sys.path[:] = sys_path
@@ -78,8 +84,8 @@ def what_to_load(how_much: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return what is loaded before the first fork, and what in idle time.
 
     Args:
-        how_much: "all"; "torch": that alone, not what training uses of it; "none": what ranks themselves need. What isn't
-            loaded here is imported by each rank that uses it.
+        how_much: "all"; "torch": that alone, not what training uses of it; "none": what ranks themselves
+            need. What isn't loaded here is imported by each rank that uses it.
     """
     if how_much == "none":
         return tuple(name for name in PRELOAD_FIRST if name != _TORCH), (SHELL,)
@@ -119,7 +125,9 @@ class _Zygote:
         os._exit(0)
 
     def _tell(self, message: bytes) -> None:
-        with suppress(OSError):  # the host process has died: what is to be done about it is done when the connection is read
+        with suppress(
+            OSError
+        ):  # the host process has died: what is to be done about it is done when the connection is read
             self._link.send(message)
 
     def _load(self, name: str) -> None:
@@ -130,7 +138,9 @@ class _Zygote:
             self._tell(json.dumps({"warm": True, "modules": _imported()}).encode())
 
     def _tidy_up(self) -> None:
-        """Remove what a host process that was killed has left. One that ends by itself does so, and kills us first."""
+        """Remove what a host process that was killed has left. One that ends by itself does so, and kills
+        us first.
+        """
         shutil.rmtree(self._directory, ignore_errors=True)
         with suppress(OSError):
             os.rmdir(os.path.dirname(self._directory))
@@ -225,14 +235,18 @@ class _Zygote:
 
 
 def _imported() -> dict[str, list[str]]:
-    """Return the top-level modules that have been imported, by the directory that they were found in ("": none)."""
+    """Return the top-level modules that have been imported, by the directory that they were found in ("":
+    none).
+    """
     found: dict[str, list[str]] = {}
     for name, module in list(sys.modules.items()):
         if "." not in name and name != "__main__":
             spec = getattr(module, "__spec__", None)
             origin = (spec.origin or "") if spec is not None and spec.has_location else ""
             is_package = spec is not None and spec.submodule_search_locations is not None
-            found.setdefault(os.path.dirname(os.path.dirname(origin) if is_package else origin), []).append(name)
+            found.setdefault(os.path.dirname(os.path.dirname(origin) if is_package else origin), []).append(
+                name
+            )
     return found
 
 

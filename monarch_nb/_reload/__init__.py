@@ -1,4 +1,5 @@
-"""New code in living processes: an edited module takes effect without a restart, and objects keep their identity.
+"""New code in living processes: an edited module takes effect without a restart, and objects keep their
+identity.
 
 loaded      what each module of the user's was executed from, and which files have changed since
 watch       when a file of a loaded module may have changed: inotify, or its status where that sees nothing

@@ -1,4 +1,6 @@
-"""Line numbers of functions whose text is as before, but stands elsewhere in the file: tracebacks and breakpoints go by them."""
+"""Line numbers of functions whose text is as before, but stands elsewhere in the file: tracebacks and
+breakpoints go by them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from monarch_nb._reload.patch import closure_of, functions_of, is_a
 
 
 def move_lines(module: ModuleType, code: CodeType) -> int:
-    """Give the module's functions the line numbers that `code`, the whole module compiled anew, has for them; return how many have moved."""
+    """Give the module's functions the line numbers that `code`, the whole module compiled anew, has for
+    them; return how many have moved.
+    """
     placed = dict(_code_objects(code))
     num = 0
     for function in _functions(module):
@@ -25,7 +29,11 @@ def move_lines(module: ModuleType, code: CodeType) -> int:
 
 
 def _runs_alike(one: CodeType, other: CodeType) -> bool:
-    same_names = (one.co_freevars, one.co_names, one.co_varnames) == (other.co_freevars, other.co_names, other.co_varnames)
+    same_names = (one.co_freevars, one.co_names, one.co_varnames) == (
+        other.co_freevars,
+        other.co_names,
+        other.co_varnames,
+    )
     return one.co_code == other.co_code and same_names and _constants(one) == _constants(other)
 
 
@@ -69,5 +77,9 @@ def _unwrapped(value: Any) -> Iterator[FunctionType]:
     for function in functions_of(value):
         yield function
         for _, held in closure_of(function):
-            if is_a(held, FunctionType) and held is not function and held.__closure__ is not function.__closure__:
+            if (
+                is_a(held, FunctionType)
+                and held is not function
+                and held.__closure__ is not function.__closure__
+            ):
                 yield held

@@ -1,6 +1,8 @@
-"""What each module of the user's was executed from, noted while it is imported; and which of their files have changed since.
+"""What each module of the user's was executed from, noted while it is imported; and which of their files have
+changed since.
 
-A module is the user's if its file lies in no library: not with Python's own modules, not in site-packages, and not in this package.
+A module is the user's if its file lies in no library: not with Python's own modules, not in site-packages,
+and not in this package.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from monarch_nb._frames.elsewhere import notebook_path, with_notebook_path
 from monarch_nb._reload.watch import FileStatus, Watch, file_status
 
 GRAIN_NS = 2_000_000_000
-"""A file that was read so soon after its last change may have changed again without a change of its times: clocks of file systems are coarse."""
+"""A file that was read so soon after its last change may have changed again without a change of its times:
+clocks of file systems are coarse.
+"""
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _LIBRARY_FOLDERS = {"site-packages", "dist-packages"}
 
@@ -71,7 +75,9 @@ class Changed:
     @property
     def is_gone(self) -> bool:
         """Say whether there's no file any more: what was loaded is all there is."""
-        return self.loaded.source is not None and self.source is None and not os.path.lexists(self.loaded.path)
+        return (
+            self.loaded.source is not None and self.source is None and not os.path.lexists(self.loaded.path)
+        )
 
 
 _modules: dict[str, Loaded] = {}
@@ -81,7 +87,9 @@ _create_module = ExtensionFileLoader.create_module
 
 
 def install() -> None:
-    """Take note of modules from now on, and of those that are loaded already: of these it's believed that their files haven't changed yet."""
+    """Take note of modules from now on, and of those that are loaded already: of these it's believed that
+    their files haven't changed yet.
+    """
     if SourceFileLoader.get_code is _noting_get_code:
         return
     SourceFileLoader.get_code = _noting_get_code  # type: ignore[method-assign, assignment]
@@ -124,7 +132,8 @@ def changed_modules(paths: Collection[str] | None = None, *, thoroughly: bool = 
 
 @contextmanager
 def imported_anew() -> Iterator[None]:
-    """Have what runs within import the user's modules anew, as a program of its own does; then the old ones are back.
+    """Have what runs within import the user's modules anew, as a program of its own does; then the old ones
+    are back.
 
     Extension modules stay: most can be loaded once only.
     """
@@ -136,7 +145,9 @@ def imported_anew() -> Iterator[None]:
     try:
         yield
     finally:
-        for name in [name for name, loaded in _modules.items() if loaded.source is not None and name not in there]:
+        for name in [
+            name for name, loaded in _modules.items() if loaded.source is not None and name not in there
+        ]:
             del _modules[name]
             sys.modules.pop(name, None)
         for name, loaded in before.items():
@@ -230,7 +241,9 @@ def _noting_get_code(self: SourceFileLoader, fullname: str) -> CodeType | None:
 
 
 def _has_sure_byte_code(loaded: Loaded) -> bool:
-    """Say whether the byte code that lies beside a source is surely of it: Python compares the seconds of mtime only, and the size."""
+    """Say whether the byte code that lies beside a source is surely of it: Python compares the seconds of
+    mtime only, and the size.
+    """
     try:
         cached = os.stat(cache_from_source(loaded.path)).st_mtime_ns
     except (OSError, NotImplementedError):
@@ -249,7 +262,12 @@ def _note_loaded(name: str, module: Any) -> None:
     spec = getattr(module, "__spec__", None)
     loader = getattr(spec, "loader", None)
     path = getattr(spec, "origin", None)
-    if name == "__main__" or not isinstance(path, str) or not isinstance(loader, SourceFileLoader) or is_library(path):
+    if (
+        name == "__main__"
+        or not isinstance(path, str)
+        or not isinstance(loader, SourceFileLoader)
+        or is_library(path)
+    ):
         return
     path = os.path.abspath(path)
     now, status = time.time_ns(), file_status(path)

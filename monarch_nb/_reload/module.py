@@ -1,7 +1,8 @@
 """Reloads modules: what their new statements say takes effect, and nothing has changed if one raises.
 
-Only statements that weren't there before are executed, in the module's own namespace: a table that was filled, a model that was loaded stay.
-Then functions and classes that were defined anew give their code to the old objects, which stay bound (`patch`).
+Only statements that weren't there before are executed, in the module's own namespace: a table that was
+filled, a model that was loaded stay. Then functions and classes that were defined anew give their code to the
+old objects, which stay bound (`patch`).
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ _NO_SWITCH_S = 10.0
 
 
 AFTER: list[Callable[[], Sequence[str]]] = []
-"""Called after each reload that has changed something, by those who keep what they have found in classes; return what goes on with old code."""
+"""Called after each reload that has changed something, by those who keep what they have found in classes;
+return what goes on with old code.
+"""
 
 
 def reload_changed(request: ReloadRequest) -> RankReload:
@@ -58,7 +61,9 @@ def reload_changed(request: ReloadRequest) -> RankReload:
 
 
 def finish(modules: Sequence[ModuleReload]) -> list[str]:
-    """Let those know who keep what they have found in classes; return a line about each object that goes on with old code."""
+    """Let those know who keep what they have found in classes; return a line about each object that goes
+    on with old code.
+    """
     done = [module for module in modules if module.is_done]
     notes = [note for module in done for note in module.notes()]
     for renew in AFTER if done else ():
@@ -106,7 +111,9 @@ def reload_modules(changed: Sequence[Changed]) -> list[ModuleReload]:
     for plan in plans:
         loaded = plan.changed.loaded
         if failed:
-            results.append(ModuleReload(loaded.name, loaded.known_as, trouble="waits for the module that has failed"))
+            results.append(
+                ModuleReload(loaded.name, loaded.known_as, trouble="waits for the module that has failed")
+            )
             continue
         result = _reload(plan)
         failed = not result.is_done
@@ -133,12 +140,18 @@ def _plan(changed: Changed) -> _Plan | ModuleReload:
     """Return what is to be done about a module, or why nothing can be."""
     loaded = changed.loaded
     if loaded.source is None:
-        return ModuleReload(loaded.name, loaded.known_as, trouble="an extension module can't be reloaded: %mesh restart")
+        return ModuleReload(
+            loaded.name, loaded.known_as, trouble="an extension module can't be reloaded: %mesh restart"
+        )
     if changed.source is None:
         why = "is gone" if changed.is_gone else "can't be read"
         return ModuleReload(loaded.name, loaded.known_as, trouble=f"its file {why}; what was loaded goes on")
     if not isinstance(sys.modules.get(loaded.name), ModuleType):
-        return ModuleReload(loaded.name, loaded.known_as, trouble="it has put another object in its place, and can't be reloaded: %mesh restart")
+        return ModuleReload(
+            loaded.name,
+            loaded.known_as,
+            trouble="it has put another object in its place, and can't be reloaded: %mesh restart",
+        )
     try:
         source = decode_source(changed.source)
         new = ast.parse(source, loaded.known_as)
@@ -146,9 +159,13 @@ def _plan(changed: Changed) -> _Plan | ModuleReload:
         before = decode_source(loaded.source)
         old = ast.parse(before, loaded.known_as)
     except (SyntaxError, ValueError, UnicodeDecodeError, RecursionError) as error:
-        return ModuleReload(loaded.name, loaded.known_as, error="".join(traceback.format_exception_only(error)))
+        return ModuleReload(
+            loaded.name, loaded.known_as, error="".join(traceback.format_exception_only(error))
+        )
     flags_changed = future_flags(old) != future_flags(new)
-    found = difference([] if flags_changed else old.body, new.body, None if flags_changed else (before, source))
+    found = difference(
+        [] if flags_changed else old.body, new.body, None if flags_changed else (before, source)
+    )
     return _Plan(changed, sys.modules[loaded.name], old, new, code, found)
 
 
@@ -202,7 +219,9 @@ def _take_on(plan: _Plan, namespace: dict[str, Any], before: dict[str, Any]) -> 
             same.adapt(new)
             yield Change(ChangeKind.NEW, name)
         elif new is not before[name]:
-            yield _take_on_one(plan, namespace, name, before[name], old_nodes.get(name), new_nodes.get(name), same)
+            yield _take_on_one(
+                plan, namespace, name, before[name], old_nodes.get(name), new_nodes.get(name), same
+            )
     for name in plan.difference.gone:
         if name in namespace:
             del namespace[name]
@@ -228,7 +247,11 @@ def _take_on_one(
     except Exception as error:  # a descriptor or a metaclass of the user's may raise anything
         same.adapt(new)
         _rebind(plan.module.__name__, name, old, new)
-        return Change(ChangeKind.REPLACED, name, str(error) if isinstance(error, CannotPatch) else f"{type(error).__name__}: {error}")
+        return Change(
+            ChangeKind.REPLACED,
+            name,
+            str(error) if isinstance(error, CannotPatch) else f"{type(error).__name__}: {error}",
+        )
     namespace[name] = old
     _replace_in_tables(old, new)
     _patch_stand_ins(plan, name, old, new, new_node)
@@ -247,8 +270,9 @@ def _imported_by(loaded: Loaded) -> tuple[tuple[str, str, str], ...]:
 
 
 _stand_ins: dict[tuple[str, str], list[weakref.ref[Any]]] = {}
-"""By module and name: functions and classes that were defined by a reload, and whose code an older one has taken on. Somebody may hold them (a
-table, an instance), and they run new code, too."""
+"""By module and name: functions and classes that were defined by a reload, and whose code an older one has
+taken on. Somebody may hold them (a table, an instance), and they run new code, too.
+"""
 
 
 def _patch_stand_ins(plan: _Plan, name: str, old: Any, new: Any, new_node: Definition | None) -> None:
@@ -285,7 +309,9 @@ def _rebind(module: str, name: str, old: Any, new: Any) -> None:
 
 
 def _replace_in_tables(old: Any, new: Any) -> None:
-    """Put the old object into lists and dicts of the user's modules that a decorator or a metaclass has put the new one into."""
+    """Put the old object into lists and dicts of the user's modules that a decorator or a metaclass has
+    put the new one into.
+    """
     for table in _tables():
         if len(table) > MAX_TABLE:
             continue
@@ -330,9 +356,11 @@ def _traceback_of(error: BaseException) -> str:
 
 
 def _reset_compiler() -> None:
-    """Have an older torch.compile look at functions again: it went on with the old code of methods that it had compiled (pytorch #197860).
+    """Have an older torch.compile look at functions again: it went on with the old code of methods that it
+    had compiled (pytorch #197860).
 
-    Since `GUARDS_CODE` its guards notice (`tests/unit/test_reload.py` tries it), and what hasn't changed stays compiled.
+    Since `GUARDS_CODE` its guards notice (`tests/unit/test_reload.py` tries it), and what hasn't changed
+    stays compiled.
     """
     torch, dynamo = sys.modules.get("torch"), sys.modules.get("torch._dynamo")
     if torch is not None and dynamo is not None:

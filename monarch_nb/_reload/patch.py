@@ -1,7 +1,9 @@
-"""New code for functions and classes that live: the old objects stay, so instances, imports by name, bound methods and pickles hold.
+"""New code for functions and classes that live: the old objects stay, so instances, imports by name, bound
+methods and pickles hold.
 
-A class gets the attributes of its new definition, and loses those that the definition no longer names. What the definition says as
-before, and isn't a function, stays as it is now: a counter of a class goes on counting. A function gets code, defaults and closure.
+A class gets the attributes of its new definition, and loses those that the definition no longer names. What
+the definition says as before, and isn't a function, stays as it is now: a counter of a class goes on
+counting. A function gets code, defaults and closure.
 """
 
 from __future__ import annotations
@@ -19,7 +21,16 @@ from monarch_nb._reload.statements import Definition, definitions, difference
 T = TypeVar("T")
 
 _NEVER_SET = frozenset(
-    ("__dict__", "__weakref__", "__module__", "__qualname__", "__firstlineno__", "__static_attributes__", "__slots__", "_abc_impl")
+    (
+        "__dict__",
+        "__weakref__",
+        "__module__",
+        "__qualname__",
+        "__firstlineno__",
+        "__static_attributes__",
+        "__slots__",
+        "_abc_impl",
+    )
 )
 MAX_ADAPTED = 10_000
 """So many members of a new list or dict are looked at."""
@@ -27,7 +38,9 @@ _SLOT_TYPES = (MemberDescriptorType, GetSetDescriptorType)
 
 
 def is_a(value: Any, kind: type[T] | UnionType | tuple[type, ...]) -> TypeGuard[T]:
-    """Say whether a value's type is `kind`: unlike `isinstance` it asks nothing of the value itself, which may be a proxy that raises."""
+    """Say whether a value's type is `kind`: unlike `isinstance` it asks nothing of the value itself, which
+    may be a proxy that raises.
+    """
     return issubclass(type(value), kind)
 
 
@@ -54,7 +67,9 @@ class Same:
         return self._by_id[id(new)][1] if id(new) in self._by_id else new
 
     def adapt(self, value: Any) -> None:
-        """Have something that is new mean the classes that stay: a subclass, an instance, functions, and those in a list or dict."""
+        """Have something that is new mean the classes that stay: a subclass, an instance, functions, and
+        those in a list or dict.
+        """
         if type(value) in (list, tuple, set, frozenset):
             members = list(value)
         else:
@@ -141,14 +156,18 @@ def _patch_function(old: FunctionType, new: FunctionType, same: Same) -> None:
 
 
 def _copy_annotations(old: Any, new: Any) -> None:
-    if hasattr(new, "__annotate__"):  # since Python 3.14 they're computed when they are asked for, which may raise
+    if hasattr(
+        new, "__annotate__"
+    ):  # since Python 3.14 they're computed when they are asked for, which may raise
         old.__annotate__ = new.__annotate__
     else:
         old.__annotations__ = new.__annotations__
 
 
 def _patch_cell(old_cell: Any, new_cell: Any, same: Same) -> None:
-    """Give a variable of a closure what the new closure has; functions that a decorator wraps stay the same."""
+    """Give a variable of a closure what the new closure has; functions that a decorator wraps stay the
+    same.
+    """
     try:
         new = new_cell.cell_contents
     except ValueError:  # not bound yet
@@ -191,7 +210,9 @@ def _patch_wrapper(old: Any, new: Any, same: Same) -> None:
 # --- classes
 
 
-def _patch_class(old: type, new: type, old_node: ast.AST | None, new_node: ast.AST | None, same: Same) -> None:
+def _patch_class(
+    old: type, new: type, old_node: ast.AST | None, new_node: ast.AST | None, same: Same
+) -> None:
     _check_layout(old, new)
     bases = tuple(map(same.of, new.__bases__))
     if old.__bases__ != bases:
@@ -227,7 +248,9 @@ def _check_layout(old: type, new: type) -> None:
 def _body_changes(
     old_node: ast.AST | None, new_node: ast.AST | None
 ) -> tuple[set[str], tuple[str, ...], dict[str, tuple[Definition | None, Definition]]]:
-    """Return which names of a class' body are bound as before, which are gone, and its nested definitions in both versions."""
+    """Return which names of a class' body are bound as before, which are gone, and its nested definitions
+    in both versions.
+    """
     if not isinstance(old_node, ast.ClassDef) or not isinstance(new_node, ast.ClassDef):
         return set(), (), {}
     found = difference(old_node.body, new_node.body)
@@ -238,7 +261,12 @@ def _body_changes(
 
 
 def _set_attribute(
-    old: type, name: str, new_value: Any, is_kept: bool, same: Same, nodes: tuple[Definition | None, Definition | None]
+    old: type,
+    name: str,
+    new_value: Any,
+    is_kept: bool,
+    same: Same,
+    nodes: tuple[Definition | None, Definition | None],
 ) -> None:
     """Give a class one attribute of its new definition."""
     if name not in vars(old):
@@ -263,7 +291,9 @@ def _set_attribute(
 
 
 def functions_of(value: Any) -> Iterator[FunctionType]:
-    """Yield the functions that an attribute of a class holds: a method, what `property` or `@endpoint` wrap."""
+    """Yield the functions that an attribute of a class holds: a method, what `property` or `@endpoint`
+    wrap.
+    """
     if is_a(value, FunctionType):
         yield value
     elif is_a(value, staticmethod | classmethod | MethodType):

@@ -8,7 +8,9 @@ from enum import StrEnum
 from pathlib import PurePath
 
 SYNC_VARIABLE = "MONARCH_NB_SYNC"
-"""The environment variable of a rank that holds its `SyncMode`: those that take its place are given it, too."""
+"""The environment variable of a rank that holds its `SyncMode`: those that take its place are given it,
+too.
+"""
 
 
 class SyncMode(StrEnum):
@@ -91,7 +93,9 @@ class ModuleReload:
     def notes(self) -> list[str]:
         """Return a line about each object that goes on with the old code."""
         replaced = [c for c in self.changes if c.kind is ChangeKind.REPLACED]
-        return [f"{PurePath(self.path).name}: who holds the old {c.name} keeps it ({c.detail})" for c in replaced]
+        return [
+            f"{PurePath(self.path).name}: who holds the old {c.name} keeps it ({c.detail})" for c in replaced
+        ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_SCOPES = (
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+    ast.ClassDef,
+    ast.Lambda,
+    ast.ListComp,
+    ast.SetComp,
+    ast.DictComp,
+    ast.GeneratorExp,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +36,9 @@ class Difference:
     gone: tuple[str, ...]
 
 
-def difference(old: Sequence[ast.stmt], new: Sequence[ast.stmt], texts: tuple[str, str] | None = None) -> Difference:
+def difference(
+    old: Sequence[ast.stmt], new: Sequence[ast.stmt], texts: tuple[str, str] | None = None
+) -> Difference:
     """Return which statements of `new` aren't in `old`: neither comments, nor layout, nor order count.
 
     Args:
@@ -78,9 +89,18 @@ def _lines_of(nodes: Sequence[ast.stmt], text: str) -> list[str]:
     lines = text.splitlines()
     if len(lines) != text.count("\n") + (not text.endswith("\n")):
         return [""] * len(nodes)  # form feeds and the like: the parser counts other lines
-    spans = [(min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))]), node.end_lineno or node.lineno) for node in nodes]
+    spans = [
+        (
+            min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))]),
+            node.end_lineno or node.lineno,
+        )
+        for node in nodes
+    ]
     shared = Counter(line for span in spans for line in set(span))
-    return ["" if shared[first] > 1 or shared[last] > 1 else "\n".join(lines[first - 1 : last]) for first, last in spans]
+    return [
+        "" if shared[first] > 1 or shared[last] > 1 else "\n".join(lines[first - 1 : last])
+        for first, last in spans
+    ]
 
 
 def bound_names(node: ast.AST) -> Iterator[str]:
@@ -105,7 +125,9 @@ def bound_names(node: ast.AST) -> Iterator[str]:
 
 
 def definitions(body: Sequence[ast.stmt]) -> dict[str, Definition]:
-    """Return the functions and classes that statements define in their own scope, also below `if` and `try`; the last of each name."""
+    """Return the functions and classes that statements define in their own scope, also below `if` and
+    `try`; the last of each name.
+    """
     found: dict[str, Definition] = {}
     for node in body:
         if isinstance(node, Definition):

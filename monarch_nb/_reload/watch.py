@@ -1,9 +1,10 @@
 """When a file of a loaded module may have changed.
 
-inotify queues an event before the write or the rename returns to the editor, so what is read from it right before a cell misses no save. It
-sees what happens in a directory, not that the directory's path leads elsewhere (a link that was switched, a parent that was renamed): so the
-status of each directory is compared, too. Where it sees nothing (network file systems: another machine writes), or isn't to be had (the
-limit of instances), the status of each file is compared.
+inotify queues an event before the write or the rename returns to the editor, so what is read from it right
+before a cell misses no save. It sees what happens in a directory, not that the directory's path leads
+elsewhere (a link that was switched, a parent that was renamed): so the status of each directory is compared,
+too. Where it sees nothing (network file systems: another machine writes), or isn't to be had (the limit of
+instances), the status of each file is compared.
 """
 
 from __future__ import annotations
@@ -19,18 +20,50 @@ from contextlib import suppress
 _EVENT = struct.Struct("iIII")
 _IN_MODIFY, _IN_ATTRIB, _IN_CLOSE_WRITE = 0x2, 0x4, 0x8
 _IN_MOVED_FROM, _IN_MOVED_TO, _IN_CREATE, _IN_DELETE = 0x40, 0x80, 0x100, 0x200
-_IN_DELETE_SELF, _IN_MOVE_SELF, _IN_UNMOUNT, _IN_Q_OVERFLOW, _IN_IGNORED = 0x400, 0x800, 0x2000, 0x4000, 0x8000
+_IN_DELETE_SELF, _IN_MOVE_SELF, _IN_UNMOUNT, _IN_Q_OVERFLOW, _IN_IGNORED = (
+    0x400,
+    0x800,
+    0x2000,
+    0x4000,
+    0x8000,
+)
 _MASK = (
-    _IN_MODIFY | _IN_ATTRIB | _IN_CLOSE_WRITE | _IN_MOVED_FROM | _IN_MOVED_TO | _IN_CREATE | _IN_DELETE | _IN_DELETE_SELF | _IN_MOVE_SELF
+    _IN_MODIFY
+    | _IN_ATTRIB
+    | _IN_CLOSE_WRITE
+    | _IN_MOVED_FROM
+    | _IN_MOVED_TO
+    | _IN_CREATE
+    | _IN_DELETE
+    | _IN_DELETE_SELF
+    | _IN_MOVE_SELF
 )
 _LOST = _IN_DELETE_SELF | _IN_MOVE_SELF | _IN_UNMOUNT | _IN_Q_OVERFLOW | _IN_IGNORED
 """After such an event there may be changes that no event tells of."""
 _READ_BYTES = 1 << 16
 _ESCAPED = re.compile(r"\\([0-7]{3})")
-_REMOTE = ("nfs", "cifs", "smb", "fuse", "9p", "lustre", "gpfs", "beegfs", "ceph", "afs", "gluster", "virtiofs", "panfs", "wekafs", "vboxsf")
+_REMOTE = (
+    "nfs",
+    "cifs",
+    "smb",
+    "fuse",
+    "9p",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "ceph",
+    "afs",
+    "gluster",
+    "virtiofs",
+    "panfs",
+    "wekafs",
+    "vboxsf",
+)
 
 FileStatus = tuple[int, int, int, int, int]
-"""Device, inode, size in bytes, mtime and ctime in nanoseconds: no write leaves all of them as they are, but for the clock's grain."""
+"""Device, inode, size in bytes, mtime and ctime in nanoseconds: no write leaves all of them as they are,
+but for the clock's grain.
+"""
 
 
 def file_status(path: str) -> FileStatus | None:
@@ -68,7 +101,9 @@ class Watch:
         return directory in self._blind
 
     def touched(self) -> set[str] | None:
-        """Return the paths about which something has happened since this was asked last; None if there may be others."""
+        """Return the paths about which something has happened since this was asked last; None if there may
+        be others.
+        """
         if self._fd < 0:
             return set()
         with self._lock:
@@ -155,9 +190,14 @@ def _is_remote(directory: str) -> bool:
 
 
 def _file_system_of(path: str) -> str:
-    """Return the type of the file system that a path lies on, by /proc/self/mountinfo (proc(5)); "" if it can't be known."""
+    """Return the type of the file system that a path lies on, by /proc/self/mountinfo (proc(5)); "" if it
+    can't be known.
+    """
     best, kind = "", ""
-    with suppress(OSError, ValueError, IndexError), open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
+    with (
+        suppress(OSError, ValueError, IndexError),
+        open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines,
+    ):
         for line in lines:
             left, _, right = line.partition(" - ")
             point = _ESCAPED.sub(lambda found: chr(int(found[1], 8)), left.split(" ")[4])

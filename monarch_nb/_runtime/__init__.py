@@ -1,6 +1,7 @@
 """The actor runtime of one process: a rank's, or that of a program which has actors of its own.
 
-Calls arrive in the reading thread (`actor_host`, which never blocks there) and are handled in the actor's own thread (`actors`).
+Calls arrive in the reading thread (`actor_host`, which never blocks there) and are handled in the actor's own
+thread (`actors`).
 
     actor_host   which actor a call is for; spawning and stopping
     actors       one actor: its thread, its messages, its failure

@@ -73,8 +73,14 @@ class ActorHost:
         transport.on_call = self.on_call
         self.handlers = Handlers(self)
         transport.event_handlers.append(self.handlers)
-        self.services: dict[bytes, Callable[[Message], Any]] = {b"__rdma__": self._rdma, b"__snapshot__": self._snapshot, b"__supervise__": self._supervise}
-        """Take calls to this process itself that bring or answer with values of the user's; return the waiter to wake."""
+        self.services: dict[bytes, Callable[[Message], Any]] = {
+            b"__rdma__": self._rdma,
+            b"__snapshot__": self._snapshot,
+            b"__supervise__": self._supervise,
+        }
+        """Take calls to this process itself that bring or answer with values of the user's; return the
+        waiter to wake.
+        """
 
     def on_call(self, message: Message) -> Any:
         """Take a CALL message; return the waiter to wake."""
@@ -98,7 +104,9 @@ class ActorHost:
         return None
 
     def on_guest_call(self, message: Message) -> Any:
-        """Take a CALL from a mesh that this process is a guest of: something there has failed that an actor here owns."""
+        """Take a CALL from a mesh that this process is a guest of: something there has failed that an
+        actor here owns.
+        """
         runner = self.actors.get(message.target)
         if message.name == b"__supervise__" and runner is not None:
             return runner.inbox.put_message(message)
@@ -171,10 +179,15 @@ class ActorHost:
         where = process_context.whereabouts()
         rank = where.get("rank", "?")
         failure = Failure(
-            "SupervisionError", f"no such actor on rank {rank}: {self._gone.get(message.target, 'it was never spawned there')}",
-            when=time.time(), dead=True, endpoint=message.name.decode(), rank=rank if isinstance(rank, int) else None,
-            host=where.get("host", ""), pid=where.get("pid", 0),
-        )  # fmt: skip
+            "SupervisionError",
+            (f"no such actor on rank {rank}: {self._gone.get(message.target, 'it was never spawned there')}"),
+            when=time.time(),
+            dead=True,
+            endpoint=message.name.decode(),
+            rank=rank if isinstance(rank, int) else None,
+            host=where.get("host", ""),
+            pid=where.get("pid", 0),
+        )
         self._reply_error(message, failure)
 
     def _reply_error(self, message: Message, failure: Failure) -> None:
@@ -197,7 +210,9 @@ class ActorHost:
 
     def _answer(self, sender: Sender, answer: object) -> None:
         if sender.ref:
-            body, flags = (codec.Encoded(b""), wire.EMPTY) if answer is None else (codec.Encoded(encode(answer)), 0)
+            body, flags = (
+                (codec.Encoded(b""), wire.EMPTY) if answer is None else (codec.Encoded(encode(answer)), 0)
+            )
             self.transport.post(sender.proc, wire.REPLY, body, flags=flags, slot=sender.slot, ref=sender.ref)
 
     @handles(StopActor)
@@ -227,7 +242,9 @@ class ActorHost:
             del self._leaving[runner.actor_id]
 
     def _rdma(self, message: Message) -> None:
-        """The data plane is asked, which nothing in this process has used yet: from now on it takes such messages itself."""
+        """The data plane is asked, which nothing in this process has used yet: from now on it takes such
+        messages itself.
+        """
         remote_arguments().join()
         self.transport.services[message.name](message)
 
@@ -245,7 +262,9 @@ class ActorHost:
     def _awaiting_stacks(self) -> dict[str, str]:
         """Return where the calls of async actors await: their threads' stacks show the event loop only."""
         return {
-            f"actor-{runner.name} awaits ({i})": "".join("".join(traceback.format_stack(f, 1)) for f in frames_of(task))
+            f"actor-{runner.name} awaits ({i})": "".join(
+                "".join(traceback.format_stack(f, 1)) for f in frames_of(task)
+            )
             for runner in list(self.actors.values())
             for i, task in enumerate(list(runner._task_of.values()))
         }
@@ -274,7 +293,9 @@ class ActorHost:
         for inbox in self._inboxes():
             waiting = inbox.remove(sender.proc, request.ref)
             if waiting is not None:
-                failure = describe(KeyboardInterrupt("interrupted before it had begun"), **process_context.whereabouts())
+                failure = describe(
+                    KeyboardInterrupt("interrupted before it had begun"), **process_context.whereabouts()
+                )
                 self._reply_error(waiting, failure)
 
     def _interrupt_running(self, src: int, ref: int) -> bool:
@@ -293,10 +314,14 @@ class ActorHost:
         event = ActorFailed(actor_id, replace(failure, proc=self.transport.me))
         data = encode(event)
         if address.is_client(proc) and not owner_actor:
-            frame = wire.pack(wire.EVENT, src=self.transport.me, dst=proc, name=event.wire_name.encode(), payload=data)
+            frame = wire.pack(
+                wire.EVENT, src=self.transport.me, dst=proc, name=event.wire_name.encode(), payload=data
+            )
             self.transport.send(proc, frame)
         else:
-            self.transport.post(proc, wire.CALL, codec.Encoded(data), target=owner_actor, name=b"__supervise__")
+            self.transport.post(
+                proc, wire.CALL, codec.Encoded(data), target=owner_actor, name=b"__supervise__"
+            )
 
     def _supervise(self, message: Message) -> None:
         """A failure of something that a cell of this rank owns: say it where output goes."""
@@ -313,7 +338,9 @@ class ActorHost:
 
 
 def thread_stacks() -> dict[str, str]:
-    """Return the Python stack of each thread of this process, by thread name; of several of one name, the second is "NAME (2)"."""
+    """Return the Python stack of each thread of this process, by thread name; of several of one name, the
+    second is "NAME (2)".
+    """
     names = {t.ident: t.name for t in threading.enumerate()}
     found: dict[str, str] = {}
     for ident, frame in sys._current_frames().items():

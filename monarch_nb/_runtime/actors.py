@@ -1,9 +1,9 @@
-"""Actors of this rank: each has its own thread and handles one message at a time, in the order of each sender.
+"""Actors of this rank: each has its own thread and handles one message at a time, in the order of each
+sender.
 
 An actor without async endpoints waits for mail as a background waiter of the reader, so that its thread
-usually reads the socket
-itself and runs the endpoint with no hand-over. An actor with async endpoints runs an event loop on its thread, always, so what
-it starts in the background goes on between messages.
+usually reads the socket itself and runs the endpoint with no hand-over. An actor with async endpoints runs an
+event loop on its thread, always, so what it starts in the background goes on between messages.
 """
 
 from __future__ import annotations
@@ -201,7 +201,9 @@ class ActorRunner:
         if not hasattr(type(instance), "checkpoint_state"):
             return
         if instance.checkpoint_state not in KINDS:
-            raise ValueError(f"checkpoint_state is one of {', '.join(map(repr, KINDS))}, not {instance.checkpoint_state!r}")
+            raise ValueError(
+                f"checkpoint_state is one of {', '.join(map(repr, KINDS))}, not {instance.checkpoint_state!r}"
+            )
         known = self.host.checkpoints
         found = known.get(self.actor_id)
         if found is None or not found.is_at(slot, size):
@@ -243,7 +245,9 @@ class ActorRunner:
 
         def on_mail(message: Message | None) -> None:
             if message is not None:
-                if message.name == b"__supervise__":  # it doesn't wait for the endpoint that runs: that may wait for what has failed
+                if (
+                    message.name == b"__supervise__"
+                ):  # it doesn't wait for the endpoint that runs: that may wait for what has failed
                     _call_soon(loop, lambda: self._supervise_soon(message))
                     return
                 self.inbox.add(message)
@@ -285,7 +289,9 @@ class ActorRunner:
                 yield future
 
     def _end_children(self) -> None:
-        """End what this actor owns, one after the other: actors clean up before the processes go that they are on."""
+        """End what this actor owns, one after the other: actors clean up before the processes go that they
+        are on.
+        """
         deadline = time.monotonic() + CHILDREN_S
         for future in self._stop_children():
             with suppress(Exception):
@@ -323,7 +329,9 @@ class ActorRunner:
             self._fail(self._aborted, None, "")
 
     def frames(self) -> list[FrameType]:
-        """Return where user code stands here, innermost first: its thread's frame, or those of each call that awaits."""
+        """Return where user code stands here, innermost first: its thread's frame, or those of each call
+        that awaits.
+        """
         tasks = list(self._task_of.values())
         if tasks:
             return [frame for task in tasks for frame in reversed(frames_of(task))]
@@ -347,8 +355,8 @@ class ActorRunner:
         """
         if has_async(cls) and not self.has_loop:
             raise TypeError(
-                f"{cls.__name__} has async methods now, but the actor {self.name!r} was started without an event loop: "
-                "spawn it anew"
+                f"{cls.__name__} has async methods now, but the actor {self.name!r} was started "
+                "without an event loop: spawn it anew"
             )
         self.instance.__class__ = cls
         self.renew_methods()
@@ -386,7 +394,9 @@ class ActorRunner:
                     debugger.arm()
                 args, kwargs = self._arguments(message, method)
                 if method.is_async:
-                    raise TypeError(f"async endpoint {message.name.decode()!r} of an actor that has no event loop")
+                    raise TypeError(
+                        f"async endpoint {message.name.decode()!r} of an actor that has no event loop"
+                    )
                 result = method.function(*args, **kwargs)
             finally:
                 self._left()
@@ -400,10 +410,11 @@ class ActorRunner:
     # --- interrupts
 
     def interrupt(self, src: int, ref: int) -> bool:
-        """Interrupt the call that `src` waits for under `ref`; False if something else runs. Called in the reading thread.
+        """Interrupt the call that `src` waits for under `ref`; False if something else runs. Called in the
+        reading thread.
 
-        A sync endpoint gets a KeyboardInterrupt between two bytecodes of its thread (a blocking C call has to return first); an
-        async one is cancelled where it awaits.
+        A sync endpoint gets a KeyboardInterrupt between two bytecodes of its thread (a blocking C call has to
+        return first); an async one is cancelled where it awaits.
         """
         task = self._task_of.get((src, ref))
         debugger = self.host.debugger
@@ -430,10 +441,14 @@ class ActorRunner:
     def _handles(self, src: int, ref: int) -> bool:
         """Say whether this actor is at a call."""
         current = self.current
-        return (src, ref) in self._task_of or (current is not None and (current.src, current.ref) == (src, ref))
+        return (src, ref) in self._task_of or (
+            current is not None and (current.src, current.ref) == (src, ref)
+        )
 
     def _left(self) -> None:
-        """User code has been left: no interrupt may come any more, and one that was on its way is called back."""
+        """User code has been left: no interrupt may come any more, and one that was on its way is called
+        back.
+        """
         self.current = None
         debugger = self.host.debugger
         if debugger is not None and debugger.in_use:
@@ -491,7 +506,9 @@ class ActorRunner:
         self._answer_call(message, method, result)
 
     async def _interruptible(self, message: Message, result: Any) -> Any:
-        """Await the result of an endpoint; being interrupted counts as a KeyboardInterrupt of it, not of its actor."""
+        """Await the result of an endpoint; being interrupted counts as a KeyboardInterrupt of it, not of
+        its actor.
+        """
         task = asyncio.current_task()
         assert task is not None
         key = (message.src, message.ref)
@@ -512,7 +529,9 @@ class ActorRunner:
             self._finish_call(message, method, result)
         except TransportClosed:
             raise
-        except BaseException as error:  # no room for a large value, or a result whose way into bytes raises anything
+        except (
+            BaseException
+        ) as error:  # no room for a large value, or a result whose way into bytes raises anything
             self._raised(error, message)
 
     def _finish_call(self, message: Message, method: Method, result: object) -> None:
@@ -550,7 +569,15 @@ class ActorRunner:
         released = transport.releases_for(message.src)
         printed = transport.printed_for(message.origin)
         try:
-            transport.post(message.src, wire.REPLY, body, slot=message.slot, ref=message.ref, name=released, origin=printed)
+            transport.post(
+                message.src,
+                wire.REPLY,
+                body,
+                slot=message.slot,
+                ref=message.ref,
+                name=released,
+                origin=printed,
+            )
         except MemoryError as error:  # no shared memory for it
             self._raised(error, message)
 
@@ -647,14 +674,26 @@ class ActorRunner:
     def _reply_failure(self, message: Message, failure: Failure) -> None:
         body, transport = encode_failure(failure), self.host.transport
         printed = transport.printed_for(message.origin)
-        transport.post(message.src, wire.REPLY, body, flags=wire.ERROR, slot=message.slot, ref=message.ref, origin=printed)
+        transport.post(
+            message.src,
+            wire.REPLY,
+            body,
+            flags=wire.ERROR,
+            slot=message.slot,
+            ref=message.ref,
+            origin=printed,
+        )
 
     def _fail(self, error: BaseException, asked: Message | None, endpoint: str) -> None:
-        """The actor has failed: it takes no more work; who has asked for what has failed hears, and its owner."""
+        """The actor has failed: it takes no more work; who has asked for what has failed hears, and its
+        owner.
+        """
         self.failure = describe(error, **self._where(endpoint), actor_id=self.actor_id)
         self._ended_with = error
         if asked is not None and asked.ref:
-            self._reply_failure(asked, self.failure if endpoint == "__init__" else replace(self.failure, dead=True))
+            self._reply_failure(
+                asked, self.failure if endpoint == "__init__" else replace(self.failure, dead=True)
+            )
         self.host.report_failure(self.creator, self.actor_id, self.failure)
         for _stopping in self._stop_children():
             pass  # nobody waits

@@ -14,9 +14,15 @@ def frames_of(task: asyncio.Task[Any]) -> list[FrameType]:
     found: list[FrameType] = []
     at: Any = task.get_coro()
     while at is not None and len(found) < MAX_DEPTH:
-        frame = getattr(at, "cr_frame", None) or getattr(at, "gi_frame", None) or getattr(at, "ag_frame", None)
+        frame = (
+            getattr(at, "cr_frame", None) or getattr(at, "gi_frame", None) or getattr(at, "ag_frame", None)
+        )
         if frame is None:
             break
         found.append(frame)
-        at = getattr(at, "cr_await", None) or getattr(at, "gi_yieldfrom", None) or getattr(at, "ag_await", None)
+        at = (
+            getattr(at, "cr_await", None)
+            or getattr(at, "gi_yieldfrom", None)
+            or getattr(at, "ag_await", None)
+        )
     return found

@@ -1,7 +1,8 @@
 """What an actor has saved: copies in this process' memory, and files written behind its back.
 
-The actor's thread takes copies between two calls; a thread of its own writes them. The last two copies stay in memory: an actor that is made anew
-here, or on a rank that has taken another's place, goes on from the newest one that all have.
+The actor's thread takes copies between two calls; a thread of its own writes them. The last two copies stay
+in memory: an actor that is made anew here, or on a rank that has taken another's place, goes on from the
+newest one that all have.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class Checkpoints:
         kind: own, replicated or sharded: see `Checkpointed.checkpoint_state`.
     """
 
-    def __init__(self, transport: Transport, actor_id: int, name: str, slot: int, size: int, epochs: Mapping[int, int]) -> None:
+    def __init__(
+        self, transport: Transport, actor_id: int, name: str, slot: int, size: int, epochs: Mapping[int, int]
+    ) -> None:
         self.kind: str = CheckpointKind.OWN
         self.every = 0
         self.keep = 2
@@ -75,7 +78,9 @@ class Checkpoints:
     # --- the actor's thread
 
     def after_call(self, instance: Any, *, failed: bool) -> None:
-        """Count a call; save, if it's time. One that failed may have left some ranks a step behind others: that's no state to go on from."""
+        """Count a call; save, if it's time. One that failed may have left some ranks a step behind others:
+        that's no state to go on from.
+        """
         self.num_calls += 1
         if self.every and self.num_calls % self.every == 0 and not failed:
             self.take_snapshot(instance)
@@ -87,7 +92,9 @@ class Checkpoints:
         self.take_snapshot(instance)
 
     def take_snapshot(self, instance: Any) -> None:
-        """Copy the state, and have the copy written; waits only if the save before the last one isn't through: its memory is needed."""
+        """Copy the state, and have the copy written; waits only if the save before the last one isn't
+        through: its memory is needed.
+        """
         before, self._saving = self._saving, None
         if self._saving_before is not None:
             self._saving_before.join()
@@ -96,7 +103,10 @@ class Checkpoints:
         self._error = None
         self._saving_before = before
         self._saving = threading.Thread(
-            target=self._save, args=(snapshot, before, self._epochs.get(self._actor_id, 0)), name=f"checkpoint-{self._name}", daemon=True
+            target=self._save,
+            args=(snapshot, before, self._epochs.get(self._actor_id, 0)),
+            name=f"checkpoint-{self._name}",
+            daemon=True,
         )
         self._saving.start()
 
@@ -119,18 +129,24 @@ class Checkpoints:
         """
         self._asked = True
         try:
-            self.take_snapshot(instance)  # even if this version is there: on ranks that are new it may not be, and all save together
+            self.take_snapshot(
+                instance
+            )  # even if this version is there: on ranks that are new it may not be, and all save together
             self.wait()
         finally:
             self._asked = False
         if self._error is not None:
-            raise CheckpointError(f"checkpoint of actor {self._name!r} after {self.num_calls} calls: {self._error}")
+            raise CheckpointError(
+                f"checkpoint of actor {self._name!r} after {self.num_calls} calls: {self._error}"
+            )
         return self.last_path
 
     # --- writing, in a thread of its own
 
     def _save(self, snapshot: Snapshot, before: threading.Thread | None, epoch: int) -> None:
-        """Write a copy; `epoch` is that of when it was taken: a thread that comes late doesn't save with those who have gone back since."""
+        """Write a copy; `epoch` is that of when it was taken: a thread that comes late doesn't save with
+        those who have gone back since.
+        """
         if before is not None:
             before.join()  # one after the other, on all ranks alike
         path = ""
@@ -150,9 +166,15 @@ class Checkpoints:
         if own:
             self._error = CheckpointError(own)
         failed = CheckpointFailed(
-            actor_id=self._actor_id, version=version, epoch=epoch, slot=self._slot, size=self._size, path=path, reason=own,
+            actor_id=self._actor_id,
+            version=version,
+            epoch=epoch,
+            slot=self._slot,
+            size=self._size,
+            path=path,
+            reason=own,
             asked=self._asked,
-        )  # fmt: skip
+        )
         with suppress(TransportClosed):
             self._transport.reader.wait(self._transport.request(address.CONTROLLER, failed), None)
 
@@ -163,16 +185,25 @@ class Checkpoints:
     def _exchange(self, epoch: int, version: int, phase: str, value: Any) -> list[Any]:
         """Give a value to all members by way of the controller; return theirs."""
         member = CheckpointGather(
-            actor_id=self._actor_id, version=version, phase=phase, slot=self._slot, size=self._size, epoch=epoch,
-            value=codec.to_bytes(codec.encode(value)), directory=self.directory, keep=self.keep,
-        )  # fmt: skip
+            actor_id=self._actor_id,
+            version=version,
+            phase=phase,
+            slot=self._slot,
+            size=self._size,
+            epoch=epoch,
+            value=codec.to_bytes(codec.encode(value)),
+            directory=self.directory,
+            keep=self.keep,
+        )
         reply = self._transport.request(address.CONTROLLER, member)
         self._transport.reader.wait(reply, None)
         try:
             found = reply.read()
         except RequestFailed as error:
             raise CheckpointError(str(error)) from None
-        return [found.path] if phase in tuple(CheckpointPhase) else [codec.from_bytes(v) for v in found.values]
+        return (
+            [found.path] if phase in tuple(CheckpointPhase) else [codec.from_bytes(v) for v in found.values]
+        )
 
     # --- going back
 
@@ -199,14 +230,18 @@ class Checkpoints:
 
     def _state(self, instance: Any, wish: dict[str, Any]) -> tuple[int, Any]:
         snapshot = self.find(wish["version"])
-        if snapshot is not None and self.kind != CheckpointKind.SHARDED:  # shards in memory belong to a process group that is gone
+        if (
+            snapshot is not None and self.kind != CheckpointKind.SHARDED
+        ):  # shards in memory belong to a process group that is gone
             return snapshot.version, _fresh(snapshot)
         if wish.get("peer"):
             return wish["version"], _fresh(self._ask_peer(wish["peer"], wish["version"]))
         if wish.get("path"):
             found = load(wish["path"], self._prefix, instance.state_dict())
             return found if found is not None else (wish["version"], None)
-        raise CheckpointError(f"version {wish['version']} of actor {self._name!r} is neither in memory nor on disk")
+        raise CheckpointError(
+            f"version {wish['version']} of actor {self._name!r} is neither in memory nor on disk"
+        )
 
     def _ask_peer(self, proc: int, version: int) -> Snapshot:
         reply = OneReply(self._transport, (proc,))
@@ -217,7 +252,9 @@ class Checkpoints:
         self._transport.reader.wait(reply, None)
         found: Snapshot | None = None
         with suppress(Exception):
-            found = reply.body.value() if reply.body is not None and not reply.body.flags & wire.ERROR else None
+            found = (
+                reply.body.value() if reply.body is not None and not reply.body.flags & wire.ERROR else None
+            )
         if found is None:
             raise CheckpointError(f"version {version} of actor {self._name!r} could not be had from its peer")
         return found

@@ -22,7 +22,10 @@ def failures_of(pending: Pending) -> list[tuple[int, Failure]]:
     else:
         found = []
     failures = [(slot, of_end(end) if body is None else _of_body(body)) for slot, body, end in found]
-    return [(rank_of(slot, failure) if isinstance(pending, OneReply) else slot, failure) for slot, failure in failures]
+    return [
+        (rank_of(slot, failure) if isinstance(pending, OneReply) else slot, failure)
+        for slot, failure in failures
+    ]
 
 
 def rank_of(slot: int, failure: Failure) -> int:

@@ -1,4 +1,6 @@
-"""A process that user code has forked off ends where it comes back from that code: else it would answer in the rank's place, and take its messages."""
+"""A process that user code has forked off ends where it comes back from that code: else it would answer in
+the rank's place, and take its messages.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,11 @@ def install(on_terminate: Callable[..., None], in_child: Callable[[], None]) -> 
     """From now on know of each child that is one, and call `in_child` there, first of all.
 
     `on_terminate`, the rank's handler of SIGTERM, isn't the child's: who ends a child, a Pool say, means the
-    child. A signal that comes before the child has the default handler would be lost, for Python drops what is
-    pending at a fork and what a handler raises in a hook; so it's blocked until then.
+    child. A signal that comes before the child has the default handler would be lost, for Python drops what
+    is pending at a fork and what a handler raises in a hook; so it's blocked until then.
     """
     os.register_at_fork(
-        before=_block,
-        after_in_parent=_unblock,
-        after_in_child=lambda: _become_child(on_terminate, in_child),
+        before=_block, after_in_parent=_unblock, after_in_child=lambda: _become_child(on_terminate, in_child)
     )
 
 

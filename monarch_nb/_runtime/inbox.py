@@ -31,7 +31,9 @@ class Inbox(Generic[Item]):
         self.due: float | None = None
         self.add = self._queue.append
         self.hook: Callable[[Item | None], None] | None = None
-        """Called with each message, which it is to `add`, and with None when there's something else to see: for owners that run an event loop."""
+        """Called with each message, which it is to `add`, and with None when there's something else to
+        see: for owners that run an event loop.
+        """
 
     @property
     def ready(self) -> bool:
@@ -72,7 +74,9 @@ class Inbox(Generic[Item]):
         return self.withdraw(lambda message: message.src == src and message.ref == ref)
 
     def withdraw(self, is_meant: Callable[[Item], bool]) -> Item | None:
-        """Take out the first message that is meant and hasn't been taken yet. Called by the reading thread."""
+        """Take out the first message that is meant and hasn't been taken yet. Called by the reading
+        thread.
+        """
         for message in list(self._queue):
             if is_meant(message):
                 try:

@@ -1,4 +1,5 @@
-"""What an actor logs says which actor it is: `[actor=<root>.<module.Trainer trainer{'gpus': 3/8}>] loss is nan`.
+"""What an actor logs says which actor it is: `[actor=<root>.<module.Trainer trainer{'gpus': 3/8}>] loss is
+nan`.
 
 By the record factory, so that a record has the name once, whichever handlers and formatters there are.
 """
@@ -17,7 +18,9 @@ _is_wanted: Callable[[], bool] = bool
 
 
 def name_actors_by(name_of: Callable[[Any], str], is_wanted: Callable[[], bool]) -> None:
-    """Say what an actor is called in records, and whether they're to have its name: the programming model knows."""
+    """Say what an actor is called in records, and whether they're to have its name: the programming model
+    knows.
+    """
     global _name_of, _is_wanted
     _name_of, _is_wanted = name_of, is_wanted
 

@@ -1,7 +1,7 @@
 """A state dict as tensors by path, and the rest as a skeleton: what is copied, saved and put back.
 
-torch.distributed.checkpoint makes strings of a dictionary's keys, and optimizers count their parameters by ints; so the structure is kept apart
-from the tensors, and comes back as it was.
+torch.distributed.checkpoint makes strings of a dictionary's keys, and optimizers count their parameters by
+ints; so the structure is kept apart from the tensors, and comes back as it was.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ class Snapshot(NamedTuple):
 
 
 def take_snapshot(state: Any, version: int, buffers: dict[str, torch.Tensor]) -> Snapshot:
-    """Copy a state dict; tensors of equal shape and type in `buffers` are written over, which is fast, and new ones are put there."""
+    """Copy a state dict; tensors of equal shape and type in `buffers` are written over, which is fast, and
+    new ones are put there.
+    """
     tensors: dict[str, torch.Tensor] = {}
     skeleton = _split(state, "", tensors)
     copied = {path: _copy_into(buffers.get(path), tensor) for path, tensor in tensors.items()}
@@ -87,9 +89,19 @@ def _copy_into(buffer: torch.Tensor | None, tensor: torch.Tensor) -> torch.Tenso
     if isinstance(tensor, DTensor):
         local = _copy_into(buffer.to_local() if isinstance(buffer, DTensor) else None, tensor.to_local())
         return DTensor.from_local(
-            local, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+            local,
+            tensor.device_mesh,
+            tensor.placements,
+            run_check=False,
+            shape=tensor.shape,
+            stride=tensor.stride(),
         )
-    if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype or isinstance(buffer, DTensor):
+    if (
+        buffer is None
+        or buffer.shape != tensor.shape
+        or buffer.dtype != tensor.dtype
+        or isinstance(buffer, DTensor)
+    ):
         buffer = tensor.new_empty(tensor.shape, device="cpu", pin_memory=tensor.is_cuda)
     buffer.copy_(tensor, non_blocking=tensor.is_cuda)
     return buffer
@@ -141,7 +153,8 @@ def load(path: str, prefix: str, template: Any) -> tuple[int, Any] | None:
     """Return version and state of what was saved under a prefix; None if nothing was.
 
     Args:
-        template: a state dict whose DTensors say which shards are wanted here; they're filled in place. All else comes whole.
+        template: a state dict whose DTensors say which shards are wanted here; they're filled in place. All
+            else comes whole.
     """
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata

@@ -1,7 +1,7 @@
 """What is known about a failure that nobody waited for, and what is done about it at the root.
 
-In a client, a failure never interrupts the program: the mesh is marked, the next use of it raises, and `unhandled_fault_hook` is called with
-the failure; the default writes it to stderr.
+In a client, a failure never interrupts the program: the mesh is marked, the next use of it raises, and
+`unhandled_fault_hook` is called with the failure; the default writes it to stderr.
 """
 
 from __future__ import annotations
@@ -59,7 +59,11 @@ class MeshFailure(SupervisionError):
         ]  # fmt: skip
         group = ends[0].group
         ranks = [end.rank for end in ends]
-        return cls(group.rpartition("-")[0] or group, f"{name_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} lost", found)
+        return cls(
+            group.rpartition("-")[0] or group,
+            f"{name_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} lost",
+            found,
+        )
 
     def _known(self, key: str) -> Any:
         for failure in self.failures:
@@ -135,7 +139,9 @@ def _write_to_stderr(failure: MeshFailure) -> None:
 
 
 def unhandled_fault_hook(failure: MeshFailure) -> None:
-    """What is called with a failure that no owner handled. Replace it by assigning `monarch_nb.actor.unhandled_fault_hook`."""
+    """What is called with a failure that no owner handled. Replace it by assigning
+    `monarch_nb.actor.unhandled_fault_hook`.
+    """
     _write_to_stderr(failure)
 
 

@@ -6,4 +6,17 @@ from monarch_nb._shape.extent import Extent, Point, decode_extent, encode_extent
 from monarch_nb._shape.rank_set import RankSetError, format_ranks, name_ranks, parse_ranks
 from monarch_nb._shape.shape import MeshTrait, Shape
 
-__all__ = ["Extent", "MeshTrait", "Point", "RankSetError", "Shape", "decode_extent", "elastic_numbers", "encode_extent", "format_ranks", "name_ranks", "parse_cpu_set", "parse_ranks"]
+__all__ = [
+    "Extent",
+    "MeshTrait",
+    "Point",
+    "RankSetError",
+    "Shape",
+    "decode_extent",
+    "elastic_numbers",
+    "encode_extent",
+    "format_ranks",
+    "name_ranks",
+    "parse_cpu_set",
+    "parse_ranks",
+]

@@ -109,7 +109,9 @@ class Point(Mapping[str, int]):
 
     def __init__(self, rank: int, extent: Extent) -> None:
         if not 0 <= rank < extent.nelements:
-            raise IndexError(f"rank {rank} is out of range: the extent {extent} has ranks 0-{extent.nelements - 1}")
+            raise IndexError(
+                f"rank {rank} is out of range: the extent {extent} has ranks 0-{extent.nelements - 1}"
+            )
         self.rank = rank
         self.extent = extent
 

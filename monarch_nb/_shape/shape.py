@@ -1,7 +1,7 @@
 """A shape is a view of a grid: an extent, and which rank of the grid stands at each place.
 
-The ranks are listed, not computed from strides: after a few slices and flattenings no stride describes them any more, and
-a list of a thousand small ints costs nothing.
+The ranks are listed, not computed from strides: after a few slices and flattenings no stride describes them
+any more, and a list of a thousand small ints costs nothing.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ class Shape:
         for name, names in parts.items():
             self._known(name)
             if isinstance(names, str):
-                raise TypeError(f"{name} is split into a sequence of names, as in {name}=({names!r}, ...), not a str")
+                raise TypeError(
+                    f"{name} is split into a sequence of names, as in {name}=({names!r}, ...), not a str"
+                )
         for label, size in self.extent.items():
             names = [str(n) for n in parts[label]] if label in parts else [label]  # type: ignore[attr-defined]
             labels += names
@@ -138,7 +140,9 @@ def _pick(label: str, size: int, selector: Selector) -> list[int]:
     if isinstance(selector, slice):
         found = list(range(size)[selector])
         if not found:
-            raise IndexError(f"{label}={selector.start}:{selector.stop} picks nothing: {label} has size {size}")
+            raise IndexError(
+                f"{label}={selector.start}:{selector.stop} picks nothing: {label} has size {size}"
+            )
         return found
     if isinstance(selector, bool) or not isinstance(selector, int):
         raise TypeError(f"{label} takes an int or a slice, not {type(selector).__name__}: {selector!r}")
@@ -158,7 +162,9 @@ def _split_sizes(label: str, size: int, names: list[str], given: dict[str, int])
 
 
 class MeshTrait(ABC):
-    """What every mesh can do: slice, split, flatten, rename. Results are views; nothing is copied or started."""
+    """What every mesh can do: slice, split, flatten, rename. Results are views; nothing is copied or
+    started.
+    """
 
     @property
     @abstractmethod

@@ -1,6 +1,7 @@
 """In whose name this code runs: the message being handled, and the cell that caused it.
 
-One context variable, so that threads, tasks and callbacks that carry their context keep sending output to the right cell.
+One context variable, so that threads, tasks and callbacks that carry their context keep sending output to the
+right cell.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ class CallContext:
 
     __slots__ = ("actor", "extent", "origin", "slot", "src")
 
-    def __init__(self, origin: int = 0, slot: int = 0, extent: bytes = b"", actor: Any = None, src: int = 0) -> None:
+    def __init__(
+        self, origin: int = 0, slot: int = 0, extent: bytes = b"", actor: Any = None, src: int = 0
+    ) -> None:
         self.origin = origin
         self.slot = slot
         self.extent = extent

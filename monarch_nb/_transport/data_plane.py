@@ -1,5 +1,5 @@
-"""What the transport needs of the data plane, which lies above it: the package puts it in place (`monarch_nb/__init__`), and it's
-loaded when something is to be sent that's worth it.
+"""What the transport needs of the data plane, which lies above it: the package puts it in place
+(`monarch_nb/__init__`), and it's loaded when something is to be sent that's worth it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ class RemoteArguments(Protocol):
     """Brings big arguments and results to other machines."""
 
     def offer(self, transport: Transport, body: Encoded, receivers: Sequence[int], /) -> Encoded:
-        """Return a small body for `body`, whose buffers the receivers fetch; `body` itself if it isn't worth it."""
+        """Return a small body for `body`, whose buffers the receivers fetch; `body` itself if it isn't
+        worth it.
+        """
 
     def join(self) -> None:
         """Let this process answer others about its memory."""

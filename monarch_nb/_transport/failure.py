@@ -1,7 +1,7 @@
 """A failure on its way to the caller: what was raised, where, and the traceback without our own frames.
 
-What is described here is the user's: its `__str__`, `__repr__` or `__reduce__` may raise anything, and its text or its stack may be enormous. Nothing of that gets
-out: a failure can always be told, and is never long.
+What is described here is the user's: its `__str__`, `__repr__` or `__reduce__` may raise anything, and its
+text or its stack may be enormous. Nothing of that gets out: a failure can always be told, and is never long.
 """
 
 from __future__ import annotations
@@ -114,7 +114,9 @@ def traceback_of(error: BaseException) -> str:
 
 
 def traceback_text(text: str, error: BaseException, num_hidden: int = 0) -> str:
-    """Return the text of a traceback, cut where it's long; it says how many frames aren't in it, and names cells by number."""
+    """Return the text of a traceback, cut where it's long; it says how many frames aren't in it, and names
+    cells by number.
+    """
     message, _ = _shown_by(str, error, "__str__")
     if len(message) > MAX_MESSAGE:
         text = text.replace(message, message_of(error))
@@ -125,7 +127,9 @@ def traceback_text(text: str, error: BaseException, num_hidden: int = 0) -> str:
 
 
 def shortened(trace: TracebackType | None) -> tuple[TracebackType | None, int]:
-    """Return a traceback of at most `MAX_FRAMES` frames, of a deep one its ends; and how many frames that leaves out."""
+    """Return a traceback of at most `MAX_FRAMES` frames, of a deep one its ends; and how many frames that
+    leaves out.
+    """
     frames = []
     while trace is not None:
         frames.append(trace)
@@ -139,7 +143,9 @@ def shortened(trace: TracebackType | None) -> tuple[TracebackType | None, int]:
 
 
 def clipped(text: str, limit: int, how_to_get_all: str) -> str:
-    """Return a text that can be encoded, with at most about `limit` characters: of a longer one its ends, and how much was left out."""
+    """Return a text that can be encoded, with at most about `limit` characters: of a longer one its ends,
+    and how much was left out.
+    """
     if not text.isascii():
         text = text.encode("utf-8", "backslashreplace").decode()  # lone surrogates
     if len(text) <= limit:
@@ -150,7 +156,9 @@ def clipped(text: str, limit: int, how_to_get_all: str) -> str:
 
 
 def _pickled(error: BaseException) -> bytes | None:
-    """Return the exception itself in bytes, or None if it can't travel, couldn't be read back, or is large."""
+    """Return the exception itself in bytes, or None if it can't travel, couldn't be read back, or is
+    large.
+    """
     try:
         body = codec.encode(error, "exception")
         if body.buffers or len(body.payload) > MAX_EXCEPTION_BYTES:

@@ -4,8 +4,8 @@ A pending is registered in its transport under a `ref`; the thread that reads th
 each arrived answer and `lost` when a process it waits for has died. Values stay encoded until somebody asks
 for them, so no user code runs in the reading thread.
 
-First failure, all failures: the first error starts a short grace in which the other ranks may finish or fail too; then the pending is
-complete, with whatever has come.
+First failure, all failures: the first error starts a short grace in which the other ranks may finish or fail
+too; then the pending is complete, with whatever has come.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ T = TypeVar("T")
 ERROR_GRACE_S = 0.1
 """How long the others may go on after the first exception."""
 LOST_GRACE_S = 0.005
-"""How long the others may go on after a rank has died. It also lets in the dead rank's last words: its answers come straight from
-it, the news of its end through the host process."""
+"""How long the others may go on after a rank has died. It also lets in the dead rank's last words: its
+answers come straight from it, the news of its end through the host process.
+"""
 
 
 class Body:
@@ -51,7 +52,13 @@ class Body:
     def plain(cls, transport: Transport, flags: int, src: int, payload: bytes | memoryview) -> Body:
         """Return a body without buffers."""
         body = cls.__new__(cls)
-        body._transport, body.flags, body.src, body.payload, body._buffers = transport, flags, src, payload, ()
+        body._transport, body.flags, body.src, body.payload, body._buffers = (
+            transport,
+            flags,
+            src,
+            payload,
+            (),
+        )
         return body
 
     def _open(self, table: bytes) -> Sequence[memoryview]:
@@ -86,7 +93,9 @@ MAX_CALLS_EACH = 100
 
 
 class CallTime:
-    """When a call was made, and how long each rank took, from the call to its answer, as the caller sees it."""
+    """When a call was made, and how long each rank took, from the call to its answer, as the caller sees
+    it.
+    """
 
     __slots__ = ("num_failed", "seconds", "totals", "when")
 
@@ -105,8 +114,8 @@ class CallTime:
 
 
 class CallTimes(CallTime):
-    """How often an endpoint was called from here, how often it failed, and how long its ranks took in all; the first calls also each
-    by itself.
+    """How often an endpoint was called from here, how often it failed, and how long its ranks took in all;
+    the first calls also each by itself.
     """
 
     __slots__ = ("each", "num")
@@ -174,7 +183,9 @@ class Pending:
         self.fault: Exception | None = None
         """Why no answer comes any more: whoever waits is to raise it."""
         self.asker: Callable[[], object] | None = None
-        """Returns who asks for the answer, or None if nobody does any more; without it, who has made this waits."""
+        """Returns who asks for the answer, or None if nobody does any more; without it, who has made this
+        waits.
+        """
         self.park: threading.Lock | None = None
         self.waited = False
         """Whether a thread waits for this in the reader: one at a time can."""
@@ -201,7 +212,9 @@ class Pending:
         return end.proc in self.at_work() and (self.asker is None or self.asker() is not None)
 
     def failed_on(self) -> None:
-        """An answer is an error: somebody should read it. Called at every error, and never else, so that good answers cost nothing."""
+        """An answer is an error: somebody should read it. Called at every error, and never else, so that
+        good answers cost nothing.
+        """
         if self.asker is None or self.transport.on_dropped is None or id(self) in self.transport.unread:
             return
         asker = self.asker()
@@ -249,7 +262,9 @@ class Pending:
             _run_callbacks(callbacks)
 
     def claim(self) -> bool:
-        """Be the one thread that waits for this in the reader, until it sets `waited` back; False if another does."""
+        """Be the one thread that waits for this in the reader, until it sets `waited` back; False if
+        another does.
+        """
         with self.transport.callback_lock:
             was_waited, self.waited = self.waited, True
         return not was_waited
@@ -291,7 +306,9 @@ def _run_callbacks(callbacks: Sequence[Callable[[], None]]) -> None:
 
 
 def in_callback() -> bool:
-    """Say whether this thread runs a callback of an answer that has come: it may be the one that reads the socket, and must not wait."""
+    """Say whether this thread runs a callback of an answer that has come: it may be the one that reads the
+    socket, and must not wait.
+    """
     return getattr(_callback, "runs", False)
 
 
@@ -383,7 +400,9 @@ class GatherReply(Pending):
         self.bodies[slot] = body
         end = self.ends.pop(slot, None)
         if end is not None:
-            self.failed.remove(slot)  # its last answer overtook the news of its end: that has nobody to tell now
+            self.failed.remove(
+                slot
+            )  # its last answer overtook the news of its end: that has nobody to tell now
             self.transport.on_unhandled_end(end)
         self.num_left -= 1
         if body.flags & ERROR:

@@ -50,7 +50,9 @@ class Port(Generic[T]):
         if body is None:
             body, flags = codec.Encoded(b""), flags | wire.EMPTY
         printed = transport.printed_for(call_context.get().origin)
-        transport.post(self._proc, wire.REPLY, body, flags=flags, slot=self._slot, ref=self._ref, origin=printed)
+        transport.post(
+            self._proc, wire.REPLY, body, flags=flags, slot=self._slot, ref=self._ref, origin=printed
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._proc, self._ref, self._slot, self._mesh)

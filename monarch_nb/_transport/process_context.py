@@ -91,7 +91,9 @@ def transport_in(mesh: MeshAddress | None) -> Transport:
 
 def is_own_mesh(mesh: MeshAddress | None) -> bool:
     """Say whether `transport()` is one in that mesh, as far as that can be said without connecting."""
-    return mesh is None or (_transport is not None and not _transport.closed and _transport.mesh_id == mesh.mesh_id)
+    return mesh is None or (
+        _transport is not None and not _transport.closed and _transport.mesh_id == mesh.mesh_id
+    )
 
 
 def set_transport(new: Transport | None) -> None:
@@ -112,8 +114,12 @@ def on_other_mesh(reach: Callable[[MeshAddress], Transport]) -> None:
     _reach = reach
 
 
-def on_remote_port(is_remote: Callable[[MeshAddress | None], bool], send: Callable[[Any, str, Any], None]) -> None:
-    """Say how something is sent to a port of a mesh that can't be reached from this process: by its method's name, and the value."""
+def on_remote_port(
+    is_remote: Callable[[MeshAddress | None], bool], send: Callable[[Any, str, Any], None]
+) -> None:
+    """Say how something is sent to a port of a mesh that can't be reached from this process: by its
+    method's name, and the value.
+    """
     global _is_remote, _send_remote
     _is_remote, _send_remote = is_remote, send
 

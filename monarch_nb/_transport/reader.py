@@ -1,36 +1,38 @@
 """The thread that waits for an answer reads the socket itself (leader and followers).
 
-A hand-over between two Python threads costs 10 to 40 us, a third of a round trip. So there is no receiving thread that everybody
-waits for. A thread that has to wait becomes the *leader* if nobody leads: it blocks in `recv`, hands each message to whom it
-concerns, and leaves when its own has come. Others are *followers*: parked until the leader has something for
-them, or leaves and appoints one of them.
+A hand-over between two Python threads costs 10 to 40 us, a third of a round trip. So there is no receiving
+thread that everybody waits for. A thread that has to wait becomes the *leader* if nobody leads: it blocks in
+`recv`, hands each message to whom it concerns, and leaves when its own has come. Others are *followers*:
+parked until the leader has something for them, or leaves and appoints one of them.
 
 Two kinds of waiter differ in what happens when the leader leaves:
 
     urgent      waits for an answer (a `Future.get()`): is appointed leader at once
-    background  an idle actor that waits for work: is left parked. If work for it arrives, the lead moves to it
-                together with the message, so that an actor that is called often reads its own mail and runs it
-                with no hand-over
+    background  an idle actor that waits for work: is left parked. If work for it arrives, the lead moves to
+    it
+                together with the message, so that an actor that is called often reads its own mail and runs
+                it with no hand-over
 
 Between two reads nobody leads; that is the normal state while an endpoint runs for some microseconds. A
-*background reader* thread looks every
-`TICK_S` during activity and takes the lead when nobody has had it for a whole tick; so a rank whose endpoint runs for
-an hour answers pings after two ticks. Each look costs as much CPU as a call, and more where cores are short: as long as it finds
-some thread reading, or messages that came more often than one in `TICK_S`, each tick is twice the one before, up to `MAX_TICK_S`.
-Once things have been quiet for `QUIET_S`, the background reader blocks in poll: idle processes do not wake up
-at all.
+*background reader* thread looks every `TICK_S` during activity and takes the lead when nobody has had it for
+a whole tick; so a rank whose endpoint runs for an hour answers pings after two ticks. Each look costs as much
+CPU as a call, and more where cores are short: as long as it finds some thread reading, or messages that came
+more often than one in `TICK_S`, each tick is twice the one before, up to `MAX_TICK_S`. Once things have been
+quiet for `QUIET_S`, the background reader blocks in poll: idle processes do not wake up at all.
 
-A leader that finds a message there already, without having to wait for it, takes along all that are there (`_drain`): in a burst
-of pipelined calls the lead isn't left and taken for each.
+A leader that finds a message there already, without having to wait for it, takes along all that are there
+(`_drain`): in a burst of pipelined calls the lead isn't left and taken for each.
 
-Thread contract: the PULL socket is touched only by the current leader (`_leader`, guarded by `_mutex`, which is also the memory fence that
-ZeroMQ asks for when a socket changes threads). `_mutex` is never held while user code or a blocking call runs.
+Thread contract: the PULL socket is touched only by the current leader (`_leader`, guarded by `_mutex`, which
+is also the memory fence that ZeroMQ asks for when a socket changes threads). `_mutex` is never held while
+user code or a blocking call runs.
 
-Interrupts: a signal that comes just before the main thread blocks in C isn't seen until the call returns; so, while it waits for an
-answer, the main thread never blocks for longer than `SIGNAL_S`. It may get a KeyboardInterrupt between any two bytecodes. `deque.extend(map(recv,
+Interrupts: a signal that comes just before the main thread blocks in C isn't seen until the call returns; so,
+while it waits for an answer, the main thread never blocks for longer than `SIGNAL_S`. It may get a
+KeyboardInterrupt between any two bytecodes. `deque.extend(map(recv,
 ...))` moves a message from ZeroMQ to `_arrived` without one in between; a dispatch that was cut short is repeated, and dispatching is
 idempotent for all that clients receive.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -82,7 +84,9 @@ def _report() -> None:
     """Show the exception that is being handled, as that of a thread."""
     kind, error, trace = sys.exc_info()
     with suppress(BaseException):  # a hook of the user's, or a closed stderr
-        threading.excepthook(threading.ExceptHookArgs((kind or BaseException, error, trace, threading.current_thread())))
+        threading.excepthook(
+            threading.ExceptHookArgs((kind or BaseException, error, trace, threading.current_thread()))
+        )
 
 
 class Waiter(Protocol):
@@ -173,7 +177,8 @@ class Reader:
                 if not (self._take_lead(waiter, deadline) if leads else self._follow(waiter, deadline)):
                     break
         finally:
-            # Appointed in the very moment it became ready, or interrupted between two steps: a lead that nobody
+            # Appointed in the very moment it became ready, or interrupted between two steps: a lead that
+            # nobody
             # uses would stop everybody.
             if self._leader is waiter or waiter in self._followers:
                 self._leave_followers(waiter)
@@ -290,7 +295,9 @@ class Reader:
 
     def _drain(self) -> None:
         """Take what has arrived already, but not without end."""
-        with suppress(zmq.Again, zmq.ContextTerminated):  # an exception of ZeroMQ's costs three times as much as a look
+        with suppress(
+            zmq.Again, zmq.ContextTerminated
+        ):  # an exception of ZeroMQ's costs three times as much as a look
             if _option(self._pull, _EVENTS) & _IN:
                 self._arrived.extend(map(self._recv, _ALL_NOW))
 
@@ -363,7 +370,9 @@ class Reader:
             return True
 
     def notify(self, target: Waiter) -> None:
-        """Wake `target`, made ready by another thread than the leader's. A leader must be woken by a message."""
+        """Wake `target`, made ready by another thread than the leader's. A leader must be woken by a
+        message.
+        """
         self._wake(target)
 
     def interrupt_waiters(self) -> None:

@@ -75,7 +75,8 @@ class Route:
 
 
 class Transport:
-    """Sends and receives for one process. All methods may be called from any thread, unless they say otherwise.
+    """Sends and receives for one process. All methods may be called from any thread, unless they say
+    otherwise.
 
     Args:
         me: this process' proc id.
@@ -106,7 +107,9 @@ class Transport:
         self.on_unhandled_end: Callable[[RankExit], None] = lambda _end: None
         """Takes the end of a process that somebody was to be told of, whose answer then came after all."""
         self.on_dropped: Callable[[Pending, str], None] | None = None
-        """Takes calls that have failed and whose answer nobody can ask for any more; what was called, if that's known."""
+        """Takes calls that have failed and whose answer nobody can ask for any more; what was called, if
+        that's known.
+        """
         self.unread: dict[int, Unread] = {}
         """Calls that have failed, and whose answer hasn't been read, by the identity of the pending."""
         self.reported_ends: set[int] = set()
@@ -116,7 +119,9 @@ class Transport:
         self.mark_output: Callable[[int], int] = lambda _origin: 0
         """In a rank: marks how far its output for a cell has come; returns the mark."""
         self.owed: dict[int, int] = {}
-        """In a program that shows output: up to which mark that of procs that have answered is to be shown still."""
+        """In a program that shows output: up to which mark that of procs that have answered is to be shown
+        still.
+        """
         self.on_printed: Callable[[int, int], None] | None = None
         """In a program that shows output: told of an answer's proc and mark, in the reading thread."""
         self.catch_up: Callable[[], None] = lambda: None
@@ -185,14 +190,18 @@ class Transport:
         """Send one message with an encoded value."""
         if body.buffers and dst >> 32 != self.host and kind in _LENT_KINDS:
             body = remote_arguments().offer(self, body, (dst,))
-        is_large = len(body.payload) >= _INLINE_PAYLOAD_BYTES and kind != wire.CONTROL  # host processes map no segments
+        is_large = (
+            len(body.payload) >= _INLINE_PAYLOAD_BYTES and kind != wire.CONTROL
+        )  # host processes map no segments
         if body.buffers or is_large:
             body, flags, table = self._outboard(body, [self._holder(dst)])
             fields["flags"] = fields.get("flags", 0) | flags
             fields["table"] = table
         self.send(dst, wire.pack(kind, src=self.me, dst=dst, payload=body.payload, **fields))
 
-    def post_all(self, receivers: Sequence[Receiver], kind: int, body: Encoded = _NOTHING, **fields: Any) -> None:
+    def post_all(
+        self, receivers: Sequence[Receiver], kind: int, body: Encoded = _NOTHING, **fields: Any
+    ) -> None:
         """Send one message to all `receivers`: one frame each on this machine, one per other host."""
         if body.buffers and kind in _LENT_KINDS:
             remote_receivers = [r for r in receivers if r[0] >> 32 != self.host]
@@ -286,7 +295,9 @@ class Transport:
 
     def ask(self, host_process: int, request: Request[Any], ref: int = 0) -> None:
         """Send a request; who waits under `ref` gets what is answered. 0: nobody needs to know."""
-        self.post(host_process, wire.CONTROL, Encoded(encode(request)), ref=ref, name=request.wire_name.encode())
+        self.post(
+            host_process, wire.CONTROL, Encoded(encode(request)), ref=ref, name=request.wire_name.encode()
+        )
 
     # --- receiving; runs in the reading thread
 
@@ -342,7 +353,9 @@ class Transport:
             for slot in slots:
                 ready = pending.deliver(slot, Body.plain(self, flags, message.src, payload))
                 if ready is not None and ready is not awake:
-                    if awake is not None:  # each answer of a stream has its own waiter, and the caller wakes one
+                    if (
+                        awake is not None
+                    ):  # each answer of a stream has its own waiter, and the caller wakes one
                         self.reader.notify(awake)
                     awake = ready
         return awake
@@ -362,7 +375,9 @@ class Transport:
             handlers.tell(event, Sender(message.src))
 
     def _take_end(self, end: RankExit) -> RankExit:
-        """Tell who waits for a process that it has ended; return the end, with whether something here raises because of it."""
+        """Tell who waits for a process that it has ended; return the end, with whether something here
+        raises because of it.
+        """
         proc = end.proc
         end = replace(end, handled=any(p.handles_end(end) for p in list(self._pending.values())))
         self.ends[proc] = end
@@ -449,7 +464,11 @@ class Transport:
 
     def closing_error(self) -> TransportClosed:
         """Return what to raise, now that nothing can be sent or waited for any more."""
-        return MeshEnded(self.lost) if self.lost else TransportClosed("the connection to the mesh has been closed")
+        return (
+            MeshEnded(self.lost)
+            if self.lost
+            else TransportClosed("the connection to the mesh has been closed")
+        )
 
     def watch_controller(self, pid: int, describe: Callable[[], str]) -> None:
         """Let nobody wait any more once the controller, a process of this machine, is gone. Call it before

@@ -9,7 +9,8 @@ any time, also when the rank can't answer.
         20     96  what it's called, UTF-8, padded with zeros
        116      4  number of changes again: differs while a change is being written
 
-Behind the slots, from `TOTALS_AT` on, is what the rank has moved on its own account by each path of the data plane:
+Behind the slots, from `TOTALS_AT` on, is what the rank has moved on its own account by each path of the data
+plane:
 
     offset  bytes  field of an entry (a page has `NUM_TOTALS` of them; unused ones are zero)
          0     16  the path's name, UTF-8, padded with zeros
@@ -18,8 +19,8 @@ Behind the slots, from `TOTALS_AT` on, is what the rank has moved on its own acc
         28      8  bytes written
         36      8  seconds that they took, one after the other
 
-Each slot is written by one thread: the first by the main thread, the others by one actor's each. A change is one `pack_into`, about
-0.3 us; the reader compares both numbers and takes the page again if they differ.
+Each slot is written by one thread: the first by the main thread, the others by one actor's each. A change is
+one `pack_into`, about 0.3 us; the reader compares both numbers and takes the page again if they differ.
 """
 
 from __future__ import annotations
@@ -126,7 +127,6 @@ class ActivityPage:
             self._buffer[index * SLOT_BYTES : (index + 1) * SLOT_BYTES] = bytes(SLOT_BYTES)
             self._free.append(index)
 
-
     def put_total(self, index: int, total: Total) -> None:
         """Note what went by the path whose index is `index`; beyond `NUM_TOTALS` nobody reads it. One thread
         at a time."""
@@ -142,7 +142,9 @@ def _map(path: str) -> mmap.mmap | bytearray:
     except OSError:
         return bytearray(PAGE_BYTES)
     try:
-        os.posix_fallocate(fd, 0, PAGE_BYTES)  # a page without its place on the disk is a SIGBUS when it's written to
+        os.posix_fallocate(
+            fd, 0, PAGE_BYTES
+        )  # a page without its place on the disk is a SIGBUS when it's written to
         return mmap.mmap(fd, PAGE_BYTES)
     except OSError:
         os.unlink(path)
@@ -156,8 +158,9 @@ def read_page(data: bytes, again: bytes | None = None) -> list[Activity] | None:
 
     Args:
         data: the page.
-        again: the page, read once more. The kernel's copy need not go from front to back, so that both numbers of a slot can agree while
-            what is between them is half old; what is the same twice is whole.
+        again: the page, read once more. The kernel's copy need not go from front to back, so that both
+            numbers of a slot can agree while what is between them is half old; what is the same twice is
+            whole.
 
     >>> page = ActivityPage()
     >>> page.main.begin_activity(b"cell", 3)
@@ -170,7 +173,9 @@ def read_page(data: bytes, again: bytes | None = None) -> list[Activity] | None:
         if head != tail or (again is not None and data[at : at + SLOT_BYTES] != again[at : at + SLOT_BYTES]):
             return None
         if head:
-            found.append(Activity(head, state, since, origin, name.rstrip(b"\0").decode("utf-8", "replace"), at == 0))
+            found.append(
+                Activity(head, state, since, origin, name.rstrip(b"\0").decode("utf-8", "replace"), at == 0)
+            )
     return found
 
 

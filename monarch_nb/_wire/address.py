@@ -1,9 +1,9 @@
 """Who is who: one 64-bit number names a process of a mesh, and says how to reach it.
 
-The upper half is the index of the host, the lower half the process on that host; 0 is the host process itself, so proc
-0 is the controller. A process binds `DIRECTORY/p<lower half>` of its machine, hence a handle that carries the
-number needs no address book. Ids of ranks are given out by the controller; a client draws its own (the top
-bit of the lower half set), which spares it a round trip.
+The upper half is the index of the host, the lower half the process on that host; 0 is the host process
+itself, so proc 0 is the controller. A process binds `DIRECTORY/p<lower half>` of its machine, hence a handle
+that carries the number needs no address book. Ids of ranks are given out by the controller; a client draws
+its own (the top bit of the lower half set), which spares it a round trip.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
 """One name, once: the right to a mesh's name is a lock on a file, which the mesh's controller holds as long
 as it lives.
 
-The kernel gives the lock to one process, and takes it back when that has ended, however it ended. So there's nothing to check before acting: who has the
-claim may write or remove the connection file of that name, and nobody else. The lock belongs to the open file (OFD), not to the process, so
-that it can be looked at without being taken.
+The kernel gives the lock to one process, and takes it back when that has ended, however it ended. So there's
+nothing to check before acting: who has the claim may write or remove the connection file of that name, and
+nobody else. The lock belongs to the open file (OFD), not to the process, so that it can be looked at without
+being taken.
 
-Where a file system knows no locks, the file lies beside this user's sockets instead: then a name is claimed on this machine only.
+Where a file system knows no locks, the file lies beside this user's sockets instead: then a name is claimed
+on this machine only.
 """
 
 from __future__ import annotations
@@ -94,7 +96,9 @@ class Claim:
 
 
 def holder(path: str) -> dict[str, Any] | None:
-    """Return what the process that has a name says of itself; {} if it says nothing (yet), None if nobody has it."""
+    """Return what the process that has a name says of itself; {} if it says nothing (yet), None if nobody
+    has it.
+    """
     for candidate in (path, _local(path)):
         with suppress(OSError, ValueError):
             fd = os.open(candidate, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -117,7 +121,9 @@ def _note(data: bytes) -> dict[str, Any]:
 
 
 def _local(path: str) -> str:
-    return os.path.join(socket_root(), f"claim-{hashlib.sha256(os.path.abspath(path).encode()).hexdigest()[:16]}")
+    return os.path.join(
+        socket_root(), f"claim-{hashlib.sha256(os.path.abspath(path).encode()).hexdigest()[:16]}"
+    )
 
 
 def _refuse_special(path: str, fd: int) -> None:

@@ -1,16 +1,19 @@
-"""Values to bytes and back: plain pickle where it does, cloudpickle where it must, big buffers beside the message.
+"""Values to bytes and back: plain pickle where it does, cloudpickle where it must, big buffers beside the
+message.
 
-Plain pickle takes 2 us where cloudpickle takes 20, but it would send a class of a notebook cell by its name, which no rank
-can import. So plain pickle is used for values built from the basic types only, and cloudpickle for everything else.
+Plain pickle takes 2 us where cloudpickle takes 20, but it would send a class of a notebook cell by its name,
+which no rank can import. So plain pickle is used for values built from the basic types only, and cloudpickle
+for everything else.
 
 Small tensors and arrays among basic types have a way of their own, as quick (`small_arrays`).
 
-Functions and classes of notebook cells take their source along, so that a traceback on a rank shows the user's lines.
+Functions and classes of notebook cells take their source along, so that a traceback on a rank shows the
+user's lines.
 
-Tensors go as their storage's bytes: torch's own reduction copies three times. Tensors of one message that share a
-storage share it on the other side, too, but for a view that comes first and shows less than half of it: such a view goes alone, so
-that ten rows don't drag their data set along. CUDA tensors travel through host memory and arrive on the receiver's current device, or on
-the CPU where there is none.
+Tensors go as their storage's bytes: torch's own reduction copies three times. Tensors of one message that
+share a storage share it on the other side, too, but for a view that comes first and shows less than half of
+it: such a view goes alone, so that ten rows don't drag their data set along. CUDA tensors travel through host
+memory and arrive on the receiver's current device, or on the CPU where there is none.
 """
 
 from __future__ import annotations
@@ -77,7 +80,9 @@ def is_plain(value: object) -> bool:
 
 
 def _is_plain(value: object, depth: int, addresses: list[int]) -> bool:
-    """Say whether `value` is built from basic types, and small tensors and arrays, whose addresses are put into the list."""
+    """Say whether `value` is built from basic types, and small tensors and arrays, whose addresses are put
+    into the list.
+    """
     kind = type(value)
     if kind in _ATOMS:
         return True
@@ -89,7 +94,9 @@ def _is_plain(value: object, depth: int, addresses: list[int]) -> bool:
         address = small_arrays.address_of(value)
         addresses.append(address)
         return address != 0
-    return depth > 0 and len(items) <= _MAX_PLAIN_ITEMS and all(_is_plain(x, depth - 1, addresses) for x in items)  # type: ignore[arg-type]
+    if depth <= 0 or len(items) > _MAX_PLAIN_ITEMS:  # type: ignore[arg-type]
+        return False
+    return all(_is_plain(x, depth - 1, addresses) for x in items)
 
 
 def _encode_any(value: object, what: str) -> Encoded:
@@ -235,7 +242,11 @@ def _reduce_tensor(torch: Any, tensor: Any, storages: dict[int, _StorageBytes]) 
         return None
     state = (tensor.__dict__, None, None, _set_attributes) if tensor.__dict__ else ()
     if tensor.device.type == "cuda":
-        return _rebuild_on_device, (tensor.detach().cpu(), tensor.requires_grad, kind is not torch.Tensor), *state
+        return (
+            _rebuild_on_device,
+            (tensor.detach().cpu(), tensor.requires_grad, kind is not torch.Tensor),
+            *state,
+        )
     if tensor.device.type != "cpu" or tensor.numel() == 0:
         return None
     flat = tensor.detach()
@@ -320,6 +331,10 @@ def _children(value: object) -> Iterator[tuple[str, object]]:
     elif isinstance(value, types.MethodType):
         yield "its object", value.__self__
     else:
-        slots = [n for c in type(value).__mro__ for n in c.__dict__.get("__slots__", ()) if not n.startswith("__")]
-        attributes = {n: getattr(value, n) for n in slots if hasattr(value, n)} | dict(getattr(value, "__dict__", {}))
+        slots = [
+            n for c in type(value).__mro__ for n in c.__dict__.get("__slots__", ()) if not n.startswith("__")
+        ]
+        attributes = {n: getattr(value, n) for n in slots if hasattr(value, n)} | dict(
+            getattr(value, "__dict__", {})
+        )
         yield from ((f"attribute `{n}`", v) for n, v in attributes.items())

@@ -1,6 +1,8 @@
-"""Where the sockets of this user's processes lie: a directory for each mesh and machine, in one that only this user can enter.
+"""Where the sockets of this user's processes lie: a directory for each mesh and machine, in one that only
+this user can enter.
 
-Host processes take theirs away when they end. One that is killed can't, so whoever makes a new one looks for those in which nobody listens any more.
+Host processes take theirs away when they end. One that is killed can't, so whoever makes a new one looks for
+those in which nobody listens any more.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ _YOUNG_S = 10.0
 
 
 def socket_root() -> str:
-    """Return this user's directory for sockets, made with mode 0700 and checked to be ours: in the user's runtime directory, or where temporary files go.
+    """Return this user's directory for sockets, made with mode 0700 and checked to be ours: in the user's
+    runtime directory, or where temporary files go.
 
     Raises:
         OSError: if neither can be had; the text says why.
@@ -43,7 +46,10 @@ def socket_root() -> str:
             if os.access(root, os.W_OK | os.X_OK):
                 return root
             problems.append(f"{root}: it can't be written to")
-    raise OSError("there is no directory for sockets that can be written to; set XDG_RUNTIME_DIR or TMPDIR to one. " + "; ".join(problems))
+    raise OSError(
+        "there is no directory for sockets that can be written to; set XDG_RUNTIME_DIR or TMPDIR to one. "
+        + "; ".join(problems)
+    )
 
 
 def _possible_roots() -> Iterator[str]:
@@ -61,7 +67,9 @@ def _is_too_long(root: str) -> bool:
 
 
 def private_directories(path: str) -> None:
-    """Make a directory, and those above it that aren't there, for this user only, whatever the umask is. Those that are there stay as they are."""
+    """Make a directory, and those above it that aren't there, for this user only, whatever the umask is.
+    Those that are there stay as they are.
+    """
     above = os.path.dirname(path)
     if above and not os.path.isdir(above):
         private_directories(above)
@@ -93,7 +101,9 @@ def new_directory() -> str:
 
 
 def _machine_mark() -> str:
-    """Return what names of this machine's directories begin with: on a shared file system, nobody here can say whether somebody there listens."""
+    """Return what names of this machine's directories begin with: on a shared file system, nobody here can
+    say whether somebody there listens.
+    """
     with open("/proc/sys/kernel/random/boot_id", "rb") as file:
         return hashlib.sha256(file.read()).hexdigest()[:6] + "-"
 
@@ -107,7 +117,9 @@ def _is_left(path: str) -> bool:
 
 
 def _is_dead(path: str) -> bool:
-    """Say whether a socket is there that nobody has open; one that has just been made may not be listened at yet."""
+    """Say whether a socket is there that nobody has open; one that has just been made may not be listened
+    at yet.
+    """
     with suppress(OSError):
         if time.time() - os.stat(path).st_mtime < _YOUNG_S:
             return False

@@ -1,6 +1,8 @@
-"""Stacks that a rank leaves in a file when it's sent a signal: also while something holds the interpreter's lock, when no Python code can run.
+"""Stacks that a rank leaves in a file when it's sent a signal: also while something holds the interpreter's
+lock, when no Python code can run.
 
-The file lies in the host process' directory, with mode 0600; `faulthandler`, which is C code in the rank's signal handler, appends to it. It begins with
+The file lies in the host process' directory, with mode 0600; `faulthandler`, which is C code in the rank's
+signal handler, appends to it. It begins with
 
     offset  bytes
          0     16  ident of the rank's main thread, hexadecimal
@@ -9,8 +11,8 @@ The file lies in the host process' directory, with mode 0600; `faulthandler`, wh
         33      1  newline
 
 The signal goes to one thread that mostly sleeps, the background reader: what the others wait for in the
-kernel isn't cut short by it (`sleep` would be). The file has its
-name only once the handler is in place; besides, the kernel is asked whether the rank catches the signal, for else it would kill it.
+kernel isn't cut short by it (`sleep` would be). The file has its name only once the handler is in place;
+besides, the kernel is asked whether the rank catches the signal, for else it would kill it.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ class Header(NamedTuple):
 
 
 class DumpFile:
-    """The rank's side: made once, kept for as long as it lives. Where the disk is full there's none, and py-spy has to do."""
+    """The rank's side: made once, kept for as long as it lives. Where the disk is full there's none, and
+    py-spy has to do.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path

@@ -1,7 +1,8 @@
 """What lets hosts of an engine into a mesh: one file, the same for all of them.
 
-It has the addresses of the controller, its public key, and a key pair that is good for nothing but a knock. Whoever knocks says which key it has made for
-itself, so that no secret of a host ever travels; it's told its place, or why there's none. Knock and answer are JSON: nothing of a stranger's is unpickled.
+It has the addresses of the controller, its public key, and a key pair that is good for nothing but a knock.
+Whoever knocks says which key it has made for itself, so that no secret of a host ever travels; it's told its
+place, or why there's none. Knock and answer are JSON: nothing of a stranger's is unpickled.
 """
 
 from __future__ import annotations
@@ -57,9 +58,13 @@ class Invitation:
         """
         found = _object(text, "invitation")
         if found.pop("version", None) != VERSION:
-            raise InvitationError(f"an invitation of another version: this monarch_nb reads version {VERSION}")
+            raise InvitationError(
+                f"an invitation of another version: this monarch_nb reads version {VERSION}"
+            )
         made = _made(cls, {**found, "addresses": tuple(found.get("addresses") or ())}, "invitation")
-        if not made.addresses or not all(isinstance(a, str) and a.startswith("tcp://") for a in made.addresses):
+        if not made.addresses or not all(
+            isinstance(a, str) and a.startswith("tcp://") for a in made.addresses
+        ):
             raise InvitationError("an invitation without an address of the mesh")
         _check_keys(made.controller_key, made.guest_public, made.guest_secret)
         return made
@@ -97,7 +102,11 @@ class Knock:
         _check_keys(made.public)
         if not isinstance(made.node, str) or not 0 < len(made.node) <= 255 or not made.node.isprintable():
             raise InvitationError("a knock without a node's name")
-        if type(made.wire_version) is not int or type(made.place) not in (int, type(None)) or type(made.address) is not str:
+        if (
+            type(made.wire_version) is not int
+            or type(made.place) not in (int, type(None))
+            or type(made.address) is not str
+        ):
             raise InvitationError("a knock whose fields are none")
         return made
 

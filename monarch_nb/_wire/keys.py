@@ -1,7 +1,7 @@
 """CURVE keys, and the allow-list that a controller checks every tcp connection against.
 
-ZeroMQ asks an in-process REP socket (the ZAP protocol, RFC 27) for each new connection. `Gatekeeper` answers it from the
-host process' own loop, so no thread is needed, and an unknown key never gets a byte through.
+ZeroMQ asks an in-process REP socket (the ZAP protocol, RFC 27) for each new connection. `Gatekeeper` answers
+it from the host process' own loop, so no thread is needed, and an unknown key never gets a byte through.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ class KeyPair(NamedTuple):
 
 
 def key_of(frame: zmq.Frame) -> str:
-    """Return the public key of the peer that has sent a frame, as the `Gatekeeper` has let it in; empty if there was none."""
+    """Return the public key of the peer that has sent a frame, as the `Gatekeeper` has let it in; empty if
+    there was none.
+    """
     try:
         return str(frame.get("User-Id"))
     except zmq.ZMQError:
@@ -53,7 +55,8 @@ class Gatekeeper:
         if not known:
             self.refused += 1
         code, text = (b"200", b"OK") if known else (b"400", b"unknown key")
-        # ZeroMQ puts this on each message that comes by the connection (`key_of`): whoever has a key can't speak as another.
+        # ZeroMQ puts this on each message that comes by the connection (`key_of`): whoever has a key can't
+        # speak as another.
         user = z85.encode(frames[6]) if known else b""
         self.socket.send_multipart([b"1.0", request, code, text, user, b""])
 

@@ -1,9 +1,11 @@
-"""Marks in a rank's output: which cell a stretch of bytes belongs to, and where a picture stands between the lines.
+"""Marks in a rank's output: which cell a stretch of bytes belongs to, and where a picture stands between the
+lines.
 
-What a rank prints goes through a pipe whose other end the host process holds, so that the last words of a crash are kept, C++
-and NCCL output counts too, and order is as written. Marks are in that same pipe, so they can't overtake the text. A mark is an
-operating system command of the terminal's escape language with a token that is drawn anew for each rank, so that no
-program prints one by accident; a terminal that got one anyway would show nothing.
+What a rank prints goes through a pipe whose other end the host process holds, so that the last words of a
+crash are kept, C++ and NCCL output counts too, and order is as written. Marks are in that same pipe, so they
+can't overtake the text. A mark is an operating system command of the terminal's escape language with a token
+that is drawn anew for each rank, so that no program prints one by accident; a terminal that got one anyway
+would show nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Which mesh a handle belongs to, and where: what travels with handles, so that they stay what they are in processes of other meshes.
+"""Which mesh a handle belongs to, and where: what travels with handles, so that they stay what they are in
+processes of other meshes.
 
 It's the place of the controller's sockets, and nothing secret: who may enter that directory on that machine
 may use the mesh, as any program of its user may.
@@ -14,7 +15,9 @@ from monarch_nb._wire import address
 from monarch_nb._wire.process import is_running, machine_id, start_time
 
 APART = "MONARCH_NB_RDMA_MACHINE"
-"""Processes for which this variable differs take each other for processes of other machines: to try on one what happens on several."""
+"""Processes for which this variable differs take each other for processes of other machines: to try on one
+what happens on several.
+"""
 
 
 def this_machine() -> str:
@@ -63,4 +66,8 @@ class MeshAddress(NamedTuple):
         return os.access(address.socket_path(self.directory, address.CONTROLLER), os.R_OK | os.W_OK)
 
     def __str__(self) -> str:
-        return f"mesh {self.name!r}" if self.name else f"the mesh whose controller is process {self.pid} on {self.hostname}"
+        return (
+            f"mesh {self.name!r}"
+            if self.name
+            else f"the mesh whose controller is process {self.pid} on {self.hostname}"
+        )

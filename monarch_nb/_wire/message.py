@@ -1,7 +1,7 @@
 """The one message: a fixed header, then name, context, buffer table and payload, in a single frame.
 
-A single frame is sent by one C call, so a Ctrl-C between two Python bytecodes can never tear a message in half. Only buffers
-that cross machines follow as frames of their own.
+A single frame is sent by one C call, so a Ctrl-C between two Python bytecodes can never tear a message in
+half. Only buffers that cross machines follow as frames of their own.
 
     offset  bytes  field
          0      1  version (VERSION)
@@ -20,8 +20,9 @@ that cross machines follow as frames of their own.
         50      2  reserved, 0
         52         name, context, one table entry of ENTRY.size for each buffer, payload
 
-All numbers are little-endian. Host processes route by the header and the table and never look into the payload.
-"""
+All numbers are little-endian. Host processes route by the header and the table and never look into the
+payload.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -61,7 +62,9 @@ RUN_ON: Final = "__run_on__"
 """A line for the debugger of a rank: it goes away, and the thread runs on."""
 
 CELL_SECONDS: Final = struct.Struct("<d")
-"""In front of a rank's answer to a cell: its run time; what follows is JSON, or nothing if there's nothing more to say."""
+"""In front of a rank's answer to a cell: its run time; what follows is JSON, or nothing if there's nothing
+more to say.
+"""
 
 SLOT_OFFSET = 4
 DST_OFFSET = 16
@@ -129,7 +132,8 @@ def pack_plain(
     kind: int, flags: int, slot: int, src: int, dst: int, ref: int, target: int, origin: int,
     name: bytes, context: bytes, payload: bytes,
 ) -> bytes:  # fmt: skip
-    """Return what `pack` does, for a message without buffers; a third of the time, for fields by position are quicker.
+    """Return what `pack` does, for a message without buffers; a third of the time, for fields by position are
+    quicker.
 
     >>> pack_plain(CALL, 0, 0, 1, 2, 0, 0, 0, b"noop", b"", b"") == pack(CALL, src=1, dst=2, name=b"noop")
     True
@@ -147,8 +151,9 @@ _NO_LENGTHS = bytes(HEADER.size - 44)
 
 
 def plain_reply(frame: bytes) -> tuple[int, int, int, int, int] | None:
-    """Return flags, slot, source, ref and origin of a REPLY without name, context and buffers, whose payload begins at `HEADER.size`; None for
-    any other message. Most messages are such replies, and `unpack` takes four times as long.
+    """Return flags, slot, source, ref and origin of a REPLY without name, context and buffers, whose payload
+    begins at `HEADER.size`; None for any other message. Most messages are such replies, and `unpack` takes
+    four times as long.
 
     >>> plain_reply(pack(REPLY, src=7, dst=2, ref=3, slot=1))
     (0, 1, 7, 3, 0)

@@ -1,7 +1,9 @@
-"""What travels between machines comes in frames of bounded size, so that a stranger at the port can't have more memory taken than one such frame.
+"""What travels between machines comes in frames of bounded size, so that a stranger at the port can't have
+more memory taken than one such frame.
 
-ZeroMQ bounds frames before it knows who sends them, and has one bound for strangers and for hosts. So a message with a frame that is too long is
-cut: a head that says how many pieces each frame has, then the pieces, all in one multipart message. A head begins with `HEAD`, a message with its version.
+ZeroMQ bounds frames before it knows who sends them, and has one bound for strangers and for hosts. So a
+message with a frame that is too long is cut: a head that says how many pieces each frame has, then the
+pieces, all in one multipart message. A head begins with `HEAD`, a message with its version.
 """
 
 from __future__ import annotations

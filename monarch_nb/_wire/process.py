@@ -1,7 +1,7 @@
 """What the kernel says of a process: since when it runs, whether it still does, how it ended.
 
-A pid alone names nobody, because the kernel gives it to another process later. A pid and the time at which it started do, on one machine
-until that boots again, and within one PID namespace.
+A pid alone names nobody, because the kernel gives it to another process later. A pid and the time at which it
+started do, on one machine until that boots again, and within one PID namespace.
 """
 
 from __future__ import annotations
@@ -23,19 +23,25 @@ def set_process_name(name: str) -> None:
 
 
 def start_time(pid: int) -> int | None:
-    """Return when a process started, in ticks since boot; None if there's none, or only what is left of one (a zombie)."""
+    """Return when a process started, in ticks since boot; None if there's none, or only what is left of
+    one (a zombie).
+    """
     fields = _stat(pid)
     return None if not fields or fields[_STATE] in "ZX" else int(fields[_START_TIME])
 
 
 def is_running(pid: int, started: int | None) -> bool:
-    """Say whether the process that started then still runs; without a time, whether any process of that pid does."""
+    """Say whether the process that started then still runs; without a time, whether any process of that
+    pid does.
+    """
     found = start_time(pid)
     return found is not None and started in (None, found)
 
 
 def zombie_status(pid: int) -> int | None:
-    """Return the wait status of a process that has ended and that its parent hasn't waited for yet; None if it can't be had."""
+    """Return the wait status of a process that has ended and that its parent hasn't waited for yet; None
+    if it can't be had.
+    """
     fields = _stat(pid)
     if not fields or fields[_STATE] != "Z" or len(fields) <= _EXIT_CODE:
         return None
@@ -71,7 +77,9 @@ def describe_status(status: int | None, *, out_of_memory: bool) -> str:
     'exited with code 3'
     """
     if status is None:
-        guess = "the kernel has just killed a process for lack of memory" if out_of_memory else "was it killed?"
+        guess = (
+            "the kernel has just killed a process for lack of memory" if out_of_memory else "was it killed?"
+        )
         return f"ended without a word ({guess})"
     if not os.WIFSIGNALED(status):
         return f"exited with code {os.WEXITSTATUS(status)}"
@@ -84,7 +92,9 @@ def describe_status(status: int | None, *, out_of_memory: bool) -> str:
 
 
 def count_oom_kills() -> int:
-    """Return how many processes the kernel has killed on this machine for lack of memory, in all or in a cgroup."""
+    """Return how many processes the kernel has killed on this machine for lack of memory, in all or in a
+    cgroup.
+    """
     with suppress(OSError, ValueError), open("/proc/vmstat") as file:
         for line in file:
             if line.startswith("oom_kill "):
@@ -107,7 +117,9 @@ def wait_until_gone(pid: int, timeout_s: float) -> bool:
 
 
 def machine_id() -> str:
-    """Return what names this machine, since it was booted, and our PID namespace on it: where pids mean what they mean here."""
+    """Return what names this machine, since it was booted, and our PID namespace on it: where pids mean
+    what they mean here.
+    """
     with open("/proc/sys/kernel/random/boot_id") as file:
         boot = file.read().strip()
     try:

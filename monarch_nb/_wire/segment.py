@@ -1,12 +1,14 @@
-"""Big buffers on one machine: written once into anonymous shared memory, mapped copy-on-write by each receiver.
+"""Big buffers on one machine: written once into anonymous shared memory, mapped copy-on-write by each
+receiver.
 
-A segment is a memfd: it has no name in any file system, so nothing can be left behind: the kernel frees it when the last
-descriptor and mapping are gone, whoever was killed. The receiver opens `/proc/<owner's pid>/fd/<n>`, which the kernel allows to
-processes of the same user, checks the inode, and maps it privately: it may write, and nobody else will see it.
+A segment is a memfd: it has no name in any file system, so nothing can be left behind: the kernel frees it
+when the last descriptor and mapping are gone, whoever was killed. The receiver opens `/proc/<owner's
+pid>/fd/<n>`, which the kernel allows to processes of the same user, checks the inode, and maps it privately:
+it may write, and nobody else will see it.
 
-The owner keeps the descriptor until every receiver has released the segment (or died) and then uses its warm pages for the
-next message: a copy into fresh pages is three times slower than into warm ones. Free segments are given back after
-`IDLE_S`.
+The owner keeps the descriptor until every receiver has released the segment (or died) and then uses its warm
+pages for the next message: a copy into fresh pages is three times slower than into warm ones. Free segments
+are given back after `IDLE_S`.
 
 Accounting is by `(segment id, receiver proc)`. All methods may be called from any thread.
 """
@@ -42,8 +44,9 @@ class SegmentError(RuntimeError):
 def reserve(fd: int, nbytes: int) -> None:
     """Give a file in memory its size.
 
-    Where the kernel keeps count of promised memory (`vm.overcommit_memory=2`), a page that can't be had when it's touched is a SIGBUS: there, all are
-    had now. Elsewhere memory is had page by page, by several threads, while it's filled.
+    Where the kernel keeps count of promised memory (`vm.overcommit_memory=2`), a page that can't be had when
+    it's touched is a SIGBUS: there, all are had now. Elsewhere memory is had page by page, by several
+    threads, while it's filled.
 
     Raises:
         OSError: if there isn't as much.
@@ -75,13 +78,17 @@ class Segment:
             self.map = mmap.mmap(self.fd, capacity)
         except (OSError, ValueError) as error:
             os.close(self.fd)
-            raise MemoryError(f"no {capacity:,} bytes of shared memory: {getattr(error, 'strerror', None) or error}") from None
+            raise MemoryError(
+                f"no {capacity:,} bytes of shared memory: {getattr(error, 'strerror', None) or error}"
+            ) from None
         self.inode = os.fstat(self.fd).st_ino
         self.holders: set[int] = set()
         self.since = 0.0
 
     def close(self) -> None:
-        """Give the memory back, as far as this process holds it; what is still looked at goes with the last look."""
+        """Give the memory back, as far as this process holds it; what is still looked at goes with the
+        last look.
+        """
         with suppress(BufferError):
             self.map.close()
         os.close(self.fd)
@@ -115,7 +122,9 @@ class SegmentPool:
         return b"".join(entries)
 
     def acquire_segment(self, total: int, holders: set[int]) -> Segment:
-        """Return a segment of at least `total` bytes that `holders` will map; what was in it before is still there."""
+        """Return a segment of at least `total` bytes that `holders` will map; what was in it before is
+        still there.
+        """
         with self._lock:
             fitting = [s for s in self._free if total <= s.capacity <= 4 * total]
             if fitting:
@@ -181,7 +190,8 @@ class SegmentPool:
 
 
 def copy_bytes(address: int, source: memoryview) -> None:
-    """Copy `source` (contiguous) to `address` without holding the interpreter lock; large ones with several threads.
+    """Copy `source` (contiguous) to `address` without holding the interpreter lock; large ones with several
+    threads.
 
     One core doesn't saturate the memory bus, and starting a thread costs 50 us.
     """
@@ -241,7 +251,8 @@ class Mapping(mmap.mmap):
 def open_segment(pid: int, fd: int, inode: int, on_release: Callable[[], None]) -> Mapping:
     """Map the segment that process `pid` holds open as `fd`, copy-on-write.
 
-    `on_release` is called, from whatever thread, when the last buffer made of the mapping is gone; it must not block.
+    `on_release` is called, from whatever thread, when the last buffer made of the mapping is gone; it must
+    not block.
 
     Raises:
         SegmentError: if the owner is gone or `fd` is another file by now.

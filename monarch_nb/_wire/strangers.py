@@ -1,7 +1,8 @@
-"""Those who have connected to a port of ours and haven't shown a key that we know: what they may cost is bounded.
+"""Those who have connected to a port of ours and haven't shown a key that we know: what they may cost is
+bounded.
 
-They're cut after `HANDSHAKE_S`, or when there are too many: of the address with the most, the one that came first, so that nobody keeps hosts of
-other addresses out. What each may have in memory is one frame.
+They're cut after `HANDSHAKE_S`, or when there are too many: of the address with the most, the one that came
+first, so that nobody keeps hosts of other addresses out. What each may have in memory is one frame.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ Peer = tuple[Any, ...]
 
 
 class Strangers:
-    """Watches the connections of a socket that listens. Make it before the socket binds; owned by the thread that uses the socket.
+    """Watches the connections of a socket that listens. Make it before the socket binds; owned by the thread
+    that uses the socket.
 
     Attributes:
         monitor: call `read_event` whenever it's readable.

@@ -1,7 +1,8 @@
 """Tables on their way: their columns travel as buffers, as arrays do, and what arrives has the same types.
 
-Arrow pickles its buffers by itself, but a slice takes along all that it was cut from; so a slice is written anew. Polars would
-serialize itself within pickle, at a fraction of the speed: it goes as Arrow, which shares its memory.
+Arrow pickles its buffers by itself, but a slice takes along all that it was cut from; so a slice is written
+anew. Polars would serialize itself within pickle, at a fraction of the speed: it goes as Arrow, which shares
+its memory.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ _reducers: dict[type, Callable[[Any], Reduced | None] | None] = {}
 
 
 def reduce_table(value: Any) -> Reduced | None:
-    """Return how a table is made again on the other side; None for what is none, and for what pickle does well."""
+    """Return how a table is made again on the other side; None for what is none, and for what pickle does
+    well.
+    """
     kind = type(value)
     if kind not in _reducers:
         _reducers[kind] = _reducer_of(kind)

@@ -8,4 +8,4 @@ placer     compares a folder with a manifest, and makes it equal
 answers    what a host answers, as data
 
 This package knows nothing of meshes and needs the standard library only.
-"""
+"""  # noqa: E501

@@ -17,7 +17,8 @@ class Whereabouts:
         root: its folder, as the notebook's machine knows it.
         name: of its folder on other hosts.
         machine: where the notebook runs, and which files it sees: two processes of equal ones see the same.
-        token: a file that was just written into it for a moment, and what it holds; ("", "") if none could be.
+        token: a file that was just written into it for a moment, and what it holds; ("", "") if none could
+            be.
     """
 
     root: str
@@ -147,6 +148,8 @@ class LinkWorkspace(Request[str], frozen=True):
 
 
 class SetElsewhere(Request[None], frozen=True):
-    """Remember where folders of the notebook's lie on hosts, by their index: ranks that are started there are to know."""
+    """Remember where folders of the notebook's lie on hosts, by their index: ranks that are started there
+    are to know.
+    """
 
     pairs: dict[int, tuple[tuple[str, str], ...]]

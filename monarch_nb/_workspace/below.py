@@ -1,4 +1,6 @@
-"""Folders below a folder, opened component by component: a rank may have put a link anywhere, and none is followed."""
+"""Folders below a folder, opened component by component: a rank may have put a link anywhere, and none is
+followed.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def _open(at: int, part: str, path: str, make: bool) -> int:
     except OSError as error:
         if error.errno not in _IS_NO_FOLDER:
             raise
-        raise Planted(error.errno, f"{path} is {_what(at, part)} there, not a folder: nothing is written through it") from None
+        raise Planted(
+            error.errno, f"{path} is {_what(at, part)} there, not a folder: nothing is written through it"
+        ) from None
 
 
 def _what(at: int, name: str) -> str:

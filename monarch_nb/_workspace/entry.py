@@ -1,6 +1,7 @@
 """What the files of a workspace are: paths, kinds, sizes, contents. Pure.
 
-Whatever a manifest says, files lie below the folder that it's for: paths are relative and normal, and a link's target stays inside.
+Whatever a manifest says, files lie below the folder that it's for: paths are relative and normal, and a
+link's target stays inside.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Entry:
     """One file of a workspace.
 
     Attributes:
-        path: below the workspace's folder, with slashes; bytes that are no UTF-8 as surrogates (`os.fsdecode`).
+        path: below the workspace's folder, with slashes; bytes that are no UTF-8 as surrogates
+            (`os.fsdecode`).
         content: sha256 of what it holds, in hexadecimal digits; of a link, its target.
         size: in bytes; 0 for a link.
         mtime_ns: when it was last changed, nanoseconds since the epoch.
@@ -68,20 +70,27 @@ def check_path(path: str) -> tuple[str, ...]:
     """
     parts = tuple(path.split("/"))
     if "\0" in path or any(part in ("", ".", "..") for part in parts):
-        raise BadEntry(f"{path!r} is no path below the workspace: expected one like 'src/model.py', without '..'")
+        raise BadEntry(
+            f"{path!r} is no path below the workspace: expected one like 'src/model.py', without '..'"
+        )
     try:
         sizes = [len(part.encode("utf-8", "surrogateescape")) for part in parts]
     except UnicodeEncodeError:
-        raise BadEntry(f"{path!r} is no path of a file: it has characters that no file's name can have") from None
+        raise BadEntry(
+            f"{path!r} is no path of a file: it has characters that no file's name can have"
+        ) from None
     if max(sizes) > MAX_NAME_BYTES or sum(sizes) + len(sizes) > MAX_PATH_BYTES:
-        raise BadEntry(f"{path[:80]!r}... is too long: {MAX_NAME_BYTES} bytes a name, {MAX_PATH_BYTES} in all")
+        raise BadEntry(
+            f"{path[:80]!r}... is too long: {MAX_NAME_BYTES} bytes a name, {MAX_PATH_BYTES} in all"
+        )
     return parts
 
 
 def check_target(path: str, target: str) -> None:
     """See whether a link stays below the workspace's folder, whatever other links of it lead to.
 
-    `..` may stand only in front, where it means folders that are none but folders; after a name, it could leave through a link.
+    `..` may stand only in front, where it means folders that are none but folders; after a name, it could
+    leave through a link.
 
     Raises:
         BadEntry: if it may lead out.
@@ -106,7 +115,9 @@ def check_entry(entry: Entry) -> tuple[str, ...]:
     if entry.is_link:
         check_target(entry.path, entry.content)
     elif not _CONTENT.fullmatch(entry.content) or entry.size < 0:
-        raise BadEntry(f"{entry.path!r}: expected a sha256 of 64 digits and a size, not {entry.content!r}, {entry.size}")
+        raise BadEntry(
+            f"{entry.path!r}: expected a sha256 of 64 digits and a size, not {entry.content!r}, {entry.size}"
+        )
     return parts
 
 
@@ -114,7 +125,8 @@ def manifest_of(entries: Iterable[Entry]) -> dict[str, Entry]:
     """Return entries by path, sorted.
 
     Raises:
-        BadEntry: if one can't be, if there are two of one path, or if one lies below another that is no folder.
+        BadEntry: if one can't be, if there are two of one path, or if one lies below another that is no
+            folder.
     """
     found: dict[str, Entry] = {}
     for entry in sorted(entries, key=lambda each: each.path):
@@ -129,7 +141,9 @@ def manifest_of(entries: Iterable[Entry]) -> dict[str, Entry]:
 
 
 def pack(manifest: Manifest) -> bytes:
-    """Return a manifest's canonical bytes: five fields for each entry, sorted by path, each followed by a NUL."""
+    """Return a manifest's canonical bytes: five fields for each entry, sorted by path, each followed by a
+    NUL.
+    """
     fields: list[str] = []
     for path in sorted(manifest):
         entry = manifest[path]
@@ -154,7 +168,9 @@ def _entry(path: str, kind: str, content: str, size: str, mtime_ns: str) -> Entr
     try:
         return Entry(path, Kind(kind), content, int(size), int(mtime_ns))
     except ValueError:
-        raise BadEntry(f"{path!r}: expected kind, size and time, not {kind!r}, {size!r}, {mtime_ns!r}") from None
+        raise BadEntry(
+            f"{path!r}: expected kind, size and time, not {kind!r}, {size!r}, {mtime_ns!r}"
+        ) from None
 
 
 def digest(data: bytes) -> str:

@@ -1,6 +1,8 @@
-"""Makes a folder on a host equal to a manifest: file by file, each by a rename, and only what a sync has put there is ever changed or deleted.
+"""Makes a folder on a host equal to a manifest: file by file, each by a rename, and only what a sync has put
+there is ever changed or deleted.
 
-What a rank has changed there is kept beside it, as NAME.theirs. What else lies there, results of ranks, is left alone.
+What a rank has changed there is kept beside it, as NAME.theirs. What else lies there, results of ranks, is
+left alone.
 """
 
 from __future__ import annotations
@@ -81,7 +83,8 @@ class Placer:
     # --- looking
 
     def look(self, manifest: Manifest, *, is_dry: bool = False) -> Lacking:
-        """Compare the folder with a manifest. Nothing is changed, but contents that lie there under another name are copied for use.
+        """Compare the folder with a manifest. Nothing is changed, but contents that lie there under another
+        name are copied for use.
 
         Args:
             is_dry: they aren't, either.
@@ -100,7 +103,9 @@ class Placer:
         missing = [each for each in manifest.values() if not self._has(root, each)]
         placed = self._record.placed
         elsewhere = {each.content: path for path, each in placed.items()}
-        lacking = [each for each in missing if not each.is_link and not self._find(root, each, elsewhere, is_dry)]
+        lacking = [
+            each for each in missing if not each.is_link and not self._find(root, each, elsewhere, is_dry)
+        ]
         theirs = [each.path for each in missing if self._is_theirs(root, each.path, each.content)]
         gone = [path for path in placed if path not in manifest]
         theirs += [path for path in gone if self._is_theirs(root, path, "")]
@@ -112,10 +117,14 @@ class Placer:
     def _find(self, root: int, entry: Entry, elsewhere: Mapping[str, str], is_dry: bool) -> bool:
         """Say whether a content is here: it has arrived, or lies in the folder, maybe under another name."""
         paths = (entry.path, elsewhere.get(entry.content, entry.path))
-        return self._has_arrived(entry, is_dry) or any(self._reuse(root, path, entry, is_dry) for path in dict.fromkeys(paths))
+        return self._has_arrived(entry, is_dry) or any(
+            self._reuse(root, path, entry, is_dry) for path in dict.fromkeys(paths)
+        )
 
     def _has_arrived(self, entry: Entry, is_dry: bool) -> bool:
-        """Say whether a content has arrived: here, or for another host process of this store, maybe one that was killed."""
+        """Say whether a content has arrived: here, or for another host process of this store, maybe one
+        that was killed.
+        """
         if self.staging.has(entry.content):
             return True
         for folder in glob.glob(f"{glob.escape(self.folder)}.new-*"):
@@ -135,7 +144,12 @@ class Placer:
         """Say whether a file is in place, as it should be."""
         placed = self._record.placed.get(entry.path)
         found = self._status(root, entry.path)
-        if placed is None or found is None or not placed.is_as_placed(found) or placed.content != entry.content:
+        if (
+            placed is None
+            or found is None
+            or not placed.is_as_placed(found)
+            or placed.content != entry.content
+        ):
             return False
         if entry.is_link:
             return stat.S_ISLNK(found.st_mode)
@@ -325,10 +339,14 @@ class Placer:
         except FileNotFoundError:
             return None
         except OSError:
-            raise Planted(errno.ENOTDIR, f"{self.folder} is no folder there: nothing is written through it") from None
+            raise Planted(
+                errno.ENOTDIR, f"{self.folder} is no folder there: nothing is written through it"
+            ) from None
 
     def link_to(self, path: str) -> str:
-        """Make a link at the notebook's path to the folder, if nothing is there; return why not, or nothing."""
+        """Make a link at the notebook's path to the folder, if nothing is there; return why not, or
+        nothing.
+        """
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             os.symlink(self.folder, path)
@@ -363,7 +381,9 @@ def _reading(at: int, name: str) -> Iterator[int]:
 
 
 def _content_of(at: int, name: str, found: os.stat_result) -> str:
-    """Return what something holds: of a file, its sha256; of a link, its target; of anything else, nothing that an entry has."""
+    """Return what something holds: of a file, its sha256; of a link, its target; of anything else, nothing
+    that an entry has.
+    """
     if stat.S_ISLNK(found.st_mode):
         return os.readlink(name, dir_fd=at)
     if not stat.S_ISREG(found.st_mode):
@@ -383,12 +403,18 @@ def _make_link(at: int, name: str, target: str) -> None:
 def _copy(at: int, source: str, beside: str) -> None:
     with suppress(FileNotFoundError):
         os.unlink(beside, dir_fd=at)
-    with _reading(at, source) as fd, open(fd, "rb", closefd=False) as reads, open(new_file(at, beside), "wb") as writes:
+    with (
+        _reading(at, source) as fd,
+        open(fd, "rb", closefd=False) as reads,
+        open(new_file(at, beside), "wb") as writes,
+    ):
         shutil.copyfileobj(reads, writes)
 
 
 def _forget_byte_code(at: int, name: str) -> None:
-    """Remove what a source was compiled to: Python compares size and seconds only, so it might be taken for that of the new one."""
+    """Remove what a source was compiled to: Python compares size and seconds only, so it might be taken
+    for that of the new one.
+    """
     if not name.endswith(".py"):
         return
     with suppress(OSError), folder_below(at, ["__pycache__"]) as cache:

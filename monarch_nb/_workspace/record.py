@@ -1,7 +1,8 @@
 """What was placed in a folder: how else could an edit of a rank's there be told from what a sync has written?
 
-A file of JSON lines: later lines count. Before anything is renamed into place, it's noted what will be; so after a crash in the middle, a file of either
-content is known to be ours. A line that wasn't finished is of no effect.
+A file of JSON lines: later lines count. Before anything is renamed into place, it's noted what will be; so
+after a crash in the middle, a file of either content is known to be ours. A line that wasn't finished is of
+no effect.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Record:
 
     Attributes:
         placed: by path.
-        pending: by path, the contents that were about to be placed when a placing began, since one was noted to have been.
+        pending: by path, the contents that were about to be placed when a placing began, since one was noted
+            to have been.
         manifest: id of the manifest that the folder has all of; "" if it hasn't.
     """
 
@@ -92,7 +94,9 @@ class Record:
         with suppress(FileNotFoundError), open(self.path, encoding="ascii") as lines:
             for line in lines:
                 self._num_lines += 1
-                with suppress(ValueError, TypeError, KeyError):  # the last one, if we were killed while it was written
+                with suppress(
+                    ValueError, TypeError, KeyError
+                ):  # the last one, if we were killed while it was written
                     self._take(json.loads(line))
 
     def _take(self, line: dict[str, object]) -> None:
@@ -128,7 +132,9 @@ class Record:
         beside = Record(f"{self.path}.new")
         with suppress(FileNotFoundError):
             os.unlink(beside.path)
-        beside._append([{"path": path, **asdict(each)} for path, each in self.placed.items()] + [{_ID: self.manifest}])
+        beside._append(
+            [{"path": path, **asdict(each)} for path, each in self.placed.items()] + [{_ID: self.manifest}]
+        )
         os.replace(beside.path, self.path)
         self._num_lines, self._read = beside._num_lines, self._identity()
 

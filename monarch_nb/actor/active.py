@@ -1,6 +1,7 @@
 """The mesh in use: what `with mesh.activate():` sets.
 
-Until tensors of the mesh are there, whoever makes a tensor in such a block gets an error: a local one would be another thing than what was meant.
+Until tensors of the mesh are there, whoever makes a tensor in such a block gets an error: a local one would
+be another thing than what was meant.
 """
 
 from __future__ import annotations

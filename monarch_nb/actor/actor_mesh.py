@@ -50,13 +50,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_SPEC_BYTES = 64 << 20
-"""Actors that were spawned with larger arguments can't be made again by `heal`: their arguments are not kept."""
+"""Actors that were spawned with larger arguments can't be made again by `heal`: their arguments are not
+kept.
+"""
 
 
 class Actor:
     """Base of all actors: state in a rank, changed by messages, one at a time.
 
-    `__supervise__(failure) -> bool` is asked when something the actor owns fails; `__cleanup__(error)` runs before it goes.
+    `__supervise__(failure) -> bool` is asked when something the actor owns fails; `__cleanup__(error)` runs
+    before it goes.
 
     Example:
         >>> class Counter(Actor):               # doctest: +SKIP
@@ -106,7 +109,9 @@ class Load:
 
 
 def _renew_all_endpoints() -> Sequence[str]:
-    """Have all handles of this process look up their endpoints again: classes have been changed in place, and signatures with them."""
+    """Have all handles of this process look up their endpoints again: classes have been changed in place,
+    and signatures with them.
+    """
     for mesh in list(_WITH_ENDPOINTS.values()):
         mesh._renew_endpoints()
     return ()
@@ -118,7 +123,8 @@ _reload.AFTER.append(_renew_all_endpoints)
 class ActorMesh(MeshTrait, Generic[T]):
     """The actors of one spawn (or a part of them), with the endpoints of their class as attributes.
 
-    A handle: it may be an argument or a return value, and stays good in any process of its mesh, and in those of other meshes of this machine.
+    A handle: it may be an argument or a return value, and stays good in any process of its mesh, and in those
+    of other meshes of this machine.
     """
 
     _transport = TransportOnDemand()
@@ -195,7 +201,9 @@ class ActorMesh(MeshTrait, Generic[T]):
 
     def _no_endpoint(self, name: str) -> str:
         endpoints = sorted(
-            n for n in dir(self._class) if isinstance(inspect.getattr_static(self._class, n), EndpointProperty)
+            n
+            for n in dir(self._class)
+            if isinstance(inspect.getattr_static(self._class, n), EndpointProperty)
         )
         return f"{self._class.__name__} has no endpoint {name!r}; it has: {', '.join(endpoints) or 'none'}"
 
@@ -271,11 +279,16 @@ class ActorMesh(MeshTrait, Generic[T]):
         size_bytes = len(body.payload) + sum(b.nbytes for b in body.buffers)
         sessions.of_transport(self._transport).tell(
             ActorSpawned(
-                actor_id=self._actor_id, name=self._name, procs=self._procs, context=self._context, creator=creator,
-                checkpointed=getattr(self._class, "checkpoint_state", ""), size_bytes=size_bytes,
+                actor_id=self._actor_id,
+                name=self._name,
+                procs=self._procs,
+                context=self._context,
+                creator=creator,
+                checkpointed=getattr(self._class, "checkpoint_state", ""),
+                size_bytes=size_bytes,
                 spec=codec.to_bytes(body) if size_bytes <= MAX_SPEC_BYTES else None,
             )
-        )  # fmt: skip
+        )
 
     def _encode_spec(self, spec: dict[str, Any]) -> Encoded:
         try:
@@ -308,9 +321,11 @@ class ActorMesh(MeshTrait, Generic[T]):
         return self
 
     def stop(self, reason: str = "") -> Future[None]:
-        """End these actors, each after the message it is handling. What an actor has spawned itself ends before it does.
+        """End these actors, each after the message it is handling. What an actor has spawned itself ends
+        before it does.
 
-        The future is done when all have cleaned up; one that is stuck isn't waited for longer than ten seconds.
+        The future is done when all have cleaned up; one that is stuck isn't waited for longer than ten
+        seconds.
         """
         if self._owner is not None:
             self._owner.disowns(self)
@@ -328,7 +343,9 @@ class ActorMesh(MeshTrait, Generic[T]):
             sessions.of_transport(transport).tell(ActorStopped(self._actor_id, list(self._procs)))
         if transport.ends:
             transport.check_ends(gather)
-        failure = MeshFailure(mesh=self._name, message=f"it was stopped{': ' + reason if reason else ''}", stopped=True)
+        failure = MeshFailure(
+            mesh=self._name, message=f"it was stopped{': ' + reason if reason else ''}", stopped=True
+        )
         self._break(failure)
         return Future(gather, lambda _: None, f"stop of {self._name}")
 
@@ -351,7 +368,14 @@ class ActorMesh(MeshTrait, Generic[T]):
         raise error if state.take_unreported(state.described) else error.briefly()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickle, (self._class, self._name, self._actor_id, self._all_procs, self._own_shape, mesh_of(self))
+        return _unpickle, (
+            self._class,
+            self._name,
+            self._actor_id,
+            self._all_procs,
+            self._own_shape,
+            mesh_of(self),
+        )
 
     def __repr__(self) -> str:
         return f"<ActorMesh {self._name} of {self._class.__name__}: {self.extent}>"
@@ -402,14 +426,17 @@ def _check_names(mesh: ActorMesh[Any]) -> None:
     """Refuse endpoints that nobody could call, because a mesh of actors has something else of that name."""
     cls = mesh._class
     taken = [
-        name for name in dir(cls)
-        if (hasattr(ActorMesh, name) or name in mesh.__dict__) and isinstance(inspect.getattr_static(cls, name), EndpointProperty)
-    ]  # fmt: skip
+        name
+        for name in dir(cls)
+        if (hasattr(ActorMesh, name) or name in mesh.__dict__)
+        and isinstance(inspect.getattr_static(cls, name), EndpointProperty)
+    ]
     if taken:
         names = " and ".join(f"{cls.__name__}.{name}" for name in taken)
         raise MeshUsageError(
-            f"{names} can't be {'an endpoint' if len(taken) == 1 else 'endpoints'}: the mesh that spawn() returns has "
-            f"{', '.join(f'.{name}' for name in taken)} itself. Give {'it another name' if len(taken) == 1 else 'them other names'}"
+            f"{names} can't be {'an endpoint' if len(taken) == 1 else 'endpoints'}: the mesh that "
+            f"spawn() returns has {', '.join(f'.{name}' for name in taken)} itself. Give "
+            f"{'it another name' if len(taken) == 1 else 'them other names'}"
         )
 
 
@@ -439,8 +466,8 @@ class NotAnEndpoint:
 
     def __getattr__(self, adverb: str) -> Any:
         raise AttributeError(
-            f"{self._mesh._class.__name__}.{self._name} is no endpoint and has no .{adverb}: decorate it with "
-            f"@endpoint, or use as_endpoint(mesh.{self._name}).{adverb}(...)"
+            f"{self._mesh._class.__name__}.{self._name} is no endpoint and has no .{adverb}: decorate "
+            f"it with @endpoint, or use as_endpoint(mesh.{self._name}).{adverb}(...)"
         )
 
 

@@ -14,7 +14,8 @@ RANK_MODULE = "monarch_nb._rank.bootstrap"
 
 @dataclass
 class BootstrapCommand:
-    """A command that becomes a rank: it may be a program that ends by executing the default command, as numactl and taskset do.
+    """A command that becomes a rank: it may be a program that ends by executing the default command, as
+    numactl and taskset do.
 
     Attributes:
         program: what to execute.
@@ -40,18 +41,22 @@ class BootstrapCommand:
 
 
 def default_bootstrap_cmd() -> BootstrapCommand:
-    """Return the command that starts a process in this program's interpreter: to be changed and given to `spawn_procs`.
+    """Return the command that starts a process in this program's interpreter: to be changed and given to
+    `spawn_procs`.
 
     Example:
         >>> command = default_bootstrap_cmd()                                                          # doctest: +SKIP
         >>> command = BootstrapCommand("nice", None, ["-n", "5", command.program, *command.args])      # doctest: +SKIP
         >>> this_host().spawn_procs({"gpus": 2}, bootstrap_command=command)                            # doctest: +SKIP
-    """
+    """  # noqa: E501
     return BootstrapCommand(sys.executable, None, ["-m", RANK_MODULE])
 
 
-def commands_of(given: BootstrapCommand | Callable[[Point], BootstrapCommand] | None, extent: Extent) -> list[dict[str, Any]]:
-    """Return the commands of all ranks, as host processes take them: one, if it's the same for all; none if there's none.
+def commands_of(
+    given: BootstrapCommand | Callable[[Point], BootstrapCommand] | None, extent: Extent
+) -> list[dict[str, Any]]:
+    """Return the commands of all ranks, as host processes take them: one, if it's the same for all; none if
+    there's none.
 
     Raises:
         TypeError: for what is no command, and returns none.
@@ -62,7 +67,10 @@ def commands_of(given: BootstrapCommand | Callable[[Point], BootstrapCommand] | 
     if isinstance(given, BootstrapCommand):
         return [_checked(given, "bootstrap_command")]
     if not callable(given):
-        raise TypeError(f"bootstrap_command takes a BootstrapCommand (see default_bootstrap_cmd()) or a function of a point, not {given!r}")
+        raise TypeError(
+            "bootstrap_command takes a BootstrapCommand (see default_bootstrap_cmd()) or a function "
+            f"of a point, not {given!r}"
+        )
     return [_checked(given(point), f"bootstrap_command of {dict(point)}") for point in extent.points()]
 
 
@@ -71,9 +79,15 @@ def _checked(command: Any, what: str) -> dict[str, Any]:
         raise TypeError(f"{what} is a BootstrapCommand (see default_bootstrap_cmd()), not {command!r}")
     if not isinstance(command.program, str) or not command.program:
         raise ValueError(f"{what}: program is the path or name of a program, not {command.program!r}")
-    if isinstance(command.args, str) or not isinstance(command.args, Sequence) or not all(isinstance(a, str) for a in command.args):
+    if (
+        isinstance(command.args, str)
+        or not isinstance(command.args, Sequence)
+        or not all(isinstance(a, str) for a in command.args)
+    ):
         raise ValueError(f"{what}: args is a list of texts, not {command.args!r}")
     for name, value in command.env.items():
         if not isinstance(name, str) or not isinstance(value, str | None):
-            raise ValueError(f"{what}: env maps texts to texts, or None to take one away; got {name!r}: {value!r}")
+            raise ValueError(
+                f"{what}: env maps texts to texts, or None to take one away; got {name!r}: {value!r}"
+            )
     return {**asdict(command), "args": list(command.args), "env": dict(command.env)}

@@ -12,18 +12,22 @@ from monarch_nb.actor.endpoint import endpoint
 class Checkpointed(Actor):
     """An actor that is saved, in the background, and goes on from where it was when it's healed.
 
-    A subclass says what its state is by `state_dict` and `load_state_dict`, as torch modules and optimizers do: tensors (DTensors, too) in
-    dictionaries and lists, beside numbers and other values that can be pickled. When a rank is healed, all ranks of the actor are constructed anew with
-    the arguments of their spawn and go on from the newest state that all have; so their constructors are the place to wrap a model in DDP or
-    FSDP. Calls after that state are lost: a training loop asks the actor for its step and goes on from there.
+    A subclass says what its state is by `state_dict` and `load_state_dict`, as torch modules and optimizers
+    do: tensors (DTensors, too) in dictionaries and lists, beside numbers and other values that can be
+    pickled. When a rank is healed, all ranks of the actor are constructed anew with the arguments of their
+    spawn and go on from the newest state that all have; so their constructors are the place to wrap a model
+    in DDP or FSDP. Calls after that state are lost: a training loop asks the actor for its step and goes on
+    from there.
 
     Attributes:
-        checkpoint_every: save after so many calls, and once in the beginning; 0: only when asked to, or when the host is about to be taken away
-            (SIGTERM).
-        checkpoint_state: "own": each rank has a state of its own; "replicated": all have the same (DDP), which is written once and handed
-            over from memory to memory; "sharded": DTensors (FSDP), and all else the same: it may be loaded by another number of ranks.
+        checkpoint_every: save after so many calls, and once in the beginning; 0: only when asked to, or when
+            the host is about to be taken away (SIGTERM).
+        checkpoint_state: "own": each rank has a state of its own; "replicated": all have the same (DDP),
+            which is written once and handed over from memory to memory; "sharded": DTensors (FSDP), and all
+            else the same: it may be loaded by another number of ranks.
         checkpoint_keep: how many are kept on disk.
-        checkpoint_dir: where; all ranks must see it. By default beside the mesh's journal, which does for one machine.
+        checkpoint_dir: where; all ranks must see it. By default beside the mesh's journal, which does for one
+            machine.
 
     Example:
         >>> class Trainer(Checkpointed):                     # doctest: +SKIP
@@ -35,7 +39,7 @@ class Checkpointed(Actor):
         ...     def load_state_dict(self, state):
         ...         self.model.load_state_dict(state["model"]); self.optimizer.load_state_dict(state["optimizer"])
         ...         self.num_steps = state["step"]
-    """
+    """  # noqa: E501
 
     checkpoint_every: int = 0
     checkpoint_state: str = "own"
@@ -48,11 +52,14 @@ class Checkpointed(Actor):
 
     def load_state_dict(self, state: Any) -> None:
         """Take on a state that `state_dict` has returned."""
-        raise NotImplementedError(f"{type(self).__name__} must take its state back: define load_state_dict(state)")
+        raise NotImplementedError(
+            f"{type(self).__name__} must take its state back: define load_state_dict(state)"
+        )
 
     @endpoint
     def checkpoint(self) -> str:
-        """Save the state of now and wait until it's on disk; return the directory. Call it on all ranks together.
+        """Save the state of now and wait until it's on disk; return the directory. Call it on all ranks
+        together.
 
         Raises:
             CheckpointError: if it can't be completed; the last good one is still there.

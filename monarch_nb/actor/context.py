@@ -70,7 +70,9 @@ class Instance:
         return creator_of(self._runner)
 
     def __repr__(self) -> str:
-        """Return its full name, which tells it from all others: `<root>.<module.Trainer trainer{'gpus': 3/8}>`."""
+        """Return its full name, which tells it from all others: `<root>.<module.Trainer trainer{'gpus':
+        3/8}>`.
+        """
         return full_name_of(self._runner)
 
     def stop(self, reason: str = "") -> None:
@@ -80,7 +82,9 @@ class Instance:
         sessions.current().tell(ActorStopped(runner.actor_id, [process_context.transport().me]))
 
     def abort(self, reason: str = "") -> None:
-        """End this actor as failed, after the message that it is handling: its owner is asked to handle it."""
+        """End this actor as failed, after the message that it is handling: its owner is asked to handle
+        it.
+        """
         self._actor("abort").abort(reason)
 
     def kill(self, reason: str = "") -> None:
@@ -119,7 +123,9 @@ def context() -> Context:
 
 
 def current_rank() -> Point:
-    """Return this rank's place in the slice that the current message was sent to: `current_rank()["gpus"]`."""
+    """Return this rank's place in the slice that the current message was sent to:
+    `current_rank()["gpus"]`.
+    """
     return context().message_rank
 
 

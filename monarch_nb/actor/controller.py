@@ -17,10 +17,11 @@ T = TypeVar("T")
 
 
 def get_or_spawn_controller(name: str, cls: type[T], *args: Any, **kwargs: Any) -> Future[T]:
-    """Return the actor called `name`, spawned by whoever asks first. Works from programs, cells and actors alike.
+    """Return the actor called `name`, spawned by whoever asks first. Works from programs, cells and actors
+    alike.
 
-    Controllers live in the program that uses the mesh: in a notebook, in the kernel. They end with it. In a named mesh that no program
-    is connected to, they live in a process of their own.
+    Controllers live in the program that uses the mesh: in a notebook, in the kernel. They end with it. In a
+    named mesh that no program is connected to, they live in a process of their own.
 
     Raises:
         TypeError: if `cls` is no Actor, or the arguments don't fit its constructor.
@@ -32,11 +33,15 @@ def get_or_spawn_controller(name: str, cls: type[T], *args: Any, **kwargs: Any) 
 
 
 def mesh_controller(name: str, cls: type[T], *args: Any, **kwargs: Any) -> Future[T]:
-    """Return the actor called `name` as `get_or_spawn_controller` does; it lives as long as the mesh, whatever becomes of programs."""
+    """Return the actor called `name` as `get_or_spawn_controller` does; it lives as long as the mesh,
+    whatever becomes of programs.
+    """
     return _controller(name, cls, args, kwargs, in_program=False)
 
 
-def _controller(name: str, cls: type[T], args: tuple[Any, ...], kwargs: dict[str, Any], *, in_program: bool) -> Future[T]:
+def _controller(
+    name: str, cls: type[T], args: tuple[Any, ...], kwargs: dict[str, Any], *, in_program: bool
+) -> Future[T]:
     check_class(cls, args, kwargs)
     session = sessions.current()
     reply = session.ask(FindController(name, secrets.randbits(63) | 1, in_program, _spec()))

@@ -43,7 +43,8 @@ class EndpointOptions:
     """What `@endpoint(...)` was told.
 
     Attributes:
-        explicit_response_port: the method's first argument is the port to answer on; its return value is dropped.
+        explicit_response_port: the method's first argument is the port to answer on; its return value is
+            dropped.
         concurrent: further messages may be handled while this (async) one waits.
         propagate: shape propagation of tensor programs; a function or "inspect".
         instrument: kept for Monarch programs; every call is in the metrics here.
@@ -86,9 +87,7 @@ class EndpointProperty(Generic[P, R]):
 
 
 @overload
-def endpoint(
-    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /
-) -> EndpointProperty[P, R]: ...
+def endpoint(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /) -> EndpointProperty[P, R]: ...
 @overload
 def endpoint(method: Callable[Concatenate[Any, P], R], /) -> EndpointProperty[P, R]: ...
 @overload
@@ -123,14 +122,21 @@ def endpoint(
 
 
 def concurrent_endpoint(method: Any = None, **options: Any) -> Any:
-    """Mark an async method that other messages needn't wait for: while it awaits, the actor handles the next."""
+    """Mark an async method that other messages needn't wait for: while it awaits, the actor handles the
+    next.
+    """
     if method is None:
         return lambda function: concurrent_endpoint(function, **options)
     name = getattr(getattr(method, "method", method), "__qualname__", repr(method))
     if isinstance(method, EndpointProperty):
-        raise MeshUsageError(f"@concurrent_endpoint does not wrap @endpoint: it makes an endpoint of {name} by itself. Leave @endpoint out")
+        raise MeshUsageError(
+            f"@concurrent_endpoint does not wrap @endpoint: it makes an endpoint of {name} by itself. "
+            "Leave @endpoint out"
+        )
     if not inspect.iscoroutinefunction(method):
-        raise MeshUsageError(f"@concurrent_endpoint needs an async method; {name} is not: write async def, or @endpoint")
+        raise MeshUsageError(
+            f"@concurrent_endpoint needs an async method; {name} is not: write async def, or @endpoint"
+        )
     return EndpointProperty(method, EndpointOptions(concurrent=True, **options))
 
 
@@ -155,8 +161,8 @@ class Endpoint(Generic[P, R]):
         """Call all actors of the mesh.
 
         Returns:
-            A future of the values, by point. It fails as soon as one rank has failed (the others get a tenth of a second),
-            with equal failures folded by rank set and the good results on the error.
+            A future of the values, by point. It fails as soon as one rank has failed (the others get a tenth
+            of a second), with equal failures folded by rank set and the good results on the error.
         """
         transport = self._ready_transport()
         gather = GatherReply(transport, self._mesh._procs)
@@ -231,7 +237,9 @@ class Endpoint(Generic[P, R]):
         return Stream(arrivals, self._mesh, self._what)
 
     def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Call all actors and don't wait. If one raises, its owner is asked to handle it (`__supervise__`)."""
+        """Call all actors and don't wait. If one raises, its owner is asked to handle it
+        (`__supervise__`).
+        """
         self._ready_transport()
         body, flags = self._encode(args, kwargs)
         self._post_all(body, flags, 0)
@@ -252,7 +260,8 @@ class Endpoint(Generic[P, R]):
         entries = list(arguments)
         if len(entries) != len(self._receivers):
             raise MeshUsageError(
-                f"{self._what}.scatter got {len(entries)} entries for {len(self._receivers)} actors ({self._mesh.extent})"
+                f"{self._what}.scatter got {len(entries)} entries for {len(self._receivers)} actors "
+                f"({self._mesh.extent})"
             )
         transport = self._ready_transport()
         bodies = [self._encode(e if isinstance(e, tuple) else (e,), kwargs) for e in entries]
@@ -270,7 +279,8 @@ class Endpoint(Generic[P, R]):
         return Future(gather, lambda pending: value_mesh(pending, shape, what), what)
 
     def rref(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """Call all actors and leave each result on its rank; the returned handle may be an argument of further calls.
+        """Call all actors and leave each result on its rank; the returned handle may be an argument of
+        further calls.
 
         Example:
             >>> batch = loader.next_batch.rref()          # doctest: +SKIP
@@ -294,7 +304,9 @@ class Endpoint(Generic[P, R]):
         self._post_all(body, flags, ref, receivers)
 
     def describe(self, times: CallTimes) -> dict[str, Any]:
-        """Return what the journal says of calls to this endpoint: actor and method, how often, the ranks and their times."""
+        """Return what the journal says of calls to this endpoint: actor and method, how often, the ranks
+        and their times.
+        """
         ranks = self._mesh._own_shape.ranks
 
         def by_rank(each: CallTime) -> dict[str, Any]:
@@ -367,8 +379,8 @@ class Endpoint(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         raise WrongArguments(
-            f"{self._what} is called through an adverb: .call(...), .call_one(...), .choose(...), .stream(...) or "
-            ".broadcast(...)"
+            f"{self._what} is called through an adverb: .call(...), .call_one(...), .choose(...), "
+            ".stream(...) or .broadcast(...)"
         )
 
     def __repr__(self) -> str:
@@ -400,7 +412,8 @@ class Stream(Generic[R]):
 
 
 def _arity_of(signature: inspect.Signature | None) -> range:
-    """Return how many arguments, all by position, a signature takes for certain: such calls needn't be bound to it, which takes some microseconds.
+    """Return how many arguments, all by position, a signature takes for certain: such calls needn't be bound
+    to it, which takes some microseconds.
 
     >>> _arity_of(inspect.signature(lambda a, b=0: None))
     range(1, 3)

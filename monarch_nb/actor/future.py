@@ -1,4 +1,6 @@
-"""A value that is on its way. Works the same in a script, a notebook cell, an `await`, and inside an endpoint."""
+"""A value that is on its way. Works the same in a script, a notebook cell, an `await`, and inside an
+endpoint.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,8 @@ HEARTBEAT_S = 0.2
 class Future(Generic[T]):
     """The answer to a call.
 
-    The thread that calls `get` reads the socket itself, so nothing is handed over between threads. A time-out doesn't
-    consume the future: ask again.
+    The thread that calls `get` reads the socket itself, so nothing is handed over between threads. A time-out
+    doesn't consume the future: ask again.
 
     Example:
         >>> future = counter.increment.call_one()  # doctest: +SKIP
@@ -71,7 +73,8 @@ class Future(Generic[T]):
                 interrupt_and_raise(pending, self._what)
             if not in_time:
                 raise RankTimeout(
-                    f"no answer{self._to_what()} within {timeout:g} s; it goes on: .get() again, or stop the mesh"
+                    f"no answer{self._to_what()} within {timeout:g} s; it goes on: .get() again, or "
+                    "stop the mesh"
                 )
         if self._finish is not None:
             if pending.transport.owed:
@@ -119,7 +122,9 @@ class Future(Generic[T]):
         return self._pending.ready
 
     def interrupt(self) -> None:
-        """Interrupt the ranks that are still at it, as Ctrl-C while one waits for it does. Doesn't wait for them."""
+        """Interrupt the ranks that are still at it, as Ctrl-C while one waits for it does. Doesn't wait
+        for them.
+        """
         if not self._pending.ready:
             _interrupt(self._pending)
 
@@ -200,7 +205,9 @@ def wait_in_loop(
 
 
 class _Heartbeat:
-    """Wakes an event loop five times a second while somebody waits: ipykernel's Ctrl-C only takes effect when the loop turns."""
+    """Wakes an event loop five times a second while somebody waits: ipykernel's Ctrl-C only takes effect
+    when the loop turns.
+    """
 
     __slots__ = ("_handle", "_loop")
 

@@ -44,7 +44,8 @@ class HostMesh(MeshTrait):
     Args:
         hosts: index of each host in its mesh.
         shape: how they are laid out; by default a single host has no dimension, several have `hosts`.
-        owned: whether this handle may end the hosts: not one that has come in a message, nor a rank's on its own host.
+        owned: whether this handle may end the hosts: not one that has come in a message, nor a rank's on its
+            own host.
     """
 
     def __init__(
@@ -88,14 +89,18 @@ class HostMesh(MeshTrait):
 
     def _check_alive(self) -> None:
         if self._life.is_shut_down:
-            raise RuntimeError("HostMesh has already been shut down; another comes from this_host(), or from a job's apply() and state()")
+            raise RuntimeError(
+                "HostMesh has already been shut down; another comes from this_host(), or from a "
+                "job's apply() and state()"
+            )
 
     def _check_owned(self, what: str) -> None:
         self._check_alive()
         if not self._life.owned:
             raise RuntimeError(
-                f"cannot {what} a HostMesh that is a reference and not owned: it came in a message, or is a rank's own host. "
-                f"Let the program {what} it that got it from a job or this_host()"
+                f"cannot {what} a HostMesh that is a reference and not owned: it came in a message, "
+                f"or is a rank's own host. Let the program {what} it that got it from a job or "
+                "this_host()"
             )
 
     def spawn_procs(
@@ -116,14 +121,15 @@ class HostMesh(MeshTrait):
             per_host: dimensions on each host, as in `{"gpus": 8}`; by default a single process.
             bootstrap: called in each process before anything else.
             name: shown in status and logs.
-            proc_bind: CPUs and NUMA nodes of each process of a host: mappings with `cpus` or `physcpubind` (`"0-3,8"`), `cpunodebind`,
-                `membind`.
-            bootstrap_command: starts each process (see `default_bootstrap_cmd`), instead of a fork from a warm interpreter; or a function
-                that returns the command for a point.
-            env: environment variables, set before user code runs; what must be there before torch is imported wants
-                method="spawn".
+            proc_bind: CPUs and NUMA nodes of each process of a host: mappings with `cpus` or `physcpubind`
+                (`"0-3,8"`), `cpunodebind`, `membind`.
+            bootstrap_command: starts each process (see `default_bootstrap_cmd`), instead of a fork from a
+                warm interpreter; or a function that returns the command for a point.
+            env: environment variables, set before user code runs; what must be there before torch is imported
+                wants method="spawn".
             force: start more than the machine seems to have room for.
-            method: "fork" from a warm interpreter (10 ms each), or "spawn" a fresh one (a second each with torch).
+            method: "fork" from a warm interpreter (10 ms each), or "spawn" a fresh one (a second each with
+                torch).
 
         Raises:
             ValueError: for a size below 1, an unknown method, or a binding or a command that can't be.
@@ -137,7 +143,12 @@ class HostMesh(MeshTrait):
             raise ValueError(f"method is one of {', '.join(METHODS)}; not {method!r}")
         if self._known_session is None and needs_envoy(self._mesh):
             given = (per_host, bootstrap, name, proc_bind, bootstrap_command)
-            procs = cast("ProcMesh", ask_envoy(self, ("spawn_procs",), given, {"env": env, "method": method, "force": force}).get())
+            procs = cast(
+                "ProcMesh",
+                ask_envoy(
+                    self, ("spawn_procs",), given, {"env": env, "method": method, "force": force}
+                ).get(),
+            )
             own_by_caller(procs)
             return procs
         self._check_alive()
@@ -148,7 +159,9 @@ class HostMesh(MeshTrait):
         spec["bind"] = check_bindings(proc_bind, inner.nelements)
         spec["commands"] = commands_of(bootstrap_command, extent)
         session = self._session
-        started = session.request(Spawn(list(self._hosts), inner.nelements, group, spec, method, force, acting()))
+        started = session.request(
+            Spawn(list(self._hosts), inner.nelements, group, spec, method, force, acting())
+        )
         if session.output is not None:
             session.output.default.sizes[group] = extent.nelements
         mesh = ProcMesh(group, started, Shape.full(extent), self._hosts, session.transport)
@@ -171,9 +184,13 @@ class HostMesh(MeshTrait):
         }
 
     def with_python_executable(self, path: str) -> Self:
-        """Return these hosts with another interpreter for what is spawned on them, and on `this_host()` there."""
+        """Return these hosts with another interpreter for what is spawned on them, and on `this_host()`
+        there.
+        """
         if not isinstance(path, str | os.PathLike) or not os.fspath(path):
-            raise TypeError(f"with_python_executable takes the path of an interpreter on those hosts, not {path!r}")
+            raise TypeError(
+                f"with_python_executable takes the path of an interpreter on those hosts, not {path!r}"
+            )
         other = self._with_shape(self._own_shape)
         other._python = str(os.fspath(path))
         return other
@@ -191,13 +208,17 @@ class HostMesh(MeshTrait):
 
         return Future(reply, finish, "start of hosts")
 
-    async def sync_workspace(self, workspace: Workspace, conda: bool = False, auto_reload: bool = False) -> SyncReceipt:
-        """Bring folders of this machine to these hosts: what is missing there; ranks there import from them, by the paths of this machine.
+    async def sync_workspace(
+        self, workspace: Workspace, conda: bool = False, auto_reload: bool = False
+    ) -> SyncReceipt:
+        """Bring folders of this machine to these hosts: what is missing there; ranks there import from them,
+        by the paths of this machine.
 
         Args:
             workspace: the folders.
             conda: the environment, too: not by this method; `mesh.sync` is for that.
-            auto_reload: have what runs there, and this program, reload modules that have changed; their objects keep identity and state.
+            auto_reload: have what runs there, and this program, reload modules that have changed; their
+                objects keep identity and state.
 
         Returns:
             what was done, host by host and rank by rank.
@@ -207,17 +228,24 @@ class HostMesh(MeshTrait):
 
         Example:
             >>> receipt = await hosts.sync_workspace(Workspace(dirs=["~/proj"]), auto_reload=True)   # doctest: +SKIP
-        """
+        """  # noqa: E501
         self._check_alive()
         if conda:
-            raise MeshUsageError("sync_workspace(conda=True): an environment is synced by %mesh sync --env; leave conda out to send folders")
+            raise MeshUsageError(
+                "sync_workspace(conda=True): an environment is synced by %mesh sync --env; leave "
+                "conda out to send folders"
+            )
         from monarch_nb.actor.workspace import Workspace, sync_hosts  # few programs need it
 
         session, folders = self._session, Workspace(workspace.dirs)
-        return await asyncio.to_thread(sync_hosts, session, self._hosts, folders, self._ask_to_reload, auto_reload=auto_reload)
+        return await asyncio.to_thread(
+            sync_hosts, session, self._hosts, folders, self._ask_to_reload, auto_reload=auto_reload
+        )
 
     def _ask_to_reload(self, proc: int, request: ReloadRequest) -> Future[Any]:
-        mesh = ProcMesh("sync", (proc,), Shape.full(Extent(["ranks"], [1])), self._hosts, self._session.transport)
+        mesh = ProcMesh(
+            "sync", (proc,), Shape.full(Extent(["ranks"], [1])), self._hosts, self._session.transport
+        )
         return mesh._work(Work.RELOAD, request, "sync_workspace")
 
     def stop(self) -> Future[None]:
@@ -300,7 +328,9 @@ def _shut_down_controller(session: Session) -> Future[None]:
 
     def finish(_pending: OneReply) -> None:
         if pid and not wait_until_gone(pid, CONTROLLER_ENDS_S):
-            raise MeshError(f"the controller (pid {pid}) was told to end, and has not within {CONTROLLER_ENDS_S:g} s")
+            raise MeshError(
+                f"the controller (pid {pid}) was told to end, and has not within {CONTROLLER_ENDS_S:g} s"
+            )
         session.close()  # the next this_host() starts anew
 
     return Future(reply, finish, "shutdown of hosts")
@@ -375,7 +405,9 @@ def proc_mesh(
         >>> mesh = await proc_mesh(gpus=2, env={"MASTER_PORT": "29500"})  # doctest: +SKIP
     """
     if hosts != 1:
-        raise ValueError(f"proc_mesh(hosts={hosts}): this machine is one host; take hosts from monarch_nb.job")
+        raise ValueError(
+            f"proc_mesh(hosts={hosts}): this machine is one host; take hosts from monarch_nb.job"
+        )
     host = this_host()
     return host.spawn_procs({"gpus": gpus or 1}, bootstrap=setup, env=env)
 

@@ -1,9 +1,9 @@
 """Ctrl-C while a call is waited for: the ranks at work are interrupted, too.
 
 The steps are those of a cell (`_host.escalation`): a KeyboardInterrupt where the endpoint or function runs;
-after `INTERRUPT_S`, collectives are
-aborted on all ranks of the call; after `ABORT_S` more the wait ends and says which ranks hang, and where. Ctrl-C again takes the next
-step at once. In a kernel that is being shut down, nobody is interrupted, and the call goes on.
+after `INTERRUPT_S`, collectives are aborted on all ranks of the call; after `ABORT_S` more the wait ends and
+says which ranks hang, and where. Ctrl-C again takes the next step at once. In a kernel that is being shut
+down, nobody is interrupted, and the call goes on.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ ABORT_S = 10.0
 
 
 class CallInterrupted(KeyboardInterrupt):
-    """The user has interrupted a call. Says which ranks have ended it, and which hang, where, and what to do."""
+    """The user has interrupted a call. Says which ranks have ended it, and which hang, where, and what to
+    do.
+    """
 
     def _render_traceback_(self) -> list[str]:
         return f"KeyboardInterrupt: {self}".split("\n")
@@ -73,7 +75,9 @@ def shut_down(pending: Pending, what: str) -> KernelShutDown:
     if session.private or session.connection is None:
         return KernelShutDown(f"this kernel is being shut down; {call}, and its mesh, end with it")
     name = session.connection.name
-    return KernelShutDown(f"this kernel is being shut down; {call} goes on in mesh {name!r}. Come back: %mesh attach {name}")
+    return KernelShutDown(
+        f"this kernel is being shut down; {call} goes on in mesh {name!r}. Come back: %mesh attach {name}"
+    )
 
 
 def _wait(pending: Pending, seconds: float) -> bool:
@@ -92,7 +96,9 @@ def _report(pending: Pending, procs: tuple[int, ...], what: str) -> str:
         with suppress(MeshError, TimeoutError):
             found = sessions.of_transport(pending.transport).request(Stacks(list(left)))
         hanging = [pending.procs.index(p) for p in left]
-        lines.append(f"{name_ranks(hanging)}{of} did not react and {'hangs' if len(hanging) == 1 else 'hang'}:")
+        lines.append(
+            f"{name_ranks(hanging)}{of} did not react and {'hangs' if len(hanging) == 1 else 'hang'}:"
+        )
         lines += [f"  rank {rank} {innermost(each)}" for rank, each in sorted(found.items())]
         lines.append("next: %mesh stacks shows more; %mesh restart --ranks R starts ranks anew")
     return "\n".join(lines)

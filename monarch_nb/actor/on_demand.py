@@ -1,4 +1,6 @@
-"""Handles on other meshes: connected to when they're first used, so that one may be passed on by a process that has no way to its mesh."""
+"""Handles on other meshes: connected to when they're first used, so that one may be passed on by a process
+that has no way to its mesh.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ def is_relayed(handle: Any) -> bool:
     return known_transport(handle) is None and needs_envoy(handle._mesh)
 
 
-def ask_envoy(handle: Any, path: Sequence[str], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Future[Any]:
+def ask_envoy(
+    handle: Any, path: Sequence[str], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+) -> Future[Any]:
     """Have the envoy do something with a handle; a future of the result."""
     assert _ask is not None, "monarch_nb.actor loads `relay`"
     return _ask(handle, path, args, kwargs or {})
@@ -80,7 +84,9 @@ _make_endpoint: Callable[[Any, str], Any] | None = None
 
 
 def relay_by(ask: Callable[..., Future[Any]], make_endpoint: Callable[[Any, str], Any]) -> None:
-    """Say how an envoy is asked, and what an endpoint is whose calls it makes: `relay` does, which is built on handles."""
+    """Say how an envoy is asked, and what an endpoint is whose calls it makes: `relay` does, which is
+    built on handles.
+    """
     global _ask, _make_endpoint
     _ask, _make_endpoint = ask, make_endpoint
 
@@ -91,4 +97,6 @@ def relayed_endpoint(mesh: Any, name: str) -> Any:
     return _make_endpoint(mesh, name)
 
 
-process_context.on_remote_port(needs_envoy, lambda port, method, value: ask_envoy(port, (method,), (value,)).get())
+process_context.on_remote_port(
+    needs_envoy, lambda port, method, value: ask_envoy(port, (method,), (value,)).get()
+)

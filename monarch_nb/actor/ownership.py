@@ -38,7 +38,9 @@ class CreatorInstance:
 
 
 def full_name(creator: CreatorInstance | None, class_name: str | None, name: str, rank: Point) -> str:
-    """Return a name that no other instance of the mesh has at the time: who has spawned it, class, name, place."""
+    """Return a name that no other instance of the mesh has at the time: who has spawned it, class, name,
+    place.
+    """
     if class_name is None:
         return f"<{name}>"
     where = ", ".join(f"{label!r}: {index}/{rank.extent[label]}" for label, index in rank.items())
@@ -73,7 +75,9 @@ def creator_of(runner: Any) -> CreatorInstance | None:
 
 
 def full_name_of(runner: Any) -> str:
-    """Return an actor's full name, which tells it from all others: `<root>.<module.Trainer trainer{'gpus': 3/8}>`."""
+    """Return an actor's full name, which tells it from all others: `<root>.<module.Trainer trainer{'gpus':
+    3/8}>`.
+    """
     return full_name(creator_of(runner), class_name_of(runner), name_of(runner), point_of(runner))
 
 

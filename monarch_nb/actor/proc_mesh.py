@@ -87,7 +87,9 @@ class ProcMesh(MeshTrait):
         self._stopped = ""
         self._owner: Any = None
         """The actor of this process that has spawned it: it ends with that."""
-        self._is_whole = len(self._procs) == len(self._all_procs) and shape.extent.nelements == len(self._all_procs)
+        self._is_whole = len(self._procs) == len(self._all_procs) and shape.extent.nelements == len(
+            self._all_procs
+        )
         if known_transport(self) is not None:
             self._connected()
 
@@ -147,7 +149,8 @@ class ProcMesh(MeshTrait):
         """Spawn an actor of class `cls` on each process. Doesn't wait: calls may follow at once.
 
         Returns:
-            The actor mesh, typed as `cls`. `await` it, or `.initialized.get()`, to know that all are constructed.
+            The actor mesh, typed as `cls`. `await` it, or `.initialized.get()`, to know that all are
+            constructed.
 
         Raises:
             TypeError: if `cls` is no Actor or the arguments don't fit its constructor.
@@ -164,8 +167,8 @@ class ProcMesh(MeshTrait):
         """Call `function` on the main thread of each process.
 
         Raises:
-            SupervisionError: (a DeviceMeshError) at once, if one of them is dead: nothing is called then, for the others might wait for
-                it. Heal the mesh, or call a slice without them.
+            SupervisionError: (a DeviceMeshError) at once, if one of them is dead: nothing is called then, for
+                the others might wait for it. Heal the mesh, or call a slice without them.
 
         Example:
             >>> procs.execute(lambda: torch.cuda.get_device_name()).get()  # doctest: +SKIP
@@ -202,7 +205,8 @@ class ProcMesh(MeshTrait):
         return self._work(Work.SET_ENVIRONMENT, fields, "set_environment")
 
     def open_rendezvous(self) -> Rendezvous:
-        """Have the first of these processes open a store at which the run of a script can meet; works while it's busy.
+        """Have the first of these processes open a store at which the run of a script can meet; works while
+        it's busy.
 
         Raises:
             RankTimeout: if it doesn't within a minute, which is enough to import torch.
@@ -223,7 +227,11 @@ class ProcMesh(MeshTrait):
 
         def finish(pending: Any) -> bool:
             pending.read()
-            dead = [(i, end) for i, p in enumerate(self._procs) if (end := session.transport.ends.get(p)) is not None]
+            dead = [
+                (i, end)
+                for i, p in enumerate(self._procs)
+                if (end := session.transport.ends.get(p)) is not None
+            ]
             if dead:
                 lines = "\n".join(f"rank {i}: {describe_end(end)}" for i, end in dead[:4])
                 raise MeshStartError(f"{len(dead)} of {len(self._procs)} ranks did not start:\n{lines}")
@@ -236,7 +244,9 @@ class ProcMesh(MeshTrait):
         return self
 
     def stop(self, reason: str = "", *, grace_s: float | None = None) -> Future[None]:
-        """End these processes: actors clean up, with what they have spawned, then they leave; after `grace_s` seconds they are killed."""
+        """End these processes: actors clean up, with what they have spawned, then they leave; after
+        `grace_s` seconds they are killed.
+        """
         if grace_s is None:
             grace_s = preferences.stop_s if preferences.stop_s is not None else STOP_S
         if self._owner is not None:
@@ -270,9 +280,10 @@ class ProcMesh(MeshTrait):
     def heal(self, *, timeout_s: float = HEAL_S) -> HealReport:
         """Put back what these processes have lost; returns once all is in its place again.
 
-        Dead processes start anew at their points (on a new host, if theirs is lost), their actors are made again with the arguments they were
-        spawned with, as are actors that have failed; the default process group is formed anew. Old handles work again. Processes that hang in a
-        cell that was given up are ended first: no mesh works with them.
+        Dead processes start anew at their points (on a new host, if theirs is lost), their actors are made
+        again with the arguments they were spawned with, as are actors that have failed; the default process
+        group is formed anew. Old handles work again. Processes that hang in a cell that was given up are
+        ended first: no mesh works with them.
 
         Raises:
             HealError: if something couldn't be put back. What could, is.
@@ -287,10 +298,12 @@ class ProcMesh(MeshTrait):
         return self._settle(self._session.request(Heal(self._group, list(self._procs)), timeout_s))
 
     def resize(self, *, timeout_s: float = HEAL_S, **sizes: int) -> HealReport:
-        """Give this mesh other sizes: ranks are added or leave. Those that stay keep their memory; their numbers may change.
+        """Give this mesh other sizes: ranks are added or leave. Those that stay keep their memory; their
+        numbers may change.
 
-        Actors on all of the mesh are spawned on new ranks, too, and the default process group is formed anew. This handle, and those on such
-        actors, have the new sizes afterwards; slices that were made before keep theirs.
+        Actors on all of the mesh are spawned on new ranks, too, and the default process group is formed anew.
+        This handle, and those on such actors, have the new sizes afterwards; slices that were made before
+        keep theirs.
 
         Raises:
             HealError: if it can't be done: an unknown dimension, a size below 1, a cell that runs.
@@ -317,11 +330,12 @@ class ProcMesh(MeshTrait):
         """Say what is done when a rank dies.
 
         Args:
-            do: "stop": nothing, uses of the rank raise until somebody heals it (the default); "heal": it's put back by itself, also when
-                no program is connected; "shrink": the mesh goes on without it; or a function of this program that is called with the
-                failure, in a thread of its own, and may return one of these words.
-            max_restarts: after so many heals within `window_s` seconds it's "stop". The second one waits half a second, each further
-                one twice as long as the one before.
+            do: "stop": nothing, uses of the rank raise until somebody heals it (the default); "heal": it's
+                put back by itself, also when no program is connected; "shrink": the mesh goes on without it;
+                or a function of this program that is called with the failure, in a thread of its own, and may
+                return one of these words.
+            max_restarts: after so many heals within `window_s` seconds it's "stop". The second one waits half
+                a second, each further one twice as long as the one before.
 
         Raises:
             ValueError: for another word.
@@ -335,7 +349,9 @@ class ProcMesh(MeshTrait):
         session.fault_handlers.pop(self._group, None)
         if callable(do):
             session.fault_handlers[self._group] = lambda failure: self._handle(do, failure)
-        session.request(SetPolicy(self._group, OnFailure.CALL if callable(do) else OnFailure(do), max_restarts, window_s))
+        session.request(
+            SetPolicy(self._group, OnFailure.CALL if callable(do) else OnFailure(do), max_restarts, window_s)
+        )
 
     def _handle(self, function: Callable[[MeshFailure], Any], failure: MeshFailure) -> None:
         try:
@@ -345,7 +361,9 @@ class ProcMesh(MeshTrait):
             elif answer == OnFailure.SHRINK:
                 self.shrink()
         except Exception as error:  # nobody else would hear of it
-            print(f"on_failure of {self._group}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            print(
+                f"on_failure of {self._group}: {type(error).__name__}: {error}", file=sys.stderr, flush=True
+            )
 
     def _on_reshaped(self, record: Reshaped) -> None:
         """A group of ranks has other sizes: take them on, if this is all of it."""
@@ -360,7 +378,8 @@ class ProcMesh(MeshTrait):
         self._context = encode_extent(shape.extent)
 
     def to_table(self) -> str:
-        """Return where each process is, as a table: `1.gpu[0]` is the first on host 1. The last dimension runs across.
+        """Return where each process is, as a table: `1.gpu[0]` is the first on host 1. The last dimension
+        runs across.
 
         Example:
             >>> print(procs.to_table())              # doctest: +SKIP
@@ -394,17 +413,14 @@ class ProcMesh(MeshTrait):
     # --- output
 
     async def logging_option(
-        self,
-        stream_to_client: bool = True,
-        aggregate_window_sec: float | None = 0.1,
-        level: int = 20,
+        self, stream_to_client: bool = True, aggregate_window_sec: float | None = 0.1, level: int = 20
     ) -> None:
         """Say what becomes of the ranks' output in this program.
 
         Args:
             stream_to_client: whether to show it at all.
-            aggregate_window_sec: seconds over which equal lines of different ranks are folded; None writes everything as it
-                comes, with no prefix.
+            aggregate_window_sec: seconds over which equal lines of different ranks are folded; None writes
+                everything as it comes, with no prefix.
             level: threshold of the ranks' `logging`.
         """
         session = self._session

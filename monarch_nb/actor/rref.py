@@ -12,7 +12,9 @@ from monarch_nb._wire.mesh_address import MeshAddress
 
 
 class RRef:
-    """A value on each rank of a mesh. As an argument of an endpoint on those ranks, it becomes the rank's own value."""
+    """A value on each rank of a mesh. As an argument of an endpoint on those ranks, it becomes the rank's
+    own value.
+    """
 
     def __init__(self, key: int, procs: tuple[int, ...], shape: Shape, mesh: MeshAddress | None) -> None:
         self.key = key

@@ -1,4 +1,6 @@
-"""Spans and meters: what a program says of itself. Spans are in the profiles of cells, and in OpenTelemetry's traces where a program uses that."""
+"""Spans and meters: what a program says of itself. Spans are in the profiles of cells, and in
+OpenTelemetry's traces where a program uses that.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ R = TypeVar("R")
 
 @contextmanager
 def span(name: str) -> Iterator[None]:
-    """Mark what runs in the block by a name: in `%%mesh --profile` and other profiles of torch, and in OpenTelemetry's trace, if the process has
-    imported it.
+    """Mark what runs in the block by a name: in `%%mesh --profile` and other profiles of torch, and in
+    OpenTelemetry's trace, if the process has imported it.
 
     Example:
         >>> with span("load"):
@@ -31,7 +33,9 @@ def span(name: str) -> Iterator[None]:
         trace = sys.modules.get("opentelemetry.trace")
         if trace is not None:
             attributes = {"actor": context().actor_instance.name}
-            stack.enter_context(trace.get_tracer("monarch_nb").start_as_current_span(name, attributes=attributes))
+            stack.enter_context(
+                trace.get_tracer("monarch_nb").start_as_current_span(name, attributes=attributes)
+            )
         yield
 
 
@@ -76,7 +80,8 @@ def _traced(function: Callable[..., Any], *, name: str) -> Callable[..., Any]:
 
 
 def get_meter() -> Any:
-    """Return OpenTelemetry's meter of this process: its counters and histograms go where the program's provider sends them.
+    """Return OpenTelemetry's meter of this process: its counters and histograms go where the program's
+    provider sends them.
 
     Raises:
         ImportError: if OpenTelemetry isn't installed.
@@ -85,7 +90,7 @@ def get_meter() -> Any:
         from opentelemetry import metrics
     except ImportError:
         raise ImportError(
-            "get_meter() gives OpenTelemetry's meter, which isn't installed: pip install opentelemetry-api. What ranks do is on /metrics of "
-            "the Jupyter server without it"
+            "get_meter() gives OpenTelemetry's meter, which isn't installed: pip install "
+            "opentelemetry-api. What ranks do is on /metrics of the Jupyter server without it"
         ) from None
     return metrics.get_meter("monarch_nb")

@@ -24,9 +24,11 @@ _WORDS = ("tcp", "ipc", "tls", "metatls", "metatls-hostname")
 
 
 def enable_transport(transport: ChannelTransport | str) -> None:
-    """Nothing has to be enabled: messages take unix sockets on a machine, and tcp with CURVE (encrypted, both sides known) between machines.
+    """Nothing has to be enabled: messages take unix sockets on a machine, and tcp with CURVE (encrypted, both
+    sides known) between machines.
 
-    An address is where Monarch's clients would listen. Here programs dial workers, and workers dial back to an address that's chosen towards them.
+    An address is where Monarch's clients would listen. Here programs dial workers, and workers dial back to
+    an address that's chosen towards them.
 
     Raises:
         ValueError: for what is no transport.
@@ -37,10 +39,12 @@ def enable_transport(transport: ChannelTransport | str) -> None:
         parse(transport)
     except ValueError:
         raise ValueError(
-            f"enable_transport takes a ChannelTransport, one of {', '.join(map(repr, _WORDS))}, or an address such as tcp://10.0.0.5:8080; not {transport!r}"
+            f"enable_transport takes a ChannelTransport, one of {', '.join(map(repr, _WORDS))}, or an "
+            f"address such as tcp://10.0.0.5:8080; not {transport!r}"
         ) from None
     warnings.warn(
-        f"enable_transport({transport!r}) has no effect in monarch_nb: a program listens at an address that's chosen towards each worker. "
-        "Say where workers listen: run_worker_loop_forever(address=...)",
+        f"enable_transport({transport!r}) has no effect in monarch_nb: a program listens at an "
+        "address that's chosen towards each worker. Say where workers listen: "
+        "run_worker_loop_forever(address=...)",
         stacklevel=2,
     )

@@ -79,7 +79,8 @@ class ValueMesh(MeshTrait, Generic[T]):
         return ValueMesh(self.__shape, [function(v) for v in self._values])
 
     def reduce(self, how: str | Callable[[T, T], T], *initial: T) -> Any:
-        """Combine all values: with "sum", "mean", "min", "max", "equal" (all the same, or an error) or a function.
+        """Combine all values: with "sum", "mean", "min", "max", "equal" (all the same, or an error) or a
+        function.
 
         >>> from monarch_nb._shape import Extent
         >>> ValueMesh(Shape.full(Extent(["gpus"], [3])), [1, 2, 3]).reduce("sum")
@@ -117,7 +118,9 @@ class ValueMesh(MeshTrait, Generic[T]):
         return [(tuple(ranks), value) for ranks, value in groups]
 
     def to_pandas(self) -> Any:
-        """Return a DataFrame: a column for each dimension, and one for the value, or for each key if values are dicts."""
+        """Return a DataFrame: a column for each dimension, and one for the value, or for each key if
+        values are dicts.
+        """
         try:
             import pandas
         except ImportError:
@@ -151,7 +154,9 @@ class ValueMesh(MeshTrait, Generic[T]):
 
 
 def same(a: Any, b: Any) -> bool:
-    """Say whether two values are equal; arrays, tensors and tables as wholes. A NaN equals a NaN: it looks the same."""
+    """Say whether two values are equal; arrays, tensors and tables as wholes. A NaN equals a NaN: it looks
+    the same.
+    """
     if a is b:
         return True
     if type(a) is not type(b):
@@ -173,7 +178,9 @@ def _same_tensor(torch: Any, a: Any, b: Any) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     a, b = a.cpu(), b.cpu()
-    return bool(torch.equal(a, b) or (a.is_floating_point() and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)))
+    return bool(
+        torch.equal(a, b) or (a.is_floating_point() and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True))
+    )
 
 
 def _same_plain(a: Any, b: Any) -> bool:

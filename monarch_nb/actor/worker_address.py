@@ -86,7 +86,9 @@ def _endpoint(text: str, whole: str) -> Endpoint:
     if match is not None:
         path = match["path"]
         if len(path.encode()) > MAX_IPC_BYTES:
-            raise ValueError(f"the path of {text!r} is longer than the {MAX_IPC_BYTES} bytes that a unix socket's may have")
+            raise ValueError(
+                f"the path of {text!r} is longer than the {MAX_IPC_BYTES} bytes that a unix socket's may have"
+            )
         return Endpoint(path=path)
     match = _TCP.match(text)
     if match is None or int(match["port"] or 1) > 65535:
@@ -98,7 +100,8 @@ def _endpoint(text: str, whole: str) -> Endpoint:
 
 
 def listening(address: WorkerAddress) -> Endpoint:
-    """Return what a worker is to listen at: with numbers, for names aren't listened at; of an inherited socket, its own.
+    """Return what a worker is to listen at: with numbers, for names aren't listened at; of an inherited
+    socket, its own.
 
     Raises:
         ValueError: for a name that nobody knows, or a descriptor that isn't a listening socket.
@@ -119,7 +122,10 @@ def listening(address: WorkerAddress) -> Endpoint:
 def _inherited(fd: int) -> Endpoint:
     try:
         with socket.socket(fileno=socket.dup(fd)) as own:
-            if not own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) or own.family not in (socket.AF_INET, socket.AF_INET6):
+            if not own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) or own.family not in (
+                socket.AF_INET,
+                socket.AF_INET6,
+            ):
                 raise ValueError(f"descriptor {fd} is no tcp socket that listens")
             host, port = own.getsockname()[:2]
             return Endpoint(host, port, fd=fd)
@@ -137,7 +143,10 @@ def own_address_towards(worker: WorkerAddress) -> str:
     if dial.path:
         return "127.0.0.1"
     if dial.fd is not None:
-        raise ValueError(f"a program can't dial fd{dial.fd}, a descriptor of the worker's: give the port that it listens at")
+        raise ValueError(
+            f"a program can't dial fd{dial.fd}, a descriptor of the worker's: give the port that it "
+            "listens at"
+        )
     try:
         family, _, _, _, to = socket.getaddrinfo(dial.host, dial.port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -1,7 +1,7 @@
 """Hosts that were started by hand: a worker loop on each machine, and a program that attaches to them.
 
-Both sides hold one key file, so only who can read it gets in, and nothing crosses the network in clear. The worker starts a host
-process for whoever attaches, which then dials that program's controller.
+Both sides hold one key file, so only who can read it gets in, and nothing crosses the network in clear. The
+worker starts a host process for whoever attaches, which then dials that program's controller.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ from monarch_nb.exceptions import MeshStartError
 
 ATTACH_S = 20.0
 OWN_KEY = "trust_all_connections"
-"""Monarch's word for no authentication; here it means this user's own key file, which other users can't read."""
+"""Monarch's word for no authentication; here it means this user's own key file, which other users can't
+read.
+"""
 
 
 def key_file(path: str) -> KeyPair:
@@ -108,7 +110,12 @@ def _listen(listener: zmq.Socket[bytes], where: worker_address.Endpoint) -> None
         raise MeshStartError(f"a worker can't listen at {where}: {error}") from None
 
 
-def _serve(listener: zmq.Socket[bytes], gatekeeper: Gatekeeper, strangers: Strangers, hosts: list[subprocess.Popen[bytes]]) -> None:
+def _serve(
+    listener: zmq.Socket[bytes],
+    gatekeeper: Gatekeeper,
+    strangers: Strangers,
+    hosts: list[subprocess.Popen[bytes]],
+) -> None:
     watched = [(s, zmq.POLLIN) for s in (listener, gatekeeper.socket, strangers.monitor)]
     while True:
         ready = {s for s, _ in zmq.zmq_poll(watched, -1)}
@@ -137,7 +144,9 @@ def _start_host(ticket: dict[str, Any], hosts: list[subprocess.Popen[bytes]]) ->
     return {"error": ""}
 
 
-def attach_to_workers(ca: str | None = None, workers: Sequence[str | Future[str]] = (), name: str | None = None) -> HostMesh:
+def attach_to_workers(
+    ca: str | None = None, workers: Sequence[str | Future[str]] = (), name: str | None = None
+) -> HostMesh:
     """Return the machines on which `run_worker_loop_forever` listens, as a host mesh.
 
     Args:
@@ -150,11 +159,16 @@ def attach_to_workers(ca: str | None = None, workers: Sequence[str | Future[str]
         ValueError: without workers.
     """
     if not workers:
-        raise ValueError("attach_to_workers needs the addresses of workers, as in workers=['tcp://10.0.0.5:7000']")
+        raise ValueError(
+            "attach_to_workers needs the addresses of workers, as in workers=['tcp://10.0.0.5:7000']"
+        )
     keys = _keys(ca)
     session = sessions.current()
     indices = []
-    addresses = [worker_address.parse(worker if isinstance(worker, str) else worker.get(_attach_s())) for worker in workers]
+    addresses = [
+        worker_address.parse(worker if isinstance(worker, str) else worker.get(_attach_s()))
+        for worker in workers
+    ]
     for i, worker in enumerate(addresses):
         bind = worker_address.tcp(worker_address.own_address_towards(worker), "*")
         ticket = session.request(Tickets(1, [f"{name}{i}" if name else ""], bind))[0]

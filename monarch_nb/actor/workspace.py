@@ -30,8 +30,8 @@ class Workspace:
     """Folders that hosts are to have.
 
     Attributes:
-        dirs: paths of this machine. Of a mapping, the keys: where folders lie on hosts is not for the program to say, for ranks find them by the
-            paths of this machine.
+        dirs: paths of this machine. Of a mapping, the keys: where folders lie on hosts is not for the program
+            to say, for ranks find them by the paths of this machine.
         env: Monarch's; not used here.
 
     Example:
@@ -52,14 +52,19 @@ class Workspace:
         found = tuple(os.path.abspath(os.path.expanduser(os.fspath(path))) for path in dirs)
         for path in found:
             if not os.path.isdir(path):
-                raise MeshUsageError(f"sync_workspace: there is no folder {path}: Workspace(dirs=[...]) takes folders of this machine")
+                raise MeshUsageError(
+                    f"sync_workspace: there is no folder {path}: Workspace(dirs=[...]) takes folders "
+                    "of this machine"
+                )
         return found
 
 
 def sync_hosts(
     session: Session, hosts: Sequence[int], workspace: Workspace, ask: Ask, *, auto_reload: bool
 ) -> SyncReceipt:
-    """Bring folders to hosts; have what runs there find them, and reload what has changed if that is wanted."""
+    """Bring folders to hosts; have what runs there find them, and reload what has changed if that is
+    wanted.
+    """
     start = time.monotonic()
     far = [index for index in hosts if index]
     spaces = workspaces_of(session)
@@ -68,9 +73,12 @@ def sync_hosts(
     paths = None if auto_reload else ()
     program = _reload.reload_changed(ReloadRequest(paths))
     rows = session.request(Status()).procs
-    living = [row.proc for row in rows if row.state == ProcState.RUNNING and address.host_of(row.proc) in hosts]
+    living = [
+        row.proc for row in rows if row.state == ProcState.RUNNING and address.host_of(row.proc) in hosts
+    ]
     futures = {
-        i: ask(proc, ReloadRequest(paths, elsewhere=spaces.pairs(address.host_of(proc)))) for i, proc in enumerate(living)
+        i: ask(proc, ReloadRequest(paths, elsewhere=spaces.pairs(address.host_of(proc))))
+        for i, proc in enumerate(living)
     }
     ranks, busy, lost = answers(futures, start + RELOAD_S)
     return SyncReceipt(ranks, program, busy, lost, time.monotonic() - start, parts=parts)
@@ -79,7 +87,9 @@ def sync_hosts(
 def answers(
     futures: Mapping[int, Future[Any]], limit: float
 ) -> tuple[dict[int, RankReload], tuple[int, ...], dict[int, str]]:
-    """Return what ranks have reloaded, which hadn't answered by `limit` (monotonic), and why some couldn't be asked."""
+    """Return what ranks have reloaded, which hadn't answered by `limit` (monotonic), and why some couldn't
+    be asked.
+    """
     ranks: dict[int, RankReload] = {}
     busy, lost = [], {}
     for rank, future in futures.items():

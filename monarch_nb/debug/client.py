@@ -64,7 +64,13 @@ class Stop:
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Stop:
         """Make it of what the controller says."""
-        return cls(**{**row, "state": StopState(row["state"]), "source": tuple((n, text) for n, text in row["source"])})
+        return cls(
+            **{
+                **row,
+                "state": StopState(row["state"]),
+                "source": tuple((n, text) for n, text in row["source"]),
+            }
+        )
 
 
 @dataclass(frozen=True)
@@ -113,8 +119,12 @@ class MeshDebugger:
         answers = self.send(stops, line, timeout_s)
         return {"answers": fold_answers(answers), "left": list(answers.left), "stops": self.rows()}
 
-    def watch(self, on_stops: Callable[[list[dict[str, Any]]], None], on_end: Callable[[], None] | None = None) -> StatusFeed:
-        """Be told who stands where, now and whenever that changes; called in the reading thread. `close` of the feed ends it."""
+    def watch(
+        self, on_stops: Callable[[list[dict[str, Any]]], None], on_end: Callable[[], None] | None = None
+    ) -> StatusFeed:
+        """Be told who stands where, now and whenever that changes; called in the reading thread. `close`
+        of the feed ends it.
+        """
         feed = StatusFeed(self.mesh._transport, on_stops, on_end, end=UnwatchDebug)
         self.mesh._session.watch(feed, WatchDebug(self.mesh._group))
         return feed
@@ -139,9 +149,13 @@ class MeshDebugger:
     def clear_breaks(self) -> None:
         """Forget the breakpoints that were set from outside."""
         living = self.mesh.living_ranks()
-        self.mesh._session.request(DebugBreak({r: self.mesh._procs[r] for r in living}, file="", line=0, condition=""))
+        self.mesh._session.request(
+            DebugBreak({r: self.mesh._procs[r] for r in living}, file="", line=0, condition="")
+        )
 
-    def break_at(self, file: str, line: int, condition: str = "", ranks: str | Sequence[int] = "all") -> dict[int, str]:
+    def break_at(
+        self, file: str, line: int, condition: str = "", ranks: str | Sequence[int] = "all"
+    ) -> dict[int, str]:
         """Set a breakpoint from outside, while code runs; return what each rank says of it.
 
         Args:

@@ -16,7 +16,16 @@ def places(stops: Iterable[Stop]) -> list[list[Stop]]:
     """Return stops that stand at the same place together, in the order of their ranks."""
     found: dict[object, list[Stop]] = {}
     for stop in stops:
-        key = (stop.state, stop.file, stop.line, stop.function, stop.reason, stop.error, stop.what, stop.thread)
+        key = (
+            stop.state,
+            stop.file,
+            stop.line,
+            stop.function,
+            stop.reason,
+            stop.error,
+            stop.what,
+            stop.thread,
+        )
         found.setdefault(key, []).append(stop)
     return list(found.values())
 
@@ -33,7 +42,10 @@ def place_text(stops: list[Stop]) -> str:
     if first.state == StopState.RUNNING:
         return f"{who}: runs on from {first.file}, line {first.line}"
     error = f"{first.error}  " if first.error else ""
-    return f"{who}: {error}{first.file}, line {first.line}, in {first.function}: {first.text}  ({first.what or first.thread})"
+    return (
+        f"{who}: {error}{first.file}, line {first.line}, in {first.function}: {first.text}  "
+        f"({first.what or first.thread})"
+    )
 
 
 def source_text(stop: Stop, lines: int = 2) -> str:
@@ -64,7 +76,8 @@ def fold_answers(answers: Answers) -> list[dict[str, Any]]:
     for each in sorted(answers.texts, key=lambda i: answers.ranks.get(i, 0)):
         found.setdefault(answers.texts[each], []).append(each)
     return [
-        {"ids": ids, "ranks": format_ranks(sorted({answers.ranks[i] for i in ids})), "text": text} for text, ids in found.items()
+        {"ids": ids, "ranks": format_ranks(sorted({answers.ranks[i] for i in ids})), "text": text}
+        for text, ids in found.items()
     ]
 
 

@@ -87,7 +87,9 @@ def parse(text: str) -> Command:
         return Focus(_rest(text, 1, "focus RANKS, as in focus 0-3 or focus ranks(1,4) or focus all"))
     if verb == "attach":
         if len(words) != 3:
-            raise PromptError("expected: attach ACTOR RANK, as in attach trainer 3 (main: the rank's main thread)")
+            raise PromptError(
+                "expected: attach ACTOR RANK, as in attach trainer 3 (main: the rank's main thread)"
+            )
         return Focus(words[2], words[1])
     if verb == "cast":
         return _cast(text)

@@ -1,7 +1,8 @@
 """The prompt: lines go to all stops in focus, answers come back folded.
 
-It runs wherever somebody can type: in the cell that waits, after `%mesh debug`, in a terminal. It returns when nobody stands anywhere any more, or on `detach`.
-Several prompts may talk to one mesh: if another one, or the debugger's tab, lets those run on that a prompt is about, its question is taken back.
+It runs wherever somebody can type: in the cell that waits, after `%mesh debug`, in a terminal. It returns
+when nobody stands anywhere any more, or on `detach`. Several prompts may talk to one mesh: if another one, or
+the debugger's tab, lets those run on that a prompt is about, its question is taken back.
 """
 
 from __future__ import annotations
@@ -115,7 +116,8 @@ class Prompt:
         self._changed([])
 
     def _gathered(self, wanted: set[int] | None = None) -> list[Stop]:
-        """Return the stops once all wanted ranks stand, or nobody has come for a while: they mostly come together.
+        """Return the stops once all wanted ranks stand, or nobody has come for a while: they mostly come
+        together.
 
         Args:
             wanted: those that have stood before and may come to the next breakpoint; all, if left out.
@@ -136,7 +138,11 @@ class Prompt:
     def _prompt(self, focus: list[Stop]) -> str:
         ranks = format_ranks(sorted({s.rank for s in focus})) or "nobody"
         thread = f" {self._thread}" if self._thread and self._thread != "main" else ""
-        return f"(mesh-pdb {ranks}{thread}) " if all(s.mode == "pdb" for s in focus) else f"({ranks}{thread}) >>> "
+        return (
+            f"(mesh-pdb {ranks}{thread}) "
+            if all(s.mode == "pdb" for s in focus)
+            else f"({ranks}{thread}) >>> "
+        )
 
     def _focus(self, stops: list[Stop]) -> list[Stop]:
         found = [s for s in stops if self._has(s, self._ranks, self._thread)]
@@ -182,7 +188,9 @@ class Prompt:
     def _chosen(self, stops: list[Stop], ranks: str, thread: str) -> list[Stop]:
         threads = sorted({s.thread for s in stops})
         if thread and thread not in threads:
-            raise PromptError(f"no such actor: {thread!r}; stopped are {', '.join(threads)} (main: the rank's main thread)")
+            raise PromptError(
+                f"no such actor: {thread!r}; stopped are {', '.join(threads)} (main: the rank's main thread)"
+            )
         chosen = set(parse_ranks(ranks, self._mesh.extent))
         found = [s for s in stops if self._has(s, tuple(chosen), thread)]
         if not found:
@@ -202,7 +210,12 @@ class Prompt:
     def _help(self, focus: list[Stop], about: str) -> None:
         if about and focus:
             first = focus[0]
-            self._write(answers_text(Answers(self._debugger.send([first], f"help {about}").texts, (), {first.id: first.rank}), 1))
+            self._write(
+                answers_text(
+                    Answers(self._debugger.send([first], f"help {about}").texts, (), {first.id: first.rank}),
+                    1,
+                )
+            )
         else:
             assert grammar.__doc__ is not None
             self._write(grammar.__doc__.strip())

@@ -1,7 +1,9 @@
-"""A question at the keyboard that can be taken back: when somebody else has answered it, nobody should have to.
+"""A question at the keyboard that can be taken back: when somebody else has answered it, nobody should have
+to.
 
-`input` blocks the main thread, in a kernel and in a terminal alike, and the one thing that ends it there is a signal whose handler raises. So the
-thread that takes it back sends the main thread a SIGINT, as Ctrl-C would, and the handler tells the two apart.
+`input` blocks the main thread, in a kernel and in a terminal alike, and the one thing that ends it there is a
+signal whose handler raises. So the thread that takes it back sends the main thread a SIGINT, as Ctrl-C would,
+and the handler tells the two apart.
 """
 
 from __future__ import annotations
@@ -18,11 +20,14 @@ class TakenBack(Exception):
 
 
 class _Over(BaseException):
-    """Raised by the signal's handler; not an Exception, which ipykernel's loop around the keyboard would only log."""
+    """Raised by the signal's handler; not an Exception, which ipykernel's loop around the keyboard would
+    only log.
+    """
 
 
 class Question:
-    """`input`, until it's taken back. While it is entered, Ctrl-C raises KeyboardInterrupt, also in a cell that passes it on otherwise.
+    """`input`, until it's taken back. While it is entered, Ctrl-C raises KeyboardInterrupt, also in a cell
+    that passes it on otherwise.
 
     In other threads than the main one it can't be taken back: an answer is waited for then.
 
@@ -31,7 +36,9 @@ class Question:
         on_taken_back: told when a prompt that somebody sees has lost its meaning.
     """
 
-    def __init__(self, read: Callable[[str], str] | None = None, on_taken_back: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, read: Callable[[str], str] | None = None, on_taken_back: Callable[[], None] | None = None
+    ) -> None:
         self._read = read
         self._on_taken_back = on_taken_back
         self._is_main = threading.current_thread() is threading.main_thread()
@@ -47,7 +54,9 @@ class Question:
             self._before = signal.signal(signal.SIGINT, self._on_signal)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._is_main:
             signal.signal(signal.SIGINT, self._before)
 

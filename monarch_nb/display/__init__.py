@@ -14,5 +14,14 @@ from monarch_nb.display.stack_view import StackView
 from monarch_nb.display.watcher import ViewWatcher
 
 __all__ = [
-    "CellState", "CellView", "ErrorGroup", "ErrorInfo", "Fold", "LiveDisplay", "Row", "StackView", "ViewWatcher", "fold_errors",
-]  # fmt: skip
+    "CellState",
+    "CellView",
+    "ErrorGroup",
+    "ErrorInfo",
+    "Fold",
+    "LiveDisplay",
+    "Row",
+    "StackView",
+    "ViewWatcher",
+    "fold_errors",
+]

@@ -1,4 +1,6 @@
-"""Progress bars of many ranks as one: bars that say the same, but for how far they are, become one bar from the slowest to the fastest."""
+"""Progress bars of many ranks as one: bars that say the same, but for how far they are, become one bar
+from the slowest to the fastest.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,11 @@ from collections.abc import Iterable
 from monarch_nb.display.fold import Row
 
 _WITH_TOTAL = re.compile(
-    r"^(?P<what>.*?)(?P<percent>[ \d]{2}\d)%\|[^|]*\| (?P<n>[\d.]+)(?P<unit>[kMGTP]?)/(?P<total>\S+) \[(?P<times>[^,\]]*)(?P<rest>.*)\]$"
+    r"^(?P<what>.*?)(?P<percent>[ \d]{2}\d)%\|[^|]*\| (?P<n>[\d.]+)(?P<unit>[kMGTP]?)/(?P<total>\S+) \[(?P<times>[^,\]]*)(?P<rest>.*)\]$"  # noqa: E501
 )
-_WITHOUT_TOTAL = re.compile(r"^(?P<what>.*?)(?P<n>[\d.]+)(?P<unit>[kMGTP]?)(?P<total>[a-zA-Z]+) \[(?P<times>[\d:]+)(?P<rest>, .*)\]$")
+_WITHOUT_TOTAL = re.compile(
+    r"^(?P<what>.*?)(?P<n>[\d.]+)(?P<unit>[kMGTP]?)(?P<total>[a-zA-Z]+) \[(?P<times>[\d:]+)(?P<rest>, .*)\]$"
+)
 
 
 def merge_bars(rows: Iterable[Row]) -> list[Row]:

@@ -1,9 +1,9 @@
 """What one rank displays: a mimebundle, compared, shown as HTML or as text.
 
 A bundle is what IPython's display machinery made on the rank: MIME type to data. The richest type that a
-saved page can hold wins: HTML, SVG, then images. Others (Markdown, LaTeX, JSON, JavaScript, plots of plotly or vega) are the
-front end's own: a notebook gets them as outputs of their own (`is_native`), text shows what they say. Text is escaped;
-`text/html` and SVG are the user's own and go in as they are.
+saved page can hold wins: HTML, SVG, then images. Others (Markdown, LaTeX, JSON, JavaScript, plots of plotly
+or vega) are the front end's own: a notebook gets them as outputs of their own (`is_native`), text shows what
+they say. Text is escaped; `text/html` and SVG are the user's own and go in as they are.
 """
 
 from __future__ import annotations
@@ -20,9 +20,18 @@ from monarch_nb.display.template import Markup, render
 
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 NATIVE_TYPES = frozenset(
-    {"text/markdown", "text/latex", "application/json", "application/geo+json", "application/javascript", "application/pdf"}
+    {
+        "text/markdown",
+        "text/latex",
+        "application/json",
+        "application/geo+json",
+        "application/javascript",
+        "application/pdf",
+    }
 )
-"""What front ends draw by themselves; and all that programs have made types of their own for (`application/vnd...`), video and audio."""
+"""What front ends draw by themselves; and all that programs have made types of their own for
+(`application/vnd...`), video and audio.
+"""
 _READABLE = ("text/markdown", "text/latex", "application/javascript", "application/json")
 _OBJECT = re.compile(r"<[\w.]+ object>")
 MAX_RICH_CHARS = 8 << 20
@@ -59,7 +68,11 @@ class Bundle:
     @property
     def is_native(self) -> bool:
         """Whether the front end draws it better than a page of ours can."""
-        drawn = [mime for mime in self.data if mime in NATIVE_TYPES or mime.startswith(("application/vnd.", "video/", "audio/"))]
+        drawn = [
+            mime
+            for mime in self.data
+            if mime in NATIVE_TYPES or mime.startswith(("application/vnd.", "video/", "audio/"))
+        ]
         if self.rich_type == "text/html":
             return any(mime.startswith("application/vnd.") for mime in drawn)
         return bool(drawn)

@@ -1,8 +1,9 @@
 """`mesh` as the last line of a cell: a live card, and a picture of its last state that stays.
 
-One output holds four things, and each front end takes the best that it knows: our own type, which the JupyterLab extension draws and keeps live through the
-server, so that it needs no kernel; a widget, for front ends without the extension; HTML; and text. The last three are renewed after each cell in which the mesh
-has changed and when it ends, so a saved notebook shows what was last.
+One output holds four things, and each front end takes the best that it knows: our own type, which the
+JupyterLab extension draws and keeps live through the server, so that it needs no kernel; a widget, for front
+ends without the extension; HTML; and text. The last three are renewed after each cell in which the mesh has
+changed and when it ends, so a saved notebook shows what was last.
 """
 
 from __future__ import annotations
@@ -89,7 +90,12 @@ class Card:
 
 def _gist(status: MeshStatus) -> object:
     """Return what of a state is worth a new picture."""
-    return status.sizes, [(r.state, r.doing, r.reason) for r in status.ranks], [h.state for h in status.hosts], status.health
+    return (
+        status.sizes,
+        [(r.state, r.doing, r.reason) for r in status.ranks],
+        [h.state for h in status.hosts],
+        status.health,
+    )
 
 
 def _make_widget(mesh: Mesh, status: MeshStatus, shell: Any) -> MeshWidget | None:

@@ -1,6 +1,8 @@
-"""A mesh's state as a picture: self-contained HTML, no script, readable in both themes; what a saved notebook keeps.
+"""A mesh's state as a picture: self-contained HTML, no script, readable in both themes; what a saved notebook
+keeps.
 
-Ranks are laid out by their named axes: the innermost one across, the next one down, outer ones as blocks with a title.
+Ranks are laid out by their named axes: the innermost one across, the next one down, outer ones as blocks with
+a title.
 """
 
 from __future__ import annotations
@@ -26,7 +28,16 @@ ROW = 32
 """How many ranks of a single long dimension stand in a row."""
 LARGE, MEDIUM = 16, 128
 """Up to how many ranks a cell shows number and state; up to how many its number."""
-LETTERS = {"starting": "s", "idle": "", "busy": "b", "debugging": "d", "unresponsive": "?", "stopping": "e", "stopped": "e", "lost": "x"}
+LETTERS = {
+    "starting": "s",
+    "idle": "",
+    "busy": "b",
+    "debugging": "d",
+    "unresponsive": "?",
+    "stopping": "e",
+    "stopped": "e",
+    "lost": "x",
+}
 """What stands in a cell: state isn't told by colour alone."""
 
 
@@ -45,7 +56,12 @@ def render(status: MeshStatus, ended: str = "") -> str:
         states=states,
         hosts=joined([fill("card_host.html", text=_host_text(h)) for h in status.hosts]),
         grid=joined([_block(status, *block) for block in _blocks(status.sizes)]),
-        troubles=joined([fill("card_trouble.html", text=f"rank {r.rank} {r.state}: {r.reason}") for r in _troubled(status)]),
+        troubles=joined(
+            [
+                fill("card_trouble.html", text=f"rank {r.rank} {r.state}: {r.reason}")
+                for r in _troubled(status)
+            ]
+        ),
         when=time.strftime("%Y-%m-%d %H:%M:%S"),
         ended=f"; {ended}" if ended else "",
     )
@@ -64,10 +80,16 @@ def _troubled(status: MeshStatus) -> list[RankStatus]:
 
 
 def _host_text(host: HostStatus) -> str:
-    parts = [f"{host.hostname} {host.state}", f"{host.num_cores} cores" + percent_text(host.cpu_percent, " {}")]
+    parts = [
+        f"{host.hostname} {host.state}",
+        f"{host.num_cores} cores" + percent_text(host.cpu_percent, " {}"),
+    ]
     if host.memory_used_bytes is not None:
         parts.append(f"{bytes_text(host.memory_used_bytes)} of {bytes_text(host.memory_total_bytes)}")
-    parts += [f"GPU {g.index} {percent_text(g.utilization_percent)} {bytes_text(g.memory_used_bytes)}" for g in host.gpus]
+    parts += [
+        f"GPU {g.index} {percent_text(g.utilization_percent)} {bytes_text(g.memory_used_bytes)}"
+        for g in host.gpus
+    ]
     return ", ".join(parts)
 
 
@@ -79,13 +101,24 @@ def _blocks(sizes: Sequence[tuple[str, int]]) -> list[tuple[str, list[tuple[str,
     """
     if len(sizes) == 1:
         num = sizes[0][1]
-        return [("", [("" if num <= ROW else str(i), list(range(i, min(i + ROW, num)))) for i in range(0, num, ROW)])]
+        return [
+            (
+                "",
+                [
+                    ("" if num <= ROW else str(i), list(range(i, min(i + ROW, num))))
+                    for i in range(0, num, ROW)
+                ],
+            )
+        ]
     *outer, (row_label, num_rows), (_, num_columns) = sizes
     blocks = []
     for number, point in enumerate(product(*(range(size) for _, size in outer))):
         title = ", ".join(f"{label} {i}" for (label, _), i in zip(outer, point, strict=True))
         first = number * num_rows * num_columns
-        rows = [(f"{row_label} {i}", list(range(first + i * num_columns, first + (i + 1) * num_columns))) for i in range(num_rows)]
+        rows = [
+            (f"{row_label} {i}", list(range(first + i * num_columns, first + (i + 1) * num_columns)))
+            for i in range(num_rows)
+        ]
         blocks.append((title, rows))
     return blocks
 
@@ -93,7 +126,8 @@ def _blocks(sizes: Sequence[tuple[str, int]]) -> list[tuple[str, list[tuple[str,
 def _block(status: MeshStatus, title: str, rows: list[tuple[str, list[int]]]) -> Markup:
     size = "large" if len(status.ranks) <= LARGE else "medium" if len(status.ranks) <= MEDIUM else "small"
     lines = [
-        fill("card_row.html", label=label, cells=joined([_cell(status.ranks[r], size) for r in ranks])) for label, ranks in rows
+        fill("card_row.html", label=label, cells=joined([_cell(status.ranks[r], size) for r in ranks]))
+        for label, ranks in rows
     ]
     return fill("card_block.html", title=title, size=size, rows=joined(lines))
 

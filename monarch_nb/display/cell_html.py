@@ -51,7 +51,10 @@ def render(snapshot: Snapshot) -> str:
 def label_bundle(label: str) -> dict[str, str]:
     """Return what stands above an output that the front end draws: the ranks that it's from."""
     shown = fill("caption.html", label=label)
-    return {"text/plain": f"{label}:", "text/html": fill("cell.html", style=style_for(shown, "output.css"), body=shown)}
+    return {
+        "text/plain": f"{label}:",
+        "text/html": fill("cell.html", style=style_for(shown, "output.css"), body=shown),
+    }
 
 
 def _rows(snapshot: Snapshot) -> Markup:
@@ -61,7 +64,9 @@ def _rows(snapshot: Snapshot) -> Markup:
 
 
 def _block(lines: list[Markup]) -> Markup:
-    """Put lines below each other; the line ends count where styles are dropped. Many lines scroll in a box, which shows the last of them."""
+    """Put lines below each other; the line ends count where styles are dropped. Many lines scroll in a
+    box, which shows the last of them.
+    """
     if not lines:
         return _EMPTY
     rows = fill("rows.html", rows=Markup("\n".join(lines)))

@@ -28,7 +28,9 @@ from monarch_nb.display.progress import PROGRESS_AFTER_S, CellState
 
 PROGRESS_EVERY_S = 1.0
 _NUM_HOLDS = 3
-"""How many looks a line in a terminal waits for the ranks that haven't printed it yet: what is written there can't be folded any more."""
+"""How many looks a line in a terminal waits for the ranks that haven't printed it yet: what is written
+there can't be folded any more.
+"""
 
 _Key = TypeVar("_Key")
 
@@ -39,7 +41,9 @@ MAX_NATIVES = 32
 
 @dataclass(frozen=True, slots=True)
 class Native:
-    """What a notebook shows as an output of its own. `key` is the place: which display of a rank, which of those that differ by rank."""
+    """What a notebook shows as an output of its own. `key` is the place: which display of a rank, which of
+    those that differ by rank.
+    """
 
     key: str
     label: str
@@ -305,9 +309,7 @@ class CellView:
         with self._lock:
             state = self._state()
             content = self._fold.num_rows or any(self._displays.values()) or self._results or self._errors
-            return bool(
-                content or state.shows_progress or self._partial_rows() or cell_text.timing(state)
-            )
+            return bool(content or state.shows_progress or self._partial_rows() or cell_text.timing(state))
 
     def natives(self) -> list[Native]:
         """Return what a notebook shows as outputs of its own, equal ones of several ranks once."""
@@ -318,7 +320,10 @@ class CellView:
         found: list[Native] = []
         most = max(map(len, self._displays.values()), default=0)
         places = [
-            (f"d{place}", {rank: shown[place][1] for rank, shown in self._displays.items() if len(shown) > place})
+            (
+                f"d{place}",
+                {rank: shown[place][1] for rank, shown in self._displays.items() if len(shown) > place},
+            )
             for place in range(most)
         ]
         for name, bundles in [*places, ("r", self._results)]:
@@ -364,7 +369,9 @@ class CellView:
         return {"text/plain": cell_text.render(snapshot), "text/html": cell_html.render(snapshot)}
 
     def drain(self, *, final: bool = True) -> str:
-        """Return the output lines completed since the last call, for a terminal; unless that's the end, one that only some ranks have printed waits a little."""
+        """Return the output lines completed since the last call, for a terminal; unless that's the end,
+        one that only some ranks have printed waits a little.
+        """
         with self._lock:
             return self._fold.drain(0 if final else _NUM_HOLDS)
 

@@ -41,5 +41,7 @@ class Counted:
 
 
 def show_count(counted: Counted) -> Callable[[], None]:
-    """Show it in the cell that runs, if it takes more than some seconds; return what is to be called when it's over."""
+    """Show it in the cell that runs, if it takes more than some seconds; return what is to be called when
+    it's over.
+    """
     return show_until_over(counted, SHOWN_AFTER_S)

@@ -49,16 +49,21 @@ class ErrorGroup:
 
 
 def fold_errors(errors: Iterable[ErrorInfo]) -> list[ErrorGroup]:
-    """Return each distinct failure once, the first in time at the top; those that differ only in numbers are one (`folding`).
+    """Return each distinct failure once, the first in time at the top; those that differ only in numbers are
+    one (`folding`).
 
     >>> group, = fold_errors([ErrorInfo(0, "E", "x", "tb"), ErrorInfo(1, "E", "x", "tb")])
     >>> group.ranks, group.first
     ((0, 1), True)
     """
-    in_time = sorted(errors, key=lambda error: (not error.first, cause_time(error.ename, error.when), error.rank))
+    in_time = sorted(
+        errors, key=lambda error: (not error.first, cause_time(error.ename, error.when), error.rank)
+    )
     groups = fold((e.ename, (e.rank,), (e.evalue, e.traceback_text)) for e in in_time)
     return [
-        ErrorGroup(group.ranks, in_time[group.members[0]].ename, group.texts[0], group.texts[1], first=position == 0)
+        ErrorGroup(
+            group.ranks, in_time[group.members[0]].ename, group.texts[0], group.texts[1], first=position == 0
+        )
         for position, group in enumerate(groups)
     ]
 

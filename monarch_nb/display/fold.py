@@ -7,8 +7,9 @@ rank joins an equal row further down than what that rank printed last, or become
 Invariants, whatever the interleaving and however the text was cut into chunks:
 
 * the rows that contain a rank, read from top to bottom, are exactly the lines of that rank, in order;
-* a row contains a rank at most once, and lines that differ in anything, a number too, are different rows; but on stderr, a warning or a
-  line that tells of a failure may differ in its values (`monarch_nb.folding`), and what actors log in their names: its row then lists them.
+* a row contains a rank at most once, and lines that differ in anything, a number too, are different rows; but
+  on stderr, a warning or a line that tells of a failure may differ in its values (`monarch_nb.folding`), and
+  what actors log in their names: its row then lists them.
 
 A line that only one rank printed so far *floats*: it stands at the end, where it happened, and when its rank
 next joins a row further up, the floating line moves up in front of that row. So `hello 0, same` of rank 0
@@ -62,7 +63,18 @@ class Row:
 
 
 class _Line:
-    __slots__ = ("drained", "label", "mask", "next", "num_held", "prev", "stream", "text", "touched", "values")
+    __slots__ = (
+        "drained",
+        "label",
+        "mask",
+        "next",
+        "num_held",
+        "prev",
+        "stream",
+        "text",
+        "touched",
+        "values",
+    )
 
     def __init__(self, label: int, stream: str, text: str, mask: int) -> None:
         self.label = label
@@ -249,7 +261,8 @@ class Fold:
         A row returned before that more ranks have joined since is returned again, for these ranks only.
 
         Args:
-            num_holds: how many calls keep back a row that some ranks haven't printed yet, and with it what comes after it.
+            num_holds: how many calls keep back a row that some ranks haven't printed yet, and with it what
+                comes after it.
         """
         touched = sorted(self._touched, key=_by_label)
         held = self._first_to_hold(touched, num_holds) if num_holds else len(touched)
@@ -266,9 +279,11 @@ class Fold:
         return "".join(parts)
 
     def forget_drained(self, num_kept: int) -> None:
-        """Forget the complete lines of a fold without `max_rows` if more than `num_kept` are held and `drain` has returned all.
+        """Forget the complete lines of a fold without `max_rows` if more than `num_kept` are held and `drain`
+        has returned all.
 
-        A rank that prints one of them later than others gets a row of its own, as it would from `drain` in any case.
+        A rank that prints one of them later than others gets a row of its own, as it would from `drain` in
+        any case.
         """
         if self._num_rows <= num_kept or self._touched:
             return
@@ -283,7 +298,9 @@ class Fold:
             place.floating.clear()
 
     def _first_to_hold(self, touched: list[_Line], num_holds: int) -> int:
-        """Return where in these rows the first one stands that waits for more ranks; all that do have waited once more then."""
+        """Return where in these rows the first one stands that waits for more ranks; all that do have
+        waited once more then.
+        """
         first = len(touched)
         for at in range(len(touched) - 1, -1, -1):
             line = touched[at]
@@ -481,7 +498,8 @@ def _ranks_of(mask: int) -> tuple[int, ...]:
 def in_rank_order(rows: list[Row]) -> list[Row]:
     """Return rows with neighbours that share no rank in rank order; the order of each rank's lines stays.
 
-    Which rank was faster by a millisecond is no news, and readers look for rank 3 after rank 2. A line that no rank has printed stays where it was said.
+    Which rank was faster by a millisecond is no news, and readers look for rank 3 after rank 2. A line that
+    no rank has printed stays where it was said.
 
     >>> [row.ranks for row in in_rank_order([Row((2,), "stdout", "b"), Row((0,), "stdout", "a")])]
     [(0,), (2,)]

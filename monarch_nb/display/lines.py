@@ -1,4 +1,6 @@
-"""Lines of many ranks that are not folded: as they come, or rank by rank (`%%mesh --group order|rank|none`)."""
+"""Lines of many ranks that are not folded: as they come, or rank by rank (`%%mesh --group
+order|rank|none`).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,13 @@ class Lines:
     """
 
     def __init__(
-        self, ranks: Sequence[int], *, prefix: bool, by_rank: bool = False, max_rows: int = 1000, more_hint: str = ""
+        self,
+        ranks: Sequence[int],
+        *,
+        prefix: bool,
+        by_rank: bool = False,
+        max_rows: int = 1000,
+        more_hint: str = "",
     ) -> None:
         self._by_rank = by_rank
         self._prefix = prefix

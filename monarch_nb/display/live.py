@@ -1,8 +1,8 @@
 """Keep a cell's display up to date while it runs, at most ten times a second.
 
-The thread that receives events only sets a flag. One thread for all cells looks at the flags ten times a second
-and publishes; a cell that ends before that publishes once, from `finish`. Large displays rest longer, so that
-no cell takes more than `BYTES_PER_S` (Jupyter's server cuts a kernel off at 1 MB/s).
+The thread that receives events only sets a flag. One thread for all cells looks at the flags ten times a
+second and publishes; a cell that ends before that publishes once, from `finish`. Large displays rest longer,
+so that no cell takes more than `BYTES_PER_S` (Jupyter's server cuts a kernel off at 1 MB/s).
 
 Threads and locks: `_publishing` is held to publish, and `finish` sets its flag under it, so after `finish`
 the thread publishes nothing but what comes late. The view's own lock is never held while publishing.
@@ -67,8 +67,9 @@ class Publisher(Protocol):
 class NotebookPublisher:
     """One output of a notebook cell, replaced by each update. For front ends that show HTML.
 
-    While the cell runs, the output's metadata say what becomes of it if the kernel should go: our JupyterLab extension then writes that into the output,
-    for a kernel that is restarted can't: JupyterLab doesn't listen to it any more.
+    While the cell runs, the output's metadata say what becomes of it if the kernel should go: our JupyterLab
+    extension then writes that into the output, for a kernel that is restarted can't: JupyterLab doesn't
+    listen to it any more.
     """
 
     def __init__(self) -> None:
@@ -94,13 +95,17 @@ class NotebookPublisher:
         return sum(map(len, bundle.values())) + self._publish_natives(view.natives())
 
     def _publish_natives(self, natives: list[Native]) -> int:
-        """Show what the front end itself draws, each below the ranks that it's from; return how many bytes that took."""
+        """Show what the front end itself draws, each below the ranks that it's from; return how many bytes
+        that took.
+        """
         num_bytes = 0
         for native in natives:
             before = self._natives.get(native.key)
             self._natives[native.key] = (native.label, native.bundle.key)
             if native.label and (before is None or before[0] != native.label):
-                self._send_native(f"{native.key}-ranks", label_bundle(native.label), {}, known=before is not None)
+                self._send_native(
+                    f"{native.key}-ranks", label_bundle(native.label), {}, known=before is not None
+                )
             if before is None or before[1] != native.bundle.key:
                 data = {**native.bundle.data, "text/plain": native.bundle.text()}
                 self._send_native(native.key, data, native.bundle.metadata, known=before is not None)
@@ -113,14 +118,18 @@ class NotebookPublisher:
                 self._natives[key] = _GONE
         return num_bytes
 
-    def _send_native(self, key: str, data: Mapping[str, Any], metadata: Mapping[str, Any], *, known: bool) -> None:
+    def _send_native(
+        self, key: str, data: Mapping[str, Any], metadata: Mapping[str, Any], *, known: bool
+    ) -> None:
         from IPython.display import display, update_display
 
         display_id = f"{self._display_id}-{key}"
         if known:
             update_display(dict(data), raw=True, metadata=dict(metadata), display_id=display_id)
         else:
-            self._context.copy().run(display, dict(data), raw=True, metadata=dict(metadata), display_id=display_id)
+            self._context.copy().run(
+                display, dict(data), raw=True, metadata=dict(metadata), display_id=display_id
+            )
 
     def _send(self, bundle: dict[str, Any], metadata: dict[str, Any]) -> None:
         from IPython.display import display, update_display
@@ -129,7 +138,9 @@ class NotebookPublisher:
             update_display(bundle, raw=True, metadata=metadata, display_id=self._display_id)
         else:
             self._shown = True
-            self._context.copy().run(display, bundle, raw=True, metadata=metadata, display_id=self._display_id)
+            self._context.copy().run(
+                display, bundle, raw=True, metadata=metadata, display_id=self._display_id
+            )
 
 
 class TerminalPublisher:
@@ -165,8 +176,8 @@ class TerminalPublisher:
 class LiveDisplay:
     """Show a view until `finish`. Works as a context manager too.
 
-    With MONARCH_NB_LIVE=0 in the environment it is shown once, at the end: for runners that keep only the first version of a
-    display (nbval), or logs that should have one.
+    With MONARCH_NB_LIVE=0 in the environment it is shown once, at the end: for runners that keep only the
+    first version of a display (nbval), or logs that should have one.
 
     >>> from monarch_nb.display import CellView
     >>> view = CellView([0, 1], world_size=2)
@@ -237,7 +248,9 @@ class LiveDisplay:
                 self._publisher.publish(self._view, final=False)
 
     def leave(self, why: str) -> None:
-        """Say in the display that nobody shows the rest here, and publish it a last time, on the caller's thread."""
+        """Say in the display that nobody shows the rest here, and publish it a last time, on the caller's
+        thread.
+        """
         self._view.leave(why)
         self.finish()
         self._view.listen(None)
@@ -278,7 +291,8 @@ class LiveDisplay:
 class _Clock:
     """One thread for all displays: a cell that is over at once shouldn't have to start and wake one.
 
-    It looks every `INTERVAL_S` while there are displays, and for `LINGER_S` afterwards; then it sleeps until one is added.
+    It looks every `INTERVAL_S` while there are displays, and for `LINGER_S` afterwards; then it sleeps until
+    one is added.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,8 @@
-"""The card as a widget, for front ends that don't have our extension: one anywidget for all ranks; after the first state only changes are sent.
+"""The card as a widget, for front ends that don't have our extension: one anywidget for all ranks; after the
+first state only changes are sent.
 
-Its buttons ask this kernel, in a thread of their own: they work while a cell runs. While nobody looks, nothing is sent.
+Its buttons ask this kernel, in a thread of their own: they work while a cell runs. While nobody looks,
+nothing is sent.
 """
 
 from __future__ import annotations
@@ -126,8 +128,8 @@ def _plain(value: Any) -> Any:
 def _answer_beside_cells(widget: MeshWidget) -> None:
     """Have messages taken while a cell runs.
 
-    JupyterLab sends them to a subshell, but ipykernel hands them to the shell that has last sent on the comm, which is busy. Where the kernel doesn't know this, they
-    are taken after the cell.
+    JupyterLab sends them to a subshell, but ipykernel hands them to the shell that has last sent on the comm,
+    which is busy. Where the kernel doesn't know this, they are taken after the cell.
     """
     comm: Any = widget.comm
     if hasattr(comm, "_reply_subshell_for"):

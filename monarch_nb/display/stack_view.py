@@ -80,7 +80,9 @@ class StackView:
     def natives(self) -> list[Native]:
         """Return what a notebook shows as outputs of its own."""
         return [
-            Native(f"{position}-{native.key}", " ".join(filter(None, (view.title, native.label))), native.bundle)
+            Native(
+                f"{position}-{native.key}", " ".join(filter(None, (view.title, native.label))), native.bundle
+            )
             for position, view in enumerate(self._views)
             for native in view.natives()
         ]

@@ -1,11 +1,13 @@
 """The style of an output: the rules that its own HTML needs, and no others.
 
-Each output brings its style along. A style that only the first output of a notebook had would be lost with that output (cleared, run
-again, deleted), and in front ends that show each output in a page of its own (Colab; an exported cell) it would never reach the others; one that
-the JupyterLab extension brings is missing wherever the notebook is only read. All rules together are as large as most outputs, so an output
-gets those whose classes occur in it: a few hundred bytes for lines of text.
+Each output brings its style along. A style that only the first output of a notebook had would be lost with
+that output (cleared, run again, deleted), and in front ends that show each output in a page of its own
+(Colab; an exported cell) it would never reach the others; one that the JupyterLab extension brings is missing
+wherever the notebook is only read. All rules together are as large as most outputs, so an output gets those
+whose classes occur in it: a few hundred bytes for lines of text.
 
-A style file holds one rule to a line. Its classes begin with `mno-`; the front end's own, in the same page, with `mnb-`.
+A style file holds one rule to a line. Its classes begin with `mno-`; the front end's own, in the same page,
+with `mnb-`.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ _NAME = re.compile(r"\.([A-Za-z][\w-]*)")
 
 
 def style_for(body: str, file: str) -> Markup:
-    """Return a style element with the rules of a file that a piece of HTML needs; the root's class is among them.
+    """Return a style element with the rules of a file that a piece of HTML needs; the root's class is among
+    them.
 
     >>> style_for('<i class="mno-fill"></i>', "output.css").splitlines()[-1]
     '.mno .mno-fill{height:100%;background:var(--jp-brand-color1,#1976d2)}</style>'

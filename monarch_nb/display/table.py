@@ -26,8 +26,16 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Col
     )
 
 
-def html_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collection[int] = (), title: str = "", code: Collection[int] = ()) -> Markup:
-    """Return a table as HTML. The columns in `code` are set in the font of code; cells have no ground of their own, so that striped rows stay whole.
+def html_table(
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    right: Collection[int] = (),
+    title: str = "",
+    code: Collection[int] = (),
+) -> Markup:
+    """Return a table as HTML. The columns in `code` are set in the font of code; cells have no ground of
+    their own, so that striped rows stay whole.
 
     >>> "&lt;b&gt;" in html_table(["what"], [["<b>"]])
     True
@@ -35,14 +43,17 @@ def html_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Col
     return render(
         "table.html",
         title=title,
-        head=joined([render("table_head.html", side=_side(i, right), text=text) for i, text in enumerate(head)]),
+        head=joined(
+            [render("table_head.html", side=_side(i, right), text=text) for i, text in enumerate(head)]
+        ),
         rows=joined([_row(row, right, code) for row in rows]),
     )
 
 
 def _row(row: Sequence[str], right: Collection[int], code: Collection[int]) -> Markup:
     cells = [
-        render("code_cell.html" if i in code else "table_cell.html", side=_side(i, right), text=text) for i, text in enumerate(row)
+        render("code_cell.html" if i in code else "table_cell.html", side=_side(i, right), text=text)
+        for i, text in enumerate(row)
     ]
     return render("table_row.html", cells=joined(cells))
 

@@ -26,7 +26,14 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 64
 """Rows of the table of ranks; ranks that do the same share one when there are more."""
-COLOURS = {"idle": "green", "busy": "cyan", "debugging": "yellow", "unresponsive": "red", "lost": "red bold", "starting": "dim"}
+COLOURS = {
+    "idle": "green",
+    "busy": "cyan",
+    "debugging": "yellow",
+    "unresponsive": "red",
+    "lost": "red bold",
+    "starting": "dim",
+}
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -43,7 +50,10 @@ def table(status: MeshStatus, *below: RenderableType) -> RenderableType:
     if status.idle_timeout_s:
         left = f", {duration(status.lease_left_s)} left" if status.lease_left_s is not None else ""
         lease = f"  lease {duration(status.idle_timeout_s)}{left}"
-    up = Text(f"controller pid {status.pid}, up {duration(max(0.0, round(time.time() - status.started)))}{lease}", "dim")
+    up = Text(
+        f"controller pid {status.pid}, up {duration(max(0.0, round(time.time() - status.started)))}{lease}",
+        "dim",
+    )
     return Group(head, up, _hosts(status), _ranks(status), *below)
 
 
@@ -59,12 +69,21 @@ def _hosts(status: MeshStatus) -> RenderableType:
             + ("" if g.temperature_c is None else f"{g.temperature_c:.0f} C")
             for g in host.gpus
         )
-        memory = f"{bytes_text(host.memory_used_bytes)} of {bytes_text(host.memory_total_bytes)}" if host.memory_total_bytes else "n/a"
+        memory = (
+            f"{bytes_text(host.memory_used_bytes)} of {bytes_text(host.memory_total_bytes)}"
+            if host.memory_total_bytes
+            else "n/a"
+        )
         ranks = format_ranks(r.rank for r in status.ranks if r.host == host.index)
         found.add_row(
-            host.hostname, host.state, percent_text(host.cpu_percent), sparkline(host.history.cpu_percent[-30:]), memory,
-            gpus or str(host.num_gpus), ranks or "none",
-        )  # fmt: skip
+            host.hostname,
+            host.state,
+            percent_text(host.cpu_percent),
+            sparkline(host.history.cpu_percent[-30:]),
+            memory,
+            gpus or str(host.num_gpus),
+            ranks or "none",
+        )
     return found
 
 
@@ -73,7 +92,14 @@ def _ranks(status: MeshStatus) -> RenderableType:
     from rich.text import Text
 
     found = Table(box=None, pad_edge=False, header_style="dim")
-    for column, side in (("ranks", "left"), ("state", "left"), ("for", "right"), ("cpu", "right"), ("memory", "right"), ("doing", "left")):
+    for column, side in (
+        ("ranks", "left"),
+        ("state", "left"),
+        ("for", "right"),
+        ("cpu", "right"),
+        ("memory", "right"),
+        ("doing", "left"),
+    ):
         found.add_column(column, justify=side, no_wrap=column != "doing")  # type: ignore[arg-type]
     now = time.time()
     for ranks in _folded(status.ranks):
@@ -130,12 +156,20 @@ def text(status: MeshStatus, width: int = 100, *, colour: bool = False) -> str:
     from rich.console import Console
 
     file = io.StringIO()
-    console = Console(file=file, width=width, force_terminal=colour, color_system="standard" if colour else None, legacy_windows=False)
+    console = Console(
+        file=file,
+        width=width,
+        force_terminal=colour,
+        color_system="standard" if colour else None,
+        legacy_windows=False,
+    )
     console.print(table(status))
     return file.getvalue().rstrip("\n")
 
 
-def follow(mesh: Mesh, show: Callable[[MeshStatus], None], *, every_s: float = 0.5, count: int | None = None) -> None:
+def follow(
+    mesh: Mesh, show: Callable[[MeshStatus], None], *, every_s: float = 0.5, count: int | None = None
+) -> None:
     """Show a mesh's state again and again as it changes, until it ends, or is interrupted.
 
     Args:
@@ -155,7 +189,9 @@ class Watch:
         self._last = 0.0
         self._feed = mesh.watch_status(self._take_change, self.stop_showing)
 
-    def run(self, show: Callable[[MeshStatus], None], *, every_s: float = 0.5, count: int | None = None) -> None:
+    def run(
+        self, show: Callable[[MeshStatus], None], *, every_s: float = 0.5, count: int | None = None
+    ) -> None:
         """Show the state again and again as it changes, until `stop_showing` is called or the mesh ends."""
         try:
             while count is None or count > 0:

@@ -36,7 +36,11 @@ class ViewWatcher:
             self._view.bar(rank, content["bar"]["key"], content["bar"]["text"])
             return
         self._view.display(
-            rank, content["data"], content["metadata"], display_id=content["display_id"], update=content["update"]
+            rank,
+            content["data"],
+            content["metadata"],
+            display_id=content["display_id"],
+            update=content["update"],
         )
 
     def ended(self, rank: int, ended: Mapping[str, Any]) -> None:

@@ -1,8 +1,9 @@
-"""torchft on a mesh: replica groups that train together, each of which may die and come back while the others go on.
+"""torchft on a mesh: replica groups that train together, each of which may die and come back while the others
+go on.
 
-A dimension of the mesh counts the groups; what is inside of it is one group's. The lighthouse, at which groups find each other, runs in a rank of
-its own on the controller's machine; each group has a store, and torchft's manager runs in its first rank.
-Install: `pip install torchft`.
+A dimension of the mesh counts the groups; what is inside of it is one group's. The lighthouse, at which
+groups find each other, runs in a rank of its own on the controller's machine; each group has a store, and
+torchft's manager runs in its first rank. Install: `pip install torchft`.
 """
 
 from monarch_nb.ft.groups import GroupResult, ReplicaGroups, average_gradients, make_manager

@@ -31,7 +31,9 @@ class Lighthouse(Actor):
         os.environ.setdefault("RUST_LOG", "warn")  # else it writes several lines a step
         from torchft.coordination import LighthouseServer
 
-        self.server = LighthouseServer(bind="[::]:0", min_replicas=min_replicas, join_timeout_ms=join_timeout_ms)
+        self.server = LighthouseServer(
+            bind="[::]:0", min_replicas=min_replicas, join_timeout_ms=join_timeout_ms
+        )
 
     @endpoint
     def address(self) -> str:
@@ -79,7 +81,13 @@ class ReplicaGroups:
     """
 
     def __init__(
-        self, mesh: ProcMesh, dim: str = "replicas", *, min_replicas: int = 1, join_timeout_ms: int = 1000, max_restarts: int = 3
+        self,
+        mesh: ProcMesh,
+        dim: str = "replicas",
+        *,
+        min_replicas: int = 1,
+        join_timeout_ms: int = 1000,
+        max_restarts: int = 3,
     ) -> None:
         _require_torchft()
         if dim not in mesh.sizes:
@@ -88,7 +96,9 @@ class ReplicaGroups:
         self.dim = dim
         self.max_restarts = max_restarts
         # Not in this program: training goes on when a kernel is restarted.
-        self._lighthouse: Any = mesh_controller("torchft_lighthouse", Lighthouse, min_replicas, join_timeout_ms).get(SETUP_S)
+        self._lighthouse: Any = mesh_controller(
+            "torchft_lighthouse", Lighthouse, min_replicas, join_timeout_ms
+        ).get(SETUP_S)
         self.lighthouse: str = self._lighthouse.address.call_one().get(SETUP_S)
 
     def __len__(self) -> int:
@@ -108,16 +118,23 @@ class ReplicaGroups:
         part.set_environment(
             [
                 {
-                    "TORCHFT_LIGHTHOUSE": self.lighthouse, "REPLICA_GROUP_ID": str(group), "NUM_REPLICA_GROUPS": str(len(self)),
-                    "RANK": str(rank), "WORLD_SIZE": str(num), "MASTER_ADDR": address, "MASTER_PORT": str(port),
-                    "RUST_LOG": os.environ.get("RUST_LOG", "warn"),  # else torchft writes several lines a step
+                    "TORCHFT_LIGHTHOUSE": self.lighthouse,
+                    "REPLICA_GROUP_ID": str(group),
+                    "NUM_REPLICA_GROUPS": str(len(self)),
+                    "RANK": str(rank),
+                    "WORLD_SIZE": str(num),
+                    "MASTER_ADDR": address,
+                    "MASTER_PORT": str(port),
+                    # else torchft writes several lines a step
+                    "RUST_LOG": os.environ.get("RUST_LOG", "warn"),
                 }
                 for rank in range(num)
             ]
-        ).get(SETUP_S)  # fmt: skip
+        ).get(SETUP_S)
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[GroupResult]:
-        """Call a function on the main threads of all groups. A group that fails is healed and called again; the others don't stop.
+        """Call a function on the main threads of all groups. A group that fails is healed and called again;
+        the others don't stop.
 
         Returns:
             What became of each group, in order.
@@ -127,7 +144,9 @@ class ReplicaGroups:
         def follow(group: int) -> None:
             results[group] = self._run_group(group, function, args, kwargs)
 
-        threads = [threading.Thread(target=follow, args=(g,), name=f"replica-group-{g}") for g in range(len(self))]
+        threads = [
+            threading.Thread(target=follow, args=(g,), name=f"replica-group-{g}") for g in range(len(self))
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -141,7 +160,9 @@ class ReplicaGroups:
                 if errors:
                     self.part(group).heal()
                 self.set_up(group)
-                return GroupResult(self.part(group).execute(function, *args, **kwargs).get(), len(errors), tuple(errors))
+                return GroupResult(
+                    self.part(group).execute(function, *args, **kwargs).get(), len(errors), tuple(errors)
+                )
             except MeshError as error:
                 errors.append(error)
                 if len(errors) > self.max_restarts:
@@ -156,7 +177,8 @@ def make_manager(
     timeout_s: float = 30.0,
     **options: Any,
 ) -> torchft.Manager:
-    """Return torchft's manager for this rank, on NCCL where there is a GPU and Gloo where there isn't. Call it in what `run` runs.
+    """Return torchft's manager for this rank, on NCCL where there is a GPU and Gloo where there isn't. Call
+    it in what `run` runs.
 
     Args:
         state_dict: returns what a group that comes back is to be given.
@@ -178,17 +200,25 @@ def make_manager(
     import torchft
 
     timeout = timedelta(seconds=timeout_s)
-    group = torchft.ProcessGroupNCCL(timeout) if torch.cuda.is_available() else torchft.ProcessGroupGloo(timeout)
+    group = (
+        torchft.ProcessGroupNCCL(timeout) if torch.cuda.is_available() else torchft.ProcessGroupGloo(timeout)
+    )
     return torchft.Manager(
-        pg=group, state_dict=state_dict, load_state_dict=load_state_dict, min_replica_size=min_replicas, timeout=timeout,
-        replica_id=f"group{os.environ['REPLICA_GROUP_ID']}_", **options,
-    )  # fmt: skip
+        pg=group,
+        state_dict=state_dict,
+        load_state_dict=load_state_dict,
+        min_replica_size=min_replicas,
+        timeout=timeout,
+        replica_id=f"group{os.environ['REPLICA_GROUP_ID']}_",
+        **options,
+    )
 
 
 def average_gradients(manager: torchft.Manager, parameters: Iterable[torch.Tensor]) -> None:
     """Average gradients over all replica groups: one all-reduce for each type of number.
 
-    torchft 0.2's `DistributedDataParallel` does so, too, but its hook raises AssertionError if another group dies while it runs.
+    torchft 0.2's `DistributedDataParallel` does so, too, but its hook raises AssertionError if another group
+    dies while it runs.
     """
     import torch
 

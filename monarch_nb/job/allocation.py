@@ -1,4 +1,5 @@
-"""Records of what was asked for and had: a file for each mesh that runs on hosts of an engine. They outlive the program that has asked, so nothing is forgotten.
+"""Records of what was asked for and had: a file for each mesh that runs on hosts of an engine. They outlive
+the program that has asked, so nothing is forgotten.
 
 JSON, of mode 0600; what lies there is believed only if it's ours and says what a record says.
 """
@@ -76,7 +77,9 @@ class Allocation:
 
     def described(self) -> str:
         """Return what it is in some words."""
-        return f"{self.spec.engine}{f' job {self.id}' if self.id else ''}" + (f" on {self.profile}" if self.profile != self.spec.engine else "")
+        return f"{self.spec.engine}{f' job {self.id}' if self.id else ''}" + (
+            f" on {self.profile}" if self.profile != self.spec.engine else ""
+        )
 
     def to_json(self) -> str:
         """Return it as a record."""
@@ -96,7 +99,10 @@ class Allocation:
             spec = _spec(dict(found.pop("spec")))
             plan = _plan(dict(found.pop("plan")))
             parts, hosts = tuple(found.pop("parts")), tuple(found.pop("hosts"))
-            return replace(cls(spec=spec, plan=plan, parts=parts, hosts=hosts, **found), mesh=check_mesh_name(found["mesh"]))
+            return replace(
+                cls(spec=spec, plan=plan, parts=parts, hosts=hosts, **found),
+                mesh=check_mesh_name(found["mesh"]),
+            )
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise MeshUsageError(f"this is no record of an allocation: {error}") from None
 
@@ -172,7 +178,9 @@ def remove_record(mesh: str) -> None:
 
 
 def list_records() -> list[Allocation]:
-    """Return all that this user has asked for and that hasn't been seen to end; files that are no records are passed over."""
+    """Return all that this user has asked for and that hasn't been seen to end; files that are no records
+    are passed over.
+    """
     found = []
     directory = records_directory()
     for name in sorted(os.listdir(directory)):

@@ -48,7 +48,8 @@ class JobTrait(ABC):
 
     @abstractmethod
     def _state(self) -> JobState:
-        """Return handles on the hosts, new ones each time: what is spawned through one isn't ended through another.
+        """Return handles on the hosts, new ones each time: what is spawned through one isn't ended through
+        another.
 
         Raises:
             RuntimeError: if the hosts have ended.
@@ -70,11 +71,12 @@ class JobTrait(ABC):
         return self._is_running
 
     def state(self, cached_path: str | os.PathLike[str] | None = None) -> JobState:
-        """Return handles on the host meshes, getting the hosts first if need be. Each call's are independent of the others'.
+        """Return handles on the host meshes, getting the hosts first if need be. Each call's are independent
+        of the others'.
 
         Args:
-            cached_path: where a batch job keeps its description, so that another program finds the same hosts. Jobs of this machine
-                have nothing to keep: their hosts are found through the mesh.
+            cached_path: where a batch job keeps its description, so that another program finds the same
+                hosts. Jobs of this machine have nothing to keep: their hosts are found through the mesh.
         """
         self.apply()
         return self._state()
@@ -93,7 +95,9 @@ class JobTrait(ABC):
         """
         remotemount(self, source, mntpoint)
 
-    def gather_mount(self, remote_mount_point: str, local_mount_point: str, *_args: Any, **_kwargs: Any) -> None:
+    def gather_mount(
+        self, remote_mount_point: str, local_mount_point: str, *_args: Any, **_kwargs: Any
+    ) -> None:
         """Say what to use instead of a mount.
 
         Raises:
@@ -139,9 +143,13 @@ def job_loads(data: bytes) -> JobTrait:
     try:
         job = pickle.loads(data)
     except Exception as error:  # a pickle may raise anything
-        raise TypeError(f"job_loads takes what a job's dumps() has returned: {type(error).__name__}: {error}") from None
+        raise TypeError(
+            f"job_loads takes what a job's dumps() has returned: {type(error).__name__}: {error}"
+        ) from None
     if not isinstance(job, JobTrait):
-        raise TypeError(f"job_loads takes what a job's dumps() has returned, and this is a {type(job).__name__}")
+        raise TypeError(
+            f"job_loads takes what a job's dumps() has returned, and this is a {type(job).__name__}"
+        )
     return job
 
 

@@ -28,27 +28,55 @@ class Outcome:
 
 
 def rank_variables() -> dict[str, str]:
-    """Return where the running actor is, as environment variables: MONARCH_RANK_gpus, MONARCH_SIZE_gpus ..."""
+    """Return where the running actor is, as environment variables: MONARCH_RANK_gpus, MONARCH_SIZE_gpus
+    ...
+    """
     point = context().actor_instance.rank
     sizes = dict(zip(point.extent.labels, point.extent.sizes, strict=True))
-    return {f"MONARCH_RANK_{k}": str(v) for k, v in point.items()} | {f"MONARCH_SIZE_{k}": str(v) for k, v in sizes.items()}
+    return {f"MONARCH_RANK_{k}": str(v) for k, v in point.items()} | {
+        f"MONARCH_SIZE_{k}": str(v) for k, v in sizes.items()
+    }
 
 
 class CommandActor(Actor):
     """Runs programs in the place of its process."""
 
     @endpoint
-    def run(self, cmd: Sequence[str], env: Mapping[str, str], workdir: str | None, client_cwd: str, output_dir: str | None) -> Outcome:
+    def run(
+        self,
+        cmd: Sequence[str],
+        env: Mapping[str, str],
+        workdir: str | None,
+        client_cwd: str,
+        output_dir: str | None,
+    ) -> Outcome:
         """Run a command to its end."""
         directory = workdir or (client_cwd if os.path.isdir(client_cwd) else None)
         variables = {**os.environ, **rank_variables(), **env}
         if output_dir is None:
-            done = subprocess.run(cmd, cwd=directory, env=variables, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
+            done = subprocess.run(
+                cmd,
+                cwd=directory,
+                env=variables,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                stdin=subprocess.DEVNULL,
+            )
             return Outcome(done.returncode, done.stdout, done.stderr)
-        place = output_dir.replace(SUBDIR, "_".join(f"{k}_{v}" for k, v in context().actor_instance.rank.items()))
+        place = output_dir.replace(
+            SUBDIR, "_".join(f"{k}_{v}" for k, v in context().actor_instance.rank.items())
+        )
         os.makedirs(place, exist_ok=True)
-        with open(os.path.join(place, "stdout.txt"), "wb") as out, open(os.path.join(place, "stderr.txt"), "wb") as err:
-            return Outcome(subprocess.run(cmd, cwd=directory, env=variables, stdout=out, stderr=err, stdin=subprocess.DEVNULL).returncode)
+        with (
+            open(os.path.join(place, "stdout.txt"), "wb") as out,
+            open(os.path.join(place, "stderr.txt"), "wb") as err,
+        ):
+            return Outcome(
+                subprocess.run(
+                    cmd, cwd=directory, env=variables, stdout=out, stderr=err, stdin=subprocess.DEVNULL
+                ).returncode
+            )
 
 
 def exec_command(
@@ -64,10 +92,13 @@ def exec_command(
     """Run a command on hosts, and write here what it has written. It goes on if nobody waits for it.
 
     Args:
-        cmd: the program and its arguments; a script (`train.py`) or a module (`-m train`) is run by the hosts' Python.
-        env: environment variables besides those that say where it runs: MONARCH_RANK_hosts, MONARCH_SIZE_hosts ...
+        cmd: the program and its arguments; a script (`train.py`) or a module (`-m train`) is run by the
+            hosts' Python.
+        env: environment variables besides those that say where it runs: MONARCH_RANK_hosts,
+            MONARCH_SIZE_hosts ...
         workdir: by default this program's own directory, where there is one of that name.
-        output_dir: directory on the hosts that gets stdout.txt and stderr.txt; `$SUBDIR` in it stands for `hosts_0` and so on.
+        output_dir: directory on the hosts that gets stdout.txt and stderr.txt; `$SUBDIR` in it stands for
+            `hosts_0` and so on.
         rank: run it on one host only, by its number; `point`: by its coordinates.
         per_host: how often on each host, as in `{"gpus": 4}`.
 
@@ -82,7 +113,9 @@ def exec_command(
         ValueError: for no command, or both `rank` and `point`.
     """
     if isinstance(cmd, str) or not cmd or not all(isinstance(word, str) for word in cmd):
-        raise ValueError(f'exec_command takes a command as a list of words, as in ["nvidia-smi", "-L"]; not {cmd!r}')
+        raise ValueError(
+            f'exec_command takes a command as a list of words, as in ["nvidia-smi", "-L"]; not {cmd!r}'
+        )
     if rank is not None and point is not None:
         raise ValueError(f"give rank={rank} or point={dict(point)}, not both")
     hosts = host_mesh
@@ -92,7 +125,9 @@ def exec_command(
         hosts = host_mesh.flatten("rank").slice(rank=rank)
     words = [sys.executable, *cmd] if cmd[0].endswith(".py") or cmd[0] == "-m" else list(cmd)
     procs = hosts.spawn_procs(per_host, name="command")
-    answer = procs.spawn("command", CommandActor).run.call(words, dict(env or {}), workdir, os.getcwd(), output_dir)
+    answer = procs.spawn("command", CommandActor).run.call(
+        words, dict(env or {}), workdir, os.getcwd(), output_dir
+    )
 
     def finish() -> int:
         try:

@@ -43,7 +43,9 @@ class EngineJob(JobTrait):
         raise NotImplementedError
 
     def can_run(self, spec: EngineJob) -> str:
-        """Return what another job wants otherwise than this one; empty if this one's hosts will do. A job that runs is never ended for it."""
+        """Return what another job wants otherwise than this one; empty if this one's hosts will do. A job
+        that runs is never ended for it.
+        """
         return self.spec().difference(spec.spec())
 
     def _create(self) -> None:
@@ -70,15 +72,22 @@ class EngineJob(JobTrait):
             self._joined = self._wait(self._asked, self._session)
         found, at = {}, 0
         for name, num in self._sizes.items():
-            found[name] = HostMesh(self._joined[at : at + num], Shape.full(Extent(["hosts"], [num])), self._session)
+            found[name] = HostMesh(
+                self._joined[at : at + num], Shape.full(Extent(["hosts"], [num])), self._session
+            )
             at += num
         return JobState(found)
 
     def _wait(self, asked: Allocation, session: Session) -> list[int]:
         try:
-            joined = Wait(session, engine_of(asked.spec), asked, lambda _text: None).until_joined(self._timeout_s)
+            joined = Wait(session, engine_of(asked.spec), asked, lambda _text: None).until_joined(
+                self._timeout_s
+            )
         except TimeoutError:
-            raise MeshError(f"{asked.described()}: no hosts within {self._timeout_s:g} s. It waits on: state() again; give up: kill()") from None
+            raise MeshError(
+                f"{asked.described()}: no hosts within {self._timeout_s:g} s. It waits on: state() "
+                "again; give up: kill()"
+            ) from None
         records.write_record(replace(asked, is_up=True))
         return joined
 
@@ -111,7 +120,12 @@ class SSHJob(EngineJob):
     """
 
     def __init__(
-        self, hosts: Mapping[str, Sequence[str]], python_exe: str = sys.executable, config: str = "", setup: Sequence[str] = (), timeout_s: float | None = None
+        self,
+        hosts: Mapping[str, Sequence[str]],
+        python_exe: str = sys.executable,
+        config: str = "",
+        setup: Sequence[str] = (),
+        timeout_s: float | None = None,
     ) -> None:
         self.hosts = {name: machines(each) for name, each in hosts.items()}
         self.python_exe, self.config, self.setup = python_exe, config, tuple(setup)
@@ -131,7 +145,8 @@ class SlurmJob(EngineJob):
         meshes: number of nodes by mesh name.
         python_exe: interpreter on the nodes.
         slurm_args: further flags of sbatch, as in `["--qos=high"]`.
-        job_start_timeout: seconds that `state` waits for; by default for ever. The job stays in the queue then.
+        job_start_timeout: seconds that `state` waits for; by default for ever. The job stays in the queue
+            then.
 
     Example:
         >>> job = SlurmJob({"trainers": 4}, gpus_per_node=8, time_limit="2:00:00", partition="a100")     # doctest: +SKIP
@@ -140,7 +155,7 @@ class SlurmJob(EngineJob):
 
     Raises:
         MeshUsageError: for a flag or a time that can't be.
-    """
+    """  # noqa: E501
 
     def __init__(
         self,
@@ -161,19 +176,48 @@ class SlurmJob(EngineJob):
     ) -> None:
         super().__init__(meshes, job_start_timeout)
         self.meshes = self._sizes
-        self.python_exe, self.slurm_args, self.job_name, self.time_limit = python_exe, tuple(slurm_args), job_name, time_limit
-        self.partition, self.exclusive, self.gpus_per_node, self.cpus_per_task = partition, exclusive, gpus_per_node, cpus_per_task
-        self.mem, self.account, self.qos, self.setup, self.job_start_timeout = mem, account, qos, tuple(setup), job_start_timeout
+        self.python_exe, self.slurm_args, self.job_name, self.time_limit = (
+            python_exe,
+            tuple(slurm_args),
+            job_name,
+            time_limit,
+        )
+        self.partition, self.exclusive, self.gpus_per_node, self.cpus_per_task = (
+            partition,
+            exclusive,
+            gpus_per_node,
+            cpus_per_task,
+        )
+        self.mem, self.account, self.qos, self.setup, self.job_start_timeout = (
+            mem,
+            account,
+            qos,
+            tuple(setup),
+            job_start_timeout,
+        )
         self.spec()
 
     def spec(self) -> HostSpec:
         num = sum(self.meshes.values())
-        given = {"job-name": self.job_name, "cpus-per-task": self.cpus_per_task, "mem": self.mem, "qos": self.qos, "exclusive": self.exclusive and "true"}
+        given = {
+            "job-name": self.job_name,
+            "cpus-per-task": self.cpus_per_task,
+            "mem": self.mem,
+            "qos": self.qos,
+            "exclusive": self.exclusive and "true",
+        }
         own = {key: str(value) for key, value in given.items() if value} | dict(map(_flag, self.slurm_args))
         return HostSpec(
-            "slurm", HostRange(num, num), gpus=self.gpus_per_node, time_s=_limit(self.time_limit), partition=self.partition or "",
-            account=self.account or "", python=self.python_exe, setup=self.setup, own=tuple(own.items()),
-        )  # fmt: skip
+            "slurm",
+            HostRange(num, num),
+            gpus=self.gpus_per_node,
+            time_s=_limit(self.time_limit),
+            partition=self.partition or "",
+            account=self.account or "",
+            python=self.python_exe,
+            setup=self.setup,
+            own=tuple(own.items()),
+        )
 
 
 def _flag(text: str) -> tuple[str, str]:
@@ -189,6 +233,10 @@ def _limit(text: str | None) -> float | None:
         return None
     parts = text.split(":")
     try:
-        return parse_duration(text) if len(parts) == 1 else float(sum(int(part) * 60**i for i, part in enumerate(reversed(parts))))
+        return (
+            parse_duration(text)
+            if len(parts) == 1
+            else float(sum(int(part) * 60**i for i, part in enumerate(reversed(parts))))
+        )
     except ValueError:
         raise MeshUsageError(f"a time limit is HH:MM:SS or as in 2h, not {text!r}") from None

@@ -1,4 +1,6 @@
-"""Hosts of an engine: places are reserved in a mesh, the engine is asked, and hosts are waited for until they have joined."""
+"""Hosts of an engine: places are reserved in a mesh, the engine is asked, and hosts are waited for until
+they have joined.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def reserve(session: Session, engine: Engine, asked: Allocation) -> tuple[Alloca
 class Wait:
     """Waiting for the hosts of one allocation."""
 
-    def __init__(self, session: Session, engine: Engine, asked: Allocation, on_wait: Callable[[str], None]) -> None:
+    def __init__(
+        self, session: Session, engine: Engine, asked: Allocation, on_wait: Callable[[str], None]
+    ) -> None:
         self._session, self._engine, self._asked, self._say = session, engine, asked, on_wait
         self._granted_at: float | None = None
         self._stuck_since: float | None = None
@@ -77,13 +81,24 @@ class Wait:
     def _tell(self, look: Look, num: int) -> None:
         asked, age_s = self._asked, time.time() - self._asked.submitted_at
         if look.state == State.QUEUED:
-            when = f", starts about {time.strftime('%H:%M', time.localtime(look.starts_at))}" if look.starts_at else ""
-            self._say(f"{asked.described()}: queued {duration(round(age_s))} ({look.reason}), {_hosts_text(asked.spec)}{when}; Ctrl-C leaves it queued")
+            when = (
+                f", starts about {time.strftime('%H:%M', time.localtime(look.starts_at))}"
+                if look.starts_at
+                else ""
+            )
+            self._say(
+                f"{asked.described()}: queued {duration(round(age_s))} ({look.reason}), "
+                f"{_hosts_text(asked.spec)}{when}; Ctrl-C leaves it queued"
+            )
         else:
-            self._say(f"{asked.described()}: {num} of {len(look.nodes) or asked.spec.wanted} hosts have joined")
+            self._say(
+                f"{asked.described()}: {num} of {len(look.nodes) or asked.spec.wanted} hosts have joined"
+            )
 
     def _is_enough(self, look: Look, num: int, now: float) -> bool:
-        """Say whether to begin with fewer hosts than could have come: all that were granted are there, or the others won't come."""
+        """Say whether to begin with fewer hosts than could have come: all that were granted are there, or
+        the others won't come.
+        """
         granted = len(look.nodes)
         if look.state != State.GRANTED or num < self._asked.spec.wanted.least:
             return False
@@ -103,13 +118,20 @@ class Wait:
             raise MeshStartError(f"{self._asked.described()} has ended: {look.reason}.{self._words()}")
         self._stuck_since = (self._stuck_since or now) if look.trouble else None
         if self._stuck_since is not None and now - self._stuck_since > STUCK_S:
-            raise MeshStartError(f"{self._asked.described()} would wait for ever ({look.reason}): {look.trouble}. The request was cancelled")
+            raise MeshStartError(
+                f"{self._asked.described()} would wait for ever ({look.reason}): {look.trouble}. The "
+                "request was cancelled"
+            )
         if look.state != State.GRANTED:
             return
         self._granted_at = self._granted_at or now
         failed = len(self._engine.logs(self._asked))
-        if self._is_late(now) or (failed and len(joined) + failed >= (len(look.nodes) or len(self._asked.hosts))):
-            raise MeshStartError(f"{len(joined)} of {self._asked.spec.wanted} hosts have joined the mesh.{self._words()}")
+        if self._is_late(now) or (
+            failed and len(joined) + failed >= (len(look.nodes) or len(self._asked.hosts))
+        ):
+            raise MeshStartError(
+                f"{len(joined)} of {self._asked.spec.wanted} hosts have joined the mesh.{self._words()}"
+            )
 
     def _words(self) -> str:
         """Return what launchers and the gate have said last."""

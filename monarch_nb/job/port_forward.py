@@ -1,4 +1,6 @@
-"""TCP ports of ranks, reachable from other ranks, or from this program's machine: bytes go through the mesh's own messages, encrypted between machines."""
+"""TCP ports of ranks, reachable from other ranks, or from this program's machine: bytes go through the
+mesh's own messages, encrypted between machines.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ class PortForwarder(Actor):
     Example:
         >>> forwarder = this_proc().spawn("forwarder", PortForwarder)                              # doctest: +SKIP
         >>> forwarder.forward.call_one(procs, 6006, this_proc(), "127.0.0.1:16006").get()          # doctest: +SKIP
-    """
+    """  # noqa: E501
 
     def __init__(self) -> None:
         self._started: list[Any] = []
@@ -37,7 +39,8 @@ class PortForwarder(Actor):
         src_proc_mesh: ProcMesh,
         src_address: str | Callable[[Point], str],
     ) -> None:
-        """Have each process of `src_proc_mesh` listen, and connect who comes to `dst_port` of the one at the same place in `dst_proc_mesh`.
+        """Have each process of `src_proc_mesh` listen, and connect who comes to `dst_port` of the one at the
+        same place in `dst_proc_mesh`.
 
         Args:
             dst_port: port on 127.0.0.1 there, or a function of the point.
@@ -48,7 +51,10 @@ class PortForwarder(Actor):
             OSError: where nobody can listen there.
         """
         if dict(dst_proc_mesh.extent) != dict(src_proc_mesh.extent):
-            raise ValueError(f"both meshes must have the same dimensions: {dst_proc_mesh.extent} and {src_proc_mesh.extent} differ")
+            raise ValueError(
+                f"both meshes must have the same dimensions: {dst_proc_mesh.extent} and "
+                f"{src_proc_mesh.extent} differ"
+            )
         if not callable(dst_port):
             _check_port("dst_port", dst_port)
         if not callable(src_address):
@@ -71,17 +77,23 @@ class PortForwarder(Actor):
 
 
 class _Relay(Actor):
-    """What both ends do: bytes of a connection go out by a port, and come in by another. None ends a direction."""
+    """What both ends do: bytes of a connection go out by a port, and come in by another. None ends a
+    direction.
+    """
 
     def __init__(self) -> None:
         self._relays: set[asyncio.Task[None]] = set()
 
-    def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, out: Any, back: PortReceiver[Any]) -> None:
+    def _relay(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, out: Any, back: PortReceiver[Any]
+    ) -> None:
         task = asyncio.get_running_loop().create_task(self._both_ways(reader, writer, out, back))
         self._relays.add(task)
         task.add_done_callback(self._relays.discard)
 
-    async def _both_ways(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, out: Any, back: PortReceiver[Any]) -> None:
+    async def _both_ways(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, out: Any, back: PortReceiver[Any]
+    ) -> None:
         try:
             await asyncio.gather(_send(reader, out), _receive(back, writer))
         except (OSError, RuntimeError):

@@ -54,10 +54,14 @@ class ProcessJob(JobTrait):
 
     def _state(self) -> JobState:
         if all(process.poll() is not None for process in self._processes):
-            raise RuntimeError("the hosts of this job have already been shut down; kill() it, and state() starts others")
+            raise RuntimeError(
+                "the hosts of this job have already been shut down; kill() it, and state() starts others"
+            )
         meshes, at = {}, 0
         for name, num in self.meshes.items():
-            meshes[name] = HostMesh(self._hosts[at : at + num], Shape.full(Extent(["hosts"], [num])), self._session)
+            meshes[name] = HostMesh(
+                self._hosts[at : at + num], Shape.full(Extent(["hosts"], [num])), self._session
+            )
             at += num
         return JobState(meshes)
 
@@ -70,7 +74,8 @@ class ProcessJob(JobTrait):
 
 
 def hosts_from_config(name: str) -> HostMesh:
-    """Return two hosts that are processes of this machine, until a job is configured under that name: they end with this program.
+    """Return two hosts that are processes of this machine, until a job is configured under that name: they
+    end with this program.
 
     Real hosts come from a job, or from `attach_to_workers`.
     """

@@ -1,6 +1,7 @@
 """Profiles: what somebody calls a cluster, and how hosts are had there. They lie in `clusters.toml`.
 
-A profile runs commands, so the file is never looked for in the working directory, and one that others could have written isn't read.
+A profile runs commands, so the file is never looked for in the working directory, and one that others could
+have written isn't read.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ def read_profiles(engines: Iterable[str], files: Sequence[str] = ()) -> dict[str
     for path in files or (SYSTEM_FILE, user_file()):
         for name, table in _tables(path).items():
             if not isinstance(table, dict):
-                raise MeshUsageError(f"{path}: {name} stands outside of a profile; put it below a line as [lab]")
+                raise MeshUsageError(
+                    f"{path}: {name} stands outside of a profile; put it below a line as [lab]"
+                )
             if name in known:
                 raise MeshUsageError(f"{path}: [{name}] is the name of an engine; call the profile otherwise")
             try:
@@ -78,7 +81,10 @@ def find_profile(name: str, engines: Iterable[str], files: Sequence[str] = ()) -
     if name in known:
         return Profile(name, HostSpec(name))
     listed = f"profiles: {', '.join(profiles) or 'none'}; engines: {', '.join(known)}"
-    raise MeshUsageError(f"there is no profile or engine {name!r}.{nearest(name, [*profiles, *known])} {listed}. Profiles lie in {user_file()}")
+    raise MeshUsageError(
+        f"there is no profile or engine {name!r}.{nearest(name, [*profiles, *known])} {listed}. "
+        f"Profiles lie in {user_file()}"
+    )
 
 
 def _tables(path: str) -> dict[str, object]:
@@ -91,7 +97,9 @@ def _tables(path: str) -> dict[str, object]:
     with open(fd, "rb") as file:
         about = os.fstat(fd)
         if not stat.S_ISREG(about.st_mode) or about.st_uid not in (0, os.getuid()) or about.st_mode & 0o022:
-            raise MeshUsageError(f"{path} can be written by others, and a profile runs commands: chmod go-w {path}")
+            raise MeshUsageError(
+                f"{path} can be written by others, and a profile runs commands: chmod go-w {path}"
+            )
         try:
             return tomllib.load(file)
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -34,7 +34,9 @@ class ShellActor(Actor):
         self._fd = -1
 
     @endpoint
-    def start(self, out: Any, env: Mapping[str, str], workdir: str | None, client_cwd: str, size: tuple[int, int]) -> None:
+    def start(
+        self, out: Any, env: Mapping[str, str], workdir: str | None, client_cwd: str, size: tuple[int, int]
+    ) -> None:
         """Start it; what it writes goes to `out` as bytes, its exit code as an int at the end."""
         if self._pid:
             raise RuntimeError("this shell runs already")
@@ -92,7 +94,9 @@ def _size() -> tuple[int, int]:
     return found.lines, found.columns
 
 
-def shell(host_mesh_singleton: HostMesh, *, env: Mapping[str, str] | None = None, workdir: str | None = None) -> int:
+def shell(
+    host_mesh_singleton: HostMesh, *, env: Mapping[str, str] | None = None, workdir: str | None = None
+) -> int:
     """Run a shell on one host, with this program's stdin and stdout; return its exit code.
 
     Args:
@@ -106,7 +110,10 @@ def shell(host_mesh_singleton: HostMesh, *, env: Mapping[str, str] | None = None
         >>> shell(job.state().hosts.slice(hosts=0))  # doctest: +SKIP
     """
     if len(host_mesh_singleton._hosts) != 1:
-        raise ValueError(f"shell takes one host, and these are {len(host_mesh_singleton._hosts)}: slice the mesh first, as in hosts.slice(hosts=0)")
+        raise ValueError(
+            f"shell takes one host, and these are {len(host_mesh_singleton._hosts)}: slice the mesh "
+            "first, as in hosts.slice(hosts=0)"
+        )
     procs = host_mesh_singleton.spawn_procs(name="shell")
     try:
         port, receiver = Channel.open()

@@ -1,4 +1,6 @@
-"""What hosts are wanted: how many, of which kind, for how long, and what runs on them. The keys of a profile, and flags of `%mesh start --on`."""
+"""What hosts are wanted: how many, of which kind, for how long, and what runs on them. The keys of a
+profile, and flags of `%mesh start --on`.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ class HostRange:
 
     def __post_init__(self) -> None:
         if not 1 <= self.least <= self.most <= MAX_HOSTS:
-            raise MeshUsageError(f"a number of hosts is N or LEAST..MOST, from 1 to {MAX_HOSTS:,}; not {self}")
+            raise MeshUsageError(
+                f"a number of hosts is N or LEAST..MOST, from 1 to {MAX_HOSTS:,}; not {self}"
+            )
 
     @classmethod
     def parse(cls, text: str | int) -> Self:
@@ -56,7 +60,9 @@ class HostRange:
         """
         found = None if isinstance(text, bool) else _RANGE.fullmatch(str(text))
         if found is None:
-            raise MeshUsageError(f"a number of hosts is N or LEAST..MOST, as in 4 or 2..8; not {str(text)[:60]!r}")
+            raise MeshUsageError(
+                f"a number of hosts is N or LEAST..MOST, as in 4 or 2..8; not {str(text)[:60]!r}"
+            )
         return cls(int(found[1]), int(found[2] or found[1]))
 
     def __str__(self) -> str:
@@ -103,7 +109,10 @@ def machines(names: str | Iterable[str]) -> tuple[str, ...]:
     found = [machine for name in given for machine in _expanded(name.strip())]
     for name in found:
         if not _MACHINE.fullmatch(name) or name.startswith("-"):
-            raise MeshUsageError(f"a host is a name of ~/.ssh/config or an address, as in node1, me@node1 or node[1-4]; not {name[:60]!r}")
+            raise MeshUsageError(
+                "a host is a name of ~/.ssh/config or an address, as in node1, me@node1 or "
+                f"node[1-4]; not {name[:60]!r}"
+            )
     twice = next((n for n in found if found.count(n) > 1), None)
     if twice is not None:
         raise MeshUsageError(f"host {twice!r} is there twice; name each host once")
@@ -175,7 +184,10 @@ class HostSpec:
         'partition a100 -> h100'
         """
         changed = [f.name for f in fields(self) if getattr(self, f.name) != getattr(other, f.name)]
-        return ", ".join(f"{n.removesuffix('_s')} {_shown(n, getattr(self, n))} -> {_shown(n, getattr(other, n))}" for n in changed)
+        return ", ".join(
+            f"{n.removesuffix('_s')} {_shown(n, getattr(self, n))} -> {_shown(n, getattr(other, n))}"
+            for n in changed
+        )
 
 
 def _shown(name: str, value: object) -> str:
@@ -187,6 +199,7 @@ def _shown(name: str, value: object) -> str:
 
 
 # --- reading tables, of a profile and of a record
+
 
 def _text(value: object) -> str:
     if not isinstance(value, str) or not value or not value.isprintable():
@@ -235,10 +248,18 @@ def _ports(value: object) -> PortRange:
 
 
 KEYS: dict[str, tuple[str, Callable[[object], object]]] = {
-    "gpus": ("gpus", _count), "time": ("time_s", _seconds), "login": ("login", _text), "partition": ("partition", _text),
-    "account": ("account", _text), "python": ("python", _text), "setup": ("setup", _lines), "scratch": ("scratch", _text),
-    "network": ("network", _network), "ports": ("ports", _ports), "usd_per_gpu_hour": ("usd_per_gpu_hour", _price),
-}  # fmt: skip
+    "gpus": ("gpus", _count),
+    "time": ("time_s", _seconds),
+    "login": ("login", _text),
+    "partition": ("partition", _text),
+    "account": ("account", _text),
+    "python": ("python", _text),
+    "setup": ("setup", _lines),
+    "scratch": ("scratch", _text),
+    "network": ("network", _network),
+    "ports": ("ports", _ports),
+    "usd_per_gpu_hour": ("usd_per_gpu_hour", _price),
+}
 """What a profile may have besides `engine`, `hosts` and the engine's own table: field and reader."""
 
 
@@ -257,7 +278,10 @@ def read_table(table: Mapping[str, object], engines: Iterable[str]) -> HostSpec:
             found.update(_in_key(key, value, _hosts))
             continue
         if key not in KEYS:
-            raise MeshUsageError(f"unknown key {key!r}.{nearest(key, [*KEYS, 'hosts', 'engine', engine])} Known: {', '.join(['engine', 'hosts', *KEYS])}, and [.{engine}]")
+            raise MeshUsageError(
+                f"unknown key {key!r}.{nearest(key, [*KEYS, 'hosts', 'engine', engine])} Known: "
+                f"{', '.join(['engine', 'hosts', *KEYS])}, and [.{engine}]"
+            )
         field, read = KEYS[key]
         found[field] = _in_key(key, value, read)
     own = _in_key(engine, table.get(engine, {}), _own)
@@ -267,7 +291,7 @@ def read_table(table: Mapping[str, object], engines: Iterable[str]) -> HostSpec:
 def _engine(table: Mapping[str, object], engines: Iterable[str]) -> str:
     engine, known = table.get("engine"), list(engines)
     if not isinstance(engine, str):
-        raise MeshUsageError(f"has no engine; say which: engine = \"slurm\" (known: {', '.join(known)})")
+        raise MeshUsageError(f'has no engine; say which: engine = "slurm" (known: {", ".join(known)})')
     if engine not in known:
         raise MeshUsageError(f"unknown engine {engine!r}.{nearest(engine, known)} Known: {', '.join(known)}")
     return engine

@@ -49,7 +49,7 @@ def load(shell: Any) -> None:
     spare.prepare()
     try:
         say_what_runs(shell)
-    except OSError as error:  # a controller that can't be written, say: the extension is loaded, and what needs it says it again
+    except OSError as error:  # a controller that can't be written, say: the extension is loaded, and what needs it says it again  # noqa: E501
         print(explanation(error, "%load_ext monarch_nb"), file=sys.stderr)
 
 

@@ -35,7 +35,9 @@ class Parser(argparse.ArgumentParser):
         return " ".join(self.format_usage().removeprefix("usage: ").split())
 
     def hint(self, message: str) -> str:
-        """Return what was probably meant: sizes are often typed without their flag, and flags with a wrong letter."""
+        """Return what was probably meant: sizes are often typed without their flag, and flags with a wrong
+        letter.
+        """
         if not message.startswith("unrecognized arguments: "):
             return ""
         sizes = _SIZE.findall(message)
@@ -89,7 +91,9 @@ def variable_name(text: str) -> str:
 def variable_part(text: str) -> str:
     """Read the name of a variable, or of a part of it: model.fc, losses[0]."""
     if not re.split(r"[.\[]", text, maxsplit=1)[0].isidentifier():
-        raise argparse.ArgumentTypeError(f"expected a variable, or a part of one, as in model or model.fc; not {shortened(text)}")
+        raise argparse.ArgumentTypeError(
+            f"expected a variable, or a part of one, as in model or model.fc; not {shortened(text)}"
+        )
     return text
 
 
@@ -98,7 +102,9 @@ def pattern(text: str) -> str:
     try:
         re.compile(text)
     except (re.error, OverflowError, RecursionError) as error:
-        raise argparse.ArgumentTypeError(f"expected a regular expression; {shortened(text)} is none: {error}") from None
+        raise argparse.ArgumentTypeError(
+            f"expected a regular expression; {shortened(text)} is none: {error}"
+        ) from None
     return text
 
 
@@ -108,9 +114,13 @@ def dims(text: str) -> dict[str, int]:
     for part in text.split(","):
         name, equals, size = part.partition("=")
         if not equals or not name.isidentifier() or _count(size) is None:
-            raise argparse.ArgumentTypeError(f"expected DIM=SIZE,... as in hosts=2,gpus=4; not {shortened(text)}")
+            raise argparse.ArgumentTypeError(
+                f"expected DIM=SIZE,... as in hosts=2,gpus=4; not {shortened(text)}"
+            )
         if name in found:
-            raise argparse.ArgumentTypeError(f"expected each dimension once; {name!r} is there twice in {shortened(text)}")
+            raise argparse.ArgumentTypeError(
+                f"expected each dimension once; {name!r} is there twice in {shortened(text)}"
+            )
         found[name] = int(size)
     return found
 
@@ -169,13 +179,28 @@ def cell_number(text: str) -> int:
 def add_sync_arguments(add: Callable[..., Any]) -> None:
     """Add what sync takes in notebooks and terminals."""
     add("--dry-run", action="store_true", help="only say what would be sent and reloaded, and why")
-    add("--include", action="append", default=[], metavar="GLOB", help="send it though it's ignored, secret or big, from now on")
+    add(
+        "--include",
+        action="append",
+        default=[],
+        metavar="GLOB",
+        help="send it though it's ignored, secret or big, from now on",
+    )
     add("--exclude", action="append", default=[], metavar="GLOB", help="don't send it, from now on")
     add("--same-path", action="store_true", help="make a link at the notebook's path on each host")
     add("--no-reload", action="store_true", help="only put files in place")
     add("--force", "-f", action="store_true", help="send more than a GiB")
-    add("--env", "-e", action="store_true", help="the environment, too: ranks that are started from then on run in it")
-    add("--verify", action="store_true", help="with --env: read every file here, whatever its package's record says")
+    add(
+        "--env",
+        "-e",
+        action="store_true",
+        help="the environment, too: ranks that are started from then on run in it",
+    )
+    add(
+        "--verify",
+        action="store_true",
+        help="with --env: read every file here, whatever its package's record says",
+    )
     add("--copy", action="store_true", help="with --env: a copy also for hosts that see the notebook's files")
 
 
@@ -196,15 +221,34 @@ class SyncChoices(TypedDict):
 def sync_choices(arguments: Any) -> SyncChoices:
     """Return what was typed for sync."""
     return SyncChoices(
-        dry_run=arguments.dry_run, include=arguments.include, exclude=arguments.exclude, same_path=arguments.same_path,
-        reload=not arguments.no_reload, force=arguments.force, env=arguments.env, verify=arguments.verify, copy=arguments.copy,
-    )  # fmt: skip
+        dry_run=arguments.dry_run,
+        include=arguments.include,
+        exclude=arguments.exclude,
+        same_path=arguments.same_path,
+        reload=not arguments.no_reload,
+        force=arguments.force,
+        env=arguments.env,
+        verify=arguments.verify,
+        copy=arguments.copy,
+    )
 
 
 def add_doctor_arguments(add: Callable[..., Any]) -> None:
     """Add what `doctor` takes, in a notebook and in a terminal."""
-    add("--ranks", "-r", default="", help="which ranks; by default all are looked at, and those that stand for their hosts are measured")
-    add("--size", "-s", type=num_bytes, default=64 << 20, metavar="SIZE", help="how much is read at a time: 64M")
+    add(
+        "--ranks",
+        "-r",
+        default="",
+        help="which ranks; by default all are looked at, and those that stand for their hosts are measured",
+    )
+    add(
+        "--size",
+        "-s",
+        type=num_bytes,
+        default=64 << 20,
+        metavar="SIZE",
+        help="how much is read at a time: 64M",
+    )
     add("--quick", "-q", action="store_true", help="only look, measure nothing")
     add("--all", "-a", action="store_true", help="measure also the path through the mesh's own messages")
 
@@ -221,7 +265,14 @@ def script_name(text: str) -> str:
 def add_script_arguments(add: Callable[..., Any]) -> None:
     """Add what a script's run takes: the script and its own arguments come last."""
     add("--module", "-m", dest="is_module", action="store_true", help="SCRIPT is a module, as for python -m")
-    add("--env", "-e", type=variable, action="append", metavar="K=V", help="an environment variable, for this run only")
+    add(
+        "--env",
+        "-e",
+        type=variable,
+        action="append",
+        metavar="K=V",
+        help="an environment variable, for this run only",
+    )
     add("script", type=script_name, metavar="SCRIPT", help="a file, or with -m a module")
     add("args", nargs=argparse.REMAINDER, metavar="ARGS", help="what stands behind it is the script's own")
 
@@ -244,20 +295,38 @@ def word(text: str) -> str:
 
 def add_engine_arguments(add: Callable[..., Any]) -> None:
     """Add what `start` takes for hosts of an engine."""
-    add("--on", type=word, metavar="PROFILE", help="hosts of a profile of clusters.toml, or of an engine; %%mesh clusters lists them")
+    add(
+        "--on",
+        type=word,
+        metavar="PROFILE",
+        help="hosts of a profile of clusters.toml, or of an engine; %%mesh clusters lists them",
+    )
     add("--time", type=seconds, metavar="T", help="with --on: for how long, as in 2h")
     add("--partition", type=word, help="with --on: which part of the cluster")
     add("--account", type=word, help="with --on: who pays")
-    add("--login", type=word, metavar="[USER@]HOST", help="with --on: where the engine's commands are, by ssh")
+    add(
+        "--login", type=word, metavar="[USER@]HOST", help="with --on: where the engine's commands are, by ssh"
+    )
     add("--python", type=word, metavar="PATH", help="with --on: the interpreter on the hosts")
-    add("--wait", type=seconds, metavar="T", help="with --on: how long to wait for hosts; then the request is cancelled")
+    add(
+        "--wait",
+        type=seconds,
+        metavar="T",
+        help="with --on: how long to wait for hosts; then the request is cancelled",
+    )
     add("--keep-queued", action="store_true", help="with --wait: leave the request in the queue instead")
     add("--dry-run", action="store_true", help="with --on: show what would be submitted, and submit nothing")
 
 
 def add_start_arguments(add: Callable[..., Any]) -> None:
     """Add what `start` takes, in a notebook and in a terminal."""
-    add("name", nargs="?", type=mesh_name, default=DEFAULT_NAME, help="name of the mesh, and of the notebook's variable for it")
+    add(
+        "name",
+        nargs="?",
+        type=mesh_name,
+        default=DEFAULT_NAME,
+        help="name of the mesh, and of the notebook's variable for it",
+    )
     add("--gpus", type=positive, help="ranks per host, one GPU each where there are any")
     add("--procs", type=positive, help="ranks per host")
     add("--hosts", type=host_count, help="number of hosts; with --on also LEAST..MOST, or names")
@@ -265,9 +334,24 @@ def add_start_arguments(add: Callable[..., Any]) -> None:
     add("--job", choices=("local", "process"), help="where hosts come from")
     add("--idle-timeout", type=seconds, metavar="T", help="lease, as in 30m or 8h (without it: 8h)")
     add("--env", "-e", type=variable, action="append", metavar="K=V", help="environment of the ranks")
-    add("--init-process-group", nargs="?", const="", choices=("", "nccl", "gloo"), help="set up torch.distributed")
-    add("--group-timeout", type=seconds, metavar="T", help="with --init-process-group: how long a collective may take (without it: 10m)")
-    add("--on-failure", choices=("stop", "heal", "shrink"), help="what is done when a rank dies (without it: stop)")
+    add(
+        "--init-process-group",
+        nargs="?",
+        const="",
+        choices=("", "nccl", "gloo"),
+        help="set up torch.distributed",
+    )
+    add(
+        "--group-timeout",
+        type=seconds,
+        metavar="T",
+        help="with --init-process-group: how long a collective may take (without it: 10m)",
+    )
+    add(
+        "--on-failure",
+        choices=("stop", "heal", "shrink"),
+        help="what is done when a rank dies (without it: stop)",
+    )
     add("--spares", type=positive, help="hosts that wait to take a lost one's place")
     add("--spawn", action="store_true", help="fresh interpreters instead of forks of a warm one")
     add("--force", "-f", action="store_true", help="more ranks than the machine seems to have room for")

@@ -20,7 +20,12 @@ class AutoMode:
 
     def __call__(self, lines: list[str]) -> list[str]:
         """Put `%%mesh` in front of a cell, unless it has a cell magic or only lines that drive the mesh."""
-        if self.paused or not lines or lines[0].startswith("%%") or all(_OWN_LINES.match(line) for line in lines):
+        if (
+            self.paused
+            or not lines
+            or lines[0].startswith("%%")
+            or all(_OWN_LINES.match(line) for line in lines)
+        ):
             return lines
         return [f"%%mesh --name {self.name}\n", *lines]
 
@@ -31,7 +36,10 @@ def auto(state: State, arguments: Namespace) -> None:
     if arguments.mode == "on":
         mesh = state.mesh(arguments.name)
         state.shell.input_transformers_cleanup.append(AutoMode(mesh.name))
-        print(f"plain cells run on mesh {mesh.name!r} from now on; %%local runs one here, %mesh auto off ends it")
+        print(
+            f"plain cells run on mesh {mesh.name!r} from now on; %%local runs one here, %mesh auto "
+            "off ends it"
+        )
     else:
         print("plain cells run here")
 

@@ -40,10 +40,16 @@ def run_cell(state: State, mesh: Mesh, source: str, arguments: Namespace) -> Non
     profile = request_of(mesh, ranks, arguments)
     if arguments.background:
         if arguments.output is not None:
-            raise MeshUsageError("%%mesh takes --async or --output, not both: fetch the value later with %mesh pull")
-        state.last_async[mesh.name] = start_cell(mesh, source, ranks, number, arguments.group, arguments.timeout)
+            raise MeshUsageError(
+                "%%mesh takes --async or --output, not both: fetch the value later with %mesh pull"
+            )
+        state.last_async[mesh.name] = start_cell(
+            mesh, source, ranks, number, arguments.group, arguments.timeout
+        )
         return
-    show_cell(mesh, source, ranks, number=number, group=arguments.group, timeout=arguments.timeout, profile=profile)
+    show_cell(
+        mesh, source, ranks, number=number, group=arguments.group, timeout=arguments.timeout, profile=profile
+    )
     if arguments.output is not None:
         state.shell.user_ns[arguments.output] = _last_values(mesh, ranks)
 
@@ -66,7 +72,13 @@ def show_cell(
     with Interrupts(mesh._transport.reader) as interrupts, LiveDisplay(view, on_tick=stall_detector.tick):
         view.started()
         run = mesh.submit(
-            source, ranks, watcher=ViewWatcher(view), number=number, timeout=timeout, rerun_of=rerun_of, profile=profile,
+            source,
+            ranks,
+            watcher=ViewWatcher(view),
+            number=number,
+            timeout=timeout,
+            rerun_of=rerun_of,
+            profile=profile,
             script=script,
         )
         view.describe_rest(run.goes_on)
@@ -87,7 +99,12 @@ def finish_cell(mesh: Mesh, result: CellResult) -> None:
 
 
 def start_cell(
-    mesh: Mesh, source: str, ranks: tuple[int, ...], number: int, group: str, timeout: float | None,
+    mesh: Mesh,
+    source: str,
+    ranks: tuple[int, ...],
+    number: int,
+    group: str,
+    timeout: float | None,
     script: Script | None = None,
 ) -> int:
     """Start a cell and leave it to run, with a display that goes on; return its number in the journal.
@@ -100,7 +117,12 @@ def start_cell(
     display = LiveDisplay(view, on_tick=stall_detector.tick)
     view.started()
     run = mesh.submit(
-        source, ranks, watcher=ViewWatcher(view, show_errors=True), number=number, timeout=timeout, script=script
+        source,
+        ranks,
+        watcher=ViewWatcher(view, show_errors=True),
+        number=number,
+        timeout=timeout,
+        script=script,
     )
     view.describe_rest(run.goes_on)
     stall_detector.watch(run)
@@ -121,7 +143,9 @@ def _last_values(mesh: Mesh, ranks: tuple[int, ...]) -> ValueMesh[Any]:
     """Bring here what the last expression has given on each rank."""
     whole = len(ranks) == len(mesh)
     values: ValueMesh[Any] = mesh.part(ranks)._work(Work.CELL_VALUE, None, "%%mesh --output").get()
-    return ValueMesh(Shape.full(mesh.extent if whole else Extent(["ranks"], [len(ranks)])), list(values.values()))
+    return ValueMesh(
+        Shape.full(mesh.extent if whole else Extent(["ranks"], [len(ranks)])), list(values.values())
+    )
 
 
 def check_source(source: str, number: int) -> None:
@@ -140,7 +164,10 @@ def check_source(source: str, number: int) -> None:
         transformed = TransformerManager().transform_cell(source)
         compile(transformed, f"Cell In[{number}]", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     except (RecursionError, MemoryError):
-        raise MeshUsageError("this cell is nested too deeply for Python's compiler, so nothing was sent to the ranks. Split its longest expression") from None
+        raise MeshUsageError(
+            "this cell is nested too deeply for Python's compiler, so nothing was sent to the ranks. "
+            "Split its longest expression"
+        ) from None
     except SyntaxError as error:
         text = "".join(traceback.format_exception_only(error)).strip()
         raise MeshUsageError(f"this cell is not Python, so nothing was sent to the ranks\n{text}") from None

@@ -20,21 +20,39 @@ from monarch_nb.mesh import Mesh, on_engine
 from monarch_nb.mesh.running import Asked
 from monarch_nb.status import duration
 
-_OF_ENGINES = {"time": "time_s", "partition": "partition", "account": "account", "login": "login", "python": "python", "gpus": "gpus"}
+_OF_ENGINES = {
+    "time": "time_s",
+    "partition": "partition",
+    "account": "account",
+    "login": "login",
+    "python": "python",
+    "gpus": "gpus",
+}
 """Flags of `start` that are keys of a profile, too, and the fields of a spec."""
 
 
 def num_hosts_here(arguments: Namespace) -> int:
-    """Return how many host processes of this machine were asked for, 0 for none; flags for hosts of an engine come with `--on`.
+    """Return how many host processes of this machine were asked for, 0 for none; flags for hosts of an engine
+    come with `--on`.
 
     Raises:
         MeshUsageError: naming the flag.
     """
-    given = [k for k in (*_OF_ENGINES, "wait", "keep_queued", "dry_run") if k != "gpus" and getattr(arguments, k, None)]
+    given = [
+        k
+        for k in (*_OF_ENGINES, "wait", "keep_queued", "dry_run")
+        if k != "gpus" and getattr(arguments, k, None)
+    ]
     if given:
-        raise MeshUsageError(f"start: --{given[0].replace('_', '-')} is for hosts of an engine; say which: --on PROFILE. Those that there are: %mesh clusters")
+        raise MeshUsageError(
+            f"start: --{given[0].replace('_', '-')} is for hosts of an engine; say which: --on "
+            "PROFILE. Those that there are: %mesh clusters"
+        )
     if arguments.hosts and not arguments.hosts.isdigit():
-        raise MeshUsageError(f"start: --hosts {arguments.hosts} is for hosts of an engine; say which: --on PROFILE. On this machine give one number")
+        raise MeshUsageError(
+            f"start: --hosts {arguments.hosts} is for hosts of an engine; say which: --on PROFILE. On "
+            "this machine give one number"
+        )
     return int(arguments.hosts or 0)
 
 
@@ -45,11 +63,20 @@ def profile_of(arguments: Namespace) -> Profile:
         MeshUsageError: for an unknown one, naming the nearest; for flags that aren't for hosts of an engine.
     """
     if arguments.job is not None:
-        raise MeshUsageError(f"start: --job {arguments.job} is for this machine, and --on {arguments.on} for others; give one of them")
+        raise MeshUsageError(
+            f"start: --job {arguments.job} is for this machine, and --on {arguments.on} for others; "
+            "give one of them"
+        )
     found = find_profile(arguments.on, ENGINES)
-    changes: dict[str, object] = {field: getattr(arguments, k) for k, field in _OF_ENGINES.items() if getattr(arguments, k) is not None}
+    changes: dict[str, object] = {
+        field: getattr(arguments, k) for k, field in _OF_ENGINES.items() if getattr(arguments, k) is not None
+    }
     if arguments.hosts is not None:
-        changes |= {"machines": machines(arguments.hosts), "hosts": None} if arguments.hosts[0].isalpha() else {"hosts": HostRange.parse(arguments.hosts)}
+        changes |= (
+            {"machines": machines(arguments.hosts), "hosts": None}
+            if arguments.hosts[0].isalpha()
+            else {"hosts": HostRange.parse(arguments.hosts)}
+        )
     return replace(found, spec=replace(found.spec, **changes))  # type: ignore[arg-type]
 
 
@@ -57,16 +84,24 @@ def start_on(arguments: Namespace, plan: Plan) -> Mesh:
     """Start a mesh on hosts of an engine, and show meanwhile how the request is."""
     with WaitingLine() as line:
         return on_engine.start_on(
-            arguments.name, profile_of(arguments), plan, with_program=getattr(arguments, "with_kernel", False),
-            wait_s=arguments.wait, keeps_queued=arguments.keep_queued or arguments.wait is None, on_wait=line.show,
-        )  # fmt: skip
+            arguments.name,
+            profile_of(arguments),
+            plan,
+            with_program=getattr(arguments, "with_kernel", False),
+            wait_s=arguments.wait,
+            keeps_queued=arguments.keep_queued or arguments.wait is None,
+            on_wait=line.show,
+        )
 
 
 def wait_on(arguments: Namespace) -> Mesh:
     """Go on waiting for a mesh that was asked for before."""
     with WaitingLine() as line:
         return on_engine.wait_on(
-            arguments.name, wait_s=arguments.wait, keeps_queued=arguments.keep_queued or arguments.wait is None, on_wait=line.show
+            arguments.name,
+            wait_s=arguments.wait,
+            keeps_queued=arguments.keep_queued or arguments.wait is None,
+            on_wait=line.show,
         )
 
 
@@ -78,11 +113,21 @@ def asked_on_engine(mesh: Mesh, arguments: Namespace) -> Asked:
     """
     asked, has = profile_of(arguments), read_record(mesh.name)
     if has is None:
-        raise MeshUsageError(f"start: mesh {mesh.name!r} runs already, on this machine and not on {asked.name}. End it first: %mesh stop {mesh.name}; or choose another name")
+        raise MeshUsageError(
+            f"start: mesh {mesh.name!r} runs already, on this machine and not on {asked.name}. End it "
+            f"first: %mesh stop {mesh.name}; or choose another name"
+        )
     difference = has.spec.difference(asked.spec)
     if difference:
-        raise MeshUsageError(f"start: mesh {mesh.name!r} runs already, with other hosts: {difference}. Keep it: %mesh start {mesh.name}; end it: %mesh stop {mesh.name}; or choose another name")
-    return Asked(idle_timeout_s=arguments.idle_timeout, on_failure=arguments.on_failure, with_program=getattr(arguments, "with_kernel", False))
+        raise MeshUsageError(
+            f"start: mesh {mesh.name!r} runs already, with other hosts: {difference}. Keep it: %mesh "
+            f"start {mesh.name}; end it: %mesh stop {mesh.name}; or choose another name"
+        )
+    return Asked(
+        idle_timeout_s=arguments.idle_timeout,
+        on_failure=arguments.on_failure,
+        with_program=getattr(arguments, "with_kernel", False),
+    )
 
 
 def script_text(arguments: Namespace, plan: Plan) -> str:
@@ -92,7 +137,9 @@ def script_text(arguments: Namespace, plan: Plan) -> str:
 
 
 class WaitingLine:
-    """One line that is drawn again and again: in a notebook in its place, in a terminal too; elsewhere a new line when it says something new."""
+    """One line that is drawn again and again: in a notebook in its place, in a terminal too; elsewhere a
+    new line when it says something new.
+    """
 
     def __init__(self) -> None:
         self._shown = ""
@@ -160,7 +207,11 @@ def _usable(spec: HostSpec) -> str:
 
 
 def _hosts_of(spec: HostSpec) -> str:
-    return ",".join(spec.machines[:4]) + ("..." if len(spec.machines) > 4 else "") if spec.machines else str(spec.hosts or "")
+    return (
+        ",".join(spec.machines[:4]) + ("..." if len(spec.machines) > 4 else "")
+        if spec.machines
+        else str(spec.hosts or "")
+    )
 
 
 def queue(state: State, arguments: Namespace) -> None:
@@ -169,13 +220,30 @@ def queue(state: State, arguments: Namespace) -> None:
 
 
 def queue_text() -> str:
-    """Return all allocations of this user as a table; those that have ended are forgotten, and said so once."""
+    """Return all allocations of this user as a table; those that have ended are forgotten, and said so
+    once.
+    """
     rows = [("mesh", "hosts of", "hosts", "state", "since", "left")]
     for asked, look in on_engine.looks():
-        left = duration(round(look.ends_at - time.time())) if look.ends_at and look.ends_at > time.time() else ""
+        left = (
+            duration(round(look.ends_at - time.time())) if look.ends_at and look.ends_at > time.time() else ""
+        )
         state = f"{look.state} ({look.reason})" if look.reason else str(look.state)
-        rows.append((asked.mesh, asked.described(), str(asked.spec.wanted), state, duration(round(time.time() - asked.submitted_at)), left))
-    return _table(rows) if len(rows) > 1 else "no hosts of engines were asked for. Ask for some: %mesh start NAME --on PROFILE"
+        rows.append(
+            (
+                asked.mesh,
+                asked.described(),
+                str(asked.spec.wanted),
+                state,
+                duration(round(time.time() - asked.submitted_at)),
+                left,
+            )
+        )
+    return (
+        _table(rows)
+        if len(rows) > 1
+        else "no hosts of engines were asked for. Ask for some: %mesh start NAME --on PROFILE"
+    )
 
 
 def cancel(state: State, arguments: Namespace) -> None:
@@ -196,7 +264,10 @@ def hosts(state: State, arguments: Namespace) -> None:
 
 def hosts_text(mesh: Mesh) -> str:
     """Return the hosts of a mesh as a table, and what the engine says of them."""
-    rows = [("host", "name", "state", "cores", "GPUs", "ranks"), *(row.cells() for row in on_engine.host_rows(mesh))]
+    rows = [
+        ("host", "name", "state", "cores", "GPUs", "ranks"),
+        *(row.cells() for row in on_engine.host_rows(mesh)),
+    ]
     return "\n".join([_table(rows), *on_engine.allocation_lines(mesh.name)])
 
 
@@ -207,4 +278,6 @@ def add_cancel_arguments(add: Callable[..., Any]) -> None:
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )

@@ -1,7 +1,7 @@
 """What Tab offers: verbs, flags, values, mesh names, rank sets; inside `%%mesh`, the variables of the ranks.
 
-The ranks' names are asked from rank 0, which has `ASK_S` to answer; a busy rank just offers nothing. Nothing is put into the user's
-namespace for it.
+The ranks' names are asked from rank 0, which has `ASK_S` to answer; a busy rank just offers nothing. Nothing
+is put into the user's namespace for it.
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ class Completion:
         dimension, equals, number = start.partition("=")
         sizes = dict(mesh.sizes)
         if equals:
-            return _offer([str(i) for i in range(sizes.get(dimension, 0)) if str(i).startswith(number)], number)
+            return _offer(
+                [str(i) for i in range(sizes.get(dimension, 0)) if str(i).startswith(number)], number
+            )
         offers = [f"{d}=" for d in sizes] + (["all"] if start == word else [])
         offers += [str(i) for i in range(len(mesh))] if start.isdigit() or not start else []
         return _offer([o for o in offers if o.startswith(start)], start)
@@ -96,7 +98,8 @@ class Completion:
         if match is None or line.lstrip().startswith(("%", "!")):
             return _offer([], "", suppress=False)
         found = self._remote(match[0], named_mesh(first))
-        # The kernel's own names would mislead here; keywords and builtins still come from IPython if the ranks know nothing.
+        # The kernel's own names would mislead here; keywords and builtins still come from IPython if the
+        # ranks know nothing.
         return _offer(found, match[0], suppress=bool(found))
 
     def _mesh(self, name: str | None) -> Mesh | None:
@@ -109,7 +112,9 @@ class Completion:
         if mesh is None or mesh._transport.closed or not mesh.living_ranks():
             return []
         try:
-            found: list[str] = mesh.part(mesh.living_ranks()[:1])._work(Work.COMPLETE, text, "completion").get(ASK_S).item()
+            found: list[str] = (
+                mesh.part(mesh.living_ranks()[:1])._work(Work.COMPLETE, text, "completion").get(ASK_S).item()
+            )
         except (MeshError, OSError):
             return []
         return found
@@ -122,7 +127,9 @@ def named_mesh(first: str) -> str | None:
 
 
 def explain_verbs(lines: list[str]) -> list[str]:
-    """An input transformer: `%mesh start?` is `%mesh start --help`; IPython would look for an object `start`."""
+    """An input transformer: `%mesh start?` is `%mesh start --help`; IPython would look for an object
+    `start`.
+    """
     return [_VERB_HELP.sub(r"\1 --help", line) for line in lines]
 
 
@@ -140,7 +147,9 @@ class _Silence(list[SimpleCompletion]):
 
 def _offer(names: list[str], fragment: str, *, suppress: bool = True) -> dict[str, Any]:
     return {
-        "completions": [SimpleCompletion(n, type=_type_of(n)) for n in names] if names or not suppress else _Silence(),
+        "completions": [SimpleCompletion(n, type=_type_of(n)) for n in names]
+        if names or not suppress
+        else _Silence(),
         "matched_fragment": fragment,
         "suppress": suppress,
     }

@@ -45,12 +45,17 @@ def vars_(state: State, arguments: Namespace) -> Any:
 
 
 def diff(state: State, arguments: Namespace) -> Any:
-    """Show where ranks disagree on a variable: the first differing element, the largest difference. --env: on what they run with."""
+    """Show where ranks disagree on a variable: the first differing element, the largest difference. --env:
+    on what they run with.
+    """
     mesh = state.mesh(arguments.name)
     if arguments.env:
         if arguments.variable is not None:
             raise MeshUsageError(f"%mesh diff takes a variable or --env, not both: {arguments.variable}")
         return mesh.diff_env(arguments.ranks, shows_all=arguments.all)
     if arguments.variable is None:
-        raise MeshUsageError("%mesh diff needs a variable, as in %mesh diff model; or --env for versions, variables and settings")
+        raise MeshUsageError(
+            "%mesh diff needs a variable, as in %mesh diff model; or --env for versions, variables "
+            "and settings"
+        )
     return mesh.diff(arguments.variable, arguments.ranks)

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 def debug(state: State, arguments: Namespace) -> None:
-    """Talk to ranks that stand at a breakpoint; --post-mortem: to those that have failed, where they failed."""
+    """Talk to ranks that stand at a breakpoint; --post-mortem: to those that have failed, where they
+    failed.
+    """
     mesh = state.mesh(arguments.name)
     debugger = mesh.debugger()
     if arguments.post_mortem:
@@ -51,8 +53,9 @@ def talk(mesh: Mesh) -> bool:
         first = stops[0] if stops else None
         where = f" ({first.file}, line {first.line})" if first is not None else ""
         raise MeshUsageError(
-            f"{name_ranks(sorted({s.rank for s in stops}))} stopped at a breakpoint{where}, and nobody can type here: they run on. "
-            "Take it out, or have breakpoints skipped: %mesh set breakpoints skip"
+            f"{name_ranks(sorted({s.rank for s in stops}))} stopped at a breakpoint{where}, and "
+            "nobody can type here: they run on. Take it out, or have breakpoints skipped: %mesh set "
+            "breakpoints skip"
         ) from None
     finally:
         mesh._session.num_prompts -= 1
@@ -65,7 +68,9 @@ class CellPrompt:
         self._state = state
 
     def __call__(self, session: Session) -> Exception | None:
-        """Talk; where nobody can type, let the ranks run on, and return what is to be raised once the wait is over."""
+        """Talk; where nobody can type, let the ranks run on, and return what is to be raised once the wait
+        is over.
+        """
         mesh = next((m for m in self._state.meshes.values() if m._transport is session.transport), None)
         if mesh is None:
             return None
@@ -84,7 +89,9 @@ class CellPrompt:
 
 
 def break_(state: State, arguments: Namespace) -> None:
-    """Set a breakpoint from outside, while code runs: %mesh break train.py:40 [if loss > 3] [--ranks R]; In[3]:2 is a cell's line."""
+    """Set a breakpoint from outside, while code runs: %mesh break train.py:40 [if loss > 3] [--ranks R];
+    In[3]:2 is a cell's line.
+    """
     mesh = state.mesh(arguments.name)
     if arguments.clear:
         mesh.debugger().clear_breaks()
@@ -92,7 +99,9 @@ def break_(state: State, arguments: Namespace) -> None:
         return
     match = re.fullmatch(r"(.+):(\d+)", arguments.place or "")
     if match is None:
-        raise MeshUsageError(f"%mesh break: expected FILE:LINE, as in train.py:40 or In[3]:2; not {arguments.place!r}")
+        raise MeshUsageError(
+            f"%mesh break: expected FILE:LINE, as in train.py:40 or In[3]:2; not {arguments.place!r}"
+        )
     words = arguments.condition
     if words and words[0] != "if":
         raise MeshUsageError(f"%mesh break: expected if EXPRESSION after the place, not {' '.join(words)!r}")

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 
 def doctor(state: State, arguments: Namespace) -> Report:
-    """Say what ranks have for moving bytes (RDMA, GPUs, shared memory, network), what each path between them gives, and what to change."""
+    """Say what ranks have for moving bytes (RDMA, GPUs, shared memory, network), what each path between
+    them gives, and what to change.
+    """
     return state.mesh(arguments.name).doctor(
         arguments.ranks, size_bytes=arguments.size, measures=not arguments.quick, all_paths=arguments.all
     )

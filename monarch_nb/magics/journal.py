@@ -31,7 +31,10 @@ def rerun(state: State, arguments: Namespace) -> None:
     mesh = state.mesh(arguments.name)
     entry = mesh.journal.entry(arguments.number)
     if entry.kind != "cell":
-        raise MeshUsageError(f"#{entry.n} of the journal is no cell but {entry.kind}; only cells can be run again: see %mesh history")
+        raise MeshUsageError(
+            f"#{entry.n} of the journal is no cell but {entry.kind}; only cells can be run again: see "
+            "%mesh history"
+        )
     if entry.details.get("nolog"):
         raise MeshUsageError(f"#{entry.n} of the journal can't be run again: its source isn't kept (# nolog)")
     ranks = mesh.select(arguments.ranks or entry.ranks)
@@ -47,7 +50,9 @@ def export(state: State, arguments: Namespace) -> None:
 
 
 def logs(state: State, arguments: Namespace) -> None:
-    """Show what ranks have printed, folded; all of it is kept by the host process. --follow goes on until interrupted."""
+    """Show what ranks have printed, folded; all of it is kept by the host process. --follow goes on until
+    interrupted.
+    """
     mesh = state.mesh(arguments.name)
     ranks = mesh.select(arguments.ranks)
     try:
@@ -67,14 +72,20 @@ def _running(mesh: Mesh) -> int | None:
 
 
 def result(state: State, arguments: Namespace) -> None:
-    """Wait for a cell, show it, and fail if it has failed. By default: the last one that --async has started, or that runs."""
+    """Wait for a cell, show it, and fail if it has failed. By default: the last one that --async has
+    started, or that runs.
+    """
     mesh = state.mesh(arguments.name)
     number = arguments.number or state.last_async.get(mesh.name) or _running(mesh)
     if number is None:
-        raise MeshUsageError("%mesh result: no cell was started with --async here, and none runs; name one of %mesh history")
+        raise MeshUsageError(
+            "%mesh result: no cell was started with --async here, and none runs; name one of %mesh history"
+        )
     entry = mesh.journal.entry(number)
     if entry.kind != "cell":
-        raise MeshUsageError(f"%mesh result: #{number} of the journal is no cell but {entry.kind}; name one of %mesh history")
+        raise MeshUsageError(
+            f"%mesh result: #{number} of the journal is no cell but {entry.kind}; name one of %mesh history"
+        )
     view = CellView(mesh.select(entry.ranks), len(mesh))
     with LiveDisplay(view):
         view.started(ago_s=time.time() - entry.when)

@@ -1,4 +1,5 @@
-"""What ranks ask in the cell that waits: each by itself, with its rank before it; the answer goes to that rank.
+"""What ranks ask in the cell that waits: each by itself, with its rank before it; the answer goes to that
+rank.
 
 A rank that doesn't ask any more (it's dead, or was interrupted) has its question taken back.
 """
@@ -71,7 +72,8 @@ def _asked(mesh: Mesh, row: QuestionRow, seen: int) -> str:
 def close_box() -> None:
     """Have the front end take its input box away: the kernel doesn't wait for it any more.
 
-    Jupyter's protocol has no message for that. An update of a display that isn't there is one that everybody else passes over, and ours looks for the type.
+    Jupyter's protocol has no message for that. An update of a display that isn't there is one that everybody
+    else passes over, and ours looks for the type.
     """
     from IPython import get_ipython
 
@@ -79,4 +81,6 @@ def close_box() -> None:
     if getattr(shell, "kernel", None) is None:
         print()  # what follows doesn't belong behind the prompt
         return
-    shell.display_pub.publish(data={INPUT_OVER_MIME: {}}, transient={"display_id": "monarch-nb-input"}, update=True)
+    shell.display_pub.publish(
+        data={INPUT_OVER_MIME: {}}, transient={"display_id": "monarch-nb-input"}, update=True
+    )

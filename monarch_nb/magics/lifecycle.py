@@ -1,4 +1,6 @@
-"""Verbs about a mesh's life: start, list, attach, detach, use, status, lease, interrupt, restart, stacks, why, stop."""
+"""Verbs about a mesh's life: start, list, attach, detach, use, status, lease, interrupt, restart, stacks,
+why, stop.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
 
 
 def start(state: State, arguments: Namespace) -> None:
-    """Start a mesh, or attach to the running one of that name. With no size: one rank per GPU, or per core."""
+    """Start a mesh, or attach to the running one of that name. With no size: one rank per GPU, or per
+    core.
+    """
     from monarch_nb.mesh.running import refuse_other, take_on
 
     if arguments.dry_run and arguments.on:
@@ -141,7 +145,9 @@ def restart(state: State, arguments: Namespace) -> None:
 
 
 def heal(state: State, arguments: Namespace) -> None:
-    """Put back what is lost: processes at their places, actors, process groups. --replay: also what cells had defined there."""
+    """Put back what is lost: processes at their places, actors, process groups. --replay: also what cells
+    had defined there.
+    """
     print(state.mesh(arguments.name).heal(replay=arguments.replay))
 
 
@@ -168,7 +174,11 @@ def on_failure(state: State, arguments: Namespace) -> None:
     """Say what is done when a rank dies: stop (calls raise until you heal it), heal, or shrink."""
     mesh = state.mesh(arguments.name)
     mesh.on_failure(arguments.do, max_restarts=arguments.max_restarts)
-    what = {"stop": "nothing by itself: %mesh heal", "heal": "it is healed by itself", "shrink": "the mesh goes on without it"}
+    what = {
+        "stop": "nothing by itself: %mesh heal",
+        "heal": "it is healed by itself",
+        "shrink": "the mesh goes on without it",
+    }
     print(f"when a rank of mesh {mesh.name!r} dies: {what[arguments.do]}")
 
 
@@ -181,12 +191,16 @@ def confirm(question: str, otherwise: str) -> bool:
     try:
         answer = input(f"{question} [y/N] ")
     except (EOFError, NotImplementedError, RuntimeError):  # StdinNotImplementedError is either, by version
-        raise MeshUsageError(f"{question} Nobody can answer here; this does it without asking: {otherwise}") from None
+        raise MeshUsageError(
+            f"{question} Nobody can answer here; this does it without asking: {otherwise}"
+        ) from None
     return answer.strip().lower() in ("y", "yes")
 
 
 def stacks(state: State, arguments: Namespace) -> None:
-    """Show where ranks stand: the Python stacks of their threads, equal ones once; also of ranks that can't answer. --native: C frames, too."""
+    """Show where ranks stand: the Python stacks of their threads, equal ones once; also of ranks that
+    can't answer. --native: C frames, too.
+    """
     print(stacks_text(state.mesh(arguments.name).stacks(arguments.ranks, native=arguments.native)))
 
 
@@ -219,4 +233,7 @@ def say_what_runs(shell: Any) -> None:
             mesh._session.close()
         except Exception as error:  # whatever is wrong with one mesh, the extension loads
             note = str(error)
-        print(f"mesh {connection.name!r} runs{': ' + note if note else ''}. Attach: %mesh attach {connection.name}")
+        print(
+            f"mesh {connection.name!r} runs{': ' + note if note else ''}. Attach: %mesh attach "
+            f"{connection.name}"
+        )

@@ -1,4 +1,6 @@
-"""The magics class. Every verb has its own parser, so that `%mesh start --help` and a wrong argument both explain it."""
+"""The magics class. Every verb has its own parser, so that `%mesh start --help` and a wrong argument both
+explain it.
+"""
 
 from __future__ import annotations
 
@@ -81,4 +83,6 @@ def _split(line: str) -> list[str]:
     try:
         return shlex.split(line)
     except ValueError as error:
-        raise MeshUsageError(f"can't read {shortened(line)}: {error}. Close each quotation mark, or write \\\" for one") from None
+        raise MeshUsageError(
+            f"can't read {shortened(line)}: {error}. Close each quotation mark, or write \\\" for one"
+        ) from None

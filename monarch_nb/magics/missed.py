@@ -1,4 +1,6 @@
-"""What was missed, in one display: cells that ended while nobody watched, cells that still run, output of actors."""
+"""What was missed, in one display: cells that ended while nobody watched, cells that still run, output of
+actors.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ REPLAY_S = 60.0
 
 
 def show_missed(mesh: Mesh) -> None:
-    """Show it, in the order in which it began, and note that it has been seen. Cells that run go on streaming into the display."""
+    """Show it, in the order in which it began, and note that it has been seen. Cells that run go on
+    streaming into the display.
+    """
     missed = mesh.journal.missed()
     views: list[CellView] = []
     runs: list[CellRun] = []

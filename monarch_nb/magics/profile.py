@@ -14,11 +14,23 @@ if TYPE_CHECKING:
 
 def add_profile_arguments(add: Any) -> None:
     """Add what `%%mesh` takes about profiles."""
-    add("--profile", "-p", nargs="?", const="", metavar="FILE", help="torch.profiler on the ranks: one trace for Perfetto, a table of operators")
+    add(
+        "--profile",
+        "-p",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="torch.profiler on the ranks: one trace for Perfetto, a table of operators",
+    )
     add("--profile-ranks", metavar="R", help="only on these ranks of the cell")
     add("--profile-shapes", action="store_true", help="with the shapes of operators' inputs")
     add("--profile-stacks", action="store_true", help="with Python stacks")
-    add("--memory", "-m", action="store_true", help="what the cell does to each rank's memory, and which lines hold it")
+    add(
+        "--memory",
+        "-m",
+        action="store_true",
+        help="what the cell does to each rank's memory, and which lines hold it",
+    )
     add("--top", type=positive, default=20, metavar="N", help="how many rows of a profile are shown")
 
 
@@ -30,10 +42,14 @@ def request_of(mesh: Mesh, ranks: tuple[int, ...], arguments: Namespace) -> Prof
     """
     if arguments.profile is None and not arguments.memory:
         if arguments.profile_ranks is not None or arguments.profile_shapes or arguments.profile_stacks:
-            raise MeshUsageError("%%mesh --profile-ranks, --profile-shapes and --profile-stacks go with --profile")
+            raise MeshUsageError(
+                "%%mesh --profile-ranks, --profile-shapes and --profile-stacks go with --profile"
+            )
         return None
     if arguments.background:
-        raise MeshUsageError("%%mesh takes --async or a profile, not both: the profile is written when the cell has ended")
+        raise MeshUsageError(
+            "%%mesh takes --async or a profile, not both: the profile is written when the cell has ended"
+        )
     from monarch_nb.profile.request import ProfileRequest, check_request
 
     chosen = ranks if arguments.profile_ranks is None else mesh.select(arguments.profile_ranks)

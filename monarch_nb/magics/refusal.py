@@ -1,7 +1,8 @@
-"""What can't be done is said in one clear error: what was typed, what is wrong with it, what to type. Frames of this package tell a reader nothing.
+"""What can't be done is said in one clear error: what was typed, what is wrong with it, what to type. Frames
+of this package tell a reader nothing.
 
-Most errors say so themselves. The rest is what the system has refused (a file that can't be written), and what nobody has thought of, which names the place
-in this package that has raised, so that it can be mended.
+Most errors say so themselves. The rest is what the system has refused (a file that can't be written), and
+what nobody has thought of, which names the place in this package that has raised, so that it can be mended.
 """
 
 from __future__ import annotations
@@ -39,9 +40,15 @@ def _refused(error: OSError) -> str:
     files = [os.fsdecode(f) for f in (error.filename, error.filename2) if isinstance(f, str | bytes)]
     if not files and isinstance(error, FileNotFoundError) and not _has_working_directory():
         return "the working directory has been removed: change to one that exists, then type it again"
-    what = f"{error.strerror}{': ' if files else ''}{' and '.join(map(repr, files))}" if error.strerror else str(error)
+    what = (
+        f"{error.strerror}{': ' if files else ''}{' and '.join(map(repr, files))}"
+        if error.strerror
+        else str(error)
+    )
     folders = {v: os.environ[v].rstrip("/") for v in _VARIABLES if os.environ.get(v)}
-    holding = [v for v, folder in folders.items() if any(f == folder or f.startswith(f"{folder}/") for f in files)]
+    holding = [
+        v for v, folder in folders.items() if any(f == folder or f.startswith(f"{folder}/") for f in files)
+    ]
     if holding:
         variable = max(holding, key=lambda v: len(folders[v]))
         return f"{what}. {variable} is {folders[variable]!r}: have it name a directory that you can write to"
@@ -65,7 +72,9 @@ _ADVICE: dict[type[OSError], str] = {
 
 
 def clear_error(error: Exception, typed: str) -> Exception:
-    """Return what a notebook shows without frames of this package: `error` itself where it says all, else one in its place."""
+    """Return what a notebook shows without frames of this package: `error` itself where it says all, else
+    one in its place.
+    """
     own = getattr(type(error), "_render_traceback_", None)
     if isinstance(error, MeshError | RankSetError):
         if own is ShowsItself._render_traceback_:

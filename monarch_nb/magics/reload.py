@@ -1,4 +1,6 @@
-"""Hot swap: a class that was defined anew takes the place of the old one in living actors; their state stays."""
+"""Hot swap: a class that was defined anew takes the place of the old one in living actors; their state
+stays.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from monarch_nb.magics.state import State
 
 
 def reload(state: State, arguments: Namespace) -> None:
-    """Put the methods of CLASS, as this notebook defines it now, on the living actors that were made of an older one."""
+    """Put the methods of CLASS, as this notebook defines it now, on the living actors that were made of an
+    older one.
+    """
     from monarch_nb.actor import Actor
 
     cls = state.shell.user_ns.get(arguments.cls)
@@ -25,10 +29,15 @@ def reload(state: State, arguments: Namespace) -> None:
     counts = list(found.values())
     ranks = [rank for rank, num in zip(mesh.living_ranks(), counts, strict=True) if num]
     if not ranks:
-        raise MeshUsageError(f"%mesh reload: no actor of a class {cls.__qualname__} lives on mesh {mesh.name!r}")
+        raise MeshUsageError(
+            f"%mesh reload: no actor of a class {cls.__qualname__} lives on mesh {mesh.name!r}"
+        )
     for handle in handles_of(mesh, cls.__qualname__):
         handle._reload(cls)
-    print(f"{sum(counts)} actor{'s' * (sum(counts) > 1)} on ranks {format_ranks(ranks)} have the new {cls.__name__}; state kept")
+    print(
+        f"{sum(counts)} actor{'s' * (sum(counts) > 1)} on ranks {format_ranks(ranks)} have the new "
+        f"{cls.__name__}; state kept"
+    )
 
 
 def handles_of(mesh: Any, qualname: str) -> list[Any]:

@@ -1,6 +1,7 @@
 """Shift+Tab and `NAME?` on names that the ranks know: what it is there, and where ranks differ.
 
-In a cell for the ranks their names come first, in others the kernel's. Asked are the ranks that idle; who is busy is named.
+In a cell for the ranks their names come first, in others the kernel's. Asked are the ranks that idle; who is
+busy is named.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ _Rows = Mapping[int, Mapping[str, Any] | None]
 
 
 class RemoteHelp:
-    """Stands in front of the shell's own look-up, and, in a kernel, of the request for it, which has the cell's text."""
+    """Stands in front of the shell's own look-up, and, in a kernel, of the request for it, which has the
+    cell's text.
+    """
 
     def __init__(self, state: State, shell: Any) -> None:
         self._state = state
@@ -92,7 +95,11 @@ class RemoteHelp:
 
 def remote_text(mesh: Mesh, name: str, detail_level: int = 0) -> str:
     """Return what ranks know of a name; nothing if they don't know it, or all are busy."""
-    occupied = {rank.rank for rank in mesh.status().ranks if rank.cell is not None or rank.state in (RankState.DEBUGGING, RankState.UNRESPONSIVE)}
+    occupied = {
+        rank.rank
+        for rank in mesh.status().ranks
+        if rank.cell is not None or rank.state in (RankState.DEBUGGING, RankState.UNRESPONSIVE)
+    }
     ranks = [rank for rank in mesh.living_ranks() if rank not in occupied]
     if not ranks:
         return ""
@@ -102,7 +109,11 @@ def remote_text(mesh: Mesh, name: str, detail_level: int = 0) -> str:
     if not knowing:
         return ""
     full = mesh.part(knowing[:1])._work(Work.LOOK_AT, (name, False), "help").get(ASK_S).item()
-    return help_text(full, rows, [rank for rank in mesh.living_ranks() if rank not in ranks], detail_level) if full else ""
+    return (
+        help_text(full, rows, [rank for rank in mesh.living_ranks() if rank not in ranks], detail_level)
+        if full
+        else ""
+    )
 
 
 def help_text(full: Mapping[str, Any], rows: _Rows, busy: Sequence[int] = (), detail_level: int = 0) -> str:
@@ -124,10 +135,16 @@ def help_text(full: Mapping[str, Any], rows: _Rows, busy: Sequence[int] = (), de
     for title, key, tell in _FIELDS:
         if key == "text" and full["signature"]:
             continue  # a function's name
-        lines += _field(title, {rank: tell(row[key]) for rank, row in defined.items() if row.get(key) not in (None, "")}, len(defined))
+        lines += _field(
+            title,
+            {rank: tell(row[key]) for rank, row in defined.items() if row.get(key) not in (None, "")},
+            len(defined),
+        )
     lines += _agreement(defined)
     if "text" not in full and full.get("repr"):
-        lines += _field("String form" if len(defined) == 1 else f"Rank {next(iter(defined))}", {0: full["repr"]})
+        lines += _field(
+            "String form" if len(defined) == 1 else f"Rank {next(iter(defined))}", {0: full["repr"]}
+        )
     missing = [rank for rank, row in rows.items() if row is None]
     lines += _field("Undefined", {0: _who(missing)}) if missing else []
     lines += _field("Busy", {0: f"{_who(busy)}; not asked"}) if busy else []
@@ -161,7 +178,11 @@ def _field(title: str, values: Mapping[int, str], num_ranks: int = 1) -> list[st
         by_value.setdefault(value, []).append(rank)
     head = f"{title + ':':<{_WIDTH}}"
     is_same = len(by_value) == 1 and len(values) >= num_ranks
-    shown = list(by_value) if is_same else [f"[{format_ranks(ranks)}] {value}" for value, ranks in by_value.items()]
+    shown = (
+        list(by_value)
+        if is_same
+        else [f"[{format_ranks(ranks)}] {value}" for value, ranks in by_value.items()]
+    )
     lines = "\n".join(shown).split("\n") if shown else []
     return [f"{head if i == 0 else ' ' * _WIDTH}{line}" for i, line in enumerate(lines)]
 
@@ -185,7 +206,21 @@ def _agreement(rows: _Rows) -> list[str]:
 
 def _is_plain(full: Mapping[str, Any]) -> bool:
     """Say whether it's a value whose type's documentation nobody wants to read."""
-    return full["type"] in ("int", "float", "str", "bool", "NoneType", "list", "dict", "tuple", "set", "bytes", "Tensor", "Parameter", "ndarray")
+    return full["type"] in (
+        "int",
+        "float",
+        "str",
+        "bool",
+        "NoneType",
+        "list",
+        "dict",
+        "tuple",
+        "set",
+        "bytes",
+        "Tensor",
+        "Parameter",
+        "ndarray",
+    )
 
 
 def _who(ranks: Sequence[int]) -> str:

@@ -20,12 +20,20 @@ def add_run_arguments(add: Any) -> None:
     """Add what `%mesh run` takes."""
     add("--async", dest="background", action="store_true", help="return at once; %%mesh result waits for it")
     add("--timeout", "-t", type=seconds, metavar="T", help="90 or 90s; then the ranks are interrupted")
-    add("--group", "-g", choices=("fold", "rank", "order", "none"), default="fold", help="how lines are shown: as %%%%mesh")
+    add(
+        "--group",
+        "-g",
+        choices=("fold", "rank", "order", "none"),
+        default="fold",
+        help="how lines are shown: as %%%%mesh",
+    )
     add_script_arguments(add)
 
 
 def run(state: State, arguments: Namespace) -> None:
-    """Run a script on the ranks as torchrun would, as in `%mesh run train.py --lr 0.1`; ranks stay warm for the next."""
+    """Run a script on the ranks as torchrun would, as in `%mesh run train.py --lr 0.1`; ranks stay warm
+    for the next.
+    """
     mesh = state.mesh(arguments.name)
     ranks = mesh.select(arguments.ranks)
     number = cell_number(state.shell)
@@ -36,7 +44,13 @@ def run(state: State, arguments: Namespace) -> None:
         )
         return
     show_cell(
-        mesh, script.line, ranks, number=number, group=arguments.group, timeout=arguments.timeout, script=script
+        mesh,
+        script.line,
+        ranks,
+        number=number,
+        group=arguments.group,
+        timeout=arguments.timeout,
+        script=script,
     )
 
 

@@ -36,8 +36,9 @@ class Setting(NamedTuple):
 
 
 def set_(state: State, arguments: Namespace) -> None:
-    """Show the settings that hold, or change one: breakpoints stop|skip; debug-on-error on|off; why-after 30s|off; journal 7 days|off|on;
-    sync warn|watch|strict|off."""
+    """Show the settings that hold, or change one: breakpoints stop|skip; debug-on-error on|off; why-after
+    30s|off; journal 7 days|off|on; sync warn|watch|strict|off.
+    """
     if arguments.setting is None:
         for name in SETTINGS:
             print(_line(name, _mesh_for(state, arguments, name, must=False)))
@@ -75,7 +76,9 @@ def _debugger(mesh: Mesh | None, **changes: Any) -> DebugSettings:
     return mesh.debugger().set(**changes)
 
 
-def _choice(name: str, choices: Mapping[str, bool]) -> tuple[Callable[[Mesh | None], str], Callable[[Mesh | None, str], object]]:
+def _choice(
+    name: str, choices: Mapping[str, bool]
+) -> tuple[Callable[[Mesh | None], str], Callable[[Mesh | None, str], object]]:
     """Return how a setting of two values is read and changed."""
 
     def read(mesh: Mesh | None) -> str:
@@ -111,7 +114,10 @@ def _set_journal(mesh: Mesh | None, text: str) -> None:
         raise ValueError(text)
     found = mesh.journal.settings(off=text == "off", keep_s=None if days is None else int(days[1]) * 86400.0)
     if found.off:
-        print(f"nothing is kept from now on of what cells print and of their sources; what was kept so far is in {found.directory}")
+        print(
+            "nothing is kept from now on of what cells print and of their sources; what was kept so "
+            f"far is in {found.directory}"
+        )
     elif found.trouble:
         print(f"it can't be written yet: {found.trouble}")
     else:
@@ -124,16 +130,27 @@ def _days(seconds: float) -> str:
 
 
 SETTINGS: dict[str, Setting] = {
-    "sync": Setting("warn|watch|strict|off", "before a cell, when a module's file has changed", sync.read_mode, sync.set_mode),
-    "breakpoints": Setting("stop|skip", "what breakpoints do", *_choice("skip", {"stop": False, "skip": True})),
-    "debug-on-error": Setting("on|off", "whether an error stops where it's raised", *_choice("on_error", {"on": True, "off": False})),
+    "sync": Setting(
+        "warn|watch|strict|off",
+        "before a cell, when a module's file has changed",
+        sync.read_mode,
+        sync.set_mode,
+    ),
+    "breakpoints": Setting(
+        "stop|skip", "what breakpoints do", *_choice("skip", {"stop": False, "skip": True})
+    ),
+    "debug-on-error": Setting(
+        "on|off", "whether an error stops where it's raised", *_choice("on_error", {"on": True, "off": False})
+    ),
     "debug-timeout": Setting(
         "TIME",
         "ranks that nobody debugs run on after it",
         lambda mesh: duration(_debugger(mesh).abandoned_s),
         lambda mesh, text: _debugger(mesh, abandoned_s=parse_duration(text)),
     ),
-    "journal": Setting("DAYS|on|off", "how long cells' sources and output are kept on disk", _journal, _set_journal),
+    "journal": Setting(
+        "DAYS|on|off", "how long cells' sources and output are kept on disk", _journal, _set_journal
+    ),
     "why-after": Setting(
         "TIME|off", "a cell that stands still as long is explained", _why_after, _set_why_after, of_mesh=False
     ),

@@ -40,11 +40,17 @@ def plan_of(arguments: Namespace) -> Plan:
     """
     dims = read_dims(arguments)
     if dims and "hosts" in dims:
-        raise MeshUsageError(f"start: with --on, the number of hosts is said by itself: --hosts {dims['hosts']}")
+        raise MeshUsageError(
+            f"start: with --on, the number of hosts is said by itself: --hosts {dims['hosts']}"
+        )
     return Plan(
-        None if dims is None else tuple(dims.items()), tuple(arguments.env or ()), "spawn" if arguments.spawn else "fork",
-        arguments.on_failure or "", num_spares=arguments.spares or 0, idle_timeout_s=_lease(arguments),
-    )  # fmt: skip
+        None if dims is None else tuple(dims.items()),
+        tuple(arguments.env or ()),
+        "spawn" if arguments.spawn else "fork",
+        arguments.on_failure or "",
+        num_spares=arguments.spares or 0,
+        idle_timeout_s=_lease(arguments),
+    )
 
 
 def asked_for(arguments: Namespace) -> Asked:
@@ -67,7 +73,9 @@ def asked_for(arguments: Namespace) -> Asked:
 
 
 def start_or_attach(state: State, arguments: Namespace) -> tuple[Mesh, bool]:
-    """Start a mesh, unless one of that name runs; say whether it's new. Waits for one that another program is starting just now."""
+    """Start a mesh, unless one of that name runs; say whether it's new. Waits for one that another program
+    is starting just now.
+    """
     if on_engine.waits(arguments.name):
         return clusters.wait_on(arguments), True
     return starting.start_or_attach(
@@ -90,7 +98,11 @@ def _when_it_ends(arguments: Namespace) -> str:
     asked = getattr(arguments, "with_kernel", False)
     if not starting.ends_with_program(asked):
         return f"after {duration(_lease(arguments))} without a client and a running cell"
-    why = "" if asked else ", because a program runs this notebook (nbclient, papermill, nbconvert): --keep lets it go on"
+    why = (
+        ""
+        if asked
+        else ", because a program runs this notebook (nbclient, papermill, nbconvert): --keep lets it go on"
+    )
     return f"with this kernel{why}"
 
 
@@ -110,7 +122,9 @@ def read_sizes(arguments: Namespace) -> tuple[dict[str, int] | None, int]:
         hosts = dims.pop("hosts")
     job = arguments.job or ("process" if hosts else "local")
     if job == "local" and hosts > 1:
-        raise MeshUsageError("start: --job local is a single host; use --job process for several on this machine")
+        raise MeshUsageError(
+            "start: --job local is a single host; use --job process for several on this machine"
+        )
     return dims, hosts if job == "process" else 0
 
 
@@ -121,10 +135,15 @@ def read_dims(arguments: Namespace) -> dict[str, int] | None:
         MeshUsageError: if the arguments contradict each other.
     """
     if arguments.group_timeout is not None and arguments.init_process_group is None:
-        raise MeshUsageError("start: --group-timeout says how long a collective of --init-process-group may take; give that, too")
+        raise MeshUsageError(
+            "start: --group-timeout says how long a collective of --init-process-group may take; "
+            "give that, too"
+        )
     given = [k for k in ("gpus", "procs", "dims") if getattr(arguments, k) is not None]
     if len(given) > 1:
-        raise MeshUsageError(f"start: give one of --gpus, --procs, --dims; not {' and '.join('--' + g for g in given)}")
+        raise MeshUsageError(
+            f"start: give one of --gpus, --procs, --dims; not {' and '.join('--' + g for g in given)}"
+        )
     dims: dict[str, int] | None = None
     if arguments.dims is not None:
         dims = dict(arguments.dims)

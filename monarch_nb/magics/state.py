@@ -63,8 +63,13 @@ class State:
     def adopt(self, mesh: Mesh) -> Mesh:
         """Make a mesh current, and known to the notebook by its name."""
         from monarch_nb._client import session
+
         before = self.meshes.get(mesh.name)
-        lost = known(before._transport) if before is not None and before is not mesh and before._transport.lost else None
+        lost = (
+            known(before._transport)
+            if before is not None and before is not mesh and before._transport.lost
+            else None
+        )
         if lost is not None:
             lost.close()
         self.meshes[mesh.name] = mesh

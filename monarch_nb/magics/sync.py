@@ -18,20 +18,30 @@ if TYPE_CHECKING:
 
 
 def sync(state: State, arguments: Namespace) -> Any:
-    """Send the workspace to the other hosts; have ranks and this notebook run what the files of your modules hold now."""
+    """Send the workspace to the other hosts; have ranks and this notebook run what the files of your
+    modules hold now.
+    """
     mesh = state.mesh(arguments.name)
     if arguments.stop:
         mesh.sync_mode = SyncMode.WARN
-        print(f"ranks of mesh {mesh.name!r} say when code has changed, and run what they have loaded: %mesh sync reloads it")
+        print(
+            f"ranks of mesh {mesh.name!r} say when code has changed, and run what they have loaded: "
+            "%mesh sync reloads it"
+        )
         return None
     if arguments.watch:
         mesh.sync_mode = SyncMode.WATCH
-        print(f"ranks of mesh {mesh.name!r} reload changed modules before each cell and call from now on; %mesh sync --stop ends that")
+        print(
+            f"ranks of mesh {mesh.name!r} reload changed modules before each cell and call from now "
+            "on; %mesh sync --stop ends that"
+        )
     return mesh.sync(*arguments.paths, **sync_choices(arguments))
 
 
 class CodeWatch:
-    """Before each cell of a notebook whose mesh watches code: the notebook's own modules are reloaded, too."""
+    """Before each cell of a notebook whose mesh watches code: the notebook's own modules are reloaded,
+    too.
+    """
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -75,7 +85,9 @@ def _has_autoreload(shell: Any) -> bool:
     """Say whether `%autoreload` does it."""
     reloader = getattr(sys.modules.get("IPython.extensions.autoreload"), "AutoreloadMagics", None)
     found = [getattr(callback, "__self__", None) for callback in shell.events.callbacks["pre_run_cell"]]
-    return reloader is not None and any(isinstance(each, reloader) and each._reloader.enabled for each in found)
+    return reloader is not None and any(
+        isinstance(each, reloader) and each._reloader.enabled for each in found
+    )
 
 
 def read_mode(mesh: Mesh | None) -> str:

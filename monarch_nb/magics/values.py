@@ -1,4 +1,6 @@
-"""What may stand where a value is typed after a verb or a flag: what the parser knows, what the mesh has, and usual ones where any would do."""
+"""What may stand where a value is typed after a verb or a flag: what the parser knows, what the mesh has,
+and usual ones where any would do.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ def _takes_value(action: argparse.Action) -> argparse.Action | None:
 
 
 class Values:
-    """What may be typed. An offer is a fragment, the end of what was typed that it replaces, and what it may be replaced with."""
+    """What may be typed. An offer is a fragment, the end of what was typed that it replaces, and what it
+    may be replaced with.
+    """
 
     def __init__(self, state: State, remote: Callable[[], list[str]]) -> None:
         self._state = state
@@ -118,7 +122,11 @@ class Values:
         if verb not in ("push", "scatter", "reload"):
             return self._remote()
         shell = self._state.shell
-        own = {name: value for name, value in shell.user_ns.items() if not name.startswith("_") and name not in shell.user_ns_hidden}
+        own = {
+            name: value
+            for name, value in shell.user_ns.items()
+            if not name.startswith("_") and name not in shell.user_ns_hidden
+        }
         return [name for name, value in own.items() if verb != "reload" or isinstance(value, type)]
 
 

@@ -122,20 +122,51 @@ def _add_arguments(verb: str, parser: Parser) -> None:
     if verb in _OWN:
         _OWN[verb](add)
     if verb in _PER_RANK:
-        add("--ranks", "-r", default=None if verb == "rerun" else "all", help="a rank set: all; 3; 0-3,7; ::2; hosts=0,gpus=2:8")
+        add(
+            "--ranks",
+            "-r",
+            default=None if verb == "rerun" else "all",
+            help="a rank set: all; 3; 0-3,7; ::2; hosts=0,gpus=2:8",
+        )
     if verb not in ("start", "list", "stop", "help", "clusters", "queue", "cancel", *NAMES_A_MESH):
         add("--name", "-n", type=mesh_name, help="which mesh, if not the current one")
     if verb == "run":  # what stands behind the script is the script's
         script.add_run_arguments(add)
 
 
-_PER_RANK = ("debug", "break", "push", "pull", "scatter", "vars", "diff", "logs", "interrupt", "restart", "stacks", "why", "rerun", "run")
+_PER_RANK = (
+    "debug",
+    "break",
+    "push",
+    "pull",
+    "scatter",
+    "vars",
+    "diff",
+    "logs",
+    "interrupt",
+    "restart",
+    "stacks",
+    "why",
+    "rerun",
+    "run",
+)
 
 
 def _start(add: Any) -> None:
     add_start_arguments(add)
-    add("--with-kernel", action="store_true", default=None, help="it ends with this kernel: the default where nbclient, papermill or nbconvert runs the notebook")
-    add("--keep", dest="with_kernel", action="store_false", default=None, help="it goes on after the kernel, also there")
+    add(
+        "--with-kernel",
+        action="store_true",
+        default=None,
+        help="it ends with this kernel: the default where nbclient, papermill or nbconvert runs the notebook",
+    )
+    add(
+        "--keep",
+        dest="with_kernel",
+        action="store_false",
+        default=None,
+        help="it goes on after the kernel, also there",
+    )
 
 
 def _debug(add: Any) -> None:
@@ -150,7 +181,9 @@ def _break(add: Any) -> None:
 
 def _set(add: Any) -> None:
     add("setting", nargs="?", choices=tuple(settings.SETTINGS), help="without it: what holds")
-    add("value", nargs="*", help="; ".join(f"{name} {each.takes}" for name, each in settings.SETTINGS.items()))
+    add(
+        "value", nargs="*", help="; ".join(f"{name} {each.takes}" for name, each in settings.SETTINGS.items())
+    )
 
 
 def _top(add: Any) -> None:
@@ -170,14 +203,27 @@ def _scatter(add: Any) -> None:
 
 def _logs(add: Any) -> None:
     add("--grep", type=pattern, metavar="RE", help="only lines that match")
-    add("--bytes", type=num_bytes, default=TAIL_BYTES, metavar="SIZE", help="about how much of the end of the journal")
+    add(
+        "--bytes",
+        type=num_bytes,
+        default=TAIL_BYTES,
+        metavar="SIZE",
+        help="about how much of the end of the journal",
+    )
     add("--follow", "-f", action="store_true", help="go on until interrupted")
 
 
 def _diff(add: Any) -> None:
     add("variable", nargs="?", type=variable_part, help="a variable, or an attribute: model.fc")
-    add("--env", "-e", action="store_true", help="versions, environment variables, code, drivers, settings, limits")
-    add("--all", "-a", action="store_true", help="with --env: what is equal, too, and what is each rank's own")
+    add(
+        "--env",
+        "-e",
+        action="store_true",
+        help="versions, environment variables, code, drivers, settings, limits",
+    )
+    add(
+        "--all", "-a", action="store_true", help="with --env: what is equal, too, and what is each rank's own"
+    )
 
 
 def _resize(add: Any) -> None:
@@ -218,11 +264,17 @@ _OWN: dict[str, Callable[[Any], None]] = {
     "diff": _diff,
     "doctor": add_doctor_arguments,
     "lease": lambda add: add("time", nargs="?", type=seconds, help="such as 30m or 24h"),
-    "heal": lambda add: add("--replay", action="store_true", help="run the cells again, on the new ranks, that defined their state"),
+    "heal": lambda add: add(
+        "--replay",
+        action="store_true",
+        help="run the cells again, on the new ranks, that defined their state",
+    ),
     "resize": _resize,
     "on-failure": _on_failure,
     "restart": lambda add: add("--force", "-f", action="store_true", help="don't ask"),
-    "stacks": lambda add: add("--native", action="store_true", help="frames of C code, too: needs py-spy, takes seconds"),
+    "stacks": lambda add: add(
+        "--native", action="store_true", help="frames of C code, too: needs py-spy, takes seconds"
+    ),
     "history": _history,
     "rerun": lambda add: add("number", type=cell_number, help="number in %%mesh history"),
     "result": lambda add: add("number", type=cell_number, nargs="?", help="number in %%mesh history"),
@@ -230,5 +282,7 @@ _OWN: dict[str, Callable[[Any], None]] = {
     "help": lambda add: add("verb", nargs="?", help="all about one verb"),
     "sync": _sync,
     "auto": lambda add: add("mode", choices=("on", "off")),
-    "reload": lambda add: add("cls", type=variable_name, metavar="CLASS", help="the actor class, as this notebook defines it now"),
+    "reload": lambda add: add(
+        "cls", type=variable_name, metavar="CLASS", help="the actor class, as this notebook defines it now"
+    ),
 }

@@ -1,6 +1,8 @@
-"""Named meshes: `start` starts one, `attach` connects to one that runs, and a `Mesh` runs cells, functions and actors.
+"""Named meshes: `start` starts one, `attach` connects to one that runs, and a `Mesh` runs cells, functions
+and actors.
 
-A mesh is a `ProcMesh` with a name, a namespace for cells, a journal, and a life of its own: it outlives the program.
+A mesh is a `ProcMesh` with a name, a namespace for cells, a journal, and a life of its own: it outlives the
+program.
 
     >>> from monarch_nb import mesh as meshes
     >>> mesh = meshes.start("dev", {"gpus": 4})              # doctest: +SKIP
@@ -15,8 +17,17 @@ from monarch_nb.mesh.tasks import MapRun, MeshExecutor
 from monarch_nb.sync import hints
 
 __all__ = [
-    "IDLE_TIMEOUT_S", "CellError", "CellInterrupted", "CellResult", "CellRun", "MapRun", "Mesh", "MeshExecutor", "attach",
-    "current", "start",
-]  # fmt: skip
+    "IDLE_TIMEOUT_S",
+    "CellError",
+    "CellInterrupted",
+    "CellResult",
+    "CellRun",
+    "MapRun",
+    "Mesh",
+    "MeshExecutor",
+    "attach",
+    "current",
+    "start",
+]
 
 hints.install()

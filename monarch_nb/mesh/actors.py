@@ -38,7 +38,9 @@ class Actors(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         names = self._names()
         if name not in names:
-            raise KeyError(f"no actor {name!r} runs on mesh {self._mesh.name!r}; there are: {', '.join(names) or 'none'}")
+            raise KeyError(
+                f"no actor {name!r} runs on mesh {self._mesh.name!r}; there are: {', '.join(names) or 'none'}"
+            )
         part = self._mesh.part(names[name][:1])
         return part._work(Work.ACTOR, name, f"actor {name}").get(_ASK_S).item()
 

@@ -114,7 +114,13 @@ class CellResult:
         lines = [f"{name_ranks(self.unfinished)} did not react and {_hang(self.unfinished)} in this cell:"]
         for rank, found in self.unfinished.items():
             lines.append(f"  rank {rank} {innermost(found)}")
-        return [*lines, f"next: %mesh stacks --ranks {ranks} shows more; %mesh restart --ranks {ranks} starts {them} anew"]
+        return [
+            *lines,
+            (
+                f"next: %mesh stacks --ranks {ranks} shows more; %mesh restart --ranks {ranks} starts "
+                f"{them} anew"
+            ),
+        ]
 
     def _failed(self) -> CellError:
         text = f"the cell failed on {len(self.failures)} of {len(self.ranks)} ranks"
@@ -133,7 +139,9 @@ def _hang(ranks: Mapping[int, Any]) -> str:
 
 
 class CellError(ActorError):
-    """A cell failed on some ranks. A notebook shows it in colours, and without the frames of this package: they'd tell the reader nothing."""
+    """A cell failed on some ranks. A notebook shows it in colours, and without the frames of this package:
+    they'd tell the reader nothing.
+    """
 
     def __str__(self) -> str:
         return ansi.strip(super().__str__())
@@ -143,7 +151,9 @@ class CellError(ActorError):
 
 
 class CellInterrupted(KeyboardInterrupt):
-    """The user has interrupted a cell. Says which ranks have ended it, and which hang, where, and what to do."""
+    """The user has interrupted a cell. Says which ranks have ended it, and which hang, where, and what to
+    do.
+    """
 
     def _render_traceback_(self) -> list[str]:
         return f"KeyboardInterrupt: {self}".split("\n")
@@ -232,7 +242,9 @@ class CellRun:
         """
         self._mesh._transport.reader.ensure_reading()
         if not self._feed.wait_for("began", timeout_s):
-            raise MeshError(f"the host process did not take the cell within {timeout_s:g} s; see %mesh status")
+            raise MeshError(
+                f"the host process did not take the cell within {timeout_s:g} s; see %mesh status"
+            )
         self._feed.check_fault()
         if self._feed.error:
             raise MeshUsageError(self._feed.error)
@@ -331,9 +343,19 @@ class CellRun:
 
     def __repr__(self) -> str:
         if not self.done:
-            how = f"{len(self.result.ended)} of {len(self.result.ranks)} ranks have ended it" if self.result.ended else "running"
+            how = (
+                f"{len(self.result.ended)} of {len(self.result.ranks)} ranks have ended it"
+                if self.result.ended
+                else "running"
+            )
         else:
-            how = "over" if self._feed.summary is not None else "refused" if self._feed.error else "lost with its mesh"
+            how = (
+                "over"
+                if self._feed.summary is not None
+                else "refused"
+                if self._feed.error
+                else "lost with its mesh"
+            )
             failed = self.result.failures
             how = f"failed on {name_ranks(failed)}" if failed else how
         number = f"#{self.n}" if self.n else "a cell"
@@ -369,8 +391,13 @@ def fold_failures(failures: Any) -> list[RankFailure]:
     return [
         RankFailure(
             ranks=tuple(sorted(r for f in group for r in f.ranks)),
-            type=group[0].type, message=group[0].message, traceback=group[0].traceback,
-            exception=group[0].exception, when=group[0].when, first=i == 0 and len(found) > 1, end=group[0].end,
+            type=group[0].type,
+            message=group[0].message,
+            traceback=group[0].traceback,
+            exception=group[0].exception,
+            when=group[0].when,
+            first=i == 0 and len(found) > 1,
+            end=group[0].end,
         )
         for i, group in enumerate(found.values())
-    ]  # fmt: skip
+    ]

@@ -82,9 +82,7 @@ class Mesh(ProcMesh):
 
     def __init__(self, name: str, session: Session, record: GroupRecord) -> None:
         extent = Extent(record.labels, record.sizes)
-        super().__init__(
-            record.group, record.procs, Shape.full(extent), record.hosts, session.transport
-        )
+        super().__init__(record.group, record.procs, Shape.full(extent), record.hosts, session.transport)
         self._name = name
         self.last_error: BaseException | None = None
         self.last_profile: Profile | None = None
@@ -112,7 +110,11 @@ class Mesh(ProcMesh):
         """Return some ranks as a mesh of one dimension."""
         chosen = self.select(ranks)
         return ProcMesh(
-            self._group, self._all_procs, Shape(Extent(["ranks"], [len(chosen)]), chosen), self._hosts, self._transport
+            self._group,
+            self._all_procs,
+            Shape(Extent(["ranks"], [len(chosen)]), chosen),
+            self._hosts,
+            self._transport,
         )
 
     def living_ranks(self) -> tuple[int, ...]:
@@ -159,11 +161,20 @@ class Mesh(ProcMesh):
         before_cell(self)
         return CellRun(self, chosen, watcher).start(
             RunCell(
-                source=source, ranks=list(chosen), procs=[self._procs[r] for r in chosen], rank_set=format_ranks(chosen),
-                group=self._group, number=number, context=self._context, timeout_s=timeout, rerun_of=rerun_of,
-                replay_of=replay_of, profile=None if profile is None else profile.fields(), script=script,
+                source=source,
+                ranks=list(chosen),
+                procs=[self._procs[r] for r in chosen],
+                rank_set=format_ranks(chosen),
+                group=self._group,
+                number=number,
+                context=self._context,
+                timeout_s=timeout,
+                rerun_of=rerun_of,
+                replay_of=replay_of,
+                profile=None if profile is None else profile.fields(),
+                script=script,
             )
-        )  # fmt: skip
+        )
 
     def run(
         self,
@@ -199,12 +210,14 @@ class Mesh(ProcMesh):
         return self._run_shown(source, self.select(ranks), watcher, number, timeout, quiet=quiet)
 
     def _run_shown(
-        self, source: str, ranks: tuple[int, ...], watcher: Watcher | None, number: int, timeout: float | None, *,
+        self, source: str, ranks: tuple[int, ...], watcher: Watcher | None, number: int, timeout: float | None, *,  # noqa: E501
         quiet: bool, script: Script | None = None,
     ) -> CellResult:  # fmt: skip
         """Run a cell or a script, show what comes, and wait for it."""
         if quiet or watcher is not None:
-            return self.submit(source, ranks, watcher=watcher, number=number, timeout=timeout, script=script).get()
+            return self.submit(
+                source, ranks, watcher=watcher, number=number, timeout=timeout, script=script
+            ).get()
         view = CellView(ranks, len(self))
         with LiveDisplay(view):
             view.started()
@@ -223,11 +236,12 @@ class Mesh(ProcMesh):
         timeout: float | None = None,
         quiet: bool = False,
     ) -> CellResult:
-        """Run a script on ranks as torchrun would, show what it prints, and wait for it. Ranks stay warm for the next.
+        """Run a script on ranks as torchrun would, show what it prints, and wait for it. Ranks stay warm for
+        the next.
 
-        Each run has a rendezvous of its own (MASTER_ADDR, MASTER_PORT), a new `__main__`, its arguments in `sys.argv`,
-        and imports the user's modules anew. Process groups that it leaves are ended; variables and groups of the cells
-        are as before. A rank that sees a single GPU has LOCAL_RANK 0.
+        Each run has a rendezvous of its own (MASTER_ADDR, MASTER_PORT), a new `__main__`, its arguments in
+        `sys.argv`, and imports the user's modules anew. Process groups that it leaves are ended; variables
+        and groups of the cells are as before. A rank that sees a single GPU has LOCAL_RANK 0.
 
         Args:
             script: a file, relative to this program's working directory; or a module's name.
@@ -265,10 +279,12 @@ class Mesh(ProcMesh):
         """Call `function` of each item on whichever rank is free; begins at once, and doesn't wait.
 
         Args:
-            items: anything that can be iterated; of a generator, items are taken as ranks get free, in another thread.
+            items: anything that can be iterated; of a generator, items are taken as ranks get free, in
+                another thread.
             ordered: results in the order of the items; else as they're done.
             retries: how often an item is given to another rank when one has died at it.
-            return_exceptions: an item's error takes the place of its result; else it's raised, and the rest is given up.
+            return_exceptions: an item's error takes the place of its result; else it's raised, and the rest
+                is given up.
             progress: show a bar in a notebook, if it takes more than two seconds.
 
         Example:
@@ -305,11 +321,13 @@ class Mesh(ProcMesh):
         num_top: int = 20,
         timeout: float | None = None,
     ) -> Profile:
-        """Run a cell on ranks with torch.profiler around it; one trace file, and a table of operators folded over ranks.
+        """Run a cell on ranks with torch.profiler around it; one trace file, and a table of operators folded
+        over ranks.
 
         Args:
             profile_ranks: where it's recorded; by default wherever the cell runs.
-            file: where the trace goes, FILE.json or FILE.json.gz; by default `profile-CELL-DATE.json.gz` in the working directory.
+            file: where the trace goes, FILE.json or FILE.json.gz; by default `profile-CELL-DATE.json.gz` in
+                the working directory.
             trace: without it, no torch is needed: for `memory` alone.
             memory: record what the cell does to memory, too.
             shapes: record the shapes of operators' inputs.
@@ -318,7 +336,8 @@ class Mesh(ProcMesh):
             timeout: seconds; then the ranks are interrupted.
 
         Raises:
-            CellError: if it raised on any rank, and so on as `run` does. The profile has been written: it's `last_profile`.
+            CellError: if it raised on any rank, and so on as `run` does. The profile has been written: it's
+                `last_profile`.
 
         Example:
             >>> mesh.profile("loss.backward()", profile_ranks="0-1").file      # doctest: +SKIP
@@ -367,15 +386,19 @@ class Mesh(ProcMesh):
             report = dataclasses.replace(report, messages=(*report.messages, *run_again(self, report.ranks)))
         return report
 
-    def stacks(self, ranks: str | Sequence[int] = "all", *, native: bool = False) -> dict[int, Mapping[str, Any]]:
-        """Return where ranks stand, also those that can't answer: something holds the interpreter's lock, or the main thread waits in C.
+    def stacks(
+        self, ranks: str | Sequence[int] = "all", *, native: bool = False
+    ) -> dict[int, Mapping[str, Any]]:
+        """Return where ranks stand, also those that can't answer: something holds the interpreter's lock, or
+        the main thread waits in C.
 
         Args:
             native: frames of C code, too; only py-spy has them, and it takes some seconds.
 
         Returns:
-            By rank: "stacks" (text by thread name; None if they couldn't be had), "how" (asked, faulthandler or py-spy), "missing" (what couldn't be had, and
-            why) and "process" (what the kernel says, if that's special).
+            By rank: "stacks" (text by thread name; None if they couldn't be had), "how" (asked, faulthandler
+            or py-spy), "missing" (what couldn't be had, and why) and "process" (what the kernel says, if
+            that's special).
 
         Example:
             >>> mesh.stacks("3")[3]["how"]                # doctest: +SKIP
@@ -390,19 +413,26 @@ class Mesh(ProcMesh):
 
         Example:
             >>> print(mesh.why().sentence)                # doctest: +SKIP
-            ranks 0-2 wait in all_reduce #41 of the default group since 34 s; rank 3 never entered it: it is in cell [17] line 4, input()
+            ranks 0-2 wait in all_reduce #41 of the default group since 34 s; rank 3 never entered it: it is
+            in cell [17] line 4, input()
         """
         from monarch_nb.why import explain
 
         return explain(self, self.select(ranks))
 
     def doctor(
-        self, ranks: str | Sequence[int] = "", *, size_bytes: int = 64 << 20, measures: bool = True, all_paths: bool = False
+        self,
+        ranks: str | Sequence[int] = "",
+        *,
+        size_bytes: int = 64 << 20,
+        measures: bool = True,
+        all_paths: bool = False,
     ) -> DoctorReport:
         """Say what ranks have for moving bytes, what each path between them gives, and what to change.
 
         Args:
-            ranks: which ones; by default all are looked at, and those that stand for their hosts are measured.
+            ranks: which ones; by default all are looked at, and those that stand for their hosts are
+                measured.
             size_bytes: how much is read at a time.
             measures: without it, nothing is measured, which takes a fraction of a second.
             all_paths: measure also the path through the mesh's own messages.
@@ -431,27 +461,33 @@ class Mesh(ProcMesh):
         copy: bool = False,
         timeout_s: float = SYNC_S,
     ) -> SyncReceipt:
-        """Bring the workspace to all other hosts; then have this program and all ranks run what the files of their modules hold now.
+        """Bring the workspace to all other hosts; then have this program and all ranks run what the files of
+        their modules hold now.
 
-        The workspace is the repository that this program works in, or else its working directory. Files that git ignores don't go along, nor do secrets,
-        environments, and files over 100 MB; a `.meshignore` says more, in the language of a .gitignore. On another host they lie in a folder of their
-        own, which ranks there import from and work in. What is sent is what is missing there. Hosts that share the file system are sent nothing.
-        Objects keep their identity and state when a module is reloaded; only modules of yours are looked at, not installed packages.
+        The workspace is the repository that this program works in, or else its working directory. Files that
+        git ignores don't go along, nor do secrets, environments, and files over 100 MB; a `.meshignore` says
+        more, in the language of a .gitignore. On another host they lie in a folder of their own, which ranks
+        there import from and work in. What is sent is what is missing there. Hosts that share the file system
+        are sent nothing. Objects keep their identity and state when a module is reloaded; only modules of
+        yours are looked at, not installed packages.
 
         Args:
             paths: files or folders to reload; a folder outside of the workspace is brought to the hosts, too.
             dry_run: only say what would be sent and reloaded.
-            include: patterns of what goes along although it's ignored, secret or big; they hold for later syncs, too.
+            include: patterns of what goes along although it's ignored, secret or big; they hold for later
+                syncs, too.
             exclude: patterns of what doesn't.
             same_path: make a link at the notebook's path on each host.
             reload: without it, files are only put in place.
             force: however large the workspace is; without it, up to a GiB.
-            env: bring the environment that this program runs with, too, interpreter included. Living ranks keep what they were
-                started with; those that are started from then on (`restart`, `heal`, `resize`) run in it.
+            env: bring the environment that this program runs with, too, interpreter included. Living ranks
+                keep what they were started with; those that are started from then on (`restart`, `heal`,
+                `resize`) run in it.
             verify: with `env`: read every file here, whatever its package's record says.
-            copy: with `env`: make a copy also for hosts that see this program's files, so that what is installed here later
-                changes nothing there.
-            timeout_s: so long a rank that is busy is waited for; it reloads when it's done, and the receipt says so.
+            copy: with `env`: make a copy also for hosts that see this program's files, so that what is
+                installed here later changes nothing there.
+            timeout_s: so long a rank that is busy is waited for; it reloads when it's done, and the receipt
+                says so.
 
         Raises:
             MeshUsageError: if a path doesn't exist, or the workspace can't be meant.
@@ -468,7 +504,9 @@ class Mesh(ProcMesh):
 
     @property
     def sync_mode(self) -> SyncMode:
-        """What ranks do before a cell when modules that they have loaded have changed: warn, watch, strict or off."""
+        """What ranks do before a cell when modules that they have loaded have changed: warn, watch, strict
+        or off.
+        """
         return sync_mode(self)
 
     @sync_mode.setter
@@ -498,8 +536,9 @@ class Mesh(ProcMesh):
         """Give each rank a part of a value, as a variable of that name: sizes of parts differ by one at most.
 
         Args:
-            value: a tensor, an array, a list; or a table, whose rows are split: Arrow, Polars, pandas, a Hugging Face dataset,
-                a relation of DuckDB, of which ranks get Arrow tables. What arrives is of the same type.
+            value: a tensor, an array, a list; or a table, whose rows are split: Arrow, Polars, pandas, a
+                Hugging Face dataset, a relation of DuckDB, of which ranks get Arrow tables. What arrives is
+                of the same type.
             dim: of a tensor or an array.
 
         Raises:
@@ -535,7 +574,8 @@ class Mesh(ProcMesh):
         return found.map(lambda values: values[names[0]]) if len(names) == 1 else found
 
     def vars(self, ranks: str | Sequence[int] = "all", names: Sequence[str] = ()) -> Variables:
-        """Return what ranks hold in the cells' namespace: type, shape, dtype, device, norm; where they differ.
+        """Return what ranks hold in the cells' namespace: type, shape, dtype, device, norm; where they
+        differ.
 
         Args:
             names: only these.
@@ -553,8 +593,11 @@ class Mesh(ProcMesh):
         check_name(name.partition(".")[0].partition("[")[0])
         return find_difference(self, name, self.select(ranks))
 
-    def diff_env(self, ranks: str | Sequence[int] = "all", *, shows_all: bool = False) -> EnvironmentDifference:
-        """Return where ranks run with different things: versions, environment variables, git commit, GPU driver, torch's settings, limits.
+    def diff_env(
+        self, ranks: str | Sequence[int] = "all", *, shows_all: bool = False
+    ) -> EnvironmentDifference:
+        """Return where ranks run with different things: versions, environment variables, git commit, GPU
+        driver, torch's settings, limits.
 
         Args:
             shows_all: its text has what is equal, too, and what is each rank's own.
@@ -578,7 +621,8 @@ class Mesh(ProcMesh):
         """Return how the mesh is just now.
 
         Args:
-            fresh: whether hosts look at everything first, which takes them some 20 ms; else memory, CPU and lines are those that were seen last.
+            fresh: whether hosts look at everything first, which takes them some 20 ms; else memory, CPU and
+                lines are those that were seen last.
         """
         return MeshStatus.of(self._session.request(Snapshot(self._group, fresh)))
 
@@ -603,14 +647,20 @@ class Mesh(ProcMesh):
         """Return why there's nothing to show: this program has stopped the mesh, or left it."""
         if self._stopped:
             return f"mesh {self._name!r} has ended: {self._stopped}. Start one anew: %mesh start {self._name}"
-        return f"this notebook has left mesh {self._name!r}. Come back, if it still runs: %mesh attach {self._name}"
+        return (
+            f"this notebook has left mesh {self._name!r}. Come back, if it still runs: %mesh attach "
+            f"{self._name}"
+        )
 
-    def watch_status(self, on_change: Callable[[dict[str, Any]], None], on_end: Callable[[], None] | None = None) -> StatusFeed:
+    def watch_status(
+        self, on_change: Callable[[dict[str, Any]], None], on_end: Callable[[], None] | None = None
+    ) -> StatusFeed:
         """Watch how the mesh is: all of it first, then what changes, up to twenty times a second.
 
         Args:
-            on_change: called in the reading thread with {"full": snapshot} or a change (see `status.apply`), and must be quick. What comes next waits until the
-                feed's `taken` is called; changes until then come as one.
+            on_change: called in the reading thread with {"full": snapshot} or a change (see `status.apply`),
+                and must be quick. What comes next waits until the feed's `taken` is called; changes until
+                then come as one.
             on_end: called when the mesh has ended.
 
         Returns:
@@ -631,7 +681,8 @@ class Mesh(ProcMesh):
 
     @property
     def dashboard_url(self) -> str:
-        """The address of a page that shows this mesh, live: on the Jupyter server that this kernel belongs to, else on `monarch-nb dashboard`'s.
+        """The address of a page that shows this mesh, live: on the Jupyter server that this kernel belongs
+        to, else on `monarch-nb dashboard`'s.
 
         Raises:
             MeshUsageError: if neither runs, saying what to type.

@@ -16,7 +16,8 @@ def debugged(name: str | None, *, stopped_only: bool = True) -> list[Mesh]:
     """Return what `name` has to debug: each of its spawned meshes of which a rank stands at a breakpoint.
 
     Args:
-        name: a mesh's name, or the pid of a program; without it, the only one of all that has something to debug.
+        name: a mesh's name, or the pid of a program; without it, the only one of all that has something to
+            debug.
         stopped_only: leave out where nobody stands.
 
     Raises:

@@ -27,9 +27,12 @@ _PER_RANK = re.compile(
 """Variables that are each rank's or each host's own, as a whole name."""
 
 _ABOUT_RANDOM = (
-    "right if ranks draw their own (dropout, order of data); wrong if all are to build the same weights: torch.manual_seed(0) on all of them"
+    "right if ranks draw their own (dropout, order of data); wrong if all are to build the same weights: "
+    "torch.manual_seed(0) on all of them"
 )
-_ALIKE_RANDOM = "right if all are to draw the same; wrong for dropout and order of data: torch.manual_seed(rank)"
+_ALIKE_RANDOM = (
+    "right if all are to draw the same; wrong for dropout and order of data: torch.manual_seed(rank)"
+)
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,13 @@ class EnvironmentDifference:
 
     def text(self) -> str:
         """Return a table of what differs, and a line about random states."""
-        return "\n".join([self._headline(), *([text_table(_COLUMNS, rows)] if (rows := self._rows()) else []), *self._notes()])
+        return "\n".join(
+            [
+                self._headline(),
+                *([text_table(_COLUMNS, rows)] if (rows := self._rows()) else []),
+                *self._notes(),
+            ]
+        )
 
     def __str__(self) -> str:
         return self.text()
@@ -126,12 +135,21 @@ class EnvironmentDifference:
                     yield f"random states {'differ' if differs else 'are equal'} ({', '.join(names)}): {what}"
         num = sum(i.differs and i.expected for i in self.items)
         if num and not self.shows_all:
-            yield f"{num} variables that are each rank's own are left out; --all shows them, and what is equal"
+            yield (
+                f"{num} variables that are each rank's own are left out; --all shows them, and what is equal"
+            )
 
 
-def find_environment_difference(mesh: Mesh, ranks: tuple[int, ...], *, shows_all: bool = False) -> EnvironmentDifference:
+def find_environment_difference(
+    mesh: Mesh, ranks: tuple[int, ...], *, shows_all: bool = False
+) -> EnvironmentDifference:
     """Ask ranks what they run with, and compare."""
-    found = mesh.part(ranks)._work(Work.ENVIRONMENT, secrets.token_bytes(16), "diff of environments").get().values()
+    found = (
+        mesh.part(ranks)
+        ._work(Work.ENVIRONMENT, secrets.token_bytes(16), "diff of environments")
+        .get()
+        .values()
+    )
     return EnvironmentDifference(ranks, tuple(compare(dict(zip(ranks, found, strict=True)))), shows_all)
 
 
@@ -141,7 +159,7 @@ def compare(by_rank: Mapping[int, Mapping[str, Mapping[str, str]]]) -> Iterator[
     >>> for item in compare({0: {"packages": {"numpy": "2.1"}}, 1: {"packages": {"numpy": "1.26"}}, 2: {"packages": {"numpy": "2.1"}}}):
     ...     print(item.name, item.groups, item.differs)
     numpy (((0, 2), '2.1'), ((1,), '1.26')) True
-    """
+    """  # noqa: E501
     sections = dict.fromkeys(section for found in by_rank.values() for section in found)
     for section in sections:
         names = dict.fromkeys(name for found in by_rank.values() for name in found.get(section, ()))
@@ -149,8 +167,12 @@ def compare(by_rank: Mapping[int, Mapping[str, Mapping[str, str]]]) -> Iterator[
             groups: dict[str, list[int]] = {}
             for rank, found in by_rank.items():
                 groups.setdefault(found.get(section, {}).get(name, MISSING), []).append(rank)
-            ordered = sorted(((tuple(ranks), value) for value, ranks in groups.items()), key=lambda g: (-len(g[0]), g[0]))
-            yield EnvironmentItem(section, name, tuple(ordered), section == "variables" and bool(_PER_RANK.fullmatch(name)))
+            ordered = sorted(
+                ((tuple(ranks), value) for value, ranks in groups.items()), key=lambda g: (-len(g[0]), g[0])
+            )
+            yield EnvironmentItem(
+                section, name, tuple(ordered), section == "variables" and bool(_PER_RANK.fullmatch(name))
+            )
 
 
 def _short(value: str) -> str:

@@ -28,7 +28,8 @@ class Exported:
     """What was written.
 
     Attributes:
-        missing: variables that were pushed, and whose values the journal doesn't have: they are named in the file where they were pushed.
+        missing: variables that were pushed, and whose values the journal doesn't have: they are named in the
+            file where they were pushed.
     """
 
     file: str
@@ -40,11 +41,15 @@ class Exported:
         if not self.missing:
             return text
         are = "are" if len(self.missing) > 1 else "is"
-        return f"{text}; {', '.join(self.missing)}, pushed from a notebook, {are} missing: the file says where to define {'them' if are == 'are' else 'it'}"
+        return (
+            f"{text}; {', '.join(self.missing)}, pushed from a notebook, {are} missing: the file says "
+            f"where to define {'them' if are == 'are' else 'it'}"
+        )
 
 
 def literals(variables: Mapping[str, Any]) -> dict[str, str]:
-    """Return the source of each variable that is a number, or a short collection of numbers: what the journal keeps of a push.
+    """Return the source of each variable that is a number, or a short collection of numbers: what the journal
+    keeps of a push.
 
     Text isn't kept: it may be a password.
 
@@ -60,7 +65,12 @@ def _is_plain(value: Any, depth: int = 3) -> bool:
         return True
     if type(value) is float:
         return value - value == 0  # inf and nan are no literals
-    return type(value) in (list, tuple) and depth > 0 and len(value) <= _MAX_LITERAL and all(_is_plain(v, depth - 1) for v in value)
+    return (
+        type(value) in (list, tuple)
+        and depth > 0
+        and len(value) <= _MAX_LITERAL
+        and all(_is_plain(v, depth - 1) for v in value)
+    )
 
 
 def export(path: str | Path, mesh: Mesh, entries: Sequence[Entry]) -> Exported:
@@ -73,12 +83,19 @@ def export(path: str | Path, mesh: Mesh, entries: Sequence[Entry]) -> Exported:
     write = {".ipynb": write_notebook, ".py": write_script}.get(path.suffix)
     if write is None:
         raise MeshUsageError(f"export to FILE.py or FILE.ipynb, as in %mesh export run.py; not to {given!r}")
-    kept = [e for e in entries if _is_push(e) or (e.kind == "cell" and not (e.details.get("rerun_of") or e.details.get("replay_of")))]
+    kept = [
+        e
+        for e in entries
+        if _is_push(e) or (e.kind == "cell" and not (e.details.get("rerun_of") or e.details.get("replay_of")))
+    ]
     try:
         write(path, mesh, kept)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
-        raise MeshUsageError(f"can't write {str(path)!r}: {why}. Name a file in a directory that exists and that you can write to") from error
+        raise MeshUsageError(
+            f"can't write {str(path)!r}: {why}. Name a file in a directory that exists and that you "
+            "can write to"
+        ) from error
     missing = dict.fromkeys(name for e in kept if _is_push(e) for name in _missing(e))
     return Exported(str(path), sum(e.kind == "cell" for e in kept), tuple(missing))
 
@@ -96,7 +113,9 @@ def _pushed(entry: Entry) -> str:
     """Return the source that defines what was pushed; a comment where it isn't known."""
     values = entry.details["values"]
     return "\n".join(
-        f"{name} = {values[name]}" if name in values else f"# {name}: pushed from the notebook; define it here, its value isn't in the journal"
+        f"{name} = {values[name]}"
+        if name in values
+        else f"# {name}: pushed from the notebook; define it here, its value isn't in the journal"
         for name in entry.details["names"]
     )
 
@@ -108,11 +127,13 @@ import os
 rank = int(os.environ.get("RANK", "0"))
 world_size = int(os.environ.get("WORLD_SIZE", "1"))
 local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-'''
+'''  # noqa: E501
 
 
 def write_script(path: Path, mesh: Mesh, cells: Sequence[Entry]) -> None:
-    """Write the sources of cells as one script; what only IPython understands, and cells that failed, become comments."""
+    """Write the sources of cells as one script; what only IPython understands, and cells that failed,
+    become comments.
+    """
     parts = [_HEADER.format(name=mesh.name, size=len(mesh), file=path.name)]
     parts += [_script_cell(mesh, entry) for entry in cells]
     path.write_text("\n".join(parts))
@@ -131,7 +152,8 @@ def _script_cell(mesh: Mesh, entry: Entry) -> str:
     except SyntaxError:
         return f"{head}: not plain Python (magics, !commands or await)\n{_commented(source)}\n"
     if len(mesh.select(entry.ranks)) < len(mesh) and _has_long_string(source):
-        source = f"exec(compile({source!r}, '#{entry.n}', 'exec'))"  # indenting would change a string of several lines
+        # indenting would change a string of several lines
+        source = f"exec(compile({source!r}, '#{entry.n}', 'exec'))"
     return f"{head}\n{_for_ranks(mesh, entry, source)}\n"
 
 
@@ -141,7 +163,9 @@ def _for_ranks(mesh: Mesh, entry: Entry, source: str) -> str:
     if len(ranks) == len(mesh):
         return source
     only_comments = all(line.startswith("#") for line in source.splitlines())
-    return f"if rank in {{{', '.join(map(str, ranks))}}}:\n{textwrap.indent(source, '    ')}" + ("\n    pass" if only_comments else "")
+    return f"if rank in {{{', '.join(map(str, ranks))}}}:\n{textwrap.indent(source, '    ')}" + (
+        "\n    pass" if only_comments else ""
+    )
 
 
 def _commented(source: str) -> str:
@@ -154,7 +178,9 @@ def _has_long_string(source: str) -> bool:
 
 
 def write_notebook(path: Path, mesh: Mesh, cells: Sequence[Entry]) -> None:
-    """Write cells as a notebook that starts such a mesh and runs them; with the output that the journal has."""
+    """Write cells as a notebook that starts such a mesh and runs them; with the output that the journal
+    has.
+    """
     dims = ",".join(f"{k}={v}" for k, v in mesh.sizes.items())
     notebook = {
         "cells": [

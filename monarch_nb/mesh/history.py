@@ -36,7 +36,8 @@ class Entry:
         kind: start, cell, calls, variables, command, lost or note.
         number: the notebook's number of a cell, as in In[3].
         ended: None while it runs.
-        status: ok, error, interrupted, lost; running; for a cell that was missed by all also "unseen" is true.
+        status: ok, error, interrupted, lost; running; for a cell that was missed by all also "unseen" is
+            true.
         seconds: run time of a cell by rank.
         env: id of the environment that the mesh was started with.
         details: all that is known, as on disk.
@@ -59,15 +60,27 @@ class Entry:
     def of(cls, row: Mapping[str, Any]) -> Entry:
         """Make an entry of what is on disk."""
         return cls(
-            n=row["n"], kind=row["kind"], who=row.get("who", ""), when=row.get("when", 0.0),
-            source=row.get("source") or row.get("text") or "", ranks=row.get("ranks", ""), number=row.get("number", 0),
-            ended=row.get("ended"), status=row.get("status", CellStatus.RUNNING),
-            seconds={int(r): s for r, s in row.get("seconds", {}).items()}, env=row.get("env", ""), details=row,
-        )  # fmt: skip
+            n=row["n"],
+            kind=row["kind"],
+            who=row.get("who", ""),
+            when=row.get("when", 0.0),
+            source=row.get("source") or row.get("text") or "",
+            ranks=row.get("ranks", ""),
+            number=row.get("number", 0),
+            ended=row.get("ended"),
+            status=row.get("status", CellStatus.RUNNING),
+            seconds={int(r): s for r, s in row.get("seconds", {}).items()},
+            env=row.get("env", ""),
+            details=row,
+        )
 
     def columns(self) -> tuple[str, ...]:
         """Return it in columns: number, time, what, ranks, status, how long, source, who."""
-        took = "" if self.ended is None else f"{max(self.seconds.values(), default=self.ended - self.when):.3g} s"
+        took = (
+            ""
+            if self.ended is None
+            else f"{max(self.seconds.values(), default=self.ended - self.when):.3g} s"
+        )
         what = f"In[{self.number}]" if self.number else self.kind
         first = next((x for x in self.source.splitlines() if x.strip()), "")
         shown = first if len(first) <= _MAX_SHOWN else first[: _MAX_SHOWN - 1] + "…"
@@ -76,14 +89,25 @@ class Entry:
         if self.kind == "calls":
             calls = ", ".join(f"{c['endpoint']} x{c['num']}" for c in self.details.get("calls", ()))
             shown = f"{calls}  |  {shown}"
-        return f"#{self.n}", _clock(self.when), what, f"[{self.ranks}]", self.status, took, f"{shown}{extra}", f"— {self.who}"
+        return (
+            f"#{self.n}",
+            _clock(self.when),
+            what,
+            f"[{self.ranks}]",
+            self.status,
+            took,
+            f"{shown}{extra}",
+            f"— {self.who}",
+        )
 
     def line(self) -> str:
         """Return it in one line."""
         return _aligned([self.columns()])[0]
 
     def text(self) -> str:
-        """Return all about it: the line, the source, how long each rank took; of calls, each by itself; failures that are alike once."""
+        """Return all about it: the line, the source, how long each rank took; of calls, each by itself;
+        failures that are alike once.
+        """
         parts = [self.line(), *(f"    {line}" for line in self.source.splitlines())]
         if self.seconds and self.kind != EntryKind.CALLS:
             parts.append(f"seconds: {_by_rank(self.seconds)}")
@@ -91,7 +115,9 @@ class Entry:
             parts.append(f"{call['endpoint']} x{call['num']} on ranks {call['ranks']}")
             parts += [f"    {_call_line(each)}" for each in call.get("each", ())]
         failures = self.details.get("failures") or ()
-        alike = fold_alike([RankFailure((f["rank"],), f["type"], f["message"], first=i == 0) for i, f in enumerate(failures)])
+        alike = fold_alike(
+            [RankFailure((f["rank"],), f["type"], f["message"], first=i == 0) for i, f in enumerate(failures)]
+        )
         parts += [failure.headline() for failure in alike]
         return "\n".join(parts)
 
@@ -112,7 +138,10 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
     widths = [width if i != _SOURCE else min(width, _MAX_SHOWN) for i, width in enumerate(widths)]
     return [
-        "  ".join(cell.rjust(width) if i == _TOOK else cell.ljust(width) for i, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip()
+        "  ".join(
+            cell.rjust(width) if i == _TOOK else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
         for row in rows
     ]
 
@@ -165,7 +194,9 @@ class Missed:
         failed = sum(e.status == CellStatus.ERROR for e in self.cells)
         parts = []
         if ended:
-            parts.append(f"{ended} cell{'s' * (ended > 1)} ended meanwhile" + (f", {failed} failed" if failed else ""))
+            parts.append(
+                f"{ended} cell{'s' * (ended > 1)} ended meanwhile" + (f", {failed} failed" if failed else "")
+            )
         if running:
             parts.append(f"{running} cell{'s still run' if running > 1 else ' is still running'}")
         return "; ".join(parts)
@@ -188,11 +219,13 @@ class History:
         if trouble:
             entries.note = f"(the journal isn't written: {trouble})"
         elif dropped:
-            entries.note = f"(the oldest {dropped / 2**20:.3g} MiB of output were dropped: the journal is at its limit)"
+            entries.note = (
+                f"(the oldest {dropped / 2**20:.3g} MiB of output were dropped: the journal is at its limit)"
+            )
         else:
             entries.note = (
-                f"(sources and output of cells are kept on disk for {found.keep_s / 86400:g} days: %mesh set journal DAYS|off; "
-                "not of a cell whose first line has # nolog)"
+                f"(sources and output of cells are kept on disk for {found.keep_s / 86400:g} days: "
+                "%mesh set journal DAYS|off; not of a cell whose first line has # nolog)"
             )
         return entries
 
@@ -201,7 +234,9 @@ class History:
         return self._mesh._session.request(SetJournal(off, keep_s))
 
     def rows(self, limit: int = 1000) -> list[dict[str, Any]]:
-        """Return the last entries as plain data, oldest first: number, kind, who, when, status, ranks, source."""
+        """Return the last entries as plain data, oldest first: number, kind, who, when, status, ranks,
+        source.
+        """
         found = self._mesh._session.request(GetHistory(limit))
         return [{name: row[name] for name in _SHOWN if name in row} for row in found.entries]
 
@@ -213,13 +248,17 @@ class History:
         """
         row = self._mesh._session.request(GetEntry(n))
         if row is None:
-            raise MeshUsageError(f"the journal of mesh {self._mesh.name!r} has no entry #{n}; see %mesh history")
+            raise MeshUsageError(
+                f"the journal of mesh {self._mesh.name!r} has no entry #{n}; see %mesh history"
+            )
         return Entry.of(row)
 
     def missed(self) -> Missed:
         """Return what nobody has seen so far."""
         found = self._mesh._session.request(GetMissed())
-        return Missed(tuple(Entry.of(row) for row in found.cells if row["group"] == self._mesh._group), found.position)
+        return Missed(
+            tuple(Entry.of(row) for row in found.cells if row["group"] == self._mesh._group), found.position
+        )
 
     def replay(self, entry: Entry, watcher: Watcher | None) -> CellRun:
         """Show a cell from its beginning: what it has printed so far at once, the rest as it comes."""
@@ -241,14 +280,23 @@ class History:
         """Have kept output shown to a watcher; the feed is ready when all has come (with `follow`, never)."""
         feed = Feed(self._mesh._transport, watcher)
         wanted = WatchOutput(
-            group=self._mesh._group, ranks=None if ranks is None else list(ranks), tail_bytes=tail_bytes, position=position,
-            actors=actors, follow=follow,
-        )  # fmt: skip
+            group=self._mesh._group,
+            ranks=None if ranks is None else list(ranks),
+            tail_bytes=tail_bytes,
+            position=position,
+            actors=actors,
+            follow=follow,
+        )
         self._mesh._session.watch(feed, wanted)
         return feed
 
     def logs(
-        self, ranks: Sequence[int], *, grep: str | None = None, tail_bytes: int = TAIL_BYTES, follow: bool = False
+        self,
+        ranks: Sequence[int],
+        *,
+        grep: str | None = None,
+        tail_bytes: int = TAIL_BYTES,
+        follow: bool = False,
     ) -> Iterator[str]:
         """Yield what ranks have printed, folded by rank set; with `follow`, on and on.
 
@@ -275,10 +323,12 @@ class History:
                 feed.complete()
 
     def export(self, path: str | Path) -> Exported:
-        """Write the cells of the journal, and what was pushed to them, to a notebook (.ipynb, with output) or a script (.py, for torchrun).
+        """Write the cells of the journal, and what was pushed to them, to a notebook (.ipynb, with output) or
+        a script (.py, for torchrun).
 
         Returns:
-            what was written, and which variables are missing: the journal has numbers that were pushed, but no tensors and no text.
+            what was written, and which variables are missing: the journal has numbers that were pushed, but
+            no tensors and no text.
 
         Raises:
             MeshUsageError: if the file can't be written.

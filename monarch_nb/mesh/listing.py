@@ -1,4 +1,6 @@
-"""The meshes of this user, a row each: how big, how they are, how old, who has started them. All are asked at once, and none can hold up the others."""
+"""The meshes of this user, a row each: how big, how they are, how old, who has started them. All are asked
+at once, and none can hold up the others.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,11 @@ class Row:
 
     def cells(self) -> tuple[str, ...]:
         """Return it as columns."""
-        clients = "" if self.num_clients is None else f"{self.num_clients or 'no'} client{'s' * (self.num_clients != 1)}"
+        clients = (
+            ""
+            if self.num_clients is None
+            else f"{self.num_clients or 'no'} client{'s' * (self.num_clients != 1)}"
+        )
         return self.name, self.size, self.state, self.age, self.owner, clients, f"controller pid {self.pid}"
 
 
@@ -53,7 +59,9 @@ def list_rows(timeout_s: float = ANSWER_S) -> list[Row]:
         except Exception as error:  # whatever is wrong with one mesh is said of that one
             found[connection.name] = _unknown(connection, str(error).partition("\n")[0][:80])
 
-    threads = [threading.Thread(target=ask, args=(c,), name="monarch-nb-list", daemon=True) for c in connections]
+    threads = [
+        threading.Thread(target=ask, args=(c,), name="monarch-nb-list", daemon=True) for c in connections
+    ]
     for thread in threads:
         thread.start()
     deadline = time.monotonic() + timeout_s
@@ -85,7 +93,15 @@ def _asked(connection: Connection) -> Row:
             mesh._session.close()
     sizes = ", ".join(f"{label}={size}" for label, size in status.sizes)
     age = duration(max(0.0, round(time.time() - status.started)))
-    return Row(connection.name, connection.pid, f"{len(status.ranks)} ({sizes})", _state(status), age, owner, len(status.clients))
+    return Row(
+        connection.name,
+        connection.pid,
+        f"{len(status.ranks)} ({sizes})",
+        _state(status),
+        age,
+        owner,
+        len(status.clients),
+    )
 
 
 def _state(status: MeshStatus) -> str:

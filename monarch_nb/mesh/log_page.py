@@ -62,8 +62,8 @@ def read_page(
 
     Args:
         grep: only lines in which this regular expression matches.
-        limit: about how many lines; more come if a stretch of the journal holds more. Fewer, or none, with `before` set: the page has been
-            looked for in `SEARCH_BYTES` of the journal; go on from there.
+        limit: about how many lines; more come if a stretch of the journal holds more. Fewer, or none, with
+            `before` set: the page has been looked for in `SEARCH_BYTES` of the journal; go on from there.
 
     Raises:
         MeshUsageError: if `grep` is no regular expression.
@@ -83,7 +83,9 @@ def read_page(
 def _whole_lines(
     mesh: Mesh, ranks: Sequence[int], parts: Sequence[OutputPart], pattern: re.Pattern[str] | None
 ) -> list[LogLine]:
-    """Return the lines that begin in a stretch of the journal: what one of the stretch before goes on with is left out, and the last ones are completed."""
+    """Return the lines that begin in a stretch of the journal: what one of the stretch before goes on with
+    is left out, and the last ones are completed.
+    """
     lines = Lines(pattern)
     data = [part.data for part in parts]
     keys = {(r.rank, r.stream) for each in data for r in records.unpack(each)}
@@ -143,12 +145,15 @@ def compile_pattern(grep: str) -> re.Pattern[str] | None:
         raise MeshUsageError(f"{grep!r} is not a regular expression: {error}") from None
 
 
-def _read(mesh: Mesh, ranks: Sequence[int], *, after: int | None = None, before: int | None = None) -> OutputPart:
+def _read(
+    mesh: Mesh, ranks: Sequence[int], *, after: int | None = None, before: int | None = None
+) -> OutputPart:
     return mesh._session.request(ReadOutput(mesh._group, list(ranks), after, before))
 
 
 class Lines:
-    """Puts lines together that come in pieces; of one that was overwritten (by a carriage return), what was there last.
+    """Puts lines together that come in pieces; of one that was overwritten (by a carriage return), what was
+    there last.
 
     Attributes:
         rests: what has begun and isn't complete, by rank and stream.

@@ -1,7 +1,8 @@
 """Meshes on hosts of an engine: asked for, waited for, joined, and never forgotten.
 
-The controller is on this machine, and hosts dial it. It has the mesh's name from the moment hosts are asked for, so a request that waits in a queue outlives the
-program that has made it: whoever types `%mesh start NAME` next waits on. What was asked for is on record (`job.allocation`) before the engine hears of it.
+The controller is on this machine, and hosts dial it. It has the mesh's name from the moment hosts are asked
+for, so a request that waits in a queue outlives the program that has made it: whoever types `%mesh start
+NAME` next waits on. What was asked for is on record (`job.allocation`) before the engine hears of it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ SPAWN_S = 120.0
 
 
 class MeshQueued(MeshError):
-    """Hosts were asked for, and aren't there yet: the request stays in the engine's queue. The text says how to come back, and how to give up."""
+    """Hosts were asked for, and aren't there yet: the request stays in the engine's queue. The text says
+    how to come back, and how to give up.
+    """
 
 
 def start_on(
@@ -66,7 +69,9 @@ def start_on(
     engine = _usable_engine(profile)
     _check_ended(name)
     if launch.wait_until_settled(name, states=("ending",)):
-        raise NameTaken(f"mesh {name!r} runs already. Attach to it: %mesh start {name}, or choose another name")
+        raise NameTaken(
+            f"mesh {name!r} runs already. Attach to it: %mesh start {name}, or choose another name"
+        )
     session = starting.claimed(name)
     asked = Allocation.new(name, profile.name, profile.spec, plan)
     try:
@@ -78,7 +83,13 @@ def start_on(
     return _finish(session, engine, asked, wait_s, on_wait, keeps_queued=keeps_queued)
 
 
-def wait_on(name: str, *, wait_s: float | None = None, keeps_queued: bool = True, on_wait: Callable[[str], None] = lambda _text: None) -> Mesh:
+def wait_on(
+    name: str,
+    *,
+    wait_s: float | None = None,
+    keeps_queued: bool = True,
+    on_wait: Callable[[str], None] = lambda _text: None,
+) -> Mesh:
     """Go on waiting for the hosts of a mesh that was asked for before, by whatever program.
 
     Raises:
@@ -109,7 +120,9 @@ def _usable_engine(profile: Profile) -> Engine:
 
 
 def _check_ended(name: str) -> None:
-    """See that nothing is left of an earlier mesh of that name; what is, whose controller is gone, is given back."""
+    """See that nothing is left of an earlier mesh of that name; what is, whose controller is gone, is
+    given back.
+    """
     left = records.read_record(name)
     if left is not None and launch.find_claim(name) is None:
         engine_of(left.spec).end(left)
@@ -122,10 +135,15 @@ def _ask(session: Session, engine: Engine, asked: Allocation, with_program: bool
     asked, invitation = reserve(session, engine, asked)
     owner = os.getpid() if starting.ends_with_program(with_program) else None
     adopt = Adopt(
-        name=name, idle_timeout_s=asked.plan.idle_timeout_s,
-        connection_file=launch.connection_path(name), env=dict(asked.plan.env), dims=dict(asked.plan.dims or ()), rank_set="",
-        journal=launch.new_journal(name), owner_pid=owner,
-    )  # fmt: skip
+        name=name,
+        idle_timeout_s=asked.plan.idle_timeout_s,
+        connection_file=launch.connection_path(name),
+        env=dict(asked.plan.env),
+        dims=dict(asked.plan.dims or ()),
+        rank_set="",
+        journal=launch.new_journal(name),
+        owner_pid=owner,
+    )
     session.request(adopt)
     records.write_record(asked)  # first: if we end now, whoever looks finds it
     asked = engine.submit(asked, invitation)
@@ -144,7 +162,13 @@ def _drop(engine: Engine, asked: Allocation) -> None:
 
 
 def _finish(
-    session: Session, engine: Engine, asked: Allocation, wait_s: float | None, on_wait: Callable[[str], None], *, keeps_queued: bool
+    session: Session,
+    engine: Engine,
+    asked: Allocation,
+    wait_s: float | None,
+    on_wait: Callable[[str], None],
+    *,
+    keeps_queued: bool,
 ) -> Mesh:
     try:
         hosts = Wait(session, engine, asked, on_wait).until_joined(wait_s)
@@ -153,8 +177,9 @@ def _finish(
         if keeps_queued and engine.can.queue:
             session.close()
             raise MeshQueued(
-                f"{asked.described()} stays in the queue{_why(error, wait_s)}. Wait on: %mesh start {asked.mesh}; give up: %mesh cancel {asked.mesh}; "
-                f"it's given up by itself after {duration(asked.plan.idle_timeout_s)} without anybody"
+                f"{asked.described()} stays in the queue{_why(error, wait_s)}. Wait on: %mesh start "
+                f"{asked.mesh}; give up: %mesh cancel {asked.mesh}; it's given up by itself after "
+                f"{duration(asked.plan.idle_timeout_s)} without anybody"
             ) from None
         _drop(engine, asked)
         starting.abandon(session)
@@ -172,14 +197,19 @@ def _why(error: BaseException, wait_s: float | None) -> str:
 def _given_up(error: BaseException, asked: Allocation, wait_s: float | None) -> BaseException:
     if isinstance(error, KeyboardInterrupt):
         return error
-    return MeshStartError(f"{asked.described()}{_why(error, wait_s)}; the request was cancelled. Let it wait longer: --wait, or in the queue: --keep-queued")
+    return MeshStartError(
+        f"{asked.described()}{_why(error, wait_s)}; the request was cancelled. Let it wait longer: "
+        "--wait, or in the queue: --keep-queued"
+    )
 
 
 # --- ranks
 
 
 def _spawn_on(session: Session, joined: list[int], asked: Allocation) -> Mesh:
-    """Start the ranks of a mesh on hosts that are there; if several programs have waited for them, one of these does."""
+    """Start the ranks of a mesh on hosts that are there; if several programs have waited for them, one of
+    these does.
+    """
     me = f"{os.getpid()} {time.time_ns()}"
     if session.request(SetName("spawner", me, only_if_new=True)) != me:
         return _spawned_by_another(session, asked)
@@ -200,13 +230,18 @@ def _spawned_by_another(session: Session, asked: Allocation) -> Mesh:
     deadline = time.monotonic() + SPAWN_S
     while (record := session.request(GetMesh())) is None:
         if time.monotonic() > deadline:
-            raise MeshStartError(f"another program has begun to start the ranks of mesh {asked.mesh!r}, and hasn't within {SPAWN_S:g} s: %mesh cancel {asked.mesh}")
+            raise MeshStartError(
+                f"another program has begun to start the ranks of mesh {asked.mesh!r}, and hasn't "
+                f"within {SPAWN_S:g} s: %mesh cancel {asked.mesh}"
+            )
         time.sleep(0.05)
     return starting.made(asked.mesh, session, record)
 
 
 def _default_dims(session: Session, indices: list[int]) -> Mapping[str, int]:
-    """Return one rank per GPU that hosts were given, or per core where there's none: as many as the smallest has."""
+    """Return one rank per GPU that hosts were given, or per core where there's none: as many as the
+    smallest has.
+    """
     rows = [row for row in session.request(Status()).hosts if row.index in indices]
     gpus = min(row.num_gpus for row in rows)
     return {"gpus": gpus} if gpus else {"procs": min(row.num_cores for row in rows)}
@@ -225,7 +260,10 @@ def cancel(name: str) -> Allocation:
     asked = records.read_record(name)
     if asked is None:
         known = ", ".join(a.mesh for a in records.list_records()) or "none"
-        raise MeshNotFound(f"no hosts were asked for by a mesh {name!r}; with hosts of an engine: {known}. End another: %mesh stop {name}")
+        raise MeshNotFound(
+            f"no hosts were asked for by a mesh {name!r}; with hosts of an engine: {known}. End "
+            f"another: %mesh stop {name}"
+        )
     with suppress(MeshNotFound):
         session = Session.connect(launch.find_connection(name), "", observes=True)
         starting.abandon(session)
@@ -244,7 +282,9 @@ def give_back(name: str) -> None:
 
 
 def looks() -> list[tuple[Allocation, Look]]:
-    """Return what this user has asked engines for, and how it is; what has ended is forgotten, once it was told."""
+    """Return what this user has asked engines for, and how it is; what has ended is forgotten, once it was
+    told.
+    """
     found = []
     for asked in records.list_records():
         try:
@@ -281,11 +321,23 @@ def host_rows(mesh: Mesh) -> list[HostRow]:
     """Return a row for each host of a mesh."""
     status = mesh.status()
     on = {h.index: [r.rank for r in status.ranks if r.host == h.index] for h in status.hosts}
-    return [HostRow(h.index, h.hostname, str(h.state), h.num_cores, h.num_gpus, format_ranks(on[h.index]) if on[h.index] else "none") for h in status.hosts]
+    return [
+        HostRow(
+            h.index,
+            h.hostname,
+            str(h.state),
+            h.num_cores,
+            h.num_gpus,
+            format_ranks(on[h.index]) if on[h.index] else "none",
+        )
+        for h in status.hosts
+    ]
 
 
 def allocation_lines(name: str) -> list[str]:
-    """Return what the engine says of a mesh's hosts, and what they have cost, if that's known; nothing for a mesh on this machine."""
+    """Return what the engine says of a mesh's hosts, and what they have cost, if that's known; nothing for
+    a mesh on this machine.
+    """
     asked = records.read_record(name)
     if asked is None:
         return []

@@ -1,4 +1,6 @@
-"""Giving ranks that were started anew what cells had given them: the cells of the journal are run there again."""
+"""Giving ranks that were started anew what cells had given them: the cells of the journal are run there
+again.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,39 @@ CELL_S = 60.0
 
 _GROUP = "init_process_group"
 _COLLECTIVES = frozenset(
-    ["all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all", "all_to_all_single", "barrier", "broadcast", "broadcast_object_list", "gather", "gather_object", "isend", "irecv", "monitored_barrier", "new_group", "recv", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter", "scatter_object_list", "send"]
+    [
+        "all_gather",
+        "all_gather_into_tensor",
+        "all_gather_object",
+        "all_reduce",
+        "all_to_all",
+        "all_to_all_single",
+        "barrier",
+        "broadcast",
+        "broadcast_object_list",
+        "gather",
+        "gather_object",
+        "isend",
+        "irecv",
+        "monitored_barrier",
+        "new_group",
+        "recv",
+        "reduce",
+        "reduce_scatter",
+        "reduce_scatter_tensor",
+        "scatter",
+        "scatter_object_list",
+        "send",
+    ]
 )
 
 
 def replay(mesh: Mesh, ranks: Sequence[int]) -> list[str]:
-    """Run the cells of the journal again that have defined some ranks' state, in their order; return what was done, each in a sentence.
+    """Run the cells of the journal again that have defined some ranks' state, in their order; return what was
+    done, each in a sentence.
 
-    Those that failed are left out, as are those that only show something, those that make a process group, for healing has made it, and those in
-    which the others would have to take part.
+    Those that failed are left out, as are those that only show something, those that make a process group,
+    for healing has made it, and those in which the others would have to take part.
     """
     messages, done = [], []
     entries = mesh.history(1_000_000)
@@ -40,16 +66,22 @@ def replay(mesh: Mesh, ranks: Sequence[int]) -> list[str]:
             messages.append(f"cell #{entry.n} was not replayed: {reason}")
             continue
         try:
-            mesh.submit(entry.source, chosen, number=entry.number, timeout=CELL_S, replay_of=entry.n).wait().raise_error()
+            mesh.submit(
+                entry.source, chosen, number=entry.number, timeout=CELL_S, replay_of=entry.n
+            ).wait().raise_error()
         except MeshError as error:
             messages.append(f"the replay stopped at cell #{entry.n}: {str(error).splitlines()[0]}")
             break
         done.append(entry.n)
     if done:
-        messages.insert(0, f"replayed on {name_ranks(ranks)}: cell{'s' * (len(done) > 1)} #{', #'.join(map(str, done))}")
+        messages.insert(
+            0, f"replayed on {name_ranks(ranks)}: cell{'s' * (len(done) > 1)} #{', #'.join(map(str, done))}"
+        )
     pushed = [e.source for e in entries if e.kind == "variables" and "push" in e.source]
     if pushed:
-        messages.append(f"pushed values are not in the journal; push them again: {'; '.join(dict.fromkeys(pushed))}")
+        messages.append(
+            f"pushed values are not in the journal; push them again: {'; '.join(dict.fromkeys(pushed))}"
+        )
     return messages
 
 

@@ -1,4 +1,6 @@
-"""Start of a mesh that runs: what was asked for is taken on where that can be done, and refused where it can't; nothing is dropped."""
+"""Start of a mesh that runs: what was asked for is taken on where that can be done, and refused where it
+can't; nothing is dropped.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Asked:
-    """What somebody wants of a mesh; None: nothing was said about it. The fields are the parameters of `start`."""
+    """What somebody wants of a mesh; None: nothing was said about it. The fields are the parameters of
+    `start`.
+    """
 
     dims: Mapping[str, int] | None = None
     num_hosts: int = 0
@@ -40,9 +44,15 @@ def refuse_other(mesh: Mesh, asked: Asked) -> None:
     otherwise = f"end it first: %mesh stop {mesh.name}; or choose another name"
     _refuse_size(mesh, asked, otherwise)
     _refuse_environment(mesh, asked.env or {}, otherwise)
-    for what, is_given in (("--spares (num_spares=)", asked.num_spares), ("--spawn (method='spawn')", asked.method != "fork")):
+    for what, is_given in (
+        ("--spares (num_spares=)", asked.num_spares),
+        ("--spawn (method='spawn')", asked.method != "fork"),
+    ):
         if is_given:
-            raise MeshUsageError(f"start: mesh {mesh.name!r} runs already, and {what} is settled when a mesh starts. For that, {otherwise}")
+            raise MeshUsageError(
+                f"start: mesh {mesh.name!r} runs already, and {what} is settled when a mesh starts. "
+                f"For that, {otherwise}"
+            )
     _refuse_owner(mesh, asked.with_program, otherwise)
 
 
@@ -53,8 +63,14 @@ def _refuse_size(mesh: Mesh, asked: Asked, otherwise: str) -> None:
     if same_names and all(has.get(name) == size for name, size in wanted.items()):
         return
     sizes, others = (",".join(f"{n}={s}" for n, s in each.items()) for each in (has, wanted))
-    resize = f"Give it that size: %mesh resize --name {mesh.name} {others}; or " if set(wanted) <= set(has) else "For that, "
-    raise MeshUsageError(f"start: mesh {mesh.name!r} runs already with {sizes}, not {others}. {resize}{otherwise}")
+    resize = (
+        f"Give it that size: %mesh resize --name {mesh.name} {others}; or "
+        if set(wanted) <= set(has)
+        else "For that, "
+    )
+    raise MeshUsageError(
+        f"start: mesh {mesh.name!r} runs already with {sizes}, not {others}. {resize}{otherwise}"
+    )
 
 
 def _refuse_environment(mesh: Mesh, env: Mapping[str, str], otherwise: str) -> None:
@@ -64,8 +80,9 @@ def _refuse_environment(mesh: Mesh, env: Mapping[str, str], otherwise: str) -> N
             continue
         there = f"{name}={has[name]}" if name in has else f"no {name}"
         raise MeshUsageError(
-            f"start: mesh {mesh.name!r} runs already, and was started with {there}, not {name}={value}. For new values {otherwise}; "
-            f"or set it in a cell: %%mesh, then os.environ[{name!r}] = {value!r}"
+            f"start: mesh {mesh.name!r} runs already, and was started with {there}, not "
+            f"{name}={value}. For new values {otherwise}; or set it in a cell: %%mesh, then "
+            f"os.environ[{name!r}] = {value!r}"
         )
 
 
@@ -74,8 +91,9 @@ def _refuse_owner(mesh: Mesh, with_program: bool | None, otherwise: str) -> None
     owner = mesh.status().owner_pid if with_program else None
     if owner is not None and owner != os.getpid():
         raise MeshUsageError(
-            f"start: mesh {mesh.name!r} runs already, and ends with another program (pid {owner}), so it can't end with this one "
-            f"(--with-kernel, with_program=True). Have it end with none: %mesh start {mesh.name} --keep; or {otherwise}"
+            f"start: mesh {mesh.name!r} runs already, and ends with another program (pid {owner}), so "
+            "it can't end with this one (--with-kernel, with_program=True). Have it end with none: "
+            f"%mesh start {mesh.name} --keep; or {otherwise}"
         )
 
 

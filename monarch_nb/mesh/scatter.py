@@ -33,8 +33,9 @@ def parts_of(name: str, value: Any, num: int, dim: int) -> list[Any]:
 def split_evenly(value: Any, num: int, dim: int = 0) -> list[Any]:
     """Return `num` parts of a tensor, an array, a list or a table, whose sizes differ by one at most.
 
-    A table is one of Arrow, Polars or pandas, a dataset of Hugging Face (which is sharded), or a relation of DuckDB (which
-    is run once, and becomes an Arrow table); its parts are rows, with all columns and their types.
+    A table is one of Arrow, Polars or pandas, a dataset of Hugging Face (which is sharded), or a relation of
+    DuckDB (which is run once, and becomes an Arrow table); its parts are rows, with all columns and their
+    types.
 
     Raises:
         TypeError: for what can't be split so.

@@ -25,7 +25,9 @@ def prepare_script(
     """
     typed = os.fspath(target)
     if not typed or "\0" in typed:
-        raise MeshUsageError(f"expected a script's file, as in train.py, or with -m a module's name; not {typed!r}")
+        raise MeshUsageError(
+            f"expected a script's file, as in train.py, or with -m a module's name; not {typed!r}"
+        )
     for name in env or {}:
         if not name or "=" in name or "\0" in name:
             raise MeshUsageError(f"expected the name of an environment variable, not {name!r}")

@@ -30,7 +30,6 @@ from monarch_nb.mesh.running import Asked, refuse_other, take_on
 IDLE_TIMEOUT_S = 8 * 3600.0
 
 
-
 def start(
     name: str = "mesh",
     dims: Mapping[str, int] | None = None,
@@ -58,16 +57,21 @@ def start(
         max_restarts: how often it's healed by itself within ten minutes.
         num_spares: further host processes that wait to take a lost host's place.
         force: start more ranks than the machine seems to have room for.
-        with_program: whether it ends with this program (in a notebook: with the kernel); by default only in a notebook that nbclient, papermill or
-            nbconvert runs.
-        attach: if a mesh of that name runs already, return that one; if it's being started, wait for it. What was asked for is compared with what
-            runs: policy, lease and `with_program` are applied, anything else that differs is refused.
+        with_program: whether it ends with this program (in a notebook: with the kernel); by default only in a
+            notebook that nbclient, papermill or nbconvert runs.
+        attach: if a mesh of that name runs already, return that one; if it's being started, wait for it. What
+            was asked for is compared with what runs: policy, lease and `with_program` are applied, anything
+            else that differs is refused.
 
     Raises:
-        MeshUsageError: if the machine has no room for so many ranks; with `attach`, if the mesh that runs isn't what was asked for.
-        NameTaken: without `attach`, if a mesh of that name runs already, or is being started by another program.
+        MeshUsageError: if the machine has no room for so many ranks; with `attach`, if the mesh that runs
+            isn't what was asked for.
+        NameTaken: without `attach`, if a mesh of that name runs already, or is being started by another
+            program.
     """
-    asked = Asked(dims, num_hosts, env, idle_timeout_s, method, on_failure, max_restarts, num_spares, with_program)
+    asked = Asked(
+        dims, num_hosts, env, idle_timeout_s, method, on_failure, max_restarts, num_spares, with_program
+    )
     if not attach:
         return _start(name, asked, force=force)
     before = sessions.in_use()
@@ -84,9 +88,13 @@ def start(
 
 
 def start_or_attach(
-    name: str, attach: Callable[[], Mesh], start: Callable[[], Mesh], on_wait: Callable[[str], None] = lambda _text: None
+    name: str,
+    attach: Callable[[], Mesh],
+    start: Callable[[], Mesh],
+    on_wait: Callable[[str], None] = lambda _text: None,
 ) -> tuple[Mesh, bool]:
-    """Start a mesh, unless one of that name runs; say whether it's new. Waits for one that another program is starting just now.
+    """Start a mesh, unless one of that name runs; say whether it's new. Waits for one that another program is
+    starting just now.
 
     Args:
         on_wait: told, if there's something to wait for, what that is.
@@ -105,7 +113,9 @@ def _start(name: str, asked: Asked, *, force: bool) -> Mesh:
     _check_room(dims or {}, num_hosts, num_spares, force=force)
     path = launch.connection_path(name)
     if launch.wait_until_settled(name, states=(ClaimState.ENDING,)):
-        raise NameTaken(f"mesh {name!r} runs already. Attach to it: %mesh start {name}, or choose another name")
+        raise NameTaken(
+            f"mesh {name!r} runs already. Attach to it: %mesh start {name}, or choose another name"
+        )
     session = claimed(name)
     idle_timeout_s = IDLE_TIMEOUT_S if asked.idle_timeout_s is None else asked.idle_timeout_s
     try:
@@ -150,7 +160,10 @@ def claimed(name: str) -> Session:
         session.close()
         spare.put_back(connection)
         claim = launch.find_claim(name) or {}
-    raise NameTaken(f"{launch.describe_claim(name, claim)}. Attach to it when it runs: %mesh start {name}; or choose another name")
+    raise NameTaken(
+        f"{launch.describe_claim(name, claim)}. Attach to it when it runs: %mesh start {name}; or "
+        "choose another name"
+    )
 
 
 def _start_on(
@@ -173,9 +186,15 @@ def _start_on(
     procs.initialized.get(120)
     record = enter(session, procs, env)
     adopt = Adopt(
-        name=name, idle_timeout_s=idle_timeout_s, connection_file=path, env=dict(env), dims=dict(procs.sizes),
-        rank_set=format_ranks(range(len(procs))), journal=launch.new_journal(name), owner_pid=os.getpid() if with_program else None,
-    )  # fmt: skip
+        name=name,
+        idle_timeout_s=idle_timeout_s,
+        connection_file=path,
+        env=dict(env),
+        dims=dict(procs.sizes),
+        rank_set=format_ranks(range(len(procs))),
+        journal=launch.new_journal(name),
+        owner_pid=os.getpid() if with_program else None,
+    )
     session.request(adopt)
     return made(name, session, record)
 
@@ -184,7 +203,12 @@ def enter(session: Session, procs: ProcMesh, env: Mapping[str, str]) -> GroupRec
     """Let other programs find these ranks as the named mesh of their controller; return their description."""
     extent = procs.extent
     record = GroupRecord(
-        procs._group, tuple(procs._procs), tuple(extent.labels), tuple(extent.sizes), tuple(procs._hosts), dict(env)
+        procs._group,
+        tuple(procs._procs),
+        tuple(extent.labels),
+        tuple(extent.sizes),
+        tuple(procs._hosts),
+        dict(env),
     )
     session.request(SetMesh(record))
     return record
@@ -197,7 +221,10 @@ def ends_with_program(asked: bool | None) -> bool:
 
 def _hosts(session: Session, num_hosts: int, num_spares: int) -> HostMesh:
     if num_spares and not num_hosts:
-        raise MeshUsageError("spares take the place of lost hosts, and this mesh is on the controller's own: give a number of hosts, too")
+        raise MeshUsageError(
+            "spares take the place of lost hosts, and this mesh is on the controller's own: give a "
+            "number of hosts, too"
+        )
     if not num_hosts:
         return HostMesh((0,), session=session)
     from monarch_nb.job.process import start_hosts
@@ -253,7 +280,9 @@ def attach(name: str | None = None, *, listens: bool = True, observes: bool = Fa
 
 
 def current() -> Mesh | None:
-    """Return the mesh that this program has started or attached to last; None if it's in none that has a name."""
+    """Return the mesh that this program has started or attached to last; None if it's in none that has a
+    name.
+    """
     session = sessions.in_use()
     if session is None or session.connection is None or session.transport.closed:
         return None

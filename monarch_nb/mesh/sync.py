@@ -1,4 +1,6 @@
-"""New code on all ranks: which modules were reloaded where, and what ranks do by themselves about files that change."""
+"""New code on all ranks: which modules were reloaded where, and what ranks do by themselves about files
+that change.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ class SyncRequest:
 
 
 def sync(mesh: Mesh, request: SyncRequest, options: SyncOptions) -> SyncReceipt:
-    """Bring files to the other hosts of a mesh, and have this program and all ranks reload what has changed; see `Mesh.sync`."""
+    """Bring files to the other hosts of a mesh, and have this program and all ranks reload what has
+    changed; see `Mesh.sync`.
+    """
     start = time.monotonic()
     session = mesh._session
     names = _absolute(request.paths)
@@ -99,7 +103,8 @@ def remote_hosts(mesh: Mesh) -> list[int]:
 
 
 def before_cell(mesh: Mesh) -> None:
-    """See whether other hosts have what the files of workspaces hold that were brought there; do about it as `sync_mode` says.
+    """See whether other hosts have what the files of workspaces hold that were brought there; do about it as
+    `sync_mode` says.
 
     Costs some microseconds if nothing has been saved since.
 
@@ -118,9 +123,14 @@ def before_cell(mesh: Mesh) -> None:
     for followed in stale:
         text = followed.what_is_new()
         if mode is SyncMode.STRICT:
-            raise StaleCode(f"{text}, and the cell hasn't run. Next: %mesh sync (mesh.sync()), or %mesh set sync warn")
+            raise StaleCode(
+                f"{text}, and the cell hasn't run. Next: %mesh sync (mesh.sync()), or %mesh set sync warn"
+            )
         if followed.is_to_be_said():
-            print(f"{text}. Next: %mesh sync; or %mesh set sync watch, to send files before each cell", file=sys.stderr)
+            print(
+                f"{text}. Next: %mesh sync; or %mesh set sync watch, to send files before each cell",
+                file=sys.stderr,
+            )
 
 
 def _bring_changes(followed: Followed) -> None:
@@ -129,7 +139,10 @@ def _bring_changes(followed: Followed) -> None:
         return
     if not receipt.is_done:
         lines = "\n".join(receipt.host_lines())
-        raise StaleCode(f"hosts don't have what you have saved, and nothing was run:\n{lines}\nNext: %mesh sync when that is mended; or %mesh set sync warn")
+        raise StaleCode(
+            f"hosts don't have what you have saved, and nothing was run:\n{lines}\nNext: %mesh sync "
+            "when that is mended; or %mesh set sync warn"
+        )
     for line in receipt.notes():
         print(line, file=sys.stderr)
 
@@ -139,7 +152,10 @@ def _absolute(paths: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
     for path in paths:
         name = os.path.abspath(os.path.expanduser(os.fspath(path)))
         if not os.path.exists(name):
-            raise MeshUsageError(f"sync: there is no {os.fspath(path)!r} ({name}): expected a file or folder of yours; without any, all that has changed is reloaded")
+            raise MeshUsageError(
+                f"sync: there is no {os.fspath(path)!r} ({name}): expected a file or folder of yours; "
+                "without any, all that has changed is reloaded"
+            )
         found.append(name)
     return tuple(found)
 
@@ -150,9 +166,13 @@ def sync_mode(mesh: Mesh) -> SyncMode:
 
 
 def set_sync_mode(mesh: Mesh, mode: str) -> None:
-    """Have ranks do something else about code that has changed, and those that take their places; busy ones when they're done."""
+    """Have ranks do something else about code that has changed, and those that take their places; busy
+    ones when they're done.
+    """
     if mode not in tuple(SyncMode):
         raise MeshUsageError(f"sync_mode is one of {', '.join(SyncMode)}, not {mode!r}")
     mesh._session.request(SetName(_NAME, str(mode)))
-    with suppress(RankTimeout, DeviceMeshError):  # those that are busy read it when they're done; those that have died, when they're started again
+    with suppress(
+        RankTimeout, DeviceMeshError
+    ):  # those that are busy read it when they're done; those that have died, when they're started again
         mesh.living().set_environment({SYNC_VARIABLE: str(mode)}).get(MODE_S)

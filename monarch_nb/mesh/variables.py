@@ -30,7 +30,8 @@ def check_name(name: str) -> None:
 
 
 def explained(error: ActorError, ranks: Sequence[int]) -> ActorError:
-    """Return what is said of variables that aren't defined: in one line, on which of these ranks, and what may have been meant.
+    """Return what is said of variables that aren't defined: in one line, on which of these ranks, and what
+    may have been meant.
 
     Any other error is returned as it is.
     """
@@ -41,14 +42,22 @@ def explained(error: ActorError, ranks: Sequence[int]) -> ActorError:
     others = [ranks[i] for i in error.results]
     near, held = (list(dict.fromkeys(name for m in missing for name in found(m))) for found in (_near, _held))
     if others:
-        more = f"; {name_ranks(others)} {'has' if len(others) == 1 else 'have'} it: --ranks {format_ranks(others)}"
+        more = (
+            f"; {name_ranks(others)} {'has' if len(others) == 1 else 'have'} it: --ranks "
+            f"{format_ranks(others)}"
+        )
     elif near:
         more = f". Did you mean {' or '.join(map(repr, near[:3]))}?"
     elif held:
-        more = f". Defined there: {', '.join(held[:MAX_NAMES_SHOWN])}{', ...' if len(held) > MAX_NAMES_SHOWN else ''}"
+        more = (
+            ". Defined there: "
+            f"{', '.join(held[:MAX_NAMES_SHOWN])}{', ...' if len(held) > MAX_NAMES_SHOWN else ''}"
+        )
     else:
         more = ". Nothing is defined there yet: a %%mesh cell or %mesh push does that"
-    return UnknownVariable(f"{missing[0]} on {name_ranks(where)}{more}", error.failures, error.results, error.num_unfinished).briefly()
+    return UnknownVariable(
+        f"{missing[0]} on {name_ranks(where)}{more}", error.failures, error.results, error.num_unfinished
+    ).briefly()
 
 
 def _near(missing: NotDefinedHere) -> tuple[str, ...]:
@@ -60,7 +69,8 @@ def _held(missing: NotDefinedHere) -> tuple[str, ...]:
 
 
 class Variables:
-    """The variables of some ranks, equal ones once. Shows itself as a table; those that differ between ranks are marked.
+    """The variables of some ranks, equal ones once. Shows itself as a table; those that differ between ranks
+    are marked.
 
     Attributes:
         by_rank: for each rank, a row (a dict) for each variable.
@@ -78,7 +88,11 @@ class Variables:
         found: dict[str, tuple[list[int], Mapping[str, Any] | None]] = {}
         for rank, rows in self.by_rank.items():
             row = next((r for r in rows if r["name"] == name), None)
-            key = "" if row is None else repr(sorted((k, v) for k, v in row.items() if k != "text" or "norm" not in row))
+            key = (
+                ""
+                if row is None
+                else repr(sorted((k, v) for k, v in row.items() if k != "text" or "norm" not in row))
+            )
             found.setdefault(key, ([], row))[0].append(rank)
         return [(tuple(ranks), row) for ranks, row in found.values()]
 
@@ -203,7 +217,9 @@ class Difference:
 
 
 def find_difference(mesh: Mesh, name: str, ranks: tuple[int, ...]) -> Difference:
-    """Compare a variable on ranks: by digests first; of what differs, one copy of each kind is brought here."""
+    """Compare a variable on ranks: by digests first; of what differs, one copy of each kind is brought
+    here.
+    """
     part = mesh.part(ranks)
     try:
         digests = part._work(Work.LEAF_DIGESTS, name, f"diff of {name}").get().values()
@@ -228,7 +244,9 @@ def _compare(mesh: Mesh, name: str, path: str, groups: list[tuple[int, ...]]) ->
     firsts = [group[0] for group in groups]
     values = mesh.part(firsts)._work(Work.LEAF_AT, (name, path), f"diff of {name}").get().values()
     reference, *others = values
-    return LeafDifference(path, tuple(groups), tuple(describe_difference(other, reference) for other in others))
+    return LeafDifference(
+        path, tuple(groups), tuple(describe_difference(other, reference) for other in others)
+    )
 
 
 MISSING = "<missing>"

@@ -62,12 +62,16 @@ def _write(
     try:
         write_trace(path, traced, base_ns=request.base_ns, about=f"cell #{n}")
     except OSError as error:
-        problems.append(f"the trace could not be written to {path}: {error.strerror}. Give another place: --profile=FILE")
+        problems.append(
+            f"the trace could not be written to {path}: {error.strerror}. Give another place: --profile=FILE"
+        )
         return None
     return path
 
 
-def _write_snapshots(reports: Mapping[int, Mapping[str, Any]], n: int, request: ProfileRequest) -> dict[int, str]:
+def _write_snapshots(
+    reports: Mapping[int, Mapping[str, Any]], n: int, request: ProfileRequest
+) -> dict[int, str]:
     written = {}
     for rank, report in reports.items():
         snapshot = (report["memory"] or {}).pop("cuda_snapshot", None)

@@ -1,4 +1,6 @@
-"""What a cell has done to the memory of ranks: sizes by rank set, lines of Python that hold what was allocated."""
+"""What a cell has done to the memory of ranks: sizes by rank set, lines of Python that hold what was
+allocated.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ LINE_COLUMNS = ("held by", "ranks", "size", "objects")
 
 
 def size_rows(reports: Mapping[int, Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """Return how much each kind of memory has changed over the cell, and its peak above what it was before."""
+    """Return how much each kind of memory has changed over the cell, and its peak above what it was
+    before.
+    """
     rows = []
     for name, key in SIZES.items():
         figures = {rank: float(report[key]) for rank, report in reports.items() if report[key] is not None}
@@ -34,7 +38,8 @@ def size_rows(reports: Mapping[int, Mapping[str, Any]]) -> list[tuple[str, ...]]
 
 
 def line_rows(reports: Mapping[int, Mapping[str, Any]], num_top: int) -> list[tuple[str, ...]]:
-    """Return which lines hold the most of what the cell has allocated in Python; one row per line, with the mean over its ranks.
+    """Return which lines hold the most of what the cell has allocated in Python; one row per line, with the
+    mean over its ranks.
 
     >>> report = {"lines": [("In [3] line 1", 2_000_000, 5)]}
     >>> line_rows({0: report, 1: report}, 10)
@@ -47,7 +52,12 @@ def line_rows(reports: Mapping[int, Mapping[str, Any]], num_top: int) -> list[tu
     means = {place: _mean([size for _, size, _ in each]) for place, each in found.items()}
     top = sorted(found, key=lambda place: (-means[place], place))[:num_top]
     return [
-        (place, f"[{format_ranks(r for r, _, _ in found[place])}]", bytes_text(round(means[place])), f"{_mean([n for _, _, n in found[place]]):,.0f}")
+        (
+            place,
+            f"[{format_ranks(r for r, _, _ in found[place])}]",
+            bytes_text(round(means[place])),
+            f"{_mean([n for _, _, n in found[place]]):,.0f}",
+        )
         for place in top
     ]
 

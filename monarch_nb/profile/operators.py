@@ -52,7 +52,10 @@ def _operator(name: str, by_rank: Mapping[int, Row], ranks: Sequence[int]) -> Op
     rows = {rank: by_rank.get(rank, (name, 0, 0.0, 0.0)) for rank in ranks}
     calls = spread({r: float(row[1]) for r, row in rows.items()})
     return Operator(
-        name, calls, spread({r: row[2] / 1e6 for r, row in rows.items()}), spread({r: row[3] / 1e6 for r, row in rows.items()})
+        name,
+        calls,
+        spread({r: row[2] / 1e6 for r, row in rows.items()}),
+        spread({r: row[3] / 1e6 for r, row in rows.items()}),
     )
 
 
@@ -62,7 +65,9 @@ def spread(figures: Mapping[int, float]) -> Spread:
     return Spread(min(figures.values()), sum(figures.values()) / len(figures), figures[rank], rank)
 
 
-def operator_cells(operators: Sequence[Operator], num_ranks: int) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def operator_cells(
+    operators: Sequence[Operator], num_ranks: int
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return head and rows of the table; without columns that would say nothing."""
     has_gpu = any(o.gpu_s.most for o in operators)
     several = num_ranks > 1

@@ -15,7 +15,9 @@ from monarch_nb.profile.operators import Operator, operator_cells
 if TYPE_CHECKING:
     from monarch_nb.mesh.cell_run import CellResult
 
-HOW_TO_OPEN = "drop it on https://ui.perfetto.dev, which reads it in your browser, or load it in chrome://tracing"
+HOW_TO_OPEN = (
+    "drop it on https://ui.perfetto.dev, which reads it in your browser, or load it in chrome://tracing"
+)
 HOW_TO_OPEN_SNAPSHOTS = "drop one on https://pytorch.org/memory_viz, which reads it in your browser"
 
 
@@ -28,7 +30,8 @@ class Profile:
         ranks: those that have recorded something.
         file: where the trace is; None if none was asked for or there's nothing in it.
         operators: what took time, folded over ranks, the most first.
-        memory: by rank, if it was asked for: changes and peaks of sizes in bytes, "lines" of Python that hold the most.
+        memory: by rank, if it was asked for: changes and peaks of sizes in bytes, "lines" of Python that hold
+            the most.
         snapshots: CUDA's memory histories, by rank.
         problems: what couldn't be had, and from whom.
         result: how the cell ended.
@@ -56,9 +59,20 @@ class Profile:
             head, rows = operator_cells(self.operators[: self.num_top], len(self.ranks))
             left = len(self.operators) - self.num_top
             more = f"; {left} more take less" if left > 0 else ""
-            yield f"operators of cell #{self.n} on [{format_ranks(self.ranks)}], times without what they call{more}", head, rows
+            yield (
+                (
+                    f"operators of cell #{self.n} on [{format_ranks(self.ranks)}], times without what "
+                    f"they call{more}"
+                ),
+                head,
+                rows,
+            )
         if self.memory:
-            yield f"memory over cell #{self.n}, on [{format_ranks(self.memory)}]", SIZE_COLUMNS, size_rows(self.memory)
+            yield (
+                f"memory over cell #{self.n}, on [{format_ranks(self.memory)}]",
+                SIZE_COLUMNS,
+                size_rows(self.memory),
+            )
             lines = line_rows(self.memory, self.num_top)
             if lines:
                 yield "lines that hold what was allocated in Python (no tensors)", LINE_COLUMNS, lines
@@ -86,7 +100,9 @@ class Profile:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        tables = [html_table(head, rows, right=_right(head), title=title) for title, head, rows in self.tables()]
+        tables = [
+            html_table(head, rows, right=_right(head), title=title) for title, head, rows in self.tables()
+        ]
         return joined([*tables, *(render("note_line.html", text=note) for note in self.notes())])
 
 

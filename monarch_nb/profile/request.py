@@ -62,13 +62,17 @@ def check_request(request: ProfileRequest, cell_ranks: Sequence[int]) -> Profile
     others = sorted(set(request.ranks) - set(cell_ranks))
     if others:
         raise MeshUsageError(
-            f"the cell doesn't run on [{format_ranks(others)}], so there's nothing to profile there; it runs on [{format_ranks(cell_ranks)}]"
+            f"the cell doesn't run on [{format_ranks(others)}], so there's nothing to profile there; "
+            f"it runs on [{format_ranks(cell_ranks)}]"
         )
     if not request.ranks:
         raise MeshUsageError("a profile needs at least one rank")
     if request.file:
         if not request.file.endswith(SUFFIXES):
-            raise MeshUsageError(f"a profile is a .json or .json.gz file, as in %%mesh --profile=run.json.gz; not {request.file!r}")
+            raise MeshUsageError(
+                "a profile is a .json or .json.gz file, as in %%mesh --profile=run.json.gz; not "
+                f"{request.file!r}"
+            )
         folder = request.path(0).parent
         if not folder.is_dir():
             raise MeshUsageError(f"there's no folder {folder} for the profile")

@@ -1,4 +1,6 @@
-"""One file with the traces of all ranks, as Perfetto and Chrome read it. Ranks have prepared their parts (`_rank/trace.py`): here they are put behind each other."""
+"""One file with the traces of all ranks, as Perfetto and Chrome read it. Ranks have prepared their parts
+(`_rank/trace.py`): here they are put behind each other.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ _LEVEL = 5
 
 
 def write_trace(path: Path, reports: Mapping[int, Mapping[str, Any]], *, base_ns: int, about: str) -> None:
-    """Write the traces of ranks into one file; compressed, if its name ends in .gz. Not there before it's whole."""
+    """Write the traces of ranks into one file; compressed, if its name ends in .gz. Not there before it's
+    whole.
+    """
     draft = path.with_name(f".{path.name}.draft")
     try:
         with _opened(draft, is_compressed=path.name.endswith(".gz")) as file:
@@ -26,7 +30,9 @@ def write_trace(path: Path, reports: Mapping[int, Mapping[str, Any]], *, base_ns
 
 
 def _opened(path: Path, *, is_compressed: bool) -> IO[bytes]:
-    return cast("IO[bytes]", gzip.open(path, "wb", compresslevel=_LEVEL)) if is_compressed else path.open("wb")
+    return (
+        cast("IO[bytes]", gzip.open(path, "wb", compresslevel=_LEVEL)) if is_compressed else path.open("wb")
+    )
 
 
 def pieces(reports: Mapping[int, Mapping[str, Any]], base_ns: int, about: str) -> Iterator[bytes]:
@@ -36,9 +42,18 @@ def pieces(reports: Mapping[int, Mapping[str, Any]], base_ns: int, about: str) -
     >>> text = b"".join(pieces({0: {"trace": part, "host": "h", "pid": 7}, 1: {"trace": part, "host": "h", "pid": 8}}, 5, "cell #1"))
     >>> len(json.loads(text)["traceEvents"])
     2
-    """
-    ranks = [{"rank": rank, "host": report["host"], "pid": report["pid"]} for rank, report in sorted(reports.items())]
-    head = {"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": base_ns, "traceName": about, "ranks": ranks}
+    """  # noqa: E501
+    ranks = [
+        {"rank": rank, "host": report["host"], "pid": report["pid"]}
+        for rank, report in sorted(reports.items())
+    ]
+    head = {
+        "schemaVersion": 1,
+        "displayTimeUnit": "ms",
+        "baseTimeNanoseconds": base_ns,
+        "traceName": about,
+        "ranks": ranks,
+    }
     yield json.dumps(head).encode().removesuffix(b"}") + b', "traceEvents": [\n'
     is_first = True
     for _, report in sorted(reports.items()):

@@ -13,7 +13,8 @@ from monarch_nb.rdma.transfer import Receipt, Transfer
 
 
 class RDMAAction:
-    """Transfers that are begun together and waited for once. Several run at a time: don't let two of them write the same bytes.
+    """Transfers that are begun together and waited for once. Several run at a time: don't let two of them
+    write the same bytes.
 
     Example:
         >>> action = RDMAAction()                                   # doctest: +SKIP
@@ -41,7 +42,8 @@ class RDMAAction:
         return self
 
     def submit(self, timeout: float | None = DEFAULT_TIMEOUT_S, *, path: str | None = None) -> Transfer:
-        """Begin. An action can be submitted again: it then does the same once more. One without transfers is done at once.
+        """Begin. An action can be submitted again: it then does the same once more. One without transfers is
+        done at once.
 
         Args:
             timeout: seconds that all of it may take; None: as long as it takes.
@@ -50,7 +52,9 @@ class RDMAAction:
         if not self._jobs:
             return _nothing()
         deadline = deadline_of(timeout)
-        return data_plane().submit([Job(j.op, j.handle, j.local, deadline, after=queued_work(j.local)) for j in self._jobs], path)
+        return data_plane().submit(
+            [Job(j.op, j.handle, j.local, deadline, after=queued_work(j.local)) for j in self._jobs], path
+        )
 
     def __len__(self) -> int:
         return len(self._jobs)

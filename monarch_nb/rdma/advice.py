@@ -51,12 +51,18 @@ def _devices(found: ProbeResult) -> Iterator[Advice]:
         return
     why_not = rdma["why_not"]
     if why_not:
-        yield Advice(CHANGE, "there's an RDMA device, but it can't be used", why_not, _device_command(why_not))
+        yield Advice(
+            CHANGE, "there's an RDMA device, but it can't be used", why_not, _device_command(why_not)
+        )
         return
     yield Advice(OK, f"RDMA by {', '.join(_names(p for p in rdma['ports'] if p['usable']))}")
     idle = [p for p in rdma["ports"] if p["state"] != "ACTIVE"]
     if idle:
-        yield Advice(NOTE, "some RDMA ports are not in use", ", ".join(f"{n} is {p['state']}" for n, p in zip(_names(idle), idle, strict=True)))
+        yield Advice(
+            NOTE,
+            "some RDMA ports are not in use",
+            ", ".join(f"{n} is {p['state']}" for n, p in zip(_names(idle), idle, strict=True)),
+        )
 
 
 def _names(ports: Any) -> list[str]:
@@ -66,10 +72,16 @@ def _names(ports: Any) -> list[str]:
 def _device_command(why_not: str) -> str:
     for word, command in (
         ("pyverbs", "apt install python3-pyverbs ibverbs-providers, or pip install 'monarch_nb[rdma]'"),
-        ("uverbs", "docker run --device=/dev/infiniband --ulimit memlock=-1 ...; on the host: modprobe ib_uverbs"),
+        (
+            "uverbs",
+            "docker run --device=/dev/infiniband --ulimit memlock=-1 ...; on the host: modprobe ib_uverbs",
+        ),
         (f"{PREFIX}DEVICES", f"unset {PREFIX}DEVICES, or name other devices"),
         ("(GID)", "ip addr add ADDRESS/PREFIX dev DEVICE"),
-        ("active", "ip link set DEVICE up (RoCE); look at the cable and the subnet manager (InfiniBand): ibstat"),
+        (
+            "active",
+            "ip link set DEVICE up (RoCE); look at the cable and the subnet manager (InfiniBand): ibstat",
+        ),
     ):
         if word in why_not:
             return command
@@ -83,10 +95,12 @@ def _memlock(found: ProbeResult) -> Iterator[Advice]:
     if memory and memlock["bytes"] >= memory["total_bytes"]:
         return
     yield Advice(
-        CHANGE, f"only {size_text(memlock['bytes'])} may be locked", "a NIC registers memory by locking it, so larger transfers go another way",
-        "ulimit -l unlimited; for good: '* - memlock unlimited' in /etc/security/limits.conf, LimitMEMLOCK=infinity (systemd), "
-        "--ulimit memlock=-1 (docker)",
-    )  # fmt: skip
+        CHANGE,
+        f"only {size_text(memlock['bytes'])} may be locked",
+        "a NIC registers memory by locking it, so larger transfers go another way",
+        "ulimit -l unlimited; for good: '* - memlock unlimited' in /etc/security/limits.conf, "
+        "LimitMEMLOCK=infinity (systemd), --ulimit memlock=-1 (docker)",
+    )
 
 
 def _gpu_memory(found: ProbeResult) -> Iterator[Advice]:
@@ -94,7 +108,12 @@ def _gpu_memory(found: ProbeResult) -> Iterator[Advice]:
     if not gpus or not gpus["num"]:
         return
     if rdma and rdma["ports"] and not rdma["why_not"] and gpus["no_nic"]:
-        yield Advice(CHANGE, "NICs can't reach GPU memory", f"{gpus['no_nic']}; it goes through host memory", "modprobe nvidia-peermem")
+        yield Advice(
+            CHANGE,
+            "NICs can't reach GPU memory",
+            f"{gpus['no_nic']}; it goes through host memory",
+            "modprobe nvidia-peermem",
+        )
     if not gpus["is_in_use"]:
         yield Advice(
             NOTE, "GPU memory was not measured", "the process doesn't use its GPU yet",
@@ -107,32 +126,54 @@ def _shared_memory(found: ProbeResult) -> Iterator[Advice]:
         return
     shared = found["shared memory"]
     if shared is None:
-        yield Advice(CHANGE, f"there's no {SHARED_MEMORY}", "torch's DataLoader needs it", f"mount -t tmpfs tmpfs {SHARED_MEMORY}")
+        yield Advice(
+            CHANGE,
+            f"there's no {SHARED_MEMORY}",
+            "torch's DataLoader needs it",
+            f"mount -t tmpfs tmpfs {SHARED_MEMORY}",
+        )
     elif shared["total_bytes"] <= DEFAULT_SHM_BYTES:
         yield Advice(
-            CHANGE, f"{SHARED_MEMORY} has {size_text(shared['total_bytes'])}, as docker gives it", "workers of a DataLoader die of it",
+            CHANGE,
+            f"{SHARED_MEMORY} has {size_text(shared['total_bytes'])}, as docker gives it",
+            "workers of a DataLoader die of it",
             f"docker run --shm-size=16g ...; or mount -o remount,size=16g {SHARED_MEMORY}",
-        )  # fmt: skip
+        )
     elif shared["free_bytes"] * 10 < shared["total_bytes"]:
         yield Advice(
-            CHANGE, f"{SHARED_MEMORY} is nearly full", "what lies in it takes memory until it's deleted", f"ls -lS {SHARED_MEMORY}, and rm what is left over"
+            CHANGE,
+            f"{SHARED_MEMORY} is nearly full",
+            "what lies in it takes memory until it's deleted",
+            f"ls -lS {SHARED_MEMORY}, and rm what is left over",
         )
 
 
 def _huge_pages(found: ProbeResult) -> Iterator[Advice]:
     if found.get("huge pages") == "never":
         yield Advice(
-            CHANGE, "transparent huge pages are off", "copies between processes take up to three times as long",
+            CHANGE,
+            "transparent huge pages are off",
+            "copies between processes take up to three times as long",
             "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
-        )  # fmt: skip
+        )
 
 
 def _settings(found: ProbeResult) -> Iterator[Advice]:
     settings = found.get("settings") or {}
     if settings.get(VARIABLE):
-        yield Advice(NOTE, f"{VARIABLE}={settings[VARIABLE]}", "all transfers go this way and no other", f"unset {VARIABLE}")
+        yield Advice(
+            NOTE,
+            f"{VARIABLE}={settings[VARIABLE]}",
+            "all transfers go this way and no other",
+            f"unset {VARIABLE}",
+        )
     if settings.get(APART):
-        yield Advice(NOTE, f"{APART}={settings[APART]}", "ranks for which it differs take each other for other machines", f"unset {APART}")
+        yield Advice(
+            NOTE,
+            f"{APART}={settings[APART]}",
+            "ranks for which it differs take each other for other machines",
+            f"unset {APART}",
+        )
 
 
 def _not_known(found: ProbeResult) -> Iterator[Advice]:

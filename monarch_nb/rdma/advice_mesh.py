@@ -38,23 +38,39 @@ def _of_ranks(probes: ProbeResults) -> Iterator[Advice]:
 
 def _reading(probes: ProbeResults, measurements: Measurements) -> Iterator[Advice]:
     """Whether processes of one machine reach each other's memory."""
-    tried = [m for m in measurements if m.path == "shm" and m.source_device == "cpu" and _share(probes, m, "machine")]
+    tried = [
+        m
+        for m in measurements
+        if m.path == "shm" and m.source_device == "cpu" and _share(probes, m, "machine")
+    ]
     failed = [m for m in tried if m.why_not]
     if tried and not failed:
         yield Advice(OK, "processes of one machine read each other's memory")
     for why in dict.fromkeys(m.why_not for m in failed):
         ranks = tuple(sorted({r for m in failed if m.why_not == why for r in (m.source, m.reader)}))
-        yield Advice(CHANGE, "ranks of one machine can't read each other's memory", why, _tracing_command(probes[ranks[0]]), ranks)
+        yield Advice(
+            CHANGE,
+            "ranks of one machine can't read each other's memory",
+            why,
+            _tracing_command(probes[ranks[0]]),
+            ranks,
+        )
     strict = tuple(r for r, found in probes.items() if not tried and _is_strict(found.get("tracing")))
     if strict:
         scope = probes[strict[0]]["tracing"]["scope"]
         why = "processes of one machine can't read each other's memory"
-        yield Advice(CHANGE, f"kernel.yama.ptrace_scope is {scope}", why, _tracing_command(probes[strict[0]]), strict)
+        yield Advice(
+            CHANGE, f"kernel.yama.ptrace_scope is {scope}", why, _tracing_command(probes[strict[0]]), strict
+        )
 
 
 def _is_strict(tracing: Mapping[str, Any] | None) -> bool:
     """Whether Yama forbids what `prctl(PR_SET_PTRACER)` can't allow."""
-    return tracing is not None and tracing["scope"] is not None and (tracing["scope"] > 2 or (tracing["scope"] == 2 and not tracing["is_exempt"]))
+    return (
+        tracing is not None
+        and tracing["scope"] is not None
+        and (tracing["scope"] > 2 or (tracing["scope"] == 2 and not tracing["is_exempt"]))
+    )
 
 
 def _tracing_command(found: ProbeResult) -> str:
@@ -87,12 +103,23 @@ def _apart(probes: ProbeResults, _: Measurements) -> Iterator[Advice]:
         wanted = any(APART in (probes[r].get("settings") or {}) for r in ranks)
         if len({p["machine"] for p in places}) > 1 and not wanted:
             yield Advice(
-                CHANGE, "ranks of one machine can't see each other", "they are other users, or in containers of their own: bytes between them go by a network",
-                "run them as one user in one container, or with docker run --pid=host --ipc=host ...", tuple(ranks),
-            )  # fmt: skip
-        elif len({p["ipc"] for p in places}) > 1 and any((probes[r].get("gpus") or {}).get("num") for r in ranks):
+                CHANGE,
+                "ranks of one machine can't see each other",
+                ("they are other users, or in containers of their own: bytes between them go by a network"),
+                "run them as one user in one container, or with docker run --pid=host --ipc=host ...",
+                tuple(ranks),
+            )
+        elif len({p["ipc"] for p in places}) > 1 and any(
+            (probes[r].get("gpus") or {}).get("num") for r in ranks
+        ):
             why = "CUDA opens no memory of another IPC namespace"
-            yield Advice(CHANGE, "ranks of one machine are in several IPC namespaces", why, "docker run --ipc=host ...", tuple(ranks))
+            yield Advice(
+                CHANGE,
+                "ranks of one machine are in several IPC namespaces",
+                why,
+                "docker run --ipc=host ...",
+                tuple(ranks),
+            )
 
 
 def _between_machines(probes: ProbeResults, _: Measurements) -> Iterator[Advice]:
@@ -104,7 +131,13 @@ def _between_machines(probes: ProbeResults, _: Measurements) -> Iterator[Advice]
         yield Advice(NOTE, "there's no RDMA device", "bytes to and from other machines go by tcp", ranks=bare)
     lonely = tuple(r for r, found in probes.items() if found.get("network") == [])
     if lonely:
-        yield Advice(CHANGE, "there's no network interface with an address", "other machines can't connect", "ip addr; ip link set DEVICE up", lonely)
+        yield Advice(
+            CHANGE,
+            "there's no network interface with an address",
+            "other machines can't connect",
+            "ip addr; ip link set DEVICE up",
+            lonely,
+        )
 
 
 def _tcp_speed(probes: ProbeResults, measurements: Measurements) -> Iterator[Advice]:
@@ -123,10 +156,12 @@ def _tcp_speed(probes: ProbeResults, measurements: Measurements) -> Iterator[Adv
     assert m.gb_per_s is not None
     frames = "; larger frames, where switches take them: ip link set DEVICE mtu 9000" if mtu <= 1500 else ""
     yield Advice(
-        NOTE, f"tcp from rank {m.source} to rank {m.reader} has {m.gb_per_s * 8:.3g} of {limit:g} Gbit/s", "more streams may help",
+        NOTE,
+        f"tcp from rank {m.source} to rank {m.reader} has {m.gb_per_s * 8:.3g} of {limit:g} Gbit/s",
+        "more streams may help",
         f"%mesh start --env {PREFIX}STREAMS=8; another interface: {PREFIX}INTERFACE=NAME{frames}",
         tuple(sorted({r for _, one, _, _ in slow for r in (one.source, one.reader)})),
-    )  # fmt: skip
+    )
 
 
 def _fastest(found: ProbeResult) -> tuple[int, int]:
@@ -138,17 +173,27 @@ def _broken(probes: ProbeResults, measurements: Measurements) -> Iterator[Advice
     """What can be tried by all that's known, and then doesn't work."""
     ranks: dict[tuple[str, str], set[int]] = {}
     for m in measurements:
-        can_rdma = all((probes.get(rank, {}).get("rdma") or {}).get("why_not") == "" for rank in (m.source, m.reader))
+        can_rdma = all(
+            (probes.get(rank, {}).get("rdma") or {}).get("why_not") == "" for rank in (m.source, m.reader)
+        )
         if m.why_not and (m.path in ("tcp", ANY) or (m.path == "verbs" and can_rdma)):
             ranks.setdefault((m.path, m.why_not), set()).update((m.source, m.reader))
     for (path, why), where in ranks.items():
-        what = "not all of them could be measured" if path == ANY else f"{path} doesn't work between all of them"
+        what = (
+            "not all of them could be measured" if path == ANY else f"{path} doesn't work between all of them"
+        )
         yield Advice(CHANGE, what, why, _BROKEN.get(path, ""), tuple(sorted(where)))
 
 
 _BROKEN = {
-    "tcp": f"%mesh start --env {PREFIX}INTERFACE=NAME; let firewalls pass the ports of /proc/sys/net/ipv4/ip_local_port_range",
-    "verbs": "try it without us: ib_read_bw -d DEVICE on one host, ib_read_bw -d DEVICE HOST on the other (apt install perftest)",
+    "tcp": (
+        f"%mesh start --env {PREFIX}INTERFACE=NAME; let firewalls pass the ports of "
+        "/proc/sys/net/ipv4/ip_local_port_range"
+    ),
+    "verbs": (
+        "try it without us: ib_read_bw -d DEVICE on one host, ib_read_bw -d DEVICE HOST on the other "
+        "(apt install perftest)"
+    ),
 }
 
 _OF_ALL: tuple[Callable[[ProbeResults, Measurements], Iterator[Advice]], ...] = (

@@ -9,12 +9,16 @@ _BACKENDS = {"verbs": "ibverbs", "tcp": "tcp"}
 
 
 def is_ibverbs_available() -> bool:
-    """Say whether this process can use RDMA: a device with an active port, and pyverbs. `%mesh doctor` tells why not."""
+    """Say whether this process can use RDMA: a device with an active port, and pyverbs. `%mesh doctor`
+    tells why not.
+    """
     return not unavailable_reason()
 
 
 def get_rdma_backend() -> str:
-    """Return what transfers between machines go by: `ibverbs`, `tcp`, or `none` if the path that is forced doesn't lead to others."""
+    """Return what transfers between machines go by: `ibverbs`, `tcp`, or `none` if the path that is forced
+    doesn't lead to others.
+    """
     forced = chosen()
     if forced is None:
         return "ibverbs" if is_ibverbs_available() else "tcp"

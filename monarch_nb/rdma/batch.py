@@ -1,4 +1,6 @@
-"""Several transfers that are one for whoever waits: those that a path does in one go are put together, and some run at a time."""
+"""Several transfers that are one for whoever waits: those that a path does in one go are put together, and
+some run at a time.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ class Batch:
         units = self._units()
         self._todo = iter(units)
         num_helpers = min(MAX_WORKERS, len(units)) - 1
-        helpers = [threading.Thread(target=self._work, name="monarch_nb-rdma-batch") for _ in range(num_helpers)]
+        helpers = [
+            threading.Thread(target=self._work, name="monarch_nb-rdma-batch") for _ in range(num_helpers)
+        ]
         for helper in helpers:
             helper.start()
         self._work()
@@ -77,7 +81,10 @@ class Batch:
             else:
                 single.append(functools.partial(self._plane.run, job, self._forced))
         paths = self._plane.paths
-        return [*(functools.partial(self._run_fused, paths[name], jobs) for (name, _), jobs in fused.items()), *single]
+        return [
+            *(functools.partial(self._run_fused, paths[name], jobs) for (name, _), jobs in fused.items()),
+            *single,
+        ]
 
     def _run_fused(self, path: Path, jobs: Sequence[Job]) -> Receipt:
         start = time.perf_counter()

@@ -1,7 +1,8 @@
-"""What a rank does while paths are measured: it holds memory that another reads, or reads by one path after the other.
+"""What a rank does while paths are measured: it holds memory that another reads, or reads by one path after
+the other.
 
-What is held has a token. Whatever happens to the client between, `let_go` comes after `hold` in the rank's inbox; what is left of a client
-that died is let go by the next one's `hold`.
+What is held has a token. Whatever happens to the client between, `let_go` comes after `hold` in the rank's
+inbox; what is left of a client that died is let go by the next one's `hold`.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ def let_go(token: str) -> None:
         _held.pop(token)[1].drop()
 
 
-def read_by_paths(buffer: RDMABuffer, only: Sequence[str], all_paths: bool, large: bool) -> list[dict[str, Any]]:
+def read_by_paths(
+    buffer: RDMABuffer, only: Sequence[str], all_paths: bool, large: bool
+) -> list[dict[str, Any]]:
     """Read a buffer by each path and return what was measured.
 
     Args:

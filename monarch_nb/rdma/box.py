@@ -1,4 +1,6 @@
-"""Parts of an n-dimensional array, as boxes: where two overlap, and what is left of one without the other. Pure."""
+"""Parts of an n-dimensional array, as boxes: where two overlap, and what is left of one without the other.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ class Box:
     def overlap(self, other: Box) -> Box:
         """Return the elements that are in both."""
         start = tuple(map(max, self.start, other.start))
-        ends = (min(a + n, b + m) for a, n, b, m in zip(self.start, self.shape, other.start, other.shape, strict=True))
+        ends = (
+            min(a + n, b + m)
+            for a, n, b, m in zip(self.start, self.shape, other.start, other.shape, strict=True)
+        )
         return Box(start, tuple(max(0, end - begin) for begin, end in zip(start, ends, strict=True)))
 
     def without(self, part: Box) -> list[Box]:
@@ -42,7 +47,9 @@ class Box:
                 left.append(Box(tuple(start), (*shape[:dim], before, *shape[dim + 1 :])))
             if after:
                 at = part.start[dim] + part.shape[dim]
-                left.append(Box((*start[:dim], at, *start[dim + 1 :]), (*shape[:dim], after, *shape[dim + 1 :])))
+                left.append(
+                    Box((*start[:dim], at, *start[dim + 1 :]), (*shape[:dim], after, *shape[dim + 1 :]))
+                )
             start[dim], shape[dim] = part.start[dim], part.shape[dim]
         return left
 

@@ -1,8 +1,9 @@
 """Broadcast a buffer: whoever has the bytes passes them on, so that N machines have them after about log N
 steps.
 
-The one who asks directs; the bytes go from holder to holder by the best way between each two. Between machines a holder feeds one other at a
-time, for its network card is the limit. On a machine all that are left read from the holder at once, as many as there are cores.
+The one who asks directs; the bytes go from holder to holder by the best way between each two. Between
+machines a holder feeds one other at a time, for its network card is the limit. On a machine all that are left
+read from the holder at once, as many as there are cores.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class BroadcastReceipt:
     Attributes:
         num_bytes: of the buffer.
         num_receivers: who has it now.
-        receipts: what each copy took. Ranks of a machine may share one, or have none where the source itself is mapped.
+        receipts: what each copy took. Ranks of a machine may share one, or have none where the source itself
+            is mapped.
         depth: the longest chain of copies, one after the other.
         seconds: until the last had it.
     """
@@ -50,8 +52,13 @@ class BroadcastReceipt:
         by_path: dict[str, int] = {}
         for receipt in self.receipts:
             by_path[receipt.path] = by_path.get(receipt.path, 0) + 1
-        copies = ", ".join(f"{num} by {path}" for path, num in by_path.items()) or "none, it's mapped where it is"
-        return f"{size_text(self.num_bytes)} to {self.num_receivers} in {time_text(self.seconds)}; copies: {copies}"
+        copies = (
+            ", ".join(f"{num} by {path}" for path, num in by_path.items()) or "none, it's mapped where it is"
+        )
+        return (
+            f"{size_text(self.num_bytes)} to {self.num_receivers} in {time_text(self.seconds)}; copies: "
+            f"{copies}"
+        )
 
 
 class Spread:
@@ -163,7 +170,9 @@ def spread(source: RDMABuffer, targets: Iterable[RDMABuffer], timeout: float | N
     handles = [target._handle for target in targets]
     deadline = deadline_of(timeout)
     start = time.perf_counter()
-    running = Spread(source._handle, handles, lambda there, to: _fill(plane, there, to, deadline), os.cpu_count() or 1)
+    running = Spread(
+        source._handle, handles, lambda there, to: _fill(plane, there, to, deadline), os.cpu_count() or 1
+    )
     running.run()
     seconds = time.perf_counter() - start
     return BroadcastReceipt(source.size(), len(handles), tuple(running.receipts), running.depth, seconds)
@@ -171,7 +180,9 @@ def spread(source: RDMABuffer, targets: Iterable[RDMABuffer], timeout: float | N
 
 def _check(source: Handle, target: Handle) -> None:
     if target.nbytes != source.nbytes:
-        raise MeshUsageError(f"{target} has {target.nbytes:,} bytes, the source {source.nbytes:,}: they must be equal")
+        raise MeshUsageError(
+            f"{target} has {target.nbytes:,} bytes, the source {source.nbytes:,}: they must be equal"
+        )
     if target.read_only:
         raise MeshUsageError(f"{target} is read-only")
 
@@ -193,7 +204,9 @@ def fill(plane: DataPlane, fields: Mapping[str, Any]) -> dict[str, Any]:
     return {"receipt": plane.run(Job(READ, fields["source"], memory, deadline_of(fields["timeout_s"])))}
 
 
-def begin_spread(source: RDMABuffer, targets: Iterable[RDMABuffer], timeout: float | None = DEFAULT_TIMEOUT_S) -> LocalFuture[BroadcastReceipt]:
+def begin_spread(
+    source: RDMABuffer, targets: Iterable[RDMABuffer], timeout: float | None = DEFAULT_TIMEOUT_S
+) -> LocalFuture[BroadcastReceipt]:
     """Check, and do `spread` in a thread of its own."""
     wanted = list(targets)
     for target in wanted:

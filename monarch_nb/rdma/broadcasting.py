@@ -1,4 +1,6 @@
-"""What the lower modules of this package need of broadcasts, which are built on them: the package puts it in place, loaded at first use."""
+"""What the lower modules of this package need of broadcasts, which are built on them: the package puts it
+in place, loaded at first use.
+"""
 
 from __future__ import annotations
 

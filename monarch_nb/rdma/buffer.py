@@ -1,4 +1,6 @@
-"""`RDMABuffer`: memory that others may read and write. The handle travels in messages, the bytes by the best way there is."""
+"""`RDMABuffer`: memory that others may read and write. The handle travels in messages, the bytes by the
+best way there is.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,12 @@ DEFAULT_TIMEOUT_S = 60.0
 class RDMABuffer:
     """A handle on memory of the process that made it. Copies nothing; sending it sends the handle.
 
-    The memory is kept until `drop()`: it can't be freed beneath those who read it. After that, and when the owner has ended or was started
-    anew, they get a `BufferGone`.
+    The memory is kept until `drop()`: it can't be freed beneath those who read it. After that, and when the
+    owner has ended or was started anew, they get a `BufferGone`.
 
     Args:
-        data: a `torch.Tensor` (CPU or CUDA), a `numpy.ndarray`, or an object with the buffer protocol; of any dtype, shape and strides.
+        data: a `torch.Tensor` (CPU or CUDA), a `numpy.ndarray`, or an object with the buffer protocol; of any
+            dtype, shape and strides.
 
     Raises:
         MeshUsageError: if `data` has no memory of its own.
@@ -71,11 +74,14 @@ class RDMABuffer:
 
     # --- moving bytes
 
-    def read_into(self, dst: Local, timeout: float | None = DEFAULT_TIMEOUT_S, *, path: str | None = None) -> Transfer:
+    def read_into(
+        self, dst: Local, timeout: float | None = DEFAULT_TIMEOUT_S, *, path: str | None = None
+    ) -> Transfer:
         """Copy the buffer into local memory. It begins at once; `.get()` or `await` the result.
 
         Args:
-            dst: as many bytes, on CPU or GPU; shape and dtype don't matter, the order of elements is that of the array.
+            dst: as many bytes, on CPU or GPU; shape and dtype don't matter, the order of elements is that of
+                the array.
             timeout: seconds that it may take; None: as long as it takes.
             path: take this way and no other (`shm`, `cuda_ipc`, `verbs`, `tcp`).
 
@@ -84,7 +90,9 @@ class RDMABuffer:
         """
         return self._move(READ, dst, timeout, path)
 
-    def write_from(self, src: Local, timeout: float | None = DEFAULT_TIMEOUT_S, *, path: str | None = None) -> Transfer:
+    def write_from(
+        self, src: Local, timeout: float | None = DEFAULT_TIMEOUT_S, *, path: str | None = None
+    ) -> Transfer:
         """Copy local memory into the buffer. Arguments and errors as of `read_into`."""
         return self._move(WRITE, src, timeout, path)
 
@@ -112,12 +120,15 @@ class RDMABuffer:
         return torch.empty(shape, dtype=getattr(torch, handle.dtype))
 
     def map(self, *, shared: bool = False) -> Any:
-        """Return the buffer itself, without a copy, if its memory was allocated by `rdma.empty` on this machine.
+        """Return the buffer itself, without a copy, if its memory was allocated by `rdma.empty` on this
+        machine.
 
-        The result is a tensor (or array) in the owner's memory. It stays valid when the buffer is dropped, and shows what the owner writes.
+        The result is a tensor (or array) in the owner's memory. It stays valid when the buffer is dropped,
+        and shows what the owner writes.
 
         Args:
-            shared: what is written here is seen by the owner and everybody else. Otherwise a page that is written to becomes one's own.
+            shared: what is written here is seen by the owner and everybody else. Otherwise a page that is
+                written to becomes one's own.
 
         Raises:
             MeshUsageError: if the memory was not allocated by `rdma.empty`, or is another machine's.
@@ -125,7 +136,11 @@ class RDMABuffer:
         """
         handle = self._handle
         if handle.shared is None or not handle.is_near:
-            why = f"{handle.owner.host} is another machine" if not handle.is_near else "its memory was not allocated by rdma.empty(...)"
+            why = (
+                f"{handle.owner.host} is another machine"
+                if not handle.is_near
+                else "its memory was not allocated by rdma.empty(...)"
+            )
             raise MeshUsageError(f"{self!r} can't be mapped: {why}; read_into() copies it")
         if shared and handle.read_only:
             raise MeshUsageError(f"{self!r} is read-only: map it without shared=True")
@@ -144,12 +159,15 @@ class RDMABuffer:
     def broadcast_into(
         self, to: Any, name: str | None = None, timeout: float | None = DEFAULT_TIMEOUT_S
     ) -> Future[BroadcastReceipt]:
-        """Copy the buffer to many: those who have it pass it on, so that N machines have it after about log N steps.
+        """Copy the buffer to many: those who have it pass it on, so that N machines have it after about log N
+        steps.
 
         Args:
-            to: buffers of the same size (a list, or the ValueMesh of a call), which are written; or a mesh of processes.
-            name: with a mesh: the variable under which its cells find the array, and whatever else its main threads do next. Ranks of a machine share
-                its memory, copy-on-write. A rank that is busy has it when it's done.
+            to: buffers of the same size (a list, or the ValueMesh of a call), which are written; or a mesh of
+                processes.
+            name: with a mesh: the variable under which its cells find the array, and whatever else its main
+                threads do next. Ranks of a machine share its memory, copy-on-write. A rank that is busy has
+                it when it's done.
             timeout: seconds for all of it.
 
         Raises:
@@ -164,16 +182,21 @@ class RDMABuffer:
         deadline_of(timeout)  # bad ones are told at once
         if isinstance(to, ProcMesh):
             if name is None or not name.isidentifier():
-                raise MeshUsageError(f"broadcast_into(mesh, name): name is the variable that the ranks get, not {name!r}")
+                raise MeshUsageError(
+                    f"broadcast_into(mesh, name): name is the variable that the ranks get, not {name!r}"
+                )
             return broadcasting.to_mesh().begin_broadcast(self, to, name, timeout)
         if name is not None:
             raise MeshUsageError("a name goes with a mesh; buffers have their memory already")
-        return broadcasting.to_buffers().begin_spread(self, to.values() if hasattr(to, "values") else to, timeout)
+        return broadcasting.to_buffers().begin_spread(
+            self, to.values() if hasattr(to, "values") else to, timeout
+        )
 
     # --- the registration
 
     def drop(self) -> LocalFuture[None]:
-        """End the registration: from then on reads and writes raise `BufferGone`, and the memory may be freed. Any holder may do it.
+        """End the registration: from then on reads and writes raise `BufferGone`, and the memory may be
+        freed. Any holder may do it.
 
         The owner has done it when this returns; others `.get()` or `await` the result, if it matters when.
         """
@@ -219,7 +242,9 @@ class RDMABuffer:
 
     @property
     def backend(self) -> str:
-        """The way by which a transfer between here and there would go: `shm`, `cuda_ipc`, `verbs` or `tcp`."""
+        """The way by which a transfer between here and there would go: `shm`, `cuda_ipc`, `verbs` or
+        `tcp`.
+        """
         return self.why()[0]
 
     def why(self) -> tuple[str, dict[str, str]]:
@@ -248,7 +273,10 @@ def make_job(op: Op, buffer: RDMABuffer, local: Local, timeout: float | None) ->
     if memory.nbytes != handle.nbytes:
         raise MeshUsageError(_size_mismatch(op, handle, memory))
     if op == READ and memory.read_only:
-        raise MeshUsageError(f"dst is read-only ({memory.kind} of {size_text(memory.nbytes)}); read into a bytearray, array or tensor")
+        raise MeshUsageError(
+            f"dst is read-only ({memory.kind} of {size_text(memory.nbytes)}); read into a bytearray, "
+            "array or tensor"
+        )
     if op == WRITE and handle.read_only:
         raise MeshUsageError(f"the buffer {handle} is read-only: it was made of memory that can't be written")
     return Job(op, handle, memory, deadline_of(timeout), after=staging.queued_work(memory))
@@ -263,16 +291,23 @@ def deadline_of(timeout: float | None) -> float | None:
     if timeout is None:
         return None
     if not isinstance(timeout, int | float) or not timeout > 0:
-        raise MeshUsageError(f"timeout={timeout!r}: a time-out is a number of seconds above 0, or None for no limit")
+        raise MeshUsageError(
+            f"timeout={timeout!r}: a time-out is a number of seconds above 0, or None for no limit"
+        )
     return time.monotonic() + timeout
 
 
 def _size_mismatch(op: Op, handle: Handle, memory: Memory) -> str:
     name = "dst" if op == READ else "src"
-    hint = f"; take a part of the buffer: buffer[:{len(memory.layout.shape) and memory.layout.shape[0]}]" if _fits_a_part(handle, memory) else ""
+    hint = (
+        f"; take a part of the buffer: buffer[:{len(memory.layout.shape) and memory.layout.shape[0]}]"
+        if _fits_a_part(handle, memory)
+        else ""
+    )
     return (
-        f"{name} has {memory.nbytes:,} bytes ({_shape_text(memory.layout.shape, memory.dtype)}), "
-        f"the buffer has {handle.nbytes:,} ({_shape_text(handle.layout.shape, handle.dtype)}): they must be equal{hint}"
+        f"{name} has {memory.nbytes:,} bytes ({_shape_text(memory.layout.shape, memory.dtype)}), the "
+        f"buffer has {handle.nbytes:,} ({_shape_text(handle.layout.shape, handle.dtype)}): they must "
+        f"be equal{hint}"
     )
 
 
@@ -292,10 +327,12 @@ def _strided_view(mapping: mmap.mmap, handle: Handle) -> Any:
     if handle.kind == "tensor":
         import torch
 
-        flat = torch.frombuffer(mapping, dtype=getattr(torch, handle.dtype), offset=first) if handle.nbytes else torch.empty(0)
+        flat = (
+            torch.frombuffer(mapping, dtype=getattr(torch, handle.dtype), offset=first)
+            if handle.nbytes
+            else torch.empty(0)
+        )
         return flat.as_strided(layout.shape, tuple(s // layout.itemsize for s in layout.strides))
     import numpy
 
     return numpy.ndarray(layout.shape, handle.dtype, mapping, first, layout.strides)
-
-

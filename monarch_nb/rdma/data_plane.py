@@ -1,8 +1,10 @@
-"""The data plane of one process: what it has registered, which ways it knows, and the threads that move bytes.
+"""The data plane of one process: what it has registered, which ways it knows, and the threads that move
+bytes.
 
-Made when first used. Small transfers by a quick path are done in the thread that asks for them, for a hand-over costs more than they do;
-others in threads of their own, so that an event loop goes on meanwhile. Answers to other processes have threads apart from those that
-wait for answers, so that two processes can't wait for each other.
+Made when first used. Small transfers by a quick path are done in the thread that asks for them, for a
+hand-over costs more than they do; others in threads of their own, so that an event loop goes on meanwhile.
+Answers to other processes have threads apart from those that wait for answers, so that two processes can't
+wait for each other.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ MAX_MOVES = 8
 MAX_ANSWERS = 64
 """More than may ever wait for each other; threads are made when they're needed."""
 DROP, FILL, LEAD = "", "fill", "lead"
-"""What processes are asked, besides of their paths: end a registration; read another buffer into this one; bring one to all ranks of this machine."""
+"""What processes are asked, besides of their paths: end a registration; read another buffer into this one;
+bring one to all ranks of this machine.
+"""
 LEFT = "this process has left its mesh"
 _PR_SET_PTRACER = 0x59616D61
 _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
@@ -54,9 +58,14 @@ class DataPlane:
         self.totals = Totals(process_context.rank.page if process_context.rank is not None else None)
         table = self.regions.table
         self._owner = Owner(
-            addresses=link.addresses, process=handles.PROCESS, pid=os.getpid(), machine=this_machine(), label=link.label,
-            host=process_context.hostname(), table=(table.fd, table.inode),
-        )  # fmt: skip
+            addresses=link.addresses,
+            process=handles.PROCESS,
+            pid=os.getpid(),
+            machine=this_machine(),
+            label=link.label,
+            host=process_context.hostname(),
+            table=(table.fd, table.inode),
+        )
         self.closed = False
         self._active: set[Transfer] = set()
         self._paths: dict[str, Path] | None = None
@@ -84,10 +93,19 @@ class DataPlane:
         staging.hold(memory)
         region = self.regions.add(memory, segments.find(memory))
         return Handle(
-            owner=self.owner, slot=region.slot, key=region.key, address=memory.address, region_bytes=memory.span_bytes,
-            layout=memory.layout, dtype=memory.dtype, kind=memory.kind, device=memory.device, gpu=memory.gpu,
-            read_only=memory.read_only, shared=region.shared,
-        )  # fmt: skip
+            owner=self.owner,
+            slot=region.slot,
+            key=region.key,
+            address=memory.address,
+            region_bytes=memory.span_bytes,
+            layout=memory.layout,
+            dtype=memory.dtype,
+            kind=memory.kind,
+            device=memory.device,
+            gpu=memory.gpu,
+            read_only=memory.read_only,
+            shared=region.shared,
+        )
 
     def drop(self, handle: Handle) -> None:
         """End a registration, here or at its owner. The second time does nothing."""
@@ -120,7 +138,10 @@ class DataPlane:
             BufferGone: if it was dropped, or is a handle of another run of this program.
         """
         if handle.owner.process != handles.PROCESS:
-            raise gone(handle, "another process answers in its place: it was started anew, or belongs to another mesh")
+            raise gone(
+                handle,
+                "another process answers in its place: it was started anew, or belongs to another mesh",
+            )
         region = self.regions.find(handle.key)
         if region is None:
             raise gone(handle)
@@ -137,8 +158,11 @@ class DataPlane:
                     self._paths = load_paths(self)
         return self._paths
 
-    def ways(self, handle: Handle, local: Memory, forced: str | None, why_not: dict[str, str]) -> Iterator[Path]:
-        """Yield the ways that can be tried, the best first; why not the others that come before is put into `why_not`.
+    def ways(
+        self, handle: Handle, local: Memory, forced: str | None, why_not: dict[str, str]
+    ) -> Iterator[Path]:
+        """Yield the ways that can be tried, the best first; why not the others that come before is put into
+        `why_not`.
 
         Raises:
             MeshUsageError: if a way is forced that there isn't.
@@ -182,7 +206,9 @@ class DataPlane:
         return transfer
 
     def _is_quick(self, job: Job, forced: str | None) -> bool:
-        """Whether the first choice needs no answer from anybody. What is wrong with the choice is told by the transfer."""
+        """Whether the first choice needs no answer from anybody. What is wrong with the choice is told by
+        the transfer.
+        """
         try:
             return next(self.ways(job.handle, job.local, forced, {})).is_quick(job.handle)
         except RDMAError:
@@ -221,7 +247,9 @@ class DataPlane:
 
     # --- asking, and answering
 
-    def ask(self, handle: Handle, path: str, fields: Mapping[str, Any], timeout_s: float = 30.0) -> dict[str, Any]:
+    def ask(
+        self, handle: Handle, path: str, fields: Mapping[str, Any], timeout_s: float = 30.0
+    ) -> dict[str, Any]:
         """Ask the owner of a buffer, about it: the same path there answers (`Path.answer`).
 
         Raises:
@@ -238,7 +266,9 @@ class DataPlane:
         return self.paths[name].answer(fields, self.region_of(fields["handle"]))
 
     def in_background(self, function: Callable[[], None]) -> bool:
-        """Run a function in a thread that answers others; False if this process is leaving its mesh: then nobody waits for answers any more."""
+        """Run a function in a thread that answers others; False if this process is leaving its mesh: then
+        nobody waits for answers any more.
+        """
         try:
             self._answers.submit(function)
         except RuntimeError:
@@ -294,7 +324,9 @@ _num_joined = 0
 
 def _num_meshes() -> int:
     """Return how many meshes this process is in, or connected to."""
-    return 1 + len(process_context.guest_transports) if process_context.rank is not None else sessions.num_open()
+    return (
+        1 + len(process_context.guest_transports) if process_context.rank is not None else sessions.num_open()
+    )
 
 
 def _joined() -> DataPlane:
@@ -302,7 +334,14 @@ def _joined() -> DataPlane:
     global _data_plane, _num_joined
     if _data_plane is not None and not _data_plane.closed and not isinstance(_data_plane.link, MeshLink):
         return _data_plane
-    transports = [process_context.transport(), *(process_context.guest_transports if process_context.rank is not None else sessions.open_transports())]
+    transports = [
+        process_context.transport(),
+        *(
+            process_context.guest_transports
+            if process_context.rank is not None
+            else sessions.open_transports()
+        ),
+    ]
     if _data_plane is None or _data_plane.closed:
         _data_plane = DataPlane(_link_of(transports))
     plane, link = _data_plane, _data_plane.link

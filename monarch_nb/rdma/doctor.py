@@ -1,4 +1,6 @@
-"""`%mesh doctor`: what ranks have for moving bytes, what each path between some of them gives, and what to change."""
+"""`%mesh doctor`: what ranks have for moving bytes, what each path between some of them gives, and what to
+change.
+"""
 
 from __future__ import annotations
 
@@ -58,8 +60,18 @@ class Report:
         """Return all of it as text; what ranks have alike, once."""
         tables = [text_table(_FOUND, self._found_rows())] if self.probes else []
         if self.measurements:
-            tables.append(f"{self._caption()}\n{text_table(_MEASURED, self._measured_rows(), right=_FIGURES)}")
-        return "\n\n".join([self._headline(), *tables, "\n".join([*self._to_change(), *(f"{text}{_typed(command)}" for text, command in self._remarks())])])
+            tables.append(
+                f"{self._caption()}\n{text_table(_MEASURED, self._measured_rows(), right=_FIGURES)}"
+            )
+        return "\n\n".join(
+            [
+                self._headline(),
+                *tables,
+                "\n".join(
+                    [*self._to_change(), *(f"{text}{_typed(command)}" for text, command in self._remarks())]
+                ),
+            ]
+        )
 
     def __str__(self) -> str:
         return self.text()
@@ -75,16 +87,22 @@ class Report:
             parts.append(html_table(_MEASURED, self._measured_rows(), right=_FIGURES, title=self._caption()))
         items = "".join(f"<li>{html.escape(str(a))}{_code(a.next)}</li>" for a in self.of(CHANGE))
         parts.append(f"<p>what to change:</p><ol>{items}</ol>" if items else "<p>nothing to change</p>")
-        remarks = "".join(f"<li>{html.escape(text)}{_code(command)}</li>" for text, command in self._remarks())
+        remarks = "".join(
+            f"<li>{html.escape(text)}{_code(command)}</li>" for text, command in self._remarks()
+        )
         return "".join([*parts, f"<ul>{remarks}</ul>" if remarks else ""])
 
     def as_dict(self) -> dict[str, Any]:
         """Return all of it as plain data, for JSON."""
         return {
-            "name": self.name, "hosts": dict(self.hosts), "probes": {r: dict(e) for r, e in self.probes.items()},
-            "measurements": [asdict(m) for m in self.measurements], "advice": [asdict(a) for a in self.advice],
-            "silent": dict(self.silent), "size_bytes": self.size_bytes,
-        }  # fmt: skip
+            "name": self.name,
+            "hosts": dict(self.hosts),
+            "probes": {r: dict(e) for r, e in self.probes.items()},
+            "measurements": [asdict(m) for m in self.measurements],
+            "advice": [asdict(a) for a in self.advice],
+            "silent": dict(self.silent),
+            "size_bytes": self.size_bytes,
+        }
 
     def of(self, severity: Severity) -> list[Advice]:
         """Return the advice of one severity."""
@@ -109,18 +127,31 @@ class Report:
         """Return a row for each figure, and one for each reason why there's none."""
         rows: list[tuple[str, ...]] = [
             (
-                _end([m.source], m.source_device), _end([m.reader], m.reader_device), m.path,
-                "" if m.gb_per_s is None else f"{m.gb_per_s:.3g}", "" if m.latency_s is None else time_text(m.latency_s), "",
+                _end([m.source], m.source_device),
+                _end([m.reader], m.reader_device),
+                m.path,
+                "" if m.gb_per_s is None else f"{m.gb_per_s:.3g}",
+                "" if m.latency_s is None else time_text(m.latency_s),
+                "",
             )
             for m in self.measurements
             if not m.why_not
-        ]  # fmt: skip
+        ]
         refused: dict[tuple[str, str, str, str], list[Measurement]] = {}
         for m in self.measurements:
             if m.why_not:
                 refused.setdefault((m.source_device, m.reader_device, m.path, m.why_not), []).append(m)
         for (there, here, path, why_not), same in refused.items():
-            rows.append((_end([m.source for m in same], there), _end([m.reader for m in same], here), path, "", "", why_not))
+            rows.append(
+                (
+                    _end([m.source for m in same], there),
+                    _end([m.reader for m in same], here),
+                    path,
+                    "",
+                    "",
+                    why_not,
+                )
+            )
         return rows
 
     def _to_change(self) -> list[str]:
@@ -132,7 +163,11 @@ class Report:
     def _remarks(self) -> list[tuple[str, str]]:
         """Return lines, each with what to type."""
         silent = [(f"rank {rank} was not looked at: {why}", "") for rank, why in sorted(self.silent.items())]
-        return [*silent, *((f"note: {a}", a.next) for a in self.of(NOTE)), *((f"fine: {a}", "") for a in self.of(OK))]
+        return [
+            *silent,
+            *((f"note: {a}", a.next) for a in self.of(NOTE)),
+            *((f"fine: {a}", "") for a in self.of(OK)),
+        ]
 
 
 def _typed(command: str) -> str:
@@ -168,14 +203,20 @@ def folded(by_rank: Mapping[int, Mapping[str, str]]) -> list[tuple[str, str, str
 
 
 def diagnose(
-    mesh: Mesh, ranks: str | Sequence[int] = "", size_bytes: int = SIZE_BYTES, measures: bool = True, *, all_paths: bool = False
+    mesh: Mesh,
+    ranks: str | Sequence[int] = "",
+    size_bytes: int = SIZE_BYTES,
+    measures: bool = True,
+    *,
+    all_paths: bool = False,
 ) -> Report:
     """Look at ranks, measure the paths between them, and say what to change.
 
     Args:
         ranks: which ones; by default all are looked at, and those that stand for their hosts are measured.
         size_bytes: how much is read at a time.
-        measures: without it, ranks are looked at, and it's tried whether those of one host reach each other's memory.
+        measures: without it, ranks are looked at, and it's tried whether those of one host reach each other's
+            memory.
         all_paths: measure also the path through the mesh's own messages.
 
     Raises:
@@ -186,13 +227,28 @@ def diagnose(
         raise MeshUsageError(f"{size_bytes} bytes are too few to measure with: at least {SMALL_BYTES}")
     chosen = _chosen(mesh, ranks)
     if chosen and measures and len(chosen) > MAX_CHOSEN:
-        raise MeshUsageError(f"{len(chosen)} ranks have too many pairs to measure: choose at most {MAX_CHOSEN}, or only look: --quick")
+        raise MeshUsageError(
+            f"{len(chosen)} ranks have too many pairs to measure: choose at most {MAX_CHOSEN}, or "
+            "only look: --quick"
+        )
     probes, silent = _probe_ranks(mesh, chosen or range(len(mesh)))
     hosts = measuring.hosts_of(mesh)
-    several = tuple(probes)[:MAX_CHOSEN] if chosen else measuring.representatives({r: hosts[r] for r in probes})
-    found = measuring.measure(mesh, several, size_bytes, all_paths=all_paths) if measures else measuring.probe(mesh, several)
+    several = (
+        tuple(probes)[:MAX_CHOSEN] if chosen else measuring.representatives({r: hosts[r] for r in probes})
+    )
+    found = (
+        measuring.measure(mesh, several, size_bytes, all_paths=all_paths)
+        if measures
+        else measuring.probe(mesh, several)
+    )
     return Report(
-        mesh.name, hosts, probes, tuple(found), tuple(advise(probes, found)), silent, size_bytes if measures else 0
+        mesh.name,
+        hosts,
+        probes,
+        tuple(found),
+        tuple(advise(probes, found)),
+        silent,
+        size_bytes if measures else 0,
     )
 
 

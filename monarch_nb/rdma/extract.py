@@ -1,4 +1,6 @@
-"""Extract big arrays from a value, and restore them: the value travels in a message, the arrays as buffers."""
+"""Extract big arrays from a value, and restore them: the value travels in a message, the arrays as
+buffers.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ class Placeholder:
 
 
 def extract(value: Any) -> tuple[Any, list[Any]]:
-    """Return `value` with placeholders for the arrays of 1 MiB and more in its dicts, lists and tuples, and those arrays."""
+    """Return `value` with placeholders for the arrays of 1 MiB and more in its dicts, lists and tuples,
+    and those arrays.
+    """
     arrays: list[Any] = []
 
     def extract_leaf(leaf: Any) -> Any:
@@ -53,10 +57,20 @@ def _map(value: Any, function: Callable[[Any], Any]) -> Any:
 def _is_big(leaf: Any) -> bool:
     torch = sys.modules.get("torch")
     if torch is not None and type(leaf) is torch.Tensor:
-        plain = leaf.layout is torch.strided and not leaf.is_quantized and not leaf.is_conj() and not leaf.is_neg()
+        plain = (
+            leaf.layout is torch.strided
+            and not leaf.is_quantized
+            and not leaf.is_conj()
+            and not leaf.is_neg()
+        )
         return bool(plain and not leaf.requires_grad and leaf.numel() * leaf.element_size() >= MIN_BYTES)
     numpy = sys.modules.get("numpy")
-    return numpy is not None and type(leaf) is numpy.ndarray and not leaf.dtype.hasobject and leaf.nbytes >= MIN_BYTES
+    return (
+        numpy is not None
+        and type(leaf) is numpy.ndarray
+        and not leaf.dtype.hasobject
+        and leaf.nbytes >= MIN_BYTES
+    )
 
 
 def snapshot(array: Any) -> RDMABuffer:

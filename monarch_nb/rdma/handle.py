@@ -1,9 +1,10 @@
 """Describe a buffer in messages, in place of its bytes: who owns them, where they are, and the key that says
 whether they're still there.
 
-Three numbers make a handle safe to keep. `process` names one run of one program, so that a rank that was respawned, or another
-program with its pid, is not mistaken for the owner. `key` names one registration; the owner's table (`table.py`) has it as long
-as the memory is registered. A path looks at both before it moves bytes, and again afterwards.
+Three numbers make a handle safe to keep. `process` names one run of one program, so that a rank that was
+respawned, or another program with its pid, is not mistaken for the owner. `key` names one registration; the
+owner's table (`table.py`) has it as long as the memory is registered. A path looks at both before it moves
+bytes, and again afterwards.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ os.register_at_fork(after_in_child=_drawn_anew)
 
 @functools.cache
 def this_machine() -> str:
-    """Return what two processes share that can see each other's memory: one kernel, one pid namespace, one user."""
+    """Return what two processes share that can see each other's memory: one kernel, one pid namespace, one
+    user.
+    """
     with open("/proc/sys/kernel/random/boot_id") as file:
         boot = file.read().strip()
     return f"{boot}/{os.readlink('/proc/self/ns/pid')}/{os.getuid()}/{os.environ.get(APART, '')}"
@@ -75,7 +78,9 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Memory that others can map: descriptor and inode in the owner's process, and where the region begins in it."""
+    """Memory that others can map: descriptor and inode in the owner's process, and where the region begins
+    in it.
+    """
 
     fd: int
     inode: int

@@ -1,7 +1,8 @@
 """Bring big arrays to all ranks of a mesh: once to each machine, where they're mapped copy-on-write.
 
-On each machine one process puts a copy into a segment of its own, as it would send it in a message: so its pages are warm the next time, once all
-others have let go of it. That's whoever asks, if it's there, else the first rank. Where the source itself can be mapped, nothing is copied.
+On each machine one process puts a copy into a segment of its own, as it would send it in a message: so its
+pages are warm the next time, once all others have let go of it. That's whoever asks, if it's there, else the
+first rank. Where the source itself can be mapped, nothing is copied.
 """
 
 from __future__ import annotations
@@ -46,19 +47,30 @@ class ArrayLocation:
 
     def open(self) -> Any:
         """Return the array, mapped copy-on-write."""
-        return _array(process_context.transport().open_segment(self.leader, *self.segment), self.shape, self.dtype, self.kind)
+        return _array(
+            process_context.transport().open_segment(self.leader, *self.segment),
+            self.shape,
+            self.dtype,
+            self.kind,
+        )
 
 
 ArrayLocations = Mapping[int, "ArrayLocation | RDMABuffer"]
 """By host (its index); a buffer is mapped itself."""
 
 
-def broadcast_to_hosts(source: RDMABuffer, mesh: ProcMesh, timeout: float | None) -> tuple[ArrayLocations, list[RDMABuffer], BroadcastReceipt]:
-    """Bring a buffer to each machine of a mesh; return where it is, and the room that was made for it: `release` that when all have opened it."""
+def broadcast_to_hosts(
+    source: RDMABuffer, mesh: ProcMesh, timeout: float | None
+) -> tuple[ArrayLocations, list[RDMABuffer], BroadcastReceipt]:
+    """Bring a buffer to each machine of a mesh; return where it is, and the room that was made for it:
+    `release` that when all have opened it.
+    """
     hosts: dict[int, list[int]] = {}
     for position, proc in enumerate(mesh._procs):
         hosts.setdefault(address.host_of(proc), []).append(position)
-    locations: dict[int, ArrayLocation | RDMABuffer] = {h: source for h, p in hosts.items() if can_map(source, mesh._procs[p[0]])}
+    locations: dict[int, ArrayLocation | RDMABuffer] = {
+        h: source for h, p in hosts.items() if can_map(source, mesh._procs[p[0]])
+    }
     others = [h for h in hosts if h not in locations]
     rooms: list[RDMABuffer] = []
     if others:
@@ -73,7 +85,11 @@ def broadcast_to_hosts(source: RDMABuffer, mesh: ProcMesh, timeout: float | None
 def can_map(source: RDMABuffer, proc: int) -> bool:
     """Whether a process of its owner's own host can map a buffer."""
     handle = source._handle
-    return handle.shared is not None and handle.is_near and address.host_of(proc) == address.host_of(handle.owner.proc)
+    return (
+        handle.shared is not None
+        and handle.is_near
+        and address.host_of(proc) == address.host_of(handle.owner.proc)
+    )
 
 
 def release(rooms: Sequence[RDMABuffer]) -> None:
@@ -89,12 +105,18 @@ def _make_room(source: RDMABuffer, members: Mapping[int, Sequence[int]]) -> tupl
     return found, RDMABuffer(_array(room, found.shape, found.dtype, found.kind))
 
 
-def allocate_room(transport: Transport, source: RDMABuffer, members: Sequence[int]) -> tuple[ArrayLocation, memoryview]:
-    """Return where the array of a buffer can be put for some ranks of this machine, and as many bytes there."""
+def allocate_room(
+    transport: Transport, source: RDMABuffer, members: Sequence[int]
+) -> tuple[ArrayLocation, memoryview]:
+    """Return where the array of a buffer can be put for some ranks of this machine, and as many bytes
+    there.
+    """
     handle = source._handle
     shape = tuple(handle.layout.shape)
     segment = transport.pool.acquire_segment(max(1, handle.nbytes), set(members))
-    found = ArrayLocation(transport.me, (os.getpid(), segment.fd, segment.inode), shape, handle.dtype, handle.kind)
+    found = ArrayLocation(
+        transport.me, (os.getpid(), segment.fd, segment.inode), shape, handle.dtype, handle.kind
+    )
     return found, memoryview(segment.map)[: handle.nbytes]
 
 
@@ -139,11 +161,15 @@ def push(mesh: ProcMesh, variables: Mapping[str, Any], timeout: float | None = N
 
 def set_variables(light: Mapping[str, Any], locations_of_all: Sequence[ArrayLocations]) -> None:
     """On a rank: take variables whose big arrays were brought to its machine before."""
-    process_context.this_rank().namespace.update(restore(light, [_open(locations) for locations in locations_of_all]))
+    process_context.this_rank().namespace.update(
+        restore(light, [_open(locations) for locations in locations_of_all])
+    )
 
 
 def pull(mesh: ProcMesh, names: Sequence[str]) -> ValueMesh[dict[str, Any]]:
-    """Return variables of ranks of which some are on other machines: big arrays are read from each rank directly."""
+    """Return variables of ranks of which some are on other machines: big arrays are read from each rank
+    directly.
+    """
     found = mesh.execute(export_variables, list(names)).get()
 
     def fetch(exported: tuple[Any, list[RDMABuffer]]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Where the bytes of an array lie: shape, strides, and the runs of memory that they make. Pure.
 
-A transfer between two layouts is a list of pieces, each contiguous on both sides; nothing else in this room knows about strides.
+A transfer between two layouts is a list of pieces, each contiguous on both sides; nothing else in this room
+knows about strides.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from monarch_nb.exceptions import MeshUsageError
 
 
 class Runs(NamedTuple):
-    """Contiguous stretches of equal length, in the order of the elements: where each begins (bytes), and how long each is."""
+    """Contiguous stretches of equal length, in the order of the elements: where each begins (bytes), and
+    how long each is.
+    """
 
     starts: Sequence[int]
     nbytes: int
@@ -144,7 +147,10 @@ def _bounds(wanted: slice, n: int) -> tuple[int, int, int]:
 
 def _position(wanted: Any, n: int) -> int:
     if not hasattr(wanted, "__index__"):
-        raise MeshUsageError(f"[{wanted!r}]: a buffer is indexed by integers, slices and `...`, not by a {type(wanted).__name__}")
+        raise MeshUsageError(
+            f"[{wanted!r}]: a buffer is indexed by integers, slices and `...`, not by a "
+            f"{type(wanted).__name__}"
+        )
     at = wanted.__index__()
     if not -n <= at < n:
         raise MeshUsageError(f"[{at}]: out of range for a dimension of {n}")
@@ -163,7 +169,8 @@ def _text(index: tuple[Any, ...]) -> str:
 
 
 def pieces(there: Layout, here: Layout) -> Iterator[Piece]:
-    """Yield what lies contiguously on both sides, in the order of the elements. Both have the same number of bytes.
+    """Yield what lies contiguously on both sides, in the order of the elements. Both have the same number of
+    bytes.
 
     >>> list(pieces(Layout.contiguous((4,), 2), Layout((2, 2), (8, 2), 2)))
     [Piece(there=0, here=0, nbytes=4), Piece(there=4, here=8, nbytes=4)]

@@ -1,6 +1,7 @@
 """Make a buffer a variable of a mesh's cells: one process, the leader, brings it to all ranks of its machine.
 
-On one machine whoever asks does it all, or the first rank if that is elsewhere; on several, each has its room filled first (`host_broadcast`).
+On one machine whoever asks does it all, or the first rank if that is elsewhere; on several, each has its room
+filled first (`host_broadcast`).
 """
 
 from __future__ import annotations
@@ -42,11 +43,17 @@ if TYPE_CHECKING:
 
 _LOOK_UP_S = 0.5
 _TOGETHER_S = 0.005
-"""How long one waits for ranks to be at the barrier; who comes later is waited for until it has the variable."""
+"""How long one waits for ranks to be at the barrier; who comes later is waited for until it has the
+variable.
+"""
 
 
-def begin_broadcast(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None) -> Future[BroadcastReceipt]:
-    """Make a buffer a variable of a mesh's cells. A cell that asks for it on one of the mesh's ranks has it there, too, when it's over."""
+def begin_broadcast(
+    source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None
+) -> Future[BroadcastReceipt]:
+    """Make a buffer a variable of a mesh's cells. A cell that asks for it on one of the mesh's ranks has
+    it there, too, when it's over.
+    """
     own = _own_position(mesh)
     if own is None:
         return _begin_on_hosts(source, mesh, name, timeout)
@@ -62,13 +69,21 @@ def begin_broadcast(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: floa
 
 
 def _own_position(mesh: ProcMesh) -> int | None:
-    """Return the place of this rank in a mesh if its main thread asks: that can't do what it's asked for before it's done asking."""
-    if process_context.rank is None or threading.current_thread() is not threading.main_thread() or mesh._transport.me not in mesh._procs:
+    """Return the place of this rank in a mesh if its main thread asks: that can't do what it's asked for
+    before it's done asking.
+    """
+    if (
+        process_context.rank is None
+        or threading.current_thread() is not threading.main_thread()
+        or mesh._transport.me not in mesh._procs
+    ):
         return None
     return mesh._procs.index(mesh._transport.me)
 
 
-def _begin_on_hosts(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None) -> Future[BroadcastReceipt]:
+def _begin_on_hosts(
+    source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None
+) -> Future[BroadcastReceipt]:
     if len({address.host_of(proc) for proc in mesh._procs}) > 1 or can_map(source, mesh._procs[0]):
         return LocalFuture.of(lambda: _place_and_bind(source, mesh, name, timeout))
     if _can_lead_here(source, mesh):
@@ -87,7 +102,9 @@ def _can_lead_here(source: RDMABuffer, mesh: ProcMesh) -> bool:
         return False
 
 
-def _lead_here(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None) -> LocalFuture[BroadcastReceipt]:
+def _lead_here(
+    source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None
+) -> LocalFuture[BroadcastReceipt]:
     future: LocalFuture[BroadcastReceipt] = LocalFuture()
     context = contextvars.copy_context()
 
@@ -109,13 +126,21 @@ def _place_and_bind(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: floa
     start, deadline = time.perf_counter(), deadline_of(timeout)
     locations, rooms, receipt = broadcast_to_hosts(source, mesh, timeout)
     try:
-        _await(mesh.execute(bind, name, locations), mesh, timeout, deadline, f"{name!r} is set later, if the buffer is still there then")
+        _await(
+            mesh.execute(bind, name, locations),
+            mesh,
+            timeout,
+            deadline,
+            f"{name!r} is set later, if the buffer is still there then",
+        )
     finally:
         release(rooms)
     return replace(receipt, num_receivers=len(mesh._procs), seconds=time.perf_counter() - start)
 
 
-def _ask_to_lead(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None) -> Future[BroadcastReceipt]:
+def _ask_to_lead(
+    source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None
+) -> Future[BroadcastReceipt]:
     """On one machine: its first rank does it all, which saves messages to and fro."""
     fields = {"path": LEAD, "source": source, "mesh": mesh, "name": name, "timeout": timeout}
     wait_s = (3600.0 if timeout is None else timeout) + 5.0
@@ -136,11 +161,15 @@ def lead_asked(fields: Mapping[str, Any]) -> Answer:
     return Answer({"receipt": receipt}, barrier.close)
 
 
-def lead(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None) -> tuple[BroadcastReceipt, ReadyBarrier]:
-    """Bring a buffer to all ranks of this machine; the barrier is to be closed when whoever waits has been notified.
+def lead(
+    source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None
+) -> tuple[BroadcastReceipt, ReadyBarrier]:
+    """Bring a buffer to all ranks of this machine; the barrier is to be closed when whoever waits has been
+    notified.
 
-    They're asked first, get ready meanwhile and wait at a barrier: once so many bytes have been copied, nothing of theirs is in a processor's cache, and every
-    step costs. When all are there it's over before the barrier opens: what a rank does next, it does with the variable, for it has no other way.
+    They're asked first, get ready meanwhile and wait at a barrier: once so many bytes have been copied,
+    nothing of theirs is in a processor's cache, and every step costs. When all are there it's over before the
+    barrier opens: what a rank does next, it does with the variable, for it has no other way.
     """
     start, deadline = time.perf_counter(), deadline_of(timeout)
     found, room = allocate_room(mesh._transport, source, mesh._procs)
@@ -149,17 +178,25 @@ def lead(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None) -
         bound = mesh._work(Work.BIND, (name, *found.fields(), barrier.where), "broadcast_into")
         receipt = data_plane().run(Job(READ, source._handle, memory_of(room), deadline))
         barrier.mark_done()
-        if bound.done() or not barrier.wait_for_arrivals(len(mesh._procs), _TOGETHER_S):  # some are busy with a cell, or have failed
+        if bound.done() or not barrier.wait_for_arrivals(
+            len(mesh._procs), _TOGETHER_S
+        ):  # some are busy with a cell, or have failed
             barrier.open()
             _await(bound, mesh, timeout, deadline, f"{name!r} is as it was")
     except BaseException:
         barrier.close()
         raise
-    return BroadcastReceipt(source.size(), len(mesh._procs), (receipt,), 1, time.perf_counter() - start), barrier
+    return BroadcastReceipt(
+        source.size(), len(mesh._procs), (receipt,), 1, time.perf_counter() - start
+    ), barrier
 
 
-def _await(bound: Future[Any], mesh: ProcMesh, timeout: float | None, deadline: float | None, otherwise: str) -> None:
-    """Wait for ranks that are busy, but not longer than this process is in its mesh; `otherwise`: how it is on those that are too late."""
+def _await(
+    bound: Future[Any], mesh: ProcMesh, timeout: float | None, deadline: float | None, otherwise: str
+) -> None:
+    """Wait for ranks that are busy, but not longer than this process is in its mesh; `otherwise`: how it
+    is on those that are too late.
+    """
     plane = data_plane()
     while not plane.closed:
         left_s = _LOOK_UP_S if deadline is None else deadline - time.monotonic()
@@ -168,9 +205,12 @@ def _await(bound: Future[Any], mesh: ProcMesh, timeout: float | None, deadline: 
             return
         if left_s <= 0:
             at_work = bound._pending.at_work()
-            late = [rank for rank, proc in zip(mesh._own_shape.ranks, mesh._procs, strict=True) if proc in at_work]
+            late = [
+                rank for rank, proc in zip(mesh._own_shape.ranks, mesh._procs, strict=True) if proc in at_work
+            ]
             raise TransferTimeout(
-                f"{name_ranks(late)} did not take it within {timeout:g} s: busy with something else? The others have it; there {otherwise}"
+                f"{name_ranks(late)} did not take it within {timeout:g} s: busy with something else? "
+                f"The others have it; there {otherwise}"
             )
     raise RDMAError(LEFT)
 

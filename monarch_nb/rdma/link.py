@@ -1,4 +1,6 @@
-"""How the data plane of one process asks that of another, and who this process is. The mesh's messages do both; a test may do it otherwise."""
+"""How the data plane of one process asks that of another, and who this process is. The mesh's messages do
+both; a test may do it otherwise.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ class Link(Protocol):
         """From now on, answer those who ask: `submit` runs a function in another thread."""
 
 
-def ask_process(transport: Transport, proc: int, fields: Mapping[str, Any], timeout_s: float, who: str) -> dict[str, Any] | None:
+def ask_process(
+    transport: Transport, proc: int, fields: Mapping[str, Any], timeout_s: float, who: str
+) -> dict[str, Any] | None:
     """Ask the data plane of a process, and wait; None if that has ended.
 
     Raises:
@@ -82,7 +86,9 @@ def ask_process(transport: Transport, proc: int, fields: Mapping[str, Any], time
 
 
 class _LateReply(OneReply):
-    """A reply that somebody may wait for, or not; how long it took. Who is interrupted waits no longer, and the other goes on."""
+    """A reply that somebody may wait for, or not; how long it took. Who is interrupted waits no longer,
+    and the other goes on.
+    """
 
     __slots__ = ("seconds",)
 
@@ -103,12 +109,18 @@ class _LateReply(OneReply):
 
 
 def ask_later(
-    transport: Transport, proc: int, fields: Mapping[str, Any], timeout_s: float, who: str, finish: Callable[[dict[str, Any] | None, float], T]
+    transport: Transport,
+    proc: int,
+    fields: Mapping[str, Any],
+    timeout_s: float,
+    who: str,
+    finish: Callable[[dict[str, Any] | None, float], T],
 ) -> Future[T]:
     """Ask the data plane of a process as `ask_process` does, and don't wait.
 
     Args:
-        finish: makes the future's value of the answer (None if the process has ended) and the seconds that it took.
+        finish: makes the future's value of the answer (None if the process has ended) and the seconds that it
+            took.
     """
     reply = _LateReply(transport, (proc,))
     reply.started = time.perf_counter()
@@ -125,7 +137,9 @@ def ask_later(
 
 def _send(reply: OneReply, fields: Mapping[str, Any]) -> None:
     transport, (proc,) = reply.transport, reply.procs
-    body = codec.Encoded(pickle.dumps(dict(fields), 5))  # what is asked is made of basic types and of our own classes: nothing for cloudpickle
+    body = codec.Encoded(
+        pickle.dumps(dict(fields), 5)
+    )  # what is asked is made of basic types and of our own classes: nothing for cloudpickle
     transport.expect(reply)
     transport.post(proc, wire.CALL, body, ref=reply.ref, name=ASK)
     transport.check_ends(reply)
@@ -142,7 +156,11 @@ def _read(reply: OneReply, who: str) -> dict[str, Any] | None:
     if reply.body.flags & wire.ERROR:
         failure: Failure = reply.body.read(Failure)
         error = revive(failure.exception)
-        raise error if isinstance(error, MeshError) else RDMAError(f"{who} says: {failure.type}: {failure.message}")
+        raise (
+            error
+            if isinstance(error, MeshError)
+            else RDMAError(f"{who} says: {failure.type}: {failure.message}")
+        )
     return dict(reply.body.value())
 
 
@@ -154,7 +172,9 @@ class MeshLink:
 
     def __init__(self) -> None:
         where = process_context.whereabouts()
-        self.label = f"rank {where['rank']}" if process_context.rank is not None else f"the program {os.getpid()}"
+        self.label = (
+            f"rank {where['rank']}" if process_context.rank is not None else f"the program {os.getpid()}"
+        )
         self._transports: dict[str, Transport] = {}
         self._serve: Callable[[Transport], None] = lambda _transport: None
 
@@ -182,7 +202,10 @@ class MeshLink:
             transport = self._transports.get(mesh)
             if transport is not None:
                 return transport, proc
-        raise RDMAError(f"{handle.owner} can't be asked from here: it's in no mesh that {self.label} is in, or connected to")
+        raise RDMAError(
+            f"{handle.owner} can't be asked from here: it's in no mesh that {self.label} is in, or "
+            "connected to"
+        )
 
     def ask(self, handle: Handle, fields: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         """See `Link`."""
@@ -196,7 +219,9 @@ class MeshLink:
 
         def serve_transport(transport: Transport) -> None:
             def on_request(message: Message) -> None:
-                body = Body(transport, message)  # now: a buffer that travels along is mapped before its sender forgets it
+                body = Body(
+                    transport, message
+                )  # now: a buffer that travels along is mapped before its sender forgets it
                 submit(lambda: self._answer(transport, answerer, message, body))
 
             transport.services[ASK] = on_request
@@ -217,7 +242,9 @@ class MeshLink:
             found = encode_failure(describe(error, **process_context.whereabouts(), endpoint="rdma"))
         try:
             with suppress(TransportClosed):
-                transport.post(message.src, wire.REPLY, found, flags=flags, slot=message.slot, ref=message.ref)
+                transport.post(
+                    message.src, wire.REPLY, found, flags=flags, slot=message.slot, ref=message.ref
+                )
         finally:
             if afterwards is not None:
                 afterwards()

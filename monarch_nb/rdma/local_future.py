@@ -1,4 +1,6 @@
-"""A `Future` whose value some thread of this process sets: `.get()`, `await` and callbacks, without a message."""
+"""A `Future` whose value some thread of this process sets: `.get()`, `await` and callbacks, without a
+message.
+"""
 
 from __future__ import annotations
 

@@ -68,7 +68,8 @@ def representatives(hosts: Mapping[int, int]) -> tuple[int, ...]:
 
 
 def pairs(ranks: Sequence[int], hosts: Mapping[int, int]) -> dict[int, list[int]]:
-    """Return who reads from whom: ranks of two hosts from each other, of two ranks of one host one from the other.
+    """Return who reads from whom: ranks of two hosts from each other, of two ranks of one host one from the
+    other.
 
     >>> pairs([0, 1, 3], {0: 0, 1: 0, 3: 1})
     {0: [1, 3], 1: [3], 3: [0, 1]}
@@ -77,7 +78,9 @@ def pairs(ranks: Sequence[int], hosts: Mapping[int, int]) -> dict[int, list[int]
     return {source: readers for source, readers in found.items() if readers}
 
 
-def measure(mesh: Mesh, ranks: Sequence[int], size_bytes: int, *, all_paths: bool = False) -> list[Measurement]:
+def measure(
+    mesh: Mesh, ranks: Sequence[int], size_bytes: int, *, all_paths: bool = False
+) -> list[Measurement]:
     """Measure every path between ranks, and a plain copy on each of their hosts."""
     hosts = hosts_of(mesh)
     firsts = {hosts[rank]: rank for rank in reversed(ranks)}

@@ -1,4 +1,6 @@
-"""Local memory of any kind: a tensor, an array, anything with the buffer protocol. Where it is, how it lies, whether it may be written."""
+"""Local memory of any kind: a tensor, an array, anything with the buffer protocol. Where it is, how it
+lies, whether it may be written.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.rdma.layout import Layout
 
 Local = Any
-"""A torch.Tensor, a numpy.ndarray, or an object with the buffer protocol (bytes, bytearray, memoryview, mmap)."""
+"""A torch.Tensor, a numpy.ndarray, or an object with the buffer protocol (bytes, bytearray, memoryview,
+mmap).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +88,17 @@ def memory_of(local: Local, what: str = "memory") -> Memory:
 
 def _of_tensor(torch: Any, tensor: Any, what: str) -> Memory:
     if hasattr(tensor, "_local_tensor"):
-        raise MeshUsageError(f"{what} is a DTensor: give its local part, {what}.to_local(); or publish() the whole model")
+        raise MeshUsageError(
+            f"{what} is a DTensor: give its local part, {what}.to_local(); or publish() the whole model"
+        )
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
-        raise MeshUsageError(f"{what} is a {tensor.layout} tensor; only dense tensors lie in one piece of memory")
+        raise MeshUsageError(
+            f"{what} is a {tensor.layout} tensor; only dense tensors lie in one piece of memory"
+        )
     if tensor.is_conj() or tensor.is_neg():
-        raise MeshUsageError(f"{what} is a lazy conjugate or negative: {what}.resolve_conj().resolve_neg() first")
+        raise MeshUsageError(
+            f"{what} is a lazy conjugate or negative: {what}.resolve_conj().resolve_neg() first"
+        )
     if tensor.device.type not in ("cpu", "cuda"):
         raise MeshUsageError(f"{what} is on {tensor.device}; a buffer is on cpu or cuda")
     plain = tensor.detach()
@@ -118,7 +128,8 @@ def _of_buffer(local: Any, what: str) -> Memory:
         view = memoryview(local)
     except TypeError:
         raise MeshUsageError(
-            f"{what} is a {type(local).__name__}; a buffer is made of a torch.Tensor, a numpy.ndarray or a memoryview"
+            f"{what} is a {type(local).__name__}; a buffer is made of a torch.Tensor, a numpy.ndarray "
+            "or a memoryview"
         ) from None
     if view.ndim and view.suboffsets:
         raise MeshUsageError(f"{what} is a memoryview with pointers in it; copy it: bytearray({what})")
@@ -128,7 +139,9 @@ def _of_buffer(local: Any, what: str) -> Memory:
         return replace(_of_array(numpy.asarray(view), what), kind="bytes")
     layout = Layout.contiguous(view.shape or (), view.itemsize)
     dtype = "uint8" if view.format in ("B", "b", "c") else view.format
-    return _placed(address_of(view) if view.nbytes else 0, layout, dtype, "bytes", "cpu", "", view.readonly, view)
+    return _placed(
+        address_of(view) if view.nbytes else 0, layout, dtype, "bytes", "cpu", "", view.readonly, view
+    )
 
 
 def _placed(

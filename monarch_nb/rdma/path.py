@@ -1,6 +1,7 @@
 """What a way for bytes is: the one abstract class behind which each way is a small module in `paths/`.
 
-Others can add theirs: a class derived from `Path`, named by an entry point of the group `monarch_nb.rdma_paths`, is tried before ours.
+Others can add theirs: a class derived from `Path`, named by an entry point of the group
+`monarch_nb.rdma_paths`, is tried before ours.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ WRITE: Final = "write"
 
 
 class PathUnavailable(Exception):
-    """A path can't be taken between these two, which showed only when it was tried; nothing has been moved. The next one is tried."""
+    """A path can't be taken between these two, which showed only when it was tried; nothing has been
+    moved. The next one is tried.
+    """
 
 
 @dataclass
@@ -39,7 +42,8 @@ class Job:
         handle: the buffer, or a part of it.
         local: as many bytes of this process.
         deadline: when it must be over (`time.monotonic`); None: never.
-        after: a CUDA event that must pass before local GPU memory is touched: what was queued when the transfer was asked for.
+        after: a CUDA event that must pass before local GPU memory is touched: what was queued when the
+            transfer was asked for.
         cancelled: set when nobody waits any more.
         done_bytes: how far it is; the path adds to it.
     """
@@ -92,8 +96,9 @@ class Job:
     def late(self) -> TransferTimeout:
         """Return the error for a time-out."""
         return TransferTimeout(
-            f"the {self.op} of {self.handle} was not over in time: {self.done_bytes:,} of {self.nbytes:,} bytes were moved; "
-            "give it a longer timeout=, or look at the path: %mesh doctor"
+            f"the {self.op} of {self.handle} was not over in time: {self.done_bytes:,} of "
+            f"{self.nbytes:,} bytes were moved; give it a longer timeout=, or look at the path: %mesh "
+            "doctor"
         )
 
     def gone(self, why: str = "") -> BufferGone:
@@ -110,17 +115,21 @@ def gone(handle: Handle, why: str = "") -> BufferGone:
 class Path(ABC):
     """One way for bytes, in one process. Made once per process, by `DataPlane`, when first looked at.
 
-    `refusal` and `transfer` are called in the process that reads or writes, `answer` in the owner's. `transfer` and `answer` run in
-    threads of the data plane and may block; several at once.
+    `refusal` and `transfer` are called in the process that reads or writes, `answer` in the owner's.
+    `transfer` and `answer` run in threads of the data plane and may block; several at once.
     """
 
     name: str
     """What people call it: `verbs`."""
     reaches_gpus = False
-    """Whether local memory and the buffer may be on a GPU. If not, the data plane brings local GPU memory through the host."""
+    """Whether local memory and the buffer may be on a GPU. If not, the data plane brings local GPU memory
+    through the host.
+    """
 
     takes_strides = False
-    """Whether it moves elements that lie strewn as fast as they can be. If not, the data plane brings thin ones through memory in one piece."""
+    """Whether it moves elements that lie strewn as fast as they can be. If not, the data plane brings thin
+    ones through memory in one piece.
+    """
 
     encrypts = False
     """Whether what leaves the machine can't be read on its way."""
@@ -131,7 +140,9 @@ class Path(ABC):
         self.plane = plane
 
     def is_quick(self, handle: Handle) -> bool:
-        """Whether a small transfer takes microseconds: nobody has to be asked first. It's then done in the thread of whoever asks."""
+        """Whether a small transfer takes microseconds: nobody has to be asked first. It's then done in the
+        thread of whoever asks.
+        """
         return False
 
     def concerns(self, handle: Handle, local: Memory) -> bool:
@@ -140,14 +151,17 @@ class Path(ABC):
 
     @abstractmethod
     def refusal(self, handle: Handle, local: Memory) -> str:
-        """Say why this path can't be taken between these two, in a few words; empty if it can. Costs no message."""
+        """Say why this path can't be taken between these two, in a few words; empty if it can. Costs no
+        message.
+        """
 
     @abstractmethod
     def transfer(self, job: Job) -> None:
         """Move the bytes; return when all are there and the buffer was there all the time.
 
         Raises:
-            PathUnavailable: it can't be, as was found out only now. Nothing has been moved, another path may try.
+            PathUnavailable: it can't be, as was found out only now. Nothing has been moved, another path may
+                try.
             BufferGone: see `Job.gone`.
             TransferTimeout: see `Job.remaining_s`.
             PathFailed: anything else.
@@ -159,11 +173,15 @@ class Path(ABC):
             self.transfer(job)
 
     def answer(self, fields: Mapping[str, Any], region: Region | None) -> dict[str, Any]:
-        """Answer what the same path in another process asks by `DataPlane.ask`; `region` is the buffer it asks about, if it names one."""
+        """Answer what the same path in another process asks by `DataPlane.ask`; `region` is the buffer it
+        asks about, if it names one.
+        """
         raise NotImplementedError(f"{self.name} asks nothing")
 
     def forget(self, region: Region) -> None:
-        """The owner is about to drop a region: undo what was made for it. When this returns nobody may reach the memory by this path."""
+        """The owner is about to drop a region: undo what was made for it. When this returns nobody may
+        reach the memory by this path.
+        """
         return
 
     def close(self) -> None:

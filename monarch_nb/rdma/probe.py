@@ -49,9 +49,12 @@ def _place() -> dict[str, Any]:
     """Return where this process is. `machine` is what those share that can see each other's memory."""
     machine = this_machine()
     return {
-        "host": process_context.hostname(), "pid": os.getpid(), "boot": machine.partition("/")[0], "machine": machine,
+        "host": process_context.hostname(),
+        "pid": os.getpid(),
+        "boot": machine.partition("/")[0],
+        "machine": machine,
         "ipc": os.readlink("/proc/self/ns/ipc"),
-    }  # fmt: skip
+    }
 
 
 def _rdma() -> dict[str, Any]:
@@ -62,7 +65,10 @@ def _rdma() -> dict[str, Any]:
 
 def _memlock() -> dict[str, Any]:
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    return {"bytes": None if soft == resource.RLIM_INFINITY else soft, "is_exempt": _has_capability(_CAP_IPC_LOCK)}
+    return {
+        "bytes": None if soft == resource.RLIM_INFINITY else soft,
+        "is_exempt": _has_capability(_CAP_IPC_LOCK),
+    }
 
 
 def _process_field(name: str) -> str:
@@ -97,7 +103,11 @@ def _why_no_nic(in_use: bool) -> str:
 
 def _tracing() -> dict[str, Any]:
     scope = int(PTRACE_SCOPE.read_text()) if PTRACE_SCOPE.exists() else None
-    return {"scope": scope, "is_filtered": _process_field("Seccomp") == "2", "is_exempt": _has_capability(_CAP_SYS_PTRACE)}
+    return {
+        "scope": scope,
+        "is_filtered": _process_field("Seccomp") == "2",
+        "is_exempt": _has_capability(_CAP_SYS_PTRACE),
+    }
 
 
 def _shared_memory() -> dict[str, int] | None:
@@ -130,7 +140,11 @@ def _interfaces() -> list[dict[str, Any]]:
     states, found = psutil.net_if_stats(), []
     for name, addresses in psutil.net_if_addrs().items():
         state = states.get(name)
-        hosts = [a.address for a in addresses if a.family.name in ("AF_INET", "AF_INET6") and not a.address.startswith("fe80:")]
+        hosts = [
+            a.address
+            for a in addresses
+            if a.family.name in ("AF_INET", "AF_INET6") and not a.address.startswith("fe80:")
+        ]
         if state is not None and state.isup and hosts and "loopback" not in state.flags.split(","):
             found.append({"name": name, "addresses": hosts, "megabits_per_s": state.speed, "mtu": state.mtu})
     return found
@@ -147,7 +161,9 @@ _PROBES: dict[str, Callable[[], Any]] = {
     "shared memory": _shared_memory,
     "huge pages": _huge_pages,
     "network": _interfaces,
-    "settings": lambda: {name: value for name, value in sorted(os.environ.items()) if name.startswith(PREFIX)},
+    "settings": lambda: {
+        name: value for name, value in sorted(os.environ.items()) if name.startswith(PREFIX)
+    },
 }
 
 
@@ -186,14 +202,20 @@ def _port_words(port: Mapping[str, Any]) -> Iterator[str]:
 
 def _tell_memlock(memlock: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     limit = "no limit" if memlock["bytes"] is None else size_text(memlock["bytes"])
-    yield "locked memory", f"{limit}{', which does not bind this process' if memlock['is_exempt'] and memlock['bytes'] is not None else ''}"
+    yield (
+        "locked memory",
+        f"{limit}{', which does not bind this process' if memlock['is_exempt'] and memlock['bytes'] is not None else ''}",  # noqa: E501
+    )
 
 
 def _tell_gpus(gpus: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if not gpus["num"]:
         yield "GPUs", "none"
         return
-    yield "GPUs", f"{gpus['num']}, {'in use process_context' if gpus['is_in_use'] else 'not used process_context yet'}"
+    yield (
+        "GPUs",
+        f"{gpus['num']}, {'in use process_context' if gpus['is_in_use'] else 'not used process_context yet'}",
+    )
     if gpus["visible"] is not None:
         yield "CUDA_VISIBLE_DEVICES", gpus["visible"] or "(empty)"
     yield "GPU memory for NICs", gpus["no_nic"] or "can be registered"
@@ -201,19 +223,29 @@ def _tell_gpus(gpus: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _tell_tracing(tracing: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     scope = "no limit by Yama" if tracing["scope"] is None else f"kernel.yama.ptrace_scope={tracing['scope']}"
-    yield "ptrace", f"{scope}{', a seccomp filter' if tracing['is_filtered'] else ''}{', CAP_SYS_PTRACE' if tracing['is_exempt'] else ''}"
+    yield (
+        "ptrace",
+        f"{scope}{', a seccomp filter' if tracing['is_filtered'] else ''}{', CAP_SYS_PTRACE' if tracing['is_exempt'] else ''}",  # noqa: E501
+    )
 
 
 def _tell_shared_memory(shared: Mapping[str, int] | None) -> Iterator[tuple[str, str]]:
     if shared is None:
         yield str(SHARED_MEMORY), "not there"
         return
-    tenths = min(9, 10 * shared["free_bytes"] // max(shared["total_bytes"], 1))  # coarse, so that ranks of a host say the same
-    yield str(SHARED_MEMORY), f"{size_text(shared['total_bytes'])}, {f'over {tenths}0%' if tenths else 'less than 10%'} free"
+    tenths = min(
+        9, 10 * shared["free_bytes"] // max(shared["total_bytes"], 1)
+    )  # coarse, so that ranks of a host say the same
+    yield (
+        str(SHARED_MEMORY),
+        f"{size_text(shared['total_bytes'])}, {f'over {tenths}0%' if tenths else 'less than 10%'} free",
+    )
 
 
 def _tell_memory(memory: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    limit = "" if memory["limit_bytes"] is None else f", {size_text(memory['limit_bytes'])} for this container"
+    limit = (
+        "" if memory["limit_bytes"] is None else f", {size_text(memory['limit_bytes'])} for this container"
+    )
     yield "memory", f"{size_text(memory['total_bytes'])}{limit}"
 
 

@@ -1,8 +1,8 @@
 """Whole models: `publish` says where each tensor's shards are, `load_into` reads what a rank needs of them.
 
-The two sides may be sharded differently, over meshes of different shapes: each reader takes, for each of its shards, just the parts
-that overlap, straight out of the owners' memory into its own. Where several ranks have the same part, a near one is read, and
-different readers read different ones.
+The two sides may be sharded differently, over meshes of different shapes: each reader takes, for each of its
+shards, just the parts that overlap, straight out of the owners' memory into its own. Where several ranks have
+the same part, a near one is read, and different readers read different ones.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ class Published:
                 known = tensors.get(name)
                 if known is not None and (known.shape, known.dtype) != (new.shape, new.dtype):
                     raise MeshUsageError(
-                        f"{name} was published as {_kind(known)} and, by {new.shards[0].buffer.owner}, as {_kind(new)}"
+                        f"{name} was published as {_kind(known)} and, by "
+                        f"{new.shards[0].buffer.owner}, as {_kind(new)}"
                     )
                 tensors[name] = new if known is None else replace(known, shards=known.shards + new.shards)
         return cls(tensors, values)
@@ -87,7 +88,10 @@ class Published:
 
     def __repr__(self) -> str:
         owners = {s.buffer.owner for t in self.tensors.values() for s in t.shards}
-        return f"<Published {len(self.tensors)} tensors, {self.num_bytes:,} bytes, of {len(owners)} rank{'s' * (len(owners) != 1)}>"
+        return (
+            f"<Published {len(self.tensors)} tensors, {self.num_bytes:,} bytes, of {len(owners)} "
+            f"rank{'s' * (len(owners) != 1)}>"
+        )
 
 
 def publish(state_dict: Mapping[str, Any]) -> Published:
@@ -96,7 +100,8 @@ def publish(state_dict: Mapping[str, Any]) -> Published:
     What is trained further in place can be read again without publishing anew.
 
     Args:
-        state_dict: names to tensors, DTensors (each rank publishes its shard), or further dicts and lists of such.
+        state_dict: names to tensors, DTensors (each rank publishes its shard), or further dicts and lists of
+            such.
 
     Raises:
         MeshUsageError: naming the tensor that can't be published.
@@ -115,13 +120,14 @@ def publish(state_dict: Mapping[str, Any]) -> Published:
 
 
 def load_into(
-    state_dict: Mapping[str, Any], source: Published | Iterable[Published], timeout: float | None = DEFAULT_TIMEOUT_S,
+    state_dict: Mapping[str, Any], source: Published | Iterable[Published], timeout: float | None = DEFAULT_TIMEOUT_S,  # noqa: E501
     *, strict: bool = True,
 ) -> Receipt:  # fmt: skip
     """Read a published model into the tensors of `state_dict`, in place: of each just what this rank has.
 
     Args:
-        state_dict: of a model of the same names and whole shapes, sharded in any way. Other dtypes are converted; what isn't a tensor is set.
+        state_dict: of a model of the same names and whole shapes, sharded in any way. Other dtypes are
+            converted; what isn't a tensor is set.
         source: what was published: of one rank, or those of all (a list, or the ValueMesh of a call).
         timeout: seconds for all of it.
         strict: whether a tensor that wasn't published is an error; otherwise it's left as it is.
@@ -130,8 +136,10 @@ def load_into(
         a receipt for all that was moved.
 
     Raises:
-        MeshUsageError: naming the tensor that wasn't published, has another shape, or of which a part is missing.
-        BufferGone, TransferTimeout, RDMAError: as of `RDMABuffer.read_into`; tensors then have old parts and new ones.
+        MeshUsageError: naming the tensor that wasn't published, has another shape, or of which a part is
+            missing.
+        BufferGone, TransferTimeout, RDMAError: as of `RDMABuffer.read_into`; tensors then have old parts and
+            new ones.
 
     Example:
         >>> load_into(model.state_dict(), published)             # doctest: +SKIP
@@ -147,7 +155,10 @@ def load_into(
             if found is not None:
                 jobs += _jobs_for(name, value, found, deadline, conversions)
             elif strict:
-                raise MeshUsageError(f"{name} was not published; there are {_some(published.tensors)}. strict=False leaves it as it is")
+                raise MeshUsageError(
+                    f"{name} was not published; there are {_some(published.tensors)}. strict=False "
+                    "leaves it as it is"
+                )
         elif name in published.values:
             _set(state_dict, name, published.values[name])
     if not jobs:
@@ -165,12 +176,16 @@ def _each(source: Iterable[Any]) -> Iterator[Published]:
         yield one
 
 
-def _jobs_for(name: str, value: Any, source: Tensor, deadline: float | None, conversions: list[tuple[Any, Any]]) -> list[Job]:
+def _jobs_for(
+    name: str, value: Any, source: Tensor, deadline: float | None, conversions: list[tuple[Any, Any]]
+) -> list[Job]:
     import torch
 
     local, box, shape = _placed(value, name)
     if shape != source.shape:
-        raise MeshUsageError(f"{name} is {_shape(shape)} here and was published as {_shape(source.shape)}: the models differ")
+        raise MeshUsageError(
+            f"{name} is {_shape(shape)} here and was published as {_shape(source.shape)}: the models differ"
+        )
     if box.is_empty:
         return []
     target = local.detach()
@@ -181,7 +196,13 @@ def _jobs_for(name: str, value: Any, source: Tensor, deadline: float | None, con
     memory = memory_of(target, name)
     after = queued_work(memory)
     return [
-        Job(READ, shard.buffer._handle.part(part.within(shard.box)), memory.part(part.within(box)), deadline, after=after)
+        Job(
+            READ,
+            shard.buffer._handle.part(part.within(shard.box)),
+            memory.part(part.within(box)),
+            deadline,
+            after=after,
+        )
         for shard, part in _cover(name, box, source)
     ]
 
@@ -203,8 +224,8 @@ def _cover(name: str, box: Box, source: Tensor) -> Iterator[tuple[Shard, Box]]:
         missing = left
     if missing:
         raise MeshUsageError(
-            f"{name}: the part from {missing[0].start}, {_shape(missing[0].shape)}, was published by no rank: "
-            "give load_into what all ranks have published"
+            f"{name}: the part from {missing[0].start}, {_shape(missing[0].shape)}, was published by "
+            "no rank: give load_into what all ranks have published"
         )
 
 
@@ -233,7 +254,9 @@ def _leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def _set(node: Any, name: str, value: Any, path: str = "") -> None:
     """Set what isn't a tensor; what can't be set (in a tuple) stays."""
-    items: Iterable[tuple[Any, Any]] = list(node.items()) if isinstance(node, Mapping) else list(enumerate(node))
+    items: Iterable[tuple[Any, Any]] = (
+        list(node.items()) if isinstance(node, Mapping) else list(enumerate(node))
+    )
     for key, child in items:
         where = f"{path}.{key}" if path else str(key)
         if where == name and not isinstance(node, tuple):
@@ -258,7 +281,9 @@ def _placed(value: Any, name: str) -> tuple[Any, Box, tuple[int, ...]]:
         raise MeshUsageError(f"{name} is a DTensor with partial sums: redistribute() it first")
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    local_shape, start = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
+    local_shape, start = compute_local_shape_and_global_offset(
+        value.shape, value.device_mesh, value.placements
+    )
     return value.to_local(), Box(tuple(start), tuple(local_shape)), shape
 
 

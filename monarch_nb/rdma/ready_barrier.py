@@ -1,7 +1,9 @@
-"""A barrier that other processes of this machine wait at, in the kernel: no message has to reach each of them when it opens.
+"""A barrier that other processes of this machine wait at, in the kernel: no message has to reach each of them
+when it opens.
 
-It's a lock on a file without a name: whoever waits asks for it to be shared. If the one who holds it dies, the kernel opens the barrier; that it was
-opened on purpose is written in the file, before. Who comes says so through a pipe.
+It's a lock on a file without a name: whoever waits asks for it to be shared. If the one who holds it dies,
+the kernel opens the barrier; that it was opened on purpose is written in the file, before. Who comes says so
+through a pipe.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ _ARRIVED, _LEFT = b".", b"!"
 
 
 class ReadyBarrier:
-    """The side that opens. Leaving the block, or `close`, opens it for good: whoever has not come by then finds it gone.
+    """The side that opens. Leaving the block, or `close`, opens it for good: whoever has not come by then
+    finds it gone.
 
     Example:
         >>> with ReadyBarrier() as barrier:
@@ -39,7 +42,9 @@ class ReadyBarrier:
         _lock(self._fd, fcntl.F_WRLCK)
 
     def wait_for_arrivals(self, num: int, timeout_s: float) -> bool:
-        """Wait until so many have come; False if they haven't within `timeout_s`, or if one has left without going through."""
+        """Wait until so many have come; False if they haven't within `timeout_s`, or if one has left
+        without going through.
+        """
         until = time.monotonic() + timeout_s
         poll = select.poll()
         poll.register(self._arrivals, select.POLLIN)
@@ -73,7 +78,9 @@ class ReadyBarrier:
     def __enter__(self) -> ReadyBarrier:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 

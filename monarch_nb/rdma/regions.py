@@ -52,7 +52,8 @@ class Regions:
         return self._by_key.get(key)
 
     def remove(self, key: int) -> Region | None:
-        """Take a registration out and clear its line, so that whoever looks from now on knows; None if there's none.
+        """Take a registration out and clear its line, so that whoever looks from now on knows; None if
+        there's none.
 
         When this returns, no process of this machine writes to the memory any more.
         """

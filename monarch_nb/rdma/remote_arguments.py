@@ -1,7 +1,8 @@
-"""Send big arguments and results to other machines: the message says where the bytes are, and whoever opens it fetches them by the best path.
+"""Send big arguments and results to other machines: the message says where the bytes are, and whoever opens
+it fetches them by the best path.
 
-Without this they'd go through both host processes, encrypted. The sender keeps a copy, as of every message, until all
-receivers have fetched it or have ended.
+Without this they'd go through both host processes, encrypted. The sender keeps a copy, as of every message,
+until all receivers have fetched it or have ended.
 """
 
 from __future__ import annotations

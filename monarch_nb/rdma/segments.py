@@ -80,7 +80,10 @@ def find(memory: Memory) -> Shared | None:
 
 
 def empty(
-    *size: int | Sequence[int], dtype: Any = None, kind: Literal["tensor", "array"] | None = None, populate: bool = False
+    *size: int | Sequence[int],
+    dtype: Any = None,
+    kind: Literal["tensor", "array"] | None = None,
+    populate: bool = False,
 ) -> Any:
     """Return a zeroed tensor (or array) in memory that other ranks of this machine can map.
 

@@ -1,4 +1,6 @@
-"""What a path can't take in place: GPU memory where it only knows the host's, and elements strewn so thinly that one by one costs more than a copy."""
+"""What a path can't take in place: GPU memory where it only knows the host's, and elements strewn so
+thinly that one by one costs more than a copy.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def hold(memory: Memory) -> None:
 
 
 def queued_work(memory: Memory) -> Any:
-    """Return an event that passes when what is queued now on the current stream of a GPU is done; None for host memory."""
+    """Return an event that passes when what is queued now on the current stream of a GPU is done; None for
+    host memory.
+    """
     if memory.is_cpu:
         return None
     import torch
@@ -184,7 +188,13 @@ def _read_span(path: Path, job: Job) -> None:
         path.transfer(job)
         return
     span = _host_bytes(high - low)
-    inner = Job(READ, job.handle.at(Layout.contiguous((high - low,), 1, low)), memory_of(span), job.deadline, job.cancelled)
+    inner = Job(
+        READ,
+        job.handle.at(Layout.contiguous((high - low,), 1, low)),
+        memory_of(span),
+        job.deadline,
+        job.cancelled,
+    )
     run(path, inner)
     import numpy
 

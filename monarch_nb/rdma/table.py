@@ -1,12 +1,12 @@
 """Keep which registrations hold, in a table in shared memory that the owner writes and everybody on its
 machine may read.
 
-So a reader on the same machine needs no word of the owner to learn that a buffer was dropped, and a NIC can read the line, too. A line
-is one 64-bit key; 0: free. The owner clears the line *before* it lets the memory go, and readers look again after the last byte: if the line
-is unchanged, the memory was there all the time.
+So a reader on the same machine needs no word of the owner to learn that a buffer was dropped, and a NIC can
+read the line, too. A line is one 64-bit key; 0: free. The owner clears the line *before* it lets the memory
+go, and readers look again after the last byte: if the line is unchanged, the memory was there all the time.
 
-Who writes also locks its line meanwhile (a shared lock on a byte of the file, which the kernel drops with the writer): so the owner can
-wait until nobody writes any more, and give the memory to others.
+Who writes also locks its line meanwhile (a shared lock on a byte of the file, which the kernel drops with the
+writer): so the owner can wait until nobody writes any more, and give the memory to others.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ class Table:
                 slot = self._num_used
                 self._num_used += 1
             else:
-                raise TableFull(f"{NUM_SLOTS} buffers are registered in this process: drop() those that are done with")
+                raise TableFull(
+                    f"{NUM_SLOTS} buffers are registered in this process: drop() those that are done with"
+                )
             key = secrets.randbits(63) | 1
             self._keys[slot] = key
             return slot, key
@@ -114,7 +116,9 @@ class TableView:
 
     @contextmanager
     def writing(self, slot: int) -> Iterator[None]:
-        """Let the owner wait for us before it lets the memory of a line go. Look at the key inside: it may have been cleared before."""
+        """Let the owner wait for us before it lets the memory of a line go. Look at the key inside: it may
+        have been cleared before.
+        """
         with self._lock:  # a lock is the open file's: several threads of ours have one together
             self._writers[slot] = self._writers.get(slot, 0) + 1
             if self._writers[slot] == 1:

@@ -32,7 +32,9 @@ class Totals:
         with self._lock:
             t = self._by_path.get(path, Total(path, 0, 0, 0, 0.0))
             written = receipt.num_bytes - read
-            new = Total(path, t.num + 1, t.read_bytes + read, t.written_bytes + written, t.seconds + receipt.seconds)
+            new = Total(
+                path, t.num + 1, t.read_bytes + read, t.written_bytes + written, t.seconds + receipt.seconds
+            )
             self._by_path[path] = new
             if self._page is not None:
                 self._page.put_total(list(self._by_path).index(path), new)

@@ -26,7 +26,8 @@ class Receipt:
 
     Attributes:
         op: `read` or `write`.
-        path: by which way: `local`, `shm`, `cuda_ipc`, `verbs`, `tcp`, or one that was added; several are joined by `+`.
+        path: by which way: `local`, `shm`, `cuda_ipc`, `verbs`, `tcp`, or one that was added; several are
+            joined by `+`.
         num_bytes: that were moved.
         seconds: from the call to the last byte.
         why_not: for each better path, why it was not taken.
@@ -45,7 +46,10 @@ class Receipt:
 
     def __str__(self) -> str:
         rest = "; ".join(f"not by {path}: {why}" for path, why in self.why_not.items())
-        text = f"{self.op} {size_text(self.num_bytes)} by {self.path} in {time_text(self.seconds)}, {self.gb_per_s:.3g} GB/s"
+        text = (
+            f"{self.op} {size_text(self.num_bytes)} by {self.path} in {time_text(self.seconds)}, "
+            f"{self.gb_per_s:.3g} GB/s"
+        )
         return f"{text} ({rest})" if rest else text
 
 
@@ -90,7 +94,11 @@ class Transfer(LocalFuture[Receipt]):
             raise
 
     def _wait_for(self, ended: threading.Event, timeout: float | None) -> bool:
-        if waiting.on_long is None or process_context.rank is not None or threading.current_thread() is not threading.main_thread():
+        if (
+            waiting.on_long is None
+            or process_context.rank is not None
+            or threading.current_thread() is not threading.main_thread()
+        ):
             return ended.wait(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         if ended.wait(LONG_S if timeout is None else min(LONG_S, timeout)):

@@ -3,8 +3,8 @@
     browser -- handlers, stream -- meshes -- links -- controllers
 
 `handlers` and `stream` only translate; `meshes` knows which meshes there are; a `link` is the connection to
-one controller, with a `mirror` of its state.
-No kernel takes part: it all works while kernels are busy, or gone. With no page open there is no connection and no timer.
+one controller, with a `mirror` of its state. No kernel takes part: it all works while kernels are busy, or
+gone. With no page open there is no connection and no timer.
 """
 
 from __future__ import annotations

@@ -41,7 +41,9 @@ def read_start(body: Mapping[str, Any]) -> StartRequest:
     """
     unknown = set(body) - set(StartRequest._fields)
     if unknown:
-        raise BadBody(f"unknown field {', '.join(sorted(map(repr, unknown)))}; known: {', '.join(StartRequest._fields)}")
+        raise BadBody(
+            f"unknown field {', '.join(sorted(map(repr, unknown)))}; known: {', '.join(StartRequest._fields)}"
+        )
     name = read_text(body, "name", "mesh")
     try:
         connection_path(name)
@@ -60,8 +62,12 @@ def read_start(body: Mapping[str, Any]) -> StartRequest:
         raise BadBody(f"idle_timeout: {error}") from None
     process_group = body.get("process_group", "")
     if process_group not in PROCESS_GROUPS:
-        raise BadBody(f"process_group must be one of {', '.join(PROCESS_GROUPS[1:])}, or empty, not {process_group!r}")
-    return StartRequest(name, read_sizes(body.get("dims", []), "dims"), num_hosts, job, idle_timeout, process_group)
+        raise BadBody(
+            f"process_group must be one of {', '.join(PROCESS_GROUPS[1:])}, or empty, not {process_group!r}"
+        )
+    return StartRequest(
+        name, read_sizes(body.get("dims", []), "dims"), num_hosts, job, idle_timeout, process_group
+    )
 
 
 def read_resize(body: Mapping[str, Any]) -> dict[str, int]:
@@ -85,8 +91,17 @@ def read_sizes(value: Any, field: str) -> dict[str, int]:
     found: dict[str, int] = {}
     pairs = value if isinstance(value, list) else [None]
     for pair in pairs:
-        if not (isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) and pair[0].isidentifier() and _is_count(pair[1])):
-            raise BadBody(f'{field} must be a list of names and sizes (1 to {MAX_SIZE}), as in [["hosts", 2], ["gpus", 4]]; not {value!r}')
+        if not (
+            isinstance(pair, list)
+            and len(pair) == 2
+            and isinstance(pair[0], str)
+            and pair[0].isidentifier()
+            and _is_count(pair[1])
+        ):
+            raise BadBody(
+                f'{field} must be a list of names and sizes (1 to {MAX_SIZE}), as in [["hosts", 2], '
+                f'["gpus", 4]]; not {value!r}'
+            )
         if pair[0] in found:
             raise BadBody(f"{field} must name each dimension once; {pair[0]!r} is there twice")
         found[pair[0]] = pair[1]

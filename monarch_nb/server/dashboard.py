@@ -1,7 +1,8 @@
 """`monarch-nb dashboard`: the panel without Jupyter. One per user, on this machine's loopback only.
 
-It's tornado with the extension's own handlers, and Jupyter's identity provider: a token in the address that is printed, a cookie from then on. Nothing else of a Jupyter
-server is there: no kernels, no files, no terminals. Where it is stands in a file that only this user can read.
+It's tornado with the extension's own handlers, and Jupyter's identity provider: a token in the address that
+is printed, a cookie from then on. Nothing else of a Jupyter server is there: no kernels, no files, no
+terminals. Where it is stands in a file that only this user can read.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ async def _serve(port: int, on_ready: Callable[[Place], None]) -> None:
         sockets = bind_sockets(port, HOST)
     except (OSError, OverflowError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise MeshUsageError(f"port {port} can't be used: {why}. Take another: --port N, or none for one that is free") from None
+        raise MeshUsageError(
+            f"port {port} can't be used: {why}. Take another: --port N, or none for one that is free"
+        ) from None
     port = sockets[0].getsockname()[1]
     place = Place(os.getpid(), f"http://{HOST}:{port}/monarch_nb/dashboard", secrets.token_urlsafe(32))
     meshes = Meshes()
@@ -104,7 +107,11 @@ def _nowhere() -> type[Any]:
             is_login = self.request.path == "/monarch_nb/no-token"
             self.set_status(403 if is_login else 404)
             self.set_header("Content-Type", "text/plain; charset=utf-8")
-            self.finish("Open the address that `monarch-nb dashboard` has printed: it has the token." if is_login else "There's nothing here.")
+            self.finish(
+                "Open the address that `monarch-nb dashboard` has printed: it has the token."
+                if is_login
+                else "There's nothing here."
+            )
 
     return Nowhere
 

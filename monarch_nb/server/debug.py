@@ -1,4 +1,6 @@
-"""The debugger over REST and the stream: who stands where, and lines to them. A line runs code on ranks, so it takes the right to write."""
+"""The debugger over REST and the stream: who stands where, and lines to them. A line runs code on ranks,
+so it takes the right to write.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,10 @@ class DebugWatch(Watch):
             with suppress(RuntimeError):  # the server is closing
                 loop.call_soon_threadsafe(callback)
 
-        return mesh.debugger().watch(lambda rows: soon(partial(self._on_stops, rows)), lambda: soon(partial(self._ended, how_ended(mesh))))
+        return mesh.debugger().watch(
+            lambda rows: soon(partial(self._on_stops, rows)),
+            lambda: soon(partial(self._ended, how_ended(mesh))),
+        )
 
     def _on_stops(self, stops: list[dict[str, Any]]) -> None:
         self._stops = stops

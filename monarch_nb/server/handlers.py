@@ -1,4 +1,6 @@
-"""REST: each handler reads what it's given, calls one function, and answers. See `labextension/src/protocol.ts` for what goes to and fro."""
+"""REST: each handler reads what it's given, calls one function, and answers. See
+`labextension/src/protocol.ts` for what goes to and fro.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ class MeshHandler(APIHandler):
         if not self.request.body:
             return {}
         if len(self.request.body) > MAX_BODY_BYTES:
-            raise BadBody(f"the body must have at most {MAX_BODY_BYTES:,} bytes, not {len(self.request.body):,}")
+            raise BadBody(
+                f"the body must have at most {MAX_BODY_BYTES:,} bytes, not {len(self.request.body):,}"
+            )
         try:
             found = json.loads(self.request.body)
         except ValueError:
@@ -81,7 +85,12 @@ class MeshHandler(APIHandler):
         """What is the asker's fault isn't the server's business."""
         if not isinstance(value, MeshError | ValueError | RecursionError | HTTPError):
             # Not by tornado's own means: it logs the request with its address, in which a token may be.
-            self.log.error("Uncaught exception in %s %s", self.request.method, self.request.path, exc_info=(typ, value, tb))
+            self.log.error(
+                "Uncaught exception in %s %s",
+                self.request.method,
+                self.request.path,
+                exc_info=(typ, value, tb),
+            )
 
 
 def _explain(error: BaseException | None, status: int) -> tuple[int, str]:

@@ -1,8 +1,9 @@
 """Tell kernels which interrupts are meant.
 
-A kernel that is shut down is interrupted first, and can't tell such an interrupt from the stop button's (`monarch_nb._client.kernel`). The server can: of
-an interrupt that somebody has asked for it tells in an event, of a shutdown's it doesn't. The kernel is told by a signal that is ignored
-by every process that has no handler for it, so it may go to kernels that don't know us.
+A kernel that is shut down is interrupted first, and can't tell such an interrupt from the stop button's
+(`monarch_nb._client.kernel`). The server can: of an interrupt that somebody has asked for it tells in an
+event, of a shutdown's it doesn't. The kernel is told by a signal that is ignored by every process that has no
+handler for it, so it may go to kernels that don't know us.
 """
 
 from __future__ import annotations

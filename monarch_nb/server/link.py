@@ -31,7 +31,9 @@ class Link:
         on_close: called once the connection is closed.
     """
 
-    def __init__(self, connection: Connection, pool: ThreadPoolExecutor, on_close: Callable[[Link], None]) -> None:
+    def __init__(
+        self, connection: Connection, pool: ThreadPoolExecutor, on_close: Callable[[Link], None]
+    ) -> None:
         self.connection = connection
         self.mirror = Mirror()
         self._pool = pool
@@ -48,7 +50,9 @@ class Link:
         from monarch_nb.mesh import attach
 
         name = self.connection.name
-        return await self._loop.run_in_executor(self._pool, lambda: attach(name, listens=False, observes=True, what=WHO))
+        return await self._loop.run_in_executor(
+            self._pool, lambda: attach(name, listens=False, observes=True, what=WHO)
+        )
 
     # --- use
 

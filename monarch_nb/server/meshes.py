@@ -103,7 +103,9 @@ class MeshList:
         return rows
 
     async def _look_again(self) -> None:
-        """Look on and on: whatever has gone wrong (no descriptor is free, the directory can't be read) may be over next time."""
+        """Look on and on: whatever has gone wrong (no descriptor is free, the directory can't be read) may
+        be over next time.
+        """
         before = ""
         while True:
             try:
@@ -120,7 +122,9 @@ class MeshList:
         connections = {(c.name, c.pid): c for c in launch.list_all_connections()}
         for key in [k for k in self._links if k not in connections or self._links[k].closed]:
             self._drop(key)
-        await asyncio.gather(*(self._watch(key, c) for key, c in connections.items() if key not in self._links))
+        await asyncio.gather(
+            *(self._watch(key, c) for key, c in connections.items() if key not in self._links)
+        )
         rows = [
             {"name": c.name, "pid": c.pid, "sizes": [], "states": {}, "trouble": self._trouble(key)}
             for key, c in connections.items()

@@ -33,10 +33,16 @@ class MeshCollector(Collector):
         """Yield the metrics."""
         ranks = GaugeMetricFamily("monarch_nb_ranks", "Ranks of a mesh in a state", labels=["mesh", "state"])
         cells = GaugeMetricFamily("monarch_nb_cells", "Cells that run or wait", labels=["mesh"])
-        memory = GaugeMetricFamily("monarch_nb_rank_memory_bytes", "Proportional set size of a rank", labels=["mesh", "rank"])
+        memory = GaugeMetricFamily(
+            "monarch_nb_rank_memory_bytes", "Proportional set size of a rank", labels=["mesh", "rank"]
+        )
         cpu = GaugeMetricFamily("monarch_nb_host_cpu_percent", "CPU use of a host", labels=["mesh", "host"])
-        gpu = GaugeMetricFamily("monarch_nb_gpu_utilization_percent", "Utilisation of a GPU", labels=["mesh", "host", "gpu"])
-        gpu_memory = GaugeMetricFamily("monarch_nb_gpu_memory_bytes", "Used memory of a GPU", labels=["mesh", "host", "gpu"])
+        gpu = GaugeMetricFamily(
+            "monarch_nb_gpu_utilization_percent", "Utilisation of a GPU", labels=["mesh", "host", "gpu"]
+        )
+        gpu_memory = GaugeMetricFamily(
+            "monarch_nb_gpu_memory_bytes", "Used memory of a GPU", labels=["mesh", "host", "gpu"]
+        )
         for status in self._statuses():
             name = status.name
             for state in STATES:

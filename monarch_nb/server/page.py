@@ -1,6 +1,8 @@
-"""The panel as a page of its own: `monarch_nb/dashboard`, below a Jupyter server or the one of `monarch-nb dashboard`.
+"""The panel as a page of its own: `monarch_nb/dashboard`, below a Jupyter server or the one of `monarch-nb
+dashboard`.
 
-The page and its script are the same for both; what it shows comes by the same REST and WebSocket as JupyterLab's panel.
+The page and its script are the same for both; what it shows comes by the same REST and WebSocket as
+JupyterLab's panel.
 """
 
 from __future__ import annotations
@@ -38,7 +40,10 @@ class _PageHandler(JupyterHandler):
     @property
     def content_security_policy(self) -> str:
         """Nothing comes from elsewhere."""
-        return "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; frame-ancestors 'self'; base-uri 'none'"
+        return (
+            "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; frame-ancestors "
+            "'self'; base-uri 'none'"
+        )
 
 
 class DashboardHandler(_PageHandler):

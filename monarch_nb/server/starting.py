@@ -1,4 +1,6 @@
-"""Starting a mesh: in a process of its own, by the command line, so that it's what a terminal would start; the server stays as it is."""
+"""Starting a mesh: in a process of its own, by the command line, so that it's what a terminal would start;
+the server stays as it is.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +26,25 @@ async def start_mesh(request: StartRequest, directory: str) -> None:
         RankTimeout: if it takes longer than `START_S`.
     """
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "monarch_nb.cli", *command(request),
-        cwd=directory, env={**clean_environment(), "MONARCH_NB_PROGRAM": WHO}, stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip
+        sys.executable,
+        "-m",
+        "monarch_nb.cli",
+        *command(request),
+        cwd=directory,
+        env={**clean_environment(), "MONARCH_NB_PROGRAM": WHO},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
     try:
         _, error = await asyncio.wait_for(process.communicate(), START_S)
     except TimeoutError:
         process.kill()
         await process.wait()
-        raise RankTimeout(f"mesh {request.name!r} was not up within {START_S:g} s; see: monarch-nb status {request.name}") from None
+        raise RankTimeout(
+            f"mesh {request.name!r} was not up within {START_S:g} s; see: monarch-nb status {request.name}"
+        ) from None
     if process.returncode:
         text = error.decode(errors="replace").strip().removeprefix("monarch-nb: ")
         raise MeshStartError(text or f"the mesh did not start (exit code {process.returncode})")

@@ -1,7 +1,8 @@
 """The one WebSocket: what is watched, as it changes.
 
-For each watch at most one message is under way: the next one is sent when the browser has said `taken`. Until then changes are put together (state, list) or
-stay where they are, in the journal (logs). So a slow browser costs nothing here, and is never behind.
+For each watch at most one message is under way: the next one is sent when the browser has said `taken`. Until
+then changes are put together (state, list) or stay where they are, in the journal (logs). So a slow browser
+costs nothing here, and is never behind.
 """
 
 from __future__ import annotations
@@ -119,7 +120,9 @@ class StatusWatch(Watch):
 class LogsWatch(Watch):
     """What ranks print from now on, or from a position."""
 
-    def __init__(self, meshes: Meshes, send: Send, mesh: str, ranks: str, grep: str, after: int | None) -> None:
+    def __init__(
+        self, meshes: Meshes, send: Send, mesh: str, ranks: str, grep: str, after: int | None
+    ) -> None:
         super().__init__(meshes, send)
         self._name, self._ranks, self._grep = mesh, ranks or "all", grep
         self._after = after
@@ -195,7 +198,9 @@ class StreamHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
 
     def log_exception(self, typ: Any, value: Any, tb: Any) -> None:
         """Log an error without the address: a token may be in it."""
-        self.log.error("Uncaught exception in %s %s", self.request.method, self.request.path, exc_info=(typ, value, tb))
+        self.log.error(
+            "Uncaught exception in %s %s", self.request.method, self.request.path, exc_info=(typ, value, tb)
+        )
 
     def initialize(self, **kwargs: Any) -> None:
         super().initialize(**kwargs)
@@ -225,7 +230,9 @@ class StreamHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
             if not isinstance(number, int):
                 raise TypeError("id")
         except (ValueError, TypeError, KeyError, RecursionError):
-            self._write({"type": "error", "id": 0, "message": 'expected {"op": "watch", "id": 1, "what": ...}'})
+            self._write(
+                {"type": "error", "id": 0, "message": 'expected {"op": "watch", "id": 1, "what": ...}'}
+            )
             return
         if op == "watch":
             self._begin(number, message)
@@ -297,12 +304,18 @@ def _make(meshes: Meshes, send: Send, message: dict[str, Any]) -> Watch:
         return ListWatch(meshes, send)
     mesh = message.get("mesh")
     if what not in ("status", "debug", "logs") or not isinstance(mesh, str):
-        raise ValueError(f"what must be meshes, or status, debug or logs with a mesh; not {what!r} with {mesh!r}")
+        raise ValueError(
+            f"what must be meshes, or status, debug or logs with a mesh; not {what!r} with {mesh!r}"
+        )
     if what == "debug":
         return DebugWatch(meshes, send, mesh)
     if what == "status":
         return StatusWatch(meshes, send, mesh)
     after, ranks, grep = message.get("after"), message.get("ranks", "all"), message.get("grep", "")
-    if not (after is None or isinstance(after, int)) or not isinstance(ranks, str) or not isinstance(grep, str):
+    if (
+        not (after is None or isinstance(after, int))
+        or not isinstance(ranks, str)
+        or not isinstance(grep, str)
+    ):
         raise ValueError("logs are watched with ranks and grep, both text, and after, a position or null")
     return LogsWatch(meshes, send, mesh, ranks, grep, after)

@@ -1,4 +1,6 @@
-"""Programs that torchrun would start, on the processes of a mesh: `SPMDActor` runs a script with the environment that it expects."""
+"""Programs that torchrun would start, on the processes of a mesh: `SPMDActor` runs a script with the
+environment that it expects.
+"""
 
 from monarch_nb.spmd.environment import (
     AddrType,
@@ -8,4 +10,10 @@ from monarch_nb.spmd.environment import (
 )
 from monarch_nb.spmd.runner import SPMDActor
 
-__all__ = ["AddrType", "SPMDActor", "elastic_environment", "setup_torch_elastic_env", "setup_torch_elastic_env_async"]
+__all__ = [
+    "AddrType",
+    "SPMDActor",
+    "elastic_environment",
+    "setup_torch_elastic_env",
+    "setup_torch_elastic_env_async",
+]

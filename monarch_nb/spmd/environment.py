@@ -31,7 +31,9 @@ def elastic_environment(proc_mesh: ProcMesh, master_addr: str, master_port: int)
 
     What is on one host is one group; its place among those there gives LOCAL_RANK.
     """
-    return [elastic_variables(proc_mesh._procs, rank, master_addr, master_port) for rank in range(len(proc_mesh))]
+    return [
+        elastic_variables(proc_mesh._procs, rank, master_addr, master_port) for rank in range(len(proc_mesh))
+    ]
 
 
 def host_and_port(kind: AddrType | None) -> tuple[str, int]:
@@ -52,13 +54,19 @@ def host_and_port(kind: AddrType | None) -> tuple[str, int]:
             usable = [str(row[4][0]) for row in rows if not str(row[4][0]).startswith(("fe80:", "169.254."))]
             if usable:
                 return usable[0], port
-    raise RuntimeError(f"this host, {socket.gethostname()}, has no {kind.value} address that others could connect to")
+    raise RuntimeError(
+        f"this host, {socket.gethostname()}, has no {kind.value} address that others could connect to"
+    )
 
 
 async def setup_torch_elastic_env_async(
-    proc_mesh: ProcMesh, master_addr: str | None = None, master_port: int | None = None, use_ipaddr: AddrType | None = None
+    proc_mesh: ProcMesh,
+    master_addr: str | None = None,
+    master_port: int | None = None,
+    use_ipaddr: AddrType | None = None,
 ) -> None:
-    """Set the environment that torchrun sets, on every process. The rendezvous is on rank 0's host, at a free port.
+    """Set the environment that torchrun sets, on every process. The rendezvous is on rank 0's host, at a free
+    port.
 
     Args:
         master_addr, master_port: what is given holds; what isn't is chosen.
@@ -72,7 +80,10 @@ async def setup_torch_elastic_env_async(
 
 
 def setup_torch_elastic_env(
-    proc_mesh: ProcMesh, master_addr: str | None = None, master_port: int | None = None, use_ipaddr: AddrType | None = None
+    proc_mesh: ProcMesh,
+    master_addr: str | None = None,
+    master_port: int | None = None,
+    use_ipaddr: AddrType | None = None,
 ) -> None:
     """Set the environment that torchrun sets, on every process; waits until it's done.
 

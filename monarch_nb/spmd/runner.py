@@ -40,12 +40,15 @@ class SPMDActor(Actor):
 
     @endpoint
     def setup_env(self, master_addr: str, master_port: int) -> None:
-        """Set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR ... in this process, and for whoever takes its place."""
+        """Set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR ... in this process, and for whoever takes its
+        place.
+        """
         self._set_up(master_addr, master_port)
 
     @endpoint
     def main(self, master_addr: str, master_port: int, script_args: Sequence[str]) -> bool:
-        """Set the environment up and run `script_args` as `python` would: a script with its arguments, or `-m MODULE` with them.
+        """Set the environment up and run `script_args` as `python` would: a script with its arguments, or `-m
+        MODULE` with them.
 
         Raises:
             ValueError: if there's nothing to run.
@@ -54,7 +57,9 @@ class SPMDActor(Actor):
         is_module = bool(script_args) and script_args[0] == "-m"
         target, *rest = script_args[1:] if is_module else script_args or ("",)
         if not target:
-            raise ValueError('main needs a script, as in ["train.py", "--lr", "0.1"], or a module: ["-m", "train"]')
+            raise ValueError(
+                'main needs a script, as in ["train.py", "--lr", "0.1"], or a module: ["-m", "train"]'
+            )
         self._set_up(master_addr, master_port)
         script = Script(target, tuple(rest), is_module, workdir=os.environ.get("WORKSPACE_DIR", ""))
         error = run_program(script, {}, lambda: None)

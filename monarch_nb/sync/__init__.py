@@ -1,4 +1,5 @@
-"""What the notebook runs with, on every host: files of the workspace, the environment, and what was done, as a receipt.
+"""What the notebook runs with, on every host: files of the workspace, the environment, and what was done, as
+a receipt.
 
 ignore       which files of a folder are a workspace's
 workspace    a folder of this machine: what its files hold now
@@ -15,5 +16,13 @@ from monarch_nb.sync.receipt import Part, SyncReceipt
 from monarch_nb.sync.report import HostWorkspace, WorkspaceReceipt
 
 __all__ = [
-    "Followed", "HostWorkspace", "Part", "SyncOptions", "SyncReceipt", "WorkspaceReceipt", "Workspaces", "known_workspaces", "workspaces_of",
-]  # fmt: skip
+    "Followed",
+    "HostWorkspace",
+    "Part",
+    "SyncOptions",
+    "SyncReceipt",
+    "WorkspaceReceipt",
+    "Workspaces",
+    "known_workspaces",
+    "workspaces_of",
+]

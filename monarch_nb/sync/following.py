@@ -1,4 +1,6 @@
-"""The workspaces of this program on the hosts of one mesh: what each host has, and whether that's what the files hold now."""
+"""The workspaces of this program on the hosts of one mesh: what each host has, and whether that's what the
+files hold now.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,11 @@ class Followed:
         found = {index: HostWorkspace("", trouble=text) for index, text in troubles.items()}
         for index, hello in hellos.items():
             self.copies[index] = Copy(hello.folder, hello.hostname, hello.is_shared)
-        found |= {index: HostWorkspace(h.hostname, h.folder, is_shared=True) for index, h in hellos.items() if h.is_shared}
+        found |= {
+            index: HostWorkspace(h.hostname, h.folder, is_shared=True)
+            for index, h in hellos.items()
+            if h.is_shared
+        }
         apart = {index: hello for index, hello in hellos.items() if not hello.is_shared}
         if not apart:
             return self._receipt(found, None, start, options.is_dry)
@@ -109,7 +115,10 @@ class Followed:
         """Return in words which files hosts don't have as they are."""
         paths = self._changed_paths()
         names = ", ".join(paths[:3]) + (f" and {len(paths) - 3:,} more" if len(paths) > 3 else "")
-        return f"{names or self.workspace.folder} ha{'s' if len(paths) < 2 else 've'} changed here since the other hosts were sent {'it' if len(paths) < 2 else 'them'}"
+        return (
+            f"{names or self.workspace.folder} ha{'s' if len(paths) < 2 else 've'} changed here since the "
+            f"other hosts were sent {'it' if len(paths) < 2 else 'them'}"
+        )
 
     def is_to_be_said(self) -> bool:
         """Say whether it's the first time that this is asked for the files as they are."""
@@ -123,7 +132,12 @@ class Followed:
         if now is None:
             return []
         olds = [scan.manifest if scan is not None else {} for scan in scans]
-        paths = {path for old in olds for path in {**old, **now.manifest} if old.get(path) != now.manifest.get(path)}
+        paths = {
+            path
+            for old in olds
+            for path in {**old, **now.manifest}
+            if old.get(path) != now.manifest.get(path)
+        }
         return sorted(paths)
 
     def pairs(self, index: int) -> Pairs:
@@ -144,7 +158,10 @@ class Followed:
                 return scan, do(scan)
             except FileMoved as error:
                 moved = str(error)
-        raise MeshUsageError(f"sync: {moved} changes all the time while it's sent. Leave it out: %mesh sync --exclude {moved!r}")
+        raise MeshUsageError(
+            f"sync: {moved} changes all the time while it's sent. Leave it out: %mesh sync --exclude "
+            f"{moved!r}"
+        )
 
     # --- hosts
 
@@ -172,7 +189,9 @@ class Followed:
                 troubles[index] = str(error)
         return hellos, troubles
 
-    def _bring_all(self, hellos: dict[int, Hello], scan: Scan, options: SyncOptions) -> dict[int, HostWorkspace]:
+    def _bring_all(
+        self, hellos: dict[int, Hello], scan: Scan, options: SyncOptions
+    ) -> dict[int, HostWorkspace]:
         def one(index: int) -> HostWorkspace:
             hello = hellos[index]
             try:
@@ -196,7 +215,9 @@ class Followed:
         return replace(found, link=trouble)
 
     def _edit_all(self, apart: dict[int, Copy], scan: Scan) -> dict[int, HostWorkspace]:
-        """Send what has changed in one message each, to those of which it's known what they have; to others, what they lack."""
+        """Send what has changed in one message each, to those of which it's known what they have; to
+        others, what they lack.
+        """
         asked = []
         for index, copy in apart.items():
             if copy.scan is None or copy.scan.id == scan.id:
@@ -215,9 +236,15 @@ class Followed:
                 continue
             if outcome is not None:
                 copy = apart[index]
-                found[index] = HostWorkspace(copy.hostname, copy.folder, False, outcome, len(edit.contents), num_bytes)
+                found[index] = HostWorkspace(
+                    copy.hostname, copy.folder, False, outcome, len(edit.contents), num_bytes
+                )
         self._took(found, scan)
-        behind = [i for i, copy in apart.items() if i not in found and (copy.scan is None or copy.scan.id != scan.id)]
+        behind = [
+            i
+            for i, copy in apart.items()
+            if i not in found and (copy.scan is None or copy.scan.id != scan.id)
+        ]
         if behind:
             hellos, troubles = self._greet(behind)
             found |= {index: HostWorkspace("", trouble=text) for index, text in troubles.items()}
@@ -228,12 +255,20 @@ class Followed:
         for index, each in found.items():
             self.copies[index].scan = scan if each.is_done else None
 
-    def _receipt(self, found: dict[int, HostWorkspace], scan: Scan | None, start: float, is_dry: bool) -> WorkspaceReceipt:
+    def _receipt(
+        self, found: dict[int, HostWorkspace], scan: Scan | None, start: float, is_dry: bool
+    ) -> WorkspaceReceipt:
         if scan is None:
             return WorkspaceReceipt(self.workspace.folder, found, 0, 0, is_dry=is_dry)
         return WorkspaceReceipt(
-            self.workspace.folder, found, len(scan.manifest), scan.num_bytes, scan.left_out, seconds=time.monotonic() - start, is_dry=is_dry
-        )  # fmt: skip
+            self.workspace.folder,
+            found,
+            len(scan.manifest),
+            scan.num_bytes,
+            scan.left_out,
+            seconds=time.monotonic() - start,
+            is_dry=is_dry,
+        )
 
 
 class Workspaces:
@@ -243,7 +278,9 @@ class Workspaces:
         self._session = session
         self._followed: dict[str, Followed] = {}
 
-    def bring(self, hosts: Sequence[int], paths: Sequence[str], options: SyncOptions) -> tuple[WorkspaceReceipt, ...]:
+    def bring(
+        self, hosts: Sequence[int], paths: Sequence[str], options: SyncOptions
+    ) -> tuple[WorkspaceReceipt, ...]:
         """Have hosts have the workspace, and others that were named.
 
         Args:
@@ -279,7 +316,9 @@ class Workspaces:
 
     def is_elsewhere(self, path: str) -> bool:
         """Say whether a path of this machine's lies somewhere else on some host."""
-        return not self.is_shared_by_all() and any(each.workspace.has(path) for each in self._followed.values())
+        return not self.is_shared_by_all() and any(
+            each.workspace.has(path) for each in self._followed.values()
+        )
 
     def _chosen(self, paths: Sequence[str], options: SyncOptions) -> list[Followed]:
         if not paths and self._followed:
@@ -291,7 +330,9 @@ class Workspaces:
     def _folder_of(self, path: str) -> str:
         """Return the workspace that a path lies in, or becomes."""
         real = os.path.realpath(path)
-        known = next((each.workspace.folder for each in self._followed.values() if each.workspace.has(real)), None)
+        known = next(
+            (each.workspace.folder for each in self._followed.values() if each.workspace.has(real)), None
+        )
         return known or (real if os.path.isdir(real) else root_of(real))
 
     def _follow(self, folder: str, options: SyncOptions) -> Followed:

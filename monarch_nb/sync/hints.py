@@ -1,4 +1,6 @@
-"""What to type when a rank lacks what is here: a module of the workspace, or a file at the notebook's path."""
+"""What to type when a rank lacks what is here: a module of the workspace, or a file at the notebook's
+path.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,11 @@ def advice(failures: Sequence[RankFailure]) -> str:
 
     Only programs have hints that use other hosts, some of which don't see this machine's files.
     """
-    found = [_of_module(f) or _of_file(f) for f in failures if f.type in ("ModuleNotFoundError", "FileNotFoundError")]
+    found = [
+        _of_module(f) or _of_file(f)
+        for f in failures
+        if f.type in ("ModuleNotFoundError", "FileNotFoundError")
+    ]
     return next(filter(None, found), "") if any(found) and _may_see_other_files() else ""
 
 
@@ -50,7 +56,14 @@ def _has_other_hosts(session: Session) -> bool:
 def _of_module(failure: RankFailure) -> str:
     found = _NO_MODULE.search(failure.message)
     file = _find(found[1]) if found is not None else ""
-    return f"{found[1]} is here ({file}): %mesh sync (mesh.sync()) sends your files to hosts that don't have them" if found and file else ""
+    return (
+        (
+            f"{found[1]} is here ({file}): %mesh sync (mesh.sync()) sends your files to hosts that don't "
+            "have them"
+        )
+        if found and file
+        else ""
+    )
 
 
 def _find(module: str) -> str:
@@ -58,7 +71,13 @@ def _find(module: str) -> str:
     top = module.partition(".")[0]
     with suppress(Exception):  # finders of the user's may raise anything
         spec = PathFinder.find_spec(top)
-        places = [spec.origin] if spec is not None and spec.origin else list(spec.submodule_search_locations or ()) if spec else []
+        places = (
+            [spec.origin]
+            if spec is not None and spec.origin
+            else list(spec.submodule_search_locations or ())
+            if spec
+            else []
+        )
         return next((place for place in places if not is_library(place)), "")
     return ""
 
@@ -69,7 +88,8 @@ def _of_file(failure: RankFailure) -> str:
         spaces = known_workspaces(session)
         if found is not None and spaces is not None and spaces.is_elsewhere(found[1]):
             return (
-                f"{found[1]} is a path of this machine; other hosts have the workspace in another folder, which ranks there work in: use a path "
-                f"relative to the working directory; or %mesh sync --same-path"
+                f"{found[1]} is a path of this machine; other hosts have the workspace in another "
+                "folder, which ranks there work in: use a path relative to the working directory; or "
+                "%mesh sync --same-path"
             )
     return ""

@@ -36,7 +36,9 @@ from monarch_nb.units import size_text
 T = TypeVar("T")
 
 PIECE_BYTES = 512 << 10
-"""A message stays below the size at which its content would go by shared memory, which a host process doesn't read."""
+"""A message stays below the size at which its content would go by shared memory, which a host process
+doesn't read.
+"""
 _WINDOW = 32
 """Pieces under way to one host: what more is sent would only wait there."""
 SILENT_S = 60.0
@@ -90,9 +92,14 @@ class HostRequests:
         rows = self._session.request(Status()).hosts
         state = next((row.state for row in rows if row.index == self.index), HostState.LOST)
         if state != HostState.UP:
-            raise HostTrouble(f"host {self.index} is {state}: what has arrived there stays, and is not sent again. %mesh heal, then %mesh sync")
+            raise HostTrouble(
+                f"host {self.index} is {state}: what has arrived there stays, and is not sent again. "
+                "%mesh heal, then %mesh sync"
+            )
         if time.monotonic() > limit:
-            raise HostTrouble(f"host {self.index} has not answered for {SILENT_S:g} s: does its disk hang? See %mesh doctor")
+            raise HostTrouble(
+                f"host {self.index} has not answered for {SILENT_S:g} s: does its disk hang? See %mesh doctor"
+            )
 
 
 def greet(requests: HostRequests, where: Whereabouts) -> Hello:
@@ -100,7 +107,9 @@ def greet(requests: HostRequests, where: Whereabouts) -> Hello:
     return requests.get(GreetWorkspace(where))
 
 
-def bring(requests: HostRequests, workspace: Workspace, scan: Scan, hello: Hello, *, is_dry: bool) -> HostWorkspace:
+def bring(
+    requests: HostRequests, workspace: Workspace, scan: Scan, hello: Hello, *, is_dry: bool
+) -> HostWorkspace:
     """Have a host have all that a workspace has.
 
     Raises:
@@ -129,8 +138,9 @@ def bring(requests: HostRequests, workspace: Workspace, scan: Scan, hello: Hello
 def _check_room(hello: Hello, num_bytes: int) -> None:
     if num_bytes > hello.free_bytes:
         raise HostTrouble(
-            f"host {hello.hostname} has no room: {size_text(num_bytes)} are needed at {hello.folder}, {size_text(hello.free_bytes)} are free. "
-            f"Make room there, or start its host process with MONARCH_NB_STORE=FOLDER; nothing there has changed"
+            f"host {hello.hostname} has no room: {size_text(num_bytes)} are needed at {hello.folder}, "
+            f"{size_text(hello.free_bytes)} are free. Make room there, or start its host process with "
+            "MONARCH_NB_STORE=FOLDER; nothing there has changed"
         )
 
 
@@ -148,7 +158,9 @@ class _Sending:
             after = next(pieces, None) if len(data) <= PIECE_BYTES else data[PIECE_BYTES:]
             data = data[:PIECE_BYTES]
             name = self._requests.name
-            self._under_way.append(self._requests.ask(TakeContent(name, content, offset, data, after is None)))
+            self._under_way.append(
+                self._requests.ask(TakeContent(name, content, offset, data, after is None))
+            )
             if after is None:
                 break
             offset, data = offset + len(data), after
@@ -184,7 +196,8 @@ def _pieces(workspace: Workspace, entry: Entry) -> Iterator[bytes]:
 
 
 def edit_between(workspace: Workspace, before: Scan, now: Scan) -> Edit | None:
-    """Return what a host needs that has all of one scan, to have all of another; None if it's too much for one message.
+    """Return what a host needs that has all of one scan, to have all of another; None if it's too much for
+    one message.
 
     Raises:
         FileMoved: if a file changed meanwhile.
@@ -194,4 +207,10 @@ def edit_between(workspace: Workspace, before: Scan, now: Scan) -> Edit | None:
     files = [entry for entry in wanted if not entry.is_link]
     if sum(entry.size + 200 for entry in wanted) + 200 * len(gone) > PIECE_BYTES:
         return None
-    return Edit(before.id, now.id, wanted, gone, {entry.content: b"".join(_pieces(workspace, entry)) for entry in files})
+    return Edit(
+        before.id,
+        now.id,
+        wanted,
+        gone,
+        {entry.content: b"".join(_pieces(workspace, entry)) for entry in files},
+    )

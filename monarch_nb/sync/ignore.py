@@ -1,4 +1,5 @@
-"""Which files of a folder are a workspace's: what git knows and doesn't ignore, and what `.meshignore` says; never secrets, environments, or big files.
+"""Which files of a folder are a workspace's: what git knows and doesn't ignore, and what `.meshignore` says;
+never secrets, environments, or big files.
 
 Without git, `.gitignore` files are followed by `pathspec`. What is left out is told.
 """
@@ -24,15 +25,44 @@ MARK = ".monarch_nb-"
 MAX_FILES = 200_000
 BIG_BYTES = 100 << 20
 _GIT_S = 60.0
-_NEVER = frozenset({
-    ".git", ".hg", ".svn", "node_modules", "__pycache__", ".ipynb_checkpoints", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".tox", ".nox",
-    ".eggs", ".DS_Store",
-})  # fmt: skip
+_NEVER = frozenset(
+    {
+        ".git",
+        ".hg",
+        ".svn",
+        "node_modules",
+        "__pycache__",
+        ".ipynb_checkpoints",
+        ".mypy_cache",
+        ".pytest_cache",
+        ".ruff_cache",
+        ".tox",
+        ".nox",
+        ".eggs",
+        ".DS_Store",
+    }
+)
 """Names that don't go along, whatever is in them, and of which nothing is said."""
 _SECRETS = (
-    ".env", ".env.*", "!.env.example", "!.env.template", "*.pem", "id_*", "!id_*.py", "!id_*.pub", ".netrc", ".pypirc", ".aws/", ".ssh/",
-    ".git-credentials", ".npmrc", ".kube/", ".gnupg/", "*.p12", "*.keystore",
-)  # fmt: skip
+    ".env",
+    ".env.*",
+    "!.env.example",
+    "!.env.template",
+    "*.pem",
+    "id_*",
+    "!id_*.py",
+    "!id_*.pub",
+    ".netrc",
+    ".pypirc",
+    ".aws/",
+    ".ssh/",
+    ".git-credentials",
+    ".npmrc",
+    ".kube/",
+    ".gnupg/",
+    "*.p12",
+    "*.keystore",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +93,10 @@ class Choice:
     @classmethod
     def of(cls, folder: str, include: Sequence[str], exclude: Sequence[str]) -> Choice:
         """Return what `.meshignore` of a folder says, and what was given."""
-        with suppress(OSError), open(os.path.join(folder, MESHIGNORE), encoding="utf-8", errors="replace") as file:
+        with (
+            suppress(OSError),
+            open(os.path.join(folder, MESHIGNORE), encoding="utf-8", errors="replace") as file,
+        ):
             lines = [line.rstrip("\n") for line in file if line.strip() and not line.startswith("#")]
             include = (*(line[1:] for line in lines if line.startswith("!")), *include)
             exclude = (*(line for line in lines if not line.startswith("!")), *exclude)
@@ -87,7 +120,8 @@ def list_files(folder: str, choice: Choice, imported: Collection[str] = ()) -> L
     """Return which files of a folder go along.
 
     Args:
-        imported: paths below the folder of modules that this program has loaded: they go along although they're ignored.
+        imported: paths below the folder of modules that this program has loaded: they go along although
+            they're ignored.
 
     Raises:
         MeshUsageError: if there are too many, or a pattern isn't one.
@@ -123,7 +157,13 @@ def _reason(folder: str, path: str, exclude: GitIgnoreSpec) -> str:
         size = os.lstat(os.path.join(folder, path)).st_size
     except OSError:
         return ""
-    return f"{size / 1e9:.1f} GB: --include" if size > 1e9 else f"{size / 1e6:.0f} MB: --include" if size > BIG_BYTES else ""
+    return (
+        f"{size / 1e9:.1f} GB: --include"
+        if size > 1e9
+        else f"{size / 1e6:.0f} MB: --include"
+        if size > BIG_BYTES
+        else ""
+    )
 
 
 @cache
@@ -134,11 +174,15 @@ def _spec(patterns: tuple[str, ...]) -> GitIgnoreSpec:
     try:
         return GitIgnoreSpec.from_lines(patterns)
     except ValueError as error:
-        raise MeshUsageError(f"sync: {error}: expected a pattern as in a .gitignore, such as 'data/' or '*.pt'") from None
+        raise MeshUsageError(
+            f"sync: {error}: expected a pattern as in a .gitignore, such as 'data/' or '*.pt'"
+        ) from None
 
 
 def is_never(path: str) -> bool:
-    """Say whether something never goes along, and isn't told of: caches, what version control keeps, our own marks."""
+    """Say whether something never goes along, and isn't told of: caches, what version control keeps, our
+    own marks.
+    """
     parts = path.split("/")
     return not _NEVER.isdisjoint(parts) or path.endswith((".pyc", ".pyo")) or parts[-1].startswith(MARK)
 
@@ -161,7 +205,9 @@ def _environments(folder: str, paths: Sequence[str]) -> set[str]:
 
 
 def _candidates(folder: str, with_ignored: bool) -> tuple[list[str], list[str]]:
-    """Return the files that aren't ignored, and what is ignored: whole folders, or, if they may be wanted, each file in them."""
+    """Return the files that aren't ignored, and what is ignored: whole folders, or, if they may be wanted,
+    each file in them.
+    """
     if find_repository(folder) is not None:
         with suppress(OSError, subprocess.SubprocessError):
             return _ask_git(folder, with_ignored)
@@ -177,7 +223,8 @@ def _candidates(folder: str, with_ignored: bool) -> tuple[list[str], list[str]]:
 def too_many(folder: str) -> MeshUsageError:
     """Return the error for a folder that can't be meant."""
     return MeshUsageError(
-        f"sync: {folder} has over {MAX_FILES:,} files. Say which folder is your workspace: %mesh sync PATH; or leave some out: --exclude GLOB"
+        f"sync: {folder} has over {MAX_FILES:,} files. Say which folder is your workspace: %mesh sync "
+        "PATH; or leave some out: --exclude GLOB"
     )
 
 
@@ -211,9 +258,13 @@ def _git(folder: str, *arguments: str) -> Iterator[str]:
         OSError, SubprocessError: if there's no git, or it refuses (a repository of another user's).
     """
     done = subprocess.run(
-        ["git", "-C", folder, "ls-files", "-z", "--exclude-standard", *arguments], capture_output=True, check=True, timeout=_GIT_S,
-        stdin=subprocess.DEVNULL, env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
-    )  # fmt: skip
+        ["git", "-C", folder, "ls-files", "-z", "--exclude-standard", *arguments],
+        capture_output=True,
+        check=True,
+        timeout=_GIT_S,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+    )
     names = dict.fromkeys(done.stdout.split(b"\0"))
     return (os.fsdecode(name) for name in names if name)
 
@@ -222,8 +273,12 @@ Rules = tuple[tuple[str, "GitIgnoreSpec"], ...]
 """Folders, with what their .gitignore says, outermost first."""
 
 
-def _walk(folder: str, below: str, rules: Rules, with_ignored: bool, ignored: bool = False) -> Iterator[tuple[str, bool]]:
-    """Go through a folder; give paths, and whether they're ignored: whole folders then, unless `with_ignored`."""
+def _walk(
+    folder: str, below: str, rules: Rules, with_ignored: bool, ignored: bool = False
+) -> Iterator[tuple[str, bool]]:
+    """Go through a folder; give paths, and whether they're ignored: whole folders then, unless
+    `with_ignored`.
+    """
     rules = (*rules, *_rules_of(folder, below))
     try:
         entries = sorted(os.scandir(os.path.join(folder, below)), key=lambda entry: entry.name)
@@ -244,7 +299,10 @@ def _walk(folder: str, below: str, rules: Rules, with_ignored: bool, ignored: bo
 
 
 def _rules_of(folder: str, below: str) -> Rules:
-    with suppress(OSError), open(os.path.join(folder, below, ".gitignore"), encoding="utf-8", errors="surrogateescape") as file:
+    with (
+        suppress(OSError),
+        open(os.path.join(folder, below, ".gitignore"), encoding="utf-8", errors="surrogateescape") as file,
+    ):
         return ((below, _spec(tuple(file.read().splitlines()))),)
     return ()
 

@@ -73,7 +73,12 @@ class SyncReceipt:
         if nums == {0} or not nums:
             return ["nothing to reload: ranks have loaded no modules of yours, only installed packages"]
         num = f"{min(nums)}" if len(nums) == 1 else f"{min(nums)} to {max(nums)}"
-        return [f"nothing to reload: all ranks run what the files hold ({num} module{'s' * (nums != {1})} of yours)"]
+        return [
+            (
+                f"nothing to reload: all ranks run what the files hold ({num} module{'s' * (nums != {1})} "
+                "of yours)"
+            )
+        ]
 
     def errors(self) -> str:
         """Return the tracebacks of modules that could not be reloaded, equal ones once."""

@@ -101,13 +101,20 @@ class WorkspaceReceipt:
         return sum(host.sent_bytes for host in self.hosts.values())
 
     def notes(self) -> list[str]:
-        """Return what should be told even of a sync that happens by itself: what ranks had changed, and where that's kept."""
+        """Return what should be told even of a sync that happens by itself: what ranks had changed, and
+        where that's kept.
+        """
         return [line for line in self.host_lines() if ".theirs" in line]
 
     def lines(self) -> list[str]:
         """Return what has been done, a line for each kind; hosts that did alike are one."""
         if all(host.is_shared for host in self.hosts.values()):
-            return [f"workspace {self.folder}: {_hosts(tuple(self.hosts))} has these files by a shared file system: nothing sent"]
+            return [
+                (
+                    f"workspace {self.folder}: {_hosts(tuple(self.hosts))} has these files by a shared "
+                    "file system: nothing sent"
+                )
+            ]
         size = f"{self.num_files:,} files, {size_text(self.num_bytes)}"
         head = f"workspace {self.folder}: {size}" + ("" if self.is_dry else f", in {time_text(self.seconds)}")
         return [head, *self.host_lines(), *self._left_out_lines()]
@@ -125,7 +132,10 @@ class WorkspaceReceipt:
         if self.left_out:
             lines.append(f"left out: {_named([f'{each.path} ({each.reason})' for each in self.left_out])}")
         if self.not_covered:
-            lines.append(f"not covered: {_named(self.not_covered)}, on sys.path: %mesh sync PATH sends such a folder, too")
+            lines.append(
+                f"not covered: {_named(self.not_covered)}, on sys.path: %mesh sync PATH sends such a "
+                "folder, too"
+            )
         return lines
 
 

@@ -92,7 +92,9 @@ class Workspace:
         return path == self.folder or path.startswith(f"{self.folder.rstrip('/')}/")
 
     def pairs(self, there: str) -> tuple[tuple[str, str], ...]:
-        """Return all paths by which this program knows folders of the workspace, and where these lie in a copy of it."""
+        """Return all paths by which this program knows folders of the workspace, and where these lie in a
+        copy of it.
+        """
         found = {self.folder: there}
         for path in map(os.path.abspath, filter(None, [*sys.path, os.environ.get("PWD", "")])):
             real = os.path.realpath(path)
@@ -101,7 +103,8 @@ class Workspace:
         return tuple(found.items())
 
     def current(self) -> Scan:
-        """Return what the workspace holds just now, having looked at what was touched only. Costs some microseconds if nothing was.
+        """Return what the workspace holds just now, having looked at what was touched only. Costs some
+        microseconds if nothing was.
 
         Raises:
             MeshUsageError: as `scan` does.
@@ -136,14 +139,20 @@ class Workspace:
                 sizes[top] = sizes.get(top, 0) + os.lstat(os.path.join(self.folder, path)).st_size
         total = sum(sizes.values())
         if total > ASKED_BYTES:
-            most = ", ".join(f"{top} {size_text(size)}" for top, size in sorted(sizes.items(), key=lambda item: -item[1])[:3])
+            most = ", ".join(
+                f"{top} {size_text(size)}"
+                for top, size in sorted(sizes.items(), key=lambda item: -item[1])[:3]
+            )
             raise MeshUsageError(
-                f"sync: {self.folder} has {size_text(total)} to send ({most}). Leave some out: --exclude GLOB, or a line in {MESHIGNORE}; "
-                f"say which folder is your workspace: %mesh sync PATH; or send all of it: --force"
+                f"sync: {self.folder} has {size_text(total)} to send ({most}). Leave some out: "
+                f"--exclude GLOB, or a line in {MESHIGNORE}; say which folder is your workspace: "
+                "%mesh sync PATH; or send all of it: --force"
             )
 
     def _look_at_events(self) -> set[str] | None:
-        """Return the paths below the workspace's folder about which something has happened; None if all must be looked at."""
+        """Return the paths below the workspace's folder about which something has happened; None if all
+        must be looked at.
+        """
         found = None if self._watch is None else self._watch.touched()
         if found is None or self._touched is None:
             self._touched = None
@@ -152,7 +161,9 @@ class Workspace:
         return self._touched
 
     def _counts(self, path: str) -> bool:
-        """Say whether something that has happened may matter: not to a file that came and went, nor to byte code."""
+        """Say whether something that has happened may matter: not to a file that came and went, nor to
+        byte code.
+        """
         if path.rstrip("/") in self._folders or is_never(path):
             return False
         assert self.last is not None
@@ -172,7 +183,9 @@ class Workspace:
             self.last = Scan(manifest, manifest_id(manifest), self.last.left_out)
 
     def _watch_all(self, listing: Listing) -> bool:
-        """Have the kernel note what happens from now on, before files are read; say whether there were folders to add."""
+        """Have the kernel note what happens from now on, before files are read; say whether there were
+        folders to add.
+        """
         watch = self._watch = self._watch or Watch()
         watch.touched()
         before, self._folders = self._folders, self._folders_of(listing)
@@ -230,7 +243,9 @@ class Workspace:
         before = known.get(path)
         now = time.time_ns()
         content = before[1] if before is not None and before[0] == status else _hash(whole)
-        if max(found.st_mtime_ns, found.st_ctime_ns) + GRAIN_NS < now:  # else it may change again without a change of its times
+        if (
+            max(found.st_mtime_ns, found.st_ctime_ns) + GRAIN_NS < now
+        ):  # else it may change again without a change of its times
             self._known[path] = status, content
         kind = Kind.EXECUTABLE if found.st_mode & stat.S_IXUSR else Kind.FILE
         return Entry(path, kind, content, found.st_size, found.st_mtime_ns)
@@ -239,14 +254,20 @@ class Workspace:
         """Return the files of the workspace that this program has loaded modules from."""
         files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
         real = (os.path.realpath(file) for file in files if isinstance(file, str))
-        return {file[len(self.folder) :].lstrip("/") for file in real if self.has(file) and "/site-packages/" not in file}
+        return {
+            file[len(self.folder) :].lstrip("/")
+            for file in real
+            if self.has(file) and "/site-packages/" not in file
+        }
 
 
 def _folders_in(root: str, folder: str) -> list[str]:
     """Return the folders in a folder, as paths below the workspace's."""
     try:
         with os.scandir(os.path.join(root, folder)) as entries:
-            return [os.path.join(folder, entry.name) for entry in entries if entry.is_dir(follow_symlinks=False)]
+            return [
+                os.path.join(folder, entry.name) for entry in entries if entry.is_dir(follow_symlinks=False)
+            ]
     except OSError:
         return []
 
@@ -260,7 +281,9 @@ def _hash(path: str) -> str:
 
 
 def root_of(path: str) -> str:
-    """Return the folder that is the workspace for somebody who works at `path`: its repository, else the folder itself."""
+    """Return the folder that is the workspace for somebody who works at `path`: its repository, else the
+    folder itself.
+    """
     folder = path if os.path.isdir(path) else os.path.dirname(path)
     return find_repository(folder) or os.path.realpath(folder)
 
@@ -276,10 +299,18 @@ def _name_of(folder: str) -> str:
 
 
 def not_covered(workspaces: Sequence[Workspace]) -> tuple[str, ...]:
-    """Return folders of the user's on this program's path that no workspace has: ranks elsewhere don't find modules in them."""
+    """Return folders of the user's on this program's path that no workspace has: ranks elsewhere don't
+    find modules in them.
+    """
     folders = dict.fromkeys(os.path.realpath(path) for path in sys.path if path and os.path.isdir(path))
-    own = {os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), os.path.dirname(sys.executable)}
+    own = {
+        os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))),
+        os.path.dirname(sys.executable),
+    }
     return tuple(
-        folder for folder in folders
-        if folder not in own and not is_library(os.path.join(folder, "x.py")) and not any(each.has(folder) for each in workspaces)
-    )  # fmt: skip
+        folder
+        for folder in folders
+        if folder not in own
+        and not is_library(os.path.join(folder, "x.py"))
+        and not any(each.has(folder) for each in workspaces)
+    )

@@ -1,7 +1,8 @@
 """Tensors of a mesh: one program, written as for one device, computes on all ranks.
 
-The controller's tensors have no data. What is done to them goes to the ranks as a stream of commands that nobody waits for; autograd and optimisers run on the
-controller. A value is *global* (one tensor, sharded: a DTensor on the ranks) or *per-rank* (each rank has its own).
+The controller's tensors have no data. What is done to them goes to the ranks as a stream of commands that
+nobody waits for; autograd and optimisers run on the controller. A value is *global* (one tensor, sharded: a
+DTensor on the ranks) or *per-rank* (each rank has its own).
 
     metadata      shapes and layouts, interned; sharding specs by names of axes
     tensor        the subclass

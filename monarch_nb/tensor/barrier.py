@@ -1,7 +1,9 @@
-"""What becomes of a failure: ranks that can't go on report, and wait until it's known whether all have failed at the same command.
+"""What becomes of a failure: ranks that can't go on report, and wait until it's known whether all have failed
+at the same command.
 
-If all have, they are together still, and go on with the next one. If only some did, the others may wait for them in a collective, for good: they are stopped, meet anew,
-and go on behind the last command that anyone has begun.
+If all have, they are together still, and go on with the next one. If only some did, the others may wait for
+them in a collective, for good: they are stopped, meet anew, and go on behind the last command that anyone has
+begun.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ GRACE_S = 0.25
 AGAIN_S = 0.5
 """So often those that don't stop are told again: one may have entered another collective meanwhile."""
 MEET_S = 30.0
-STARTED_ANEW = "a rank was lost, and started anew since; tensors that were on the mesh are lost with it: make them again"
+STARTED_ANEW = (
+    "a rank was lost, and started anew since; tensors that were on the mesh are lost with it: make them again"
+)
 
 
 class Barrier:

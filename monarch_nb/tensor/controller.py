@@ -1,6 +1,7 @@
 """One mesh's engine: what is done to its tensors becomes commands, and what ranks report becomes errors.
 
-An operation that was done before with tensors of the same kind costs a look-up and some words. One that is new is propagated (see `propagation`), and its plan is told to the ranks.
+An operation that was done before with tensors of the same kind costs a look-up and some words. One that is
+new is propagated (see `propagation`), and its plan is told to the ranks.
 """
 
 from __future__ import annotations
@@ -357,33 +358,39 @@ class Engine:
                 raise _lost_or_foreign(func, grid, self)
         if len(grids) > 1:
             raise WrongTensor(
-                f"WRONG_MESH: {func} on tensors of different meshes: {', '.join(map(repr, grids))}; {_FIX_MESH}"
+                f"WRONG_MESH: {func} on tensors of different meshes: {', '.join(map(repr, grids))}; "
+                f"{_FIX_MESH}"
             )
         if len({m.placements is None for m in metas}) > 1:
             raise WrongTensor(
-                f"{func} on a tensor that is one over the whole mesh, and one of which each rank has its own ({', '.join(map(repr, metas))}): "
-                "make them alike with monarch_nb.as_global(x, [...]) or monarch_nb.per_rank(y)"
+                f"{func} on a tensor that is one over the whole mesh, and one of which each rank has "
+                f"its own ({', '.join(map(repr, metas))}): make them alike with "
+                "monarch_nb.as_global(x, [...]) or monarch_nb.per_rank(y)"
             )
         where = positions(func, args, kwargs, is_tensor)
         for name in written_names(func):
             if any(tensors[n].mesh_meta.is_copy for n in where.get(name, ())):
                 raise WrongTensor(
-                    f"{func} would write into a view of a sharded tensor that had to be laid out anew, so its base wouldn't see it. "
-                    "Write out of place: x = torch.where(...), torch.cat(...), or y = view.clone(); y.add_(...)"
+                    f"{func} would write into a view of a sharded tensor that had to be laid out "
+                    "anew, so its base wouldn't see it. Write out of place: x = torch.where(...), "
+                    "torch.cat(...), or y = view.clone(); y.add_(...)"
                 )
 
     # --- plain tensors among them
 
     def _adopt_in(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Return the arguments with plain tensors laid out on the mesh: such a tensor has one value, so all ranks may know it."""
+        """Return the arguments with plain tensors laid out on the mesh: such a tensor has one value, so
+        all ranks may know it.
+        """
         partners = [t for t in pytree.tree_leaves((tuple(args), dict(kwargs))) if isinstance(t, Tensor)]
         where = written_names(func)
         names = [a.name for a in schema_of(func).arguments]
         for name, each in [*zip(names, args, strict=False), *kwargs.items()]:
             if name in where and not all(isinstance(t, Tensor) for t in pytree.tree_leaves(each)):
                 raise WrongTensor(
-                    f"LOCAL_TENSOR: {func} would change a plain tensor of this process by one of a mesh. "
-                    "Distribute it first, monarch_nb.distribute(t, mesh, ...), or take the mesh's here: x.full()"
+                    f"LOCAL_TENSOR: {func} would change a plain tensor of this process by one of a "
+                    "mesh. Distribute it first, monarch_nb.distribute(t, mesh, ...), or take the "
+                    "mesh's here: x.full()"
                 )
         if partners[0].placements is None:
             raise WrongTensor(
@@ -415,7 +422,8 @@ class Engine:
         """Send a plain tensor to the ranks; each keeps its part.
 
         Args:
-            placements: None: each rank has it as a value of its own; then `plain` may be a list with one for each rank.
+            placements: None: each rank has it as a value of its own; then `plain` may be a list with one for
+                each rank.
         """
         self._check_alive()
         first = plain[0] if isinstance(plain, list) else plain
@@ -451,8 +459,8 @@ class Engine:
         if meta.placements is None:
             if self.num_ranks > 1:
                 raise WrongTensor(
-                    f"each of {self.num_ranks} ranks has a value of its own here: which one? monarch_nb.inspect(x, rank=0), or "
-                    "monarch_nb.fetch_shard(x).get()"
+                    f"each of {self.num_ranks} ranks has a value of its own here: which one? "
+                    "monarch_nb.inspect(x, rank=0), or monarch_nb.fetch_shard(x).get()"
                 )
             found: torch.Tensor = self.fetch(tensor, "each")[0]
             return found
@@ -504,8 +512,9 @@ class Engine:
         self._told.add(name)
         size = sum(t.mesh_meta.num_bytes for t in tensors) / 2**20
         warnings.warn(
-            f"{name} can't be done on shards ({', '.join(repr(t.mesh_meta) for t in tensors[:3])}): every rank gathers its inputs, "
-            f"{size:.1f} MiB, and does all of it; the result is the same. ({reason[:200]})",
+            f"{name} can't be done on shards ({', '.join(repr(t.mesh_meta) for t in tensors[:3])}): "
+            f"every rank gathers its inputs, {size:.1f} MiB, and does all of it; the result is the "
+            f"same. ({reason[:200]})",
             stacklevel=6,
         )
 
@@ -514,11 +523,20 @@ _LARGE = 1 << 20
 _NOWHERE = (None, 0, "")
 _NO_VALUE: Any = object()
 _aten = torch.ops.aten
-_TAKEN_APART = frozenset({
-    _aten.mse_loss.default, _aten.mse_loss_backward.default, _aten.huber_loss.default, _aten.huber_loss_backward.default,
-    _aten.smooth_l1_loss.default, _aten.smooth_l1_loss_backward.default, _aten.binary_cross_entropy.default,
-    _aten.binary_cross_entropy_backward.default, _aten.soft_margin_loss.default, _aten.soft_margin_loss_backward.default,
-})  # fmt: skip
+_TAKEN_APART = frozenset(
+    {
+        _aten.mse_loss.default,
+        _aten.mse_loss_backward.default,
+        _aten.huber_loss.default,
+        _aten.huber_loss_backward.default,
+        _aten.smooth_l1_loss.default,
+        _aten.smooth_l1_loss_backward.default,
+        _aten.binary_cross_entropy.default,
+        _aten.binary_cross_entropy_backward.default,
+        _aten.soft_margin_loss.default,
+        _aten.soft_margin_loss_backward.default,
+    }
+)
 """Torch has no sharding rule for these, but for what they're made of."""
 _FIX_MESH = "move one of them: monarch_nb.distribute(x.full(), mesh, ...)"
 
@@ -531,14 +549,18 @@ def _is_single(func: Any) -> bool:
 def _shape_of_result(
     func: Any, parts: tuple[Meta | None, ...], where: Mapping[str, tuple[int, ...]]
 ) -> tuple[tuple[Any, ...], Callable[[list[Any]], Any] | None]:
-    """Return the parts of a result, inputs that are returned by their position; and what makes the result of them."""
+    """Return the parts of a result, inputs that are returned by their position; and what makes the result
+    of them.
+    """
     returns = schema_of(func).returns
     if not returns:
         return (), lambda _: None
     by_alias = {
-        alias: where[a.name] for a in schema_of(func).arguments
-        if a.alias_info is not None and a.alias_info.is_write and where.get(a.name) for alias in a.alias_info.before_set
-    }  # fmt: skip
+        alias: where[a.name]
+        for a in schema_of(func).arguments
+        if a.alias_info is not None and a.alias_info.is_write and where.get(a.name)
+        for alias in a.alias_info.before_set
+    }
     outputs: list[Any] = list(parts)
     for n, each in enumerate(returns):
         if each.alias_info is not None and each.alias_info.is_write:
@@ -552,7 +574,8 @@ def _lost_or_foreign(func: Any, grid: Grid, engine: Engine) -> MeshError:
     if grid.engine is not engine:
         return WrongTensor(f"WRONG_MESH: {func} on tensors of different meshes; {_FIX_MESH}")
     return DeviceMeshError(
-        "this tensor was lost with a rank of its mesh, which was healed since: make it again, from a checkpoint or from the start"
+        "this tensor was lost with a rank of its mesh, which was healed since: make it again, from a "
+        "checkpoint or from the start"
     )
 
 

@@ -20,7 +20,8 @@ def distribute(tensor: torch.Tensor, mesh: Any, sharding_spec: Sequence[Any] | N
     Args:
         tensor: a plain tensor of any shape; or one of this mesh already, which is laid out anew.
         mesh: of `monarch_nb.distributed.Mesh`, or any other.
-        sharding_spec: for each dimension the axis of the mesh over which it's split, several axes, or None. Without it, every rank has the whole tensor.
+        sharding_spec: for each dimension the axis of the mesh over which it's split, several axes, or None.
+            Without it, every rank has the whole tensor.
 
     Returns:
         A tensor of the same shape, type and `requires_grad`.
@@ -31,7 +32,7 @@ def distribute(tensor: torch.Tensor, mesh: Any, sharding_spec: Sequence[Any] | N
 
     Example:
         >>> dt = monarch_nb.distribute(torch.randn(8, 4), mesh, sharding_spec=["data_parallel", None])  # doctest: +SKIP
-    """
+    """  # noqa: E501
     if not isinstance(tensor, torch.Tensor):
         raise WrongTensor(
             f"distribute takes a tensor, not {type(tensor).__name__}: torch.as_tensor(x) makes one"
@@ -56,7 +57,8 @@ def redistribute(tensor: Tensor, sharding_spec: Sequence[Any]) -> Tensor:
     meta = tensor.mesh_meta
     if meta.placements is None:
         raise ShardingError(
-            "each rank has a value of its own of this tensor: monarch_nb.as_global(x, [...]) makes one of them first"
+            "each rank has a value of its own of this tensor: monarch_nb.as_global(x, [...]) makes "
+            "one of them first"
         )
     found: Tensor = _Redistribute.apply(tensor, placements_of(sharding_spec, meta.size, meta.grid))
     return found

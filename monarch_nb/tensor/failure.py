@@ -1,4 +1,6 @@
-"""What ranks report, put together: which operation failed, on which ranks, and in which line of the user's."""
+"""What ranks report, put together: which operation failed, on which ranks, and in which line of the
+user's.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ class Failure:
             lines.append(f"  {self.place}")
         if self.is_partial:
             lines.append(
-                "  the other ranks were stopped, for they'd have waited for it; values made since are lost, earlier ones are as they were"
+                "  the other ranks were stopped, for they'd have waited for it; values made since "
+                "are lost, earlier ones are as they were"
             )
         else:
             lines.append("  values that depend on it are lost; all others are as they were")

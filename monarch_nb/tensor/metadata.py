@@ -1,4 +1,6 @@
-"""What the controller knows of a tensor: shape, type, and how it lies on the ranks. Each such description exists once, so that comparing is `is`."""
+"""What the controller knows of a tensor: shape, type, and how it lies on the ranks. Each such description
+exists once, so that comparing is `is`.
+"""
 
 from __future__ import annotations
 
@@ -61,13 +63,14 @@ class Meta:
         size, stride, offset, dtype: as torch's.
         grid: over which it lies.
         placements: one for each axis of the grid; None: each rank has a value of its own.
-        is_copy: a view that is none, for it had to be laid out anew: what is written into it isn't seen in its base.
+        is_copy: a view that is none, for it had to be laid out anew: what is written into it isn't seen in
+            its base.
     """
 
     __slots__ = ("dtype", "fake", "grid", "is_copy", "offset", "placements", "size", "stride")
 
     def __init__(
-        self, size: torch.Size, stride: tuple[int, ...], dtype: torch.dtype, grid: Grid, placements: Placements | None,
+        self, size: torch.Size, stride: tuple[int, ...], dtype: torch.dtype, grid: Grid, placements: Placements | None,  # noqa: E501
         offset: int, is_copy: bool,
     ) -> None:  # fmt: skip
         self.size, self.stride, self.dtype, self.offset = size, stride, dtype, offset
@@ -138,15 +141,18 @@ def placements_of(spec: Sequence[Any], size: Sequence[int], grid: Grid) -> Place
     """Return torch's placements of a sharding spec.
 
     Args:
-        spec: for each dimension of the tensor the name of the axis over which it's sharded, several names, or None. It may be shorter than the tensor.
+        spec: for each dimension of the tensor the name of the axis over which it's sharded, several names, or
+            None. It may be shorter than the tensor.
         size: the tensor's.
 
     Raises:
-        MeshUsageError: for an axis that isn't there or is named twice, and for a spec that is longer than the tensor.
+        MeshUsageError: for an axis that isn't there or is named twice, and for a spec that is longer than the
+            tensor.
     """
     if isinstance(spec, str) or not isinstance(spec, Sequence):
         raise MeshUsageError(
-            f"sharding_spec is a list with an axis or None for each dimension, as in {_example(grid, size)}; not {spec!r}"
+            "sharding_spec is a list with an axis or None for each dimension, as in "
+            f"{_example(grid, size)}; not {spec!r}"
         )
     if len(spec) > len(size):
         raise MeshUsageError(
@@ -158,7 +164,8 @@ def placements_of(spec: Sequence[Any], size: Sequence[int], grid: Grid) -> Place
         for name in _axes(entry, grid, size):
             if name in found:
                 raise MeshUsageError(
-                    f"sharding_spec {list(spec)} names axis {name!r} twice; a tensor is sharded over an axis once"
+                    f"sharding_spec {list(spec)} names axis {name!r} twice; a tensor is sharded over "
+                    "an axis once"
                 )
             found[name] = dim
     return tuple(Shard(found[name]) if name in found else Replicate() for name in grid.names)
@@ -168,12 +175,14 @@ def _axes(entry: Any, grid: Grid, size: Sequence[int]) -> Sequence[str]:
     names = () if entry is None else (entry,) if isinstance(entry, str) else entry
     if not isinstance(names, (list, tuple)) or not all(isinstance(n, str) for n in names):
         raise MeshUsageError(
-            f"an entry of sharding_spec is an axis, a tuple of axes, or None, as in {_example(grid, size)}; not {entry!r}"
+            "an entry of sharding_spec is an axis, a tuple of axes, or None, as in "
+            f"{_example(grid, size)}; not {entry!r}"
         )
     for name in names:
         if name not in grid.names:
             raise MeshUsageError(
-                f"the mesh has no axis {name!r}: its axes are {_listed(grid.sizes)}; write sharding_spec={_example(grid, size)}"
+                f"the mesh has no axis {name!r}: its axes are {_listed(grid.sizes)}; write "
+                f"sharding_spec={_example(grid, size)}"
             )
     return names
 

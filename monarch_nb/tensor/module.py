@@ -1,6 +1,8 @@
-"""Modules whose parameters are tensors of a mesh. Autograd and optimiser run on the controller; each operation is done by all ranks on their parts.
+"""Modules whose parameters are tensors of a mesh. Autograd and optimiser run on the controller; each
+operation is done by all ranks on their parts.
 
-Exact: what it computes is what one process would compute, whatever the layout. A loop that was written for one device doesn't change.
+Exact: what it computes is what one process would compute, whatever the layout. A loop that was written for
+one device doesn't change.
 """
 
 from __future__ import annotations
@@ -28,13 +30,16 @@ _DATA_AXES = ("dp", "data", "ddp", "fsdp", "batch")
 def module_to_mesh(module: M, mesh: Any, *, strategy: str | None = None) -> M:
     """Return a copy of a module whose parameters and buffers are on a mesh. The module itself stays as it is.
 
-    Plain tensors that are given to it are split along their first dimension over the data axis, where they can be; any other layout works, too: see `distribute`.
+    Plain tensors that are given to it are split along their first dimension over the data axis, where they
+    can be; any other layout works, too: see `distribute`.
 
     Args:
         module: any; its parameters must have numbers.
-        mesh: of `monarch_nb.distributed.Mesh`, or any other. Its data axis is the one called `data...`, `dp`, `ddp`, `fsdp` or `batch...`, else the first.
-        strategy: "ddp" (the default): every rank has all parameters. "fsdp": parameters, gradients and the optimiser's state are split along their first
-            dimension over the data axis; what an operation needs whole is gathered for it.
+        mesh: of `monarch_nb.distributed.Mesh`, or any other. Its data axis is the one called `data...`, `dp`,
+            `ddp`, `fsdp` or `batch...`, else the first.
+        strategy: "ddp" (the default): every rank has all parameters. "fsdp": parameters, gradients and the
+            optimiser's state are split along their first dimension over the data axis; what an operation
+            needs whole is gathered for it.
 
     Raises:
         MeshUsageError: for an unknown strategy, and a module that has parameters on `meta`.
@@ -79,8 +84,9 @@ def _check(module: nn.Module) -> None:
             )
         if each.is_meta or isinstance(each, nn.parameter.UninitializedTensorMixin):
             raise MeshUsageError(
-                f"{name} has no numbers yet: build the module on the CPU, or module.to_empty(device='cpu') and initialise it, "
-                "(a lazy one: call it once) before module_to_mesh"
+                f"{name} has no numbers yet: build the module on the CPU, or "
+                "module.to_empty(device='cpu') and initialise it, (a lazy one: call it once) before "
+                "module_to_mesh"
             )
 
 

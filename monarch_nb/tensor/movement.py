@@ -44,7 +44,8 @@ def _rank_at(grid: Grid, rank: int | None, coordinates: dict[str, int]) -> int:
     if rank is not None:
         if coordinates or not 0 <= rank < len(grid.ranks):
             raise MeshUsageError(
-                f"rank={rank}: a rank from 0 to {len(grid.ranks) - 1} is wanted, or coordinates, as in {grid.names[0]}=0"
+                f"rank={rank}: a rank from 0 to {len(grid.ranks) - 1} is wanted, or coordinates, as "
+                f"in {grid.names[0]}=0"
             )
         return rank
     index = 0
@@ -71,7 +72,8 @@ def per_rank(tensor: Tensor) -> Tensor:
         if placement.is_shard():
             if size[placement.dim] % axis:
                 raise ShardingError(
-                    f"{meta}: {size[placement.dim]} rows over {axis} ranks aren't equal parts; redistribute it first"
+                    f"{meta}: {size[placement.dim]} rows over {axis} ranks aren't equal parts; "
+                    "redistribute it first"
                 )
             size[placement.dim] //= axis
     own = intern(size, contiguous(size), meta.dtype, meta.grid, None)
@@ -80,7 +82,8 @@ def per_rank(tensor: Tensor) -> Tensor:
 
 
 def as_global(tensor: Tensor, sharding_spec: Sequence[Any]) -> Tensor:
-    """Return the ranks' own values as one tensor. Dimensions are sharded over axes as `sharding_spec` says; over the others, all must be equal.
+    """Return the ranks' own values as one tensor. Dimensions are sharded over axes as `sharding_spec` says;
+    over the others, all must be equal.
 
     Example:
         >>> x = monarch_nb.as_global(batch, ["data_parallel"])  # doctest: +SKIP
@@ -139,5 +142,6 @@ def check(tensor: Any, what: str) -> None:
     """
     if not isinstance(tensor, Tensor):
         raise WrongTensor(
-            f"{what} takes a tensor of a mesh, not a plain {type(tensor).__name__}: monarch_nb.distribute(t, mesh, ...) makes one"
+            f"{what} takes a tensor of a mesh, not a plain {type(tensor).__name__}: "
+            "monarch_nb.distribute(t, mesh, ...) makes one"
         )

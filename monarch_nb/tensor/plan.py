@@ -1,6 +1,8 @@
-"""What an operation is without its tensors: the key under which it's known, and the template that ranks fill in.
+"""What an operation is without its tensors: the key under which it's known, and the template that ranks fill
+in.
 
-Equal keys mean equal results but for data. Floats of pointwise operations aren't in the key: optimisers change them with every step.
+Equal keys mean equal results but for data. Floats of pointwise operations aren't in the key: optimisers
+change them with every step.
 """
 
 from __future__ import annotations
@@ -60,7 +62,9 @@ def floats_travel(func: Any) -> bool:
 
 
 class TemplateMaker:
-    """Makes the template of a call: `Hole` for each tensor, `ScalarHole` for each float that travels, in the order of `gather`."""
+    """Makes the template of a call: `Hole` for each tensor, `ScalarHole` for each float that travels, in
+    the order of `gather`.
+    """
 
     def __init__(self, is_tensor: Callable[[Any], bool], travels: bool) -> None:
         self._is_tensor = is_tensor

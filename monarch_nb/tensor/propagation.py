@@ -1,4 +1,5 @@
-"""What comes out of an operation: shapes by fake tensors, layouts by DTensor's own rules. Nothing is computed, and no process group is needed.
+"""What comes out of an operation: shapes by fake tensors, layouts by DTensor's own rules. Nothing is
+computed, and no process group is needed.
 
 The private names of torch that this needs are in `_rank.tensor.private`.
 """
@@ -120,7 +121,7 @@ class Propagation:
         return DTensor(torch.empty(0, dtype=meta.dtype, device="meta"), meta.spec, requires_grad=False)
 
     def _whole(
-        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], grid: Grid, placements: Placements, reason: str = ""
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], grid: Grid, placements: Placements, reason: str = ""  # noqa: E501
     ) -> Outcome:  # fmt: skip
         try:
             shapes = self._results(func, args, kwargs)

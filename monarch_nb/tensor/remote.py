@@ -32,7 +32,8 @@ def execute(mesh: Any, function: Callable[..., Any], args: Sequence[Any], kwargs
         )
         if tensors[-1].mesh_meta.grid.engine is not engine:
             raise WrongTensor(
-                "WRONG_MESH: execute on a mesh with a tensor of another one: monarch_nb.distribute(x.full(), mesh, ...) brings it here"
+                "WRONG_MESH: execute on a mesh with a tensor of another one: "
+                "monarch_nb.distribute(x.full(), mesh, ...) brings it here"
             )
         return Hole(len(tensors) - 1)
 
@@ -63,8 +64,9 @@ def _check_alike(answers: Sequence[Any]) -> None:
     for rank, answer in enumerate(answers):
         if str(pytree.tree_map(str, answer)) != str(pytree.tree_map(str, answers[0])):
             raise WrongTensor(
-                f"the function returned other tensors on rank {rank} ({answer}) than on rank 0 ({answers[0]}): "
-                "give them one shape, with torch.where or by padding; or return numbers"
+                f"the function returned other tensors on rank {rank} ({answer}) than on rank 0 "
+                f"({answers[0]}): give them one shape, with torch.where or by padding; or return "
+                "numbers"
             )
 
 

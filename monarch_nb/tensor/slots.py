@@ -21,7 +21,9 @@ class Slots:
         return self.top - 1
 
     def drop(self, slot: int) -> None:
-        """Note that a slot isn't used any more. Any thread may call it, also the garbage collector in the middle of anything."""
+        """Note that a slot isn't used any more. Any thread may call it, also the garbage collector in the
+        middle of anything.
+        """
         self._dropped.append(slot)
 
     def has_dropped(self) -> bool:
@@ -43,7 +45,9 @@ class Slots:
 
 
 class Handle:
-    """Keeps a slot. An object of its own: a tensor with a `__del__` would be brought back to life by autograd."""
+    """Keeps a slot. An object of its own: a tensor with a `__del__` would be brought back to life by
+    autograd.
+    """
 
     __slots__ = ("seq", "slot", "slots")
 

@@ -1,4 +1,6 @@
-"""The commands of one engine on their way to the ranks: when they're sent, and how far the controller may be ahead."""
+"""The commands of one engine on their way to the ranks: when they're sent, and how far the controller may
+be ahead.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +114,9 @@ class Stream:
 
 
 class _Clock:
-    """Sends what was left behind by a cell that has ended: nothing is under way for longer than some milliseconds."""
+    """Sends what was left behind by a cell that has ended: nothing is under way for longer than some
+    milliseconds.
+    """
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream

@@ -1,4 +1,6 @@
-"""A tensor of the mesh, as the controller has it: shape and type, and where its values are. What is done to it goes to its engine."""
+"""A tensor of the mesh, as the controller has it: shape and type, and where its values are. What is done
+to it goes to its engine.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,11 @@ _DATA = torch.Tensor.data
 
 
 class Tensor(torch.Tensor):  # type: ignore[misc]
-    """A tensor whose values are on the ranks of a mesh. Made by `monarch_nb.distribute`, by operations, and in `with mesh.activate()`.
+    """A tensor whose values are on the ranks of a mesh. Made by `monarch_nb.distribute`, by operations, and
+    in `with mesh.activate()`.
 
-    Whatever PyTorch does with tensors can be done with it. What needs its numbers here waits for the ranks: `item()`, `tolist()`, `full()`, `print`.
+    Whatever PyTorch does with tensors can be done with it. What needs its numbers here waits for the ranks:
+    `item()`, `tolist()`, `full()`, `print`.
 
     Attributes:
         mesh_meta: its shape and layout.
@@ -78,7 +82,9 @@ class Tensor(torch.Tensor):  # type: ignore[misc]
 
     @property
     def placements(self) -> tuple[Any, ...] | None:
-        """Its layout as torch's placements, one for each axis of the mesh; None if each rank has a value of its own."""
+        """Its layout as torch's placements, one for each axis of the mesh; None if each rank has a value
+        of its own.
+        """
         return self.mesh_meta.placements
 
     @property

@@ -60,7 +60,9 @@ class TensorControl(Actor):
 
     @endpoint
     def halt(self) -> bool:
-        """Stop the worker at the next command, and abort the collective that it's in; say whether it had begun at all."""
+        """Stop the worker at the next command, and abort the collective that it's in; say whether it had
+        begun at all.
+        """
         return executors[self._name].halt()
 
     @endpoint

@@ -1,4 +1,6 @@
-"""No colours into pipes and files, nor anywhere if NO_COLOR is set (https://no-color.org): whatever ranks and tracebacks bring along."""
+"""No colours into pipes and files, nor anywhere if NO_COLOR is set (https://no-color.org): whatever ranks
+and tracebacks bring along.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""One clear error for whatever goes wrong in a command, in the terminal's words, and the exit status that goes with it."""
+"""One clear error for whatever goes wrong in a command, in the terminal's words, and the exit status that
+goes with it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ def exit_status(run: Callable[[], int | None], typed: str, in_words: Callable[[s
         print(file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # Who read our output has gone: nobody is left to be told, also not by Python when it flushes at the end.
+        # Who read our output has gone: nobody is left to be told, also not by Python when it flushes at the
+        # end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except Exception as error:

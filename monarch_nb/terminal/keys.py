@@ -22,7 +22,9 @@ def key_ends(key: str, end: Callable[[], None]) -> Iterator[None]:
     stdin = sys.stdin.fileno()
     before = termios.tcgetattr(stdin)
     over, tell_over = os.pipe()
-    thread = threading.Thread(target=_read, args=(stdin, over, key.encode(), end), name="monarch-nb-keys", daemon=True)
+    thread = threading.Thread(
+        target=_read, args=(stdin, over, key.encode(), end), name="monarch-nb-keys", daemon=True
+    )
     tty.setcbreak(stdin)
     thread.start()
     try:

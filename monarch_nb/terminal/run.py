@@ -10,9 +10,17 @@ from monarch_nb.magics.arguments import add_script_arguments, mesh_name, positiv
 
 WHY_NOT = "ranks of a run meet at a store of their own, which is always new. Leave it out"
 _MEANINGLESS = (
-    "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "master-addr", "master-port", "node-rank", "start-method",
-    "log-dir", "role",
-)  # fmt: skip
+    "rdzv-backend",
+    "rdzv-endpoint",
+    "rdzv-id",
+    "rdzv-conf",
+    "master-addr",
+    "master-port",
+    "node-rank",
+    "start-method",
+    "log-dir",
+    "role",
+)
 """Flags of torchrun that say where its agents meet, and what becomes of their files."""
 
 

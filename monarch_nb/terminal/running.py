@@ -46,7 +46,8 @@ def _check(arguments: Namespace) -> None:
         )
     if arguments.mesh is not None and arguments.nproc_per_node is not None:
         raise MeshUsageError(
-            "give --name or --nproc-per-node, not both: a mesh that runs has its ranks, and --ranks chooses some"
+            "give --name or --nproc-per-node, not both: a mesh that runs has its ranks, and --ranks "
+            "chooses some"
         )
 
 
@@ -86,4 +87,8 @@ def _run_once(mesh: Mesh, arguments: Namespace) -> BaseException | None:
     with LiveDisplay(view):
         view.started()
         watcher = ViewWatcher(view)
-        return mesh.submit(script.line, ranks, watcher=watcher, timeout=arguments.timeout, script=script).wait().error()
+        return (
+            mesh.submit(script.line, ranks, watcher=watcher, timeout=arguments.timeout, script=script)
+            .wait()
+            .error()
+        )

@@ -16,10 +16,14 @@ def kept(for_s: float | None) -> str:
     """Keep an interpreter warm, and say until when."""
     found, is_new = warm.keep_warm(for_s or DEFAULT_S)
     if not is_new:
-        return f"this environment is warm already, until {found.until_text} (pid {found.pid}). For another time: monarch-nb warm --stop first"
+        return (
+            f"this environment is warm already, until {found.until_text} (pid {found.pid}). For another "
+            "time: monarch-nb warm --stop first"
+        )
     return (
-        f"this environment is warm until {found.until_text}, longer if it is used: the next program that starts a mesh takes the interpreter, "
-        "and another one is warmed up. End it: monarch-nb warm --stop"
+        f"this environment is warm until {found.until_text}, longer if it is used: the next program "
+        "that starts a mesh takes the interpreter, and another one is warmed up. End it: monarch-nb "
+        "warm --stop"
     )
 
 
@@ -40,13 +44,21 @@ def status() -> str:
 
 
 def _state(each: Kept) -> str:
-    return f"warm until {each.until_text}" if each.controller is not None else "an interpreter is being warmed up"
+    return (
+        f"warm until {each.until_text}"
+        if each.controller is not None
+        else "an interpreter is being warmed up"
+    )
 
 
 def _for_whom(each: Kept) -> str:
     """Return why programs that are started here wouldn't take it; empty if they would, or nobody can say."""
     with suppress(OSError, ValueError, KeyError):
-        differ = differences(requirements(), read_facts(each.controller.directory)["requirements"]) if each.controller else []
+        differ = (
+            differences(requirements(), read_facts(each.controller.directory)["requirements"])
+            if each.controller
+            else []
+        )
         if differ:
             return f"; not for programs of this terminal: differs in {', '.join(differ)}"
     return ""

@@ -1,7 +1,8 @@
 """Messages in a terminal's words. The library, the controller and the ranks name what to type as a notebook
 would, `%mesh heal`; they don't know who reads it.
 
-Who reads it in a terminal is told `monarch-nb heal NAME`, or, of what only a notebook can do, that it is for a notebook.
+Who reads it in a terminal is told `monarch-nb heal NAME`, or, of what only a notebook can do, that it is for
+a notebook.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def in_terminal(text: str, commands: Collection[str], mesh_name: str | None = No
             verb, env = "diff-env", ""
         if verb not in commands:
             num = _NUM_WORDS.get(verb, 0)
-            return f"%mesh {verb}{env}{''.join((word, more)[:num])} (in a notebook){''.join((word, more)[num:])}"
+            return (
+                f"%mesh {verb}{env}{''.join((word, more)[:num])} (in a notebook){''.join((word, more)[num:])}"
+            )
         name = f" {mesh_name}" if mesh_name and verb not in _OF_ALL and not (verb in _NAMED and word) else ""
         return f"monarch-nb {verb}{name}{word}{more}"
 

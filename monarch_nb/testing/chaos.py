@@ -1,4 +1,5 @@
-"""Breaking things on purpose: kill, stop, crash, starve or slow down ranks, cut off hosts; at random, but the same again with the same seed.
+"""Breaking things on purpose: kill, stop, crash, starve or slow down ranks, cut off hosts; at random, but the
+same again with the same seed.
 
 Example:
     >>> chaos = Chaos(mesh, seed=7)                          # doctest: +SKIP
@@ -43,8 +44,8 @@ class Fault:
     """What was done.
 
     Attributes:
-        kind: kill, segfault, abort (signals), exit (`os._exit`), stop (SIGSTOP until it's over), slow (a thread that computes), memory
-            (an allocation that fails).
+        kind: kill, segfault, abort (signals), exit (`os._exit`), stop (SIGSTOP until it's over), slow (a
+            thread that computes), memory (an allocation that fails).
         outcome: of what was run on the rank for it, if anything was.
     """
 

@@ -8,7 +8,8 @@ report     HangReport: the table and the diagnoses, as text and HTML
 automatic  a cell that makes no progress is explained without being asked
 settings   after how long
 
-The facts come from frames and from what process groups count themselves; nothing is recorded while a program runs, so it costs nothing when nobody asks.
+The facts come from frames and from what process groups count themselves; nothing is recorded while a program
+runs, so it costs nothing when nobody asks.
 """
 
 from monarch_nb.why.diagnoses import Diagnosis

@@ -1,7 +1,8 @@
 """Explain a cell that makes no progress, without being asked: once, and again only if the answer changes.
 
-The thread that draws displays asks ten times a second whether it's time (`tick`: two comparisons); the looking is done by a thread of its own, so that neither the cell nor its
-display waits. Whatever goes wrong there, the cell knows nothing of it.
+The thread that draws displays asks ten times a second whether it's time (`tick`: two comparisons); the
+looking is done by a thread of its own, so that neither the cell nor its display waits. Whatever goes wrong
+there, the cell knows nothing of it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
 
 class StallDetector:
-    """Notices that a cell has stood still for too long. Progress is what changes its view: output, a rank that ends.
+    """Notices that a cell has stood still for too long. Progress is what changes its view: output, a rank
+    that ends.
 
     Args:
         view: shows the cell; the diagnosis is put below its output.
@@ -46,7 +48,12 @@ class StallDetector:
             self._seen, self._since = version, time.monotonic()
             return
         limit_s = why_after_s()
-        if self._run is None or limit_s is None or self._is_looking or time.monotonic() - self._since < limit_s:
+        if (
+            self._run is None
+            or limit_s is None
+            or self._is_looking
+            or time.monotonic() - self._since < limit_s
+        ):
             return
         self._is_looking = True
         threading.Thread(target=self._look, name="monarch-nb-why", daemon=True).start()

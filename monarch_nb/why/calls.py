@@ -11,12 +11,18 @@ Edge = tuple[Activity, Call, Activity]
 
 
 def edges(activities: Sequence[Activity]) -> list[Edge]:
-    """Return the waits whose other end is known: the call is being handled, or waits in the mail of somebody who is busy."""
+    """Return the waits whose other end is known: the call is being handled, or waits in the mail of
+    somebody who is busy.
+    """
     found = []
     for waiter in activities:
         for call in waiter.calls:
             key = (waiter.rank, call.ref)
-            found += [(waiter, call, a) for a in activities if a.rank in call.ranks and (key in a.serves or key in a.queued)]
+            found += [
+                (waiter, call, a)
+                for a in activities
+                if a.rank in call.ranks and (key in a.serves or key in a.queued)
+            ]
     return found
 
 
@@ -29,7 +35,9 @@ def cycle(found: Sequence[Edge]) -> list[Edge]:
     return []
 
 
-def _path_back(start: tuple[int, int], found: Sequence[Edge], at: tuple[int, int], path: list[Edge]) -> list[Edge]:
+def _path_back(
+    start: tuple[int, int], found: Sequence[Edge], at: tuple[int, int], path: list[Edge]
+) -> list[Edge]:
     for edge in found:
         if _name(edge[0]) != at or edge in path:
             continue

@@ -1,6 +1,7 @@
 """Diagnose what is wrong: one function for each way in which a program can hang. Pure.
 
-Each takes the situation and returns what it has found, in sentences; `diagnose` asks them all, the surest first.
+Each takes the situation and returns what it has found, in sentences; `diagnose` asks them all, the surest
+first.
 """
 
 from __future__ import annotations
@@ -14,16 +15,30 @@ from monarch_nb.status import duration
 from monarch_nb.why import calls
 from monarch_nb.why.facts import Activity, Operation, RankFacts
 
-EQUAL_TENSORS = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "reduce_scatter_tensor", "all_gather_into_tensor")
+EQUAL_TENSORS = (
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "all_gather_into_tensor",
+)
 """Operations for which all ranks give tensors of the same shape and dtype."""
 UNKNOWN = "an operation"
 """One whose name can't be had: an async one that is waited for, without torch's flight recorder."""
 HARMLESS = ("working", "idle")
 _WORDS = {
-    "lock": "a lock", "input": "input, which nobody can type on a rank",
-    "question": "an answer, which is typed where its cell or call is waited for", "queue": "a queue", "recv": "data from a socket or a file",
-    "open": "a file to be opened", "thread": "another thread", "process": "another process", "channel": "a message of a channel",
-}  # fmt: skip
+    "lock": "a lock",
+    "input": "input, which nobody can type on a rank",
+    "question": "an answer, which is typed where its cell or call is waited for",
+    "queue": "a queue",
+    "recv": "data from a socket or a file",
+    "open": "a file to be opened",
+    "thread": "another thread",
+    "process": "another process",
+    "channel": "a message of a channel",
+}
 
 
 @dataclass(frozen=True)
@@ -31,7 +46,8 @@ class Diagnosis:
     """One thing that was found, as `%mesh why` tells it.
 
     Attributes:
-        kind: breakpoint, dead peer, order mismatch, shape mismatch, deadlock, missing rank, slow rank, silent, blocked, waiting, working or idle.
+        kind: breakpoint, dead peer, order mismatch, shape mismatch, deadlock, missing rank, slow rank,
+            silent, blocked, waiting, working or idle.
         ranks: the odd ones: those that somebody should look at.
         text: a sentence.
         next: what to type.
@@ -95,7 +111,9 @@ def missing_rank(situation: Situation) -> list[Diagnosis]:
 
 
 def slow_rank(situation: Situation) -> list[Diagnosis]:
-    """The others wait for a rank that makes progress: its line, its operation or its processor time changes between two looks."""
+    """The others wait for a rank that makes progress: its line, its operation or its processor time
+    changes between two looks.
+    """
     found = []
     for front, others in _behind(situation):
         found += [(front[0][1], front, rank) for rank in others if _is_slow(rank)]
@@ -118,13 +136,20 @@ def order_mismatch(situation: Situation) -> list[Diagnosis]:
         for same in _by(group, lambda o: (o.sequence,)):
             names = _by(same, lambda o: (o.name,))
             if len(names) > 1 and same[0][1].sequence and all(o.name != UNKNOWN for _, o in same):
-                parts = [f"{name_ranks(_ranks(each))} {_is(each)} in {each[0][1].name} #{each[0][1].sequence}" for each in names]
-                places = [f"{name_ranks(_ranks(each))}: {each[0][0].where.removeprefix('in ')}" for each in names]
+                parts = [
+                    f"{name_ranks(_ranks(each))} {_is(each)} in {each[0][1].name} #{each[0][1].sequence}"
+                    for each in names
+                ]
+                places = [
+                    f"{name_ranks(_ranks(each))}: {each[0][0].where.removeprefix('in ')}" for each in names
+                ]
                 text = (
-                    f"{_and(parts)} of {same[0][1].group_text()}{situation.since(same)}: they do not match, so none ends "
-                    f"({'; '.join(places)})"
+                    f"{_and(parts)} of {same[0][1].group_text()}{situation.since(same)}: they do not "
+                    f"match, so none ends ({'; '.join(places)})"
                 )
-                found.append(Diagnosis("order mismatch", _ranks(sorted(names, key=_size)[0]), text, "%mesh interrupt"))
+                found.append(
+                    Diagnosis("order mismatch", _ranks(sorted(names, key=_size)[0]), text, "%mesh interrupt")
+                )
     return found
 
 
@@ -135,15 +160,22 @@ def shape_mismatch(situation: Situation) -> list[Diagnosis]:
         for same in _by(group, lambda o: (o.sequence, o.name)):
             tensors = _by([w for w in same if w[1].shape is not None], lambda o: (o.tensor_text(),))
             if len(tensors) > 1 and same[0][1].name in EQUAL_TENSORS:
-                parts = [f"{name_ranks(_ranks(each))} {_has(each)} {each[0][1].tensor_text()}" for each in tensors]
+                parts = [
+                    f"{name_ranks(_ranks(each))} {_has(each)} {each[0][1].tensor_text()}" for each in tensors
+                ]
                 odd = min(tensors, key=len)
-                text = f"in {same[0][1].text()}{situation.since(same)}, {_and(parts)}: the tensors must be alike; {_it_is(odd)}"
+                text = (
+                    f"in {same[0][1].text()}{situation.since(same)}, {_and(parts)}: the tensors must be "
+                    f"alike; {_it_is(odd)}"
+                )
                 found.append(Diagnosis("shape mismatch", _ranks(odd), text, "%mesh interrupt"))
     return found
 
 
 def _behind(situation: Situation) -> list[tuple[list[tuple[Activity, Operation]], list[RankFacts]]]:
-    """Return, for each group that somebody waits in, those in its newest operation, and the members that aren't."""
+    """Return, for each group that somebody waits in, those in its newest operation, and the members that
+    aren't.
+    """
     found = []
     for group in situation.waits():
         newest = max(o.sequence for _, o in group)
@@ -157,7 +189,9 @@ def _behind(situation: Situation) -> list[tuple[list[tuple[Activity, Operation]]
 _Odd = tuple[Operation, list[tuple[Activity, Operation]], RankFacts]
 
 
-def _folded(situation: Situation, found: Sequence[_Odd], kind: str, say: Callable[[Operation, list[RankFacts]], str]) -> list[Diagnosis]:
+def _folded(
+    situation: Situation, found: Sequence[_Odd], kind: str, say: Callable[[Operation, list[RankFacts]], str]
+) -> list[Diagnosis]:
     """Return a diagnosis for each place at which odd ranks are."""
     groups: dict[tuple[int, str, str], list[_Odd]] = {}
     for odd in found:
@@ -166,9 +200,19 @@ def _folded(situation: Situation, found: Sequence[_Odd], kind: str, say: Callabl
     for each in groups.values():
         operation, front, _ = each[0]
         odd_ranks = [rank for _, _, rank in each]
-        waiting = f"{name_ranks(_ranks(front))} {'waits' if len(front) == 1 else 'wait'} in {operation.text()}{situation.since(front)}"
+        waiting = (
+            f"{name_ranks(_ranks(front))} {'waits' if len(front) == 1 else 'wait'} in "
+            f"{operation.text()}{situation.since(front)}"
+        )
         numbers = tuple(r.rank for r in odd_ranks)
-        diagnoses.append(Diagnosis(kind, numbers, f"{waiting}; {say(operation, odd_ranks)}", f"%mesh stacks --ranks {format_ranks(numbers)}"))
+        diagnoses.append(
+            Diagnosis(
+                kind,
+                numbers,
+                f"{waiting}; {say(operation, odd_ranks)}",
+                f"%mesh stacks --ranks {format_ranks(numbers)}",
+            )
+        )
     return diagnoses
 
 
@@ -176,19 +220,29 @@ def _never_entered(operation: Operation, ranks: list[RankFacts]) -> str:
     first = ranks[0]
     who, one = name_ranks(r.rank for r in ranks), len(ranks) == 1
     if first.sequences.get(operation.group, 0) >= operation.sequence > 0 and not _in_operation(first):
-        return f"{who} has entered it and gone on: {_pronoun(one)} {first.where}" if one else f"{who} have entered it and gone on: they are {first.where}"
+        return (
+            f"{who} has entered it and gone on: {_pronoun(one)} {first.where}"
+            if one
+            else f"{who} have entered it and gone on: they are {first.where}"
+        )
     return f"{who} never entered it: {_pronoun(one)} {first.where}"
 
 
 def _comes_later(operation: Operation, ranks: list[RankFacts]) -> str:
     who, one = name_ranks(r.rank for r in ranks), len(ranks) == 1
-    return f"{who} {'is' if one else 'are'} slow, but {'makes' if one else 'make'} progress: {_pronoun(one)} {ranks[0].where}"
+    return (
+        f"{who} {'is' if one else 'are'} slow, but {'makes' if one else 'make'} progress: {_pronoun(one)} "
+        f"{ranks[0].where}"
+    )
 
 
 def _never_comes(operation: Operation, ranks: list[RankFacts]) -> str:
     who, one = name_ranks(r.rank for r in ranks), len(ranks) == 1
     reason = f" ({ranks[0].reason})" if ranks[0].reason else ""
-    return f"{who} {'belongs' if one else 'belong'} to it and {'is' if one else 'are'} {ranks[0].state}{reason}: {'it' if one else 'they'} will never come"
+    return (
+        f"{who} {'belongs' if one else 'belong'} to it and {'is' if one else 'are'} "
+        f"{ranks[0].state}{reason}: {'it' if one else 'they'} will never come"
+    )
 
 
 def _missing_peers(situation: Situation) -> list[Diagnosis]:
@@ -196,7 +250,11 @@ def _missing_peers(situation: Situation) -> list[Diagnosis]:
     found = []
     for activity in situation.activities:
         operation = activity.operation
-        peer = situation.ranks.get(operation.peer) if operation is not None and operation.peer is not None else None
+        peer = (
+            situation.ranks.get(operation.peer)
+            if operation is not None and operation.peer is not None
+            else None
+        )
         if operation is None or peer is None:
             continue
         theirs = _in_operation(peer)
@@ -205,7 +263,10 @@ def _missing_peers(situation: Situation) -> list[Diagnosis]:
         what = f"{theirs.text()}, {peer.where}" if theirs is not None else peer.where
         kind = "dead peer" if peer.is_gone else "slow rank" if _is_slow(peer) else "missing rank"
         since = situation.since([(activity, operation)])
-        text = f"rank {activity.rank} waits in {operation.text()}{since}; rank {peer.rank} is {what if not peer.is_gone else peer.state}"
+        text = (
+            f"rank {activity.rank} waits in {operation.text()}{since}; rank {peer.rank} is "
+            f"{what if not peer.is_gone else peer.state}"
+        )
         found.append(Diagnosis(kind, (peer.rank,), text, f"%mesh stacks --ranks {peer.rank}"))
     return found
 
@@ -218,10 +279,22 @@ def deadlock(situation: Situation) -> list[Diagnosis]:
     around = calls.cycle(calls.edges(situation.activities))
     if not around:
         return []
-    parts = [f"{calls.name(waiter)} waits for {call.what} on rank {other.rank}" for waiter, call, other in around]
-    closing = ", which is itself" if len(around) == 1 else ": each waits for the other" if len(around) == 2 else ": they wait in a circle"
+    parts = [
+        f"{calls.name(waiter)} waits for {call.what} on rank {other.rank}" for waiter, call, other in around
+    ]
+    closing = (
+        ", which is itself"
+        if len(around) == 1
+        else ": each waits for the other"
+        if len(around) == 2
+        else ": they wait in a circle"
+    )
     ranks = tuple(sorted({waiter.rank for waiter, _, _ in around}))
-    return [Diagnosis("deadlock", ranks, ", and ".join(parts) + closing + f" ({around[0][0].where})", "%mesh interrupt")]
+    return [
+        Diagnosis(
+            "deadlock", ranks, ", and ".join(parts) + closing + f" ({around[0][0].where})", "%mesh interrupt"
+        )
+    ]
 
 
 def waiting(situation: Situation) -> list[Diagnosis]:
@@ -246,12 +319,30 @@ def at_breakpoint(situation: Situation) -> list[Diagnosis]:
     stopped = [r for r in situation.ranks.values() if _has_stopped(r)]
     if not stopped:
         return []
-    others = [a for a in situation.activities if a.operation is not None and not _has_stopped(situation.ranks[a.rank])]
-    wait = f"; {name_ranks(a.rank for a in others)} {'waits' if len(others) == 1 else 'wait'} in {others[0].operation.text()}" if others and others[0].operation else ""
+    others = [
+        a
+        for a in situation.activities
+        if a.operation is not None and not _has_stopped(situation.ranks[a.rank])
+    ]
+    wait = (
+        (
+            f"; {name_ranks(a.rank for a in others)} {'waits' if len(others) == 1 else 'wait'} in "
+            f"{others[0].operation.text()}"
+        )
+        if others and others[0].operation
+        else ""
+    )
     numbers = tuple(r.rank for r in stopped)
     verb = "has" if len(numbers) == 1 else "have"
     where = stopped[0].where.removesuffix(", breakpoint()")
-    return [Diagnosis("breakpoint", numbers, f"{name_ranks(numbers)} {verb} stopped at a breakpoint, {where}{wait}", "%mesh debug")]
+    return [
+        Diagnosis(
+            "breakpoint",
+            numbers,
+            f"{name_ranks(numbers)} {verb} stopped at a breakpoint, {where}{wait}",
+            "%mesh debug",
+        )
+    ]
 
 
 def silent(situation: Situation) -> list[Diagnosis]:
@@ -262,13 +353,15 @@ def silent(situation: Situation) -> list[Diagnosis]:
             found.setdefault((rank.silent, rank.how), []).append(rank.rank)
     return [
         Diagnosis(
-            "silent", tuple(ranks),
-            f"{name_ranks(ranks)} {'does' if len(ranks) == 1 else 'do'} not answer: something holds the interpreter's lock, or the process is stopped; "
-            f"{_pronoun(len(ranks) == 1)} {where}" + (f" (found by {how})" if how in ("faulthandler", "py-spy") else ""),
+            "silent",
+            tuple(ranks),
+            f"{name_ranks(ranks)} {'does' if len(ranks) == 1 else 'do'} not answer: something holds "
+            f"the interpreter's lock, or the process is stopped; {_pronoun(len(ranks) == 1)} {where}"
+            + (f" (found by {how})" if how in ("faulthandler", "py-spy") else ""),
             f"%mesh stacks --native --ranks {format_ranks(ranks)}",
         )
         for (where, how), ranks in found.items()
-    ]  # fmt: skip
+    ]
 
 
 def blocked(situation: Situation) -> list[Diagnosis]:
@@ -279,21 +372,28 @@ def blocked(situation: Situation) -> list[Diagnosis]:
             found.setdefault((activity.kind, activity.where), []).append(activity.rank)
     return [
         Diagnosis(
-            "blocked", tuple(ranks), f"{name_ranks(ranks)} {'waits' if len(ranks) == 1 else 'wait'} for {_WORDS[kind]}, {where}",
+            "blocked",
+            tuple(ranks),
+            f"{name_ranks(ranks)} {'waits' if len(ranks) == 1 else 'wait'} for {_WORDS[kind]}, {where}",
             f"%mesh stacks --ranks {format_ranks(ranks)}",
         )
         for (kind, where), ranks in found.items()
-    ]  # fmt: skip
+    ]
 
 
 def all_wait(situation: Situation) -> list[Diagnosis]:
-    """All members of a group are in the same operation, and it doesn't end: data is slow, or another thread holds it up."""
+    """All members of a group are in the same operation, and it doesn't end: data is slow, or another
+    thread holds it up.
+    """
     found = []
     for front, others in _behind(situation):
         operation = front[0][1]
         is_mixed = len({o.name for _, o in front}) > 1 or bool(shape_mismatch(situation))
         if operation.ranks and not others and not is_mixed:
-            text = f"{name_ranks(_ranks(front))} {_is(front)} in {operation.text()}{situation.since(front)}, all that belong to it: it goes on, or the network is slow"
+            text = (
+                f"{name_ranks(_ranks(front))} {_is(front)} in {operation.text()}{situation.since(front)}, "
+                "all that belong to it: it goes on, or the network is slow"
+            )
             found.append(Diagnosis("waiting", _ranks(front), text))
     return found
 
@@ -308,13 +408,30 @@ def working(situation: Situation) -> Diagnosis:
     places: dict[str, list[int]] = {}
     for rank, where in busy:
         places.setdefault(where, []).append(rank)
-    parts = [f"{name_ranks(sorted(set(ranks)))} {'is' if len(set(ranks)) == 1 else 'are'} {where}" for where, ranks in places.items()]
-    return Diagnosis("working", (), "no rank waits for another: " + "; ".join(parts[:4]) + ("; ..." if len(parts) > 4 else ""))
+    parts = [
+        f"{name_ranks(sorted(set(ranks)))} {'is' if len(set(ranks)) == 1 else 'are'} {where}"
+        for where, ranks in places.items()
+    ]
+    return Diagnosis(
+        "working",
+        (),
+        "no rank waits for another: " + "; ".join(parts[:4]) + ("; ..." if len(parts) > 4 else ""),
+    )
 
 
 _ALL: tuple[Callable[[Situation], list[Diagnosis]], ...] = (
-    at_breakpoint, dead_peer, order_mismatch, shape_mismatch, deadlock, missing_rank, slow_rank, silent, blocked, waiting, all_wait,
-)  # fmt: skip
+    at_breakpoint,
+    dead_peer,
+    order_mismatch,
+    shape_mismatch,
+    deadlock,
+    missing_rank,
+    slow_rank,
+    silent,
+    blocked,
+    waiting,
+    all_wait,
+)
 
 
 # --- words

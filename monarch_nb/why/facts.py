@@ -41,7 +41,11 @@ class Operation:
 
     def group_text(self) -> str:
         """Return the group in words."""
-        return "the default group" if self.group == "default" else f"the group of ranks {format_ranks(self.ranks)}"
+        return (
+            "the default group"
+            if self.group == "default"
+            else f"the group of ranks {format_ranks(self.ranks)}"
+        )
 
     def tensor_text(self) -> str:
         """Return what it works on: "float32[2, 3]"."""
@@ -63,7 +67,8 @@ class Activity:
 
     Attributes:
         actor: 0: the main thread.
-        serves: the calls that it handles, as (rank of the sender or None, ref); `queued`: those that wait for it.
+        serves: the calls that it handles, as (rank of the sender or None, ref); `queued`: those that wait for
+            it.
         place: "cell [17] line 4" or "train.py, line 3, in step".
         doing: what that line has called.
         kind: of what it's blocked on (see `_rank.blocking`), or "".
@@ -128,7 +133,9 @@ Members = Mapping[int, int]
 """Ranks of the default process group to ranks of the mesh."""
 
 
-def rank_facts(row: RankStatus, found: Mapping[str, Any] | None, members: Members, procs: Mapping[int, int]) -> RankFacts:
+def rank_facts(
+    row: RankStatus, found: Mapping[str, Any] | None, members: Members, procs: Mapping[int, int]
+) -> RankFacts:
     """Return what is known of a rank from its status and its answer.
 
     Args:
@@ -148,14 +155,27 @@ def rank_facts(row: RankStatus, found: Mapping[str, Any] | None, members: Member
     return RankFacts(**known, activities=tuple(activities), sequences=sequences)  # type: ignore[arg-type]
 
 
-def _activity(row: RankStatus, thread: Mapping[str, Any], members: Members, procs: Mapping[int, int]) -> Activity:
+def _activity(
+    row: RankStatus, thread: Mapping[str, Any], members: Members, procs: Mapping[int, int]
+) -> Activity:
     blocked = thread["blocked"] or {"kind": "", "text": ""}
     return Activity(
-        rank=row.rank, label=f"cell #{thread['origin']}" if thread["label"] == "cell" else thread["label"], actor=thread["actor"],
-        serves=_keys(thread["serves"], procs), queued=_keys(thread["queued"], procs), place=_place(thread), source=thread["source"],
-        doing=thread["doing"], operation=_operation(row, thread["operation"], members), kind=blocked["kind"], blocked_on=blocked["text"],
-        calls=tuple(Call(c["what"], c["ref"], tuple(procs[p] for p in c["procs"] if p in procs)) for c in thread["calls"]),
-    )  # fmt: skip
+        rank=row.rank,
+        label=f"cell #{thread['origin']}" if thread["label"] == "cell" else thread["label"],
+        actor=thread["actor"],
+        serves=_keys(thread["serves"], procs),
+        queued=_keys(thread["queued"], procs),
+        place=_place(thread),
+        source=thread["source"],
+        doing=thread["doing"],
+        operation=_operation(row, thread["operation"], members),
+        kind=blocked["kind"],
+        blocked_on=blocked["text"],
+        calls=tuple(
+            Call(c["what"], c["ref"], tuple(procs[p] for p in c["procs"] if p in procs))
+            for c in thread["calls"]
+        ),
+    )
 
 
 def _keys(pairs: Any, procs: Mapping[int, int]) -> tuple[tuple[int | None, int], ...]:
@@ -174,16 +194,26 @@ def _operation(row: RankStatus, found: Mapping[str, Any] | None, members: Member
         return None
     since = found["since"]
     known = row.collective
-    if since is None and known is not None and (known.name, known.sequence) == (found["name"], found["sequence"]):
+    if (
+        since is None
+        and known is not None
+        and (known.name, known.sequence) == (found["name"], found["sequence"])
+    ):
         since = known.since
     ranks = tuple(members.get(r, r) for r in found["ranks"])
     if not ranks and found["num_ranks"] == len(members):
         ranks = tuple(sorted(members.values()))
     peer = found["peer"]
     return Operation(
-        found["name"], found["group"], ranks, found["sequence"], None if found["shape"] is None else tuple(found["shape"]), found["dtype"],
-        since, None if peer is None else members.get(peer, peer),
-    )  # fmt: skip
+        found["name"],
+        found["group"],
+        ranks,
+        found["sequence"],
+        None if found["shape"] is None else tuple(found["shape"]),
+        found["dtype"],
+        since,
+        None if peer is None else members.get(peer, peer),
+    )
 
 
 def _on_device(rank: int, facts: Mapping[str, Any], members: Members) -> list[Activity]:
@@ -193,12 +223,16 @@ def _on_device(rank: int, facts: Mapping[str, Any], members: Members) -> list[Ac
     oldest = facts["on_device"][0]
     ranks = tuple(members.get(r, r) for r in facts["groups"].get("default", {}).get("ranks", ()))
     shape = None if oldest["shape"] is None else tuple(oldest["shape"])
-    operation = Operation(oldest["name"], "default", ranks, oldest["sequence"], shape, oldest["dtype"], oldest["since"])
+    operation = Operation(
+        oldest["name"], "default", ranks, oldest["sequence"], shape, oldest["dtype"], oldest["since"]
+    )
     return [Activity(rank, "nccl", -1, operation=operation)]
 
 
 def members_of(status: MeshStatus, found: Mapping[int, Mapping[str, Any]]) -> dict[int, int]:
-    """Return which rank of the mesh each rank of the default process group is; those that don't say it count as the same."""
+    """Return which rank of the mesh each rank of the default process group is; those that don't say it
+    count as the same.
+    """
     members = {r.rank: r.rank for r in status.ranks}
     for rank, each in found.items():
         own = (each.get("facts") or {}).get("dist_rank")

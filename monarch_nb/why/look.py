@@ -43,7 +43,12 @@ def explain(mesh: Mesh, ranks: Sequence[int] | None = None) -> HangReport:
     gap_s = time.monotonic() - began
     members = members_of(status, second)
     facts = {
-        row.rank: _with_moves(rank_facts(row, second.get(row.rank), members, procs), first.get(row.rank), second.get(row.rank), gap_s)
+        row.rank: _with_moves(
+            rank_facts(row, second.get(row.rank), members, procs),
+            first.get(row.rank),
+            second.get(row.rank),
+            gap_s,
+        )
         for row in status.ranks
     }
     situation = Situation(facts, time.time())
@@ -58,14 +63,18 @@ def _ask(mesh: Mesh, ranks: Sequence[int]) -> Answers:
     return found
 
 
-def _with_moves(facts: RankFacts, first: Mapping[str, Any] | None, second: Mapping[str, Any] | None, gap_s: float) -> RankFacts:
+def _with_moves(
+    facts: RankFacts, first: Mapping[str, Any] | None, second: Mapping[str, Any] | None, gap_s: float
+) -> RankFacts:
     """Mark the activities that have made progress since the first look."""
     if first is None or second is None or not first["facts"] or not second["facts"]:
         return facts
     before = {_key(t): t for t in first["facts"]["threads"]}
     moved = [_has_moved(before.get(_key(t)), t, gap_s) for t in second["facts"]["threads"]]
     moved += [False] * (len(facts.activities) - len(moved))
-    return replace(facts, activities=tuple(replace(a, moved=m) for a, m in zip(facts.activities, moved, strict=True)))
+    return replace(
+        facts, activities=tuple(replace(a, moved=m) for a, m in zip(facts.activities, moved, strict=True))
+    )
 
 
 def _key(thread: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -57,7 +57,10 @@ class HangReport:
         """Return all of it as text; equal rows once."""
         table = [_HEAD, *_folded(self.rows)]
         widths = [max(len(row[i]) for row in table) for i in range(len(_HEAD))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in table
+        ]
         return "\n".join([*self._text_lines(), "", *lines])
 
     def _text_lines(self) -> list[str]:
@@ -71,11 +74,16 @@ class HangReport:
 
     def _repr_html_(self) -> str:
         html_lines = "".join(
-            f"<p>{html.escape(v.text)}" + (f"<br>next: <code>{html.escape(v.next)}</code>" if v.next else "") + "</p>"
+            f"<p>{html.escape(v.text)}"
+            + (f"<br>next: <code>{html.escape(v.next)}</code>" if v.next else "")
+            + "</p>"
             for v in self.diagnoses
         )
         head = "".join(f"<th>{name}</th>" for name in _HEAD)
-        body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in _folded(self.rows))
+        body = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
+            for row in _folded(self.rows)
+        )
         return f"{html_lines}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
@@ -100,7 +108,9 @@ def _row(rank: RankFacts, activity: Activity, now: float) -> RankRow:
         waits = "; ".join(c.what + (f" on {name_ranks(c.ranks)}" if c.ranks else "") for c in activity.calls)
         return RankRow(rank.rank, rank.state, activity.label, line, waits or activity.kind)
     waited_s = None if operation.since is None else max(0.0, now - operation.since)
-    return RankRow(rank.rank, rank.state, activity.label, line, operation.text(), operation.tensor_text(), waited_s)
+    return RankRow(
+        rank.rank, rank.state, activity.label, line, operation.text(), operation.tensor_text(), waited_s
+    )
 
 
 def _folded(rows: tuple[RankRow, ...]) -> list[tuple[str, ...]]:
@@ -113,5 +123,7 @@ def _folded(rows: tuple[RankRow, ...]) -> list[tuple[str, ...]]:
     table = []
     for key, same in found.items():
         waits = [r.waited_s for r in same if r.waited_s is not None]
-        table.append((format_ranks(r.rank for r in same), *key, duration(round(max(waits), 1)) if waits else ""))
+        table.append(
+            (format_ranks(r.rank for r in same), *key, duration(round(max(waits), 1)) if waits else "")
+        )
     return table

@@ -28,7 +28,9 @@ def set_why_after(seconds: float | None) -> None:
 
 
 def _of_environment() -> float | None:
-    """Return what MONARCH_NB_WHY_AFTER says: `30`, `30s`, `5m`, `off`; what can't be read counts as not set."""
+    """Return what MONARCH_NB_WHY_AFTER says: `30`, `30s`, `5m`, `off`; what can't be read counts as not
+    set.
+    """
     text = os.environ.get("MONARCH_NB_WHY_AFTER", "").strip().lower()
     if text in ("off", "0"):
         return None

@@ -1,4 +1,6 @@
-"""The site of `make docs`. Its source is the whole repository, so that a link that works in the repository works in the site, too."""
+"""The site of `make docs`. Its source is the whole repository, so that a link that works in the repository
+works in the site, too.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,13 @@ project_copyright = f"2026, {author}"
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 
 root_doc = "README"
-include_patterns = ["*.md", "notebooks/*.ipynb", "notebooks/pages/*.md", "notebooks/pages/reference/*.md", "monarch_nb/**/*.md"]
+include_patterns = [
+    "*.md",
+    "notebooks/*.ipynb",
+    "notebooks/pages/*.md",
+    "notebooks/pages/reference/*.md",
+    "monarch_nb/**/*.md",
+]
 exclude_patterns = [".venv", "build", "**/node_modules", "**/site-packages"]
 
 html_theme = "furo"
@@ -31,7 +39,22 @@ autodoc_member_order = "bysource"
 napoleon_numpy_docstring = False
 default_role = "code"
 
-_GUIDE = ("verbs", "cells", "run", "tensors", "live_state", "debugging", "faults", "data_plane", "sync", "clusters", "scripts", "monarch", "speed", "reference")
+_GUIDE = (
+    "verbs",
+    "cells",
+    "run",
+    "tensors",
+    "live_state",
+    "debugging",
+    "faults",
+    "data_plane",
+    "sync",
+    "clusters",
+    "scripts",
+    "monarch",
+    "speed",
+    "reference",
+)
 _CONTENTS = {
     "Guide": [f"notebooks/pages/{name}" for name in _GUIDE],
     "Tutorials": sorted(f"notebooks/{path.stem}" for path in _ROOT.glob("notebooks/*.ipynb")),
@@ -52,7 +75,9 @@ def _add_contents(app: Any, docname: str, source: list[str]) -> None:
 
 
 def _mark_examples(app: Any, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
-    """Docstrings indent examples, as Markdown does; reStructuredText wants a mark before them, and takes them for quotations else."""
+    """Docstrings indent examples, as Markdown does; reStructuredText wants a mark before them, and takes
+    them for quotations else.
+    """
     marked: list[str] = []
     for before, line in zip(["", *lines], lines, strict=False):
         if line.startswith("    ") and not before.strip() and marked and _last_words(marked)[:1].strip():

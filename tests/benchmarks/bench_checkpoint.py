@@ -28,7 +28,9 @@ class Big(Checkpointed):
 
     @endpoint
     def step(self) -> None:
-        """Touch it all, as an optimizer does: the copy must wait for the step, and the next step for the copy."""
+        """Touch it all, as an optimizer does: the copy must wait for the step, and the next step for the
+        copy.
+        """
         self.weight.add_(1.0)
 
     @endpoint

@@ -1,7 +1,9 @@
-"""Live state, from a rank to the eye: `python tests/benchmarks/bench_live.py`. Needs JupyterLab, playwright and chromium.
+"""Live state, from a rank to the eye: `python tests/benchmarks/bench_live.py`. Needs JupyterLab, playwright
+and chromium.
 
-Prints: how long a change of state takes from the rank to the page (DOM); frames while 256 ranks change five times a second, in the card; what watching costs a
-host process, and what the server extension costs when nobody looks.
+Prints: how long a change of state takes from the rank to the page (DOM); frames while 256 ranks change five
+times a second, in the card; what watching costs a host process, and what the server extension costs when
+nobody looks.
 """
 
 from __future__ import annotations
@@ -56,13 +58,16 @@ _FRAMES = """async ({script, status, seconds, rate}) => {
   }
   on = false;
   return {gaps, costs};
-}"""
+}"""  # noqa: E501
 
 
 def shares(values: list[float]) -> str:
     """Return median, 95th percentile and maximum."""
     ordered = sorted(values)
-    return f"p50 {statistics.median(ordered):.0f}, p95 {ordered[int(len(ordered) * 0.95)]:.0f}, max {ordered[-1]:.0f}"
+    return (
+        f"p50 {statistics.median(ordered):.0f}, p95 {ordered[int(len(ordered) * 0.95)]:.0f}, max "
+        f"{ordered[-1]:.0f}"
+    )
 
 
 def state_to_page(page: Page) -> None:
@@ -72,7 +77,9 @@ def state_to_page(page: Page) -> None:
     mesh = meshes.start("bench", {"gpus": 8})
     try:
         page.execute("monarch-nb:open-panel")
-        page.page.wait_for_function("document.querySelectorAll('#monarch-nb-panel .mnb-cell.mnb-idle').length === 8")
+        page.page.wait_for_function(
+            "document.querySelectorAll('#monarch-nb-panel .mnb-cell.mnb-idle').length === 8"
+        )
         mesh.run("import time")
         page.page.evaluate(_OBSERVE)
         went = []
@@ -87,9 +94,14 @@ def state_to_page(page: Page) -> None:
                 found = next((t for t, b in seen if b == busy and t >= times[i]), None)
                 if found is not None and found - times[i] < 5:
                     delays.append((found - times[i]) * 1000)
-        print(f"state change on a rank to the page, {len(delays)} changes: {shares(delays)} ms (aim: p50 150, p95 400)")
+        print(
+            f"state change on a rank to the page, {len(delays)} changes: {shares(delays)} ms (aim: "
+            "p50 150, p95 400)"
+        )
         controller = psutil.Process(mesh.status().pid)
-        print(f"host process with 8 ranks, watched by the page: {cpu(controller, 8):.2f} % of a core (aim: 1 %)")
+        print(
+            f"host process with 8 ranks, watched by the page: {cpu(controller, 8):.2f} % of a core (aim: 1 %)"
+        )
     finally:
         mesh.stop().get(30)
 
@@ -106,23 +118,56 @@ def frames(browser: Any) -> None:
     from monarch_nb.display.mesh_widget import SCRIPT
 
     ranks = [
-        {"rank": r, "host": 0, "pid": r, "state": "idle", "reason": "", "doing": "", "since": 0, "cell": None, "line": "", "collective": None,
-         "cpu_percent": 1, "memory_bytes": 1 << 30, "gpus": [], "gpu_memory_bytes": None, "last_line": "", "num_queued": 0}
+        {
+            "rank": r,
+            "host": 0,
+            "pid": r,
+            "state": "idle",
+            "reason": "",
+            "doing": "",
+            "since": 0,
+            "cell": None,
+            "line": "",
+            "collective": None,
+            "cpu_percent": 1,
+            "memory_bytes": 1 << 30,
+            "gpus": [],
+            "gpu_memory_bytes": None,
+            "last_line": "",
+            "num_queued": 0,
+        }
         for r in range(1024)
-    ]  # fmt: skip
+    ]
     for sizes in ([["hosts", 32], ["gpus", 8]], [["hosts", 128], ["gpus", 8]]):
         num = sizes[0][1] * sizes[1][1]
         status = {
-            "name": "frames", "pid": 1, "started": time.time(), "sizes": sizes, "idle_timeout_s": 3600, "lease_left_s": None, "num_cells": 0,
-            "is_healing": False, "on_failure": "stop", "journal": "", "clients": [], "versions": {}, "environment": "", "hosts": [],
+            "name": "frames",
+            "pid": 1,
+            "started": time.time(),
+            "sizes": sizes,
+            "idle_timeout_s": 3600,
+            "lease_left_s": None,
+            "num_cells": 0,
+            "is_healing": False,
+            "on_failure": "stop",
+            "journal": "",
+            "clients": [],
+            "versions": {},
+            "environment": "",
+            "hosts": [],
             "ranks": ranks[:num],
-        }  # fmt: skip
+        }
         page = browser.new_page(viewport={"width": 900, "height": 700})
         page.goto("about:blank")
-        found = page.evaluate(_FRAMES, {"script": SCRIPT.read_text(), "status": status, "seconds": 10, "rate": 5})
+        found = page.evaluate(
+            _FRAMES, {"script": SCRIPT.read_text(), "status": status, "seconds": 10, "rate": 5}
+        )
         page.close()
         long = [g for g in found["gaps"] if g > 50]
-        print(f"{num} ranks at 5 Hz: update {shares(found['costs'])} ms; {len(long)} of {len(found['gaps'])} frames over 50 ms (aim: 0)")
+        print(
+            f"{num} ranks at 5 Hz: update {shares(found['costs'])} ms; {len(long)} of "
+            f"{len(found['gaps'])} frames over 50 ms (aim: 0)"
+        )
 
 
 def idle_server(lab: Lab) -> None:
@@ -140,7 +185,9 @@ def main() -> None:
         lab = Lab(Path(root))
         try:
             with sync_playwright() as playwright:
-                browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--disable-dev-shm-usage", "--disable-gpu"])
+                browser = playwright.chromium.launch(
+                    executable_path=CHROMIUM, args=["--disable-dev-shm-usage", "--disable-gpu"]
+                )
                 frames(browser)
                 state_to_page(Page(browser, lab, ["1"], "bench.ipynb"))
                 browser.close()

@@ -1,6 +1,8 @@
-"""mesh.map beside the ideal schedule, and the same tasks bound at submission: `python tests/benchmarks/bench_map.py [RANKS]`.
+"""mesh.map beside the ideal schedule, and the same tasks bound at submission: `python
+tests/benchmarks/bench_map.py [RANKS]`.
 
-100 tasks that sleep 5 to 60 ms, 20 ms in the mean. The ideal is list scheduling without any cost: each task goes to the rank that is free first.
+100 tasks that sleep 5 to 60 ms, 20 ms in the mean. The ideal is list scheduling without any cost: each task
+goes to the rank that is free first.
 """
 
 from __future__ import annotations

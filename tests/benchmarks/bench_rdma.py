@@ -1,7 +1,8 @@
 """The data plane beside a plain copy in memory, in one run: `python tests/benchmarks/bench_rdma.py`.
 
-"One copy" is what two processes need at the least: as many bytes read from the other's memory by one `process_vm_readv`, warm on both sides.
-"memmove" is a stricter floor: the same within one process. Each figure is measured in turn with both; the best of some rounds counts, for all.
+"One copy" is what two processes need at the least: as many bytes read from the other's memory by one
+`process_vm_readv`, warm on both sides. "memmove" is a stricter floor: the same within one process. Each
+figure is measured in turn with both; the best of some rounds counts, for all.
 """
 
 from __future__ import annotations
@@ -110,8 +111,18 @@ def remote_copy_s(pid: int, address: int, num_bytes: int, rounds: int = ROUNDS) 
     def copy() -> None:
         done = 0
         while done < num_bytes:  # one call moves at most 2 GiB
-            here, there = ((ctypes.c_size_t * 2)(start + done, num_bytes - done) for start in (target.data_ptr(), address))  # iovecs
-            moved = read(pid, ctypes.byref(here), ctypes.c_ulong(1), ctypes.byref(there), ctypes.c_ulong(1), ctypes.c_ulong(0))
+            here, there = (
+                (ctypes.c_size_t * 2)(start + done, num_bytes - done)
+                for start in (target.data_ptr(), address)
+            )  # iovecs
+            moved = read(
+                pid,
+                ctypes.byref(here),
+                ctypes.c_ulong(1),
+                ctypes.byref(there),
+                ctypes.c_ulong(1),
+                ctypes.c_ulong(0),
+            )
             if moved <= 0:
                 raise OSError(ctypes.get_errno(), "process_vm_readv")
             done += moved
@@ -139,15 +150,17 @@ def floors(owner: Any, reader: Any, num_bytes: int) -> Floors:
 def row(what: str, ours_s: float, floor_s: Floors, aim: str, num_bytes: int) -> None:
     """Print a figure, and its speed as a multiple of each floor's."""
     print(
-        f"{what:<58} {ours_s * 1e3:>9.3f} ms {num_bytes / ours_s / 1e9:>7.2f} GB/s {floor_s.one_copy / ours_s:>9.2f}x"
-        f" {floor_s.memmove / ours_s:>9.2f}x  {aim}",
+        f"{what:<58} {ours_s * 1e3:>9.3f} ms {num_bytes / ours_s / 1e9:>7.2f} GB/s "
+        f"{floor_s.one_copy / ours_s:>9.2f}x {floor_s.memmove / ours_s:>9.2f}x  {aim}",
         flush=True,
     )
 
 
 def limit(what: str, ours_s: float, limit_s: float, aim: str) -> None:
     """Print a figure that has a limit of its own."""
-    print(f"{what:<58} {ours_s * 1e3:>9.3f} ms {'':>12} {limit_s / ours_s:>9.2f}x {'':>10}  {aim}", flush=True)
+    print(
+        f"{what:<58} {ours_s * 1e3:>9.3f} ms {'':>12} {limit_s / ours_s:>9.2f}x {'':>10}  {aim}", flush=True
+    )
 
 
 def main() -> None:
@@ -162,7 +175,13 @@ def main() -> None:
             buffer = owner.make.call_one(n, mappable).get()
             kind = "rdma.empty" if mappable else "torch.empty"
             floor = floors(owner, reader, n)
-            row(f"rank to rank, {mebibytes} MiB, {kind}, read_into", reader.read.call_one(buffer, ROUNDS).get(), floor, "0.9", n)
+            row(
+                f"rank to rank, {mebibytes} MiB, {kind}, read_into",
+                reader.read.call_one(buffer, ROUNDS).get(),
+                floor,
+                "0.9",
+                n,
+            )
             if mappable:
                 limit(f"zero-copy read of {mebibytes} MiB: map()", best(buffer.map), 1e-3, "1 ms")
             buffer.drop()
@@ -172,7 +191,13 @@ def main() -> None:
     broadcast(procs, owner, reader)
     published = owner.publish.call_one(200, 2 * MIB).get()
     floor = floors(owner, reader, 400 * MIB)
-    row("a model of 200 tensors of 2 MiB, load_into", reader.load.call_one(published, 200, 2 * MIB).get(), floor, "", 400 * MIB)
+    row(
+        "a model of 200 tensors of 2 MiB, load_into",
+        reader.load.call_one(published, 200, 2 * MIB).get(),
+        floor,
+        "",
+        400 * MIB,
+    )
     procs.stop().get()
     shutdown_context()
 

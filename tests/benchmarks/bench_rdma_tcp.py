@@ -1,6 +1,8 @@
-"""The tcp path beside plain sockets: two processes of this machine over loopback, as many streams, as many bytes, one after the other in one run.
+"""The tcp path beside plain sockets: two processes of this machine over loopback, as many streams, as many
+bytes, one after the other in one run.
 
-Plain is the floor: `sendall` and `recv_into` by a thread for each stream, no requests, no checksum, nobody who validates. Usage:
+Plain is the floor: `sendall` and `recv_into` by a thread for each stream, no requests, no checksum, nobody
+who validates. Usage:
 
     python tests/benchmarks/bench_rdma_tcp.py [MiB] [rounds]
 """
@@ -55,7 +57,9 @@ def plain_server(plane: DataPlane, num_streams: int, nbytes: int) -> int:
             for i in range(num_streams):
                 sock, _ = listening.accept()
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                threading.Thread(target=serve, args=(sock, data[i * share : (i + 1) * share]), daemon=True).start()
+                threading.Thread(
+                    target=serve, args=(sock, data[i * share : (i + 1) * share]), daemon=True
+                ).start()
 
     threading.Thread(target=run, daemon=True).start()
     return int(listening.getsockname()[1])
@@ -70,7 +74,10 @@ class Plain:
         self._parts = [into[i * share : (i + 1) * share] for i in range(num_streams)]
 
     def read(self) -> None:
-        threads = [threading.Thread(target=self._one, args=pair) for pair in zip(self._socks, self._parts, strict=True)]
+        threads = [
+            threading.Thread(target=self._one, args=pair)
+            for pair in zip(self._socks, self._parts, strict=True)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -104,7 +111,11 @@ def compare(two: TwoPlanes, handle: Handle, into: Any, num_streams: int, rounds:
     def ours(op: str) -> None:
         two.plane.submit([Job(op, handle, local)], "tcp").get(60)  # type: ignore[arg-type]
 
-    ways: dict[str, Callable[[], None]] = {"plain": plain.read, "read": lambda: ours("read"), "write": lambda: ours("write")}
+    ways: dict[str, Callable[[], None]] = {
+        "plain": plain.read,
+        "read": lambda: ours("read"),
+        "write": lambda: ours("write"),
+    }
     took: dict[str, list[float]] = {name: [] for name in ways}
     for i in range(rounds + 1):
         for name, way in ways.items():
@@ -114,8 +125,9 @@ def compare(two: TwoPlanes, handle: Handle, into: Any, num_streams: int, rounds:
     plain.close()
     rate = {name: handle.nbytes / statistics.median(times) / 1e9 for name, times in took.items()}
     print(
-        f"{num_streams} streams: plain {rate['plain']:.2f} GB/s   read {rate['read']:.2f} ({rate['read'] / rate['plain']:.2f} of it)   "
-        f"write {rate['write']:.2f} ({rate['write'] / rate['plain']:.2f} of it)",
+        f"{num_streams} streams: plain {rate['plain']:.2f} GB/s   read {rate['read']:.2f} "
+        f"({rate['read'] / rate['plain']:.2f} of it)   write {rate['write']:.2f} "
+        f"({rate['write'] / rate['plain']:.2f} of it)",
         flush=True,
     )
 
@@ -147,8 +159,9 @@ def latency(two: TwoPlanes, handle: Handle, into: Any, num: int = 1000) -> None:
         floor = [seconds(plain) for _ in range(num)]
     times = [seconds(lambda: two.plane.submit([Job("read", part, local)], "tcp").get(60)) for _ in range(num)]
     print(
-        f"4 KiB: plain {statistics.median(floor) * 1e6:.0f} us   read {statistics.median(times) * 1e6:.0f} us, "
-        f"99 in 100 within {sorted(times)[num * 99 // 100] * 1e6:.0f} us"
+        f"4 KiB: plain {statistics.median(floor) * 1e6:.0f} us   read "
+        f"{statistics.median(times) * 1e6:.0f} us, 99 in 100 within "
+        f"{sorted(times)[num * 99 // 100] * 1e6:.0f} us"
     )
 
 
@@ -156,7 +169,10 @@ def main() -> None:
     nbytes = int((sys.argv[1:] or ["512"])[0]) << 20
     rounds = int((sys.argv[2:] or ["7"])[0])
     with TwoPlanes() as two:
-        print(f"{nbytes >> 20} MiB over loopback, {len(os.sched_getaffinity(0))} processors, medians of {rounds}")
+        print(
+            f"{nbytes >> 20} MiB over loopback, {len(os.sched_getaffinity(0))} processors, medians of "
+            f"{rounds}"
+        )
         handle = two.far(give, nbytes)
         into = numpy.ones(nbytes, numpy.uint8)
         for num_streams in (1, 2, 4):

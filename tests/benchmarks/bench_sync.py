@@ -1,8 +1,10 @@
 """Edited code on living ranks: `python tests/benchmarks/bench_sync.py`. All rows in one run, on one machine.
 
-Prints: what looking for changes costs before a cell, for 10 and 500 loaded modules; from a saved file to its new code on 8 ranks, beside a cell without an
-edit, and beside what `importlib.reload` takes on one of them (which leaves living objects with the old code); and the reload itself. Then the same
-for a host that doesn't see this machine's files (a mount namespace, for which one must be root), beside `rsync -a` of the same folder.
+Prints: what looking for changes costs before a cell, for 10 and 500 loaded modules; from a saved file to its
+new code on 8 ranks, beside a cell without an edit, and beside what `importlib.reload` takes on one of them
+(which leaves living objects with the old code); and the reload itself. Then the same for a host that doesn't
+see this machine's files (a mount namespace, for which one must be root), beside `rsync -a` of the same
+folder.
 """
 
 from __future__ import annotations
@@ -62,7 +64,10 @@ def look_for_changes(folder: Path) -> None:
             (package / f"m{n}.py").write_text(f"x = {n}\n")
             importlib.import_module(f"p{num}.m{n}")
         _reload.changed_modules()
-        row(f"look before a cell, nothing changed, {len(_reload.known_modules())} modules", [timed(_reload.changed_modules) for _ in range(2000)])
+        row(
+            f"look before a cell, nothing changed, {len(_reload.known_modules())} modules",
+            [timed(_reload.changed_modules) for _ in range(2000)],
+        )
 
 
 def edit_on_ranks(folder: Path) -> None:
@@ -75,7 +80,9 @@ def edit_on_ranks(folder: Path) -> None:
         mesh.run("import edited; net = edited.Net()")
         for _ in range(20):
             mesh.run("net.forward();", quiet=True)
-        plain = statistics.median([timed(lambda: mesh.run("net.forward();", quiet=True)) for _ in range(NUM_EDITS)])
+        plain = statistics.median(
+            [timed(lambda: mesh.run("net.forward();", quiet=True)) for _ in range(NUM_EDITS)]
+        )
         row(f"a cell on {NUM_RANKS} ranks, nothing changed", [plain])
         seconds = []
         for version in range(1, NUM_EDITS):
@@ -102,7 +109,9 @@ def reload_here(folder: Path) -> None:
 
 
 def edit_on_a_second_host(folder: Path) -> None:
-    """Print how long an edit takes to be run on a host that doesn't see this machine's files, beside rsync of the same folder."""
+    """Print how long an edit takes to be run on a host that doesn't see this machine's files, beside rsync
+    of the same folder.
+    """
     project, there, store = folder / "project", folder / "there", folder / "store"
     for each in (project, there, store):
         each.mkdir()
@@ -124,14 +133,23 @@ def edit_on_a_second_host(folder: Path) -> None:
         again = [timed(mesh.sync) for _ in range(10)]
         plain_again = [timed(lambda: subprocess.run(rsync, check=True)) for _ in range(10)]
         row("rsync -a, nothing changed", plain_again)
-        row("%mesh sync, nothing changed: all is looked at on both sides", again, statistics.median(plain_again))
+        row(
+            "%mesh sync, nothing changed: all is looked at on both sides",
+            again,
+            statistics.median(plain_again),
+        )
         mesh.sync_mode = "watch"
         mesh.run("import far_edited; net = far_edited.Net()")
         for _ in range(20):
             mesh.run("net.forward();", quiet=True)
-        plain = statistics.median([timed(lambda: mesh.run("net.forward();", quiet=True)) for _ in range(NUM_EDITS)])
+        plain = statistics.median(
+            [timed(lambda: mesh.run("net.forward();", quiet=True)) for _ in range(NUM_EDITS)]
+        )
         row(f"a cell on {NUM_RANKS} ranks of another host, watched, nothing changed", [plain])
-        row("of that, looking whether the workspace has changed", [timed(lambda: before_cell(mesh)) for _ in range(2000)])
+        row(
+            "of that, looking whether the workspace has changed",
+            [timed(lambda: before_cell(mesh)) for _ in range(2000)],
+        )
         seconds, copied = [], []
         for version in range(1, NUM_EDITS):
             path.write_text(source(version))
@@ -139,7 +157,11 @@ def edit_on_a_second_host(folder: Path) -> None:
             mesh.run(f"assert net.forward() == {version}", quiet=True)
             copied.append(timed(lambda: subprocess.run(rsync, check=True)))
         row("rsync -a of one edited file", copied)
-        row(f"one file saved: from the cell to new code run on {NUM_RANKS} ranks of another host", seconds, statistics.median(copied))
+        row(
+            f"one file saved: from the cell to new code run on {NUM_RANKS} ranks of another host",
+            seconds,
+            statistics.median(copied),
+        )
 
 
 def main() -> None:

@@ -1,8 +1,10 @@
-"""The environment that runs this, to a store on this machine: manifest, content, prefix, in CPU seconds, beside cp and rsync.
+"""The environment that runs this, to a store on this machine: manifest, content, prefix, in CPU seconds,
+beside cp and rsync.
 
     python tests/benchmarks/bench_sync_env.py [FOLDER]
 
-FOLDER is on the file system that is measured, and is left empty. What goes over a network is measured by `bench_rdma_tcp.py`.
+FOLDER is on the file system that is measured, and is left empty. What goes over a network is measured by
+`bench_rdma_tcp.py`.
 """
 
 from __future__ import annotations
@@ -42,15 +44,23 @@ def _cpu_s() -> float:
 def main(folder: str) -> None:
     found, cache_file = find_layers(this_interpreter()), f"{folder}/content.sqlite"
     scanned = timed("manifest, cold", lambda: scan(found, HashCache(cache_file)))
-    print(f"  {sum(len(p.entries) for p in scanned.parts.values()):,} files, {scanned.num_bytes / 1e9:.2f} GB")
+    print(
+        f"  {sum(len(p.entries) for p in scanned.parts.values()):,} files, {scanned.num_bytes / 1e9:.2f} GB"
+    )
     timed("manifest, warm", lambda: scan(found, HashCache(cache_file)))
     timed("manifest, every file read", lambda: scan(found, HashCache(f"{folder}/none"), verify=True))
     store = Store(f"{folder}/store")
     timed("all content into an empty store, verified", lambda: fill_store(store, scanned))
     prefix = timed("prefix of hard links", lambda: place(store, scanned.manifest, lambda _: ""))
     timed("a second time, nothing is missing", lambda: fill_store(store, scanned))
-    timed("cp -al of that prefix", lambda: subprocess.run(["cp", "-al", prefix.root, f"{folder}/linked"], check=True))
-    timed("cp -a of the environment", lambda: subprocess.run(["cp", "-a", sys.prefix, f"{folder}/copied"], check=True))
+    timed(
+        "cp -al of that prefix",
+        lambda: subprocess.run(["cp", "-al", prefix.root, f"{folder}/linked"], check=True),
+    )
+    timed(
+        "cp -a of the environment",
+        lambda: subprocess.run(["cp", "-a", sys.prefix, f"{folder}/copied"], check=True),
+    )
     if shutil.which("rsync"):
         command = ["rsync", "-a", f"{sys.prefix}/", f"{folder}/synced/"]
         timed("rsync -a of the environment", lambda: subprocess.run(command, check=True))
@@ -59,5 +69,7 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory(dir=sys.argv[1] if len(sys.argv) > 1 else os.environ.get("TMPDIR")) as made:
+    with tempfile.TemporaryDirectory(
+        dir=sys.argv[1] if len(sys.argv) > 1 else os.environ.get("TMPDIR")
+    ) as made:
         main(made)

@@ -1,7 +1,9 @@
-"""Tensors of a mesh, beside torch's own: `python tests/benchmarks/bench_tensor.py`. All rows in one run, in turns, on one machine.
+"""Tensors of a mesh, beside torch's own: `python tests/benchmarks/bench_tensor.py`. All rows in one run, in
+turns, on one machine.
 
-Prints, as CPU time of this process, the least of some rounds: an operation that was done before, on tensors of a mesh and on plain ones of four numbers, which
-is what Python and torch's dispatch cost; a training step of a small network; words and commands that a step sends.
+Prints, as CPU time of this process, the least of some rounds: an operation that was done before, on tensors
+of a mesh and on plain ones of four numbers, which is what Python and torch's dispatch cost; a training step
+of a small network; words and commands that a step sends.
 """
 
 from __future__ import annotations
@@ -97,7 +99,8 @@ def training(mesh: Mesh) -> None:
     num = NUM_ROUNDS * NUM_STEPS
     row("a step of an MLP with AdamW", [p[0] for p in pairs], [p[1] for p in pairs], NUM_STEPS)
     print(
-        f"  {(engine.stream.count - before) / num:.0f} commands, {(engine.stream.num_bytes - bytes_before) / num:.0f} bytes a step"
+        f"  {(engine.stream.count - before) / num:.0f} commands, "
+        f"{(engine.stream.num_bytes - bytes_before) / num:.0f} bytes a step"
     )
 
 

@@ -36,10 +36,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 class RawZmq:
-    """A ROUTER here, a DEALER in each of some processes that answer what they get: the least that a call costs by ZeroMQ and Python.
+    """A ROUTER here, a DEALER in each of some processes that answer what they get: the least that a call
+    costs by ZeroMQ and Python.
 
-    The same floor as in comparisons with other systems: each rank is an interpreter of its own, and a message is a header that both ends
-    pack and unpack.
+    The same floor as in comparisons with other systems: each rank is an interpreter of its own, and a message
+    is a header that both ends pack and unpack.
     """
 
     def __init__(self, num: int) -> None:
@@ -114,7 +115,9 @@ def _serve(path: str, index: str) -> None:
 
 
 def fork_with_torch(num: int) -> float:
-    """Return the seconds until `num` forks of a fresh interpreter that imports torch have answered on a pipe."""
+    """Return the seconds until `num` forks of a fresh interpreter that imports torch have answered on a
+    pipe.
+    """
     code = (
         "import os, sys, torch\n"
         f"for i in range({num}):\n"

@@ -1,7 +1,7 @@
 """Our figures beside the floor of this machine, in one run: `make bench`.
 
-Each of ours is measured in turn with its baseline, several times, so that a slow minute hits both; the medians are printed with their
-ratio and the aim. Nothing here is a test: figures depend on the machine.
+Each of ours is measured in turn with its baseline, several times, so that a slow minute hits both; the
+medians are printed with their ratio and the aim. Nothing here is a test: figures depend on the machine.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ class Table:
     @staticmethod
     def ratio(what: str, unit: str, pairs: list[tuple[float, float]], aim: str) -> None:
         ours, floor = (statistics.median(column) for column in zip(*pairs, strict=True))
-        print(f"{what:<52} {ours:>9.3g} {unit:<2} {floor:>9.3g} {unit:<2} {ours / floor:>6.2f}x  {aim}", flush=True)
+        print(
+            f"{what:<52} {ours:>9.3g} {unit:<2} {floor:>9.3g} {unit:<2} {ours / floor:>6.2f}x  {aim}",
+            flush=True,
+        )
 
     @staticmethod
     def value(what: str, unit: str, values: list[float], aim: str, floor: float | None = None) -> None:
@@ -61,27 +64,55 @@ def calls(table: Table) -> None:
     one = actor.slice(gpus=0)
     floor = raw.RawZmq(8)
     measure = raw.median_us
-    table.ratio("call_one().get(), round trip", "us", [
-        (measure(lambda: one.noop.call_one().get(), 500), measure(floor.call_one, 500)) for _ in range(CALL_ROUNDS)
-    ], "1.3x")  # fmt: skip
+    table.ratio(
+        "call_one().get(), round trip",
+        "us",
+        [
+            (measure(lambda: one.noop.call_one().get(), 500), measure(floor.call_one, 500))
+            for _ in range(CALL_ROUNDS)
+        ],
+        "1.3x",
+    )
     ranks = list(procs.execute(os.getpid).get().values())
-    table.ratio("   CPU of both processes for that", "us", [
-        (cpu_us(lambda: one.noop.call_one().get(), ranks[:1]), cpu_us(floor.call_one, floor.pids[:1])) for _ in range(ROUNDS)
-    ], "")  # fmt: skip
+    table.ratio(
+        "   CPU of both processes for that",
+        "us",
+        [
+            (cpu_us(lambda: one.noop.call_one().get(), ranks[:1]), cpu_us(floor.call_one, floor.pids[:1]))
+            for _ in range(ROUNDS)
+        ],
+        "",
+    )
     fan_out(table, actor, ranks, floor)
     table.ratio("20,000 pipelined no-op calls", "s", [
         (pipelined(one), floor.pipelined(20_000)) for _ in range(ROUNDS)
     ], "3x")  # fmt: skip
-    table.ratio("   CPU of both processes for one of them", "us", [
-        (cpu_us(lambda: pipelined(one, 1000), ranks[:1], 10) / 1e3, cpu_us(lambda: floor.pipelined(1000), floor.pids[:1], 10) / 1e3)
-        for _ in range(ROUNDS)
-    ], "")  # fmt: skip
+    table.ratio(
+        "   CPU of both processes for one of them",
+        "us",
+        [
+            (
+                cpu_us(lambda: pipelined(one, 1000), ranks[:1], 10) / 1e3,
+                cpu_us(lambda: floor.pipelined(1000), floor.pids[:1], 10) / 1e3,
+            )
+            for _ in range(ROUNDS)
+        ],
+        "",
+    )
     floor.close()
     for what, small in (("a tensor", torch.zeros(256)), ("an array", numpy.zeros(128))):
-        table.ratio(f"a call with 1 KiB in {what}, beside one without", "us", [
-            (measure(lambda x=small: one.take.call_one(x).get(), 2000), measure(lambda: one.take.call_one(1).get(), 2000))
-            for _ in range(ROUNDS)
-        ], "1.5x")  # fmt: skip
+        table.ratio(
+            f"a call with 1 KiB in {what}, beside one without",
+            "us",
+            [
+                (
+                    measure(lambda x=small: one.take.call_one(x).get(), 2000),
+                    measure(lambda: one.take.call_one(1).get(), 2000),
+                )
+                for _ in range(ROUNDS)
+            ],
+            "1.5x",
+        )
     tensor = torch.zeros(64 * MIB, dtype=torch.uint8)
     table.ratio("64 MiB tensor to 8 ranks", "ms", [
         (measure(lambda: actor.last.call(tensor).get(), 10, warm=3) / 1e3, raw.memory_copy_ms(64 * MIB))
@@ -90,9 +121,12 @@ def calls(table: Table) -> None:
     pids = list(procs.execute(os.getpid).get().values())
     table.value("memory of 8 idle ranks, PSS", "GB", [sum(map(pss_bytes, pids)) / 1e9], "0.35 GB")
     table.value(
-        "SIGKILL of a rank to the exception in the caller", "ms", [killed(procs, actor, i) for i in range(1, 4)],
-        "50 ms", raw.killed_child_ms(),
-    )  # fmt: skip
+        "SIGKILL of a rank to the exception in the caller",
+        "ms",
+        [killed(procs, actor, i) for i in range(1, 4)],
+        "50 ms",
+        raw.killed_child_ms(),
+    )
     procs.stop(grace_s=0.0).get()
 
 
@@ -103,9 +137,15 @@ def fan_out(table: Table, actor: Any, ranks: Sequence[int], floor: raw.RawZmq) -
         (raw.median_us(lambda: actor.noop.call().get(), num_calls), raw.median_us(floor.call_all, num_calls))
         for _ in range(CALL_ROUNDS)
     ], "1.6x")  # fmt: skip
-    table.ratio(f"   CPU of all {num + 1} processes for that", "us", [
-        (cpu_us(lambda: actor.noop.call().get(), ranks), cpu_us(floor.call_all, floor.pids)) for _ in range(ROUNDS)
-    ], "")  # fmt: skip
+    table.ratio(
+        f"   CPU of all {num + 1} processes for that",
+        "us",
+        [
+            (cpu_us(lambda: actor.noop.call().get(), ranks), cpu_us(floor.call_all, floor.pids))
+            for _ in range(ROUNDS)
+        ],
+        "",
+    )
 
 
 def many_ranks(table: Table) -> None:
@@ -121,7 +161,9 @@ def many_ranks(table: Table) -> None:
 
 
 def cpu_us(function: Callable[[], object], pids: Sequence[int], num: int = 500) -> float:
-    """Return the CPU that a call takes here and in other processes: what it costs where there are fewer cores than ranks."""
+    """Return the CPU that a call takes here and in other processes: what it costs where there are fewer
+    cores than ranks.
+    """
 
     def used_s() -> float:
         return time.process_time() + sum(time.clock_gettime(cpu_clock(pid)) for pid in pids)
@@ -166,7 +208,9 @@ def killed(procs: Any, actor: Any, rank: int) -> float:
 
 
 def start_mesh(num: int, warm: bool) -> float:
-    """Return the seconds from `%mesh start` to the first answer, in a fresh program; with `warm`, after %load_ext has warmed up."""
+    """Return the seconds from `%mesh start` to the first answer, in a fresh program; with `warm`, after
+    %load_ext has warmed up.
+    """
     code = (
         "import sys, time\n"
         "from monarch_nb import mesh\n"
@@ -184,7 +228,9 @@ def start_mesh(num: int, warm: bool) -> float:
         "print(time.perf_counter() - start)\n"
         "m.stop(grace_s=0.0).get(60)\n"
     )
-    return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    return float(
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    )
 
 
 SCRIPT = """
@@ -201,7 +247,12 @@ def run_script(folder: str) -> float:
     path = Path(folder, "script.py")
     path.write_text(SCRIPT)
     start = time.perf_counter()
-    process = subprocess.Popen([sys.executable, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | {"MONARCH_NB_WARM": "off"})
+    process = subprocess.Popen(
+        [sys.executable, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"MONARCH_NB_WARM": "off"},
+    )
     assert process.stdout is not None
     process.stdout.readline()
     seconds = time.perf_counter() - start
@@ -220,15 +271,26 @@ def run_script_warm(folder: str) -> float:
 
 
 def scripts(table: Table) -> None:
-    """A script from its start to its ranks' answers, all as installed: with bytecode, as torch has it (else each process compiles us anew)."""
+    """A script from its start to its ranks' answers, all as installed: with bytecode, as torch has it
+    (else each process compiles us anew).
+    """
     import monarch_nb
 
     compileall.compile_dir(Path(monarch_nb.__file__).parent, quiet=1)
     # A runtime directory of its own: what this user keeps warm is neither taken nor ended.
     with tempfile.TemporaryDirectory(prefix="mnb-") as folder, patch.dict(os.environ, XDG_RUNTIME_DIR=folder):
-        rounds = [(raw.fork_with_torch(8), run_script(folder), run_script_warm(folder)) for _ in range(ROUNDS)]
-    table.ratio("fresh script, torch imported, to 8 answering ranks", "s", [(cold, floor) for floor, cold, _ in rounds], "1.3x")
-    table.ratio("   the same after `monarch-nb warm`", "s", [(warm, floor) for floor, _, warm in rounds], "0.5 s")
+        rounds = [
+            (raw.fork_with_torch(8), run_script(folder), run_script_warm(folder)) for _ in range(ROUNDS)
+        ]
+    table.ratio(
+        "fresh script, torch imported, to 8 answering ranks",
+        "s",
+        [(cold, floor) for floor, cold, _ in rounds],
+        "1.3x",
+    )
+    table.ratio(
+        "   the same after `monarch-nb warm`", "s", [(warm, floor) for floor, _, warm in rounds], "0.5 s"
+    )
 
 
 def starts(table: Table) -> None:
@@ -243,7 +305,9 @@ def starts(table: Table) -> None:
 
 
 def cells(table: Table) -> None:
-    """A cell of `pass` beside an actor's no-op, through the magic as it's typed; output; attaching to what was missed."""
+    """A cell of `pass` beside an actor's no-op, through the magic as it's typed; output; attaching to what
+    was missed.
+    """
     from IPython.core.interactiveshell import InteractiveShell
 
     shell = InteractiveShell.instance()
@@ -254,9 +318,15 @@ def cells(table: Table) -> None:
     actor: Any = mesh.spawn("bench", Bench)
     actor.noop.call().get()
     floor = raw.RawZmq(8)
-    table.ratio("no-op to 8 ranks and back, beside raw pyzmq", "us", [
-        (raw.median_us(lambda: actor.noop.call().get(), 500), raw.median_us(floor.call_all, 500)) for _ in range(ROUNDS)
-    ], "2.5x")  # fmt: skip
+    table.ratio(
+        "no-op to 8 ranks and back, beside raw pyzmq",
+        "us",
+        [
+            (raw.median_us(lambda: actor.noop.call().get(), 500), raw.median_us(floor.call_all, 500))
+            for _ in range(ROUNDS)
+        ],
+        "2.5x",
+    )
     floor.close()
     table.ratio("`%%mesh` of `pass` on 8 ranks, beside the no-op", "us", [
         (
@@ -269,7 +339,12 @@ def cells(table: Table) -> None:
         shown = [timed(lambda: shell.run_cell_magic("mesh", "", PRINT)) for _ in range(ROUNDS)]
     table.value("100,000 lines from 8 ranks, shown and journalled", "s", shown, "1 s")
     mesh.stop(grace_s=0.0).get()
-    table.value("attach, 10 MB of output missed: connect, replay, show", "s", [attach_missed() for _ in range(ROUNDS)], "1 s")
+    table.value(
+        "attach, 10 MB of output missed: connect, replay, show",
+        "s",
+        [attach_missed() for _ in range(ROUNDS)],
+        "1 s",
+    )
     rates = [1e6 / timed(fold_million) for _ in range(ROUNDS)]
     table.value("folding a million lines of 8 ranks", "/s", rates, "200,000 /s")
 
@@ -283,7 +358,14 @@ def first_cells(table: Table) -> None:
         for _ in range(ROUNDS if num == 64 else 1):
             mesh = meshes.start(f"bench_first{num}", {"gpus": num}, force=True)
             first = timed(lambda mesh=mesh: mesh.run("pass", quiet=True))
-            pairs.append((first, statistics.median(timed(lambda mesh=mesh: mesh.run("pass", quiet=True)) for _ in range(9))))
+            pairs.append(
+                (
+                    first,
+                    statistics.median(
+                        timed(lambda mesh=mesh: mesh.run("pass", quiet=True)) for _ in range(9)
+                    ),
+                )
+            )
             mesh.stop(grace_s=0.0).get(120)
         table.ratio(f"first cell on {num} ranks, beside the next", "s", pairs, "3x")
 
@@ -299,7 +381,12 @@ def faults(table: Table) -> None:
     healed = [kill_and_heal(procs, actor, rank) for rank in (1, 4, 7)]
     table.value("heal of 1 of 8 ranks, torch imported, its actor made", "s", healed, "1 s")
     procs.stop(grace_s=0.0).get(30)
-    table.value("heal of a lost host with 4 of 8 ranks, once it's noticed", "s", [heal_host() for _ in range(ROUNDS)], "3 s")
+    table.value(
+        "heal of a lost host with 4 of 8 ranks, once it's noticed",
+        "s",
+        [heal_host() for _ in range(ROUNDS)],
+        "3 s",
+    )
     own, floor = zip(*[checkpoint_stall() for _ in range(ROUNDS)], strict=True)
     table.value("256 MB checkpoint: the next step waits", "ms", list(own), "50 ms", statistics.median(floor))
 
@@ -336,7 +423,9 @@ def heal_host() -> float:
 
 
 def checkpoint_stall() -> tuple[float, float]:
-    """Return how much longer a step takes after which 256 MB are saved, and one copy of them, in milliseconds."""
+    """Return how much longer a step takes after which 256 MB are saved, and one copy of them, in
+    milliseconds.
+    """
     from bench_checkpoint import EVERY, Big
 
     procs = this_host().spawn_procs({"gpus": 1})
@@ -347,7 +436,9 @@ def checkpoint_stall() -> tuple[float, float]:
         for _ in range(EVERY - 1):
             plain.append(timed(lambda: big.step.call_one().get(60)))
         big.step.call_one().get(60)
-        stalls.append(timed(lambda: big.step.call_one().get(60)))  # waits for the copy; the writing goes on beside it
+        stalls.append(
+            timed(lambda: big.step.call_one().get(60))
+        )  # waits for the copy; the writing goes on beside it
         for _ in range(EVERY - 1):
             big.step.call_one().get(60)
     copy_ms = big.copy_ms.call_one().get(60)
@@ -371,7 +462,10 @@ def fold_million() -> None:
     fold = Fold(range(8))
     for chunk in range(125):
         for rank in range(8):
-            text = "".join(f"step {i} loss {rank if i % 10 == 0 else 0.5}\n" for i in range(chunk * 1000, chunk * 1000 + 1000))
+            text = "".join(
+                f"step {i} loss {rank if i % 10 == 0 else 0.5}\n"
+                for i in range(chunk * 1000, chunk * 1000 + 1000)
+            )
             fold.feed(rank, "stdout", text)
 
 
@@ -417,8 +511,14 @@ def run_python(code: str) -> str:
 
 def main() -> None:
     parts: dict[str, Callable[[Table], None]] = {
-        "scripts": scripts, "starts": starts, "calls": calls, "many_ranks": many_ranks, "cells": cells, "first_cells": first_cells, "faults": faults,
-    }  # fmt: skip
+        "scripts": scripts,
+        "starts": starts,
+        "calls": calls,
+        "many_ranks": many_ranks,
+        "cells": cells,
+        "first_cells": first_cells,
+        "faults": faults,
+    }
     table = Table()
     for name in sys.argv[1:] or parts:
         parts[name](table)

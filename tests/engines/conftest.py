@@ -1,4 +1,6 @@
-"""Real engines for tests: an sshd, hosts that are network namespaces, Slurm. Where one can't be had, its tests are skipped with the reason."""
+"""Real engines for tests: an sshd, hosts that are network namespaces, Slurm. Where one can't be had, its
+tests are skipped with the reason.
+"""
 
 from __future__ import annotations
 

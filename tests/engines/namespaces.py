@@ -1,4 +1,6 @@
-"""Hosts that are network namespaces of this machine: each with its own addresses, joined by a bridge to ours."""
+"""Hosts that are network namespaces of this machine: each with its own addresses, joined by a bridge to
+ours.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def run(command: str) -> None:
 
 
 class Namespaces:
-    """`num` hosts, each by a link of its own to this machine: IPv4 10.91.I.2 and IPv6 fd91:I::2; ours end in 1."""
+    """`num` hosts, each by a link of its own to this machine: IPv4 10.91.I.2 and IPv6 fd91:I::2; ours end
+    in 1.
+    """
 
     def __init__(self, num: int) -> None:
         self.prefix = f"mnb{os.getpid() % 10000}x"
@@ -36,8 +40,8 @@ class Namespaces:
             run(f"ip addr add 10.91.{i}.1/24 dev {name}")
             run(f"ip -6 addr add fd91:{i}::1/64 dev {name} nodad")
             run(f"ip link set {name} up")
-            for command in (f"addr add 10.91.{i}.2/24 dev eth0", f"-6 addr add fd91:{i}::2/64 dev eth0 nodad", "link set lo up", "link set eth0 up",
-                            f"route add default via 10.91.{i}.1", f"-6 route add default via fd91:{i}::1"):  # fmt: skip
+            for command in (f"addr add 10.91.{i}.2/24 dev eth0", f"-6 addr add fd91:{i}::2/64 dev eth0 nodad", "link set lo up", "link set eth0 up",  # noqa: E501
+                            f"route add default via 10.91.{i}.1", f"-6 route add default via fd91:{i}::1"):  # fmt: skip  # noqa: E501
                 run(f"ip -n {name} {command}")
 
     def cut(self, name: str) -> None:
@@ -50,7 +54,12 @@ class Namespaces:
 
     def pids(self, name: str) -> list[int]:
         """Return the processes in a host."""
-        return [int(p) for p in subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split()]
+        return [
+            int(p)
+            for p in subprocess.run(
+                ["ip", "netns", "pids", name], capture_output=True, text=True
+            ).stdout.split()
+        ]
 
     def close(self) -> None:
         """Remove them."""

@@ -1,4 +1,6 @@
-"""A real Slurm of a test's own: a controller and three nodes on this machine, with their own munge, ports and files."""
+"""A real Slurm of a test's own: a controller and three nodes on this machine, with their own munge, ports
+and files.
+"""
 
 from __future__ import annotations
 
@@ -61,26 +63,41 @@ class Cluster:
         key, socket_path = self.folder / "munge" / "key", self.folder / "socket" / "s"
         key.write_bytes(os.urandom(128))
         key.chmod(0o400)
-        files = [f"--{name}={self.folder}/munge/{name.split('-')[0]}" for name in ("pid-file", "log-file", "seed-file")]
-        self._run(["munged", "--foreground", "--force", f"--socket={socket_path}", f"--key-file={key}", *files], {**os.environ, "PATH": _PATH})
+        files = [
+            f"--{name}={self.folder}/munge/{name.split('-')[0]}"
+            for name in ("pid-file", "log-file", "seed-file")
+        ]
+        self._run(
+            ["munged", "--foreground", "--force", f"--socket={socket_path}", f"--key-file={key}", *files],
+            {**os.environ, "PATH": _PATH},
+        )
         wait_until(socket_path.exists, "munged that listens")
 
     def _write_config(self) -> None:
         host, folder = socket.gethostname().partition(".")[0], self.folder
         control, *ports = _free_ports(4)
         nodes = "".join(
-            f"NodeName=n{i} NodeAddr=127.0.0.1 NodeHostname={host} Port={port} CPUs=2 RealMemory=2000 Gres=gpu:2\n" for i, port in enumerate(ports, 1)
+            (
+                f"NodeName=n{i} NodeAddr=127.0.0.1 NodeHostname={host} Port={port} CPUs=2 RealMemory=2000 "
+                "Gres=gpu:2\n"
+            )
+            for i, port in enumerate(ports, 1)
         )
         self.config.write_text(
-            f"ClusterName=test\nSlurmctldHost={host}(127.0.0.1)\nSlurmctldPort={control}\nAuthType=auth/munge\nAuthInfo=socket={folder}/socket/s\n"
-            "CredType=cred/munge\nSlurmUser=root\nSlurmdUser=root\n"
-            f"StateSaveLocation={folder}/state\nSlurmdSpoolDir={folder}/spool.%n\nSlurmctldPidFile={folder}/ctld.pid\nSlurmdPidFile={folder}/d.%n.pid\n"
-            f"SlurmctldLogFile={folder}/log/ctld\nSlurmdLogFile={folder}/log/d.%n\nSlurmdParameters=config_overrides\n"
-            "SchedulerParameters=sched_min_interval=100000,bf_interval=1\nSelectType=select/cons_tres\nSelectTypeParameters=CR_Core_Memory\n"
-            "ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\nMpiDefault=none\nReturnToService=2\nSlurmdTimeout=30\nKillWait=2\n"
-            f"MinJobAge=300\nPropagateResourceLimits=NONE\nJobCompType=jobcomp/none\nGresTypes=gpu\n{nodes}"
-            "PartitionName=main Nodes=n[1-3] Default=YES MaxTime=INFINITE State=UP DefMemPerNode=500\n"
-            "PartitionName=short Nodes=n[1-2] MaxTime=1 State=UP DefMemPerNode=500\n"
+            f"ClusterName=test\nSlurmctldHost={host}(127.0.0.1)\nSlurmctldPort={control}\n"
+            f"AuthType=auth/munge\nAuthInfo=socket={folder}/socket/s\nCredType=cred/munge\n"
+            f"SlurmUser=root\nSlurmdUser=root\nStateSaveLocation={folder}/state\n"
+            f"SlurmdSpoolDir={folder}/spool.%n\nSlurmctldPidFile={folder}/ctld.pid\n"
+            f"SlurmdPidFile={folder}/d.%n.pid\nSlurmctldLogFile={folder}/log/ctld\n"
+            f"SlurmdLogFile={folder}/log/d.%n\nSlurmdParameters=config_overrides\n"
+            "SchedulerParameters=sched_min_interval=100000,bf_interval=1\n"
+            "SelectType=select/cons_tres\nSelectTypeParameters=CR_Core_Memory\n"
+            "ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\nMpiDefault=none\n"
+            "ReturnToService=2\nSlurmdTimeout=30\nKillWait=2\nMinJobAge=300\n"
+            "PropagateResourceLimits=NONE\nJobCompType=jobcomp/none\nGresTypes=gpu\n"
+            f"{nodes}PartitionName=main Nodes=n[1-3] Default=YES MaxTime=INFINITE State=UP "
+            "DefMemPerNode=500\nPartitionName=short Nodes=n[1-2] MaxTime=1 State=UP "
+            "DefMemPerNode=500\n"
         )
         for i in (0, 1):  # devices without a driver: how GPUs are given out is real
             subprocess.run(["mknod", f"{folder}/nvidia{i}", "c", "195", str(i)], check=True)
@@ -89,15 +106,27 @@ class Cluster:
 
     def _run(self, argv: list[str], environment: dict[str, str]) -> None:
         with open(self.folder / "log" / "started", "ab") as log:
-            self._processes.append(subprocess.Popen(argv, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL))
+            self._processes.append(
+                subprocess.Popen(argv, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            )
 
     def command(self, *argv: str) -> str:
         """Run a command of Slurm; return what it writes."""
-        return subprocess.run(argv, env={**os.environ, "SLURM_CONF": str(self.config)}, capture_output=True, text=True, timeout=30).stdout.strip()
+        return subprocess.run(
+            argv,
+            env={**os.environ, "SLURM_CONF": str(self.config)},
+            capture_output=True,
+            text=True,
+            timeout=30,
+        ).stdout.strip()
 
     def idle_nodes(self) -> int:
         """Count the nodes that have nothing to do."""
-        return sum(int(line.split(",")[1]) for line in self.command("sinfo", "-h", "-p", "main", "-o", "%T,%D").splitlines() if line.startswith("idle,"))
+        return sum(
+            int(line.split(",")[1])
+            for line in self.command("sinfo", "-h", "-p", "main", "-o", "%T,%D").splitlines()
+            if line.startswith("idle,")
+        )
 
     def close(self) -> None:
         """Cancel all jobs, and end all daemons."""

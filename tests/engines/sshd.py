@@ -37,27 +37,33 @@ class Sshd:
         inside: what the daemon is started by: a command that enters a namespace.
     """
 
-    def __init__(self, folder: Path, names: Sequence[str], address: str = "127.0.0.1", inside: Sequence[str] = ()) -> None:
+    def __init__(
+        self, folder: Path, names: Sequence[str], address: str = "127.0.0.1", inside: Sequence[str] = ()
+    ) -> None:
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.folder, self.port, self.config = folder, free_port(), folder / "config"
         for key in ("hostkey", "id"):
             if not (folder / key).exists():
-                subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key)], check=True)
+                subprocess.run(
+                    ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key)], check=True
+                )
         shutil.copy(folder / "id.pub", folder / "authorized_keys")
         self.own = folder / f"sshd_config.{names[0]}"
         self.own.write_text(
-            f"Port {self.port}\nListenAddress {address}\nHostKey {folder}/hostkey\nPidFile none\nAuthorizedKeysFile {folder}/authorized_keys\n"
-            "PasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin prohibit-password\nStrictModes no\nUsePAM no\n"
-            f"PrintMotd no\nMaxStartups 100\nSetEnv {'='.join(TAG)}\n"
+            f"Port {self.port}\nListenAddress {address}\nHostKey {folder}/hostkey\nPidFile none\n"
+            f"AuthorizedKeysFile {folder}/authorized_keys\nPasswordAuthentication no\n"
+            "KbdInteractiveAuthentication no\nPermitRootLogin prohibit-password\nStrictModes no\n"
+            f"UsePAM no\nPrintMotd no\nMaxStartups 100\nSetEnv {'='.join(TAG)}\n"
         )
         with open(folder / "known_hosts", "a") as known:
             known.write(f"[{address}]:{self.port} {(folder / 'hostkey.pub').read_text()}")
         with open(self.config, "a") as config:
             for name in names:
                 config.write(
-                    f"Host {name}\n  HostName {address}\n  Port {self.port}\n  User root\n  IdentityFile {folder}/id\n  IdentitiesOnly yes\n"
-                    f"  UserKnownHostsFile {folder}/known_hosts\n  StrictHostKeyChecking yes\n"
+                    f"Host {name}\n  HostName {address}\n  Port {self.port}\n  User root\n  "
+                    f"IdentityFile {folder}/id\n  IdentitiesOnly yes\n  UserKnownHostsFile "
+                    f"{folder}/known_hosts\n  StrictHostKeyChecking yes\n"
                 )
         with open(folder / "log", "ab") as log:
             self.process = subprocess.Popen([*inside, str(SSHD), "-D", "-e", "-f", str(self.own)], stderr=log)

@@ -1,4 +1,6 @@
-"""Hosts by commands of a profile: namespaces with addresses of their own, a batch system's commands, hosts started by hand; and what keeps a host out."""
+"""Hosts by commands of a profile: namespaces with addresses of their own, a batch system's commands, hosts
+started by hand; and what keeps a host out.
+"""
 
 from __future__ import annotations
 
@@ -49,12 +51,13 @@ def lab(hosts: Namespaces, profiles: Profiles) -> Iterator[None]:
     one, two, three = hosts.names
     profiles(
         f'[lab]\nengine = "command"\nhosts = ["{one}", "{two}"]\n[lab.command]\nstart = "{start}"\n'
-        f'[six]\nengine = "command"\nhosts = ["{three}"]\nnetwork = "fd91:3::/64"\n[six.command]\nstart = "{start}"\n'
-        f'[wrong]\nengine = "command"\nhosts = ["{one}"]\nnetwork = "10.91.77.0/24"\n[wrong.command]\nstart = "{start}"\n'
-        f'[apart]\nengine = "command"\nhosts = ["{three}"]\nnetwork = "10.91.3.0/24"\n[apart.command]\nstart = "{start}"\n'
-        '[none]\nengine = "command"\nhosts = ["a"]\n[none.command]\nstart = "no-such-command {host}"\n'
-        '[half]\nengine = "command"\n[half.command]\nsubmit = "true"\nlook = "true"\n'
-        '[hand]\nengine = "command"\nhosts = 1\nports = "PORT"\n'.replace("PORT", str(_free_port()))
+        f'[six]\nengine = "command"\nhosts = ["{three}"]\nnetwork = "fd91:3::/64"\n[six.command]\n'
+        f'start = "{start}"\n[wrong]\nengine = "command"\nhosts = ["{one}"]\nnetwork = '
+        f'"10.91.77.0/24"\n[wrong.command]\nstart = "{start}"\n[apart]\nengine = "command"\nhosts = '
+        f'["{three}"]\nnetwork = "10.91.3.0/24"\n[apart.command]\nstart = "{start}"\n[none]\nengine = '
+        '"command"\nhosts = ["a"]\n[none.command]\nstart = "no-such-command {host}"\n[half]\n'
+        'engine = "command"\n[half.command]\nsubmit = "true"\nlook = "true"\n[hand]\nengine = '
+        '"command"\nhosts = 1\nports = "PORT"\n'.replace("PORT", str(_free_port()))
         + f'[taken]\nengine = "command"\nhosts = 1\nports = "{_taken()}"\n'
     )
     current = sessions._current
@@ -83,7 +86,9 @@ def start(name: str, profile: str, plan: Plan = ONE_RANK, **options: object) -> 
 
 
 def addresses() -> list[str]:
-    return subprocess.run(["ip", "-br", "addr", "show", "eth0"], capture_output=True, text=True).stdout.split()[2:]
+    return subprocess.run(
+        ["ip", "-br", "addr", "show", "eth0"], capture_output=True, text=True
+    ).stdout.split()[2:]
 
 
 def call_until_lost(mesh: Mesh) -> None:
@@ -98,7 +103,11 @@ def test_hosts_with_addresses_of_their_own_join_and_one_that_dies_is_known(hosts
     try:
         found = list(mesh.execute(addresses).get(T).values())
         assert [a[0] for a in found] == ["10.91.1.2/24", "10.91.2.2/24"]
-        (host,) = [p for p in hosts.pids(hosts.names[1]) if Path(f"/proc/{p}/comm").read_text().startswith("mnb-host")]
+        (host,) = [
+            p
+            for p in hosts.pids(hosts.names[1])
+            if Path(f"/proc/{p}/comm").read_text().startswith("mnb-host")
+        ]
         os.kill(host, signal.SIGKILL)
         with pytest.raises(MeshError, match=hosts.names[1]):
             call_until_lost(mesh)
@@ -113,10 +122,16 @@ def test_a_host_that_has_only_ipv6_joins(hosts: Namespaces) -> None:
     hosts.without_v4(hosts.names[2])
     mesh = start("six", "six")
     try:
-        assert all("fd91" in " ".join(a) and "10.91" not in " ".join(a) for a in mesh.execute(addresses).get(T).values())
+        assert all(
+            "fd91" in " ".join(a) and "10.91" not in " ".join(a)
+            for a in mesh.execute(addresses).get(T).values()
+        )
     finally:
         on_engine.cancel("six")
-    with pytest.raises(MeshError, match=r"cannot reach the mesh at tcp://10\.91\.3\.1:\d+ \(network is unreachable\)\. A firewall\?"):
+    with pytest.raises(
+        MeshError,
+        match=r"cannot reach the mesh at tcp://10\.91\.3\.1:\d+ \(network is unreachable\)\. A firewall\?",
+    ):
         start("apart", "apart")
 
 
@@ -175,10 +190,16 @@ def test_a_host_joins_by_hand_and_nobody_else_does(tmp_path: Path, capfd: pytest
     del fields["version"]
     made = lambda **changes: Invitation(**{**fields, "addresses": good.addresses, **changes})  # noqa: E731
     stranger = KeyPair.new()
-    assert "isn't good any more" in knock(made(guest_public=stranger.public, guest_secret=stranger.secret), capfd, tmp_path)
+    assert "isn't good any more" in knock(
+        made(guest_public=stranger.public, guest_secret=stranger.secret), capfd, tmp_path
+    )
     assert "cannot reach the mesh" in knock(made(controller_key=stranger.public), capfd, tmp_path)
-    assert f"speaks protocol {wire.VERSION + 1}" in knock(made(wire_version=wire.VERSION + 1), capfd, tmp_path)
-    assert "(connection refused)" in knock(made(addresses=(f"tcp://127.0.0.1:{_free_port()}",)), capfd, tmp_path)
+    assert f"speaks protocol {wire.VERSION + 1}" in knock(
+        made(wire_version=wire.VERSION + 1), capfd, tmp_path
+    )
+    assert "(connection refused)" in knock(
+        made(addresses=(f"tcp://127.0.0.1:{_free_port()}",)), capfd, tmp_path
+    )
     os.chmod(waiting.path, 0o644)
     assert main(["--join", waiting.path]) == 1 and f"chmod 600 {waiting.path}" in capfd.readouterr().err
     os.chmod(waiting.path, 0o600)
@@ -188,7 +209,9 @@ def test_a_host_joins_by_hand_and_nobody_else_does(tmp_path: Path, capfd: pytest
         waiting.join(T)
         (mesh,) = waiting.outcome
         assert isinstance(mesh, Mesh) and mesh.sizes == {"hosts": 1, "procs": 1}, mesh
-        assert "isn't good any more" in knock(good, capfd, tmp_path) or "no place is left" in knock(good, capfd, tmp_path)
+        assert "isn't good any more" in knock(good, capfd, tmp_path) or "no place is left" in knock(
+            good, capfd, tmp_path
+        )
         host.kill()  # as an engine does that takes the host away
         with pytest.raises(MeshError):
             call_until_lost(mesh)
@@ -199,11 +222,14 @@ def test_a_host_joins_by_hand_and_nobody_else_does(tmp_path: Path, capfd: pytest
 
 
 @pytest.mark.usefixtures("lab")
-def test_a_batch_system_without_an_engine_of_its_own(cluster: Cluster, profiles: Profiles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_system_without_an_engine_of_its_own(
+    cluster: Cluster, profiles: Profiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SLURM_CONF", str(cluster.config))
     profiles(
-        f'[batch]\nengine = "command"\nsetup = [{SETUP!r}]\n[batch.command]\nheader = "#SBATCH --job-name={{name}}\\\\n#SBATCH --output=/dev/null"\n'
-        'submit = "sbatch --parsable --export=NONE"\nlook = "squeue -h -o %T --jobs={id}"\nend = "scancel {id}"\n'
+        f'[batch]\nengine = "command"\nsetup = [{SETUP!r}]\n[batch.command]\nheader = "#SBATCH '
+        '--job-name={name}\\\\n#SBATCH --output=/dev/null"\nsubmit = "sbatch --parsable '
+        '--export=NONE"\nlook = "squeue -h -o %T --jobs={id}"\nend = "scancel {id}"\n'
     )
     said: list[str] = []
     mesh = start("batch", "batch", on_wait=said.append)

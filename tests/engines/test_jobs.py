@@ -32,7 +32,10 @@ def test_an_ssh_job_gives_hosts_by_name(two_hosts: Sshd) -> None:
         assert list_records()[0].spec.machines == ("he1", "he2")
         for mesh in (state.trainers, state.others):
             procs = mesh.spawn_procs({"procs": 1})
-            assert procs.sizes == {"hosts": 1, "procs": 1} and len(set(procs.execute(os.getpid).get(T).values())) == 1
+            assert (
+                procs.sizes == {"hosts": 1, "procs": 1}
+                and len(set(procs.execute(os.getpid).get(T).values())) == 1
+            )
     finally:
         job.kill()
     assert list_records() == []
@@ -40,13 +43,17 @@ def test_an_ssh_job_gives_hosts_by_name(two_hosts: Sshd) -> None:
 
 def test_a_slurm_job_gives_its_nodes(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_CONF", str(cluster.config))
-    job = SlurmJob({"trainers": 1, "others": 1}, time_limit="0:10:00", slurm_args=["--comment=x"], setup=[SETUP])
+    job = SlurmJob(
+        {"trainers": 1, "others": 1}, time_limit="0:10:00", slurm_args=["--comment=x"], setup=[SETUP]
+    )
     state = job.state()
     try:
         (asked,) = list_records()
         found = state.trainers.spawn_procs({"procs": 1}).execute(job_number).get(T)
         assert set(found.values()) == {asked.id} == {cluster.command("squeue", "-h", "-o", "%i")}
-        assert job.can_run(SlurmJob({"trainers": 4}, time_limit="2h")).startswith("hosts 2 -> 4, time 10min -> 2h")
+        assert job.can_run(SlurmJob({"trainers": 4}, time_limit="2h")).startswith(
+            "hosts 2 -> 4, time 10min -> 2h"
+        )
     finally:
         job.kill()
     assert list_records() == []
@@ -59,7 +66,9 @@ def test_what_a_job_cannot_be_is_said_at_once(cluster: Cluster, monkeypatch: pyt
         SlurmJob({"a": 1}, time_limit="soon")
     with pytest.raises(MeshUsageError, match="flags of sbatch"):
         SlurmJob({"a": 1}, slurm_args=["qos=high; rm x"])
-    with pytest.raises(MeshUsageError, match="SlurmJob: 4 hosts were asked for, and the largest partition has 3"):
+    with pytest.raises(
+        MeshUsageError, match="SlurmJob: 4 hosts were asked for, and the largest partition has 3"
+    ):
         SlurmJob({"a": 4}).state()
     with pytest.raises(MeshError, match="there is no host of that name"):
         SSHJob({"a": ["nowhere.invalid"]}).state()
@@ -67,15 +76,17 @@ def test_what_a_job_cannot_be_is_said_at_once(cluster: Cluster, monkeypatch: pyt
 
 
 @pytest.fixture
-def notebook(two_hosts: Sshd, profiles: Profiles, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[object]:
+def notebook(
+    two_hosts: Sshd, profiles: Profiles, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[object]:
     """A kernel that knows a lab by ssh and one by Slurm."""
     sys.path.append(str(Path(__file__).parents[1] / "notebook"))
     from kernels import Notebook
 
     monkeypatch.setenv("SLURM_CONF", str(cluster.config))
     profiles(
-        f'[lab]\nengine = "ssh"\nhosts = ["he[1-2]"]\nusd_per_gpu_hour = 2\n[lab.ssh]\nconfig = "{two_hosts.config}"\n'
-        f'[big]\nengine = "slurm"\nhosts = 3\nsetup = [{SETUP!r}]\n'
+        '[lab]\nengine = "ssh"\nhosts = ["he[1-2]"]\nusd_per_gpu_hour = 2\n[lab.ssh]\nconfig = '
+        f'"{two_hosts.config}"\n[big]\nengine = "slurm"\nhosts = 3\nsetup = [{SETUP!r}]\n'
     )
     kernel = Notebook()
     kernel.run("%load_ext monarch_nb")
@@ -102,10 +113,14 @@ def test_a_notebook_runs_on_real_hosts(notebook: object, cluster: Cluster) -> No
 
 def test_a_notebook_waits_in_the_queue_and_another_goes_on(notebook: object, cluster: Cluster) -> None:
     text = notebook.text  # type: ignore[attr-defined]
-    number = cluster.command("sbatch", "--parsable", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=sleep 600")
+    number = cluster.command(
+        "sbatch", "--parsable", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=sleep 600"
+    )
     try:
         wait_until(lambda: cluster.idle_nodes() == 0, "a full cluster")
-        assert "stays in the queue: no hosts within 2 s. Wait on: %mesh start big" in text("%mesh start big --on big --procs 1 --wait 2 --keep-queued")
+        assert "stays in the queue: no hosts within 2 s. Wait on: %mesh start big" in text(
+            "%mesh start big --on big --procs 1 --wait 2 --keep-queued"
+        )
         notebook.restart()  # type: ignore[attr-defined]
         text("%load_ext monarch_nb")
         assert "queued" in text("%mesh queue")

@@ -28,9 +28,10 @@ def lab(cluster: Cluster, profiles: Profiles, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("SLURM_CONF", str(cluster.config))
     general = f'engine = "slurm"\nsetup = [{SETUP!r}]\n'
     profiles(
-        f'[lab]\n{general}hosts = 2\ngpus = 2\n[all]\n{general}hosts = 3\n[many]\n{general}hosts = 9\n[long]\n{general}time = "1h"\npartition = "short"\n'
-        f'[lap]\n{general}partition = "mian"\n[spread]\n{general}hosts = "2..9"\n[wrong]\n{general}[wrong.slurm]\nnonsense = 1\n'
-        f'[broken]\n{general}python = "/none/python"\n[never]\n{general}[never.slurm]\nconstraint = "unicorn"\n'
+        f"[lab]\n{general}hosts = 2\ngpus = 2\n[all]\n{general}hosts = 3\n[many]\n{general}hosts = 9\n"
+        f'[long]\n{general}time = "1h"\npartition = "short"\n[lap]\n{general}partition = "mian"\n'
+        f'[spread]\n{general}hosts = "2..9"\n[wrong]\n{general}[wrong.slurm]\nnonsense = 1\n[broken]\n'
+        f'{general}python = "/none/python"\n[never]\n{general}[never.slurm]\nconstraint = "unicorn"\n'
     )
     current = sessions._current
     yield
@@ -58,14 +59,19 @@ def test_a_mesh_is_a_job(cluster: Cluster) -> None:
         found = list(mesh.execute(variables).get(T).values())
         asked = read_record("big")
         assert asked is not None and {v["SLURM_JOB_ID"] for v in found} == {asked.id}
-        assert not {"SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_STEP_ID"} & set(found[0]), "ranks have numbers of their own"
+        assert not {"SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_STEP_ID"} & set(found[0]), (
+            "ranks have numbers of their own"
+        )
         assert [v["CUDA_VISIBLE_DEVICES"] for v in found] == ["0", "1", "0", "1"]
         (there,) = on_engine.looks()
         assert there[1].state == State.GRANTED and len(there[1].nodes) == 2
     finally:
         mesh.stop().get(T)
         on_engine.give_back("big")
-    wait_until(lambda: asked is not None and engine_of(asked.spec).look(asked).state in (State.ENDED, State.LEAVING), "a job that has ended")
+    wait_until(
+        lambda: asked is not None and engine_of(asked.spec).look(asked).state in (State.ENDED, State.LEAVING),
+        "a job that has ended",
+    )
 
 
 @pytest.mark.usefixtures("lab")
@@ -79,7 +85,9 @@ def test_fewer_hosts_than_there_could_be_are_taken(cluster: Cluster) -> None:
 @pytest.fixture
 def full(cluster: Cluster) -> Iterator[Callable[[], None]]:
     """A cluster that another job has taken; what it gives frees it."""
-    number = cluster.command("sbatch", "--parsable", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=sleep 600")
+    number = cluster.command(
+        "sbatch", "--parsable", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=sleep 600"
+    )
     wait_until(lambda: cluster.idle_nodes() == 0, "a full cluster")
 
     def free() -> None:
@@ -98,9 +106,16 @@ def test_a_request_waits_in_the_queue_and_goes_on_there(cluster: Cluster, full: 
         if "queued" in text:
             threading.Timer(0, os.kill, (os.getpid(), signal.SIGINT)).start()
 
-    with pytest.raises(on_engine.MeshQueued, match=r"slurm job \d+ on all stays in the queue\. Wait on: %mesh start later; give up: %mesh cancel later"):
+    with pytest.raises(
+        on_engine.MeshQueued,
+        match=r"slurm job \d+ on all stays in the queue\. Wait on: %mesh start later; give up: %mesh cancel later",  # noqa: E501
+    ):
         start("later", "all", {"procs": 1}, on_wait=interrupt)
-    assert ("3 hosts" in said[-1] and "(Resources)" in said[-1]) or "(Priority)" in said[-1] or "(None)" in said[-1]
+    assert (
+        ("3 hosts" in said[-1] and "(Resources)" in said[-1])
+        or "(Priority)" in said[-1]
+        or "(None)" in said[-1]
+    )
     ((asked, look),) = on_engine.looks()
     assert asked.mesh == "later" and look.state == State.QUEUED and on_engine.waits("later")
     full()
@@ -111,7 +126,9 @@ def test_a_request_waits_in_the_queue_and_goes_on_there(cluster: Cluster, full: 
 
 @pytest.mark.usefixtures("lab")
 def test_a_wait_that_is_over_cancels_the_request(cluster: Cluster, full: Callable[[], None]) -> None:
-    with pytest.raises(MeshStartError, match=r"no hosts within 1 s; the request was cancelled\. Let it wait longer: --wait"):
+    with pytest.raises(
+        MeshStartError, match=r"no hosts within 1 s; the request was cancelled\. Let it wait longer: --wait"
+    ):
         start("soon", "all", wait_s=1.0, keeps_queued=False)
     assert "monarch-nb-soon" not in cluster.command("squeue", "-h", "-o", "%j")
 
@@ -173,4 +190,9 @@ def test_what_would_be_submitted_can_be_read() -> None:
     found = find_profile("lab", ENGINES)
     spec = replace(found.spec, time_s=7200.0)
     text = engine_of(spec).script(on_engine.Allocation.new("big", "lab", spec, Plan()))
-    assert "#SBATCH --nodes=2\n" in text and "#SBATCH --gres=gpu:2\n" in text and "#SBATCH --time=120\n" in text and "secret" in text
+    assert (
+        "#SBATCH --nodes=2\n" in text
+        and "#SBATCH --gres=gpu:2\n" in text
+        and "#SBATCH --time=120\n" in text
+        and "secret" in text
+    )

@@ -26,9 +26,11 @@ ONE_RANK = Plan((("procs", 1),))
 def lab(two_hosts: Sshd, profiles: Profiles) -> None:
     profiles(
         f'[lab]\nengine = "ssh"\nhosts = ["he[1-2]"]\n[lab.ssh]\nconfig = "{two_hosts.config}"\n'
-        f'[far]\nengine = "ssh"\nhosts = ["he1", "nowhere.invalid"]\n[far.ssh]\nconfig = "{two_hosts.config}"\n'
-        f'[old]\nengine = "ssh"\nhosts = ["he1"]\npython = "/usr/bin/false"\n[old.ssh]\nconfig = "{two_hosts.config}"\n'
-        f'[bare]\nengine = "ssh"\nhosts = ["he1"]\nsetup = ["cd /", "export PYTHONPATH=/none"]\npython = "/usr/bin/python3"\n[bare.ssh]\nconfig = "{two_hosts.config}"\n'
+        '[far]\nengine = "ssh"\nhosts = ["he1", "nowhere.invalid"]\n[far.ssh]\nconfig = '
+        f'"{two_hosts.config}"\n[old]\nengine = "ssh"\nhosts = ["he1"]\npython = "/usr/bin/false"\n'
+        f'[old.ssh]\nconfig = "{two_hosts.config}"\n[bare]\nengine = "ssh"\nhosts = ["he1"]\nsetup = '
+        '["cd /", "export PYTHONPATH=/none"]\npython = "/usr/bin/python3"\n[bare.ssh]\nconfig = '
+        f'"{two_hosts.config}"\n'
     )
 
 
@@ -80,7 +82,10 @@ def _is_host(pid: int) -> bool:
     [
         ("far", r"1 of 2 hosts have come:\nhost nowhere\.invalid: there is no host of that name"),
         ("old", r"0 of 1 hosts have come:\nhost he1: exit code 1"),
-        ("bare", r"host he1: /usr/bin/python3 has no monarch_nb there: install it, or name another interpreter"),
+        (
+            "bare",
+            r"host he1: /usr/bin/python3 has no monarch_nb there: install it, or name another interpreter",
+        ),
     ],
 )
 def test_a_host_that_does_not_come_is_named_and_nothing_is_left(profile: str, said: str) -> None:
@@ -90,11 +95,15 @@ def test_a_host_that_does_not_come_is_named_and_nothing_is_left(profile: str, sa
 
 
 @pytest.mark.usefixtures("lab")
-def test_a_host_key_that_is_not_known_is_said_with_the_command_to_type(two_hosts: Sshd, profiles: Profiles) -> None:
+def test_a_host_key_that_is_not_known_is_said_with_the_command_to_type(
+    two_hosts: Sshd, profiles: Profiles
+) -> None:
     known = two_hosts.folder / "known_hosts"
     config = two_hosts.folder / "unknown"
     text = two_hosts.config.read_text().replace(str(known), f"{known}.none")
-    config.write_text(text.replace("HostName 127.0.0.1", "HostName localhost"))  # no connection is shared with the tests above
+    config.write_text(
+        text.replace("HostName 127.0.0.1", "HostName localhost")
+    )  # no connection is shared with the tests above
     profiles(f'[lab]\nengine = "ssh"\nhosts = ["he1"]\n[lab.ssh]\nconfig = "{config}"\n')
     with pytest.raises(MeshError, match=f"he1: its host key isn't .* accept it once: ssh -F {config} he1"):
         start("gone", "lab")
@@ -102,8 +111,16 @@ def test_a_host_key_that_is_not_known_is_said_with_the_command_to_type(two_hosts
 
 
 @pytest.mark.usefixtures("lab")
-@pytest.mark.parametrize(("profile", "changes", "said"), [("ssh", "", "ssh needs the names of hosts"), ("lab", "9", "9 hosts were asked for, and the profile names 2: he1, he2")])
-def test_what_cannot_be_had_is_refused_before_anything_is_asked(profile: str, changes: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("profile", "changes", "said"),
+    [
+        ("ssh", "", "ssh needs the names of hosts"),
+        ("lab", "9", "9 hosts were asked for, and the profile names 2: he1, he2"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_before_anything_is_asked(
+    profile: str, changes: str, said: str
+) -> None:
     found = find_profile(profile, ENGINES)
     if changes:
         found = replace(found, spec=replace(found.spec, hosts=HostRange.parse(changes)))

@@ -1,6 +1,8 @@
-"""A real conda prefix: packages built and installed by rattler, in processes of their own, without a channel that must be reached.
+"""A real conda prefix: packages built and installed by rattler, in processes of their own, without a channel
+that must be reached.
 
-py-rattler has ended with a segmentation fault after a complete install; so its exit status isn't looked at, what it has installed is.
+py-rattler has ended with a segmentation fault after a complete install; so its exit status isn't looked at,
+what it has installed is.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ RECIPES = {
             - patchelf --set-rpath "$PREFIX/lib" $PREFIX/bin/python${{ v }}
             - grep -rlI "${{ src }}" $PREFIX/lib $PREFIX/bin | xargs -r sed -i "s#${{ src }}#$PREFIX#g"
         about: {license: PSF-2.0}
-        """,
+        """,  # noqa: E501
     "prefixdemo": """
         package: {name: prefixdemo, version: "1.0"}
         build:
@@ -44,7 +46,7 @@ RECIPES = {
         requirements:
           run: [python]
         about: {license: MIT}
-        """,
+        """,  # noqa: E501
     "meshpure": """
         package: {name: meshpure, version: "0.1"}
         build:
@@ -55,7 +57,7 @@ RECIPES = {
         requirements:
           run: [python]
         about: {license: MIT}
-        """,
+        """,  # noqa: E501
 }
 BUILD = """
     import asyncio, os, pathlib, sys
@@ -68,7 +70,7 @@ BUILD = """
     rb.build_recipes([recipes / n / "recipe.yaml" for n in ("python", "prefixdemo", "meshpure")], channel=[channel.as_uri()],
                      output_dir=channel, test="skip", no_build_id=True, package_format="conda:1")
     asyncio.run(index_fs(channel))
-"""
+"""  # noqa: E501
 INSTALL = """
     import asyncio, pathlib, sys
     from rattler import Channel, install, solve
@@ -76,7 +78,7 @@ INSTALL = """
         records = await solve([Channel(pathlib.Path(channel).as_uri())], list(specs), platforms=["linux-64", "noarch"])
         await install(records, prefix, show_progress=False)
     asyncio.run(main(*sys.argv[1:]))
-"""
+"""  # noqa: E501
 
 
 def missing_for_conda() -> str:
@@ -95,7 +97,15 @@ def make_conda(folder: Path) -> Made:
         (folder / "recipes" / name / "recipe.yaml").write_text(text)
     env = {**os.environ, "PY_SRC": sys.base_prefix, "RATTLER_CACHE_DIR": str(folder / "cache")}
     channel, prefix = folder / "channel", folder / "conda"
-    for program, arguments in ((BUILD, [channel, folder / "recipes"]), (INSTALL, [channel, prefix, "prefixdemo", "meshpure"])):
-        ended = subprocess.run([sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)], capture_output=True, text=True, env=env)
+    for program, arguments in (
+        (BUILD, [channel, folder / "recipes"]),
+        (INSTALL, [channel, prefix, "prefixdemo", "meshpure"]),
+    ):
+        ended = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            env=env,
+        )
     assert list((prefix / "conda-meta").glob("meshpure-*.json")), ended.stderr
     return Made(prefix)

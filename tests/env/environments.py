@@ -39,13 +39,24 @@ class Made:
 
     def run(self, program: str, *arguments: str) -> str:
         """Run a program with its interpreter, which finds nothing of ours; return what it prints."""
-        return subprocess.run([self.python, "-c", program, *arguments], capture_output=True, text=True, check=True, env=bare()).stdout.strip()
+        return subprocess.run(
+            [self.python, "-c", program, *arguments], capture_output=True, text=True, check=True, env=bare()
+        ).stdout.strip()
 
-    def wheel(self, folder: Path, name: str, version: str, *, script: bool = False, tag: str = "py3-none-any", extra: dict[str, str] | None = None) -> Path:
+    def wheel(
+        self,
+        folder: Path,
+        name: str,
+        version: str,
+        *,
+        script: bool = False,
+        tag: str = "py3-none-any",
+        extra: dict[str, str] | None = None,
+    ) -> Path:
         """Write a wheel with a module of the package's name."""
         info = f"{name}-{version}.dist-info"
         files = {
-            f"{name}/__init__.py": f"VERSION = {version!r}\n\ndef main():\n    import sys\n    print({name!r}, sys.prefix)\n",
+            f"{name}/__init__.py": f"VERSION = {version!r}\n\ndef main():\n    import sys\n    print({name!r}, sys.prefix)\n",  # noqa: E501
             f"{name}/data.txt": "some data\n" * 100,
             **(extra or {}),
             f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
@@ -53,7 +64,9 @@ class Made:
         }
         if script:
             files[f"{info}/entry_points.txt"] = f"[console_scripts]\n{name}-script = {name}:main\n"
-        record = "".join(f"{path},sha256={_urlsafe(text)},{len(text.encode())}\n" for path, text in files.items())
+        record = "".join(
+            f"{path},sha256={_urlsafe(text)},{len(text.encode())}\n" for path, text in files.items()
+        )
         path = folder / f"{name}-{version}-{tag}.whl"
         with zipfile.ZipFile(path, "w") as archive:
             for each, text in files.items():
@@ -82,7 +95,11 @@ class Made:
                 path = os.path.join(folder, name)
                 info = os.lstat(path)
                 if info.st_mtime > OLD_S + 1e8:
-                    os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns - int(shift_s) * 10**9), follow_symlinks=False)
+                    os.utime(
+                        path,
+                        ns=(info.st_atime_ns, info.st_mtime_ns - int(shift_s) * 10**9),
+                        follow_symlinks=False,
+                    )
         _age_byte_code(self.prefix)
 
     def scan(self, cache_file: str, *, verify: bool = False) -> Scanned:
@@ -96,7 +113,9 @@ def make_venv(prefix: Path, *flags: str) -> Made:
 
 def bare() -> dict[str, str]:
     """Return an environment in which an interpreter finds only its own packages."""
-    return {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "COVERAGE")) and k != "VIRTUAL_ENV"}
+    return {
+        k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "COVERAGE")) and k != "VIRTUAL_ENV"
+    }
 
 
 def make_project(folder: Path, backend: str) -> None:
@@ -105,7 +124,9 @@ def make_project(folder: Path, backend: str) -> None:
     (folder / "src" / "mine" / "__init__.py").write_text("WHO = 'mine'\n")
     name = "setuptools.build_meta" if backend == "setuptools" else f"{backend}.build"
     project = '[project]\nname = "mine"\nversion = "1"\n'
-    (folder / "pyproject.toml").write_text(f'[build-system]\nrequires = ["{backend}"]\nbuild-backend = "{name}"\n{project}')
+    (folder / "pyproject.toml").write_text(
+        f'[build-system]\nrequires = ["{backend}"]\nbuild-backend = "{name}"\n{project}'
+    )
 
 
 def _site_of(package: str) -> str:

@@ -1,4 +1,6 @@
-"""An environment that ranks can run in: this package, installed editable, and what it needs, without torch. Linked, so that it takes no room."""
+"""An environment that ranks can run in: this package, installed editable, and what it needs, without
+torch. Linked, so that it takes no room.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ def write_editable(site: Path) -> None:
     (info / "INSTALLER").write_text("tests\n")
     (info / "direct_url.json").write_text(f'{{"dir_info": {{"editable": true}}, "url": "file://{ROOT}"}}')
     (site / "_editable_impl_monarch_nb.pth").write_text(f"{ROOT}\n")
-    (info / "RECORD").write_text("monarch_nb-0.1.0.dist-info/METADATA,,\n_editable_impl_monarch_nb.pth,,\nmonarch_nb-0.1.0.dist-info/direct_url.json,,\n")
+    (info / "RECORD").write_text(
+        "monarch_nb-0.1.0.dist-info/METADATA,,\n_editable_impl_monarch_nb.pth,,\n"
+        "monarch_nb-0.1.0.dist-info/direct_url.json,,\n"
+    )
 
 
 def _link(name: str, site: Path, seen: set[str]) -> None:

@@ -1,4 +1,5 @@
-"""Run by the interpreter of a small environment: sends that to hosts, each with a store of its own, and prints what has come of it as JSON.
+"""Run by the interpreter of a small environment: sends that to hosts, each with a store of its own, and
+prints what has come of it as JSON.
 
 usage: sending_program.py SCENARIO FOLDER
 """
@@ -124,12 +125,16 @@ def kill_agent(session: Session, host: int) -> Callable[[int, int], None]:
 
 
 def killed(folder: Path) -> dict[str, Any]:
-    """An agent is killed in the middle: its host is named, the other goes on; the next sync takes up where it was."""
+    """An agent is killed in the middle: its host is named, the other goes on; the next sync takes up where
+    it was.
+    """
     found: dict[str, Any] = {}
     with hosts(folder, 2) as (session, meshes):
         everywhere, scanned = indices(meshes), sending.scan_here()
         progress = kill_agent(session, everywhere[1])
-        found["first"] = told(sending.send_environment(session, everywhere, scanned, copies=True, progress=progress))
+        found["first"] = told(
+            sending.send_environment(session, everywhere, scanned, copies=True, progress=progress)
+        )
         found["second"] = told(sending.send_environment(session, everywhere, scanned, copies=True))
         found["new"] = [prefix_of(mesh.spawn_procs()) for mesh in meshes]
         found["left"] = [os.listdir(folder / f"host{i}" / "store" / "tmp") for i in range(2)]

@@ -1,4 +1,5 @@
-"""Run by the interpreter of a small environment: a named mesh, `Mesh.sync(env=True)`, and what it says, as JSON.
+"""Run by the interpreter of a small environment: a named mesh, `Mesh.sync(env=True)`, and what it says, as
+JSON.
 
 usage: sync_program.py NAME
 """

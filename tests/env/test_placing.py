@@ -1,4 +1,6 @@
-"""Prefixes on a host: they run where the original is hidden, are what their manifest says, and survive whatever happens while they're made."""
+"""Prefixes on a host: they run where the original is hidden, are what their manifest says, and survive
+whatever happens while they're made.
+"""
 
 from __future__ import annotations
 
@@ -47,40 +49,69 @@ def prefix(scanned: Scanned, store_root: str) -> Prefix:
 def hidden(*folders: str) -> list[str]:
     """Return a command that runs another one where folders are empty."""
     mounts = "; ".join(f"mount -t tmpfs none {folder}" for folder in folders)
-    return ["unshare", "-m", "sh", "-c", f"{mounts}; exec \"$@\"", "sh"]
+    return ["unshare", "-m", "sh", "-c", f'{mounts}; exec "$@"', "sh"]
 
 
-CAN_HIDE = subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0 if sys.platform == "linux" else False
+CAN_HIDE = (
+    subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0
+    if sys.platform == "linux"
+    else False
+)
 needs_namespaces = pytest.mark.skipif(not CAN_HIDE, reason="no mount namespaces here: run as root")
 
 
 @needs_namespaces
-def test_it_runs_where_the_notebooks_environment_and_interpreter_are_hidden(made: Made, prefix: Prefix) -> None:
+def test_it_runs_where_the_notebooks_environment_and_interpreter_are_hidden(
+    made: Made, prefix: Prefix
+) -> None:
     hide = hidden(str(made.prefix), sys.base_prefix)
-    program = "import sys, alpha, ssl, json; print(json.dumps([sys.prefix, sys.base_prefix, alpha.VERSION, alpha.__file__, sys.path]))"
+    program = (
+        "import sys, alpha, ssl, json; print(json.dumps([sys.prefix, sys.base_prefix, alpha.VERSION, "
+        "alpha.__file__, sys.path]))"
+    )
     found = json.loads(subprocess.check_output([*hide, prefix.python, "-c", program], text=True, env=bare()))
     assert found[:3] == [f"{prefix.root}/env", f"{prefix.root}/base", "1.0"]
     assert all(p.startswith(prefix.root) for p in [found[3], *filter(None, found[4])])
-    assert subprocess.check_output([*hide, f"{prefix.root}/env/bin/beta-script"], text=True, env=bare()) == f"beta {prefix.root}/env\n"
+    assert (
+        subprocess.check_output([*hide, f"{prefix.root}/env/bin/beta-script"], text=True, env=bare())
+        == f"beta {prefix.root}/env\n"
+    )
 
 
 def test_the_path_of_the_notebook_is_translated(prefix: Prefix, made: Made) -> None:
     asked = made.run("import sys, json; print(json.dumps(sys.path))")
-    assert [p for p in prefix.path if p.endswith("site-packages")] == [str(made.site).replace(str(made.prefix), f"{prefix.root}/env")]
+    assert [p for p in prefix.path if p.endswith("site-packages")] == [
+        str(made.site).replace(str(made.prefix), f"{prefix.root}/env")
+    ]
     assert len(prefix.path) == len([p for p in json.loads(asked) if p])
 
 
 def test_byte_code_is_valid_there(prefix: Prefix) -> None:
-    said = subprocess.run([prefix.python, "-v", "-B", "-c", "import alpha, ssl"], capture_output=True, text=True, env=bare()).stderr
+    said = subprocess.run(
+        [prefix.python, "-v", "-B", "-c", "import alpha, ssl"], capture_output=True, text=True, env=bare()
+    ).stderr
     for name in ("alpha", "ssl"):
         assert f"/{name}" in said
-        assert f"code object from '{prefix.root}" not in "".join(line for line in said.splitlines() if "# code object from" in line and f"{name}.py" in line)
-    assert f"{prefix.root}/env/lib" in "".join(line for line in said.splitlines() if "matches" in line and "alpha" in line)
+        assert f"code object from '{prefix.root}" not in "".join(
+            line for line in said.splitlines() if "# code object from" in line and f"{name}.py" in line
+        )
+    assert f"{prefix.root}/env/lib" in "".join(
+        line for line in said.splitlines() if "matches" in line and "alpha" in line
+    )
 
 
 def test_every_file_is_what_the_manifest_says(prefix: Prefix, scanned: Scanned) -> None:
-    found = {os.path.relpath(os.path.join(d, f), prefix.root) for d, _, files in os.walk(prefix.root) for f in files}
-    found |= {os.path.relpath(os.path.join(d, f), prefix.root) for d, names, _ in os.walk(prefix.root) for f in names if os.path.islink(os.path.join(d, f))}
+    found = {
+        os.path.relpath(os.path.join(d, f), prefix.root)
+        for d, _, files in os.walk(prefix.root)
+        for f in files
+    }
+    found |= {
+        os.path.relpath(os.path.join(d, f), prefix.root)
+        for d, names, _ in os.walk(prefix.root)
+        for f in names
+        if os.path.islink(os.path.join(d, f))
+    }
     wanted = {entry.path: entry for part in scanned.parts.values() for entry in part.entries}
     assert found - {p for p in found if p.endswith(".pyc") and p not in wanted} == wanted.keys()
     for path, entry in wanted.items():
@@ -90,7 +121,9 @@ def test_every_file_is_what_the_manifest_says(prefix: Prefix, scanned: Scanned) 
             continue
         info = os.stat(file)
         assert info.st_mtime == PINNED_S
-        assert info.st_mode & 0o777 == (0o555 if entry.kind in (manifest.EXECUTABLE, manifest.SCRIPT) else 0o444)
+        assert info.st_mode & 0o777 == (
+            0o555 if entry.kind in (manifest.EXECUTABLE, manifest.SCRIPT) else 0o444
+        )
         if entry.kind not in manifest.MADE_THERE:
             with open(file, "rb") as opened:
                 assert hashlib.sha256(opened.read()).hexdigest() == entry.content, path
@@ -111,7 +144,9 @@ def test_a_second_time_nothing_is_done(prefix: Prefix, scanned: Scanned, store_r
     store.close()
 
 
-def test_versions_of_an_environment_share_what_is_equal(made: Made, prefix: Prefix, store_root: str, cache_file: str) -> None:
+def test_versions_of_an_environment_share_what_is_equal(
+    made: Made, prefix: Prefix, store_root: str, cache_file: str
+) -> None:
     more = made.site / "fresh.py"
     more.write_text("X = 1\n")
     try:
@@ -119,14 +154,23 @@ def test_versions_of_an_environment_share_what_is_equal(made: Made, prefix: Pref
     finally:
         more.unlink()
     assert other.root != prefix.root
-    assert os.path.samefile(f"{other.root}/env/lib/{made.site.parent.name}/site-packages/alpha/data.txt", f"{prefix.root}/env/lib/{made.site.parent.name}/site-packages/alpha/data.txt")
+    assert os.path.samefile(
+        f"{other.root}/env/lib/{made.site.parent.name}/site-packages/alpha/data.txt",
+        f"{prefix.root}/env/lib/{made.site.parent.name}/site-packages/alpha/data.txt",
+    )
     assert not os.path.exists(f"{prefix.root}/env/lib/{made.site.parent.name}/site-packages/fresh.py")
 
 
 def test_content_that_was_written_in_place_is_found_and_replaced(scanned: Scanned, tmp_path: Path) -> None:
     root = str(tmp_path / "store")
     first = export(root, scanned)
-    entry = next(e for p in scanned.parts.values() if p.name == "alpha" for e in p.entries if e.path.endswith("data.txt"))
+    entry = next(
+        e
+        for p in scanned.parts.values()
+        if p.name == "alpha"
+        for e in p.entries
+        if e.path.endswith("data.txt")
+    )
     os.chmod(f"{first.root}/{entry.path}", 0o644)
     with open(f"{first.root}/{entry.path}", "r+") as file:
         file.write("SOME")
@@ -184,7 +228,9 @@ KILLED = """
 
 def program(made: Made, root: str, cache_file: str, after: int) -> list[str]:
     path = [str(ROOT), str(Path(__file__).parent)]
-    text = textwrap.dedent(KILLED).format(path=path, prefix=str(made.prefix), cache=cache_file, root=root, after=after)
+    text = textwrap.dedent(KILLED).format(
+        path=path, prefix=str(made.prefix), cache=cache_file, root=root, after=after
+    )
     return [sys.executable, "-c", text]
 
 
@@ -203,11 +249,18 @@ def test_killed_at_any_step_it_is_taken_up_again(made: Made, scanned: Scanned, t
     assert len(num_objects) > 2
     prefix = export(root, scanned, ["alpha"])
     assert not list(os.listdir(f"{root}/tmp"))
-    assert subprocess.check_output([prefix.python, "-c", "import alpha; print(alpha.VERSION)"], text=True, env=bare()) == "1.0\n"
+    assert (
+        subprocess.check_output(
+            [prefix.python, "-c", "import alpha; print(alpha.VERSION)"], text=True, env=bare()
+        )
+        == "1.0\n"
+    )
     for folder in os.scandir(f"{root}/objects"):
         for entry in os.scandir(folder.path):
             with open(entry.path, "rb") as file:
-                assert hashlib.sha256(file.read()).hexdigest() == (folder.name + entry.name).rstrip("x"), "an object whose name lies"
+                assert hashlib.sha256(file.read()).hexdigest() == (folder.name + entry.name).rstrip("x"), (
+                    "an object whose name lies"
+                )
 
 
 def test_two_at_once_make_one_prefix(made: Made, tmp_path: Path) -> None:
@@ -252,7 +305,9 @@ def test_what_runs_is_not_removed(scanned: Scanned, tmp_path: Path) -> None:
     assert export(root, scanned).root == prefix.root
 
 
-def test_the_longest_unused_goes_first_and_what_is_fresh_stays(made: Made, scanned: Scanned, tmp_path: Path, cache_file: str) -> None:
+def test_the_longest_unused_goes_first_and_what_is_fresh_stays(
+    made: Made, scanned: Scanned, tmp_path: Path, cache_file: str
+) -> None:
     root = str(tmp_path / "store")
     old = export(root, scanned)
     os.utime(old.root + ".lock", (1, 1))
@@ -283,7 +338,14 @@ def test_no_store_can_be_below_a_file(tmp_path: Path) -> None:
         Store(str(tmp_path / "file" / "store"))
 
 
-FACTS = {"machine": "x86_64", "libc": "glibc 2.36", "glibc": "2.28", "soabi": "cpython-311-x86_64-linux-gnu", "system_python": "", "cuda": "12.8"}
+FACTS = {
+    "machine": "x86_64",
+    "libc": "glibc 2.36",
+    "glibc": "2.28",
+    "soabi": "cpython-311-x86_64-linux-gnu",
+    "system_python": "",
+    "cuda": "12.8",
+}
 FITTING = Machine("x86_64", "glibc 2.31", "", "570.1", 1 << 40, 1 << 30)
 
 
@@ -294,7 +356,7 @@ FITTING = Machine("x86_64", "glibc 2.31", "", "570.1", 1 << 40, 1 << 30)
         ({}, {"machine": "aarch64"}, "it is for x86_64, the host is aarch64"),
         ({}, {"libc": "glibc 2.17"}, "it needs glibc 2.28, this host has 2.17"),
         ({}, {"libc": "musl 1.2"}, "this host has musl 1.2"),
-        ({"system_python": "/usr"}, {"soabi": "cpython-312-x86_64-linux-gnu"}, "this host has cpython-312-x86_64-linux-gnu"),
+        ({"system_python": "/usr"}, {"soabi": "cpython-312-x86_64-linux-gnu"}, "this host has cpython-312-x86_64-linux-gnu"),  # noqa: E501
         ({"system_python": "/usr"}, {"soabi": "cpython-311-x86_64-linux-gnu"}, ""),
     ],
 )  # fmt: skip
@@ -305,7 +367,9 @@ def test_what_does_not_fit_is_refused(facts: dict[str, str], there: dict[str, st
 
 def test_a_driver_that_is_too_old_is_said() -> None:
     assert list(warnings(FACTS, FITTING)) == []
-    assert list(warnings(FACTS, Machine(**{**FITTING.__dict__, "driver": "470.82"}))) == ["NVIDIA's driver 470.82 is too old for CUDA 12.8, which needs 525"]
+    assert list(warnings(FACTS, Machine(**{**FITTING.__dict__, "driver": "470.82"}))) == [
+        "NVIDIA's driver 470.82 is too old for CUDA 12.8, which needs 525"
+    ]
 
 
 def test_this_machine_fits_what_runs_on_it(scanned: Scanned, tmp_path: Path) -> None:
@@ -318,7 +382,9 @@ CONDA = missing_for_conda()
 
 @pytest.mark.skipif(bool(CONDA), reason=CONDA)
 @needs_namespaces
-def test_a_conda_prefix_with_text_and_binary_placeholders_runs_elsewhere(tmp_path: Path, cache_file: str) -> None:
+def test_a_conda_prefix_with_text_and_binary_placeholders_runs_elsewhere(
+    tmp_path: Path, cache_file: str
+) -> None:
     conda = make_conda(tmp_path)
     scanned = conda.scan(cache_file)
     kinds = {entry.path: entry.kind for part in scanned.parts.values() for entry in part.entries}
@@ -327,7 +393,13 @@ def test_a_conda_prefix_with_text_and_binary_placeholders_runs_elsewhere(tmp_pat
     prefix = export(str(tmp_path / "host" / "store"), scanned, ["meshpure"])
     hide = hidden(str(conda.prefix), sys.base_prefix)
     said = subprocess.check_output([*hide, f"{prefix.root}/env/bin/prefixdemo"], text=True, env=bare())
-    assert f"binary says {prefix.root}/env/etc/prefixdemo.conf len={len(prefix.root + '/env/etc/prefixdemo.conf')}" in said
+    assert (
+        f"binary says {prefix.root}/env/etc/prefixdemo.conf "
+        f"len={len(prefix.root + '/env/etc/prefixdemo.conf')}"
+    ) in said
     assert f"conf says controller={prefix.root}/env" in said
-    assert subprocess.check_output([*hide, f"{prefix.root}/env/bin/prefixscript"], text=True, env=bare()) == f"script of {prefix.root}/env\n"
+    assert (
+        subprocess.check_output([*hide, f"{prefix.root}/env/bin/prefixscript"], text=True, env=bare())
+        == f"script of {prefix.root}/env\n"
+    )
     assert "env/bin/python" in kinds

@@ -90,7 +90,10 @@ def test_two_environments_of_equal_wheels_are_one(made: Made, cache_file: str, t
     a, b = entries(one), entries(two)
     differ = {p for p in a.keys() | b.keys() if a.get(p) != b.get(p)}
     kinds = {os.path.basename(p) for p in differ}
-    assert not any(p.endswith((".py", ".txt", ".cfg")) or "/bin/" in p for p in differ - {p for p in differ if p.endswith("top_level.txt")}), kinds
+    assert not any(
+        p.endswith((".py", ".txt", ".cfg")) or "/bin/" in p
+        for p in differ - {p for p in differ if p.endswith("top_level.txt")}
+    ), kinds
     assert a["env/bin/beta-script"].kind == manifest.SCRIPT
     assert a["env/pyvenv.cfg"].kind == manifest.TEMPLATE
 
@@ -143,7 +146,9 @@ def test_the_distributions_python_does_not_go() -> None:
 
 @pytest.mark.skipif(not os.path.exists("/usr/bin/python3"), reason="no Python of the distribution")
 def test_a_venv_of_the_distributions_python_goes_without_it(tmp_path: Path, cache_file: str) -> None:
-    subprocess.run(["/usr/bin/python3", "-m", "venv", "--without-pip", tmp_path / "v"], check=True, env=bare())
+    subprocess.run(
+        ["/usr/bin/python3", "-m", "venv", "--without-pip", tmp_path / "v"], check=True, env=bare()
+    )
     scanned = Made(tmp_path / "v").scan(cache_file)
     assert scanned.manifest.facts["system_python"] == "/usr"
     assert {path.split("/")[0] for path in entries(scanned)} == {"env"}
@@ -208,7 +213,9 @@ def test_an_edit_in_uvs_cache_is_found(tmp_path: Path, cache_file: str) -> None:
     for name in ("one", "two"):
         env = {**bare(), "UV_CACHE_DIR": str(tmp_path / "cache"), "UV_LINK_MODE": "hardlink"}
         subprocess.run(["uv", "venv", "-q", "-p", BASE_PYTHON, tmp_path / name], check=True, env=env)
-        subprocess.run(["uv", "pip", "install", "-q", "--no-index", "-p", tmp_path / name, wheel], check=True, env=env)
+        subprocess.run(
+            ["uv", "pip", "install", "-q", "--no-index", "-p", tmp_path / name, wheel], check=True, env=env
+        )
         made.append(Made(tmp_path / name))
         data = made[0].site / "alpha" / "data.txt"
         assert data.stat().st_nlink > 1

@@ -30,7 +30,14 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> Made:
 def run(runtime: Made, scenario: str, folder: Path) -> dict[str, Any]:
     folder.mkdir()
     env = {**bare(), "MONARCH_NB_STORE": str(folder / "home" / "store")}
-    ended = subprocess.run([runtime.python, str(PROGRAM), scenario, str(folder)], capture_output=True, text=True, env=env, cwd=folder, timeout=220)
+    ended = subprocess.run(
+        [runtime.python, str(PROGRAM), scenario, str(folder)],
+        capture_output=True,
+        text=True,
+        env=env,
+        cwd=folder,
+        timeout=220,
+    )
     assert ended.returncode == 0, ended.stderr[-3000:]
     return json.loads(ended.stdout.splitlines()[-1])
 
@@ -47,7 +54,9 @@ def test_a_dry_run_says_what_goes_and_writes_nothing(life: dict[str, Any]) -> No
     assert "to send" in life["dry"]["lines"][0]
 
 
-def test_new_ranks_run_in_the_hosts_own_prefix_and_old_ones_as_before(life: dict[str, Any], runtime: Made) -> None:
+def test_new_ranks_run_in_the_hosts_own_prefix_and_old_ones_as_before(
+    life: dict[str, Any], runtime: Made
+) -> None:
     first = life["first"]
     assert first["done"], first["problems"]
     assert life["new"] == [f"{prefix}/env" for prefix in first["prefixes"]]
@@ -96,9 +105,16 @@ def test_a_host_that_passes_on_what_is_not_right_is_found(runtime: Made, tmp_pat
 
 def test_a_named_mesh_says_what_was_done_and_what_comes_next(runtime: Made, tmp_path: Path) -> None:
     (tmp_path / "repository").mkdir()
-    env = {**bare(), "MONARCH_NB_STORE": str(tmp_path / "store"), "JUPYTER_DATA_DIR": str(tmp_path / "data"), "JUPYTER_RUNTIME_DIR": str(tmp_path / "run")}
+    env = {
+        **bare(),
+        "MONARCH_NB_STORE": str(tmp_path / "store"),
+        "JUPYTER_DATA_DIR": str(tmp_path / "data"),
+        "JUPYTER_RUNTIME_DIR": str(tmp_path / "run"),
+    }
     command = [runtime.python, str(PROGRAM.with_name("sync_program.py")), f"env-{os.getpid()}"]
-    ended = subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path / "repository", timeout=220)
+    ended = subprocess.run(
+        command, capture_output=True, text=True, env=env, cwd=tmp_path / "repository", timeout=220
+    )
     assert ended.returncode == 0, ended.stderr[-3000:]
     found = json.loads(ended.stdout.splitlines()[-1])
     assert "to send" in found["dry"]
@@ -115,16 +131,34 @@ def test_a_named_mesh_says_what_was_done_and_what_comes_next(runtime: Made, tmp_
 
 def test_a_terminal_exports_an_environment_and_cleans_the_store(runtime: Made, tmp_path: Path) -> None:
     env = {**bare(), "MONARCH_NB_STORE": str(tmp_path / "store")}
-    command = [runtime.python, "-c", "import sys; from monarch_nb.cli import main; sys.exit(main(sys.argv[1:]))", "sync"]
+    command = [
+        runtime.python,
+        "-c",
+        "import sys; from monarch_nb.cli import main; sys.exit(main(sys.argv[1:]))",
+        "sync",
+    ]
     said = subprocess.run([*command, "--gc"], capture_output=True, text=True, env=env, cwd=tmp_path)
     assert (said.returncode, "there's no store at" in said.stderr) == (1, True), said
-    said = subprocess.run([*command, "--export", str(tmp_path / "away")], capture_output=True, text=True, env=env, cwd=tmp_path)
+    said = subprocess.run(
+        [*command, "--export", str(tmp_path / "away")], capture_output=True, text=True, env=env, cwd=tmp_path
+    )
     assert said.returncode == 0, said.stderr
     python = said.stdout.strip().rpartition(": ")[2]
     assert python.startswith(str(tmp_path / "away" / "envs"))
-    where = subprocess.check_output([python, "-c", "import monarch_nb, sys; print(monarch_nb.__file__, sys.prefix)"], text=True, env=bare(), cwd=tmp_path)
+    where = subprocess.check_output(
+        [python, "-c", "import monarch_nb, sys; print(monarch_nb.__file__, sys.prefix)"],
+        text=True,
+        env=bare(),
+        cwd=tmp_path,
+    )
     assert where.count(str(tmp_path / "away")) == 2
-    cleaned = subprocess.run([*command, "--gc"], capture_output=True, text=True, env={**env, "MONARCH_NB_STORE": str(tmp_path / "away")}, cwd=tmp_path)
+    cleaned = subprocess.run(
+        [*command, "--gc"],
+        capture_output=True,
+        text=True,
+        env={**env, "MONARCH_NB_STORE": str(tmp_path / "away")},
+        cwd=tmp_path,
+    )
     assert "0 environments, 0 files" in cleaned.stdout, "it was made just now"
 
 
@@ -134,7 +168,9 @@ def test_a_terminal_exports_an_environment_and_cleans_the_store(runtime: Made, t
 def test_packs_have_everything_once_and_in_order() -> None:
     draw = random.Random(5)
     for limit in (1, 7, 100):
-        sizes = {f"{i:064x}": draw.choice([0, 1, limit - 1, limit, limit + 1, 3 * limit + 2]) for i in range(40)}
+        sizes = {
+            f"{i:064x}": draw.choice([0, 1, limit - 1, limit, limit + 1, 3 * limit + 2]) for i in range(40)
+        }
         seen: dict[str, int] = {}
         for pack in packs_of(sizes, limit):
             assert pack.num_bytes <= limit
@@ -147,7 +183,9 @@ def test_packs_have_everything_once_and_in_order() -> None:
 
 def test_thousands_of_broken_packs_put_nothing_wrong_into_a_store(tmp_path: Path) -> None:
     draw = random.Random(int(os.environ.get("MONARCH_NB_HOSTILE_SEED", "9")))
-    contents = {hashlib.sha256(data).hexdigest(): data for data in (draw.randbytes(n) for n in (0, 1, 10, 30, 75))}
+    contents = {
+        hashlib.sha256(data).hexdigest(): data for data in (draw.randbytes(n) for n in (0, 1, 10, 30, 75))
+    }
     store = Store(str(tmp_path / "store"))
     packs = list(packs_of({name: len(data) for name, data in contents.items()}, 32))
     for _ in range(3_000):
@@ -157,7 +195,9 @@ def test_thousands_of_broken_packs_put_nothing_wrong_into_a_store(tmp_path: Path
         sums = sums_of(pack, memoryview(data))
         if draw.random() < 0.5 and data:
             data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
-            assert receiver.check(pack, memoryview(data), sums), "what was changed on its way is found before it's written"
+            assert receiver.check(pack, memoryview(data), sums), (
+                "what was changed on its way is found before it's written"
+            )
         receiver.take(pack, memoryview(data)[: draw.choice([len(data), draw.randint(0, len(data))])])
     for folder in os.scandir(f"{store.root}/objects"):
         for entry in os.scandir(folder.path):

@@ -1,8 +1,10 @@
-"""All that needs a GPU, in one command: `make gpu`, or `python tests/gpu/check_gpus.py`. Needs torch with CUDA and what this package needs; no pytest, no network.
+"""All that needs a GPU, in one command: `make gpu`, or `python tests/gpu/check_gpus.py`. Needs torch with
+CUDA and what this package needs; no pytest, no network.
 
-A check that hangs, or takes its process down, has failed, and the others go on in another process. Nothing takes more than ten
-minutes in all. What each shows, and what had to be left out on this machine, is said at the end; the exit status is 0 if nothing has failed.
-Without an NVIDIA GPU it says so in one line, and ends with 0.
+A check that hangs, or takes its process down, has failed, and the others go on in another process. Nothing
+takes more than ten minutes in all. What each shows, and what had to be left out on this machine, is said at
+the end; the exit status is 0 if nothing has failed. Without an NVIDIA GPU it says so in one line, and ends
+with 0.
 
     --only NAME ...   some checks; --list names them
     --rehearse        in host memory and with gloo: shows that the checks run, not that GPUs work
@@ -86,21 +88,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def why_no_gpu() -> tuple[str, int] | None:
-    """Return what to say where no GPU can be used, and the exit status: 0 if there is none, 2 if one is there. None: one can be used."""
+    """Return what to say where no GPU can be used, and the exit status: 0 if there is none, 2 if one is
+    there. None: one can be used.
+    """
     torch = _imported("torch")
     if torch is not None and torch.cuda.is_available():
         if _imported("monarch_nb") is None:
-            return f"monarch_nb isn't installed in {sys.prefix}: {sys.executable} -m pip install .", _EXIT_WITHOUT_CUDA
+            return (
+                f"monarch_nb isn't installed in {sys.prefix}: {sys.executable} -m pip install .",
+                _EXIT_WITHOUT_CUDA,
+            )
         return None
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and visible.strip() in ("", "-1"):
         return f"CUDA_VISIBLE_DEVICES={visible} hides all GPUs: no GPU was checked", 0
     if not _driver_has_gpus():
         return "no NVIDIA GPU on this machine: no GPU was checked", 0
-    found = "there is no torch" if torch is None else f"torch {torch.__version__} can't use it (built for CUDA: {torch.version.cuda or 'none'})"
+    found = (
+        "there is no torch"
+        if torch is None
+        else f"torch {torch.__version__} can't use it (built for CUDA: {torch.version.cuda or 'none'})"
+    )
     return (
-        f"there is an NVIDIA GPU, but {found} in {sys.prefix}: install a build with CUDA that fits the driver,"
-        " or name the Python that has one: make gpu GPU_PYTHON=...",
+        f"there is an NVIDIA GPU, but {found} in {sys.prefix}: install a build with CUDA that fits "
+        "the driver, or name the Python that has one: make gpu GPU_PYTHON=...",
         _EXIT_WITHOUT_CUDA,
     )
 
@@ -124,7 +135,10 @@ def _headline(*, rehearses: bool) -> str:
     import torch
 
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return f"torch {torch.__version__}, CUDA {torch.version.cuda}; {len(names)} GPU{'s' * (len(names) != 1)}: {', '.join(dict.fromkeys(names))}"
+    return (
+        f"torch {torch.__version__}, CUDA {torch.version.cuda}; {len(names)} "
+        f"GPU{'s' * (len(names) != 1)}: {', '.join(dict.fromkeys(names))}"
+    )
 
 
 def _line(words: str, outcome: Outcome) -> str:
@@ -145,13 +159,16 @@ def _conclude(outcomes: dict[str, Outcome], seconds: float) -> int:
 
 
 class Runner:
-    """Runs checks one after the other until the time is up, in one process as long as that lives: it has imported torch, and has a mesh.
+    """Runs checks one after the other until the time is up, in one process as long as that lives: it has
+    imported torch, and has a mesh.
 
-    One that takes the process down, or doesn't end, has failed; another process goes on with the next. Whatever is left of a process becomes a child
-    of this one when it ends, and is ended.
+    One that takes the process down, or doesn't end, has failed; another process goes on with the next.
+    Whatever is left of a process becomes a child of this one when it ends, and is ended.
     """
 
-    def __init__(self, module: str, total_s: float = TOTAL_S, check_s: float = CHECK_S, *, rehearses: bool = False) -> None:
+    def __init__(
+        self, module: str, total_s: float = TOTAL_S, check_s: float = CHECK_S, *, rehearses: bool = False
+    ) -> None:
         import ctypes
 
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -181,12 +198,30 @@ class Runner:
         answers, theirs = os.pipe()
         log = Path(folder, "log")
         environment = {
-            **os.environ, **self._environment, ANSWER_FD: str(theirs),
-            "JUPYTER_RUNTIME_DIR": str(Path(folder, "runtime")), "JUPYTER_DATA_DIR": str(Path(folder, "data")),
-        }  # fmt: skip
-        command = [sys.executable, str(Path(__file__).absolute()), "--checks", self._module, "--these", *names]
+            **os.environ,
+            **self._environment,
+            ANSWER_FD: str(theirs),
+            "JUPYTER_RUNTIME_DIR": str(Path(folder, "runtime")),
+            "JUPYTER_DATA_DIR": str(Path(folder, "data")),
+        }
+        command = [
+            sys.executable,
+            str(Path(__file__).absolute()),
+            "--checks",
+            self._module,
+            "--these",
+            *names,
+        ]
         with log.open("wb") as output:
-            process = subprocess.Popen(command, env=environment, pass_fds=[theirs], stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=folder)
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                pass_fds=[theirs],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd=folder,
+            )
         os.close(theirs)
         try:
             with open(answers, "rb") as file:
@@ -224,7 +259,9 @@ class Runner:
         line = answers.readline()
         seconds = time.monotonic() - began
         if not line:
-            return Outcome(FAILED, f"its process ended with status {process.wait()}", "", seconds, is_last=True)
+            return Outcome(
+                FAILED, f"its process ended with status {process.wait()}", "", seconds, is_last=True
+            )
         return Outcome(**json.loads(line), seconds=seconds)
 
 
@@ -266,7 +303,11 @@ def _outcome_of(rig: Any, name: str) -> dict[str, str]:
         return {"state": LEFT_OUT, "text": str(why)}
     except BaseException as error:
         first = (str(error) or "").strip().partition("\n")[0][:200]
-        return {"state": FAILED, "text": f"{type(error).__name__}: {first}", "details": traceback.format_exc()}
+        return {
+            "state": FAILED,
+            "text": f"{type(error).__name__}: {first}",
+            "details": traceback.format_exc(),
+        }
 
 
 if __name__ == "__main__":

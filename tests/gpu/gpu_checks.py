@@ -1,4 +1,6 @@
-"""What must hold on a machine with GPUs. Plain functions: pytest runs them (marked `gpu`), and `make gpu`, which needs no pytest."""
+"""What must hold on a machine with GPUs. Plain functions: pytest runs them (marked `gpu`), and `make gpu`,
+which needs no pytest.
+"""
 
 from __future__ import annotations
 
@@ -173,7 +175,11 @@ def memory_over_tcp(rig: Rig) -> None:
             two.plane.submit([Job("write", handle.part(slice(3, nbytes)), memory_of(changed))], "tcp").get(T)
             assert torch.equal(two.far(_given, handle)[3:], changed)
             two.far(lambda plane, handle: plane.drop(handle), handle)
-            said = _error_of(lambda there=handle, to=room: two.plane.submit([Job("read", there, memory_of(to))], "tcp").get(T))
+            said = _error_of(
+                lambda there=handle, to=room: two.plane.submit(
+                    [Job("read", there, memory_of(to))], "tcp"
+                ).get(T)
+            )
             assert isinstance(said, BufferGone), said
 
 
@@ -190,13 +196,16 @@ def figure_of_cuda_ipc(rig: Rig) -> str:
     n = 256 * MIB
     buffer = owner.fill.call_one("f", n, 1).get(T)
     small = owner.fill.call_one("s", 4096, 1).get(T)
-    pairs = [(reader.time_read.call_one(buffer, rig.device).get(T), reader.time_copy.call_one(n).get(T)) for _ in range(3)]
+    pairs = [
+        (reader.time_read.call_one(buffer, rig.device).get(T), reader.time_copy.call_one(n).get(T))
+        for _ in range(3)
+    ]
     ours, floor = (min(column) for column in zip(*pairs, strict=True))
     latency = reader.time_read.call_one(small, rig.device).get(T)
     by_host = reader.time_read.call_one(buffer, rig.device, "tcp").get(T)
     return (
-        f"CUDA IPC {_speed(n, ours)}, a copy {_speed(n, floor)}: {floor / ours:.2f}x; 4 KiB in {latency * 1e6:.0f} us;"
-        f" through the host by tcp {_speed(n, by_host)}"
+        f"CUDA IPC {_speed(n, ours)}, a copy {_speed(n, floor)}: {floor / ours:.2f}x; 4 KiB in "
+        f"{latency * 1e6:.0f} us; through the host by tcp {_speed(n, by_host)}"
     )
 
 
@@ -271,7 +280,10 @@ def _mesh_with_group(rig: Rig) -> Any:
     return mesh
 
 
-@check("nccl: ranks reduce; one that waits for a peer that doesn't come is interrupted, and they reduce again", num_gpus=2)
+@check(
+    "nccl: ranks reduce; one that waits for a peer that doesn't come is interrupted, and they reduce again",
+    num_gpus=2,
+)
 def nccl_interrupted(rig: Rig) -> None:
     mesh = _mesh_with_group(rig)
     run = mesh.submit(WAITS.format(device=rig.device))
@@ -294,7 +306,9 @@ def nccl_healed(rig: Rig) -> None:
     os.kill(mesh.status().ranks[1].pid, signal.SIGKILL)
     assert run.wait().error() is not None, "the peer's death wasn't noticed"
     report = mesh.heal()
-    assert any(f"the process group has been made anew ({rig.backend}, 2 ranks)" in said for said in report.messages), report
+    assert any(
+        f"the process group has been made anew ({rig.backend}, 2 ranks)" in said for said in report.messages
+    ), report
     assert list(mesh.execute(all_reduced, rig.device).get(T).values()) == [2.0, 2.0]
 
 
@@ -315,7 +329,9 @@ def nvml_rows(rig: Rig) -> str:
     assert all(gpu.name and gpu.uuid and gpu.memory_total_bytes for gpu in row.gpus), row.gpus
     ranks = wait_until(lambda: _ranks_with(mesh, "gpus"), "ranks' GPUs")
     for rank in ranks:
-        wait_until(lambda own=rank.gpus[0]: _used(mesh, own) >= 256 * MIB, f"rank {rank.rank}'s memory on its GPU")
+        wait_until(
+            lambda own=rank.gpus[0]: _used(mesh, own) >= 256 * MIB, f"rank {rank.rank}'s memory on its GPU"
+        )
     told = _memory_of_ranks(mesh)
     return f"{len(row.gpus)} x {row.gpus[0].name}; memory by rank: {told}"
 
@@ -361,7 +377,9 @@ def cuda_memory(rig: Rig) -> str:
     os.chdir(rig.folder)
     mesh = rig.mesh
     mesh.run("import torch", quiet=True)
-    profile = mesh.profile(f"kept = torch.ones({64 * MIB}, dtype=torch.uint8, device={rig.device!r})", memory=True)
+    profile = mesh.profile(
+        f"kept = torch.ones({64 * MIB}, dtype=torch.uint8, device={rig.device!r})", memory=True
+    )
     assert sorted(profile.memory) == [0, 1], profile.problems
     rig.needs_a_gpu("CUDA's history")
     for rank, report in profile.memory.items():
@@ -370,7 +388,10 @@ def cuda_memory(rig: Rig) -> str:
         history = pickle.loads(Path(profile.snapshots[rank]).read_bytes())
         assert history["segments"], history.keys()
     assert "CUDA" in profile.text()
-    return f"{profile.memory[0]['cuda_bytes'] / MIB:.0f} MiB allocated, {Path(profile.snapshots[0]).stat().st_size:,} bytes of history"
+    return (
+        f"{profile.memory[0]['cuda_bytes'] / MIB:.0f} MiB allocated, "
+        f"{Path(profile.snapshots[0]).stat().st_size:,} bytes of history"
+    )
 
 
 @check("doctor finds the GPUs in use and measures the ways between them")
@@ -384,7 +405,9 @@ def doctor_measures(rig: Rig) -> str:
     if not rig.is_rehearsal:
         assert report.probes[0]["gpus"]["is_in_use"], report.probes[0]
         assert measured[0].source_device.startswith("cuda"), measured[0]
-    return f"{measured[0].path}: {measured[0].gb_per_s:.3g} GB/s, 4 KiB in {measured[0].latency_s * 1e6:.0f} us"
+    return (
+        f"{measured[0].path}: {measured[0].gb_per_s:.3g} GB/s, 4 KiB in {measured[0].latency_s * 1e6:.0f} us"
+    )
 
 
 @check("the state of an actor on a GPU is saved, and is there after its rank was killed and healed")

@@ -43,7 +43,9 @@ CHECKS: dict[str, Check] = {}
 """By the function's name, in the order of the report."""
 
 
-def check(words: str, *, num_gpus: int = 1) -> Callable[[Callable[[Rig], str | None]], Callable[[Rig], str | None]]:
+def check(
+    words: str, *, num_gpus: int = 1
+) -> Callable[[Callable[[Rig], str | None]], Callable[[Rig], str | None]]:
     """Put a function among the checks."""
 
     def add(function: Callable[[Rig], str | None]) -> Callable[[Rig], str | None]:
@@ -80,7 +82,9 @@ class Rig:
     def mesh(self) -> Mesh:
         if self._mesh is None:
             self._num_meshes += 1
-            self._mesh = meshes.start(f"gpu-{os.getpid()}-{self._num_meshes}", {"gpus": 2}, with_program=True, force=True)
+            self._mesh = meshes.start(
+                f"gpu-{os.getpid()}-{self._num_meshes}", {"gpus": 2}, with_program=True, force=True
+            )
         return self._mesh
 
     def needs_a_gpu(self, what: str) -> None:

@@ -1,4 +1,6 @@
-"""GPUs: what must hold on a machine that has some, as `make gpu` checks it; and that command itself, also without any."""
+"""GPUs: what must hold on a machine that has some, as `make gpu` checks it; and that command itself, also
+without any.
+"""
 
 from __future__ import annotations
 
@@ -65,14 +67,20 @@ def test_on_gpus(rig: Rig, name: str) -> None:
 
 def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, str(ROOT / "tests" / "gpu" / "check_gpus.py"), *arguments]
-    return subprocess.run(line, env={**os.environ, **environment}, capture_output=True, text=True, timeout=110)
+    return subprocess.run(
+        line, env={**os.environ, **environment}, capture_output=True, text=True, timeout=110
+    )
 
 
 def test_make_gpu_without_a_gpu_says_so_in_one_line() -> None:
     run = subprocess.run(
         ["make", "--no-print-directory", "gpu", f"GPU_PYTHON={sys.executable}"],
-        cwd=ROOT, env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "MAKEFLAGS": ""}, capture_output=True, text=True, timeout=110,
-    )  # fmt: skip
+        cwd=ROOT,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "MAKEFLAGS": ""},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
     assert run.returncode == 0, run.stderr
     assert run.stdout == "CUDA_VISIBLE_DEVICES= hides all GPUs: no GPU was checked\n"
     assert run.stderr == ""
@@ -92,7 +100,15 @@ def test_a_machine_that_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_fails_crashes_or_hangs_is_told_and_the_rest_goes_on(tmp_path: Path) -> None:
     (tmp_path / "own_checks.py").write_text(OWN_CHECKS)
     pid_file = tmp_path / "pid"
-    run = command("--rehearse", "--checks", "own_checks", "--check-s", "5", PYTHONPATH=str(tmp_path), OWN_CHECKS_PID=str(pid_file))
+    run = command(
+        "--rehearse",
+        "--checks",
+        "own_checks",
+        "--check-s",
+        "5",
+        PYTHONPATH=str(tmp_path),
+        OWN_CHECKS_PID=str(pid_file),
+    )
     lines = {row[19:].partition(":")[0]: row for row in run.stdout.splitlines()}
     assert lines["all is well"].startswith("held ")
     assert lines["all is well"].endswith("all is well: 42 GB/s")

@@ -1,4 +1,6 @@
-"""What all hostile tests share: how much of them runs, whether a text shows our own insides, what is left behind."""
+"""What all hostile tests share: how much of them runs, whether a text shows our own insides, what is left
+behind.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,16 @@ from processes import PATIENCE_S, mesh_processes, wait_for_exit
 FULL = os.environ.get("MONARCH_NB_HOSTILE") == "full"
 SEED = int(os.environ.get("MONARCH_NB_HOSTILE_SEED", "14"))
 TRIES: Counter[str] = Counter()
-"""What has been tried and held so far: it ended, its words were no raw traceback, and what it was done to works on."""
+"""What has been tried and held so far: it ended, its words were no raw traceback, and what it was done to
+works on.
+"""
 _OWN_FRAME = re.compile(r"(File |^)\S*/monarch_nb/\S+\.py\S*[:,] ?(line )?\d+", re.MULTILINE)
-_OWN_TROUBLE = ("That's a fault of monarch_nb", "TransportClosed", "zmq.error", "Traceback (most recent call last):\n  File \"<frozen")
+_OWN_TROUBLE = (
+    "That's a fault of monarch_nb",
+    "TransportClosed",
+    "zmq.error",
+    'Traceback (most recent call last):\n  File "<frozen',
+)
 
 
 def num_tries(short: int, full: int) -> int:
@@ -51,7 +60,8 @@ def insides_in(text: str) -> str:
 
 @contextmanager
 def nothing_left(*, directories: bool = False) -> Iterator[None]:
-    """Fail if processes of what the block starts outlive it, or (unless `directories` may stay) where their sockets were. Segments have no names.
+    """Fail if processes of what the block starts outlive it, or (unless `directories` may stay) where their
+    sockets were. Segments have no names.
 
     What is left is ended: it does no harm to other tests.
     """
@@ -90,7 +100,9 @@ def remove_sockets() -> None:
 
 
 def _with_contents(directories: list[str]) -> str:
-    return ", ".join(str(path) for directory in directories for path in (Path(directory), *Path(directory).rglob("*")))
+    return ", ".join(
+        str(path) for directory in directories for path in (Path(directory), *Path(directory).rglob("*"))
+    )
 
 
 class Hang(AssertionError):
@@ -100,7 +112,8 @@ class Hang(AssertionError):
 class Shown:
     """What a cell has left in a notebook: its text, its size, and whether it ended with an error.
 
-    What comes late changes the output of the cell that it belongs to, wherever that stands; the news of it come as part of the cell that runs then.
+    What comes late changes the output of the cell that it belongs to, wherever that stands; the news of it
+    come as part of the cell that runs then.
     """
 
     def __init__(self) -> None:
@@ -159,7 +172,10 @@ class Kernel:
                     raise queue.Empty
                 message = self._client.get_iopub_msg(timeout=max(0.1, until - time.monotonic()))
             except queue.Empty:
-                raise Hang(f"still running after {self._patience_s:g} s:\n{source[:2000]}\nshown so far:\n{shown.text[-2000:]}") from None
+                raise Hang(
+                    f"still running after {self._patience_s:g} s:\n{source[:2000]}\nshown so far:\n"
+                    f"{shown.text[-2000:]}"
+                ) from None
             if message["parent_header"].get("msg_id") == cell:
                 if message["content"].get("execution_state") == "idle":
                     return shown

@@ -16,9 +16,16 @@ STEPS = {
 """What a program is at when a process is killed."""
 VICTIMS = ("host agent", "zygote", "rank", "client", "controller")
 SHORT = (
-    ("host agent", "cell"), ("zygote", "heal"), ("rank", "call"), ("client", "cell"), ("rank", "stop"), ("controller", "cell"), ("controller", "call"),
-    ("controller", "stop"), ("controller", "attach"),
-)  # fmt: skip
+    ("host agent", "cell"),
+    ("zygote", "heal"),
+    ("rank", "call"),
+    ("client", "cell"),
+    ("rank", "stop"),
+    ("controller", "cell"),
+    ("controller", "call"),
+    ("controller", "stop"),
+    ("controller", "attach"),
+)
 """What `make test` runs of it, in an order in which few meshes have to be started."""
 
 
@@ -27,7 +34,8 @@ class Kill:
     """A process and a step.
 
     Attributes:
-        fails: whether the step must fail, in words; else it may also succeed, if what was killed isn't needed any more.
+        fails: whether the step must fail, in words; else it may also succeed, if what was killed isn't needed
+            any more.
         words: what its error must say.
         goes_on: what runs doesn't need what was killed, and is ended by an interrupt.
     """

@@ -1,4 +1,6 @@
-"""Nasty cells, one after the other, on one mesh, from a real notebook: each ends, shows what is the user's, and the next one runs."""
+"""Nasty cells, one after the other, on one mesh, from a real notebook: each ends, shows what is the
+user's, and the next one runs.
+"""
 
 from __future__ import annotations
 

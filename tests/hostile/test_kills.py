@@ -1,4 +1,5 @@
-"""Each kind of process killed at each step: whoever waits is told in words and in time, the name can be started anew, nothing is left.
+"""Each kind of process killed at each step: whoever waits is told in words and in time, the name can be
+started anew, nothing is left.
 
 Five starts of one name at once, and starters that are killed: tests/mesh/test_claim.py.
 """
@@ -71,7 +72,9 @@ class Program:
         path = folder / "program.py"
         path.write_text(PROGRAM)
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115
-        self.process = subprocess.Popen([sys.executable, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors)
+        self.process = subprocess.Popen(
+            [sys.executable, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors
+        )
 
     def begin(self, line: str) -> None:
         assert self.process.stdin is not None
@@ -116,7 +119,9 @@ class Program:
 
 
 class Bench:
-    """Two programs, of which one may be killed, and one mesh. All is made anew after a kill that went wrong: it takes no other with it."""
+    """Two programs, of which one may be killed, and one mesh. All is made anew after a kill that went
+    wrong: it takes no other with it.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -164,7 +169,8 @@ class Bench:
                 os.kill(pid, signal.SIGKILL)
 
     def work_again(self, program: Program) -> str:
-        """See that the name is there for whoever starts it, or that what runs under it works; return what was healed.
+        """See that the name is there for whoever starts it, or that what runs under it works; return what was
+        healed.
 
         The death of a host agent is known once nothing has been heard of it for some seconds, and what was
         killed a moment ago is missed a moment later: then it's the heal or the cell after it that fails, and
@@ -217,20 +223,27 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         try:
             yield made
             made.close()
-            wait_until(_swept, "a start removes what those have left that were killed when nobody was there to tidy up")
+            wait_until(
+                _swept,
+                "a start removes what those have left that were killed when nobody was there to tidy up",
+            )
         except BaseException:
             made.throw_away()
             raise
 
 
 def _swept() -> bool:
-    """Do what each start does first; say whether nothing is left. Sockets that are some seconds young are spared."""
+    """Do what each start does first; say whether nothing is left. Sockets that are some seconds young are
+    spared.
+    """
     os.rmdir(new_directory())
     return not mesh_directories(Path(os.environ["XDG_RUNTIME_DIR"]))
 
 
 @pytest.mark.parametrize("delay_s", DELAYS_S)
-@pytest.mark.parametrize("kill", KILLS.values() if FULL else [KILLS[each] for each in SHORT], ids=lambda k: k.name)
+@pytest.mark.parametrize(
+    "kill", KILLS.values() if FULL else [KILLS[each] for each in SHORT], ids=lambda k: k.name
+)
 def test_a_kill(kill: Kill, delay_s: float, bench: Bench) -> None:
     try:
         _try(kill, delay_s, bench)

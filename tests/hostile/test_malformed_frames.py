@@ -1,4 +1,6 @@
-"""Noise at every door of a mesh: sockets of its processes, the port for other machines, the Jupyter server. Nobody dies of it, nobody grows."""
+"""Noise at every door of a mesh: sockets of its processes, the port for other machines, the Jupyter
+server. Nobody dies of it, nobody grows.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,10 @@ class Unharmed:
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
         registry = mesh._session.request(Status())
-        self.processes = [psutil.Process(pid) for pid in [*(h.pid for h in registry.hosts), *(p.pid for p in registry.procs)]]
+        self.processes = [
+            psutil.Process(pid)
+            for pid in [*(h.pid for h in registry.hosts), *(p.pid for p in registry.procs)]
+        ]
         self._memory = [p.memory_info().rss for p in self.processes]
         self._files = [p.num_fds() for p in self.processes]
 
@@ -64,8 +69,12 @@ class Unharmed:
         assert self._answers()
         for process, memory, files in zip(self.processes, self._memory, self._files, strict=True):
             assert process.is_running() and process.status() != psutil.STATUS_ZOMBIE, process
-            assert process.memory_info().rss < memory + MAX_GROWTH_BYTES, f"{process} has grown from {memory:,} to {process.memory_info().rss:,} bytes"
-            assert process.num_fds() <= files + MAX_MORE_FILES, f"{process} had {files} descriptors open, now {process.num_fds()}"
+            assert process.memory_info().rss < memory + MAX_GROWTH_BYTES, (
+                f"{process} has grown from {memory:,} to {process.memory_info().rss:,} bytes"
+            )
+            assert process.num_fds() <= files + MAX_MORE_FILES, (
+                f"{process} had {files} descriptors open, now {process.num_fds()}"
+            )
 
     def _answers(self) -> bool:
         return set(self._mesh.execute(os.getpid).get(60).values()) <= {p.pid for p in self.processes}
@@ -74,7 +83,10 @@ class Unharmed:
 def test_sockets_of_processes(mesh: Mesh) -> None:
     unharmed, rng = Unharmed(mesh), generator("sockets")
     registry = mesh._session.request(Status())
-    doors = [(mesh._session.transport.directory, address.CONTROLLER), *((mesh._session.transport.directory, p.proc) for p in registry.procs if not address.host_of(p.proc))]
+    doors = [
+        (mesh._session.transport.directory, address.CONTROLLER),
+        *((mesh._session.transport.directory, p.proc) for p in registry.procs if not address.host_of(p.proc)),
+    ]
     context = zmq.Context()
     try:
         for directory, proc in doors:
@@ -115,19 +127,29 @@ class Server:
         with open(self._log, "w") as log:
             self._process = subprocess.Popen(
                 [
-                    sys.executable, "-m", "jupyter_server", "--allow-root", "--ip=127.0.0.1", "--ServerApp.port=0", "--IdentityProvider.token=T",
-                    f"--ServerApp.root_dir={folder}", "--ServerApp.jpserver_extensions={'monarch_nb': True}",
+                    sys.executable,
+                    "-m",
+                    "jupyter_server",
+                    "--allow-root",
+                    "--ip=127.0.0.1",
+                    "--ServerApp.port=0",
+                    "--IdentityProvider.token=T",
+                    f"--ServerApp.root_dir={folder}",
+                    "--ServerApp.jpserver_extensions={'monarch_nb': True}",
                 ],
-                stdout=subprocess.DEVNULL, stderr=log,
-            )  # fmt: skip
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+            )
         self.pid = self._process.pid
-        self.url = f"http://127.0.0.1:{wait_for_server(self._process, Path(os.environ['JUPYTER_RUNTIME_DIR']), self._log)}"
+        self.url = f"http://127.0.0.1:{wait_for_server(self._process, Path(os.environ['JUPYTER_RUNTIME_DIR']), self._log)}"  # noqa: E501
 
     def log(self) -> str:
         return self._log.read_text()
 
     def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, str]:
-        request = urllib.request.Request(f"{self.url}/{path}", body, {"Authorization": "token T"}, method=method)
+        request = urllib.request.Request(
+            f"{self.url}/{path}", body, {"Authorization": "token T"}, method=method
+        )
         try:
             with urllib.request.urlopen(request, timeout=PATIENCE_S * 4) as answer:
                 return answer.status, answer.read().decode(errors="replace")
@@ -147,7 +169,9 @@ class Page:
     def __init__(self, server: Server) -> None:
         import websocket
 
-        self.socket = websocket.create_connection(f"{server.url.replace('http', 'ws')}/monarch_nb/stream?token=T", timeout=PATIENCE_S * 4)
+        self.socket = websocket.create_connection(
+            f"{server.url.replace('http', 'ws')}/monarch_nb/stream?token=T", timeout=PATIENCE_S * 4
+        )
         assert "hello" in self.socket.recv()
 
     def ask(self, message: dict[str, Any]) -> None:
@@ -181,7 +205,14 @@ def server(tmp_path_factory: pytest.TempPathFactory, mesh: Mesh) -> Iterator[Ser
 
 ACTIONS = ("interrupt", "heal", "resize", "debug")
 LOOKS = ("", "/logs", "/stacks", "/journal", "/attach")
-NOT_STARTED: tuple[dict[str, Any], ...] = ({"dims": [["gpus", 0]]}, {"gpus": 2}, {"num_hosts": -1}, {"idle_timeout": "soon"}, {"job": "slurm"}, {"name": "a b"})
+NOT_STARTED: tuple[dict[str, Any], ...] = (
+    {"dims": [["gpus", 0]]},
+    {"gpus": 2},
+    {"num_hosts": -1},
+    {"idle_timeout": "soon"},
+    {"job": "slurm"},
+    {"name": "a b"},
+)
 QUERIES = ("limit", "before", "ranks", "grep", "other")
 
 
@@ -192,17 +223,30 @@ def test_bodies_and_addresses(server: Server, mesh: Mesh) -> None:
             action = rng.choice([*(f"meshes/noise/{a}" for a in ACTIONS), "meshes"])
             status, text = server.ask("POST", f"monarch_nb/api/{action}", absurd_body(rng, action))
         else:
-            query = urllib.parse.urlencode({rng.choice(QUERIES): rng.choice(["", "-1", "x", "9" * 400, "(", "(a+)+$", "🎉", "\x00", "0-", "all"])})
-            status, text = server.ask("GET", f"monarch_nb/api/meshes/{rng.choice(['noise', 'nope', '..', '%00', 'x' * 300])}{rng.choice(LOOKS)}?{query}")
+            query = urllib.parse.urlencode(
+                {
+                    rng.choice(QUERIES): rng.choice(
+                        ["", "-1", "x", "9" * 400, "(", "(a+)+$", "🎉", "\x00", "0-", "all"]
+                    )
+                }
+            )
+            status, text = server.ask(
+                "GET",
+                f"monarch_nb/api/meshes/{rng.choice(['noise', 'nope', '..', '%00', 'x' * 300])}{rng.choice(LOOKS)}?{query}",  # noqa: E501
+            )
         assert status < 500, (status, text[:2000])
         assert "Traceback" not in text
-        assert status < 400 or json.loads(text)["message"] if text.startswith("{") else status in (200, 204, 404), text[:2000]
+        assert (
+            status < 400 or json.loads(text)["message"] if text.startswith("{") else status in (200, 204, 404)
+        ), text[:2000]
         tried("requests to the server")
     unharmed.check()
 
 
 def absurd_body(rng: Random, action: str) -> bytes:
-    """Return a body. For a start there's always something in it that makes no sense: a mesh would be started else."""
+    """Return a body. For a start there's always something in it that makes no sense: a mesh would be
+    started else.
+    """
     body = absurd_json(rng)
     if action == "meshes":
         with suppress(ValueError, RecursionError):
@@ -220,9 +264,17 @@ def test_messages_of_pages(server: Server, mesh: Mesh) -> None:
         page = Page(server)
         for number in range(1, 31):
             page.socket.send(absurd_json(rng)[:MAX_PAGE_MESSAGE].encode(errors="replace").decode())
-            page.ask({"op": "watch", "id": number, **{name: rng.choice(values) for name, values in WATCHED.items()}})
+            page.ask(
+                {
+                    "op": "watch",
+                    "id": number,
+                    **{name: rng.choice(values) for name, values in WATCHED.items()},
+                }
+            )
             if rng.random() < 0.5:
-                page.ask({"op": rng.choice(["taken", "unwatch", "x"]), "id": rng.choice([number, -1, 0, 10**30])})
+                page.ask(
+                    {"op": rng.choice(["taken", "unwatch", "x"]), "id": rng.choice([number, -1, 0, 10**30])}
+                )
         page.ask({"op": "watch", "id": 99, "what": "status", "mesh": "nope"})
         assert "nope" in page.answer(99)["message"]
         page.socket.close()
@@ -235,7 +287,7 @@ def test_messages_of_pages(server: Server, mesh: Mesh) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"mesh": "x" * 300}, {"mesh": "\x00"}, {"mesh": "../x"}, {"ranks": "9"}, {"ranks": "("}, {"grep": "("}, {"after": "x"}], ids=str,
+    "wrong", [{"mesh": "x" * 300}, {"mesh": "\x00"}, {"mesh": "../x"}, {"ranks": "9"}, {"ranks": "("}, {"grep": "("}, {"after": "x"}], ids=str,  # noqa: E501
 )  # fmt: skip
 def test_a_watch_that_cannot_be_is_answered(wrong: dict[str, Any], server: Server) -> None:
     page = Page(server)

@@ -1,6 +1,8 @@
-"""How well the code can be read, in figures: `python tests/house/measure.py [PACKAGE ...]` prints them as a table.
+"""How well the code can be read, in figures: `python tests/house/measure.py [PACKAGE ...]` prints them as a
+table.
 
-Other packages are looked for where Python would import them, to compare. Nothing is imported; all is read from sources.
+Other packages are looked for where Python would import them, to compare. Nothing is imported; all is read
+from sources.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ SETTINGS = Path(__file__).parents[2] / "pyproject.toml"
 
 
 def _rooms() -> tuple[tuple[str, ...], ...]:
-    """Return the rooms, the lowest first, as import-linter's contract states them: those beside each other know nothing of each other."""
+    """Return the rooms, the lowest first, as import-linter's contract states them: those beside each other
+    know nothing of each other.
+    """
     contract = tomllib.loads(SETTINGS.read_text())["tool"]["importlinter"]["contracts"][0]
     return tuple(tuple(room.strip() for room in layer.split("|")) for layer in reversed(contract["layers"]))
 
@@ -69,9 +73,19 @@ class Module:
     @cached_property
     def own_names(self) -> set[str]:
         """Private names of attributes that this module gives or defines."""
-        given = {n.attr for n in ast.walk(self.tree) if isinstance(n, ast.Attribute) and _is_self(n.value) and isinstance(n.ctx, ast.Store)}
-        defined = {n.name for n in ast.walk(self.tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
-        named = {n.id for n in ast.walk(self.tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        given = {
+            n.attr
+            for n in ast.walk(self.tree)
+            if isinstance(n, ast.Attribute) and _is_self(n.value) and isinstance(n.ctx, ast.Store)
+        }
+        defined = {
+            n.name
+            for n in ast.walk(self.tree)
+            if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        }
+        named = {
+            n.id for n in ast.walk(self.tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+        }
         return given | defined | named
 
     def statements(self) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
@@ -79,7 +93,9 @@ class Module:
         yield from _imports_in(self.tree.body, False)
 
 
-def _imports_in(body: Iterable[ast.AST], is_deferred: bool) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
+def _imports_in(
+    body: Iterable[ast.AST], is_deferred: bool
+) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
     for node in body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield node, is_deferred
@@ -131,9 +147,11 @@ class House:
         """Which module imports which, both of this package."""
         return [
             Import(module.name, target, node.lineno, is_deferred)
-            for module in self.modules.values() for node, is_deferred in module.statements() for target in self._targets(module, node)
+            for module in self.modules.values()
+            for node, is_deferred in module.statements()
+            for target in self._targets(module, node)
             if target != module.name
-        ]  # fmt: skip
+        ]
 
     def _targets(self, module: Module, node: ast.Import | ast.ImportFrom) -> Iterator[str]:
         if isinstance(node, ast.Import):
@@ -144,7 +162,9 @@ class House:
             parts = module.name.split(".")
             above = parts[: len(parts) - node.level + module.is_package]
             base = ".".join(filter(None, (*above, node.module)))
-        found = {f"{base}.{alias.name}" if f"{base}.{alias.name}" in self.modules else base for alias in node.names}
+        found = {
+            f"{base}.{alias.name}" if f"{base}.{alias.name}" in self.modules else base for alias in node.names
+        }
         yield from sorted(found & set(self.modules))
 
     # --- figures
@@ -172,9 +192,14 @@ class House:
     def foreign_private(self) -> list[tuple[str, int, str]]:
         """Return where a module uses private attributes that another one has given: module, line, what."""
         return [
-            (m.name, n.lineno, ast.unparse(n)) for m in self.modules.values() for n in ast.walk(m.tree)
-            if isinstance(n, ast.Attribute) and _is_private(n.attr) and not _is_self(n.value) and n.attr not in m.own_names
-        ]  # fmt: skip
+            (m.name, n.lineno, ast.unparse(n))
+            for m in self.modules.values()
+            for n in ast.walk(m.tree)
+            if isinstance(n, ast.Attribute)
+            and _is_private(n.attr)
+            and not _is_self(n.value)
+            and n.attr not in m.own_names
+        ]
 
     def any_dicts(self) -> int:
         """Return how often a type says no more than `dict[str, Any]` or `Mapping[str, Any]`."""
@@ -203,7 +228,9 @@ FIGURES: dict[str, Callable[[House], float]] = {
     "dict[str, Any] per 1,000 lines": lambda house: house.per_1000(house.any_dicts()),
     f"lines over {MAX_COLUMNS} columns per 1,000": lambda house: house.per_1000(house.long_lines()),
     "lines of a function, median": lambda house: statistics.median(house.function_lines()),
-    "lines of a function, nine in ten have at most": lambda house: house.function_lines()[int(len(house.function_lines()) * 0.9)],
+    "lines of a function, nine in ten have at most": lambda house: house.function_lines()[
+        int(len(house.function_lines()) * 0.9)
+    ],
 }
 
 
@@ -228,7 +255,9 @@ def _num_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def _components(graph: Mapping[str, set[str]]) -> list[set[str]]:
-    """Return the strongly connected components of a graph (Kosaraju's way: by the order of leaving, against the arrows)."""
+    """Return the strongly connected components of a graph (Kosaraju's way: by the order of leaving,
+    against the arrows).
+    """
     against: dict[str, set[str]] = {node: set() for node in graph}
     for node, targets in graph.items():
         for target in targets:
@@ -245,7 +274,9 @@ def _components(graph: Mapping[str, set[str]]) -> list[set[str]]:
 
 
 def _leaving(root: str, graph: Mapping[str, set[str]], seen: set[str]) -> list[str]:
-    """Return what can be reached and hasn't been seen, in the order in which a search that goes deep first leaves it."""
+    """Return what can be reached and hasn't been seen, in the order in which a search that goes deep first
+    leaves it.
+    """
     if root in seen:
         return []
     seen.add(root)
@@ -265,9 +296,17 @@ def table(houses: Iterable[House]) -> str:
     """Return the figures of houses beside each other."""
     houses = list(houses)
     rows = [["", *(house.package for house in houses)]]
-    rows += [[name, *(f"{figure(house):g}" if name != "lines" else f"{figure(house):,}" for house in houses)] for name, figure in FIGURES.items()]
+    rows += [
+        [name, *(f"{figure(house):g}" if name != "lines" else f"{figure(house):,}" for house in houses)]
+        for name, figure in FIGURES.items()
+    ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(c.ljust(w) if not i else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))) for row in rows)
+    return "\n".join(
+        "  ".join(
+            c.ljust(w) if not i else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    )
 
 
 def main() -> None:
@@ -277,7 +316,10 @@ def main() -> None:
     print(table([own, *map(House.read, names)]))
     if "--where" in sys.argv:
         for each in own.against_order():
-            print(f"against the order: {each.source}:{each.line} imports {each.target}{' (deferred)' if each.is_deferred else ''}")
+            print(
+                f"against the order: {each.source}:{each.line} imports "
+                f"{each.target}{' (deferred)' if each.is_deferred else ''}"
+            )
         for circle in own.circles():
             print(f"circle of {len(circle)}: {', '.join(sorted(circle))}")
         for module, line, what in own.foreign_private():

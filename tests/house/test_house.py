@@ -1,4 +1,6 @@
-"""What has been reached stays: none of the figures that `measure.py` prints gets worse. Whoever makes one better lowers it here."""
+"""What has been reached stays: none of the figures that `measure.py` prints gets worse. Whoever makes one
+better lowers it here.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,21 @@ def house() -> House:
 @pytest.mark.parametrize("name", REACHED)
 def test_no_figure_gets_worse(house: House, name: str) -> None:
     found = FIGURES[name](house)
-    assert found <= REACHED[name], f"{name}: {found:g}, {REACHED[name]:g} was reached; `python tests/house/measure.py --where` says where"
+    assert found <= REACHED[name], (
+        f"{name}: {found:g}, {REACHED[name]:g} was reached; `python tests/house/measure.py --where` "
+        "says where"
+    )
 
 
 def test_deferred_imports_have_a_reason(house: House) -> None:
     reasons = tomllib.loads((Path(__file__).parent / "deferred.toml").read_text())["reasons"]
-    listed = {(source, target) for group in reasons for source, targets in group.items() if source != "why" for target in targets}
+    listed = {
+        (source, target)
+        for group in reasons
+        for source, targets in group.items()
+        if source != "why"
+        for target in targets
+    }
     found = {(_short(each.source), _short(each.target)) for each in house.deferred()}
     assert found - listed == set(), "these can stand at the top, or deferred.toml says why they can't"
     assert listed - found == set(), "deferred.toml names what isn't deferred any more"
@@ -56,17 +67,28 @@ def test_each_room_has_its_place_in_the_order(house: House) -> None:
 
 
 def test_lowest_room_imports_nothing_of_ours_but_itself(house: House) -> None:
-    assert {i.target for i in house.imports if i.source.startswith(f"{OWN}._frames")} <= {n for n in house.modules if n.startswith(f"{OWN}._frames")}
+    assert {i.target for i in house.imports if i.source.startswith(f"{OWN}._frames")} <= {
+        n for n in house.modules if n.startswith(f"{OWN}._frames")
+    }
 
 
 PROGRAM = {
     "__init__.py": "",
     "_wire/__init__.py": "",
-    "_wire/low.py": "from typing import Any, TYPE_CHECKING\nif TYPE_CHECKING:\n    from pkg.mesh import high\n\ndef f(x: dict[str, Any]) -> None:\n    from pkg.mesh.high import g\n    g()._hidden\n",
+    "_wire/low.py": (
+        "from typing import Any, TYPE_CHECKING\nif TYPE_CHECKING:\n    from pkg.mesh import high\n\ndef "
+        "f(x: dict[str, Any]) -> None:\n    from pkg.mesh.high import g\n    g()._hidden\n"
+    ),
     "mesh/__init__.py": "",
-    "mesh/high.py": "from .. import _wire\nfrom .._wire import low\n\n\nclass G:\n    def __init__(self):\n        self._own = self._given = 1\n\n\ndef g():\n    '''Say.\n\n    More.\n    '''\n    return G()._own\n" + "#" * 111 + "\n",
+    "mesh/high.py": (
+        "from .. import _wire\nfrom .._wire import low\n\n\nclass G:\n    def __init__(self):\n        "
+        "self._own = self._given = 1\n\n\ndef g():\n    '''Say.\n\n    More.\n    '''\n    return "
+        "G()._own\n"
+    )
+    + "#" * 111
+    + "\n",
     "tests/test_x.py": "import pkg.mesh.high\n",
-}  # fmt: skip
+}
 
 
 def test_what_is_counted(tmp_path: Path) -> None:
@@ -76,8 +98,10 @@ def test_what_is_counted(tmp_path: Path) -> None:
     house = House.at(tmp_path / "pkg", "pkg")
     assert set(house.modules) == {"pkg", "pkg._wire", "pkg._wire.low", "pkg.mesh", "pkg.mesh.high"}
     assert [(i.source, i.target, i.is_deferred) for i in house.imports] == [
-        ("pkg._wire.low", "pkg.mesh.high", True), ("pkg.mesh.high", "pkg._wire", False), ("pkg.mesh.high", "pkg._wire.low", False)
-    ]  # fmt: skip
+        ("pkg._wire.low", "pkg.mesh.high", True),
+        ("pkg.mesh.high", "pkg._wire", False),
+        ("pkg.mesh.high", "pkg._wire.low", False),
+    ]
     assert [i.source for i in house.against_order()] == ["pkg._wire.low"]
     assert house.circles() == [{"pkg._wire.low", "pkg.mesh.high"}]
     assert [what for _, _, what in house.foreign_private()] == ["g()._hidden"]

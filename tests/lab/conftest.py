@@ -1,6 +1,7 @@
 """One JupyterLab and one browser for the tests here; skipped where there is no chromium.
 
-They end with this folder: playwright keeps an event loop running in the thread, in which others could have none.
+They end with this folder: playwright keeps an event loop running in the thread, in which others could have
+none.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def browser() -> Iterator[Any]:
     if not CHROMIUM:
         pytest.skip("needs chromium: apt-get install chromium")
     with sync_api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--disable-dev-shm-usage", "--disable-gpu"])
+        started = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--disable-dev-shm-usage", "--disable-gpu"]
+        )
         yield started
         started.close()
 

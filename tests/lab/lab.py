@@ -19,15 +19,24 @@ from waiting import wait_for_server
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome") or ""
 PATIENCE_MS = 180_000
-"""So long things may take on a busy machine. With eight programs on two cores JupyterLab alone takes more than a minute to start."""
+"""So long things may take on a busy machine. With eight programs on two cores JupyterLab alone takes more
+than a minute to start.
+"""
 _DIRECTORIES = (
-    "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR",
+    "JUPYTER_CONFIG_DIR",
+    "JUPYTER_DATA_DIR",
+    "JUPYTER_RUNTIME_DIR",
+    "JUPYTERLAB_SETTINGS_DIR",
+    "JUPYTERLAB_WORKSPACES_DIR",
     "IPYTHONDIR",
-)  # fmt: skip
+)
 
 _OPTIONS = {
     "lab": ["--LabApp.expose_app_in_browser=True", "--LabApp.extension_manager=readonly"],
-    "notebooks": ["--JupyterNotebookApp.expose_app_in_browser=True", "--LabServerApp.extension_manager=readonly"],
+    "notebooks": [
+        "--JupyterNotebookApp.expose_app_in_browser=True",
+        "--LabServerApp.extension_manager=readonly",
+    ],
 }
 _OPEN = """async (path) => {
   await jupyterapp.started; await jupyterapp.restored;
@@ -54,34 +63,58 @@ class Lab:
     """A server and the files it shows."""
 
     def __init__(
-        self, root: Path, python: str = sys.executable, *, app: str = "lab", path: str | None = None, without: Sequence[str] = ()
+        self,
+        root: Path,
+        python: str = sys.executable,
+        *,
+        app: str = "lab",
+        path: str | None = None,
+        without: Sequence[str] = (),
     ) -> None:
         """Start a server; `without` names what of ours is switched off: "server", "labextension"."""
         self.root = root
         self.app = app
-        environment = {**os.environ, "PATH": path or os.environ["PATH"], **{k: str(root / k.lower()) for k in _DIRECTORIES}}
+        environment = {
+            **os.environ,
+            "PATH": path or os.environ["PATH"],
+            **{k: str(root / k.lower()) for k in _DIRECTORIES},
+        }
         environment.pop("MONARCH_NB_LIVE", None)
         for key in _DIRECTORIES:
             os.makedirs(environment[key], exist_ok=True)
         quiet = Path(environment["JUPYTERLAB_SETTINGS_DIR"]) / "@jupyterlab" / "apputils-extension"
         quiet.mkdir(parents=True)
-        (quiet / "notification.jupyterlab-settings").write_text('{"fetchNews": "false", "checkForUpdates": false}')
+        (quiet / "notification.jupyterlab-settings").write_text(
+            '{"fetchNews": "false", "checkForUpdates": false}'
+        )
         _switch_off(Path(environment["JUPYTER_CONFIG_DIR"]), without)
         with open(root / "server.log", "w") as log:
             self._process = subprocess.Popen(
                 [
-                    python, "-m", "jupyterlab" if app == "lab" else "notebook", "--no-browser", "--allow-root", "--ip=127.0.0.1", "--ServerApp.port=0",
-                    "--IdentityProvider.token=T", f"--ServerApp.root_dir={root}", *_OPTIONS[app],
+                    python,
+                    "-m",
+                    "jupyterlab" if app == "lab" else "notebook",
+                    "--no-browser",
+                    "--allow-root",
+                    "--ip=127.0.0.1",
+                    "--ServerApp.port=0",
+                    "--IdentityProvider.token=T",
+                    f"--ServerApp.root_dir={root}",
+                    *_OPTIONS[app],
                 ],
-                env=environment, stdout=log, stderr=subprocess.STDOUT,
-            )  # fmt: skip
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
         self.environment = environment
         port = wait_for_server(self._process, Path(environment["JUPYTER_RUNTIME_DIR"]), root / "server.log")
         self.url = f"http://127.0.0.1:{port}/{self.app}?token=T&reset"
 
     def close(self) -> None:
         """End the server, its kernels, and meshes that a test that failed has left."""
-        kernels = psutil.Process(self._process.pid).children(recursive=True) if self._process.poll() is None else []
+        kernels = (
+            psutil.Process(self._process.pid).children(recursive=True) if self._process.poll() is None else []
+        )
         self._process.terminate()
         try:
             self._process.wait(60)
@@ -99,7 +132,9 @@ class Lab:
 def _switch_off(config: Path, without: Sequence[str]) -> None:
     """Write what `jupyter server extension disable` and `jupyter labextension disable` write."""
     if "server" in without:
-        (config / "jupyter_server_config.json").write_text('{"ServerApp": {"jpserver_extensions": {"monarch_nb": false}}}')
+        (config / "jupyter_server_config.json").write_text(
+            '{"ServerApp": {"jpserver_extensions": {"monarch_nb": false}}}'
+        )
     if "labextension" in without:
         (config / "labconfig").mkdir()
         (config / "labconfig" / "page_config.json").write_text('{"disabledExtensions": {"monarch-nb": true}}')
@@ -110,7 +145,11 @@ class Page:
 
     def __init__(self, browser: Any, lab: Lab, cells: list[str], name: str) -> None:
         notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
-        notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+        notebook.metadata["kernelspec"] = {
+            "name": "python3",
+            "display_name": "Python 3",
+            "language": "python",
+        }
         nbformat.write(notebook, lab.root / name)
         self.page = browser.new_page(viewport={"width": 1000, "height": 1200})
         self.errors: list[str] = []
@@ -139,7 +178,12 @@ class Page:
         """Return what a cell shows as text."""
         parts = []
         for output in self.page.evaluate(_OUTPUTS, n):
-            text = output.get("text") or output.get("data", {}).get("text/plain") or output.get("traceback") or ""
+            text = (
+                output.get("text")
+                or output.get("data", {}).get("text/plain")
+                or output.get("traceback")
+                or ""
+            )
             parts.append(text if isinstance(text, str) else "\n".join(text))
         return "\n".join(p.rstrip("\n") for p in parts)
 

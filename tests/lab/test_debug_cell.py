@@ -9,7 +9,10 @@ from lab import Lab, Page
 
 CELLS = [
     "%load_ext monarch_nb\n%mesh start typed --gpus 4",
-    "%%mesh\ndef step(x):\n    y = x * 2\n    breakpoint()\n    return y + 1\nresult = step(rank)\nprint('done', result)",
+    (
+        "%%mesh\ndef step(x):\n    y = x * 2\n    breakpoint()\n    return y + 1\nresult = step(rank)\n"
+        "print('done', result)"
+    ),
     "%mesh stop",
 ]
 

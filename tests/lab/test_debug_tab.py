@@ -29,9 +29,12 @@ def page(lab: Lab, browser: Any) -> Page:
 
 def show_notebook(page: Page) -> None:
     page.page.evaluate(
-        "() => { const w = [...jupyterapp.shell.widgets('main')].find(w => w.context); jupyterapp.shell.activateById(w.id); }"
+        "() => { const w = [...jupyterapp.shell.widgets('main')].find(w => w.context); "
+        "jupyterapp.shell.activateById(w.id); }"
     )
-    page.page.wait_for_function("() => jupyterapp.shell.currentWidget?.context")  # activation comes with the next frame
+    page.page.wait_for_function(
+        "() => jupyterapp.shell.currentWidget?.context"
+    )  # activation comes with the next frame
 
 
 def test_ranks_are_debugged_together_in_a_tab(page: Page, pictures: Path) -> None:
@@ -84,7 +87,9 @@ def test_ranks_are_debugged_together_in_a_tab(page: Page, pictures: Path) -> Non
     assert not page.errors
 
 
-def test_who_continues_in_the_tab_closes_the_prompt_in_the_notebook(lab: Lab, page: Page, pictures: Path) -> None:
+def test_who_continues_in_the_tab_closes_the_prompt_in_the_notebook(
+    lab: Lab, page: Page, pictures: Path
+) -> None:
     page.run(3)
     page.start(4)
     box = page.page.locator(".jp-Stdin-input")

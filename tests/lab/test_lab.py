@@ -12,7 +12,10 @@ from lab import Lab, Page
 CELLS = [
     "%load_ext monarch_nb\n%mesh start seen --dims gpus=4 --init-process-group gloo",
     "%%mesh\nprint('epoch 1')\nprint('\\x1b[32mloss\\x1b[0m', 0.5 if rank < 3 else 0.75)\nrank // 2",
-    "%%mesh\nimport os, time\nprint('before')\nwhile not os.path.exists('{gate}'): time.sleep(0.01)\nprint('after')",
+    (
+        "%%mesh\nimport os, time\nprint('before')\nwhile not os.path.exists('{gate}'): time.sleep(0.01)\n"
+        "print('after')"
+    ),
     "%%mesh\nprint('asleep')\ntime.sleep(600)",
     "%%mesh\nif rank == 3:\n    raise FileNotFoundError('shard.bin')\nrank",
     "%%mesh --async\nprint('step 1')\nwhile not os.path.exists('{other}'): time.sleep(0.01)\nprint('step 2')",
@@ -31,7 +34,13 @@ def page(lab: Lab, browser: Any) -> Page:
 
 def test_a_session_as_people_have_it(lab: Lab, page: Page, pictures: Path) -> None:
     assert "mesh 'seen' (gpus=4: ranks 0-3) is ready" in page.run(0)
-    assert page.run(1).splitlines() == ["[0-3] epoch 1", "[0-2] loss 0.5", "[3] loss 0.75", "[0-1] 0", "[2-3] 1"]
+    assert page.run(1).splitlines() == [
+        "[0-3] epoch 1",
+        "[0-2] loss 0.5",
+        "[3] loss 0.75",
+        "[0-1] 0",
+        "[2-3] 1",
+    ]
 
     page.start(2)  # live: seen while the cell runs, and a bar after two seconds
     page.wait_for(2, "before")

@@ -1,4 +1,6 @@
-"""Kernel > Restart in JupyterLab while a cell runs on the ranks: it goes on, its old output says so, and the next kernel shows the rest."""
+"""Kernel > Restart in JupyterLab while a cell runs on the ranks: it goes on, its old output says so, and
+the next kernel shows the rest.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,10 @@ from lab import Lab, Page
 
 CELLS = [
     "%load_ext monarch_nb\n%mesh start left --procs 2",
-    "%%mesh\nimport os, time\nprint('step 1')\nwhile not os.path.exists('{gate}'): time.sleep(0.01)\nprint('step 2')\n'the end'",
+    (
+        "%%mesh\nimport os, time\nprint('step 1')\nwhile not os.path.exists('{gate}'): time.sleep(0.01)\n"
+        "print('step 2')\n'the end'"
+    ),
     "%load_ext monarch_nb\n%mesh attach left",
     "%mesh attach left",
     "%%mesh\nprint('as' 'leep')\ntime.sleep(600)",  # the source doesn't have the word that is waited for
@@ -29,8 +34,9 @@ def test_the_menu_restarts_the_kernel(lab: Lab, browser: Any, pictures: Path) ->
     page.wait_for(1, "goes on in mesh")
     page.picture(pictures / "left.png")
     page.page.evaluate(
-        "async () => { const s = jupyterapp.shell.currentWidget.sessionContext; while (s.session.kernel.status !== 'idle') "
-        "await new Promise(f => setTimeout(f, 50)); await s.session.kernel.info; }"
+        "async () => { const s = jupyterapp.shell.currentWidget.sessionContext; while "
+        "(s.session.kernel.status !== 'idle') await new Promise(f => setTimeout(f, 50)); await "
+        "s.session.kernel.info; }"
     )
 
     assert "1 cell is still running" in page.run(2)

@@ -24,7 +24,7 @@ CELLS = [
 GROUNDS = """() => [...document.querySelectorAll('.jp-OutputArea table tbody tr')].map(row => {
   const transparent = 'rgba(0, 0, 0, 0)';
   return [...row.querySelectorAll('td, td *')].map(e => getComputedStyle(e).backgroundColor).filter(c => c !== transparent).length;
-})"""
+})"""  # noqa: E501
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,10 @@ def test_bars_are_as_high_as_ranks_took_time(page: Page, pictures: Path) -> None
     assert len(heights) == 4
     assert heights == sorted(heights)
     assert heights[0] < 0.6 * heights[3] <= 18
-    assert page.page.locator(".mno-text").first.evaluate("e => getComputedStyle(e).userSelect") in ("auto", "text")
+    assert page.page.locator(".mno-text").first.evaluate("e => getComputedStyle(e).userSelect") in (
+        "auto",
+        "text",
+    )
     page.picture(pictures / "bars.png")
 
 

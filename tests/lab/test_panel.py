@@ -1,4 +1,6 @@
-"""The sidebar as people use it: start, watch, kill, heal, interrupt, logs; a kernel restart; both themes; a narrow panel."""
+"""The sidebar as people use it: start, watch, kill, heal, interrupt, logs; a kernel restart; both themes;
+a narrow panel.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,11 @@ def page(lab: Lab, browser: Any) -> Page:
 def ranks_in(panel: Any, state: str, num: int) -> None:
     """Wait until the grid shows that many ranks in a state."""
     panel.page.wait_for_function(
-        "([state, num]) => document.querySelectorAll(`#monarch-nb-panel .mnb-cell.mnb-${state}`).length === num", arg=[state, num]
+        (
+            "([state, num]) => document.querySelectorAll(`#monarch-nb-panel "
+            ".mnb-cell.mnb-${state}`).length === num"
+        ),
+        arg=[state, num],
     )
 
 
@@ -99,7 +105,9 @@ def test_logs_are_read_searched_and_followed(page: Page, pictures: Path) -> None
 
 
 def test_status_bar_attach_and_resize(page: Page) -> None:
-    page.page.locator("#jp-bottom-panel, .jp-StatusBar-Widget").get_by_text(re.compile("panelled")).first.wait_for()
+    page.page.locator("#jp-bottom-panel, .jp-StatusBar-Widget").get_by_text(
+        re.compile("panelled")
+    ).first.wait_for()
     panel = page.page.locator("#monarch-nb-panel")
     panel.get_by_role("button", name="Attach", exact=True).click()
     page.page.locator(".jp-Notebook .cm-content", has_text="%mesh attach panelled").nth(2).wait_for()
@@ -112,14 +120,18 @@ def test_status_bar_attach_and_resize(page: Page) -> None:
 @pytest.mark.parametrize("theme", ["JupyterLab Dark", "JupyterLab Light"])
 def test_both_themes_and_a_narrow_panel(page: Page, pictures: Path, theme: str) -> None:
     page.page.evaluate("(theme) => jupyterapp.commands.execute('apputils:change-theme', {theme})", theme)
-    page.page.wait_for_function(f"document.body.dataset.jpThemeName === '{theme}' && !document.querySelector('#jupyterlab-splash')")
+    page.page.wait_for_function(
+        f"document.body.dataset.jpThemeName === '{theme}' && !document.querySelector('#jupyterlab-splash')"
+    )
     page.page.set_viewport_size({"width": 620, "height": 900})
     panel = page.page.locator("#monarch-nb-panel")
     ranks_in(panel, "idle", 3)
     page.picture(pictures / f"panel-{theme.split()[-1].lower()}.png")
     too_wide = page.page.evaluate(
-        "() => [...document.querySelectorAll('#monarch-nb-panel *')].filter(e => e.getBoundingClientRect().right >"
-        " document.querySelector('#monarch-nb-panel').getBoundingClientRect().right + 1).map(e => e.className)"
+        "() => [...document.querySelectorAll('#monarch-nb-panel *')].filter(e => "
+        "e.getBoundingClientRect().right > "
+        "document.querySelector('#monarch-nb-panel').getBoundingClientRect().right + 1).map(e => "
+        "e.className)"
     )
     assert too_wide == []
     page.page.set_viewport_size({"width": 1000, "height": 1200})

@@ -1,5 +1,6 @@
-"""What `pip install` gives from a built wheel, in an environment of its own, without node: package, server extension, labextension, kernelspec; in
-Notebook 7, whose users have no sidebar in front of them, the card is live.
+"""What `pip install` gives from a built wheel, in an environment of its own, without node: package, server
+extension, labextension, kernelspec; in Notebook 7, whose users have no sidebar in front of them, the card is
+live.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ from lab import CHROMIUM, Lab, Page
 
 ROOT = Path(__file__).parents[2]
 PLAIN_PATH = "/usr/bin:/bin"
-CELLS = ["%load_ext monarch_nb\n%mesh start wheeled --gpus 2\nmesh", "%%mesh\nimport time\ntime.sleep(600)", "%mesh stop wheeled"]
+CELLS = [
+    "%load_ext monarch_nb\n%mesh start wheeled --gpus 2\nmesh",
+    "%%mesh\nimport time\ntime.sleep(600)",
+    "%mesh stop wheeled",
+]
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -26,7 +31,9 @@ pytestmark = pytest.mark.timeout(400)
 def run(*command: str | Path) -> str:
     environment = {**os.environ, "PATH": PLAIN_PATH}
     environment.pop("PYTHONPATH", None)
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(
+        [str(c) for c in command], capture_output=True, text=True, env=environment, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -56,7 +63,11 @@ def test_the_wheel_has_it_all_and_nothing_else(wheel: Path) -> None:
     assert "share/jupyter/labextensions/monarch-nb/package.json" in data
     assert any(n.startswith("share/jupyter/labextensions/monarch-nb/static/remoteEntry.") for n in data)
     assert "monarch_nb/display/static/card.js" in names
-    assert not [n for n in names if "node_modules" in n or n.startswith(("tests", "labextension/src")) or n.endswith(".map")]
+    assert not [
+        n
+        for n in names
+        if "node_modules" in n or n.startswith(("tests", "labextension/src")) or n.endswith(".map")
+    ]
 
 
 def test_jupyter_finds_everything(clean: Path) -> None:
@@ -72,7 +83,12 @@ def test_jupyter_finds_everything(clean: Path) -> None:
 def notebook7(clean: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     if not CHROMIUM:
         pytest.skip("needs chromium: apt-get install chromium")
-    opened = Lab(tmp_path_factory.mktemp("notebook7"), str(clean / "python"), app="notebooks", path=f"{clean}:{PLAIN_PATH}")
+    opened = Lab(
+        tmp_path_factory.mktemp("notebook7"),
+        str(clean / "python"),
+        app="notebooks",
+        path=f"{clean}:{PLAIN_PATH}",
+    )
     yield opened
     opened.close()
 
@@ -92,10 +108,18 @@ def test_the_card_is_live_in_notebook_7(notebook7: Lab, browser: Any, pictures: 
     assert page.strangers == []
 
 
-def test_the_menu_of_notebook_7_restarts_the_kernel_and_the_cell_goes_on(notebook7: Lab, browser: Any, pictures: Path) -> None:
+def test_the_menu_of_notebook_7_restarts_the_kernel_and_the_cell_goes_on(
+    notebook7: Lab, browser: Any, pictures: Path
+) -> None:
     gate = notebook7.root / "go"
-    source = f"%%mesh\nimport os, time\nprint('st' 'ep 1')\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)\nrank * 100"
-    start, attach = "%load_ext monarch_nb\n%mesh start restarted7 --procs 2", "%load_ext monarch_nb\n%mesh attach restarted7"
+    source = (
+        f"%%mesh\nimport os, time\nprint('st' 'ep 1')\nwhile not os.path.exists({str(gate)!r}): "
+        "time.sleep(0.01)\nrank * 100"
+    )
+    start, attach = (
+        "%load_ext monarch_nb\n%mesh start restarted7 --procs 2",
+        "%load_ext monarch_nb\n%mesh attach restarted7",
+    )
     page = Page(browser, notebook7, [start, source, attach, "%mesh stop"], "restarted7.ipynb")
     assert "is ready" in page.run(0)
     page.start(1)

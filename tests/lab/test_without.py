@@ -1,4 +1,6 @@
-"""Where something of ours is missing: without the labextension the card is a widget that talks to the kernel; without the server extension the panel says so."""
+"""Where something of ours is missing: without the labextension the card is a widget that talks to the
+kernel; without the server extension the panel says so.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,11 @@ import nbformat
 import pytest
 from lab import CHROMIUM, Lab, Page
 
-CELLS = ["%load_ext monarch_nb\n%mesh start bare --gpus 2\nmesh", "%%mesh\nimport time\nprint('asleep')\ntime.sleep(600)", "%mesh stop"]
+CELLS = [
+    "%load_ext monarch_nb\n%mesh start bare --gpus 2\nmesh",
+    "%%mesh\nimport time\nprint('asleep')\ntime.sleep(600)",
+    "%mesh stop",
+]
 
 
 @pytest.fixture
@@ -28,7 +34,9 @@ def open_lab(tmp_path: Path) -> Iterator[Callable[..., Lab]]:
         lab.close()
 
 
-def test_the_widget_works_with_nothing_but_a_kernel(open_lab: Callable[..., Lab], browser: Any, pictures: Path) -> None:
+def test_the_widget_works_with_nothing_but_a_kernel(
+    open_lab: Callable[..., Lab], browser: Any, pictures: Path
+) -> None:
     lab = open_lab("server", "labextension")
     page = Page(browser, lab, CELLS, "bare.ipynb")
     page.run(0)
@@ -46,12 +54,16 @@ def test_the_widget_works_with_nothing_but_a_kernel(open_lab: Callable[..., Lab]
     page.run(2)
     page.page.evaluate("async () => { await jupyterapp.commands.execute('docmanager:save'); }")
     saved = nbformat.read(lab.root / "bare.ipynb", as_version=4).cells[0].outputs[-1].data
-    assert "application/vnd.jupyter.widget-view+json" not in saved  # it would be an error when it's opened again
+    assert (
+        "application/vnd.jupyter.widget-view+json" not in saved
+    )  # it would be an error when it's opened again
     assert "it was stopped" in saved["text/html"]
     assert page.errors == [] and page.strangers == []
 
 
-def test_the_panel_says_that_the_server_extension_is_missing(open_lab: Callable[..., Lab], browser: Any, pictures: Path) -> None:
+def test_the_panel_says_that_the_server_extension_is_missing(
+    open_lab: Callable[..., Lab], browser: Any, pictures: Path
+) -> None:
     page = Page(browser, open_lab("server"), ["1"], "missing.ipynb")
     page.execute("monarch-nb:open-panel")
     panel = page.page.locator("#monarch-nb-panel")

@@ -1,4 +1,6 @@
-"""A mesh of 2 x 2 ranks: on one host, and on two that talk tcp with CURVE. The actor model is tested on both."""
+"""A mesh of 2 x 2 ranks: on one host, and on two that talk tcp with CURVE. The actor model is tested on
+both.
+"""
 
 from __future__ import annotations
 

@@ -21,7 +21,9 @@ for _ in range(3): dist.all_reduce(torch.ones(1))
 """
 
 
-def until(mesh: Mesh, kind: str, wanted: Callable[[Diagnosis], bool] = lambda _: True) -> tuple[HangReport, Diagnosis]:
+def until(
+    mesh: Mesh, kind: str, wanted: Callable[[Diagnosis], bool] = lambda _: True
+) -> tuple[HangReport, Diagnosis]:
     """Ask why until there's a diagnosis of that kind; return it, with its report."""
     deadline = time.monotonic() + PATIENCE_S
     while True:

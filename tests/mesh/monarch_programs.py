@@ -1,5 +1,6 @@
-"""Actors of small programs in the manner of Monarch's documentation: counters, ping pong, a crawler, philosophers at a table, workers that are
-stopped or crash, data-parallel training, and reinforcement learning in a loop of actors.
+"""Actors of small programs in the manner of Monarch's documentation: counters, ping pong, a crawler,
+philosophers at a table, workers that are stopped or crash, data-parallel training, and reinforcement learning
+in a loop of actors.
 """
 
 from __future__ import annotations
@@ -83,7 +84,9 @@ class Frontier(Actor):
 
     @endpoint
     def take(self) -> tuple[str, int] | None:
-        """Return a page and its depth; None once there are none and nobody can bring more. Empty: ask again."""
+        """Return a page and its depth; None once there are none and nobody can bring more. Empty: ask
+        again.
+        """
         if not self.waiting:
             return ("", 0) if self.num_out else None
         self.num_out += 1
@@ -130,7 +133,9 @@ def _fetch(url: str) -> str:
 
 
 class Philosopher(Actor):
-    """Thinks, asks the waiter for two forks, eats, gives them back; so often, then says that it has had enough."""
+    """Thinks, asks the waiter for two forks, eats, gives them back; so often, then says that it has had
+    enough.
+    """
 
     def __init__(self, num_meals: int) -> None:
         self.left_to_eat = num_meals
@@ -321,4 +326,3 @@ class PolicyLearner(Actor):
         self.mean += 0.5 * (advantage * (actions - self.mean)).mean()
         self.version += 1
         return self.version
-

@@ -130,9 +130,14 @@ class Who(Actor):
         me = context().actor_instance
         assert me.creator is not None
         return {
-            "full": str(me), "name": me.name, "class": me.class_name, "by": str(me.creator), "by_name": me.creator.name,
-            "procs": me.proc_mesh, "logger": self.logger.name,
-        }  # fmt: skip
+            "full": str(me),
+            "name": me.name,
+            "class": me.class_name,
+            "by": str(me.creator),
+            "by_name": me.creator.name,
+            "procs": me.proc_mesh,
+            "logger": self.logger.name,
+        }
 
     @endpoint
     def child(self) -> dict[str, Any]:

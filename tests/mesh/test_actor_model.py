@@ -74,7 +74,9 @@ def test_call_one_wants_one(procs: ProcMesh) -> None:
 def test_choose_takes_the_least_loaded(procs: ProcMesh, tmp_path: Path) -> None:
     holder = procs.spawn("holder", Holder)
     gate = tmp_path / "gate"
-    futures = [holder.hold.choose(str(gate)) for _ in range(8)]  # none is answered before the last has been sent
+    futures = [
+        holder.hold.choose(str(gate)) for _ in range(8)
+    ]  # none is answered before the last has been sent
     gate.touch()
     for future in futures:
         future.get(T)
@@ -275,7 +277,9 @@ def test_what_cannot_be_pickled_is_named_by_its_path(procs: ProcMesh) -> None:
             self.lock = threading.Lock()
 
     where = procs.spawn("where", Where)
-    with pytest.raises(CannotPickle, match=r"where.echo: argument `value`, key 'cfg', attribute `lock`: cannot pickle"):
+    with pytest.raises(
+        CannotPickle, match=r"where.echo: argument `value`, key 'cfg', attribute `lock`: cannot pickle"
+    ):
         where.echo.call({"cfg": Config()})
 
 

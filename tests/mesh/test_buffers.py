@@ -1,4 +1,6 @@
-"""Big buffers: shared memory on one machine, lent by the data plane to others; copy-on-write; nothing leaks."""
+"""Big buffers: shared memory on one machine, lent by the data plane to others; copy-on-write; nothing
+leaks.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def until(condition: Callable[[], bool], procs: ProcMesh) -> None:
 def segments(pid: int) -> int:
     """Return how many of our segments a process holds open."""
     return sum(
-        "memfd:monarch_nb " in os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir() if entry.is_symlink()
+        "memfd:monarch_nb " in os.readlink(entry)
+        for entry in Path(f"/proc/{pid}/fd").iterdir()
+        if entry.is_symlink()
     )
 
 
@@ -118,7 +122,9 @@ def test_one_storage_stays_one(procs: ProcMesh) -> None:
 
 @pytest.mark.parametrize("megabytes", [2, 6])
 def test_small_ones_travel_and_large_ones_are_lent(procs: ProcMesh, megabytes: int) -> None:
-    """Either way the receivers have the bytes, and nothing stays lent: whether they fetched it or died before."""
+    """Either way the receivers have the bytes, and nothing stays lent: whether they fetched it or died
+    before.
+    """
     from monarch_nb.rdma.remote_arguments import remote_arguments
 
     transport = session.current().transport
@@ -136,7 +142,9 @@ def test_nothing_stays_lent_to_the_dead(doomed: ProcMesh) -> None:
     tensors = doomed.spawn("tensors", Tensors)
     pids = list(doomed.execute(os.getpid).get(T).values())
     tensors.sleep.broadcast(60.0)
-    call = tensors.change_in_place.call(torch.zeros(8 << 20, dtype=torch.uint8))  # waits behind the sleep, unopened
+    call = tensors.change_in_place.call(
+        torch.zeros(8 << 20, dtype=torch.uint8)
+    )  # waits behind the sleep, unopened
     for pid in pids:
         os.kill(pid, 9)
     assert call.exception(T) is not None
@@ -158,4 +166,6 @@ def test_lent_memory_is_freed(procs: ProcMesh) -> None:
 
 def lent_segments() -> int:
     """Return how many of a process' descriptors are memory that was lent."""
-    return sum("monarch_nb-buffer" in os.readlink(e) for e in Path("/proc/self/fd").iterdir() if e.is_symlink())
+    return sum(
+        "monarch_nb-buffer" in os.readlink(e) for e in Path("/proc/self/fd").iterdir() if e.is_symlink()
+    )

@@ -17,7 +17,9 @@ from monarch_nb.actor.interrupt import send_interrupts
 
 
 def press_when_ready(receiver: Any, num: int, future: Any) -> threading.Thread:
-    """Send ourselves SIGINT once `num` ranks have said that they are at work, and the main thread waits for them."""
+    """Send ourselves SIGINT once `num` ranks have said that they are at work, and the main thread waits
+    for them.
+    """
     pending = future._pending
     reader = pending.transport.reader
 

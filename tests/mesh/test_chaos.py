@@ -1,4 +1,6 @@
-"""Random faults during mixed work: each is reported, once and correctly, each heal works, no wrong result is ever returned."""
+"""Random faults during mixed work: each is reported, once and correctly, each heal works, no wrong result
+is ever returned.
+"""
 
 from __future__ import annotations
 
@@ -93,10 +95,15 @@ class Work:
 
     def cell(self, x: int) -> None:
         result = self.mesh.run(f"value = {x} * (rank + 1)\nvalue")
-        assert [result.bundles[r]["text/plain"] for r in range(NUM_RANKS)] == [str(x * (r + 1)) for r in range(NUM_RANKS)]
+        assert [result.bundles[r]["text/plain"] for r in range(NUM_RANKS)] == [
+            str(x * (r + 1)) for r in range(NUM_RANKS)
+        ]
 
     def reduce(self, x: int) -> None:
-        source = f"import torch, torch.distributed as dist\nt = torch.tensor([{x} + rank])\ndist.all_reduce(t)\nint(t)"
+        source = (
+            f"import torch, torch.distributed as dist\nt = torch.tensor([{x} + rank])\n"
+            "dist.all_reduce(t)\nint(t)"
+        )
         result = self.mesh.run(source)
         expected = str(sum(x + r for r in range(NUM_RANKS)))
         assert {bundle["text/plain"] for bundle in result.bundles.values()} == {expected}
@@ -111,7 +118,9 @@ def check_report(fault: Fault, failure: Any) -> None:
     """A death is told with its rank, its pid and how it came."""
     end = failure.end
     assert end is not None and end["pid"] == fault.pid and failure.ranks == (fault.rank,)
-    assert end["signal"] == SIGNALS.get(fault.kind) and end["exit_code"] == (7 if fault.kind == "exit" else None)
+    assert end["signal"] == SIGNALS.get(fault.kind) and end["exit_code"] == (
+        7 if fault.kind == "exit" else None
+    )
 
 
 @pytest.mark.soak
@@ -132,7 +141,8 @@ def test_faults_one_after_the_other(mesh: Mesh, unhandled: list[MeshFailure]) ->
                     do(number)
                 except MeshError as error:
                     told = [f for f in getattr(error, "failures", ()) if f.end is not None]
-                    # gloo may wait for good to send to a peer that has died: such a rank is given up, and started anew by the heal
+                    # gloo may wait for good to send to a peer that has died: such a rank is given up, and
+                    # started anew by the heal
                     num_hanging = error.num_unfinished if isinstance(error, CellError) else 0
         if work_later is not None:
             work_later(number)
@@ -153,7 +163,8 @@ def test_faults_one_after_the_other(mesh: Mesh, unhandled: list[MeshFailure]) ->
                 assert failure.end is not None and failure.end["pid"] == fault.pid
         by_hook = [f for failure in unhandled for f in failure.failures]
         assert len(by_hook) <= 1 and (told or of_exit or by_hook), (
-            f"fault {number}: {fault} told {len(told)} times, by the hook {len(by_hook)}; known: {mesh._transport.ends.get(mesh._procs[fault.rank])}"
+            f"fault {number}: {fault} told {len(told)} times, by the hook {len(by_hook)}; known: "
+            f"{mesh._transport.ends.get(mesh._procs[fault.rank])}"
         )
         # Told by both, if it was dead before it was used: at once, and at the next use.
         for failure in (*told, *by_hook):
@@ -209,10 +220,15 @@ def remove_networks() -> None:
         subprocess.run(["ip", "netns", "del", f"mnbtest{i}"], check=False, capture_output=True)
 
 
-def test_a_host_that_is_cut_off_is_replaced_by_a_spare(far_network: str, unhandled: list[MeshFailure]) -> None:
+def test_a_host_that_is_cut_off_is_replaced_by_a_spare(
+    far_network: str, unhandled: list[MeshFailure]
+) -> None:
     key = new_key_file()
     addresses = [f"tcp://{far_network}.{i}.2:7000" for i in (1, 2)]
-    code = "import sys; from monarch_nb.actor import run_worker_loop_forever; run_worker_loop_forever(address=sys.argv[1], ca=sys.argv[2])"
+    code = (
+        "import sys; from monarch_nb.actor import run_worker_loop_forever; "
+        "run_worker_loop_forever(address=sys.argv[1], ca=sys.argv[2])"
+    )
     workers = [
         subprocess.Popen(["ip", "netns", "exec", f"mnbtest{i}", sys.executable, "-c", code, address, key])
         for i, address in zip((1, 2), addresses, strict=True)

@@ -116,7 +116,9 @@ def open_gate(gates: Path, rank: int) -> None:
     (gates / str(rank)).open("wb").close()  # returns when both sides are there
 
 
-def test_a_rank_lost_before_all_had_begun_saves_with_the_others_again(procs: ProcMesh, tmp_path: Path) -> None:
+def test_a_rank_lost_before_all_had_begun_saves_with_the_others_again(
+    procs: ProcMesh, tmp_path: Path
+) -> None:
     for rank in range(3):
         os.mkfifo(tmp_path / str(rank))
     procs.set_environment([{"GATE": str(rank)} for rank in range(3)]).get(T)
@@ -147,7 +149,11 @@ def test_all_ranks_lost_there_is_still_the_disk(procs: ProcMesh) -> None:
         os.kill(pid, signal.SIGKILL)
     while procs.healthy():
         pass
-    while any(r.state == ProcState.RUNNING for r in procs._session.request(Status()).procs if r.group == procs._group):
+    while any(
+        r.state == ProcState.RUNNING
+        for r in procs._session.request(Status()).procs
+        if r.group == procs._group
+    ):
         pass
     report = procs.heal()
     assert any(s.endswith("after 4 calls (from disk)") for s in report.messages)
@@ -230,14 +236,19 @@ def test_shards_are_loaded_by_another_number_of_ranks(procs: ProcMesh) -> None:
     assert any("process group has been made anew" in s for s in report.messages)
     assert list(sharded.look.call().get(T).values()) == [([1.0] * 4, 1), ([2.0] * 4, 1), ([3.0] * 4, 1)]
     procs.resize(gpus=2)
-    assert list(sharded.look.call().get(T).values()) == [([1.0] * 4 + [2.0] * 2, 1), ([2.0] * 2 + [3.0] * 4, 1)]
+    assert list(sharded.look.call().get(T).values()) == [
+        ([1.0] * 4 + [2.0] * 2, 1),
+        ([2.0] * 2 + [3.0] * 4, 1),
+    ]
 
 
 def test_a_kind_of_state_that_is_none_is_refused(procs: ProcMesh) -> None:
     class Odd(Tally):
         checkpoint_state = "shared"
 
-    with pytest.raises(MeshError, match="checkpoint_state is one of 'own', 'replicated', 'sharded', not 'shared'"):
+    with pytest.raises(
+        MeshError, match="checkpoint_state is one of 'own', 'replicated', 'sharded', not 'shared'"
+    ):
         procs.spawn("odd", Odd).initialized.get(T)
 
 

@@ -1,4 +1,6 @@
-"""Processes that user code forks off in a rank are the user's: they end when they're told to, and print, whatever the rank did when they were forked off."""
+"""Processes that user code forks off in a rank are the user's: they end when they're told to, and print,
+whatever the rank did when they were forked off.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,9 @@ def values(mesh: Mesh, source: str) -> list[str]:
     return [bundles[rank]["text/plain"] for rank in sorted(bundles)]
 
 
-@pytest.mark.parametrize("fork", ["fork()", "pool.submit(fork).result()"], ids=["main thread", "other thread"])
+@pytest.mark.parametrize(
+    "fork", ["fork()", "pool.submit(fork).result()"], ids=["main thread", "other thread"]
+)
 def test_a_child_ends_however_early_it_is_told_to(mesh: Mesh, fork: str) -> None:
     assert values(mesh, TERMINATED_EARLY.replace("FORK", fork)) == ["-15", "-15"]
 

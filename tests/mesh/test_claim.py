@@ -1,4 +1,6 @@
-"""One name, once: whoever starts a name at the same time gets one mesh, and a starter that dies leaves nothing behind."""
+"""One name, once: whoever starts a name at the same time gets one mesh, and a starter that dies leaves
+nothing behind.
+"""
 
 from __future__ import annotations
 
@@ -54,10 +56,17 @@ def test_five_programs_start_one_name_at_the_same_time() -> None:
     texts = [program.communicate(timeout=100)[0] for program in programs]
     try:
         assert sum("is ready" in text for text in texts) == 1, texts
-        assert sum("attached to mesh 'onlyone' (procs=1: ranks 0-0), which was running" in text for text in texts) == 4, texts
+        assert (
+            sum(
+                "attached to mesh 'onlyone' (procs=1: ranks 0-0), which was running" in text for text in texts
+            )
+            == 4
+        ), texts
         connection = launch.find_connection("onlyone")
         assert launch.find_claim("onlyone")["pid"] == connection.pid  # type: ignore[index]
-        wait_until(lambda: controllers() - before == {connection.pid}, "the others' controllers end with them")
+        wait_until(
+            lambda: controllers() - before == {connection.pid}, "the others' controllers end with them"
+        )
     finally:
         stop("onlyone")
     assert launch.find_claim("onlyone") is None
@@ -83,7 +92,9 @@ def test_a_starter_that_is_killed_in_the_middle_leaves_the_name_free() -> None:
 @pytest.fixture
 def held(request: pytest.FixtureRequest) -> Iterator[Claim]:
     """A name that this program has, as a controller has it that is being started."""
-    claim = Claim.acquire(launch.claim_path("held"), {"state": "starting", "pid": os.getpid(), "who": "somebody (pid 5)"})
+    claim = Claim.acquire(
+        launch.claim_path("held"), {"state": "starting", "pid": os.getpid(), "who": "somebody (pid 5)"}
+    )
     assert claim is not None
     yield claim
     claim.release()
@@ -103,16 +114,25 @@ def test_who_comes_second_waits_and_starts_it_if_the_first_gives_up(held: Claim)
 
 def test_a_python_program_is_told_who_has_the_name(held: Claim) -> None:
     before = controllers()
-    with pytest.raises(NameTaken, match=r"^mesh 'held' is being started by somebody \(pid 5\)\. Attach to it when it runs: %mesh start held; or choose another name$"):
+    with pytest.raises(
+        NameTaken,
+        match=r"^mesh 'held' is being started by somebody \(pid 5\)\. Attach to it when it runs: %mesh start held; or choose another name$",  # noqa: E501
+    ):
         meshes.start("held", {"procs": 1})
-    with pytest.raises(MeshNotFound, match=r"mesh 'held' is being started by somebody \(pid 5\)\. Attach to it once it runs: %mesh start held"):
+    with pytest.raises(
+        MeshNotFound,
+        match=r"mesh 'held' is being started by somebody \(pid 5\)\. Attach to it once it runs: %mesh start held",  # noqa: E501
+    ):
         meshes.attach("held")
     assert controllers() == before
 
 
 def test_one_that_is_about_to_end_is_waited_for(held: Claim) -> None:
     held.write({"state": "ending", "pid": os.getpid()})
-    code = "import monarch_nb\nprint('begins', flush=True)\nmesh = monarch_nb.start('held', {'procs': 1})\nprint(mesh)\nmesh.stop().get(60)"
+    code = (
+        "import monarch_nb\nprint('begins', flush=True)\nmesh = monarch_nb.start('held', {'procs': 1})\n"
+        "print(mesh)\nmesh.stop().get(60)"
+    )
     program = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert program.stdout is not None
     assert program.stdout.readline() == "begins\n"
@@ -128,7 +148,9 @@ def test_the_name_is_taken_until_the_ranks_have_gone() -> None:
         controller = mesh.status().pid
         mesh.execute(_leave_slowly).get(T)
         mesh._session.ask(ShutDown())
-        claim = wait_until(lambda: (launch.find_claim("slow") or {}).get("state") == "ending", "it's about to end")
+        claim = wait_until(
+            lambda: (launch.find_claim("slow") or {}).get("state") == "ending", "it's about to end"
+        )
         assert claim and "slow" not in [c.name for c in launch.list_all_connections()]
         assert wait_for_exit(controller)
         assert launch.find_claim("slow") is None
@@ -148,6 +170,10 @@ def test_files_that_somebody_removes_are_written_anew() -> None:
         os.unlink(launch.claim_path("swept"))
         wait_until(lambda: os.path.exists(path), "the connection file is written anew")
         assert json.loads(Path(path).read_text()) == before
-        assert launch.find_claim("swept") == {"state": "running", "pid": before["pid"], "who": launch.find_claim("swept")["who"]}  # type: ignore[index]
+        assert launch.find_claim("swept") == {
+            "state": "running",
+            "pid": before["pid"],
+            "who": launch.find_claim("swept")["who"],
+        }  # type: ignore[index]
         assert re.match(r".+ \(pid \d+\)$", launch.find_claim("swept")["who"])  # type: ignore[index]
         assert mesh.status().pid == before["pid"]

@@ -33,7 +33,7 @@ from monarch_nb.mesh import Mesh
 T = 60
 PATIENCE_S = 30.0
 SENTENCE = (
-    r"^mesh 'doomed' has ended: its controller process \(pid \d+ on \S+\) was killed by SIGKILL, and with it went its 2 ranks and what they held; "
+    r"^mesh 'doomed' has ended: its controller process \(pid \d+ on \S+\) was killed by SIGKILL, and with it went its 2 ranks and what they held; "  # noqa: E501
     r"start it anew: %mesh start doomed; what ran on it: monarch-nb history doomed$"
 )
 
@@ -166,7 +166,9 @@ def test_nothing_is_left_and_the_name_is_free(doomed: Mesh) -> None:
         meshes.attach("doomed")
     for pid in pids:
         assert wait_for_exit(pid), f"process {pid} is left"
-    wait_until(lambda: not is_there(controller), "the program that has started the controller takes its zombie away")
+    wait_until(
+        lambda: not is_there(controller), "the program that has started the controller takes its zombie away"
+    )
     wait_until(lambda: not os.path.exists(directory), "the sockets go")
     with own_mesh("doomed", {"procs": 1}) as again:
         assert again.execute(lambda: 7).get(T).item() == 7
@@ -194,7 +196,11 @@ sys.stdin.readline()
 @pytest.mark.parametrize("how", ["waits", "idle"])
 def test_another_program_hears_of_it_once(doomed: Mesh, how: str) -> None:
     other = subprocess.Popen(
-        [sys.executable, "-c", LOOKER, how], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", LOOKER, how],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert other.stdout is not None and other.stderr is not None
     assert other.stdout.readline() == "attached\n"
@@ -209,20 +215,27 @@ def test_another_program_hears_of_it_once(doomed: Mesh, how: str) -> None:
 
 def test_who_stops_it_is_named_to_the_others(doomed: Mesh, capfd: pytest.CaptureFixture[str]) -> None:
     code = "import monarch_nb; monarch_nb.attach('doomed').stop().get(30)"
-    stopper = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=T, check=True)
+    stopper = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=T, check=True
+    )
     assert stopper.stderr == ""
     wait_until(lambda: doomed._transport.lost, "this program hears of it")
-    expected = r"^mesh 'doomed' was stopped by -c \(pid \d+\); start it anew: %mesh start doomed; what ran on it: monarch-nb history doomed$"
+    expected = r"^mesh 'doomed' was stopped by -c \(pid \d+\); start it anew: %mesh start doomed; what ran on it: monarch-nb history doomed$"  # noqa: E501
     with pytest.raises(MeshEnded, match=expected):
         doomed.status()
     said: list[str] = []
-    wait_until(lambda: said.append(capfd.readouterr().err) or "was stopped by" in "".join(said), "it's said, as nobody waits")  # type: ignore[func-returns-value]
+    wait_until(
+        lambda: said.append(capfd.readouterr().err) or "was stopped by" in "".join(said),
+        "it's said, as nobody waits",
+    )  # type: ignore[func-returns-value]
 
 
 def test_a_script_ends_well_after_its_mesh(doomed: Mesh) -> None:
     code = (
-        "import os, signal, sys, monarch_nb\nmesh = monarch_nb.attach('doomed')\nos.kill(mesh.status().pid, signal.SIGKILL)\n"
-        "try:\n    while True: mesh.execute(os.getpid).get()\nexcept monarch_nb.exceptions.MeshEnded as error:\n    print(error)\n"
+        "import os, signal, sys, monarch_nb\nmesh = monarch_nb.attach('doomed')\n"
+        "os.kill(mesh.status().pid, signal.SIGKILL)\ntry:\n    while True: "
+        "mesh.execute(os.getpid).get()\nexcept monarch_nb.exceptions.MeshEnded as error:\n    "
+        "print(error)\n"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=T, check=True)
     assert re.fullmatch(SENTENCE, ran.stdout.strip())
@@ -251,7 +264,9 @@ session.current().connection.pid != controller}))
 
 
 def test_a_program_that_loses_its_private_mesh_gets_another() -> None:
-    ran = subprocess.run([sys.executable, "-c", PRIVATE], capture_output=True, text=True, timeout=T, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", PRIVATE], capture_output=True, text=True, timeout=T, check=True
+    )
     found = json.loads(ran.stdout)
     assert (found["value"], found["other"]) == (7, True)
     assert found["texts"][0].startswith("MeshEnded: the controller process of this program's ranks (pid ")

@@ -1,4 +1,6 @@
-"""Two hundred breakpoints on eight ranks, with interrupts, kills, and clients that leave, between: nothing is left hanging."""
+"""Two hundred breakpoints on eight ranks, with interrupts, kills, and clients that leave, between: nothing
+is left hanging.
+"""
 
 from __future__ import annotations
 

@@ -40,7 +40,9 @@ out = step(rank)
 
 @pytest.fixture(scope="module", params=[0, 2], ids=["one_host", "two_hosts"])
 def mesh(request: pytest.FixtureRequest) -> Iterator[Mesh]:
-    with own_mesh(f"bugs{request.param}", {"gpus": 4 if not request.param else 2}, num_hosts=request.param) as found:
+    with own_mesh(
+        f"bugs{request.param}", {"gpus": 4 if not request.param else 2}, num_hosts=request.param
+    ) as found:
         yield found
 
 
@@ -89,7 +91,9 @@ def test_all_ranks_stop_answer_and_step_together(mesh: Mesh, debugger: MeshDebug
     assert first.startswith("ranks 0-3: In [3], line 5, in step: z = y + rank // 2")
     assert "->    5      z = y + rank // 2" in first
     assert y == "[0] 0\n[1] 2\n[2] 4\n[3] 6"
-    assert where == "[0-3]   In [3](8) <module>(): out = step(rank)\n[0-3] > In [3](5) step(): z = y + rank // 2"
+    assert (
+        where == "[0-3]   In [3](8) <module>(): out = step(rank)\n[0-3] > In [3](5) step(): z = y + rank // 2"
+    )
     assert after.startswith("ranks 0-3: In [3], line 6, in step: return z")
     assert z == "[0] 0\n[1] 2\n[2] 5\n[3] 7"
     assert gone == "ranks 0-3 run on"
@@ -109,9 +113,23 @@ def test_focus_cast_and_bad_input_leave_the_session_intact(mesh: Mesh, debugger:
     run = mesh.submit(CELL)
     wait_for(debugger, 4)
     said = talk(
-        mesh, "focus 1", "p x", "focus ranks(7)", "focus", "attach nobody 1", "attach main 3", "p x", "cast main ranks(0, 2) p x",
-        "cast main", "focus all", "p 1 +", "p 1/0", "nonsense words", "list", "q",
-    )  # fmt: skip
+        mesh,
+        "focus 1",
+        "p x",
+        "focus ranks(7)",
+        "focus",
+        "attach nobody 1",
+        "attach main 3",
+        "p x",
+        "cast main ranks(0, 2) p x",
+        "cast main",
+        "focus all",
+        "p 1 +",
+        "p 1/0",
+        "nonsense words",
+        "list",
+        "q",
+    )
     assert said[1].startswith("rank 1: ")
     assert said[2] == "[1] 1"
     assert said[3].startswith("*** can't read ranks 'ranks(7)': rank 7 is out of range")
@@ -132,9 +150,27 @@ def test_all_of_pdb_and_python(mesh: Mesh, debugger: MeshDebugger) -> None:
     run = mesh.submit(CELL, "0-1", number=8)
     wait_for(debugger, 2)
     said = talk(
-        mesh, "l 4,6", "display y", "u", "d", "interact", "a = y * 10 + 1", "print(a)", "exit", "y = 100", "n", "p z", "args", "whatis z",
-        "help next", "help", "ll", "until 6", "r", "c",
-    )  # fmt: skip
+        mesh,
+        "l 4,6",
+        "display y",
+        "u",
+        "d",
+        "interact",
+        "a = y * 10 + 1",
+        "print(a)",
+        "exit",
+        "y = 100",
+        "n",
+        "p z",
+        "args",
+        "whatis z",
+        "help next",
+        "help",
+        "ll",
+        "until 6",
+        "r",
+        "c",
+    )
     assert "[0-1]   4  \t    breakpoint()" in said[1]
     assert said[2] == "[0] display y: 0\n[1] display y: 2"
     assert "in <module>: out = step(rank)" in said[3]
@@ -182,24 +218,39 @@ def test_from_a_terminal(mesh: Mesh, debugger: MeshDebugger) -> None:
     wait_for(debugger, 4)
     typed = "p y\nfocus 2\np z\ncast main 1 p x\nc\nfocus all\nq\n"
     done = subprocess.run(
-        [sys.executable, "-m", "monarch_nb.cli", "debug", mesh.name], input=typed, capture_output=True, text=True, timeout=PATIENCE_S
+        [sys.executable, "-m", "monarch_nb.cli", "debug", mesh.name],
+        input=typed,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     assert "[0] 0\n[1] 2\n[2] 4\n[3] 6" in done.stdout and "[1] 1" in done.stdout
     assert "[2] *** NameError" in done.stdout and "rank 2 runs on" in done.stdout
     assert run.wait().failures == {}
-    assert "stands at a breakpoint" in subprocess.run(
-        [sys.executable, "-m", "monarch_nb.cli", "debug", mesh.name], capture_output=True, text=True, timeout=PATIENCE_S
-    ).stdout
+    assert (
+        "stands at a breakpoint"
+        in subprocess.run(
+            [sys.executable, "-m", "monarch_nb.cli", "debug", mesh.name],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+        ).stdout
+    )
 
 
 def test_post_mortem_of_cells_and_calls(mesh: Mesh, debugger: MeshDebugger) -> None:
-    mesh.submit("def f(k):\n    inner = k * 2\n    return [][k] if rank == 1 else 1 // (rank - 2)\nf(21)", "1-2", number=4).wait()
+    mesh.submit(
+        "def f(k):\n    inner = k * 2\n    return [][k] if rank == 1 else 1 // (rank - 2)\nf(21)",
+        "1-2",
+        number=4,
+    ).wait()
     debugger.post_mortem()
     stops = debugger.stops()
     assert {(s.rank, s.error) for s in stops} == {
-        (1, "IndexError: list index out of range"), (2, "ZeroDivisionError: integer division or modulo by zero")
-    }  # fmt: skip
+        (1, "IndexError: list index out of range"),
+        (2, "ZeroDivisionError: integer division or modulo by zero"),
+    }
     assert {(s.reason, s.function) for s in stops} == {("post-mortem", "f")}
     assert talk(mesh, "p inner, rank", "q")[1] == "[1] (42, 1)\n[2] (42, 2)"
     failing = mesh.spawn("failing", Debugged)
@@ -244,7 +295,11 @@ def test_breakpoints_from_outside_with_a_condition(mesh: Mesh, debugger: MeshDeb
 def test_a_breakpoint_from_outside_in_an_actor(mesh: Mesh, debugger: MeshDebugger) -> None:
     actor = mesh.spawn("armed", Debugged)
     actor.add_if.call(1).get(PATIENCE_S)
-    line = next(i for i, text in enumerate(inspect.getsource(debugged_actors).splitlines(), 1) if "self.total += x" in text)
+    line = next(
+        i
+        for i, text in enumerate(inspect.getsource(debugged_actors).splitlines(), 1)
+        if "self.total += x" in text
+    )
     found = debugger.break_at("debugged_actors.py", line, "x == 2", "2")
     assert found == {2: f"breakpoint at debugged_actors.py:{line} if x == 2"}
     actor.add_if.call(1).get(PATIENCE_S)
@@ -315,9 +370,13 @@ def test_time_outs_are_held_while_somebody_debugs(mesh: Mesh, debugger: MeshDebu
 def test_time_outs_of_process_groups_are_held(mesh: Mesh, debugger: MeshDebugger, tmp_path: Path) -> None:
     mesh.run(
         "import torch, torch.distributed as dist\nfrom datetime import timedelta\n"
-        f"dist.init_process_group('gloo', init_method='file://{tmp_path}/store', rank=rank, world_size=world_size, timeout=timedelta(seconds=77))"
+        f"dist.init_process_group('gloo', init_method='file://{tmp_path}/store', rank=rank, "
+        "world_size=world_size, timeout=timedelta(seconds=77))"
     )
-    read = "group = dist.group.WORLD\nseconds = group._get_backend(group._device_types[0]).options._timeout.total_seconds()"
+    read = (
+        "group = dist.group.WORLD\nseconds = "
+        "group._get_backend(group._device_types[0]).options._timeout.total_seconds()"
+    )
     run = mesh.submit("if rank == 0: breakpoint()\nend = 1", "0")
     wait_for(debugger, 1)
     mesh.run(read, "1-3")
@@ -331,7 +390,11 @@ def test_time_outs_of_process_groups_are_held(mesh: Mesh, debugger: MeshDebugger
 
 
 def test_ranks_run_on_when_everybody_has_gone() -> None:
-    subprocess.run([sys.executable, "-m", "monarch_nb.cli", "start", "left", "--procs", "2"], check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-m", "monarch_nb.cli", "start", "left", "--procs", "2"],
+        check=True,
+        capture_output=True,
+    )
     mesh = meshes.attach("left", listens=False)
     debugger = mesh.debugger()
     feed = debugger.watch(lambda _stops: None)
@@ -341,7 +404,10 @@ def test_ranks_run_on_when_everybody_has_gone() -> None:
     assert len(debugger.stops()) == 2  # somebody watches
     feed.close()
     assert run.wait().failures == {}
-    assert any("nobody has been there to debug ranks 0-1 for 0.05 s: they run on" in said for said in run.result.messages)
+    assert any(
+        "nobody has been there to debug ranks 0-1 for 0.05 s: they run on" in said
+        for said in run.result.messages
+    )
     mesh.stop().get(PATIENCE_S)
 
 
@@ -351,7 +417,9 @@ def test_completion_and_variables(mesh: Mesh, debugger: MeshDebugger) -> None:
     assert completions(mesh, "loss_") == ["loss_sum", "loss_value"]
     found = json.loads(next(iter(debugger.send(stops, "!!vars").texts.values())))
     assert found["loss_sum"] == {"type": "int", "value": "2"}
-    assert debugger.command(None, "p loss_sum")["answers"] == [{"ids": [stops[0].id], "ranks": "1", "text": "2"}]
+    assert debugger.command(None, "p loss_sum")["answers"] == [
+        {"ids": [stops[0].id], "ranks": "1", "text": "2"}
+    ]
     talk(mesh, "c")
     run.wait()
 
@@ -377,7 +445,10 @@ def test_the_grammar() -> None:
 def test_folding() -> None:
     from monarch_nb.debug import Answers
 
-    assert [e["ranks"] for e in fold_answers(Answers({4: "a", 5: "b", 6: "a"}, (), {4: 0, 5: 1, 6: 2}))] == ["0,2", "1"]
+    assert [e["ranks"] for e in fold_answers(Answers({4: "a", 5: "b", 6: "a"}, (), {4: 0, 5: 1, 6: 2}))] == [
+        "0,2",
+        "1",
+    ]
     running = [Stop(1, 3, "main", "cell #1", "f.py", 4, "g", state="running")]
     assert place_text(running) == "rank 3: runs on from f.py, line 4"
 

@@ -23,12 +23,16 @@ def mesh() -> Iterator[Mesh]:
 @pytest.fixture(autouse=True)
 def alike(mesh: Mesh) -> Iterator[None]:
     """Ranks are alike before each test and after it."""
-    mesh.run("import os, sys, resource\nkept = dict(os.environ), list(sys.path), os.getcwd(), resource.getrlimit(resource.RLIMIT_NOFILE)")
+    mesh.run(
+        "import os, sys, resource\nkept = dict(os.environ), list(sys.path), os.getcwd(), "
+        "resource.getrlimit(resource.RLIMIT_NOFILE)"
+    )
     yield
     mesh.run(
         "os.environ.clear(); os.environ.update(kept[0]); sys.path[:] = kept[1]; os.chdir(kept[2])\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, kept[3])\n"
-        "if 'torch' in sys.modules: import torch; torch.use_deterministic_algorithms(False); torch.set_float32_matmul_precision('highest')"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, kept[3])\nif 'torch' in sys.modules: import "
+        "torch; torch.use_deterministic_algorithms(False); "
+        "torch.set_float32_matmul_precision('highest')"
     )
 
 
@@ -36,10 +40,21 @@ def repository(folder: Path, content: str) -> str:
     """Make a git repository with one commit; return its id."""
     folder.mkdir()
     (folder / "train.py").write_text(content)
-    me = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "init.defaultBranch=main", "-c", "commit.gpgsign=false")
+    me = (
+        "-c",
+        "user.name=t",
+        "-c",
+        "user.email=t@example.org",
+        "-c",
+        "init.defaultBranch=main",
+        "-c",
+        "commit.gpgsign=false",
+    )
     for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "one"]):
         subprocess.run(["git", *me, *command], cwd=folder, check=True)
-    return subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=folder, check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def test_ranks_that_are_alike(mesh: Mesh) -> None:
@@ -73,7 +88,10 @@ def test_a_variable_that_differs_and_one_that_is_missing(mesh: Mesh) -> None:
 
 
 def test_secrets_are_compared_and_never_shown(mesh: Mesh) -> None:
-    mesh.run("os.environ['WANDB_API_KEY'] = f'verysecret{rank % 2}'\nos.environ['https_proxy'] = f'http://me:hidden{rank // 2}@proxy:80'")
+    mesh.run(
+        "os.environ['WANDB_API_KEY'] = f'verysecret{rank % 2}'\nos.environ['https_proxy'] = "
+        "f'http://me:hidden{rank // 2}@proxy:80'"
+    )
     found = mesh.diff_env(shows_all=True)
     assert {i.name for i in found.differing()} == {"WANDB_API_KEY", "https_proxy"}
     key = found.find("variables", "WANDB_API_KEY")
@@ -116,8 +134,9 @@ def test_a_package_that_only_one_rank_finds(mesh: Mesh, tmp_path: Path) -> None:
 
 def test_settings_of_torch_and_limits(mesh: Mesh) -> None:
     mesh.run(
-        "import torch\nif rank == 0: torch.use_deterministic_algorithms(True); torch.set_float32_matmul_precision('high')\n"
-        "if rank == 1: resource.setrlimit(resource.RLIMIT_NOFILE, (100, kept[3][1]))"
+        "import torch\nif rank == 0: torch.use_deterministic_algorithms(True); "
+        "torch.set_float32_matmul_precision('high')\nif rank == 1: "
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (100, kept[3][1]))"
     )
     found = mesh.diff_env()
     # importing parts of torch may set variables, too
@@ -138,17 +157,22 @@ def test_random_states_are_told_but_are_no_difference(mesh: Mesh) -> None:
     assert state is not None
     assert [ranks for ranks, _ in state.groups] == [(0, 1, 2), (3,)]
     lines = [line for line in found.text().splitlines() if line.startswith("random states")]
-    assert [line.split(":")[0] for line in lines] == ["random states differ (torch)", "random states are equal (python)"] or (
-        len(lines) == 2 and "torch" in lines[0] and "python" in lines[1]
-    )
+    assert [line.split(":")[0] for line in lines] == [
+        "random states differ (torch)",
+        "random states are equal (python)",
+    ] or (len(lines) == 2 and "torch" in lines[0] and "python" in lines[1])
 
 
 def test_from_a_terminal(mesh: Mesh) -> None:
     mesh.run("os.environ['MODE'] = str(rank == 2); os.environ['RANK'] = str(rank)")
     command = [sys.executable, "-m", "monarch_nb.cli", "diff-env", "divergent"]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=90, env=dict(os.environ), check=False)
+    ran = subprocess.run(
+        command, capture_output=True, text=True, timeout=90, env=dict(os.environ), check=False
+    )
     assert ran.returncode == 1, ran.stderr
     assert "variables: MODE" in ran.stdout
-    ran = subprocess.run([*command, "--ranks", "0-1", "--all"], capture_output=True, text=True, timeout=90, check=False)
+    ran = subprocess.run(
+        [*command, "--ranks", "0-1", "--all"], capture_output=True, text=True, timeout=90, check=False
+    )
     assert ran.returncode == 0, ran.stderr
     assert "variables: RANK" in ran.stdout

@@ -31,7 +31,7 @@ def test_equal_failures_are_folded_and_good_results_kept(procs: ProcMesh) -> Non
     text = str(error)
     assert "faulty.raise_on: 2 of 4 ranks failed" in text
     assert "ranks 1-2: ValueError: shape mismatch" in text
-    assert 'raise ValueError(text)' in text
+    assert "raise ValueError(text)" in text
     assert "monarch_nb/_rank" not in text
 
 
@@ -136,7 +136,9 @@ def test_a_death_that_only_forgotten_calls_would_tell_of_reaches_the_hook(
     assert [f.pid for f in unhandled] == [pid]
 
 
-def test_a_death_that_somebody_will_be_told_of_does_not(doomed: ProcMesh, unhandled: list[MeshFailure]) -> None:
+def test_a_death_that_somebody_will_be_told_of_does_not(
+    doomed: ProcMesh, unhandled: list[MeshFailure]
+) -> None:
     pid = pids_of(doomed)[3]
     held = doomed.slice(hosts=1, gpus=1).execute(signal.pause)
     os.kill(pid, signal.SIGKILL)

@@ -23,9 +23,13 @@ def test_one_message_goes_to_each_far_host_and_one_comes_back(monkeypatch: pytes
     sent, arrived = [], []
     transport = session.current().transport
     send, dispatch = Route.send, transport.reader._dispatch
-    monkeypatch.setattr(Route, "send", lambda route, frame: (sent.append(wire.unpack(frame).kind), send(route, frame)))
     monkeypatch.setattr(
-        transport.reader, "_dispatch", lambda frame: (arrived.append(wire.unpack(frame).kind), dispatch(frame))[1]
+        Route, "send", lambda route, frame: (sent.append(wire.unpack(frame).kind), send(route, frame))
+    )
+    monkeypatch.setattr(
+        transport.reader,
+        "_dispatch",
+        lambda frame: (arrived.append(wire.unpack(frame).kind), dispatch(frame))[1],
     )
     assert where.echo.call("same").get(T).reduce("equal") == "same"
     assert sent.count(wire.FANOUT) == 2
@@ -54,7 +58,9 @@ class Wires:
         self.router.accept(wire.pack_fanout(CLIENT, address.host_proc(1), receivers, inner), ())
 
     def answer(self, slot: int, payload: bytes, flags: int = 0) -> None:
-        frame = wire.pack(wire.REPLY, src=RANKS[slot], dst=CLIENT, ref=9, slot=slot, flags=flags, payload=payload)
+        frame = wire.pack(
+            wire.REPLY, src=RANKS[slot], dst=CLIENT, ref=9, slot=slot, flags=flags, payload=payload
+        )
         self.router.export(wire.unpack(frame))
 
     def combined(self) -> list[list[wire.Answer]]:

@@ -1,4 +1,6 @@
-"""A mesh whose disk is full: cells run, show what they print, and end; it's said once, and once that it's over."""
+"""A mesh whose disk is full: cells run, show what they print, and end; it's said once, and once that it's
+over.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +117,9 @@ def test_cells_go_on_without_a_journal_and_it_comes_back(disk: SmallDisk, notice
         assert "after" in run(mesh, "print('after')")
         directory = mesh.status().journal
         ended = {e["n"]: e.get("status") for e in journal_entries.read(directory) if e["kind"] == "cell"}
-        assert list(ended.values()) == ["ok", "ok", "error", "interrupted", "interrupted", "ok"], "no cell's end is lost"
+        assert list(ended.values()) == ["ok", "ok", "error", "interrupted", "interrupted", "ok"], (
+            "no cell's end is lost"
+        )
         failed = next(e for e in mesh.history() if e.source == "1 / 0")
         with pytest.raises(CellError, match=r"ZeroDivisionError.*not kept"):
             mesh.journal.replay(failed, Seen()).wait(T).raise_error()
@@ -146,11 +150,15 @@ def test_who_comes_later_is_told(disk: SmallDisk, notices: Notices) -> None:
         run(mesh, "print('x' * 100_000)")
         notices.wait()
         attach = "from monarch_nb import mesh; mesh.attach('late').run('pass')"
-        later = subprocess.run([sys.executable, "-c", attach], capture_output=True, text=True, timeout=T, check=True)
+        later = subprocess.run(
+            [sys.executable, "-c", attach], capture_output=True, text=True, timeout=T, check=True
+        )
         assert notices.texts[0] in later.stderr
 
 
-def test_what_a_killed_controller_leaves_on_a_full_disk_can_be_read(disk: SmallDisk, notices: Notices) -> None:
+def test_what_a_killed_controller_leaves_on_a_full_disk_can_be_read(
+    disk: SmallDisk, notices: Notices
+) -> None:
     before = sessions._current
     mesh = meshes.start("killed", {"procs": 1})
     directory, pid = mesh.status().journal, mesh.status().pid
@@ -177,8 +185,12 @@ class Keeper(Actor):
         return self.value
 
 
-def test_with_a_full_runtime_directory_all_works_that_needs_no_disk(tmp_path: Path, notices: Notices, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sockets take no room. Ranks have no page there and no file for their stacks, and what makes actors again is kept in memory."""
+def test_with_a_full_runtime_directory_all_works_that_needs_no_disk(
+    tmp_path: Path, notices: Notices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sockets take no room. Ranks have no page there and no file for their stacks, and what makes actors
+    again is kept in memory.
+    """
     with tempfile.TemporaryDirectory(dir="/tmp") as base, small_disk(Path(base) / "r") as disk:
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(disk.path))
         disk.fill()
@@ -228,8 +240,13 @@ def test_a_full_dev_shm_is_not_needed(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     (tmp_path / "disk").mkdir()
-    script = f"mount -t tmpfs -o size=64k tmpfs /dev/shm && head -c 64k /dev/zero > /dev/shm/stuffing && exec {sys.executable} {program}"
-    found = subprocess.run(["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, timeout=100, check=False)
+    script = (
+        "mount -t tmpfs -o size=64k tmpfs /dev/shm && head -c 64k /dev/zero > /dev/shm/stuffing && exec "
+        f"{sys.executable} {program}"
+    )
+    found = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, timeout=100, check=False
+    )
     if "unshare" in found.stderr or "mount" in found.stderr:
         pytest.skip(f"no file system can be mounted here: {found.stderr.strip()}")
     assert found.stdout == "2.0 1.0 1.0\n" * 2, found.stderr
@@ -267,7 +284,9 @@ def test_a_checkpoint_that_cant_be_written_is_the_callers_error(procs: ProcMesh,
         saver: Any = procs.spawn("saver", Saver, str(disk.path))
         disk.fill()
         for _ in range(2):
-            with pytest.raises(ActorError, match=r"CheckpointError: .* after 0 calls: .*no space left on the disk at") as error:
+            with pytest.raises(
+                ActorError, match=r"CheckpointError: .* after 0 calls: .*no space left on the disk at"
+            ) as error:
                 saver.checkpoint.call().get(T)
             assert str(disk.path) in str(error.value)
         saver.add.call().get(T)  # now both have answered: the first failure is told at once
@@ -297,7 +316,9 @@ def _limit_files(num_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, num_bytes))
 
 
-def test_a_save_behind_the_scenes_that_fails_is_told_once(procs: ProcMesh, tmp_path: Path, notices: Notices) -> None:
+def test_a_save_behind_the_scenes_that_fails_is_told_once(
+    procs: ProcMesh, tmp_path: Path, notices: Notices
+) -> None:
     with small_disk(tmp_path / "disk") as disk:
         disk.fill()
         saver: Any = procs.spawn("saver", Saver, str(disk.path), 1)

@@ -120,7 +120,9 @@ def test_the_process_group_is_made_anew_and_peers_are_released(doomed: ProcMesh)
     assert "the process group has been made anew (gloo, 4 ranks)" in report.messages
     assert list(doomed.execute(all_reduced).get(T).values()) == [4.0] * 4
     assert list(waits.reduce.call(without=-1).get(T).values()) == [4.0] * 4
-    variables = doomed.flatten("rank").slice(rank=3).execute(lambda: os.environ["RANK"] + os.environ["WORLD_SIZE"])
+    variables = (
+        doomed.flatten("rank").slice(rank=3).execute(lambda: os.environ["RANK"] + os.environ["WORLD_SIZE"])
+    )
     assert variables.get(T).item() == "34"
 
 
@@ -166,7 +168,9 @@ def test_what_cannot_be_made_again_is_told_and_the_rest_is_there(doomed: ProcMes
     picky.ok.call().get(T)
     flag.unlink()
     kill(doomed, 1)
-    with pytest.raises(HealError, match="actor 'picky' was not made again on rank 1: FileNotFoundError") as caught:
+    with pytest.raises(
+        HealError, match="actor 'picky' was not made again on rank 1: FileNotFoundError"
+    ) as caught:
         doomed.heal()
     assert caught.value.report.ranks == (1,)
     assert list(counter.increment.call().get(T).values()) == [1] * 4
@@ -175,7 +179,9 @@ def test_what_cannot_be_made_again_is_told_and_the_rest_is_there(doomed: ProcMes
     assert picky.ok.call().get(T).reduce("equal") == "ok"
 
 
-def test_nobody_waiting_the_hook_hears_once_with_all_that_is_known(doomed: ProcMesh, unhandled: list[MeshFailure]) -> None:
+def test_nobody_waiting_the_hook_hears_once_with_all_that_is_known(
+    doomed: ProcMesh, unhandled: list[MeshFailure]
+) -> None:
     doomed.execute(print, "last words").get(T)
     pid = list(doomed.execute(os.getpid).get(T).values())[2]
     os.kill(pid, signal.SIGSEGV)

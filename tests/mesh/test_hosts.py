@@ -54,7 +54,11 @@ def test_jobs_check_their_arguments(meshes: object) -> None:
 def test_hosts_have_gone_when_their_shutdown_is_done(when: str) -> None:
     job = ProcessJob({"hosts": 2})
     hosts = job.state().hosts
-    pids = list(hosts.spawn_procs({"gpus": 2}).execute(os.getpid).get(T).values()) if when == "with ranks" else []
+    pids = (
+        list(hosts.spawn_procs({"gpus": 2}).execute(os.getpid).get(T).values())
+        if when == "with ranks"
+        else []
+    )
     hosts.shutdown().get(T)
     assert [process.poll() for process in job._processes] == [0, 0]
     for pid in pids:
@@ -92,11 +96,14 @@ def test_the_controller_has_gone_when_its_shutdown_is_done(tmp_path: Path) -> No
     program = tmp_path / "program.py"
     program.write_text(
         "import os\nfrom monarch_nb.actor import this_host\nfrom monarch_nb._client import session\n"
-        "hosts = this_host()\npid = session.current().connection.pid\n"
-        "rank = hosts.spawn_procs({'gpus': 1}).execute(os.getpid).get(60).item()\nhosts.shutdown().get(60)\n"
-        "print([os.path.exists(f'/proc/{p}/exe') for p in (pid, rank)], this_host().spawn_procs().execute(str).get(60).item())\n"
+        "hosts = this_host()\npid = session.current().connection.pid\nrank = "
+        "hosts.spawn_procs({'gpus': 1}).execute(os.getpid).get(60).item()\nhosts.shutdown().get(60)\n"
+        "print([os.path.exists(f'/proc/{p}/exe') for p in (pid, rank)], "
+        "this_host().spawn_procs().execute(str).get(60).item())\n"
     )
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=T * 2, check=False)
+    done = subprocess.run(
+        [sys.executable, program], capture_output=True, text=True, timeout=T * 2, check=False
+    )
     assert (done.stdout, done.stderr) == ("[False, False] \n", "")
 
 

@@ -1,4 +1,6 @@
-"""A host process that has a key of its own, and speaks as another host: nothing of what it says counts, and it gets nothing of the other's."""
+"""A host process that has a key of its own, and speaks as another host: nothing of what it says counts,
+and it gets nothing of the other's.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,13 @@ class Impostor:
 
     def say(self, host: int, event: Event) -> None:
         """Say something in the name of a host."""
-        frame = wire.pack(wire.EVENT, src=address.host_proc(host), dst=address.CONTROLLER, name=event.wire_name.encode(), payload=encode(event))
+        frame = wire.pack(
+            wire.EVENT,
+            src=address.host_proc(host),
+            dst=address.CONTROLLER,
+            name=event.wire_name.encode(),
+            payload=encode(event),
+        )
         self.link.send(frame)
 
     def close(self) -> None:
@@ -94,7 +102,19 @@ def test_a_host_cannot_speak_for_processes_of_another(mesh: Mesh, log: Path) -> 
         impostor.close()
 
 
-@pytest.mark.parametrize("identity", [b"nonsense", b"h", b"h1", b"h1.0", b"h1.x.00", b"h99999999999999.0.00", b"h0.0.00", bytes(range(1, 200))])
+@pytest.mark.parametrize(
+    "identity",
+    [
+        b"nonsense",
+        b"h",
+        b"h1",
+        b"h1.0",
+        b"h1.x.00",
+        b"h99999999999999.0.00",
+        b"h0.0.00",
+        bytes(range(1, 200)),
+    ],
+)
 def test_an_identity_that_is_none_harms_nothing(mesh: Mesh, identity: bytes) -> None:
     ticket = mesh._session.request(Tickets(1))[0]
     impostor = Impostor(ticket, identity)

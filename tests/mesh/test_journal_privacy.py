@@ -58,7 +58,9 @@ def on_disk(mesh: Mesh) -> bytes:
     folder = Path(mesh.status().journal)
     deadline = time.monotonic() + T
     last = mesh.history()[-1]
-    while f'"n": {last.n},'.encode() not in (found := b"".join(f.read_bytes() for f in folder.iterdir() if f.is_file())):
+    while f'"n": {last.n},'.encode() not in (
+        found := b"".join(f.read_bytes() for f in folder.iterdir() if f.is_file())
+    ):
         assert last.details.get("nolog") or time.monotonic() < deadline
     return found
 
@@ -66,11 +68,11 @@ def on_disk(mesh: Mesh) -> bytes:
 @pytest.mark.parametrize(
     ("text", "kept"),
     [
-        ("AKIAABCDEFGHIJKLMNOP", ""), ("hf_" + "a1B2" * 8, ""), ("ghp_" + "x9" * 18, ""), ("github_pat_" + "a_b1" * 8, ""),
-        ("sk-proj-" + "a1" * 12, ""), ("password=hunter2", "password="), ("PASSWORD: 'hunter2'", "PASSWORD: ''"),
-        ("Authorization: Bearer abc.def.ghi", "Authorization: Bearer "), ("os.environ['HF_TOKEN'] = 'abc123'", "os.environ['HF_TOKEN'] = ''"),
+        ("AKIAABCDEFGHIJKLMNOP", ""), ("hf_" + "a1B2" * 8, ""), ("ghp_" + "x9" * 18, ""), ("github_pat_" + "a_b1" * 8, ""),  # noqa: E501
+        ("sk-proj-" + "a1" * 12, ""), ("password=hunter2", "password="), ("PASSWORD: 'hunter2'", "PASSWORD: ''"),  # noqa: E501
+        ("Authorization: Bearer abc.def.ghi", "Authorization: Bearer "), ("os.environ['HF_TOKEN'] = 'abc123'", "os.environ['HF_TOKEN'] = ''"),  # noqa: E501
         ('{"api_key": "abc"}', '{"api_key": ""}'), ("postgres://me:secretly@host/db", "postgres://me:@host/db"),
-        ("AWS_SECRET_ACCESS_KEY=abcd/efgh", "AWS_SECRET_ACCESS_KEY="), ("GET /api?token=abcdef&x=1", "GET /api?token=&x=1"),
+        ("AWS_SECRET_ACCESS_KEY=abcd/efgh", "AWS_SECRET_ACCESS_KEY="), ("GET /api?token=abcdef&x=1", "GET /api?token=&x=1"),  # noqa: E501
     ],
 )  # fmt: skip
 def test_what_looks_like_a_secret_is_masked(text: str, kept: str) -> None:
@@ -81,7 +83,7 @@ def test_what_looks_like_a_secret_is_masked(text: str, kept: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["max_tokens=128", "tokens/s 17.3", "token = tokenizer(x)", "password = getpass()", "password == other", "def f(password: str): ...",
+    ["max_tokens=128", "tokens/s 17.3", "token = tokenizer(x)", "password = getpass()", "password == other", "def f(password: str): ...",  # noqa: E501
      "key = values['key']", "https://example.org/a:b@c", "print(f'password={pw}')", "hf_hub"],
 )  # fmt: skip
 def test_what_is_none_stays(text: str) -> None:
@@ -91,14 +93,18 @@ def test_what_is_none_stays(text: str) -> None:
 
 def test_secrets_are_shown_and_not_kept(mesh: Mesh) -> None:
     key = "hf_" + "Abc1" * 8
-    assert run(mesh, f"login = '{key}'\nprint(login, 'umlaut ä', flush=True)\nprint('password=hunter2')").startswith(f"{key} umlaut ä")
+    assert run(
+        mesh, f"login = '{key}'\nprint(login, 'umlaut ä', flush=True)\nprint('password=hunter2')"
+    ).startswith(f"{key} umlaut ä")
     run(mesh, f"raise ValueError('{key}')")
     found = on_disk(mesh)
     assert key.encode() not in found
     assert b"hunter2" not in found
     assert b"password=*******" in found
     assert "umlaut ä".encode() in found
-    assert mesh.history()[-2].source.startswith(f"login = '{key}'"), "while it runs, the mesh can run it again"
+    assert mesh.history()[-2].source.startswith(f"login = '{key}'"), (
+        "while it runs, the mesh can run it again"
+    )
 
 
 def test_a_cell_with_nolog_leaves_no_trace(mesh: Mesh) -> None:
@@ -145,7 +151,9 @@ def test_the_journal_can_be_turned_off_and_on(mesh: Mesh, capsys: pytest.Capture
     assert b"unheard" not in found.replace(b"print('unheard')", b""), "what was printed meanwhile is gone"
 
 
-def test_how_long_it_is_kept_can_be_said(mesh: Mesh, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_how_long_it_is_kept_can_be_said(
+    mesh: Mesh, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     assert "kept on disk for 30 days: %mesh set journal DAYS|off" in mesh.history().text()
     change(mesh, "7", "days")
     assert "are kept for 7 days in" in capsys.readouterr().out

@@ -137,7 +137,9 @@ def test_killed_zygote_does_not_touch_ranks(program: Program) -> None:
     assert program.ask("list(hosts.spawn_procs({'gpus': 1}).execute(lambda: 7).get(60).values())")[0] == 7
 
 
-@pytest.mark.parametrize("program", ["one"], indirect=True)  # on two hosts, the controller's zygote has no ranks
+@pytest.mark.parametrize(
+    "program", ["one"], indirect=True
+)  # on two hosts, the controller's zygote has no ranks
 def test_a_zygote_that_dies_before_it_has_forked_is_said_in_a_sentence(program: Program) -> None:
     os.kill(program.about["zygote"], signal.SIGSTOP)
     assert program.ask("globals().__setitem__('made', hosts.spawn_procs({'gpus': 1}))") is None

@@ -1,4 +1,6 @@
-"""What is asked for is answered, whatever it is; and more than the machine has room for is refused before it has cost anything."""
+"""What is asked for is answered, whatever it is; and more than the machine has room for is refused before
+it has cost anything.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,11 @@ def memory_bytes(pid: int) -> int:
     ("op", "fields", "said"),
     [
         ("spawn", {}, "not a 'spawn' as this version knows it: Object missing required field `hosts`"),
-        ("spawn", {"per_host": "many", "hosts": [0], "group": "g", "spec": {}, "method": "fork"}, r"Expected `int`, got `str` - at `\$.per_host`"),
+        (
+            "spawn",
+            {"per_host": "many", "hosts": [0], "group": "g", "spec": {}, "method": "fork"},
+            r"Expected `int`, got `str` - at `\$.per_host`",
+        ),
         ("stop", {"procs": [None], "grace_s": 0}, r"Expected `int`, got `None` - at `\$.procs\[0\]`"),
         ("stop", {"procs": [1 << 50], "grace_s": 0}, "no process"),
         ("status", {"unknown": 1}, "unknown field `unknown`"),
@@ -80,11 +86,16 @@ def test_more_ranks_than_there_is_room_for_cost_nothing() -> None:
     this_host().initialized.get(60)
     controller = sessions.current().request(Status()).pid
     before, running = [memory_bytes(p) for p in (os.getpid(), controller)], mesh_processes()
-    with pytest.raises(MeshUsageError, match=r"999,999,999 processes are too many for this machine: it has room for [\d,]+ more \(.*--force"):
+    with pytest.raises(
+        MeshUsageError,
+        match=r"999,999,999 processes are too many for this machine: it has room for [\d,]+ more \(.*--force",
+    ):
         meshes.start("huge", {"gpus": LOTS})
     with pytest.raises(MeshUsageError, match="too many for this machine"):
         meshes.start("huge", {"gpus": 2}, num_hosts=LOTS)
-    with pytest.raises(MeshUsageError, match=r"too many for this machine: it has room for [\d,]+ more \(.*\)$"):
+    with pytest.raises(
+        MeshUsageError, match=r"too many for this machine: it has room for [\d,]+ more \(.*\)$"
+    ):
         meshes.start("huge", {"gpus": LOTS}, force=True)
     with pytest.raises(RequestFailed, match="too many for this machine"):
         this_host().spawn_procs({"gpus": LOTS})

@@ -25,7 +25,9 @@ PATIENCE_S = 60.0
 
 @pytest.fixture(scope="module", params=[0, 2], ids=["one_host", "two_hosts"])
 def mesh(request: pytest.FixtureRequest) -> Iterator[Mesh]:
-    with own_mesh(f"live{request.param}", {"gpus": 4 if not request.param else 2}, num_hosts=request.param) as found:
+    with own_mesh(
+        f"live{request.param}", {"gpus": 4 if not request.param else 2}, num_hosts=request.param
+    ) as found:
         yield found
 
 
@@ -68,7 +70,9 @@ def all_are(state: str) -> Callable[[MeshStatus], bool]:
 def test_a_cell_is_seen_with_its_line_and_its_end(mesh: Mesh, watcher: Watcher) -> None:
     watcher.until(all_are("idle"))
     run = mesh.submit("import time\nprint('hello')\ntime.sleep(600)", number=5)
-    status = watcher.until(lambda s: all(r.line == "In [5], line 3: time.sleep(600)" and r.last_line for r in s.ranks))
+    status = watcher.until(
+        lambda s: all(r.line == "In [5], line 3: time.sleep(600)" and r.last_line for r in s.ranks)
+    )
     for rank in status.ranks:
         assert (rank.state, rank.cell, rank.doing) == ("busy", run.n, f"cell #{run.n}")
         assert rank.last_line == "hello"
@@ -80,7 +84,9 @@ def test_a_cell_is_seen_with_its_line_and_its_end(mesh: Mesh, watcher: Watcher) 
     assert {(r.doing, r.line, r.cell) for r in status.ranks} == {("", "", None)}
 
 
-def test_an_actors_call_is_seen_and_what_waits_behind_it(mesh: Mesh, watcher: Watcher, tmp_path: Path) -> None:
+def test_an_actors_call_is_seen_and_what_waits_behind_it(
+    mesh: Mesh, watcher: Watcher, tmp_path: Path
+) -> None:
     holder = mesh.spawn("holder", Holder)
     file = tmp_path / "go"
     pending = [holder.hold.call(str(file)) for _ in range(3)]
@@ -96,7 +102,9 @@ def test_an_actors_call_is_seen_and_what_waits_behind_it(mesh: Mesh, watcher: Wa
     holder.stop().get(PATIENCE_S)
 
 
-def test_an_interrupt_of_a_cell_that_waits_spares_the_function_before_it(mesh: Mesh, watcher: Watcher, tmp_path: Path) -> None:
+def test_an_interrupt_of_a_cell_that_waits_spares_the_function_before_it(
+    mesh: Mesh, watcher: Watcher, tmp_path: Path
+) -> None:
     gate = str(tmp_path / "go")
 
     def hold() -> str:
@@ -115,7 +123,9 @@ def test_an_interrupt_of_a_cell_that_waits_spares_the_function_before_it(mesh: M
     assert set(held.get(PATIENCE_S).values()) == {"held"}
 
 
-def test_a_cell_that_waits_behind_a_function_is_said_to_wait(mesh: Mesh, watcher: Watcher, tmp_path: Path) -> None:
+def test_a_cell_that_waits_behind_a_function_is_said_to_wait(
+    mesh: Mesh, watcher: Watcher, tmp_path: Path
+) -> None:
     gate = str(tmp_path / "go")
 
     def hold() -> None:
@@ -155,12 +165,16 @@ def test_a_call_that_awaits_is_seen_where_it_awaits(mesh: Mesh, watcher: Watcher
 
 def test_a_collective_that_waits_is_named(mesh: Mesh, watcher: Watcher, tmp_path: Path) -> None:
     mesh.run(
-        f"import torch, torch.distributed as dist\n"
-        f"dist.init_process_group('gloo', init_method='file://{tmp_path}/store', rank=rank, world_size=world_size)\n"
-        f"dist.all_reduce(torch.ones(1))"
+        "import torch, torch.distributed as dist\ndist.init_process_group('gloo', "
+        f"init_method='file://{tmp_path}/store', rank=rank, world_size=world_size)\n"
+        "dist.all_reduce(torch.ones(1))"
     )
-    run = mesh.submit("if rank != 3: dist.all_reduce(torch.ones(2, 3))\nelse:\n    import time\n    time.sleep(600)")
-    status = watcher.until(lambda s: all(r.collective for r in s.ranks if r.rank != 3) and bool(s.ranks[3].line))
+    run = mesh.submit(
+        "if rank != 3: dist.all_reduce(torch.ones(2, 3))\nelse:\n    import time\n    time.sleep(600)"
+    )
+    status = watcher.until(
+        lambda s: all(r.collective for r in s.ranks if r.rank != 3) and bool(s.ranks[3].line)
+    )
     waiting = status.ranks[0].collective
     assert waiting is not None
     assert (waiting.name, waiting.shape, waiting.dtype) == ("all_reduce", (2, 3), "float32")
@@ -183,7 +197,11 @@ def test_memory_and_cpu_are_measured(mesh: Mesh, watcher: Watcher) -> None:
     run.wait()
     mesh.run("del kept", "1")
     host = mesh.status().hosts[0]
-    assert host.memory_used_bytes and host.memory_total_bytes and host.memory_used_bytes < host.memory_total_bytes
+    assert (
+        host.memory_used_bytes
+        and host.memory_total_bytes
+        and host.memory_used_bytes < host.memory_total_bytes
+    )
 
 
 def test_a_dead_rank_says_why_and_lives_again(mesh: Mesh, watcher: Watcher, unhandled: list[Any]) -> None:

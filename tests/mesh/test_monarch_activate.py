@@ -1,4 +1,6 @@
-"""What a Monarch program does with an active mesh, until there are tensors of the mesh: an error, and nothing else is disturbed."""
+"""What a Monarch program does with an active mesh, until there are tensors of the mesh: an error, and
+nothing else is disturbed.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ def test_a_tensor_made_where_a_mesh_is_active_is_an_error(procs: ProcMesh) -> No
     with procs.activate():
         assert get_active_mesh() is procs
         for make in (lambda: torch.rand(3), lambda: torch.tensor([1.0]), lambda: torch.nn.Linear(2, 2)):
-            with pytest.raises(NoTensorEngine, match=r"torch\.\w+\(\) in `with mesh.activate\(\)` would make a tensor of the mesh"):
+            with pytest.raises(
+                NoTensorEngine,
+                match=r"torch\.\w+\(\) in `with mesh.activate\(\)` would make a tensor of the mesh",
+            ):
                 make()
     assert torch.rand(3).shape == (3,) and get_active_mesh() is None
 

@@ -32,10 +32,16 @@ def pair() -> Iterator[ProcMesh]:
 
 def stopped(procs: ProcMesh, num: int) -> None:
     """Wait until that many ranks stand at a breakpoint."""
-    wait_until(lambda: len(sessions.current().request(DebugStops(procs._group))) == num, f"{num} ranks at a breakpoint", T)
+    wait_until(
+        lambda: len(sessions.current().request(DebugStops(procs._group))) == num,
+        f"{num} ranks at a breakpoint",
+        T,
+    )
 
 
-def test_a_script_says_where_it_stands_and_is_debugged_from_a_terminal(pair: ProcMesh, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_script_says_where_it_stands_and_is_debugged_from_a_terminal(
+    pair: ProcMesh, capfd: pytest.CaptureFixture[str]
+) -> None:
     answer = pair.spawn("debugged", Debugged).add.call(3)
     text = ""
 
@@ -48,7 +54,11 @@ def test_a_script_says_where_it_stands_and_is_debugged_from_a_terminal(pair: Pro
     assert "at a breakpoint: " in text and "debugged_actors.py, line" in text and "(Debugged.add)" in text
     stopped(pair, 2)
     done = subprocess.run(
-        [sys.executable, "-m", "monarch_nb.cli", "debug", str(os.getpid())], input="p doubled\nc\n", capture_output=True, text=True, timeout=T
+        [sys.executable, "-m", "monarch_nb.cli", "debug", str(os.getpid())],
+        input="p doubled\nc\n",
+        capture_output=True,
+        text=True,
+        timeout=T,
     )
     assert "[0] 6\n[1] 7" in done.stdout, done.stdout + done.stderr
     assert list(answer.get(T).values()) == [6, 7]
@@ -66,7 +76,9 @@ def test_ctrl_c_at_a_breakpoint_ends_it(pair: ProcMesh, kind: str) -> None:
 
     def press() -> None:
         reader, pending = answer._pending.transport.reader, answer._pending
-        wait_until(lambda: reader._leader is pending or pending in reader._followers, "a wait for the answer", T)
+        wait_until(
+            lambda: reader._leader is pending or pending in reader._followers, "a wait for the answer", T
+        )
         os.kill(os.getpid(), signal.SIGINT)
 
     presser = threading.Thread(target=press)

@@ -16,10 +16,15 @@ from monarch_nb.job import LocalJob, PortForwarder, exec_command, shell
 T = 60
 
 
-def test_a_command_runs_on_each_place_and_its_worst_exit_code_comes_back(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_command_runs_on_each_place_and_its_worst_exit_code_comes_back(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     hosts = LocalJob().state().hosts
     script = tmp_path / "job.py"
-    script.write_text("import os, sys\nprint('gpu', os.environ['MONARCH_RANK_gpus'], os.environ['A'])\nsys.exit(3 * int(os.environ['MONARCH_RANK_gpus']))\n")
+    script.write_text(
+        "import os, sys\nprint('gpu', os.environ['MONARCH_RANK_gpus'], os.environ['A'])\nsys.exit(3 "
+        "* int(os.environ['MONARCH_RANK_gpus']))\n"
+    )
     assert exec_command(hosts, [str(script)], env={"A": "x"}, per_host={"gpus": 2}).get(T) == 3
     assert sorted(capfd.readouterr().out.splitlines()) == ["gpu 0 x", "gpu 1 x"]
     with pytest.raises(ValueError, match="a command as a list of words"):
@@ -28,7 +33,16 @@ def test_a_command_runs_on_each_place_and_its_worst_exit_code_comes_back(tmp_pat
 
 def test_what_a_command_writes_goes_into_files(tmp_path: Path) -> None:
     place = tmp_path / "$SUBDIR"
-    assert exec_command(this_host(), ["sh", "-c", "pwd; echo bad >&2"], workdir="/", output_dir=str(place), per_host={"gpus": 1}).get(T) == 0
+    assert (
+        exec_command(
+            this_host(),
+            ["sh", "-c", "pwd; echo bad >&2"],
+            workdir="/",
+            output_dir=str(place),
+            per_host={"gpus": 1},
+        ).get(T)
+        == 0
+    )
     assert (tmp_path / "gpus_0" / "stdout.txt").read_text() == "/\n"
     assert (tmp_path / "gpus_0" / "stderr.txt").read_text() == "bad\n"
 
@@ -68,7 +82,9 @@ def test_a_port_of_a_rank_is_reached_from_the_program() -> None:
         procs.stop().get(T)
 
 
-def test_a_shell_on_a_host_takes_what_is_typed(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_a_shell_on_a_host_takes_what_is_typed(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
     read_end, write_end = os.pipe()
     with open(read_end) as stdin:
         monkeypatch.setattr("sys.stdin", stdin)

@@ -71,7 +71,9 @@ def other_program() -> Iterator[Session]:
     sessions.use(mine)
 
 
-def test_a_controller_ends_with_its_program_and_the_next_asker_spawns_another(procs: ProcMesh, other_program: Session) -> None:
+def test_a_controller_ends_with_its_program_and_the_next_asker_spawns_another(
+    procs: ProcMesh, other_program: Session
+) -> None:
     mine, name = sessions.current(), f"short-lived, beside {procs.name}"
     sessions.use(other_program)
     get_or_spawn_controller(name, Tally, 1).get(T).add.call_one(1).get(T)
@@ -92,7 +94,9 @@ class Echo(Actor):
 
 @pytest.mark.timeout(120)
 def test_a_controller_that_waits_keeps_nobody_from_the_answers_of_a_stream(procs: ProcMesh) -> None:
-    """Its thread reads for all; answers from another host come several in one message, and each has its own waiter."""
+    """Its thread reads for all; answers from another host come several in one message, and each has its
+    own waiter.
+    """
     get_or_spawn_controller(f"waits in {procs.name}", Tally).get(T).where.call_one().get(T)
     echo = procs.spawn("echo", Echo)
     for number in range(100):

@@ -54,7 +54,9 @@ def test_a_job_asked_twice_gives_hosts_that_are_stopped_apart(job: ProcessJob) -
     assert probe.variable.call_one("FROM_THE_JOB").get(T) == "yes"
     assert of_first.execute(os.getpid).get(T)
     first.stop().get(T)
-    assert probe.variable.call_one("FROM_THE_JOB").get(T) == "yes", "stopping one handle's processes has ended the other's"
+    assert probe.variable.call_one("FROM_THE_JOB").get(T) == "yes", (
+        "stopping one handle's processes has ended the other's"
+    )
     second.stop().get(T)
 
 

@@ -1,4 +1,6 @@
-"""Names that a Monarch program uses beside meshes and actors: settings, spans, tables; and what has no meaning here says what to use."""
+"""Names that a Monarch program uses beside meshes and actors: settings, spans, tables; and what has no
+meaning here says what to use.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def test_a_time_that_was_configured_is_what_ranks_have_to_leave(monkeypatch: pyt
     asked = []
     procs = this_host().spawn_procs()
     ask = procs._session.ask
-    monkeypatch.setattr(procs._session, "ask", lambda request: (asked.append(request.grace_s), ask(request))[1])
+    monkeypatch.setattr(
+        procs._session, "ask", lambda request: (asked.append(request.grace_s), ask(request))[1]
+    )
     configure(process_exit_timeout="1m 500ms")
     procs.stop().get(T)
     assert asked == [60.5]
@@ -89,7 +93,11 @@ def test_what_has_no_meaning_here_says_what_there_is() -> None:
         enable_transport("ipc")
     with pytest.raises(ValueError, match="takes a ChannelTransport"):
         enable_transport("pigeon")
-    for mount in (lambda: gather_mount(this_host(), "/a", "/b"), lambda: remote_mount(this_host(), "/a"), lambda: LocalJob().remote_mount("/a")):
+    for mount in (
+        lambda: gather_mount(this_host(), "/a", "/b"),
+        lambda: remote_mount(this_host(), "/a"),
+        lambda: LocalJob().remote_mount("/a"),
+    ):
         with pytest.raises(NotImplementedError, match="mounts no file systems"):
             mount()
 

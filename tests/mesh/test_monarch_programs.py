@@ -59,7 +59,9 @@ def test_ping_pong_between_two_meshes(procs: ProcMesh) -> None:
             await ping.hit.call(0, 9, over)
 
         asyncio.run(play())
-        assert sorted(heard.recv().get(60) for _ in range(3)) == [f"pong {i} had the last hit" for i in range(3)]
+        assert sorted(heard.recv().get(60) for _ in range(3)) == [
+            f"pong {i} had the last hit" for i in range(3)
+        ]
         assert list(ping.numbers.call().get().values()) == [[0, 2, 4, 6, 8]] * 3
         assert list(pong.numbers.call().get().values()) == [[1, 3, 5, 7, 9]] * 3
         ping.stop().get()

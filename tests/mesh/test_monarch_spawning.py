@@ -61,22 +61,32 @@ def test_a_binding_that_cannot_be_is_refused(binding: Any, says: str) -> None:
 
 def test_a_cpu_or_node_that_is_not_there_is_said() -> None:
     procs = this_host().spawn_procs({"gpus": 2}, proc_bind=[{"cpus": "4000"}, {"membind": "77"}])
-    with pytest.raises(MeshStartError, match=r"(?s)2 of 2 .*may not use CPU 4000, or there is none.*no NUMA node 77"):
+    with pytest.raises(
+        MeshStartError, match=r"(?s)2 of 2 .*may not use CPU 4000, or there is none.*no NUMA node 77"
+    ):
         procs.initialized.get(T)
 
 
 def test_a_command_becomes_the_rank_and_gives_it_its_environment() -> None:
     default = default_bootstrap_cmd()
-    command = BootstrapCommand("nice", None, ["-n", "3", default.program, *default.args]).with_env({"FROM": "all", "HOME": None})
+    command = BootstrapCommand("nice", None, ["-n", "3", default.program, *default.args]).with_env(
+        {"FROM": "all", "HOME": None}
+    )
     procs = this_host().spawn_procs(
-        {"gpus": 2}, bootstrap_command=lambda point: command.with_env({"OWN": f"gpu {point['gpus']}"}), env={"FROM": "env="}
+        {"gpus": 2},
+        bootstrap_command=lambda point: command.with_env({"OWN": f"gpu {point['gpus']}"}),
+        env={"FROM": "env="},
     )
     try:
         found = list(procs.execute(environment).get(T).values())
         assert [each["OWN"] for each in found] == ["gpu 0", "gpu 1"]
         for each in found:
             assert (each["nice"], each["FROM"], each["python"]) == (os.nice(0) + 3, "env=", sys.executable)
-            assert "HOME" not in each and each.get("PYTHONPATH") == os.environ.get("PYTHONPATH") and "MONARCH_NB_RANK" not in each
+            assert (
+                "HOME" not in each
+                and each.get("PYTHONPATH") == os.environ.get("PYTHONPATH")
+                and "MONARCH_NB_RANK" not in each
+            )
     finally:
         ended(procs)
 
@@ -85,7 +95,12 @@ def test_a_command_becomes_the_rank_and_gives_it_its_environment() -> None:
     ("command", "says"),
     [
         (BootstrapCommand("/nowhere/python"), r"was never started: '/nowhere/python': No such file"),
-        (BootstrapCommand("bash", None, ["-c", f"{sys.executable} -m monarch_nb._rank.bootstrap; exit $?"]), "as a child of its own"),
+        (
+            BootstrapCommand(
+                "bash", None, ["-c", f"{sys.executable} -m monarch_nb._rank.bootstrap; exit $?"]
+            ),
+            "as a child of its own",
+        ),
         (BootstrapCommand("false"), "exited with code 1"),
     ],
 )

@@ -19,7 +19,7 @@ import os, sys
 assert __name__ == "__main__" and sys.argv[1:] == ["--lr", "0.1"], sys.argv
 with open(f"{sys.argv[0]}.{os.environ['RANK']}", "w") as file:
     file.write(" ".join(os.environ[n] for n in ("LOCAL_RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")))
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,9 @@ def test_the_environment_is_set_up_by_hand(pair: ProcMesh) -> None:
     address, port = spmd.slice(gpus=1).get_host_port.call_one(AddrType.IPv4).get(T)
     assert address.count(".") == 3
     spmd.setup_env.call(address, port).get(T)
-    assert [*pair.execute(_rank_and_master).get(T).values()] == [f"{rank} {address}:{port}" for rank in range(2)]
+    assert [*pair.execute(_rank_and_master).get(T).values()] == [
+        f"{rank} {address}:{port}" for rank in range(2)
+    ]
     setup_torch_elastic_env(pair, master_addr="127.0.0.1")  # the port is chosen
     first, second = pair.execute(_rank_and_master).get(T).values()
     assert first.startswith("0 127.0.0.1:") and second == first.replace("0", "1", 1)
@@ -67,7 +69,9 @@ def test_a_program_such_as_torchrun_is_run_on_each_rank(pair: ProcMesh, tmp_path
     done = spmd.run_command.call(sys.executable, words, {"EXTRA": "yes"}).get(T)
     assert list(done.values()) == [True, True]
     ranks = pair.execute(os.getpid).get(T).values()
-    assert sorted(f.read_text() for f in tmp_path.glob("ran.*")) == sorted(f"yes {pid} 0 a b" for pid in ranks)
+    assert sorted(f.read_text() for f in tmp_path.glob("ran.*")) == sorted(
+        f"yes {pid} 0 a b" for pid in ranks
+    )
     assert not any(pair.execute(_has_extra).get(T).values())  # it's the program's only
 
 
@@ -75,7 +79,9 @@ def test_a_program_that_fails_is_said(pair: ProcMesh, tmp_path: Path) -> None:
     program = tmp_path / "launcher.py"
     program.write_text(PROGRAM)
     spmd = pair.spawn("spmd", SPMDActor)
-    error = spmd.run_command.call(sys.executable, [str(program), str(tmp_path / "ran"), "3"], {"EXTRA": "yes"}).exception(T)
+    error = spmd.run_command.call(
+        sys.executable, [str(program), str(tmp_path / "ran"), "3"], {"EXTRA": "yes"}
+    ).exception(T)
     assert "CalledProcessError" in str(error) and "returned non-zero exit status 3" in str(error)
     missing = spmd.run_command.call(str(tmp_path / "nowhere"), [], {}).exception(T)
     assert "FileNotFoundError" in str(missing) and "nowhere" in str(missing)

@@ -67,7 +67,19 @@ def test_addresses_are_read(text: str, dial: str, bind: str) -> None:
     assert (str(found.dial), str(found.bind)) == (dial, bind)
 
 
-@pytest.mark.parametrize("text", ["10.0.0.5", "tcp://fd00::5:7000", "tcp://a:b", "tcp://a:70000", "ipc://", "http://a:1", 7000, "tcp://a:fd"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "10.0.0.5",
+        "tcp://fd00::5:7000",
+        "tcp://a:b",
+        "tcp://a:70000",
+        "ipc://",
+        "http://a:1",
+        7000,
+        "tcp://a:fd",
+    ],
+)
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="tcp://10"):
         parse(text)

@@ -102,7 +102,9 @@ def test_an_error_says_that_a_mesh_cannot_be_reached(visitor: Any, there: Mesh) 
     far = ProcMesh("far", there._procs, there._own_shape, (0,), None, elsewhere)
     one = visitor.slice(gpus=0)
     assert one.pass_on.call_one(far).get().extent == far.extent  # to hold it does no harm
-    with pytest.raises(ActorError, match=r"mesh 'there' can't be reached from rank 0 of .*its controller is on nodeB") as raised:
+    with pytest.raises(
+        ActorError, match=r"mesh 'there' can't be reached from rank 0 of .*its controller is on nodeB"
+    ) as raised:
         one.spawn_on.call_one(far).get()
     assert raised.value.failures[0].type == "MeshUnreachable"
     with pytest.raises(MeshUnreachable, match="nodeB"):
@@ -122,7 +124,9 @@ def test_from_another_machine_an_envoy_goes(store: Any, there: Mesh) -> None:
         handle, pids = one.spawn_on.call_one(there).get()
         assert pids == list(store.pid.call().get().values())
         handle.stop().get()
-        assert one.spawn_procs_on.call_one(there.host_mesh).get() == list(there.slice(gpus=0).execute(os.getppid).get().values())
+        assert one.spawn_procs_on.call_one(there.host_mesh).get() == list(
+            there.slice(gpus=0).execute(os.getppid).get().values()
+        )
         port, receiver = Channel.open()
         one.send_to.call_one(port, 7).get()
         assert receiver.recv().get(60) == 7

@@ -1,4 +1,6 @@
-"""Who owns what: ends with its owner, tells its owner, and says its name. As programs written for Monarch expect it."""
+"""Who owns what: ends with its owner, tells its owner, and says its name. As programs written for Monarch
+expect it.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +121,9 @@ def test_what_is_no_exception_ends_the_actor_and_is_a_supervision_error(
 
 
 @pytest.mark.parametrize("how", ["abort", "kill"])
-def test_an_actor_that_aborts_itself_answers_and_is_dead(one: ProcMesh, unhandled: list[MeshFailure], how: str) -> None:
+def test_an_actor_that_aborts_itself_answers_and_is_dead(
+    one: ProcMesh, unhandled: list[MeshFailure], how: str
+) -> None:
     failing: Any = one.spawn("failing", Failing)
     assert failing.end.call_one(how).get() == "answered"
     with pytest.raises(RuntimeError, match="'failing' has aborted itself on rank 0: enough") as raised:
@@ -140,7 +144,9 @@ def test_an_actor_that_stops_itself_answers_and_is_gone(one: ProcMesh, unhandled
     assert not unhandled
 
 
-def test_an_explicit_port_endpoint_that_raises_is_heard_of(one: ProcMesh, unhandled: list[MeshFailure]) -> None:
+def test_an_explicit_port_endpoint_that_raises_is_heard_of(
+    one: ProcMesh, unhandled: list[MeshFailure]
+) -> None:
     failing: Any = one.spawn("failing", Failing)
     with pytest.raises(SupervisionError, match="no answer"):
         failing.raise_instead_of_answering.call_one().get()
@@ -185,7 +191,9 @@ def test_concurrent_endpoint_says_what_it_cannot_wrap() -> None:
 def test_instances_say_who_they_are(two: ProcMesh) -> None:
     who: Any = two.spawn("who", Who)
     found = list(who.am_i.call().get().values())
-    assert [each["full"] for each in found] == [f"<root>.<owning_actors.Who who{{'gpus': {i}/2}}>" for i in range(2)]
+    assert [each["full"] for each in found] == [
+        f"<root>.<owning_actors.Who who{{'gpus': {i}/2}}>" for i in range(2)
+    ]
     assert found[0]["by"] == "<root>"
     assert (found[0]["by_name"], found[0]["name"], found[0]["class"]) == ("root", "who", "owning_actors.Who")
     assert found[1]["procs"].extent == two.extent
@@ -208,7 +216,9 @@ def test_what_an_actor_logs_has_its_name(two: ProcMesh) -> None:
 
 
 @pytest.mark.parametrize("policy", ["stop", "heal"])
-def test_what_actors_of_a_killed_process_own_elsewhere_is_stopped(policy: str, unhandled: list[MeshFailure]) -> None:
+def test_what_actors_of_a_killed_process_own_elsewhere_is_stopped(
+    policy: str, unhandled: list[MeshFailure]
+) -> None:
     """Children first, and all clean up; a new owner starts afresh."""
     port, receiver = Channel.open()
     with this_host().spawn_procs({"gpus": 2}) as procs:
@@ -220,7 +230,9 @@ def test_what_actors_of_a_killed_process_own_elsewhere_is_stopped(policy: str, u
         assert sorted(heard) == ["elsewhere", "elsewhere.child", "on_procs"]
         assert heard.index("elsewhere.child") < heard.index("elsewhere")
         assert wait_for_exit(on_procs)
-        assert procs.slice(gpus=1).execute(os.getpid).get().item() == elsewhere  # that process isn't the owner's
+        assert (
+            procs.slice(gpus=1).execute(os.getpid).get().item() == elsewhere
+        )  # that process isn't the owner's
         if policy == "heal":
             wait_until(procs.healthy, "the owner's process is back")
             new_pid, elsewhere_again, on_new_procs = owner.pids.call_one().get()

@@ -1,4 +1,6 @@
-"""What a rank prints before it answers is shown before the answer is had: in a script on stdout, in a notebook in the cell."""
+"""What a rank prints before it answers is shown before the answer is had: in a script on stdout, in a
+notebook in the cell.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def test_what_is_printed_while_it_is_made(procs: ProcMesh, capfd: pytest.Capture
 
 
 @pytest.mark.parametrize("endpoint", ["say", "err"])
-def test_each_answer_comes_after_its_lines(talker: ActorMesh[Talker], capfd: pytest.CaptureFixture[str], endpoint: str) -> None:
+def test_each_answer_comes_after_its_lines(
+    talker: ActorMesh[Talker], capfd: pytest.CaptureFixture[str], endpoint: str
+) -> None:
     words = {"say": "said", "err": "warned"}
     for i in range(20):
         assert set(getattr(talker, endpoint).call(i).get(30).values()) == {i}
@@ -89,7 +93,10 @@ def test_async_endpoints(procs: ProcMesh, capfd: pytest.CaptureFixture[str]) -> 
 
 
 def test_a_host_process_that_hangs_holds_an_answer_up_only_for_a_while(
-    procs: ProcMesh, talker: ActorMesh[Talker], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    procs: ProcMesh,
+    talker: ActorMesh[Talker],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     connection = procs._session.connection
     assert connection is not None

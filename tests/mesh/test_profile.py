@@ -1,4 +1,6 @@
-"""Profiles of cells: one trace with events of each rank on one clock, tables, failing and interrupted cells, ranks without torch."""
+"""Profiles of cells: one trace with events of each rank on one clock, tables, failing and interrupted
+cells, ranks without torch.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ PATIENCE_S = 90.0
 
 @pytest.fixture(scope="module", params=[0, 2], ids=["one_host", "two_hosts"])
 def mesh(request: pytest.FixtureRequest) -> Iterator[Mesh]:
-    with own_mesh(f"profiled{request.param}", {"gpus": 4 if not request.param else 2}, num_hosts=request.param) as found:
+    with own_mesh(
+        f"profiled{request.param}", {"gpus": 4 if not request.param else 2}, num_hosts=request.param
+    ) as found:
         found.run("import torch, os, time\na = torch.ones(32, 32)")
         yield found
 
@@ -39,7 +43,11 @@ def events_of(profile: Profile) -> dict[int, list[dict[str, Any]]]:
     assert profile.file is not None
     content = Path(profile.file).read_bytes()
     trace = json.loads(gzip.decompress(content) if profile.file.endswith(".gz") else content)
-    names = {e["pid"]: e["args"]["name"] for e in trace["traceEvents"] if e["ph"] == "M" and e["name"] == "process_name"}
+    names = {
+        e["pid"]: e["args"]["name"]
+        for e in trace["traceEvents"]
+        if e["ph"] == "M" and e["name"] == "process_name"
+    }
     assert len(set(names.values())) == len(names)
     found: dict[int, list[dict[str, Any]]] = {}
     for event in trace["traceEvents"]:
@@ -86,7 +94,9 @@ def test_the_table_is_folded_over_ranks(mesh: Mesh) -> None:
 
 
 def test_operators_on_threads_of_the_rank_are_there_too(mesh: Mesh) -> None:
-    source = "import threading\nt = threading.Thread(target=lambda: torch.ones(3).cumsum(0))\nt.start(); t.join()"
+    source = (
+        "import threading\nt = threading.Thread(target=lambda: torch.ones(3).cumsum(0))\nt.start(); t.join()"
+    )
     profile = mesh.profile(source)
     assert any(o.name == "aten::cumsum" for o in profile.operators)
 
@@ -109,7 +119,9 @@ def test_some_ranks_of_a_cell_and_a_file_of_ones_own(mesh: Mesh, tmp_path: Path)
         ({"ranks": "0", "file": "nowhere/trace.json"}, "no folder"),
     ],
 )
-def test_bad_requests_are_refused_before_anything_runs(mesh: Mesh, arguments: dict[str, str], said: str) -> None:
+def test_bad_requests_are_refused_before_anything_runs(
+    mesh: Mesh, arguments: dict[str, str], said: str
+) -> None:
     num = len(mesh.history())
     with pytest.raises((MeshUsageError, ValueError), match=said):
         mesh.profile("ran = True", **arguments)  # type: ignore[arg-type]
@@ -129,7 +141,11 @@ def test_an_interrupted_cell_gives_its_trace(mesh: Mesh, tmp_path: Path) -> None
     ready = tmp_path / "ready"
     os.mkfifo(ready)
     request = ProfileRequest((0, 1), memory=True)
-    run = mesh.submit(f"b = a @ a\nif rank == 0: open({str(ready)!r}, 'w').write('x')\ntime.sleep(600)", "0-1", profile=request)
+    run = mesh.submit(
+        f"b = a @ a\nif rank == 0: open({str(ready)!r}, 'w').write('x')\ntime.sleep(600)",
+        "0-1",
+        profile=request,
+    )
     opener = threading.Thread(target=lambda: ready.read_text(), daemon=True)
     opener.start()
     opener.join(PATIENCE_S)
@@ -157,7 +173,9 @@ def test_a_rank_that_dies_is_named_and_the_others_have_theirs(mesh: Mesh) -> Non
 def test_ranks_without_torch_say_so_and_run_nothing(mesh: Mesh) -> None:
     mesh.run("import sys\nran = False\nif rank == 1: kept, sys.modules['torch'] = sys.modules['torch'], None")
     try:
-        with pytest.raises(CellError, match=r"rank 1: MeshUsageError: a profile needs torch, and this rank has none"):
+        with pytest.raises(
+            CellError, match=r"rank 1: MeshUsageError: a profile needs torch, and this rank has none"
+        ):
             mesh.profile("ran = True")
         assert mesh.pull("ran", ranks="1").item() is False
         assert mesh.profile("ran = True", profile_ranks="0,2-3").ranks == (0, 2, 3)
@@ -175,7 +193,10 @@ def test_a_profile_writes_nothing_into_the_cells_output_and_leaves_no_variable(m
 
 
 def test_memory_says_who_holds_what(mesh: Mesh) -> None:
-    source = "held = None\nheld = [bytes(1000) for _ in range(5000)]\nif rank == 0: big = bytearray(os.urandom(40_000_000))\n_ = torch.ones(1)"
+    source = (
+        "held = None\nheld = [bytes(1000) for _ in range(5000)]\nif rank == 0: big = "
+        "bytearray(os.urandom(40_000_000))\n_ = torch.ones(1)"
+    )
     profile = mesh.profile(source, trace=False, memory=True)
     assert profile.file is None
     assert sorted(profile.memory) == [0, 1, 2, 3]

@@ -15,8 +15,6 @@ from monarch_nb.ft import ReplicaGroups
 pytest.importorskip("torchft", reason="needs torchft: pip install torchft")
 
 
-
-
 @pytest.fixture
 def procs() -> Iterator[ProcMesh]:
     mesh = this_host().spawn_procs({"replicas": 3})
@@ -59,7 +57,12 @@ def train(trap: str, end_file: str) -> tuple[int, int, list[float]]:
             x = torch.randn(16, 4, generator=generator)
             ft_optimizer.zero_grad()
             loss = torch.nn.functional.mse_loss(model(x), x.sum(1, keepdim=True))
-            if manager.current_step() >= 5 and manager.num_participants() == 3 and os.environ["REPLICA_GROUP_ID"] == "1" and os.path.exists(trap):
+            if (
+                manager.current_step() >= 5
+                and manager.num_participants() == 3
+                and os.environ["REPLICA_GROUP_ID"] == "1"
+                and os.path.exists(trap)
+            ):
                 os.unlink(trap)
                 os.kill(os.getpid(), signal.SIGKILL)
             loss.backward()
@@ -67,7 +70,9 @@ def train(trap: str, end_file: str) -> tuple[int, int, list[float]]:
             ft_optimizer.step()
             if first < 0:
                 first = manager.current_step()
-                if os.environ["REPLICA_GROUP_ID"] == "1" and not os.path.exists(trap):  # back again, at the others' step
+                if os.environ["REPLICA_GROUP_ID"] == "1" and not os.path.exists(
+                    trap
+                ):  # back again, at the others' step
                     with open(end_file + ".new", "w") as file:
                         file.write(str(first + 10))
                     os.rename(end_file + ".new", end_file)

@@ -147,5 +147,7 @@ def test_a_function_decides(line: ProcMesh) -> None:
     while not line.healthy():
         pass
     assert [f.pid for f in asked] == [pid]
-    with pytest.raises(ValueError, match="on_failure takes 'stop', 'heal', 'shrink' or a function, not 'restart'"):
+    with pytest.raises(
+        ValueError, match="on_failure takes 'stop', 'heal', 'shrink' or a function, not 'restart'"
+    ):
         line.on_failure("restart")

@@ -1,4 +1,6 @@
-"""What goes wrong is said once: by an exception, or on stderr where nobody waits; without frames of this package."""
+"""What goes wrong is said once: by an exception, or on stderr where nobody waits; without frames of this
+package.
+"""
 
 from __future__ import annotations
 
@@ -29,19 +31,32 @@ from monarch_nb.mesh import CellError
 T = 60
 
 
-def test_a_constructor_that_fails_is_told_with_one_traceback(procs: ProcMesh, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_constructor_that_fails_is_told_with_one_traceback(
+    procs: ProcMesh, capsys: pytest.CaptureFixture[str]
+) -> None:
     bad = procs.spawn("unbuilt", BadStart)
     wait_until(lambda: bad._broken is not None and len(bad._broken.ranks) == 4, "all four ranks have told")
     procs._session.reports.flush()
     said = capsys.readouterr().err
-    assert said.count("Traceback") == 1 and "actor 'unbuilt' was not constructed on ranks 0-3: RuntimeError: cannot construct" in said
+    assert (
+        said.count("Traceback") == 1
+        and "actor 'unbuilt' was not constructed on ranks 0-3: RuntimeError: cannot construct" in said
+    )
     assert "monarch_nb/_" not in said
     for _ in range(2):
         with pytest.raises(SupervisionError) as caught:
             bad.anything.call().get(T)
         first, *more = str(caught.value).splitlines()
-        assert first.startswith("unbuilt.anything: actor 'unbuilt' was not constructed on ranks 0-3: RuntimeError: cannot construct") and not more
-        assert "raise RuntimeError" in caught.value.failures[0].traceback, "a program can still look at all of it"
+        assert (
+            first.startswith(
+                "unbuilt.anything: actor 'unbuilt' was not constructed on ranks 0-3: RuntimeError: "
+                "cannot construct"
+            )
+            and not more
+        )
+        assert "raise RuntimeError" in caught.value.failures[0].traceback, (
+            "a program can still look at all of it"
+        )
     with pytest.raises(ActorError, match="was not constructed") as asked:
         bad.initialized.get(T)
     assert "Traceback" not in str(asked.value)
@@ -49,7 +64,9 @@ def test_a_constructor_that_fails_is_told_with_one_traceback(procs: ProcMesh, ca
     assert not capsys.readouterr().err
 
 
-def test_who_calls_at_once_is_told_by_the_exception_only(procs: ProcMesh, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_calls_at_once_is_told_by_the_exception_only(
+    procs: ProcMesh, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(client_reports, "WINDOW_S", 600.0)  # "at once", however busy the machine is
     bad = procs.spawn("unbuilt_at_once", BadStart)
     with pytest.raises(SupervisionError) as caught:
@@ -73,7 +90,9 @@ def test_a_dropped_call_that_failed_says_so_once(procs: ProcMesh, capsys: pytest
     assert "dropped.raise_on: 2 of 4 ranks failed" in said and "ranks 1-2: ValueError: lost" in said
 
 
-def test_a_future_that_is_dropped_after_its_answer_says_so(procs: ProcMesh, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_future_that_is_dropped_after_its_answer_says_so(
+    procs: ProcMesh, capsys: pytest.CaptureFixture[str]
+) -> None:
     faulty = procs.spawn("dropped_later", Faulty)
     reports = procs._session.reports
     reports.begin_cell()
@@ -88,7 +107,9 @@ def test_a_future_that_is_dropped_after_its_answer_says_so(procs: ProcMesh, caps
     assert "dropped_later.raise_alone: rank 0 failed" in said and "ValueError: rank 0 is unique" in said
 
 
-def test_futures_that_were_read_or_went_well_say_nothing(procs: ProcMesh, capsys: pytest.CaptureFixture[str]) -> None:
+def test_futures_that_were_read_or_went_well_say_nothing(
+    procs: ProcMesh, capsys: pytest.CaptureFixture[str]
+) -> None:
     faulty = procs.spawn("read", Faulty)
     faulty.ok.call()
     assert isinstance(faulty.raise_alone.call().exception(T), ActorError)
@@ -106,7 +127,9 @@ def test_futures_that_were_read_or_went_well_say_nothing(procs: ProcMesh, capsys
     assert not capsys.readouterr().err
 
 
-def test_execute_refuses_dead_ranks_at_once_and_the_usual_loop_heals(doomed: ProcMesh, tmp_path: Path) -> None:
+def test_execute_refuses_dead_ranks_at_once_and_the_usual_loop_heals(
+    doomed: ProcMesh, tmp_path: Path
+) -> None:
     kill(doomed, 2)
     trace = tmp_path / "called"
     with pytest.raises(DeviceMeshError, match=r"1 of 4 ranks is dead; nothing was called(.|\n)*mesh.heal"):
@@ -136,7 +159,9 @@ def test_wrong_calls_are_what_callers_catch(procs: ProcMesh) -> None:
 def test_run_shows_what_ranks_print_and_return(capsys: pytest.CaptureFixture[str]) -> None:
     with own_mesh("shown", {"gpus": 2}) as mesh:
         result = mesh.run("print('hello')\nrank ** 2")
-        shown = set(capsys.readouterr().out.splitlines())  # what other tests' ranks print late may be there, too
+        shown = set(
+            capsys.readouterr().out.splitlines()
+        )  # what other tests' ranks print late may be there, too
         assert {"[0] 0", "[1] 1"} <= shown
         assert "[0-1] hello" in shown or {"[0] hello", "[1] hello"} <= shown
         assert repr(result).startswith(f"<CellResult of #{result.n} on ranks 0-1: ok, ")
@@ -191,7 +216,9 @@ def test_scripts_show_their_own_frames(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     env = {**os.environ, "PYTHONPATH": os.path.dirname(__file__)}
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=180, env=env, check=False)
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=180, env=env, check=False
+    )
     assert done.returncode == 1
     said = dict(part.split("\n", 1) for part in done.stderr.split("== ")[1:])
     package = os.path.dirname(monarch_nb.__file__) + os.sep
@@ -200,7 +227,11 @@ def test_scripts_show_their_own_frames(tmp_path: Path) -> None:
         assert f'File "{script}"' in text, f"{name} doesn't show where it was called:\n{text}"
     assert "ranks 0-3: ValueError: rank {0-3} is unique" in said["call"]
     assert said["spawn"].count("raise RuntimeError") == 1
-    assert said["pull"].rstrip().endswith("name 'learning_rat' is not defined on ranks 0-3. Did you mean 'learning_rate'?")
+    assert (
+        said["pull"]
+        .rstrip()
+        .endswith("name 'learning_rat' is not defined on ranks 0-3. Did you mean 'learning_rate'?")
+    )
     assert "never read" in done.stderr and "nobody has asked for its answer" in done.stderr
     assert "ValueError: mine" in said["main"]
 

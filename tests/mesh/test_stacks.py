@@ -23,12 +23,16 @@ HOLD = "def hold():\n    ctypes.PyDLL(None).sleep(600)\nif rank == 2: hold()"
 
 @pytest.fixture(scope="module", params=[0, 2], ids=["one_host", "two_hosts"])
 def mesh(request: pytest.FixtureRequest) -> Iterator[Mesh]:
-    with own_mesh(f"stacks{request.param}", {"gpus": 4 if not request.param else 2}, num_hosts=request.param) as found:
+    with own_mesh(
+        f"stacks{request.param}", {"gpus": 4 if not request.param else 2}, num_hosts=request.param
+    ) as found:
         found.run("import ctypes, time, os, signal, threading")
         yield found
 
 
-def until(mesh: Mesh, wanted: Callable[[Mapping[int, Any]], bool], **options: Any) -> dict[int, Mapping[str, Any]]:
+def until(
+    mesh: Mesh, wanted: Callable[[Mapping[int, Any]], bool], **options: Any
+) -> dict[int, Mapping[str, Any]]:
     deadline = time.monotonic() + PATIENCE_S
     while not wanted(found := mesh.stacks(**options)):
         assert time.monotonic() < deadline, stacks_text(found)
@@ -53,10 +57,13 @@ def held(mesh: Mesh) -> Iterator[Mesh]:
 
 def test_ranks_that_answer_are_asked(mesh: Mesh) -> None:
     run = mesh.submit("def nap():\n    time.sleep(600)\nnap()", number=6)
-    found = until(mesh, lambda f: all("in nap" in (each["stacks"] or {}).get("MainThread", "") for each in f.values()))
+    found = until(
+        mesh, lambda f: all("in nap" in (each["stacks"] or {}).get("MainThread", "") for each in f.values())
+    )
     assert {each["how"] for each in found.values()} == {"asked"}
     assert stacks_text(found) == (
-        "ranks 0-3 (asked): cell or function\n  In[6], line 3, in <module>\n    nap()\n  In[6], line 2, in nap\n    time.sleep(600)"
+        "ranks 0-3 (asked): cell or function\n  In[6], line 3, in <module>\n    nap()\n  In[6], line "
+        "2, in nap\n    time.sleep(600)"
     )
     mesh.interrupt()
     run.wait(PATIENCE_S)
@@ -79,7 +86,8 @@ def test_looking_does_not_wake_what_sleeps(held: Mesh) -> None:
 def test_the_file_is_private(mesh: Mesh) -> None:
     source = (
         "from monarch_nb._transport import process_context\nfrom monarch_nb._wire import address\n"
-        "oct(os.stat(address.dump_path(process_context.transport().directory, process_context.transport().me)).st_mode & 0o777)"
+        "oct(os.stat(address.dump_path(process_context.transport().directory, "
+        "process_context.transport().me)).st_mode & 0o777)"
     )
     values = mesh.run(source).bundles
     assert {r: bundle["text/plain"] for r, bundle in values.items()} == dict.fromkeys(range(4), "'0o600'")
@@ -130,7 +138,10 @@ def test_without_py_spy_it_is_said(held: Mesh, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(stack_service, "find_py_spy", lambda: "")
     found: dict[str, Any] = {"stacks": None, "how": "", "missing": "it has no handler for the signal"}
     stack_service._by_py_spy(stack_service._Target(1, os.getpid()), found, native=False)
-    assert found["missing"] == "it has no handler for the signal; py-spy is not installed on its host: pip install py-spy"
+    assert (
+        found["missing"]
+        == "it has no handler for the signal; py-spy is not installed on its host: pip install py-spy"
+    )
     assert stacks_text({1: {**found, "process": ""}}) == (
         "rank 1: does not answer: its threads can't run Python just now (it has no handler for the signal; "
         "py-spy is not installed on its host: pip install py-spy)"
@@ -159,8 +170,13 @@ def test_what_faulthandler_writes() -> None:
 
 
 def test_what_py_spy_prints() -> None:
-    frames = '[{"name": "nanosleep", "filename": "libc.so.6", "line": 0}, {"name": "f", "filename": "<string>", "line": 4}]'
+    frames = (
+        '[{"name": "nanosleep", "filename": "libc.so.6", "line": 0}, {"name": "f", "filename": '
+        '"<string>", "line": 4}]'
+    )
     data = f'[{{"thread_name": null, "os_thread_id": 7, "frames": {frames}}}]'.encode()
-    assert from_py_spy(data) == {"thread-7": '  File "<string>", line 4, in f\n  File "libc.so.6", in nanosleep\n'}
+    assert from_py_spy(data) == {
+        "thread-7": '  File "<string>", line 4, in f\n  File "libc.so.6", in nanosleep\n'
+    }
     with pytest.raises(ValueError):
         from_py_spy(b"Error: permission denied")

@@ -1,4 +1,6 @@
-"""Strangers at the port for other hosts: they can't have more than a little memory taken, nor keep hosts out."""
+"""Strangers at the port for other hosts: they can't have more than a little memory taken, nor keep hosts
+out.
+"""
 
 from __future__ import annotations
 
@@ -133,7 +135,10 @@ def test_a_worker_is_not_to_be_filled_either(tmp_path: Path) -> None:
         port = int(probe.getsockname()[1])
     keys = str(tmp_path / "keys")
     key_file(keys)
-    code = f"from monarch_nb.actor import run_worker_loop_forever; run_worker_loop_forever('tcp://127.0.0.1:{port}', {keys!r})"
+    code = (
+        "from monarch_nb.actor import run_worker_loop_forever; "
+        f"run_worker_loop_forever('tcp://127.0.0.1:{port}', {keys!r})"
+    )
     worker = subprocess.Popen([sys.executable, "-c", code])
     try:
         hosts = attach_to_workers(keys, [f"tcp://127.0.0.1:{port}"])

@@ -1,4 +1,6 @@
-"""Edited modules take effect on living ranks: before cells and calls, or when asked; nothing runs old code unnoticed."""
+"""Edited modules take effect on living ranks: before cells and calls, or when asked; nothing runs old code
+unnoticed.
+"""
 
 from __future__ import annotations
 
@@ -104,13 +106,17 @@ def test_watched_cells_and_calls_run_the_new_code(mesh: Mesh, module: Path) -> N
     counter = mesh.spawn("counter", code.Counter)
     assert list(counter.step.call().get().values()) == [("v1", 1, 1)] * 3
     edit(module, "v1", "v2")
-    assert list(counter.step.call().get().values()) == [("v2", 2, 2)] * 3, "the actor's state, and the module's, stay"
+    assert list(counter.step.call().get().values()) == [("v2", 2, 2)] * 3, (
+        "the actor's state, and the module's, stay"
+    )
     assert version(mesh) == ["v2"] * 3
     edit(module, "v2", "v4")
     assert list(mesh.execute(code.version).get().values()) == ["v4"] * 3
     edit(module, "v4", "v2")
     again = mesh.spawn("again", code.Counter)
-    assert list(again.step.call().get().values()) == [("v2", 1, 3)] * 3, "its class is the new one from the start"
+    assert list(again.step.call().get().values()) == [("v2", 1, 3)] * 3, (
+        "its class is the new one from the start"
+    )
     edit(module, "self.steps = 0", "self.steps = 10")
     third = mesh.spawn("third", code.Counter)
     assert [value[1] for value in third.step.call().get().values()] == [11] * 3
@@ -123,7 +129,9 @@ def test_watched_cells_and_calls_run_the_new_code(mesh: Mesh, module: Path) -> N
     counter.stop().get()
 
 
-def test_a_call_under_way_ends_with_the_code_it_began_with_and_state_stays(mesh: Mesh, module: Path, tmp_path: Path) -> None:
+def test_a_call_under_way_ends_with_the_code_it_began_with_and_state_stays(
+    mesh: Mesh, module: Path, tmp_path: Path
+) -> None:
     sys.modules.pop(module.stem, None)
     code = __import__(module.stem)
     mesh.sync_mode = "watch"
@@ -141,18 +149,28 @@ def test_warned_once_for_each_change(mesh: Mesh, module: Path, capsys: pytest.Ca
     mesh.sync_mode = "warn"
     edit(module, "v1", "v2")
     text = run(mesh, "code.version()", capsys)
-    assert f"{module.name} has changed since this rank loaded it" in text and "%mesh sync" in text and "v1" in text
+    assert (
+        f"{module.name} has changed since this rank loaded it" in text
+        and "%mesh sync" in text
+        and "v1" in text
+    )
     assert "has changed" not in run(mesh, "code.version()", capsys)
     edit(module, "v2", "v3")
     assert "has changed" in run(mesh, "code.version()", capsys)
-    assert str(mesh.sync()).splitlines()[0] == f"[0-2] reloaded {module.name} (class Counter, function version)"
+    assert (
+        str(mesh.sync()).splitlines()[0] == f"[0-2] reloaded {module.name} (class Counter, function version)"
+    )
     assert version(mesh) == ["v3"] * 3 and "has changed" not in run(mesh, "1", capsys)
 
 
-def test_strict_refuses_and_off_says_nothing(mesh: Mesh, module: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_strict_refuses_and_off_says_nothing(
+    mesh: Mesh, module: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     mesh.sync_mode = "strict"
     edit(module, "v1", "v2")
-    with pytest.raises(ActorError, match=f"ranks 0-2: StaleCode: {module.name} has changed .* hasn't run.*%mesh sync"):
+    with pytest.raises(
+        ActorError, match=f"ranks 0-2: StaleCode: {module.name} has changed .* hasn't run.*%mesh sync"
+    ):
         mesh.run("mark = 1")
     mesh.sync_mode = "off"
     assert "changed" not in run(mesh, "assert 'mark' not in globals(), 'it has run'", capsys)
@@ -164,7 +182,9 @@ def test_a_module_that_raises_keeps_the_cell_from_running(mesh: Mesh, module: Pa
     mesh.sync_mode = "watch"
     edit(module, "RATE = 1", "RATE = 1 / 0")
     for _ in range(2):
-        with pytest.raises(ActorError, match=r"(?s)ranks 0-2: StaleCode: .*ZeroDivisionError.*line 5, in <module>"):
+        with pytest.raises(
+            ActorError, match=r"(?s)ranks 0-2: StaleCode: .*ZeroDivisionError.*line 5, in <module>"
+        ):
             mesh.run("broken_mark = 1")
     receipt = mesh.sync()
     assert not receipt.is_done and "ZeroDivisionError" in receipt.errors()
@@ -173,7 +193,9 @@ def test_a_module_that_raises_keeps_the_cell_from_running(mesh: Mesh, module: Pa
 
 
 def test_a_busy_rank_reloads_when_it_is_done(mesh: Mesh, module: Path, tmp_path: Path) -> None:
-    submitted = mesh.submit(f"import os, time\nwhile not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.01)", "1")
+    submitted = mesh.submit(
+        f"import os, time\nwhile not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.01)", "1"
+    )
     wait_until(lambda: mesh.status().ranks[1].state != "idle", "rank 1 runs the cell")
     edit(module, "v1", "v2")
     receipt = mesh.sync(timeout_s=0.5)
@@ -199,7 +221,7 @@ def test_a_rank_that_is_started_anew_has_the_mode(mesh: Mesh, module: Path) -> N
 def test_dry_run_and_chosen_paths(mesh: Mesh, module: Path, folder: Path) -> None:
     edit(module, "v1", "v2")
     assert str(mesh.sync(dry_run=True)).startswith(f"[0-2] {module.name}: would change Counter, version")
-    assert str(mesh.sync(folder / "..", dry_run=True)) .startswith("[0-2]")
+    assert str(mesh.sync(folder / "..", dry_run=True)).startswith("[0-2]")
     other = folder / "elsewhere"
     other.mkdir(exist_ok=True)
     assert "nothing to reload" in str(mesh.sync(other))

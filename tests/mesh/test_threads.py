@@ -15,7 +15,9 @@ def threads() -> tuple[str, int]:
     return os.environ["OMP_NUM_THREADS"], torch.get_num_threads()
 
 
-@pytest.mark.parametrize(("given", "taken"), [("4,2", 4), (" 3 ", 3), ("many", None), ("0", None), ("", None), ("2,", 2)])
+@pytest.mark.parametrize(
+    ("given", "taken"), [("4,2", 4), (" 3 ", 3), ("many", None), ("0", None), ("", None), ("2,", 2)]
+)
 def test_whatever_is_said_of_openmp_ranks_start(given: str, taken: int | None) -> None:
     procs = this_host().spawn_procs({"gpus": 1}, env={"OMP_NUM_THREADS": given})
     (found,) = procs.execute(threads).get(60).values()

@@ -1,4 +1,6 @@
-"""Training that survives: a rank is killed in the middle of a step, and the run ends as if nothing had happened."""
+"""Training that survives: a rank is killed in the middle of a step, and the run ends as if nothing had
+happened.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def procs() -> Iterator[ProcMesh]:
 
 
 class Trainer(Checkpointed):
-    """A small model; wrapped by subclasses. `trap`: while this file is there, rank 1 dies in the middle of step 8."""
+    """A small model; wrapped by subclasses. `trap`: while this file is there, rank 1 dies in the middle of
+    step 8.
+    """
 
     def __init__(self, trap: str = "") -> None:
         if not dist.is_initialized():
@@ -79,7 +83,11 @@ class Ddp(Trainer):
         return torch.nn.parallel.DistributedDataParallel(model)
 
     def state_dict(self) -> Any:
-        return {"model": self.model.module.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.step_number}
+        return {
+            "model": self.model.module.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "step": self.step_number,
+        }
 
     def load_state_dict(self, state: Any) -> None:
         self.model.module.load_state_dict(state["model"])
@@ -108,7 +116,9 @@ class Fsdp(Trainer):
     def load_state_dict(self, state: Any) -> None:
         from torch.distributed.checkpoint.state_dict import set_state_dict
 
-        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        set_state_dict(
+            self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+        )
         self.step_number = state["step"]
 
 

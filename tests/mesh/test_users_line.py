@@ -1,4 +1,6 @@
-"""Everything that names a line of the user's names the same one: live state, `%mesh why`, stacks, the debugger, tracebacks. On one host and on two."""
+"""Everything that names a line of the user's names the same one: live state, `%mesh why`, stacks, the
+debugger, tracebacks. On one host and on two.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ ONE_OF_OURS = re.compile(r"monarch_nb/[a-z_]+(/[a-z_]+)*\.py")
 
 @pytest.fixture(scope="module", params=[0, 2], ids=["one_host", "two_hosts"])
 def mesh(request: pytest.FixtureRequest) -> Iterator[Mesh]:
-    with own_mesh(f"line{request.param}", {"gpus": 2 if not request.param else 1}, num_hosts=request.param) as found:
+    with own_mesh(
+        f"line{request.param}", {"gpus": 2 if not request.param else 1}, num_hosts=request.param
+    ) as found:
         yield found
 
 
@@ -48,7 +52,10 @@ def is_in_get(stack: str) -> bool:
 def waiting(mesh: Mesh) -> Iterator[Mesh]:
     """A mesh whose cell waits in `Future.get`."""
     run = mesh.submit(CELL, number=NUMBER)
-    wait_until(lambda: all(is_in_get(each["stacks"]["MainThread"]) for each in mesh.stacks().values()), "a cell that waits in Future.get")
+    wait_until(
+        lambda: all(is_in_get(each["stacks"]["MainThread"]) for each in mesh.stacks().values()),
+        "a cell that waits in Future.get",
+    )
     try:
         yield mesh
     finally:
@@ -62,11 +69,15 @@ def test_all_that_shows_a_cell_that_waits_for_an_answer_names_its_line(waiting: 
 
     wait_until(lambda: lines() == {f"In [{NUMBER}], line {ROW}: {LINE}"}, f"the live line; there's {lines()}")
     stacks = waiting.stacks()
-    assert {innermost(each) for each in stacks.values()} == {f"is at In[{NUMBER}], line {ROW}, in ask: {LINE}"}
+    assert {innermost(each) for each in stacks.values()} == {
+        f"is at In[{NUMBER}], line {ROW}, in ask: {LINE}"
+    }
     shown = stacks_text(stacks)
     assert f"  In[{NUMBER}], line {ROW}, in ask\n    {LINE}\n" in shown
     assert not ONE_OF_OURS.search(shown)
-    (row, _) = [row for row in waiting.why().rows if row.line.startswith(f"cell [{NUMBER}] line {ROW} in ask")]
+    (row, _) = [
+        row for row in waiting.why().rows if row.line.startswith(f"cell [{NUMBER}] line {ROW} in ask")
+    ]
     assert row.line.endswith(", Future.get")
 
 
@@ -99,7 +110,9 @@ def where(debugger: MeshDebugger, stops: Sequence[Stop]) -> set[str]:
 
 
 def test_tracebacks_and_the_debugger_name_it_too(mesh: Mesh) -> None:
-    """An error that an answer brings is raised in `Future.get`: what's shown, and where the debugger stands, is the line that has called it."""
+    """An error that an answer brings is raised in `Future.get`: what's shown, and where the debugger
+    stands, is the line that has called it.
+    """
     failures = mesh.submit(FAILS + "ask(failing)", number=NUMBER).wait(60.0).failures
     for failure in failures.values():
         assert f"Cell In[{NUMBER}], line {ASKS}, in ask" in re.sub("\x1b[^m]*m", "", failure.traceback)
@@ -109,7 +122,9 @@ def test_tracebacks_and_the_debugger_name_it_too(mesh: Mesh) -> None:
     stops = debugger.stops()
     assert len(stops) == 2
     assert {(stop.file, stop.line, stop.function) for stop in stops} == {(f"In [{NUMBER}]", ASKS, "ask")}
-    assert where(debugger, stops) == {f"  In [{NUMBER}]({LAST}) <module>(): ask(failing)\n> In [{NUMBER}]({ASKS}) ask(): {CALL}"}
+    assert where(debugger, stops) == {
+        f"  In [{NUMBER}]({LAST}) <module>(): ask(failing)\n> In [{NUMBER}]({ASKS}) ask(): {CALL}"
+    }
     debugger.send(stops, "quit")
 
 

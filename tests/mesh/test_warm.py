@@ -1,4 +1,6 @@
-"""Interpreters that are kept warm for the next program: who gets one, what it's then like, and that nothing is left."""
+"""Interpreters that are kept warm for the next program: who gets one, what it's then like, and that
+nothing is left.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ while True:
     print(json.dumps({"controller": status.pid, "zygote": status.zygote_pid, "ranks": ranks}), flush=True)
     if sys.stdin.readline().strip() != "again":
         break
-"""
+"""  # noqa: E501
 
 
 class Program:
@@ -86,7 +88,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def command(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "monarch_nb.cli", "warm", *words], capture_output=True, text=True, env={**os.environ, **env}
+        [sys.executable, "-m", "monarch_nb.cli", "warm", *words],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **env},
     )
 
 
@@ -108,11 +113,16 @@ def made_warm() -> Kept:
 
 def new_processes(name: str = "") -> list[int]:
     """Return the processes that have begun since the test has: other tests' meshes may run beside it."""
-    return [pid for pid, found in mesh_processes().items() if pid not in Program.before and found.startswith(name)]
+    return [
+        pid for pid, found in mesh_processes().items() if pid not in Program.before and found.startswith(name)
+    ]
 
 
 def nothing_is_left() -> bool:
-    return not [name for name in os.listdir(socket_root()) if name.startswith("warm-")] and "mnb-warm" not in mesh_processes().values()
+    return (
+        not [name for name in os.listdir(socket_root()) if name.startswith("warm-")]
+        and "mnb-warm" not in mesh_processes().values()
+    )
 
 
 def test_program_takes_the_warm_controller_as_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +155,9 @@ def test_environment_of_the_taker_replaces_the_keepers(folder: Path, monkeypatch
     program.process.stdin.write("again\n")
     program.process.stdin.flush()
     again = program.said()
-    assert again["zygote"] != said["zygote"] and again["ranks"] == said["ranks"]  # its successor has what the program has, too
+    assert (
+        again["zygote"] != said["zygote"] and again["ranks"] == said["ranks"]
+    )  # its successor has what the program has, too
     program.end()
 
 
@@ -153,7 +165,9 @@ def test_typed_again_it_says_until_when(folder: Path) -> None:
     first = command()
     assert re.fullmatch(r"this environment is warm until \d\d:\d\d, .*\n", first.stdout), first
     again = command("--for", "8h")
-    assert re.fullmatch(r"this environment is warm already, until \d\d:\d\d \(pid \d+\)\. .*\n", again.stdout), again
+    assert re.fullmatch(
+        r"this environment is warm already, until \d\d:\d\d \(pid \d+\)\. .*\n", again.stdout
+    ), again
     assert re.search(r"\d\d:\d\d", again.stdout)[0] == re.search(r"\d\d:\d\d", first.stdout)[0]  # type: ignore[index]
     assert re.fullmatch(rf"{sys.executable}: warm until \d\d:\d\d \(pid \d+\)\n", command("--status").stdout)
     other = command("--status", OMP_NUM_THREADS="3").stdout
@@ -208,13 +222,18 @@ def test_paths_that_would_find_other_modules(tmp_path: Path) -> None:
     for folder in (ours, project, library):
         Path(folder).mkdir()
     (tmp_path / "project" / "mine").mkdir()
-    warm_path, modules = ["/lib/python", library, project], {library: ["numpy", "torch"], project: ["mine"], "": ["sys"]}
+    warm_path, modules = (
+        ["/lib/python", library, project],
+        {library: ["numpy", "torch"], project: ["mine"], "": ["sys"]},
+    )
 
     def why(*path: str) -> str:
         return why_path_differs(path, warm_path, modules)
 
     assert why(ours, *warm_path) == why(ours, "/nowhere", *warm_path, ours) == ""
-    assert why(project, *warm_path) == ""  # a program that is started in a project which is installed to be edited
+    assert (
+        why(project, *warm_path) == ""
+    )  # a program that is started in a project which is installed to be edited
     assert why(library, "/lib/python") == f"{project} isn't in its module path"
     assert "can't be looked into" in why(__file__, *warm_path)
     (tmp_path / "scripts" / "torch").mkdir()
@@ -228,10 +247,15 @@ def test_paths_that_would_find_other_modules(tmp_path: Path) -> None:
     (tmp_path / "project" / "numpy.py").touch()
     assert why(*warm_path) == ""  # it comes later, as it did when the interpreter imported numpy
     assert why(project, *warm_path) == f"{project}/numpy.py would be imported in place of the installed numpy"
-    assert why("/lib/python", project, library) == f"{project}/numpy.py would be imported in place of the installed numpy"
+    assert (
+        why("/lib/python", project, library)
+        == f"{project}/numpy.py would be imported in place of the installed numpy"
+    )
 
 
-def test_packages_that_were_installed_since(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_that_were_installed_since(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     packages = tmp_path / "site-packages"
     packages.mkdir()
     monkeypatch.setenv("PYTHONPATH", str(packages))
@@ -274,7 +298,9 @@ def test_keeper_is_killed(folder: Path, when: str) -> None:
 
 
 def test_keeper_is_killed_while_it_warms_up(folder: Path) -> None:
-    process = subprocess.Popen([sys.executable, "-m", "monarch_nb.cli", "warm"], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "monarch_nb.cli", "warm"], stderr=subprocess.PIPE, text=True
+    )
     host = wait_until(lambda: new_processes("mnb-host"), "a controller")
     kept = wait_until(warm.keepers, "a keeper")[0]
     os.kill(kept.pid, signal.SIGKILL)
@@ -295,7 +321,16 @@ def test_what_is_kept_warm_is_killed(folder: Path, who: str) -> None:
     said = program.said()
     assert said["controller"] != controller  # it has started its own, without a word
     program.end()
-    assert controller_of(wait_until(lambda: (k := kept_warm()) and (k if controller_of(k) != controller else None), "another controller") or kept) != controller
+    assert (
+        controller_of(
+            wait_until(
+                lambda: (k := kept_warm()) and (k if controller_of(k) != controller else None),
+                "another controller",
+            )
+            or kept
+        )
+        != controller
+    )
 
 
 def test_taker_dies(folder: Path) -> None:
@@ -312,11 +347,13 @@ def test_taker_dies_before_it_has_heard(folder: Path) -> None:
     kept = made_warm()
     assert kept.controller is not None
     code = (
-        "import os, socket, sys; link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); link.connect(sys.argv[1]);"
-        "fd = os.memfd_create('x'); os.write(fd, b'{\"environ\": {}, \"path\": [], \"cwd\": \"/\"}');"
+        "import os, socket, sys; link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); link.connect(sys.argv[1]);"  # noqa: E501
+        'fd = os.memfd_create(\'x\'); os.write(fd, b\'{"environ": {}, "path": [], "cwd": "/"}\');'
         "socket.send_fds(link, [b'claim'], [fd]); print(link.recv(64), flush=True); os.kill(os.getpid(), 9)"
     )
-    done = subprocess.run([sys.executable, "-c", code, socket_path(kept.controller.directory)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, socket_path(kept.controller.directory)], capture_output=True, text=True
+    )
     assert done.stdout == f"{YOURS}\n"
     assert wait_for_exit(kept.controller.pid)
     wait_until(lambda: controller_of(kept_warm()) != kept.controller.pid, "another controller")  # type: ignore[union-attr]
@@ -338,7 +375,13 @@ def test_strange_messages_to_a_warm_controller(folder: Path) -> None:
     assert kept.controller is not None
     path = socket_path(kept.controller.directory)
     read_end, write_end = os.pipe()
-    lies = [b"", b"[]", b'{"environ": 1}', b'{"environ": {"A": "\\u0000"}, "path": [], "cwd": "/"}', b'{"environ": {}, "path": [1], "cwd": "/"}']
+    lies = [
+        b"",
+        b"[]",
+        b'{"environ": 1}',
+        b'{"environ": {"A": "\\u0000"}, "path": [], "cwd": "/"}',
+        b'{"environ": {}, "path": [1], "cwd": "/"}',
+    ]
     fds = [read_end, os.open("/dev/zero", os.O_RDONLY)]
     for text in lies:
         fds.append(os.memfd_create("lie"))
@@ -380,7 +423,10 @@ def test_setting_keeps_it_warm_for_the_next_program(folder: Path) -> None:
 def test_setting_that_is_no_time(folder: Path) -> None:
     program = Program(folder, MONARCH_NB_WARM="soon")
     said = program.said()["error"].splitlines()
-    assert said[-1].endswith("MONARCH_NB_WARM: a duration is a number with s, m, h or d, as in 90s or 8h; not 'soon'; off keeps nothing warm"), said
+    assert said[-1].endswith(
+        "MONARCH_NB_WARM: a duration is a number with s, m, h or d, as in 90s or 8h; not 'soon'; off "
+        "keeps nothing warm"
+    ), said
     program.end()
     off = Program(folder, MONARCH_NB_WARM="off")
     off.said()

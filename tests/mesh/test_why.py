@@ -1,4 +1,6 @@
-"""Why nothing moves: real hangs, one for each diagnosis, on one host and on two. The mesh survives, and an interrupt frees it."""
+"""Why nothing moves: real hangs, one for each diagnosis, on one host and on two. The mesh survives, and an
+interrupt frees it.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ CELL = 17
 
 @pytest.fixture(scope="module", params=[0, 2], ids=["one_host", "two_hosts"])
 def mesh(request: pytest.FixtureRequest) -> Iterator[Mesh]:
-    with own_mesh(f"why{request.param}", {"gpus": 4 if not request.param else 2}, num_hosts=request.param) as found:
+    with own_mesh(
+        f"why{request.param}", {"gpus": 4 if not request.param else 2}, num_hosts=request.param
+    ) as found:
         found.run("import os, time, ctypes, threading, queue, torch, torch.distributed as dist")
         yield found
 
@@ -37,13 +41,19 @@ def group(mesh: Mesh, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("group")
 def test_a_missing_rank(mesh: Mesh) -> None:
-    run = mesh.submit("t = torch.ones(2, 3)\nif rank != 3: dist.all_reduce(t)\nelse:\n    time.sleep(600)", number=CELL)
+    run = mesh.submit(
+        "t = torch.ones(2, 3)\nif rank != 3: dist.all_reduce(t)\nelse:\n    time.sleep(600)", number=CELL
+    )
     report, diagnosis = until(mesh, "missing rank")
     assert diagnosis.ranks == (3,)
     assert diagnosis.text.startswith("ranks 0-2 wait in all_reduce #4 of the default group")
     assert diagnosis.text.endswith("rank 3 never entered it: it is in cell [17] line 4, time.sleep()")
     rows = {row.rank: row for row in report.rows}
-    assert (rows[0].tensor, rows[0].state, rows[0].line) == ("float32[2, 3]", "busy", "cell [17] line 2, all_reduce")
+    assert (rows[0].tensor, rows[0].state, rows[0].line) == (
+        "float32[2, 3]",
+        "busy",
+        "cell [17] line 2, all_reduce",
+    )
     assert rows[0].operation == "all_reduce #4 of the default group"
     assert rows[3].operation == "sleep"
     assert "0-2    busy   cell [17] line 2, all_reduce" in report.text()
@@ -54,13 +64,17 @@ def test_a_missing_rank(mesh: Mesh) -> None:
 @pytest.mark.usefixtures("group")
 def test_a_missing_rank_in_a_dataloader(mesh: Mesh) -> None:
     source = (
-        "class Slow(torch.utils.data.Dataset):\n    def __len__(self): return 4\n    def __getitem__(self, i): return never.get()\n"
-        "never = queue.Queue()\nif rank == 2:\n    next(iter(torch.utils.data.DataLoader(Slow())))\nelse:\n    work = dist.barrier(async_op=True)\n    work.wait()"
+        "class Slow(torch.utils.data.Dataset):\n    def __len__(self): return 4\n    def "
+        "__getitem__(self, i): return never.get()\nnever = queue.Queue()\nif rank == 2:\n    "
+        "next(iter(torch.utils.data.DataLoader(Slow())))\nelse:\n    work = "
+        "dist.barrier(async_op=True)\n    work.wait()"
     )
     run = mesh.submit(source, number=CELL)
     _, diagnosis = until(mesh, "missing rank")
     assert diagnosis.text.startswith("ranks 0-1,3 wait in ")
-    assert diagnosis.text.endswith("rank 2 never entered it: it is in cell [17] line 3 in __getitem__, Queue.get")
+    assert diagnosis.text.endswith(
+        "rank 2 never entered it: it is in cell [17] line 3 in __getitem__, Queue.get"
+    )
     assert "waits for a queue" in until(mesh, "blocked")[1].text
     free(mesh, run)
 
@@ -68,8 +82,8 @@ def test_a_missing_rank_in_a_dataloader(mesh: Mesh) -> None:
 @pytest.mark.usefixtures("group")
 def test_a_missing_rank_in_a_backward(mesh: Mesh) -> None:
     source = (
-        "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3))\nloss = model(torch.ones(2, 3)).sum()\n"
-        "if rank != 1: loss.backward()\nelse: time.sleep(600)"
+        "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3))\nloss = "
+        "model(torch.ones(2, 3)).sum()\nif rank != 1: loss.backward()\nelse: time.sleep(600)"
     )
     run = mesh.submit(source, number=CELL)
     _, diagnosis = until(mesh, "missing rank", lambda v: "backward of DDP" in v.text)
@@ -80,7 +94,9 @@ def test_a_missing_rank_in_a_backward(mesh: Mesh) -> None:
 
 @pytest.mark.usefixtures("group")
 def test_a_missing_sender(mesh: Mesh) -> None:
-    run = mesh.submit("if rank == 1: dist.recv(torch.ones(1), src=0)\nelif rank == 0: time.sleep(600)", number=CELL)
+    run = mesh.submit(
+        "if rank == 1: dist.recv(torch.ones(1), src=0)\nelif rank == 0: time.sleep(600)", number=CELL
+    )
     _, diagnosis = until(mesh, "missing rank")
     assert diagnosis.ranks == (0,) and diagnosis.text.startswith("rank 1 waits in recv from rank 0")
     assert diagnosis.text.endswith("rank 0 is in cell [17] line 2, time.sleep()")
@@ -89,21 +105,30 @@ def test_a_missing_sender(mesh: Mesh) -> None:
 
 @pytest.mark.usefixtures("group")
 def test_operations_in_another_order(mesh: Mesh) -> None:
-    run = mesh.submit("if rank != 2:\n    dist.all_reduce(torch.ones(1))\nelse:\n    dist.barrier()", number=CELL)
+    run = mesh.submit(
+        "if rank != 2:\n    dist.all_reduce(torch.ones(1))\nelse:\n    dist.barrier()", number=CELL
+    )
     _, diagnosis = until(mesh, "order mismatch")
     assert diagnosis.ranks == (2,)
-    assert diagnosis.text.startswith("ranks 0-1,3 are in all_reduce #4 and rank 2 is in barrier #4 of the default group")
+    assert diagnosis.text.startswith(
+        "ranks 0-1,3 are in all_reduce #4 and rank 2 is in barrier #4 of the default group"
+    )
     free(mesh, run)
 
 
 @pytest.mark.usefixtures("group")
 @pytest.mark.parametrize(
     ("tensor", "odd"),
-    [("torch.ones(8 if rank else 4)", "float32[4]"), ("torch.ones(4, dtype=torch.float32 if rank else torch.int32)", "int32[4]")],
+    [
+        ("torch.ones(8 if rank else 4)", "float32[4]"),
+        ("torch.ones(4, dtype=torch.float32 if rank else torch.int32)", "int32[4]"),
+    ],
     ids=["shape", "dtype"],
 )
 def test_tensors_that_differ(mesh: Mesh, tensor: str, odd: str) -> None:
-    """Gloo ends a process that is sent more than it has room for; here nobody is, and rank 3 is missing, too."""
+    """Gloo ends a process that is sent more than it has room for; here nobody is, and rank 3 is missing,
+    too.
+    """
     run = mesh.submit(f"if rank != 3: dist.all_reduce({tensor})\nelse: time.sleep(600)", number=CELL)
     _, diagnosis = until(mesh, "shape mismatch")
     assert diagnosis.ranks == (0,)
@@ -117,7 +142,10 @@ def test_a_slow_rank(mesh: Mesh) -> None:
     run = mesh.submit("if rank != 0: dist.barrier()\nelse:\n    while True: pass", number=CELL)
     _, diagnosis = until(mesh, "slow rank")
     assert diagnosis.ranks == (0,)
-    assert "ranks 1-3 wait in barrier #4" in diagnosis.text and "rank 0 is slow, but makes progress" in diagnosis.text
+    assert (
+        "ranks 1-3 wait in barrier #4" in diagnosis.text
+        and "rank 0 is slow, but makes progress" in diagnosis.text
+    )
     free(mesh, run)
 
 
@@ -134,7 +162,11 @@ def test_a_dead_peer(mesh: Mesh, tmp_path: Path, unhandled: list[Any]) -> None:
     assert diagnosis.next == "%mesh interrupt, then %mesh heal"
     assert report.rows[3].state == "lost"
     mesh.interrupt()
-    assert set(run.wait(60).unfinished) == {0, 1, 2}  # torch waits for the store in C: only a new process is free of that
+    assert set(run.wait(60).unfinished) == {
+        0,
+        1,
+        2,
+    }  # torch waits for the store in C: only a new process is free of that
     mesh.restart("0-2")
     mesh.heal()
     mesh.run("import os, time, ctypes, threading, queue, torch, torch.distributed as dist")
@@ -154,8 +186,8 @@ def test_actors_that_wait_for_each_other(mesh: Mesh, kind: str) -> None:
     report, diagnosis = until(mesh, "deadlock")
     assert diagnosis.ranks == (0, 1)
     assert diagnosis.text.startswith(
-        "trainer.step on rank 0 waits for trainer.back on rank 1, and trainer.back on rank 1 waits for trainer.pong on rank 0: "
-        "each waits for the other (in "
+        "trainer.step on rank 0 waits for trainer.back on rank 1, and trainer.back on rank 1 waits "
+        "for trainer.pong on rank 0: each waits for the other (in "
     )
     assert any(row.operation == "trainer.back on rank 1" for row in report.rows)
     actors.free(pending)
@@ -166,24 +198,45 @@ def test_a_cell_that_waits_for_an_actor(mesh: Mesh) -> None:
     actors = Waiters(mesh, "Waiter")
     pending = actors.actors.slice(**actors.first).wait_for_lock.call_one()
     _, diagnosis = until(mesh, "blocked")
-    assert diagnosis.ranks == (0,) and "waits for a lock, in " in diagnosis.text and "hanging.py, line" in diagnosis.text
-    mesh.run("import hanging\nhanging.LOCK.release()", "0")  # no thread but the main one can be interrupted while it waits in C
+    assert (
+        diagnosis.ranks == (0,)
+        and "waits for a lock, in " in diagnosis.text
+        and "hanging.py, line" in diagnosis.text
+    )
+    mesh.run(
+        "import hanging\nhanging.LOCK.release()", "0"
+    )  # no thread but the main one can be interrupted while it waits in C
     actors.free(pending)
 
 
 @pytest.mark.parametrize(
     ("source", "text"),
     [
-        ("lock = threading.Lock()\nlock.acquire()\nlock.acquire()", "rank 1 waits for a lock, in cell [17] line 3, lock.acquire()"),
-        ("lock = threading.Lock()\nlock.acquire()\nwith lock:\n    pass", "rank 1 waits for a lock, in cell [17] line 3, with lock"),
+        (
+            "lock = threading.Lock()\nlock.acquire()\nlock.acquire()",
+            "rank 1 waits for a lock, in cell [17] line 3, lock.acquire()",
+        ),
+        (
+            "lock = threading.Lock()\nlock.acquire()\nwith lock:\n    pass",
+            "rank 1 waits for a lock, in cell [17] line 3, with lock",
+        ),
         ("threading.Event().wait()", "rank 1 waits for a lock, in cell [17] line 1, Event.wait"),
         (
             "import sys; r, w = os.pipe()\nos.dup2(r, 0)\nsys.stdin.readline()",
-            "rank 1 waits for input, which nobody can type on a rank, in cell [17] line 3, sys.stdin.readline()",
+            (
+                "rank 1 waits for input, which nobody can type on a rank, in cell [17] line 3, "
+                "sys.stdin.readline()"
+            ),
         ),
         ("queue.Queue().get()", "rank 1 waits for a queue, in cell [17] line 1, Queue.get"),
-        ("r, w = os.pipe()\nos.read(r, 1)", "rank 1 waits for data from a socket or a file, in cell [17] line 2, os.read()"),
-        ("import subprocess\nsubprocess.run(['sleep', '600'])", "rank 1 waits for another process, in cell [17] line 2, run"),
+        (
+            "r, w = os.pipe()\nos.read(r, 1)",
+            "rank 1 waits for data from a socket or a file, in cell [17] line 2, os.read()",
+        ),
+        (
+            "import subprocess\nsubprocess.run(['sleep', '600'])",
+            "rank 1 waits for another process, in cell [17] line 2, run",
+        ),
     ],
     ids=["lock", "with", "event", "input", "queue", "read", "process"],
 )
@@ -192,14 +245,21 @@ def test_what_a_rank_is_blocked_on(mesh: Mesh, source: str, text: str) -> None:
     assert until(mesh, "blocked")[1].text == text
     free(mesh, run)
     if "stdin" in source:
-        mesh.run("os.close(w); os.close(r); n = os.open(os.devnull, os.O_RDONLY); os.dup2(n, 0); os.close(n)", "1")
+        mesh.run(
+            "os.close(w); os.close(r); n = os.open(os.devnull, os.O_RDONLY); os.dup2(n, 0); os.close(n)", "1"
+        )
 
 
 @pytest.mark.usefixtures("group")
 def test_a_rank_that_holds_the_interpreters_lock(mesh: Mesh) -> None:
     run = mesh.submit("if rank == 2: ctypes.PyDLL(None).sleep(600)\nelse: dist.barrier()", number=CELL)
-    _, diagnosis = until(mesh, "missing rank", lambda v: "faulthandler" not in v.text and "wait in barrier" in v.text)
-    assert diagnosis.ranks == (2,) and "at In[17], line 1, in <module>: if rank == 2: ctypes.PyDLL(None).sleep(600)" in diagnosis.text
+    _, diagnosis = until(
+        mesh, "missing rank", lambda v: "faulthandler" not in v.text and "wait in barrier" in v.text
+    )
+    assert (
+        diagnosis.ranks == (2,)
+        and "at In[17], line 1, in <module>: if rank == 2: ctypes.PyDLL(None).sleep(600)" in diagnosis.text
+    )
     assert "(found by faulthandler)" in until(mesh, "silent")[1].text
     os.kill(mesh.status().ranks[2].pid, signal.SIGINT)  # ends the sleep
     free(mesh, run)
@@ -209,7 +269,9 @@ def test_a_rank_that_holds_the_interpreters_lock(mesh: Mesh) -> None:
 def test_a_rank_at_a_breakpoint(mesh: Mesh) -> None:
     run = mesh.submit("if rank == 2:\n    breakpoint()\nelse: dist.barrier()\ndist.barrier()", number=CELL)
     _, diagnosis = until(mesh, "breakpoint", lambda v: "ranks 0-1,3 wait in barrier" in v.text)
-    assert diagnosis.ranks == (2,) and diagnosis.text.startswith("rank 2 has stopped at a breakpoint, in cell [17] line ")
+    assert diagnosis.ranks == (2,) and diagnosis.text.startswith(
+        "rank 2 has stopped at a breakpoint, in cell [17] line "
+    )
     assert diagnosis.next == "%mesh debug"
     free(mesh, run)
 
@@ -232,11 +294,17 @@ def situation(*ranks: RankFacts) -> Situation:
 
 def in_all_reduce(rank: int, **changes: Any) -> RankFacts:
     operation = Operation("all_reduce", "default", (0, 1, 2), 41, (4,), "float32", 66.0)
-    return RankFacts(rank, "busy", activities=(Activity(rank, "cell #1", place="cell [1] line 1", operation=operation, **changes),))
+    return RankFacts(
+        rank,
+        "busy",
+        activities=(Activity(rank, "cell #1", place="cell [1] line 1", operation=operation, **changes),),
+    )
 
 
 def test_the_longest_wait_counts() -> None:
-    odd = RankFacts(2, "busy", activities=(Activity(2, "cell #1", place="cell [17] line 4", doing="DataLoader.__next__"),))
+    odd = RankFacts(
+        2, "busy", activities=(Activity(2, "cell #1", place="cell [17] line 4", doing="DataLoader.__next__"),)
+    )
     text = diagnose(situation(in_all_reduce(0), in_all_reduce(1), odd))[0].text
     assert text == (
         "ranks 0-1 wait in all_reduce #41 of the default group since 34 s; "
@@ -245,10 +313,15 @@ def test_the_longest_wait_counts() -> None:
 
 
 def test_a_rank_at_a_breakpoint_is_told_first() -> None:
-    stopped = RankFacts(2, "debugging", activities=(Activity(2, "cell #1", place="cell [3] line 2", doing="breakpoint()"),))
+    stopped = RankFacts(
+        2, "debugging", activities=(Activity(2, "cell #1", place="cell [3] line 2", doing="breakpoint()"),)
+    )
     first, *others = diagnose(situation(in_all_reduce(0), in_all_reduce(1), stopped))
     assert (first.kind, first.ranks, first.next) == ("breakpoint", (2,), "%mesh debug")
-    assert first.text == "rank 2 has stopped at a breakpoint, in cell [3] line 2; ranks 0-1 wait in all_reduce #41 of the default group"
+    assert first.text == (
+        "rank 2 has stopped at a breakpoint, in cell [3] line 2; ranks 0-1 wait in all_reduce #41 of "
+        "the default group"
+    )
     assert not [v for v in others if v.kind == "missing rank"]
 
 

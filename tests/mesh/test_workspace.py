@@ -117,7 +117,9 @@ def edit(path: Path, before: str, after: str) -> None:
 
 
 def test_files_are_there_and_ranks_import_them_by_the_notebooks_paths(mesh: Mesh, project: Path) -> None:
-    with pytest.raises(ActorError, match=r"(?s)No module named 'modelled'.*modelled is here \(.*modelled.py\).*%mesh sync"):
+    with pytest.raises(
+        ActorError, match=r"(?s)No module named 'modelled'.*modelled is here \(.*modelled.py\).*%mesh sync"
+    ):
         mesh.run("import modelled")
     dry = mesh.sync(dry_run=True)
     assert host(dry).outcome.added == (".gitignore", "data.txt", "src/modelled.py") and not dry.is_done
@@ -126,7 +128,11 @@ def test_files_are_there_and_ranks_import_them_by_the_notebooks_paths(mesh: Mesh
     receipt = mesh.sync()
     assert receipt.is_done and host(receipt).outcome.added == (".gitignore", "data.txt", "src/modelled.py")
     text = str(receipt)
-    assert "[hosts 1-2] 3 new (.gitignore, data.txt, src/modelled.py)" in text and ".env (secret)" in text and "out/" not in text
+    assert (
+        "[hosts 1-2] 3 new (.gitignore, data.txt, src/modelled.py)" in text
+        and ".env (secret)" in text
+        and "out/" not in text
+    )
     assert "weights.big (.gitignore)" in text
     assert values(mesh, "import modelled as code; code.version()") == ["v1"] * 4
     assert values(mesh, "open('data.txt').read()") == ["beside the code"] * 4
@@ -173,17 +179,25 @@ def test_watched_files_go_before_each_cell(synced: Mesh, project: Path) -> None:
     (project / "new.py").write_text("x = 1")
     assert values(mesh, "import os; os.path.exists('new.py')") == ["True"] * 4
     (project / "new.py").rename(project / "newer.py")
-    assert values(mesh, "import os; [os.path.exists(p) for p in ('new.py', 'newer.py')]") == ["[False, True]"] * 4
+    assert (
+        values(mesh, "import os; [os.path.exists(p) for p in ('new.py', 'newer.py')]")
+        == ["[False, True]"] * 4
+    )
     (project / "newer.py").unlink()
     assert values(mesh, "os.path.exists('newer.py')") == ["False"] * 4
 
 
-def test_said_or_refused_when_hosts_have_older_files(synced: Mesh, project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_said_or_refused_when_hosts_have_older_files(
+    synced: Mesh, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     mesh = synced
     mesh.sync_mode = "warn"
     (project / "data.txt").write_text("newer")
     mesh.run("1")
-    assert "data.txt has changed here since the other hosts were sent it. Next: %mesh sync" in capsys.readouterr().err
+    assert (
+        "data.txt has changed here since the other hosts were sent it. Next: %mesh sync"
+        in capsys.readouterr().err
+    )
     mesh.run("1")
     assert "data.txt" not in capsys.readouterr().err
     mesh.sync_mode = "strict"
@@ -207,12 +221,16 @@ def test_what_ranks_have_changed_there_is_kept_and_said(synced: Mesh, project: P
     assert (there / "results.txt").read_text() == "mine", "what sync hasn't placed stays"
     mesh.run("open('data.txt', 'a').write(' again')", "0")
     receipt = mesh.sync()
-    assert ("data.txt", "data.txt.theirs.2") in host(receipt).outcome.theirs and not host(receipt, 2).outcome.theirs
+    assert ("data.txt", "data.txt.theirs.2") in host(receipt).outcome.theirs and not host(
+        receipt, 2
+    ).outcome.theirs
     assert "[host 1] data.txt was changed there: its content is kept as data.txt.theirs.2" in str(receipt)
     (project / "data.txt").write_text("beside the code")
 
 
-def test_nothing_is_written_through_a_link_that_a_rank_has_put_there(synced: Mesh, project: Path, tmp_path: Path) -> None:
+def test_nothing_is_written_through_a_link_that_a_rank_has_put_there(
+    synced: Mesh, project: Path, tmp_path: Path
+) -> None:
     mesh = synced
     (project / "deep").mkdir()
     (project / "deep" / "file.txt").write_text("one")
@@ -235,7 +253,10 @@ def test_nothing_is_written_through_a_link_that_a_rank_has_put_there(synced: Mes
 
 def test_a_rank_that_is_started_anew_finds_the_files(synced: Mesh, project: Path) -> None:
     synced.restart("1")
-    assert values(synced, "import modelled, os; modelled.version(), os.path.basename(os.getcwd())[:8]") == [f"('v1', '{project.name}')"] * 4
+    assert (
+        values(synced, "import modelled, os; modelled.version(), os.path.basename(os.getcwd())[:8]")
+        == [f"('v1', '{project.name}')"] * 4
+    )
 
 
 def test_a_breakpoint_is_set_at_the_notebooks_path(synced: Mesh, project: Path) -> None:
@@ -326,8 +347,12 @@ def test_a_host_that_shares_the_files_is_sent_nothing(project: Path, monkeypatch
     job.kill()
 
 
-def test_a_killed_host_is_named_and_what_had_arrived_isnt_sent_again(project: Path, tmp_path: Path, unhandled: object) -> None:
-    """The host process is killed when half of the files have come; another one takes its place, with the same disk."""
+def test_a_killed_host_is_named_and_what_had_arrived_isnt_sent_again(
+    project: Path, tmp_path: Path, unhandled: object
+) -> None:
+    """The host process is killed when half of the files have come; another one takes its place, with the
+    same disk.
+    """
     folder, disk = tmp_path / "files", tmp_path / "disk"
     folder.mkdir()
     disk.mkdir()

@@ -23,17 +23,29 @@ class JupyterServer:
         with open(root / "server.log", "w") as log:
             self.process = subprocess.Popen(
                 [
-                    sys.executable, "-m", "jupyter_server", "--no-browser", "--allow-root", "--ip=127.0.0.1", "--ServerApp.port=0",
-                    "--IdentityProvider.token=T", f"--ServerApp.root_dir={root}",
+                    sys.executable,
+                    "-m",
+                    "jupyter_server",
+                    "--no-browser",
+                    "--allow-root",
+                    "--ip=127.0.0.1",
+                    "--ServerApp.port=0",
+                    "--IdentityProvider.token=T",
+                    f"--ServerApp.root_dir={root}",
                 ],
-                stdout=log, stderr=subprocess.STDOUT,
-            )  # fmt: skip
-        self._url = f"http://127.0.0.1:{wait_for_server(self.process, self._runtime, root / 'server.log')}/api"
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        self._url = (
+            f"http://127.0.0.1:{wait_for_server(self.process, self._runtime, root / 'server.log')}/api"
+        )
 
     def rest(self, method: str, path: str, body: object = None) -> Any:
         """Call the server; return what it answers."""
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self._url}/{path}", data, {"Authorization": "token T"}, method=method)
+        request = urllib.request.Request(
+            f"{self._url}/{path}", data, {"Authorization": "token T"}, method=method
+        )
         with urllib.request.urlopen(request, timeout=60) as answer:
             text = answer.read()
         return json.loads(text) if text else None
@@ -50,7 +62,9 @@ class ServedKernel(Messages):
     def __init__(self, server: JupyterServer) -> None:
         self._server = server
         self.id = server.rest("POST", "kernels", {"name": "python3"})["id"]
-        client = BlockingKernelClient(connection_file=str(Path(os.environ["JUPYTER_RUNTIME_DIR"]) / f"kernel-{self.id}.json"))
+        client = BlockingKernelClient(
+            connection_file=str(Path(os.environ["JUPYTER_RUNTIME_DIR"]) / f"kernel-{self.id}.json")
+        )
         client.load_connection_file()
         super().__init__(client)
 

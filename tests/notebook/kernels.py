@@ -54,7 +54,9 @@ class Notebook:
         self._manager.interrupt_kernel()
 
     def text_interrupted(self, source: str, fifo: str, num_presses: int = 1) -> str:
-        """Run a cell and press the stop button once a rank has opened `fifo` for writing; return what the cell shows."""
+        """Run a cell and press the stop button once a rank has opened `fifo` for writing; return what the
+        cell shows.
+        """
 
         def press() -> None:
             with open(fifo) as file:
@@ -131,7 +133,9 @@ class Messages:
         return parent, content.get("execution_state", "")
 
     def _show(self, content: Any, parent: str) -> None:
-        """Put a display into its cell, in place of the one that it updates: updates belong where the first one was shown."""
+        """Put a display into its cell, in place of the one that it updates: updates belong where the first
+        one was shown.
+        """
         display = content.get("transient", {}).get("display_id") or ""
         shown = self._texts.setdefault(self._displays.setdefault(display, parent) if display else parent, [])
         text = content["data"].get("text/plain", "")
@@ -154,7 +158,9 @@ class Messages:
             self.take(message)
 
     def begin_anew(self) -> None:
-        """Wait until a new kernel answers, and what it shows comes here. `wait_for_ready` gives a loaded machine too little time."""
+        """Wait until a new kernel answers, and what it shows comes here. `wait_for_ready` gives a loaded
+        machine too little time.
+        """
         deadline = time.monotonic() + 60
         asked, shown = "", False
         while not shown:

@@ -1,4 +1,6 @@
-"""Whatever is typed, there's one clear error: it names the input, says what was expected and what to type; the mesh and the notebook's state survive."""
+"""Whatever is typed, there's one clear error: it names the input, says what was expected and what to type;
+the mesh and the notebook's state survive.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,10 @@ def problem(line: str, text: str, *, failed: bool) -> str:
         return "is too long"
     if not any((word.strip("'")[:20] or "''") in text for word in line.split()[1:]):
         return "doesn't name the input"
-    if not re.search(r"Usage: |%mesh |%%mesh |monarch-nb |expected|Examples: |takes|is not defined|no variable|SyntaxError", text):
+    if not re.search(
+        r"Usage: |%mesh |%%mesh |monarch-nb |expected|Examples: |takes|is not defined|no variable|SyntaxError",  # noqa: E501
+        text,
+    ):
         return "doesn't say what to type"
     return ""
 
@@ -59,19 +64,42 @@ def answers(kernel: RawKernel, cells: list[str]) -> list[str]:
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_every_verb_survives_absurd_arguments(kernel: RawKernel, tmp_path: Path) -> None:
-    kernel.run(f"import os; os.makedirs({str(tmp_path / 'a' / 'b')!r}); os.chdir({str(tmp_path / 'a' / 'b')!r})")
-    states = ["%mesh use", "%mesh set", "%mesh lease", "sorted(k for k in globals() if not k.startswith('_'))"]
+    kernel.run(
+        f"import os; os.makedirs({str(tmp_path / 'a' / 'b')!r}); os.chdir({str(tmp_path / 'a' / 'b')!r})"
+    )
+    states = [
+        "%mesh use",
+        "%mesh set",
+        "%mesh lease",
+        "sorted(k for k in globals() if not k.startswith('_'))",
+    ]
     answers(kernel, ["x = 1", "%mesh push x"])
     before = answers(kernel, states)
-    cells = [f"%mesh {verb} {typed(words)}" for verb, parser in verb_parsers().items() for words in lines(parser, "absurd")]
-    assert {cell.split()[1] for cell in cells} == {verb for verb, p in verb_parsers().items() if any(a.nargs != 0 for a in p._actions)}
+    cells = [
+        f"%mesh {verb} {typed(words)}"
+        for verb, parser in verb_parsers().items()
+        for words in lines(parser, "absurd")
+    ]
+    assert {cell.split()[1] for cell in cells} == {
+        verb for verb, p in verb_parsers().items() if any(a.nargs != 0 for a in p._actions)
+    }
     cells += [f"%%mesh {typed(words)}\n1" for words in lines(cell_parser(), "absurd")]
     cells += ["%mesh 🐙", f"%mesh {'a' * 300}"]
     shown = answers(kernel, cells)
-    wrong = {cell: f"{found}: {text[:1500]}" for cell, text in zip(cells, shown, strict=True) if (found := problem(cell, text, failed=bool(re.match(r"[A-Za-z]*(Error|NotFound|Timeout):", text))))}
-    assert not wrong, "\n\n".join(f"{cell}\n{why}" for cell, why in list(wrong.items())[:20]) + f"\n{len(wrong)} of {len(cells)}"
+    wrong = {
+        cell: f"{found}: {text[:1500]}"
+        for cell, text in zip(cells, shown, strict=True)
+        if (found := problem(cell, text, failed=bool(re.match(r"[A-Za-z]*(Error|NotFound|Timeout):", text))))
+    }
+    assert not wrong, (
+        "\n\n".join(f"{cell}\n{why}" for cell, why in list(wrong.items())[:20])
+        + f"\n{len(wrong)} of {len(cells)}"
+    )
     assert sum("Error" in text for text in shown) > len(shown) / 2
-    assert all("Close each quotation mark" in text for text in answers(kernel, ["%mesh '", "%mesh logs \"", "%%mesh '\n1"]))
+    assert all(
+        "Close each quotation mark" in text
+        for text in answers(kernel, ["%mesh '", '%mesh logs "', "%%mesh '\n1"])
+    )
     assert answers(kernel, states) == before
     assert answers(kernel, ["%%mesh\nrank"]) == ["[0] 0\n[1] 1"]
 
@@ -100,24 +128,44 @@ json.dump(found, sys.stdout)
 def test_every_command_survives_absurd_arguments(kernel: RawKernel, tmp_path: Path) -> None:
     parsers = next(a for a in _parser()._actions if a.dest == "command").choices
     assert parsers is not None and list(parsers) == list(COMMANDS)
-    commands = [[name, *words] for name, parser in parsers.items() for words in lines(parser, "absurd", ("", "-1", "🐙", "9" * 20, "1e999"), num=1)]
+    commands = [
+        [name, *words]
+        for name, parser in parsers.items()
+        for words in lines(parser, "absurd", ("", "-1", "🐙", "9" * 20, "1e999"), num=1)
+    ]
     (tmp_path / "a" / "b").mkdir(parents=True)
     ran = subprocess.run(
-        [sys.executable, "-c", _DRIVER], input=json.dumps(commands), capture_output=True, text=True, timeout=300, check=True, cwd=tmp_path / "a" / "b"
+        [sys.executable, "-c", _DRIVER],
+        input=json.dumps(commands),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+        cwd=tmp_path / "a" / "b",
     )
     shown = json.loads(ran.stdout)
     wrong = {}
     for words, (status, text) in zip(commands, shown, strict=True):
-        found = problem(typed(["monarch-nb", *words]), text, failed=status not in (0, 1) or text.startswith("monarch-nb"))
+        found = problem(
+            typed(["monarch-nb", *words]), text, failed=status not in (0, 1) or text.startswith("monarch-nb")
+        )
         if found or status not in (0, 1, 2) or "%mesh" in text:
             wrong[typed(words)] = f"{found or status}: {text[:1500]}"
-    assert not wrong, "\n\n".join(f"{cell}\n{why}" for cell, why in list(wrong.items())[:20]) + f"\n{len(wrong)} of {len(commands)}"
+    assert not wrong, (
+        "\n\n".join(f"{cell}\n{why}" for cell, why in list(wrong.items())[:20])
+        + f"\n{len(wrong)} of {len(commands)}"
+    )
     assert answers(kernel, ["%%mesh\nrank"]) == ["[0] 0\n[1] 1"]
 
 
 def ran(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "monarch_nb.cli", *words], capture_output=True, text=True, timeout=90, check=False, env={**os.environ, **environment}
+        [sys.executable, "-m", "monarch_nb.cli", *words],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+        env={**os.environ, **environment},
     )
 
 
@@ -126,9 +174,19 @@ def test_a_home_that_is_no_directory(words: list[str], tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.touch()
     kept = {k: v for k, v in os.environ.items() if not k.startswith("JUPYTER_")}
-    found = subprocess.run([sys.executable, "-m", "monarch_nb.cli", *words], capture_output=True, text=True, timeout=90, check=False, env={**kept, "HOME": str(home)})
+    found = subprocess.run(
+        [sys.executable, "-m", "monarch_nb.cli", *words],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+        env={**kept, "HOME": str(home)},
+    )
     assert found.returncode == 1
-    assert re.fullmatch(rf"monarch-nb {words[0]}: .*{home}.* HOME is '{home}': have it name a directory that you can write to\n", found.stderr)
+    assert re.fullmatch(
+        rf"monarch-nb {words[0]}: .*{home}.* HOME is '{home}': have it name a directory that you can write to\n",  # noqa: E501
+        found.stderr,
+    )
 
 
 def test_a_journal_that_can_not_be_made(tmp_path: Path) -> None:
@@ -140,11 +198,25 @@ def test_a_journal_that_can_not_be_made(tmp_path: Path) -> None:
 
 
 def test_a_working_directory_that_is_gone(tmp_path: Path) -> None:
-    source = "import os, sys; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone'); from monarch_nb.cli import main; sys.exit(main(sys.argv[1:]))"
-    found = subprocess.run(
-        [sys.executable, "-c", source, "start", "lostway", "--procs", "1"], capture_output=True, text=True, timeout=90, check=False, cwd=tmp_path
+    source = (
+        "import os, sys; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone'); from monarch_nb.cli "
+        "import main; sys.exit(main(sys.argv[1:]))"
     )
-    assert (found.returncode, found.stderr) == (1, "monarch-nb start: the working directory has been removed: change to one that exists, then type it again\n")
+    found = subprocess.run(
+        [sys.executable, "-c", source, "start", "lostway", "--procs", "1"],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert (found.returncode, found.stderr) == (
+        1,
+        (
+            "monarch-nb start: the working directory has been removed: change to one that exists, then "
+            "type it again\n"
+        ),
+    )
 
 
 def test_sockets_whose_directory_lies_deep(tmp_path: Path) -> None:
@@ -158,11 +230,18 @@ def test_sockets_whose_directory_lies_deep(tmp_path: Path) -> None:
 
 def test_an_extension_loads_without_a_home(tmp_path: Path) -> None:
     (tmp_path / "home").touch()
-    source = "from IPython.core.interactiveshell import InteractiveShell as S\ns = S.instance()\ns.run_cell('%load_ext monarch_nb')\ns.run_cell('%mesh help')"
+    source = (
+        "from IPython.core.interactiveshell import InteractiveShell as S\ns = S.instance()\n"
+        "s.run_cell('%load_ext monarch_nb')\ns.run_cell('%mesh help')"
+    )
     kept = {k: v for k, v in os.environ.items() if not k.startswith("JUPYTER_")}
     found = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", source], capture_output=True, text=True, timeout=90, check=True,
+        [sys.executable, "-W", "ignore", "-c", source],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=True,
         env={**kept, "HOME": str(tmp_path / "home"), "IPYTHONDIR": str(tmp_path / "ipython")},
-    )  # fmt: skip
+    )
     assert "HOME is" in found.stderr and "Traceback" not in found.stderr + found.stdout
     assert "%mesh help VERB explains one" in found.stdout

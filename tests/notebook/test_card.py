@@ -1,4 +1,6 @@
-"""`mesh` as the last line of a cell, in a real kernel: four forms in one output, renewed as the mesh changes; buttons that work while a cell runs."""
+"""`mesh` as the last line of a cell, in a real kernel: four forms in one output, renewed as the mesh
+changes; buttons that work while a cell runs.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,10 @@ class Page(FrontEnd):
 
         def is_over(message: dict[str, Any]) -> bool:
             seen.append(message)
-            return message["parent_header"].get("msg_id") == cell and message["content"].get("execution_state") == "idle"
+            return (
+                message["parent_header"].get("msg_id") == cell
+                and message["content"].get("execution_state") == "idle"
+            )
 
         self.until(is_over)
         return seen
@@ -82,7 +87,9 @@ class Page(FrontEnd):
         return str(self.client.get_control_msg(timeout=PATIENCE_S)["content"]["subshell_id"])
 
     def send(self, model: str, content: dict[str, Any], subshell: str) -> None:
-        message = self.client.session.msg("comm_msg", {"comm_id": model, "data": {"method": "custom", "content": content}})
+        message = self.client.session.msg(
+            "comm_msg", {"comm_id": model, "data": {"method": "custom", "content": content}}
+        )
         message["header"]["subshell_id"] = subshell
         self.client.shell_channel.send(message)
 
@@ -105,25 +112,37 @@ def test_the_widget_is_live_and_its_buttons_work_while_a_cell_runs(page: Page) -
     seen = page.run("mesh")
     bundle = next(m["content"]["data"] for m in seen if m["msg_type"] == "display_data")
     model = bundle[WIDGET]["model_id"]
-    opened = next(m["content"] for m in seen if m["msg_type"] == "comm_open" and m["content"]["comm_id"] == model)
+    opened = next(
+        m["content"] for m in seen if m["msg_type"] == "comm_open" and m["content"]["comm_id"] == model
+    )
     assert "render" in opened["data"]["state"]["_esm"]
     assert [r["state"] for r in opened["data"]["state"]["snapshot"]["ranks"]] == ["idle", "idle"]
     subshell = page.subshell()
     page.send(model, {"kind": "view", "visible": True}, subshell)
     page.until(update("snapshot"))
     cell = page.start("%%mesh\nimport time\ntime.sleep(600)")
-    page.until(lambda m: [r for r in (update("delta")(m) or {"ranks": []})["ranks"] if r["rank"] == 1 and "time.sleep(600)" in r["line"]])
+    page.until(
+        lambda m: [
+            r
+            for r in (update("delta")(m) or {"ranks": []})["ranks"]
+            if r["rank"] == 1 and "time.sleep(600)" in r["line"]
+        ]
+    )
     page.send(model, {"kind": "action", "id": 1, "action": "stacks", "ranks": "1"}, subshell)
 
     def answer(message: dict[str, Any]) -> Any:
-        content = message["content"].get("data", {}).get("content", {}) if message["msg_type"] == "comm_msg" else {}
+        content = (
+            message["content"].get("data", {}).get("content", {}) if message["msg_type"] == "comm_msg" else {}
+        )
         return content if content.get("kind") == "answer" else None
 
     found = page.until(answer)
     assert found["ok"] and "time.sleep(600)" in found["text"]
     page.send(model, {"kind": "action", "id": 2, "action": "interrupt"}, subshell)
     assert page.until(answer) == {"kind": "answer", "id": 2, "ok": True, "text": "interrupted"}
-    page.until(lambda m: m["parent_header"].get("msg_id") == cell and m["content"].get("execution_state") == "idle")
+    page.until(
+        lambda m: m["parent_header"].get("msg_id") == cell and m["content"].get("execution_state") == "idle"
+    )
     page.send(model, {"kind": "action", "id": 3, "action": "fly"}, subshell)
     assert page.until(answer)["text"] == "there's no button 'fly'"
     page.run(f"%mesh stop {name}")

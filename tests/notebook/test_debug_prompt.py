@@ -1,4 +1,6 @@
-"""The debugger's prompt in a real kernel: the cell that waits becomes the prompt; without anybody to type a breakpoint is an error that says so."""
+"""The debugger's prompt in a real kernel: the cell that waits becomes the prompt; without anybody to type
+a breakpoint is an error that says so.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,22 @@ def typist() -> Iterator[Typist]:
 
 
 def test_the_waiting_cell_becomes_the_prompt(typist: Typist) -> None:
-    prompts, shown = typist.run("%%mesh\nx = rank * 2\nbreakpoint()\nprint('end', x)", "p x", "focus 1", "x = 100", "focus all", "c", first="(mesh-pdb 0-3) ")
-    assert prompts == ["(mesh-pdb 0-3) ", "(mesh-pdb 0-3) ", "(mesh-pdb 1) ", "(mesh-pdb 1) ", "(mesh-pdb 0-3) "]
+    prompts, shown = typist.run(
+        "%%mesh\nx = rank * 2\nbreakpoint()\nprint('end', x)",
+        "p x",
+        "focus 1",
+        "x = 100",
+        "focus all",
+        "c",
+        first="(mesh-pdb 0-3) ",
+    )
+    assert prompts == [
+        "(mesh-pdb 0-3) ",
+        "(mesh-pdb 0-3) ",
+        "(mesh-pdb 1) ",
+        "(mesh-pdb 1) ",
+        "(mesh-pdb 0-3) ",
+    ]
     assert "line 3, in <module>: print('end', x)" in shown
     assert "[0] 0\n[1] 2\n[2] 4\n[3] 6" in shown
     assert "[1] end 100" in shown
@@ -33,21 +49,28 @@ def test_the_waiting_cell_becomes_the_prompt(typist: Typist) -> None:
 
 def test_a_call_that_is_waited_for_does_so_too(typist: Typist) -> None:
     source = (
-        "from monarch_nb.actor import Actor, endpoint\nclass Adder(Actor):\n    @endpoint\n    def add(self, x):\n        y = x + 1\n"
-        "        breakpoint()\n        return y\nadder = mesh.spawn('adder', Adder)\nlist(adder.add.call(4).get().values())"
+        "from monarch_nb.actor import Actor, endpoint\nclass Adder(Actor):\n    @endpoint\n    def "
+        "add(self, x):\n        y = x + 1\n        breakpoint()\n        return y\nadder = "
+        "mesh.spawn('adder', Adder)\nlist(adder.add.call(4).get().values())"
     )
     prompts, shown = typist.run(source, "p y", "y = 9", "ll", "c", first="(mesh-pdb 0-3) ")
     assert len(prompts) == 4
-    assert "in add: return y" in shown and "        y = x + 1" in shown  # the source of a class that was defined in a cell
+    assert (
+        "in add: return y" in shown and "        y = x + 1" in shown
+    )  # the source of a class that was defined in a cell
     assert "[0-3] 5" in shown
     assert "[9, 9, 9, 9]" in shown
 
 
 def test_who_lets_ranks_run_on_elsewhere_closes_the_prompt_here(typist: Typist) -> None:
-    """As the debugger's tab does: the cell ends, nobody types, and the front end is told that its box has no meaning any more."""
+    """As the debugger's tab does: the cell ends, nobody types, and the front end is told that its box has
+    no meaning any more.
+    """
     _, shown = typist.run("mesh.name")
     other = attach(shown.strip().strip("'"))
-    cell = typist.client.execute("%%mesh\nbreakpoint()\nfirst = 1\nbreakpoint()\nprint('end')", allow_stdin=True)
+    cell = typist.client.execute(
+        "%%mesh\nbreakpoint()\nfirst = 1\nbreakpoint()\nprint('end')", allow_stdin=True
+    )
     asked, overs, shown = [], 0, ""
     while typist.client.get_stdin_msg(timeout=PATIENCE_S)["content"]["prompt"] != "(mesh-pdb 0-3) ":
         typist.client.input("list")

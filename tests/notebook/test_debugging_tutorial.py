@@ -16,7 +16,9 @@ def test_the_walk_through_sixteen_ranks() -> None:
     try:
         for cell in cells:
             lines = cell.metadata.get("typed", [])
-            first = {"p weight": "(mesh-pdb 3,7,11,15) ", "p x": "(mesh-pdb 0-7) "}.get(lines[0] if lines else "", "")
+            first = {"p weight": "(mesh-pdb 3,7,11,15) ", "p x": "(mesh-pdb 0-7) "}.get(
+                lines[0] if lines else "", ""
+            )
             prompts, shown = typist.run(cell.source, *lines, first=first)
             assert len(prompts) == len(lines), (cell.source, shown)
             texts.append(shown)

@@ -24,7 +24,9 @@ def notebook() -> Iterator[Notebook]:
 
 
 def terminal(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "monarch_nb.cli", *words], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", "monarch_nb.cli", *words], capture_output=True, text=True, check=False
+    )
 
 
 def test_a_quick_look(notebook: Notebook) -> None:

@@ -1,4 +1,6 @@
-"""Somebody else ends a mesh, or a rank of it, while a cell runs there: the cell says who and how, in one sentence; the journal names ranks and mesh."""
+"""Somebody else ends a mesh, or a rank of it, while a cell runs there: the cell says who and how, in one
+sentence; the journal names ranks and mesh.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,13 @@ def kernel() -> Iterator[RawKernel]:
 
 
 def command(*words: str) -> str:
-    return subprocess.run([sys.executable, "-m", "monarch_nb.cli", *words], capture_output=True, text=True, timeout=60, check=True).stdout
+    return subprocess.run(
+        [sys.executable, "-m", "monarch_nb.cli", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
 
 
 @pytest.mark.parametrize("source", [RUNS, f"{RUNS}\n%time 1"], ids=["plain", "IPython's"])
@@ -33,10 +41,14 @@ def test_a_mesh_that_is_stopped_while_a_cell_runs(kernel: RawKernel, source: str
     assert "has ended" in command("stop", "outside")
     kernel.finish(cell)
     text = ANSI.sub("", kernel.text(cell))
-    sentence = r"MeshEnded: mesh 'outside' was stopped by .+ \(pid \d+\); start it anew: %mesh start outside; what ran on it: monarch-nb history outside"
+    sentence = r"MeshEnded: mesh 'outside' was stopped by .+ \(pid \d+\); start it anew: %mesh start outside; what ran on it: monarch-nb history outside"  # noqa: E501
     assert len(re.findall(sentence, text)) == 1, text
     assert "SystemExit" not in text and "Traceback" not in text and "lost" not in text
-    line = next(each for each in command("history", "outside").splitlines() if "it runs" in each or "import time" in each)
+    line = next(
+        each
+        for each in command("history", "outside").splitlines()
+        if "it runs" in each or "import time" in each
+    )
     assert " error " in line
 
 
@@ -53,4 +65,6 @@ def test_a_rank_that_is_restarted_while_a_cell_runs(kernel: RawKernel) -> None:
 def test_a_lost_rank_in_the_journal(kernel: RawKernel) -> None:
     kernel.run("%%mesh\nimport os\nif rank: os._exit(3)")
     text = kernel.run_text("%mesh history")
-    assert re.search(r"lost +\[1\] +lost .* rank 1 of mesh 'outside' exited with code 3 \(pid \d+ on \S+\)", text), text
+    assert re.search(
+        r"lost +\[1\] +lost .* rank 1 of mesh 'outside' exited with code 3 \(pid \d+ on \S+\)", text
+    ), text

@@ -1,4 +1,6 @@
-"""The same notebook without a browser: nbclient, papermill, nbconvert, a terminal, a kernelspec of its own; and old faults of others."""
+"""The same notebook without a browser: nbclient, papermill, nbconvert, a terminal, a kernelspec of its
+own; and old faults of others.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,10 @@ def end(name: str) -> None:
 def texts(path: Path) -> list[str]:
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
-    return ["".join(o.get("text") or o.get("data", {}).get("text/plain", "") for o in c.outputs) for c in notebook.cells]
+    return [
+        "".join(o.get("text") or o.get("data", {}).get("text/plain", "") for o in c.outputs)
+        for c in notebook.cells
+    ]
 
 
 GOOD = "%%mesh\nprint('hi')\nrank"
@@ -94,7 +99,8 @@ def test_a_plain_ipython_terminal(tmp_path: Path) -> None:
     )
     result = run("IPython", "--colors=nocolor", "--no-banner", str(script))
     lines = result.stdout.splitlines()
-    # A stream can't be rewritten: a line that one rank prints a tenth of a second before the other stands alone.
+    # A stream can't be rewritten: a line that one rank prints a tenth of a second before the other stands
+    # alone.
     assert sorted(line for line in lines if line.endswith("hi")) in (["[0-1] hi"], ["[0] hi", "[1] hi"])
     assert lines.index("[0] 0") + 1 == lines.index("[1] 1")
     assert "ranks 0-1: ZeroDivisionError: division by zero" in result.stdout
@@ -136,7 +142,8 @@ def notebook() -> object:
 
 
 def test_a_cell_may_take_longer_than_any_time_out(notebook: Notebook) -> None:
-    # nbdistributed's first versions gave up after 30 s; here nothing waits with a limit but what the user sets.
+    # nbdistributed's first versions gave up after 30 s; here nothing waits with a limit but what the user
+    # sets.
     source = "%%mesh\nimport time\ntime.sleep(35)\n'done'"
     assert notebook.text(source) == "[0-1] 'done'"
 
@@ -152,7 +159,12 @@ def test_variables_of_the_user_are_untouched(notebook: Notebook) -> None:
 
 
 def test_no_socket_is_open_to_the_network(notebook: Notebook) -> None:
-    pids = [int(p) for p in notebook.text("[mesh.status().pid, *(r.pid for r in mesh.status().ranks)]").strip("[]").split(",")]
+    pids = [
+        int(p)
+        for p in notebook.text("[mesh.status().pid, *(r.pid for r in mesh.status().ranks)]")
+        .strip("[]")
+        .split(",")
+    ]
     inodes = set()
     for pid in pids:
         for fd in os.scandir(f"/proc/{pid}/fd"):
@@ -162,7 +174,11 @@ def test_no_socket_is_open_to_the_network(notebook: Notebook) -> None:
                 continue
             if target.startswith("socket:["):
                 inodes.add(target[8:-1])
-    rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
+    rows = [
+        line.split()
+        for name in ("tcp", "tcp6")
+        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+    ]
     assert inodes
     assert not [row for row in rows if row[9] in inodes and row[3] == "0A"], "a tcp port is listened on"
     directory = notebook.text("mesh._session.connection.directory").strip("'")

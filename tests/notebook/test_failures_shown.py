@@ -1,4 +1,6 @@
-"""What a reader sees of failures on many ranks: once, with the values that differ, and the notebook's own lines."""
+"""What a reader sees of failures on many ranks: once, with the values that differ, and the notebook's own
+lines.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ class Unbuilt(Actor):
         return 1
 frail = mesh.spawn("frail", Frail)
 frail.initialized.get()
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture(scope="module")
@@ -61,16 +63,24 @@ def test_a_failure_in_another_line_is_another_one(show: Callable[[str], str]) ->
 
 
 def test_warnings_of_ranks_are_one_line(show: Callable[[str], str]) -> None:
-    log = "import logging\nlogging.basicConfig(force=True)\nlogging.error('rank %d lost port %d', rank, 4000 + rank)"
+    log = (
+        "import logging\nlogging.basicConfig(force=True)\nlogging.error('rank %d lost port %d', rank, "
+        "4000 + rank)"
+    )
     assert show(f"%%mesh\n{log}") == "[0-3] ERROR:root:rank {0-3} lost port {4000-4003}"
     text = show("%%mesh\nimport warnings\nwarnings.warn(f'rank {rank} is slow')\nprint('ERROR', rank)")
     assert "UserWarning: rank {0-3} is slow" in text
-    assert all(f"[{rank}] ERROR {rank}" in text for rank in range(4)), "ordinary output: two lines that differ in a number are two"
+    assert all(f"[{rank}] ERROR {rank}" in text for rank in range(4)), (
+        "ordinary output: two lines that differ in a number are two"
+    )
 
 
 def test_an_endpoint_that_fails_on_some_ranks(show: Callable[[str], str]) -> None:
     text = show("frail.step.call([1, 2, 3]).get()")
-    wanted = "ranks 1-3: RuntimeError: CUDA out of memory on device {1-3}: tried to allocate {512 MiB, 1024 MiB, 1536 MiB} at {0x7f001, 0x7f002, 0x7f003}"
+    wanted = (
+        "ranks 1-3: RuntimeError: CUDA out of memory on device {1-3}: tried to allocate {512 MiB, 1024 "
+        "MiB, 1536 MiB} at {0x7f001, 0x7f002, 0x7f003}"
+    )
     assert wanted in text
     assert text.count("Traceback") == 1 and "monarch_nb/" not in text
 
@@ -79,7 +89,11 @@ def test_a_constructor_that_fails_is_told_once(show: Callable[[str], str]) -> No
     first = show("unbuilt = mesh.spawn('unbuilt', Unbuilt, '/no/such/file')\nunbuilt.go.call().get()")
     assert first.count("self.file = open(path)") == 1 and "interactiveshell" not in first
     again = show("unbuilt.go.call().get()")
-    assert "actor 'unbuilt' was not constructed on rank" in again and "FileNotFoundError" in again and "self.file" not in again
+    assert (
+        "actor 'unbuilt' was not constructed on rank" in again
+        and "FileNotFoundError" in again
+        and "self.file" not in again
+    )
     assert show("1 + 1") == "2"
 
 
@@ -89,4 +103,7 @@ def test_a_variable_that_is_not_there_is_one_line(show: Callable[[str], str]) ->
     assert show("%mesh pull learning_rat") == wanted
     assert show("%mesh diff learning_rat") == wanted
     assert show("mesh.pull('learning_rat')").splitlines()[0] == wanted
-    assert show("%mesh pull half") == "ERROR NameError: name 'half' is not defined on ranks 2-3; ranks 0-1 have it: --ranks 0-1"
+    assert (
+        show("%mesh pull half")
+        == "ERROR NameError: name 'half' is not defined on ranks 2-3; ranks 0-1 have it: --ranks 0-1"
+    )

@@ -1,4 +1,6 @@
-"""What a new user types in the first hour, in a real kernel: help, lists, settings, a mesh that has ended, an actor that raises, an export."""
+"""What a new user types in the first hour, in a real kernel: help, lists, settings, a mesh that has ended,
+an actor that raises, an export.
+"""
 
 from __future__ import annotations
 
@@ -40,17 +42,25 @@ def test_settings_and_the_mesh_in_use_are_shown(notebook: Notebook) -> None:
     assert re.match(r"breakpoints +skip ", notebook.text("%mesh set breakpoints"))
     notebook.run("%mesh set breakpoints stop")
     assert "expected stop|skip, not 'halt'" in notebook.text("%mesh set breakpoints halt")
-    assert notebook.text("%mesh use").startswith("using mesh 'hour' (procs=2: ranks 0-1); another one: %mesh use NAME")
+    assert notebook.text("%mesh use").startswith(
+        "using mesh 'hour' (procs=2: ranks 0-1); another one: %mesh use NAME"
+    )
 
 
 def test_the_list_says_size_state_age_and_owner(notebook: Notebook) -> None:
     lines = notebook.text("%mesh list").splitlines()
     assert re.fullmatch(r"  name +ranks +state +up +started by +in use by", lines[0])
-    assert re.fullmatch(r"\* hour +2 \(procs=2\) +ok +[\d.]+ (s|min) +notebook \(pid \d+\) +1 client +controller pid \d+", lines[1])
+    assert re.fullmatch(
+        r"\* hour +2 \(procs=2\) +ok +[\d.]+ (s|min) +notebook \(pid \d+\) +1 client +controller pid \d+",
+        lines[1],
+    )
 
 
 def test_an_actor_that_raises_names_the_cells(notebook: Notebook) -> None:
-    defined = "from monarch_nb.actor import Actor, endpoint\nclass Broken(Actor):\n    @endpoint\n    def go(self):\n        return [][1]"
+    defined = (
+        "from monarch_nb.actor import Actor, endpoint\nclass Broken(Actor):\n    @endpoint\n    def "
+        "go(self):\n        return [][1]"
+    )
     notebook.run(defined)
     number = int(notebook.text("print(get_ipython().execution_count - 2)"))
     notebook.run("broken = mesh.spawn('broken', Broken)")
@@ -60,15 +70,22 @@ def test_an_actor_that_raises_names_the_cells(notebook: Notebook) -> None:
     assert "ipykernel_" not in shown
 
 
-def test_an_export_brings_what_was_pushed_or_says_that_it_is_missing(notebook: Notebook, tmp_path: Path) -> None:
+def test_an_export_brings_what_was_pushed_or_says_that_it_is_missing(
+    notebook: Notebook, tmp_path: Path
+) -> None:
     notebook.run("lr, sizes, token = 0.1, [8, None], 'secret'")
     notebook.run("%mesh push lr sizes token")
     notebook.run("only = 3\n%mesh push only --ranks 1")
     notebook.run("%%mesh\nfound = (lr, sizes, rank)")
     said = notebook.text(f"%mesh export {tmp_path}/out.ipynb")
-    assert "1 cell written to" in said and "token, pushed from a notebook, is missing: the file says where to define it" in said
+    assert (
+        "1 cell written to" in said
+        and "token, pushed from a notebook, is missing: the file says where to define it" in said
+    )
     sources = [c.source for c in nbformat.read(tmp_path / "out.ipynb", as_version=4).cells]
-    assert sources[1].startswith("%%mesh\nlr = 0.1\nsizes = [8, None]\n# token: pushed from the notebook; define it here")
+    assert sources[1].startswith(
+        "%%mesh\nlr = 0.1\nsizes = [8, None]\n# token: pushed from the notebook; define it here"
+    )
     assert sources[2] == "%%mesh --ranks 1\nonly = 3"
     notebook.run(f"%mesh export {tmp_path}/out.py")
     assert "secret" not in (tmp_path / "out.py").read_text() + (tmp_path / "out.ipynb").read_text()
@@ -84,7 +101,9 @@ def test_history_stands_in_columns(notebook: Notebook) -> None:
 
 
 def test_a_rank_that_is_lost_is_told_with_the_way_out(notebook: Notebook) -> None:
-    assert "the other ranks go on; %mesh heal (or mesh.heal()) puts it back" in notebook.text("%%mesh\nimport os\nif rank: os._exit(3)")
+    assert "the other ranks go on; %mesh heal (or mesh.heal()) puts it back" in notebook.text(
+        "%%mesh\nimport os\nif rank: os._exit(3)"
+    )
     assert "rank 1 started anew" in notebook.text("%mesh heal")
 
 
@@ -92,12 +111,24 @@ def test_a_mesh_that_has_ended_says_so_where_it_is_shown(notebook: Notebook) -> 
     notebook.run("%mesh start brief --procs 1")
     notebook.run("kept = mesh")
     notebook.run("%mesh use hour")
-    ended = subprocess.run([sys.executable, "-m", "monarch_nb.cli", "stop", "brief"], capture_output=True, text=True, timeout=60, check=True)
+    ended = subprocess.run(
+        [sys.executable, "-m", "monarch_nb.cli", "stop", "brief"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
     assert "has ended" in ended.stdout
     shown = notebook.text("kept")
     assert shown.startswith("mesh 'brief' has ended") and "%mesh start brief" in shown
     assert "Traceback" not in shown and "File" not in shown
     notebook.run("%mesh start brief --procs 1\nleft = [mesh]\n%mesh detach brief")
-    assert notebook.text("left[0]") == "this notebook has left mesh 'brief'. Come back, if it still runs: %mesh attach brief"
+    assert (
+        notebook.text("left[0]")
+        == "this notebook has left mesh 'brief'. Come back, if it still runs: %mesh attach brief"
+    )
     notebook.run("%mesh attach brief\nmine = [mesh]\n%mesh stop brief")
-    assert notebook.text("mine[0]") == "mesh 'brief' has ended: it was stopped. Start one anew: %mesh start brief"
+    assert (
+        notebook.text("mine[0]")
+        == "mesh 'brief' has ended: it was stopped. Start one anew: %mesh start brief"
+    )

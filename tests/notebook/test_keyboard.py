@@ -34,14 +34,17 @@ def test_each_rank_gets_its_own_answer(typist: Typist) -> None:
 
 
 def test_passwords_and_several_lines(typist: Typist) -> None:
-    prompts, shown = typist.run("%%mesh --ranks 0\nimport getpass\ngetpass.getpass(), input('next ')", "secret", "line")
+    prompts, shown = typist.run(
+        "%%mesh --ranks 0\nimport getpass\ngetpass.getpass(), input('next ')", "secret", "line"
+    )
     assert prompts == ["[0] Password: ", "[0] next "] and "[0] ('secret', 'line')" in shown
 
 
 def test_an_actor_asks_in_the_cell_that_calls(typist: Typist) -> None:
     source = (
-        "from monarch_nb.actor import Actor, endpoint\nclass Asker(Actor):\n    @endpoint\n    def ask(self):\n        return input('actor? ')\n"
-        "asker = mesh.spawn('asker', Asker)\nsorted(asker.ask.call().get().values())"
+        "from monarch_nb.actor import Actor, endpoint\nclass Asker(Actor):\n    @endpoint\n    def "
+        "ask(self):\n        return input('actor? ')\nasker = mesh.spawn('asker', Asker)\n"
+        "sorted(asker.ask.call().get().values())"
     )
     prompts, shown = typist.run(source, "x", "y")
     assert sorted(prompts) == ["[0] actor? ", "[1] actor? "] and "['x', 'y']" in shown
@@ -54,9 +57,13 @@ def test_the_stop_button_at_a_question_ends_the_cell(typist: Typist) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_the_question_of_a_rank_that_does_not_wait_any_more_is_taken_back(typist: Typist, number: int) -> None:
+def test_the_question_of_a_rank_that_does_not_wait_any_more_is_taken_back(
+    typist: Typist, number: int
+) -> None:
     """The cell ends, nobody types, and the front end is told that its box has no meaning any more."""
-    pids = typist.run("for pid in mesh.execute(__import__('os').getpid).get().values(): print(pid)")[1].split()
+    pids = typist.run("for pid in mesh.execute(__import__('os').getpid).get().values(): print(pid)")[
+        1
+    ].split()
     cell = typist.client.execute("%%mesh --ranks 1\ninput('name? ')", allow_stdin=True)
     assert typist.client.get_stdin_msg(timeout=PATIENCE_S)["content"]["prompt"] == "[1] name? "
     os.kill(int(pids[1]), number)
@@ -66,7 +73,11 @@ def test_the_question_of_a_rank_that_does_not_wait_any_more_is_taken_back(typist
         if message["parent_header"].get("msg_id") == cell:
             content = message["content"]
             overs += "application/vnd.monarch-nb.input-over+json" in content.get("data", {})
-            shown += content.get("text", "") + content.get("evalue", "") + content.get("data", {}).get("text/plain", "")
+            shown += (
+                content.get("text", "")
+                + content.get("evalue", "")
+                + content.get("data", {}).get("text/plain", "")
+            )
             state = content.get("execution_state", state)
     assert overs == 1 and "rank 1 doesn't ask any more" in shown
     if number == signal.SIGKILL:
@@ -76,7 +87,9 @@ def test_the_question_of_a_rank_that_does_not_wait_any_more_is_taken_back(typist
 
 def test_a_cell_in_the_background_says_what_to_do(typist: Typist) -> None:
     typist.run("%%mesh --async\ninput('nobody? ')")
-    prompts, shown = typist.run("import time\nwhile mesh.history()[-1].status == 'running': time.sleep(0.1)\n%mesh result")
+    prompts, shown = typist.run(
+        "import time\nwhile mesh.history()[-1].status == 'running': time.sleep(0.1)\n%mesh result"
+    )
     assert prompts == [] and "StdinNotImplementedError: input() on rank" in shown
     assert "%mesh push NAME" in shown
 
@@ -85,8 +98,10 @@ def test_a_notebook_without_a_keyboard_says_what_to_do() -> None:
     notebook = Notebook()
     notebook.run("%load_ext monarch_nb\n%mesh start mute --procs 1")
     text = notebook.text("%%mesh\ninput('who? ')")
-    assert "StdinNotImplementedError: input() on rank 0 needs somebody who types, and nobody can type where this notebook runs" in text
+    assert (
+        "StdinNotImplementedError: input() on rank 0 needs somebody who types, and nobody can type "
+        "where this notebook runs"
+    ) in text
     assert "%mesh push NAME" in text and notebook.text("%%mesh\n5") == "5"
     notebook.run("%mesh stop mute")
     notebook.close()
-

@@ -43,7 +43,9 @@ def test_cells_are_ipython(show: Callable[[str], str]) -> None:
 
 
 def test_environment_is_that_of_torchrun(show: Callable[[str], str]) -> None:
-    source = "import os\n[os.environ[k] for k in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR', 'FLAVOUR')]"
+    source = (
+        "import os\n[os.environ[k] for k in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR', 'FLAVOUR')]"
+    )
     assert show(f"%%mesh --ranks 2\n{source}") == "[2] ['2', '4', '2', '127.0.0.1', 'sour']"
     assert show("%%mesh --ranks 2\nint(os.environ['MASTER_PORT']) > 0") == "[2] True"
 
@@ -52,7 +54,9 @@ def test_cells_know_their_place(show: Callable[[str], str]) -> None:
     assert show("%%mesh --ranks 2\n(point['gpus'], dict(mesh.sizes), str(device), local_rank)") == (
         "[2] (2, {'gpus': 4}, 'cpu', 2)"
     )
-    ask = "from monarch_nb.actor import current_rank\nmesh.slice(gpus=0).name == mesh.name, current_rank().rank"
+    ask = (
+        "from monarch_nb.actor import current_rank\nmesh.slice(gpus=0).name == mesh.name, current_rank().rank"
+    )
     assert show(f"%%mesh --ranks 3\n{ask}") == "[3] (True, 3)"
 
 
@@ -72,7 +76,9 @@ def test_output_variable_push_and_pull(show: Callable[[str], str]) -> None:
 
 
 def test_rich_displays_come_through(notebook: Notebook, show: Callable[[str], str]) -> None:
-    outputs = notebook.run("%%mesh --ranks 0-1\nfrom IPython.display import HTML, display\ndisplay(HTML('<i>hey</i>'))")
+    outputs = notebook.run(
+        "%%mesh --ranks 0-1\nfrom IPython.display import HTML, display\ndisplay(HTML('<i>hey</i>'))"
+    )
     html = "".join(o.data.get("text/html", "") for o in outputs if "data" in o)
     assert "<i>hey</i>" in html
 
@@ -111,7 +117,10 @@ def test_timeout_interrupts(show: Callable[[str], str]) -> None:
         ("%mesh start x --gpus 0", "expected a number of at least 1, not '0'"),
         ("%mesh start x --gpus 2 --procs 2", "give one of --gpus, --procs, --dims"),
         ("%mesh start 1x", "a mesh's name is letters, digits"),
-        ("%mesh start x hosts=2 gpus=4", "unrecognized arguments: hosts=2 gpus=4. Did you mean --dims hosts=2,gpus=4? Usage: "),
+        (
+            "%mesh start x hosts=2 gpus=4",
+            "unrecognized arguments: hosts=2 gpus=4. Did you mean --dims hosts=2,gpus=4? Usage: ",
+        ),
         ("%mesh start x --dims gpus", "expected DIM=SIZE,... as in hosts=2,gpus=4"),
         ("%mesh start x --idle-timeout soon", "a duration is a number with s, m, h or d"),
         ("%mesh push nothing_here", "no variable nothing_here in this notebook"),
@@ -127,7 +136,9 @@ def test_bad_input_gets_one_clear_error(show: Callable[[str], str], cell: str, s
 
 def test_a_rank_that_dies_is_told(notebook: Notebook) -> None:
     notebook.run("%mesh start doomed --procs 2")
-    text = notebook.text("%%mesh --name doomed\nimport os, signal\nif rank: os.kill(os.getpid(), signal.SIGKILL)\nrank")
+    text = notebook.text(
+        "%%mesh --name doomed\nimport os, signal\nif rank: os.kill(os.getpid(), signal.SIGKILL)\nrank"
+    )
     assert "the process was killed by SIGKILL" in text
     assert "lost      ranks 1" in notebook.text("%mesh status doomed")
     assert notebook.text("%%mesh --name doomed --ranks 0\n'alive'") == "[0] 'alive'"
@@ -145,7 +156,9 @@ def test_classes_of_cells_work_in_actors(notebook: Notebook, show: Callable[[str
         "    @endpoint\n    def fail(self): return 1 // 0\n"
         "mine = mesh.spawn('mine', Mine)"
     )
-    assert show("[type(v) is Item and v.v for v in mine.get.call(Item(1)).get().values()]") == "[43, 43, 43, 43]"
+    assert (
+        show("[type(v) is Item and v.v for v in mine.get.call(Item(1)).get().values()]") == "[43, 43, 43, 43]"
+    )
     text = show("mine.fail.call().get()")
     assert "def fail(self): return 1 // 0" in text or "return 1 // 0" in text
     assert "mine.fail.call().get()" in text
@@ -164,7 +177,9 @@ def test_the_connection_file_is_private(show: Callable[[str], str]) -> None:
 
 
 def test_a_mesh_of_two_hosts(notebook: Notebook) -> None:
-    assert "mesh 'pair' (hosts=2, gpus=2: ranks 0-3) is ready" in notebook.text("%mesh start pair --dims hosts=2,gpus=2")
+    assert "mesh 'pair' (hosts=2, gpus=2: ranks 0-3) is ready" in notebook.text(
+        "%mesh start pair --dims hosts=2,gpus=2"
+    )
     assert notebook.text("%%mesh --name pair\nprint('hi')\nrank") == "[0-3] hi\n[0] 0\n[1] 1\n[2] 2\n[3] 3"
     assert notebook.text("%%mesh --name pair --ranks hosts=1\nlocal_rank") == "[2] 0\n[3] 1"
     assert "has ended" in notebook.text("%mesh stop pair")

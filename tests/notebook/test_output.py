@@ -33,11 +33,20 @@ def test_equal_lines_fold_and_numbers_count(show: Callable[[str], str]) -> None:
 @pytest.mark.parametrize(
     ("source", "text"),
     [
-        ("import threading\nt = threading.Thread(target=print, args=('thread',))\nt.start()\nt.join()", "thread"),
-        ("import subprocess\nsubprocess.run(['sh', '-c', 'echo child; echo err >&2'])\nNone", "child\n[0-3] err"),
+        (
+            "import threading\nt = threading.Thread(target=print, args=('thread',))\nt.start()\nt.join()",
+            "thread",
+        ),
+        (
+            "import subprocess\nsubprocess.run(['sh', '-c', 'echo child; echo err >&2'])\nNone",
+            "child\n[0-3] err",
+        ),
         ("import ctypes\nlibc = ctypes.CDLL(None)\nlibc.puts(b'from C')\nlibc.fflush(None)\nNone", "from C"),
         ("import os\nos.write(2, b'descriptor 2\\n')\nNone", "descriptor 2"),
-        ("import sys\nprint('wide \\u6f22\\u5b57 \\U0001f600', file=sys.stderr)", "wide \u6f22\u5b57 \U0001f600"),
+        (
+            "import sys\nprint('wide \\u6f22\\u5b57 \\U0001f600', file=sys.stderr)",
+            "wide \u6f22\u5b57 \U0001f600",
+        ),
         ("import warnings\nwarnings.warn('careful')", r"re:.*UserWarning: careful(.|\n)*"),
         ("import logging\nlogging.getLogger('x').warning('logged')", "logged"),
     ],
@@ -51,7 +60,10 @@ def test_all_ways_to_print(show: Callable[[str], str], source: str, text: str) -
 
 
 def test_progress_bars_keep_their_last_state(show: Callable[[str], str]) -> None:
-    source = "import sys\nfor i in range(1, 4):\n    print(f'\\r{i}/3', end='', file=sys.stderr, flush=True)\nprint(file=sys.stderr)"
+    source = (
+        "import sys\nfor i in range(1, 4):\n    print(f'\\r{i}/3', end='', file=sys.stderr, flush=True)\n"
+        "print(file=sys.stderr)"
+    )
     assert show(f"%%mesh\n{source}") == "[0-3] 3/3"
 
 
@@ -67,16 +79,22 @@ def test_late_output_lands_in_its_own_cell(tmp_path: Path) -> None:
     kernel = RawKernel()
     kernel.run("%load_ext monarch_nb\n%mesh start late --procs 2")
     gate, other = Gate(tmp_path / "gate"), Gate(tmp_path / "other")
-    late = "\n    ".join(["import threading\ndef late():", *gate.source.splitlines(), "print('late', flush=True)"])
+    late = "\n    ".join(
+        ["import threading\ndef late():", *gate.source.splitlines(), "print('late', flush=True)"]
+    )
     first = kernel.run(f"%%mesh\nprint('early')\n{late}\nthreading.Thread(target=late).start()")
     gate_of_child = tmp_path / "gate of child"
     child = f"until [ -e '{gate_of_child}' ]; do sleep 0.01; done; echo from a child"
-    second = kernel.run(f"%%mesh\nimport subprocess\nprint('next')\nsubprocess.Popen(['sh', '-c', {child!r}])\nNone")
+    second = kernel.run(
+        f"%%mesh\nimport subprocess\nprint('next')\nsubprocess.Popen(['sh', '-c', {child!r}])\nNone"
+    )
     beside = kernel.run("'beside'")
     gate.open()
     kernel.wait_for(first, "[0-1] early\n[0-1] late")
     gate_of_child.touch()
-    kernel.wait_for(second, "[0-1] next\n[0-1] from a child")  # of a child only that is known which cell its rank has begun last
+    kernel.wait_for(
+        second, "[0-1] next\n[0-1] from a child"
+    )  # of a child only that is known which cell its rank has begun last
     kernel.run(
         "from monarch_nb.actor import Actor, endpoint\n"
         "class Late(Actor):\n"
@@ -106,7 +124,9 @@ def test_several_meshes_at_once() -> None:
         "class Speaker(Actor):\n    @endpoint\n    def say(self, text): print(text)\n"
         "speakers = [m.spawn('speaker', Speaker) for m in (left, right)]"
     )
-    cell = kernel.run("for s, text in zip(speakers, ('from the left', 'from the right')): s.say.call(text).get()")
+    cell = kernel.run(
+        "for s, text in zip(speakers, ('from the left', 'from the right')): s.say.call(text).get()"
+    )
     assert "from the left" in kernel.text(cell)
     assert "[0-1] from the right" in kernel.text(cell)
     kernel.run("%mesh use left")
@@ -171,7 +191,8 @@ def test_background_cells(show: Callable[[str], str], tmp_path: Path) -> None:
 def test_first_failure_is_marked_and_kept(show: Callable[[str], str]) -> None:
     text = show(
         "%%mesh\nimport threading\nif rank == 2: raise ValueError('cause')\ntry: threading.Event().wait()\n"
-        "except KeyboardInterrupt: raise RuntimeError('effect') from None"  # it comes when the controller has heard of the first failure
+        # it comes when the controller has heard of the first failure
+        "except KeyboardInterrupt: raise RuntimeError('effect') from None"
     )
     assert text.index("rank 2 (first): ValueError: cause") < text.index("ranks 0-1,3: RuntimeError: effect")
     assert re.search(r"Cell In\[\d+\], line 2", text)

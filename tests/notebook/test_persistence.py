@@ -1,4 +1,6 @@
-"""The mesh outlives its kernels: what ran goes on, what was missed is shown once, and it's all in the journal."""
+"""The mesh outlives its kernels: what ran goes on, what was missed is shown once, and it's all in the
+journal.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,11 @@ from processes import mesh_processes, wait_for_exit
 
 def command(*arguments: str) -> str:
     result = subprocess.run(
-        [sys.executable, "-m", "monarch_nb.cli", *arguments], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "monarch_nb.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     return result.stdout + result.stderr
 
@@ -37,11 +43,10 @@ def lasting() -> Iterator[str]:
     first.run("%load_ext monarch_nb\n%mesh start lasting --procs 2")
     first.run("%%mesh\nimport time\nstate = 40 + rank\nprint('first')")
     first.run(
-        "from monarch_nb.actor import Actor, endpoint\n"
-        "class Counter(Actor):\n"
-        "    def __init__(self): self.value = 0\n"
-        "    @endpoint\n    def add(self, by):\n        self.value += by\n        print('now', self.value)\n        return self.value\n"
-        "mesh.spawn('counter', Counter).add.call(2).get()"
+        "from monarch_nb.actor import Actor, endpoint\nclass Counter(Actor):\n    def "
+        "__init__(self): self.value = 0\n    @endpoint\n    def add(self, by):\n        self.value "
+        "+= by\n        print('now', self.value)\n        return self.value\nmesh.spawn('counter', "
+        "Counter).add.call(2).get()"
     )
     first.close()
     yield "lasting"
@@ -52,7 +57,11 @@ def test_the_command_line_finds_it(lasting: str) -> None:
     assert re.search(r"lasting +2 \(procs=2\) +ok .* controller pid \d+", command("list"))
     assert "idle      ranks 0-1" in command("status", lasting)
     assert json.loads(command("status", lasting, "--json"))["name"] == lasting
-    assert command("exec", lasting, "print('there')\nstate").splitlines() == ["[0-1] there", "[0] 40", "[1] 41"]
+    assert command("exec", lasting, "print('there')\nstate").splitlines() == [
+        "[0-1] there",
+        "[0] 40",
+        "[1] 41",
+    ]
     assert command("exec", lasting, "1 / 0", "--ranks", "1").count("ZeroDivisionError") >= 1
     assert "[0-1] there" in command("logs", lasting, "--grep", "th.re")
     assert "first" not in command("logs", lasting, "--grep", "th.re")
@@ -69,7 +78,9 @@ def test_a_new_kernel_finds_variables_and_actors(lasting: str, notebook: Noteboo
     )
     text = notebook.text("list(mesh.actors['counter'].add.call(5).get().values())")
     assert sorted(text.splitlines()) == ["[0-1] now 7", "[7, 7]"]
-    assert "no actor 'nobody' runs on mesh 'lasting'; there are: counter" in notebook.text("mesh.actors['nobody']")
+    assert "no actor 'nobody' runs on mesh 'lasting'; there are: counter" in notebook.text(
+        "mesh.actors['nobody']"
+    )
 
 
 def test_what_was_missed_is_shown_once(lasting: str, tmp_path: Path, notebook: Notebook) -> None:
@@ -92,11 +103,15 @@ def test_what_was_missed_is_shown_once(lasting: str, tmp_path: Path, notebook: N
     assert text.splitlines() == ["[0-1] step 1", "[0-1] step 2", "[0] 0", "[1] 100"]
     later = Notebook()
     assert "still running" not in later.text("%load_ext monarch_nb")
-    assert later.text("%mesh attach lasting").splitlines() == ["attached to mesh 'lasting' (procs=2: ranks 0-1)"]
+    assert later.text("%mesh attach lasting").splitlines() == [
+        "attached to mesh 'lasting' (procs=2: ranks 0-1)"
+    ]
     later.close()
 
 
-def test_cells_that_ended_meanwhile_are_replayed_in_order(lasting: str, tmp_path: Path, notebook: Notebook) -> None:
+def test_cells_that_ended_meanwhile_are_replayed_in_order(
+    lasting: str, tmp_path: Path, notebook: Notebook
+) -> None:
     go, begun = Gate(tmp_path / "go"), Signal(tmp_path / "begun")
     left = Notebook()
     left.run("%load_ext monarch_nb\n%mesh attach lasting")
@@ -109,7 +124,9 @@ def test_cells_that_ended_meanwhile_are_replayed_in_order(lasting: str, tmp_path
         pass
     assert "2 cells ended meanwhile, 1 failed" in notebook.text("%load_ext monarch_nb")
     text = notebook.text("%mesh attach lasting")
-    positions = [text.index(part) for part in ("[0-1] one", "[0] two 0", "[1] two 1", "rank 1: ValueError: late")]
+    positions = [
+        text.index(part) for part in ("[0-1] one", "[0] two 0", "[1] two 1", "rank 1: ValueError: late")
+    ]
     assert positions == sorted(positions)
 
 
@@ -210,7 +227,9 @@ def test_the_lease_counts_running_cells_and_can_be_extended(tmp_path: Path) -> N
 def test_a_stale_connection_file_is_told(notebook: Notebook) -> None:
     notebook.run("%load_ext monarch_nb")
     path = Path(os.environ["JUPYTER_RUNTIME_DIR"]) / "monarch_nb-stale.json"
-    path.write_text(json.dumps({"name": "stale", "pid": 2**22 - 3, "directory": "/nowhere", "wire_version": 1}))
+    path.write_text(
+        json.dumps({"name": "stale", "pid": 2**22 - 3, "directory": "/nowhere", "wire_version": 1})
+    )
     assert "mesh 'stale' is not running. Start it: %mesh start stale" in notebook.text("%mesh attach stale")
     assert not path.exists()
 
@@ -219,7 +238,9 @@ def test_another_version_is_told(notebook: Notebook, lasting: str) -> None:
     notebook.run("%load_ext monarch_nb")
     runtime = Path(os.environ["JUPYTER_RUNTIME_DIR"])
     content = json.loads((runtime / "monarch_nb-lasting.json").read_text())
-    (runtime / "monarch_nb-older.json").write_text(json.dumps({**content, "name": "older", "wire_version": 0}))
+    (runtime / "monarch_nb-older.json").write_text(
+        json.dumps({**content, "name": "older", "wire_version": 0})
+    )
     text = notebook.text("%mesh attach older")
     assert "mesh 'older' runs with another version of monarch_nb" in text
     assert f"end it: kill {content['pid']}" in text
@@ -230,4 +251,7 @@ def test_a_stopped_mesh_is_told(notebook: Notebook) -> None:
     notebook.run("%load_ext monarch_nb\n%mesh start shortlived --procs 1")
     command("stop", "shortlived")
     text = notebook.text("%%mesh\n1")
-    assert "MeshEnded: mesh 'shortlived' was stopped by " in text and "start it anew: %mesh start shortlived" in text
+    assert (
+        "MeshEnded: mesh 'shortlived' was stopped by " in text
+        and "start it anew: %mesh start shortlived" in text
+    )

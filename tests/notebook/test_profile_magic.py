@@ -40,10 +40,14 @@ def trace_named_in(shown: str) -> set[str]:
     content = Path(match[1]).read_bytes()
     events = json.loads(gzip.decompress(content) if match[1].endswith(".gz") else content)["traceEvents"]
     used = {e["pid"] for e in events if e["name"] == "aten::mm"}
-    return {e["args"]["name"].split(" (")[0] for e in events if e["name"] == "process_name" and e["pid"] in used}
+    return {
+        e["args"]["name"].split(" (")[0] for e in events if e["name"] == "process_name" and e["pid"] in used
+    }
 
 
-def test_a_profile_is_shown_below_the_cell_and_lies_next_to_the_notebook(notebook: Notebook, folder: Path) -> None:
+def test_a_profile_is_shown_below_the_cell_and_lies_next_to_the_notebook(
+    notebook: Notebook, folder: Path
+) -> None:
     outputs = notebook.run("%%mesh --profile\nprint('hello')\nb = a @ a")
     shown = "\n".join(o.get("text", "") or o.get("data", {}).get("text/plain", "") for o in outputs)
     assert "[0-2] hello" in shown
@@ -101,7 +105,9 @@ def test_memory_names_the_line(text: Callable[[str], str]) -> None:
         ("--profile --top none", "at least 1"),
     ],
 )
-def test_what_cannot_be_had_is_one_line_and_nothing_runs(text: Callable[[str], str], line: str, said: str) -> None:
+def test_what_cannot_be_had_is_one_line_and_nothing_runs(
+    text: Callable[[str], str], line: str, said: str
+) -> None:
     shown = text(f"%%mesh {line}\nran_anyway = True")
     assert said in shown
     assert shown.startswith("ERROR")

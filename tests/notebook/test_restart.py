@@ -1,4 +1,6 @@
-"""A kernel that is shut down while it waits for ranks: they go on. Jupyter interrupts a kernel before it shuts it down, and that interrupt is none."""
+"""A kernel that is shut down while it waits for ranks: they go on. Jupyter interrupts a kernel before it
+shuts it down, and that interrupt is none.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,10 @@ def mesh() -> Iterator[Notebook]:
     opened = Notebook()
     opened.run(f"%load_ext monarch_nb\n%mesh start {NAME} --procs 2")
     opened.run(
-        "from monarch_nb.actor import Actor, endpoint\n"
-        "class Worker(Actor):\n"
-        "    def __init__(self): self.state = 'made'\n"
-        "    @endpoint\n"
-        "    def work(self, gate):\n"
-        "        import os, time\n        print('at work', flush=True)\n"
-        "        while not os.path.exists(gate): time.sleep(0.01)\n        self.state = 'done'\n        return self.state\n"
-        "mesh.spawn('worker', Worker)"
+        "from monarch_nb.actor import Actor, endpoint\nclass Worker(Actor):\n    def __init__(self): "
+        "self.state = 'made'\n    @endpoint\n    def work(self, gate):\n        import os, time\n    "
+        "    print('at work', flush=True)\n        while not os.path.exists(gate): time.sleep(0.01)\n"
+        "        self.state = 'done'\n        return self.state\nmesh.spawn('worker', Worker)"
     )
     yield opened
     assert "has ended" in opened.text("%mesh stop -f")
@@ -69,10 +67,16 @@ def begin_cell(kernel: Messages, gate: Gate, options: str = "") -> str:
 
 
 def check_missed(kernel: Messages, gate: Gate) -> None:
-    """A new kernel sees the cell from its beginning, and how it goes on; the next one sees nothing any more."""
+    """A new kernel sees the cell from its beginning, and how it goes on; the next one sees nothing any
+    more.
+    """
     assert "1 cell is still running" in kernel.run_text("%load_ext monarch_nb")
     cell = kernel.run(f"%mesh attach {NAME}")
-    assert "step 1" in kernel.text(cell) and "still running" in kernel.text(cell) and "step 2" not in kernel.text(cell)
+    assert (
+        "step 1" in kernel.text(cell)
+        and "still running" in kernel.text(cell)
+        and "step 2" not in kernel.text(cell)
+    )
     gate.open()
     kernel.wait_for(cell, "[1] 100")
     kernel.wait_for(cell, "ended")
@@ -129,7 +133,9 @@ def test_a_kernel_that_is_killed_passes_nothing_on(mesh: Notebook, raw: RawKerne
     check_missed(raw, gate)
 
 
-def test_the_server_restarts_and_deletes_kernels(mesh: Notebook, server: JupyterServer, gate: Gate, tmp_path: Path) -> None:
+def test_the_server_restarts_and_deletes_kernels(
+    mesh: Notebook, server: JupyterServer, gate: Gate, tmp_path: Path
+) -> None:
     kernel = ServedKernel(server)
     cell = begin_cell(kernel, gate)
     kernel.ask("restart")
@@ -170,7 +176,10 @@ def test_a_call_goes_on_though_the_interrupt_had_ended_the_wait_when_the_shutdow
 ) -> None:
     load(raw)
     # The cell isn't over yet when the kernel has decided, as on a loaded machine.
-    source = f"try: mesh.actors['worker'].work.call({str(gate._path)!r}).get()\nfinally: import time; time.sleep(0.3)"
+    source = (
+        f"try: mesh.actors['worker'].work.call({str(gate._path)!r}).get()\nfinally: import time; "
+        "time.sleep(0.3)"
+    )
     cell = raw.start(source)
     raw.wait_for(cell, "at work")
     late(raw)
@@ -179,7 +188,9 @@ def test_a_call_goes_on_though_the_interrupt_had_ended_the_wait_when_the_shutdow
     assert f"the call of worker.work goes on in mesh '{NAME}'" in raw.text(cell)
 
 
-def test_a_real_interrupt_is_passed_on_without_waiting(mesh: Notebook, server: JupyterServer, gate: Gate) -> None:
+def test_a_real_interrupt_is_passed_on_without_waiting(
+    mesh: Notebook, server: JupyterServer, gate: Gate
+) -> None:
     kernel = ServedKernel(server)
     load(kernel)
     # Without the server's word it would be held for longer than this test takes.

@@ -1,4 +1,6 @@
-"""What ranks display: drawn by the front end itself where that's its own, updated in place, cleared; bars of many ranks are one."""
+"""What ranks display: drawn by the front end itself where that's its own, updated in place, cleared; bars
+of many ranks are one.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +42,17 @@ def show(notebook: Notebook) -> Callable[[str], str]:
         ("Math('x^2')", "text/latex", "$\\displaystyle x^2$", "$\\displaystyle x^2$"),
         ("JSON({'a': [1]})", "application/json", {"a": [1]}, '{\n "a": [\n  1\n ]\n}'),
         ("Javascript('1')", "application/javascript", "1", "1"),
-        ("GeoJSON({'type': 'Point'})", "application/geo+json", {"type": "Point"}, "<IPython.display.GeoJSON object>"),
+        (
+            "GeoJSON({'type': 'Point'})",
+            "application/geo+json",
+            {"type": "Point"},
+            "<IPython.display.GeoJSON object>",
+        ),
     ],
 )
-def test_the_front_end_draws_what_is_its_own(run: Callable[[str], list[Any]], source: str, mime: str, data: Any, text: str) -> None:
+def test_the_front_end_draws_what_is_its_own(
+    run: Callable[[str], list[Any]], source: str, mime: str, data: Any, text: str
+) -> None:
     for statement in (f"display({source})", source):  # shown, and as the value of the cell
         label, output = run(statement)
         assert label.data["text/plain"] == "ranks 0-2:" and "ranks 0-2" in label.data["text/html"]
@@ -52,7 +61,10 @@ def test_the_front_end_draws_what_is_its_own(run: Callable[[str], list[Any]], so
 
 @pytest.mark.parametrize("mime", ["application/vnd.plotly.v1+json", "application/vnd.vegalite.v5+json"])
 def test_plots_go_with_the_text_of_the_cell(run: Callable[[str], list[Any]], mime: str) -> None:
-    outputs = run(f"print('before')\ndisplay({{{mime!r}: {{'rank': rank // 2}}, 'text/html': '<p>', 'text/plain': 'plot'}}, raw=True)")
+    outputs = run(
+        f"print('before')\ndisplay({{{mime!r}: {{'rank': rank // 2}}, 'text/html': '<p>', "
+        "'text/plain': 'plot'}, raw=True)"
+    )
     assert shown(outputs) == "[0-2] before\nranks 0-1:\nplot\nrank 2:\nplot"
     assert [o.data[mime] for o in outputs if mime in o.data] == [{"rank": 0}, {"rank": 1}]
 
@@ -63,14 +75,21 @@ def test_pages_and_images_stay_in_the_page(run: Callable[[str], list[Any]]) -> N
 
 
 def test_updates_stay_in_place_also_from_later_cells(notebook: Notebook, show: Callable[[str], str]) -> None:
-    assert show("handle = display('one', display_id='here')\nprint('between')\nhandle.update('two')") == "[0-2] between\n[0-2] 'two'"
-    assert show("md = display(Markdown(f'v1'), display_id=True)\nmd.update(Markdown('v2'))") == "ranks 0-2:\nv2"
+    assert (
+        show("handle = display('one', display_id='here')\nprint('between')\nhandle.update('two')")
+        == "[0-2] between\n[0-2] 'two'"
+    )
+    assert (
+        show("md = display(Markdown(f'v1'), display_id=True)\nmd.update(Markdown('v2'))") == "ranks 0-2:\nv2"
+    )
 
 
 def test_an_update_of_a_later_cell_goes_to_the_first() -> None:
     kernel = RawKernel()
     kernel.run("%load_ext monarch_nb\n%mesh start updated --procs 2")
-    first = kernel.run("%%mesh\nfrom IPython.display import display, update_display\ndisplay('one', display_id='x')\nNone")
+    first = kernel.run(
+        "%%mesh\nfrom IPython.display import display, update_display\ndisplay('one', display_id='x')\nNone"
+    )
     second = kernel.run("%%mesh\nupdate_display('two', display_id='x')\nprint('later')")
     kernel.wait_for(first, "[0-1] 'two'")
     assert kernel.text(second) == "[0-1] later"
@@ -79,7 +98,10 @@ def test_an_update_of_a_later_cell_goes_to_the_first() -> None:
 
 
 def test_what_is_cleared_is_gone(show: Callable[[str], str]) -> None:
-    assert show("for i in range(5):\n    clear_output(wait=True)\n    print('step', i)\n    display(HTML(f'<i>{i}</i>'))").startswith("[0-2] step 4\n[0-2] <")
+    assert show(
+        "for i in range(5):\n    clear_output(wait=True)\n    print('step', i)\n    "
+        "display(HTML(f'<i>{i}</i>'))"
+    ).startswith("[0-2] step 4\n[0-2] <")
     assert show("print('a')\nif rank == 1: clear_output()\nprint('b')") == "[0,2] a\n[0-2] b"
     assert show("print('last')\nclear_output(wait=True)") == "[0-2] last"
 

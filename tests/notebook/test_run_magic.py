@@ -37,7 +37,16 @@ def test_another_exit_code_is_a_red_cell(notebook: Notebook) -> None:
     assert notebook.text("%%mesh\nrank") == "[0] 0\n[1] 1"
 
 
-@pytest.mark.parametrize("line", ["%mesh run", "%mesh run ''", "%mesh run --env x hello.py", "%mesh run --lr 0.1", "%mesh run --timeout soon hello.py"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "%mesh run",
+        "%mesh run ''",
+        "%mesh run --env x hello.py",
+        "%mesh run --lr 0.1",
+        "%mesh run --timeout soon hello.py",
+    ],
+)
 def test_what_cant_be_is_said_at_once(notebook: Notebook, line: str) -> None:
     shown = notebook.text(line)
     assert shown.startswith("ERROR MeshUsageError: %mesh run: ") and "Usage: %mesh run" in shown

@@ -1,4 +1,6 @@
-"""`%mesh start` and `%mesh attach` of a mesh that runs: one connection, and every flag is taken on or refused."""
+"""`%mesh start` and `%mesh attach` of a mesh that runs: one connection, and every flag is taken on or
+refused.
+"""
 
 from __future__ import annotations
 
@@ -25,20 +27,39 @@ def test_what_an_actor_prints_comes_once(notebook: Notebook) -> None:
         "class Talker(Actor):\n    @endpoint\n    def say(self):\n        print('said')\n        return 1\n"
         "first = mesh\ntalker = mesh.spawn('talker', Talker)"
     )
-    for line in ("%mesh start again", "%mesh attach again", "import monarch_nb\nother = monarch_nb.attach('again')"):
+    for line in (
+        "%mesh start again",
+        "%mesh attach again",
+        "import monarch_nb\nother = monarch_nb.attach('again')",
+    ):
         notebook.run(line)
     assert notebook.text("list(talker.say.call().get().values())").splitlines() == ["[0-1] said", "[1, 1]"]
     assert notebook.text("mesh is first, len(mesh.status().clients)") == "(True, 1)"
     notebook.run("%mesh detach")
     assert "attached" in notebook.text("%mesh attach again")
-    assert notebook.text("list(mesh.actors['talker'].say.call().get().values())").splitlines() == ["[0-1] said", "[1, 1]"]
+    assert notebook.text("list(mesh.actors['talker'].say.call().get().values())").splitlines() == [
+        "[0-1] said",
+        "[1, 1]",
+    ]
 
 
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ("--procs 3", "runs already with procs=2, not procs=3. Give it that size: %mesh resize --name again procs=3; or end it first: "),
-        ("--gpus 2", "runs already with procs=2, not gpus=2. For that, end it first: %mesh stop again; or choose another name"),
+        (
+            "--procs 3",
+            (
+                "runs already with procs=2, not procs=3. Give it that size: %mesh resize --name again "
+                "procs=3; or end it first: "
+            ),
+        ),
+        (
+            "--gpus 2",
+            (
+                "runs already with procs=2, not gpus=2. For that, end it first: %mesh stop again; or "
+                "choose another name"
+            ),
+        ),
         ("--hosts 2", "runs already with procs=2, not hosts=2. For that, end it first"),
         ("--env COLOUR=red", "was started with COLOUR=blue, not COLOUR=red. For new values end it first"),
         ("--env SIZE=1", "was started with no SIZE, not SIZE=1"),
@@ -56,18 +77,26 @@ def test_what_differs_is_refused(notebook: Notebook, flags: str, said: str) -> N
 @pytest.mark.parametrize("name", ["again", "new"])
 def test_a_time_out_of_no_group_is_refused(notebook: Notebook, name: str) -> None:
     text = notebook.text(f"%mesh start {name} --group-timeout 5m")
-    assert text == "ERROR MeshUsageError: start: --group-timeout says how long a collective of --init-process-group may take; give that, too"
+    assert text == (
+        "ERROR MeshUsageError: start: --group-timeout says how long a collective of "
+        "--init-process-group may take; give that, too"
+    )
 
 
 def test_what_has_nothing_to_do_is_said(notebook: Notebook) -> None:
-    assert "which was running; --force had nothing to do: no rank was started" in notebook.text("%mesh start again --procs 2 --force")
+    assert "which was running; --force had nothing to do: no rank was started" in notebook.text(
+        "%mesh start again --procs 2 --force"
+    )
 
 
 def test_a_mesh_of_hosts_is_not_local(notebook: Notebook) -> None:
     assert "is ready" in notebook.text("%mesh start far --hosts 1 --procs 1")
     text = notebook.text("%mesh start far --job local")
     notebook.run("%mesh stop far -f")
-    assert "mesh 'far' runs already with hosts=1, not with --job local. For that, end it first: %mesh stop far" in text
+    assert (
+        "mesh 'far' runs already with hosts=1, not with --job local. For that, end it first: %mesh stop far"
+        in text
+    )
     assert "attached" in notebook.text("%mesh use again\n%mesh attach again")
 
 
@@ -87,23 +116,33 @@ def test_what_can_be_changed_is_taken_on(notebook: Notebook, tmp_path: Path) -> 
     gate.open()
     notebook.run("%mesh result")
     assert "torch.distributed is ready (gloo)" in notebook.text("%mesh start again --init-process-group gloo")
-    source = "%%mesh\nimport torch, torch.distributed as dist\nt = torch.ones(1)\ndist.all_reduce(t)\nt.item()"
+    source = (
+        "%%mesh\nimport torch, torch.distributed as dist\nt = torch.ones(1)\ndist.all_reduce(t)\nt.item()"
+    )
     assert notebook.text(source).splitlines()[0] == "[0-1] 2.0"
-    assert "torch.distributed is ready (gloo), as it was" in notebook.text("%mesh start again --init-process-group")
+    assert "torch.distributed is ready (gloo), as it was" in notebook.text(
+        "%mesh start again --init-process-group"
+    )
     text = notebook.text("%mesh start again --init-process-group --group-timeout 5m")
-    assert "(gloo), as it was, and so is its time-out: --group-timeout is settled when the group is made" in text
+    assert (
+        "(gloo), as it was, and so is its time-out: --group-timeout is settled when the group is made" in text
+    )
     text = notebook.text("%mesh start again --init-process-group nccl")
     assert "has process groups already (ranks 0-1: gloo), and can't get another one" in text
 
 
 def test_whose_end_it_has_is_taken_on_or_refused(notebook: Notebook) -> None:
-    assert notebook.text("%mesh start again --with-kernel").endswith("which was running; it ends with this kernel")
+    assert notebook.text("%mesh start again --with-kernel").endswith(
+        "which was running; it ends with this kernel"
+    )
     assert "ends with its kernel (pid " in notebook.text("%mesh status")
     other = Notebook()
     try:
         other.run("%load_ext monarch_nb")
         text = other.text("%mesh start again --with-kernel")
-        assert text.startswith("ERROR MeshUsageError: start: mesh 'again' runs already, and ends with another program (pid ")
+        assert text.startswith(
+            "ERROR MeshUsageError: start: mesh 'again' runs already, and ends with another program (pid "
+        )
         assert "Have it end with none: %mesh start again --keep" in text
         assert other.text("%mesh start again --keep").endswith("which was running; it ends with no kernel")
     finally:

@@ -45,7 +45,14 @@ def running() -> Iterator[Mesh]:
 
 
 def test_what_can_be_changed_is_applied(running: Mesh) -> None:
-    same = monarch_nb.start("flags", attach=True, env={"COLOUR": "blue"}, idle_timeout_s=7200.0, on_failure="heal", with_program=True)
+    same = monarch_nb.start(
+        "flags",
+        attach=True,
+        env={"COLOUR": "blue"},
+        idle_timeout_s=7200.0,
+        on_failure="heal",
+        with_program=True,
+    )
     status = same.status()
     assert (status.idle_timeout_s, status.on_failure, status.owner_pid) == (7200.0, "heal", os.getpid())
     assert monarch_nb.start("flags", attach=True).status().owner_pid == os.getpid()
@@ -70,7 +77,14 @@ def test_what_differs_is_refused(running: Mesh, asked: dict[str, Any], said: str
 
 def test_programs_that_start_one_at_the_same_instant_all_get_it() -> None:
     programs = [
-        subprocess.Popen([sys.executable, "-c", STARTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)
+        subprocess.Popen(
+            [sys.executable, "-c", STARTER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
     ]
     try:
         assert [p.stdout.readline() for p in programs if p.stdout] == ["ready\n"] * 3
@@ -82,5 +96,7 @@ def test_programs_that_start_one_at_the_same_instant_all_get_it() -> None:
         assert len(controllers) == 1 and "" not in controllers, [p.communicate()[1] for p in programs]
     finally:
         ended = [p.communicate()[1] for p in programs]
-        subprocess.run([sys.executable, "-m", "monarch_nb.cli", "stop", "both"], check=False, capture_output=True)
+        subprocess.run(
+            [sys.executable, "-m", "monarch_nb.cli", "stop", "both"], check=False, capture_output=True
+        )
     assert ended == [""] * 3

@@ -1,4 +1,6 @@
-"""Ctrl-C during cells: SIGINT to the ranks, then aborted collectives, then giving up; and the next cell runs."""
+"""Ctrl-C during cells: SIGINT to the ranks, then aborted collectives, then giving up; and the next cell
+runs.
+"""
 
 from __future__ import annotations
 
@@ -128,10 +130,10 @@ def test_a_stopped_rank_is_given_up_and_named(notebook: Notebook, fifo: str) -> 
 
 def test_a_busy_rank_is_named_with_its_line(notebook: Notebook, fifo: str) -> None:
     source = (
-        "%%mesh --ranks 1\nimport os, time\ndef stubborn():\n    while not hasattr(time, 'enough'):\n        try:\n"
-        "            time.sleep(600)\n"
-        f"        except KeyboardInterrupt: pass\ntry:\n    _ready = open({fifo!r}, 'w'); _ready.write('go\\n'); _ready.flush()\n"
-        "except KeyboardInterrupt: pass\nstubborn()"
+        "%%mesh --ranks 1\nimport os, time\ndef stubborn():\n    while not hasattr(time, 'enough'):\n"
+        "        try:\n            time.sleep(600)\n        except KeyboardInterrupt: pass\ntry:\n   "
+        f" _ready = open({fifo!r}, 'w'); _ready.write('go\\n'); _ready.flush()\nexcept "
+        "KeyboardInterrupt: pass\nstubborn()"
     )
     text = notebook.text_interrupted(source, fifo)
     assert "rank 1 did not react and hangs in this cell" in text

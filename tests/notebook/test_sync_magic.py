@@ -57,11 +57,17 @@ def edit(path: Path, before: str, after: str) -> None:
 def test_said_then_synced(kernel: RawKernel, module: Path) -> None:
     edit(module, "one", "two")
     said = kernel.show("%%mesh\ncode.word()")
-    assert f"{module.name} has changed since this rank loaded it" in said and "%mesh sync" in said and "'one'" in said
+    assert (
+        f"{module.name} has changed since this rank loaded it" in said
+        and "%mesh sync" in said
+        and "'one'" in said
+    )
     dry = kernel.show("%mesh sync --dry-run").splitlines()
     assert dry == [f"{who} {module.name}: would change Greeter, word" for who in ("[0-1]", "[here]")]
     done = kernel.show("%mesh sync").splitlines()
-    assert done == [f"{who} reloaded {module.name} (class Greeter, function word)" for who in ("[0-1]", "[here]")]
+    assert done == [
+        f"{who} reloaded {module.name} (class Greeter, function word)" for who in ("[0-1]", "[here]")
+    ]
     assert kernel.show("%%mesh\ncode.word()") == "[0-1] 'two'" and kernel.show("code.word()") == "'two'"
     assert kernel.show("%mesh sync").startswith("nothing to reload: all ranks run what the files hold (")
 
@@ -72,7 +78,10 @@ def test_watched(kernel: RawKernel, module: Path) -> None:
     assert kernel.show("greeter.greet.call().get().item(gpus=0)") == "'one 1'"
     edit(module, "one", "two")
     shown = kernel.show("greeter.greet.call().get().item(gpus=1), code.word()")
-    assert f"reloaded here: {module.name} (class Greeter, function word)" in shown and "('two 2', 'two')" in shown
+    assert (
+        f"reloaded here: {module.name} (class Greeter, function word)" in shown
+        and "('two 2', 'two')" in shown
+    )
     edit(module, "two", "three")
     assert "reloaded" in kernel.show("%%mesh\ncode.word()")
     assert kernel.show("%%mesh\ncode.word()") == "[0-1] 'three'"
@@ -87,7 +96,12 @@ def test_a_syntax_error_is_shown_once_and_the_cell_does_not_run(kernel: RawKerne
     kernel.show("%mesh sync --watch")
     edit(module, "def word():", "def word(:")
     shown = kernel.show("%%mesh\nprint('it ran')")
-    assert "it ran" not in shown and shown.count("SyntaxError") <= 4 and "%mesh set sync warn" in shown and module.name in shown
+    assert (
+        "it ran" not in shown
+        and shown.count("SyntaxError") <= 4
+        and "%mesh set sync warn" in shown
+        and module.name in shown
+    )
     edit(module, "def word(:", "def word():")
     assert "it ran" in kernel.show("%%mesh\nprint('it ran')")
 

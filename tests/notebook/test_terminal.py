@@ -25,7 +25,14 @@ PROGRAM = [sys.executable, "-m", "monarch_nb.cli"]
 
 
 def ran(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*PROGRAM, *words], capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **environment})
+    return subprocess.run(
+        [*PROGRAM, *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, **environment},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +48,13 @@ class Terminal:
     def __init__(self, *words: str, **environment: str) -> None:
         master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
-        self.process = subprocess.Popen([*PROGRAM, *words], stdin=slave, stdout=slave, stderr=slave, env={**os.environ, "TERM": "xterm", **environment})
+        self.process = subprocess.Popen(
+            [*PROGRAM, *words],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env={**os.environ, "TERM": "xterm", **environment},
+        )
         os.close(slave)
         self._master = master
         self.text = ""
@@ -95,7 +108,10 @@ def test_q_ends_top_and_the_terminal_is_as_before(mesh: str, terminals: list[Ter
 def test_the_list_says_size_state_age_and_owner(mesh: str) -> None:
     lines = ran("list").stdout.splitlines()
     assert re.fullmatch(r"  name +ranks +state +up +started by +in use by", lines[0])
-    assert re.fullmatch(r"  term +2 \(procs=2\) +ok +[\d.]+ (s|min) +\S+ \(pid \d+\) +no clients +controller pid \d+", lines[1])
+    assert re.fullmatch(
+        r"  term +2 \(procs=2\) +ok +[\d.]+ (s|min) +\S+ \(pid \d+\) +no clients +controller pid \d+",
+        lines[1],
+    )
     assert lines[0].index("state") == lines[1].index("ok")
 
 
@@ -123,8 +139,15 @@ def test_messages_are_in_the_terminals_words(mesh: str) -> None:
     assert "lost 1" in ran("list").stdout
     assert "rank 1 started anew" in ran("heal", mesh).stdout
     nobody = ran("status", "nobody")
-    assert (nobody.returncode, nobody.stderr) == (1, "monarch-nb: mesh 'nobody' is not running. Start it: monarch-nb start nobody; running: term\n")
-    running = subprocess.Popen([*PROGRAM, "exec", mesh, "import time\nprint('runs', flush=True)\ntime.sleep(600)", "--ranks", "0"], stdout=subprocess.PIPE, text=True)
+    assert (nobody.returncode, nobody.stderr) == (
+        1,
+        "monarch-nb: mesh 'nobody' is not running. Start it: monarch-nb start nobody; running: term\n",
+    )
+    running = subprocess.Popen(
+        [*PROGRAM, "exec", mesh, "import time\nprint('runs', flush=True)\ntime.sleep(600)", "--ranks", "0"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert running.stdout is not None
     assert running.stdout.readline() == "[0] runs\n"
     assert f"1 cell running; see monarch-nb history {mesh}" in ran("status", mesh).stdout
@@ -137,11 +160,19 @@ def test_every_verb_that_messages_name_is_said_in_the_terminals_words() -> None:
     from monarch_nb.magics.verbs import VERBS
 
     package = Path(__file__).parents[2] / "monarch_nb"
-    found = {verb for file in package.rglob("*.py") for verb in re.findall(r"%mesh ([a-z][a-z-]+)", file.read_text())} & set(VERBS)
+    found = {
+        verb
+        for file in package.rglob("*.py")
+        for verb in re.findall(r"%mesh ([a-z][a-z-]+)", file.read_text())
+    } & set(VERBS)
     assert {"heal", "start", "attach", "stacks"} <= found
     for verb in found:
         text = in_terminal(f"next: %mesh {verb} --ranks 3 does it", COMMANDS, "dev")
-        assert text.startswith(f"next: monarch-nb {verb}{'' if verb == 'list' else ' dev'} --ranks 3") if verb in COMMANDS else "(in a notebook)" in text, text
+        assert (
+            text.startswith(f"next: monarch-nb {verb}{'' if verb == 'list' else ' dev'} --ranks 3")
+            if verb in COMMANDS
+            else "(in a notebook)" in text
+        ), text
 
 
 @pytest.mark.parametrize(
@@ -153,8 +184,14 @@ def test_every_verb_that_messages_name_is_said_in_the_terminals_words() -> None:
         ("name one of %mesh list", "name one of monarch-nb list"),
         ("Come back: %mesh attach x", "Come back: %mesh attach x (in a notebook)"),
         ("set TIME: %mesh set why-after", "set TIME: %mesh set why-after (in a notebook)"),
-        ("30 days: %mesh set journal DAYS|off; not of", "30 days: %mesh set journal DAYS|off (in a notebook); not of"),
-        ("it is off: %mesh set journal on turns it on", "it is off: %mesh set journal on (in a notebook) turns it on"),
+        (
+            "30 days: %mesh set journal DAYS|off; not of",
+            "30 days: %mesh set journal DAYS|off (in a notebook); not of",
+        ),
+        (
+            "it is off: %mesh set journal on turns it on",
+            "it is off: %mesh set journal on (in a notebook) turns it on",
+        ),
         ("`%mesh auto off` ends it", "`%mesh auto off (in a notebook)` ends it"),
         ("%mesh result waits for it", "%mesh result (in a notebook) waits for it"),
         ("100 %mesh", "100 %mesh"),
@@ -186,7 +223,12 @@ def test_no_color_is_heeded_on_a_terminal(mesh: str, terminals: list[Terminal]) 
 def test_who_stops_reading_is_no_error(mesh: str) -> None:
     ran("exec", mesh, "for i in range(20000): print('line', i, rank)")
     piped = subprocess.run(
-        f"{' '.join(PROGRAM)} logs {mesh} | head -1", shell=True, capture_output=True, text=True, timeout=60, check=False
+        f"{' '.join(PROGRAM)} logs {mesh} | head -1",
+        shell=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert (len(piped.stdout.splitlines()), piped.stderr) == (1, "")
 
@@ -194,7 +236,13 @@ def test_who_stops_reading_is_no_error(mesh: str) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["statos"], "monarch-nb has no command 'statos'. Did you mean monarch-nb status? monarch-nb --help lists all commands"),
+        (
+            ["statos"],
+            (
+                "monarch-nb has no command 'statos'. Did you mean monarch-nb status? monarch-nb --help "
+                "lists all commands"
+            ),
+        ),
         (["fly"], "monarch-nb has no command 'fly'. monarch-nb --help lists all commands"),
         (["logs", "--folow"], "Did you mean --follow? Usage: monarch-nb logs "),
     ],
@@ -206,7 +254,9 @@ def test_typos_are_asked_back(words: list[str], says: str) -> None:
 
 
 def test_what_a_notebook_can_do_the_terminal_can(mesh: str) -> None:
-    assert f"rank 1 of mesh '{mesh}' run again" in ran("restart", mesh, "--ranks", "1").stdout.replace("runs", "run")
+    assert f"rank 1 of mesh '{mesh}' run again" in ran("restart", mesh, "--ranks", "1").stdout.replace(
+        "runs", "run"
+    )
     assert "ends after 3 h" in ran("lease", mesh, "--set", "3h").stdout
     assert "ends after 3 h" in ran("lease", mesh).stdout
     assert "--force does it" in ran("resize", mesh, "procs=1").stderr

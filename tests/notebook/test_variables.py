@@ -49,10 +49,15 @@ def test_the_helpers_are_importable() -> None:
 
 
 def test_vars_show_what_each_rank_holds(show: Callable[[str], str]) -> None:
-    show("%%mesh\nweights = torch.full((2, 3), 2.0)\nlr = 0.1 * (rank + 1)\nname = 'run'\n_hidden = 1\nimport os")
+    show(
+        "%%mesh\nweights = torch.full((2, 3), 2.0)\nlr = 0.1 * (rank + 1)\nname = 'run'\n_hidden = "
+        "1\nimport os"
+    )
     lines = show("%mesh vars").splitlines()
     assert lines[0].split() == ["ranks", "name", "type", "shape", "dtype", "device", "norm", "value"]
-    assert ["[0-2]", "weights", "Tensor", "2x3", "float32", "cpu", "4.89898"] in [line.split() for line in lines]
+    assert ["[0-2]", "weights", "Tensor", "2x3", "float32", "cpu", "4.89898"] in [
+        line.split() for line in lines
+    ]
     assert [line.split()[:4] for line in lines if " lr " in line] == [
         ["!", f"[{r}]", "lr", "float"] for r in range(3)
     ]  # fmt: skip
@@ -72,21 +77,26 @@ def test_diff_says_where_and_how_much(show: Callable[[str], str]) -> None:
         "    [2] first differs at (0, 1): -0.25 instead of 0; largest difference 0.75, in 2 of 6 elements",
     ]
     assert show("%mesh diff same") == "same is equal on all ranks"
-    show("%%mesh\ntorch.manual_seed(0)\nmodel = torch.nn.Linear(4, 2)\nif rank == 1:\n    with torch.no_grad(): model.bias[0] += 1")
+    show(
+        "%%mesh\ntorch.manual_seed(0)\nmodel = torch.nn.Linear(4, 2)\nif rank == 1:\n    with "
+        "torch.no_grad(): model.bias[0] += 1"
+    )
     text = show("%mesh diff model")
     assert text.splitlines()[0] == "model differs in 1 of 2 parts"
     assert "['bias']: [0,2] agree" in text
     assert "first differs at 0:" in text
-    assert "has shape (3,) instead of (2,)" in show("%%mesh\nu = torch.zeros(3 if rank == 2 else 2)\n") + show("%mesh diff u")
+    assert "has shape (3,) instead of (2,)" in show(
+        "%%mesh\nu = torch.zeros(3 if rank == 2 else 2)\n"
+    ) + show("%mesh diff u")
     assert "[2] 'c' instead of 'a'" in show("%%mesh\ns = 'c' if rank == 2 else 'a'") + show("%mesh diff s")
     assert "name 'nowhere' is not defined" in show("%mesh diff nowhere")
 
 
 def test_shards_of_a_dtensor_are_no_disagreement(show: Callable[[str], str]) -> None:
     show(
-        "%%mesh\nfrom torch.distributed.device_mesh import init_device_mesh\n"
-        "from torch.distributed.tensor import Shard, distribute_tensor\n"
-        "grid = init_device_mesh('cpu', (3,))\nsharded = distribute_tensor(torch.arange(6.0), grid, [Shard(0)])"
+        "%%mesh\nfrom torch.distributed.device_mesh import init_device_mesh\nfrom "
+        "torch.distributed.tensor import Shard, distribute_tensor\ngrid = init_device_mesh('cpu', "
+        "(3,))\nsharded = distribute_tensor(torch.arange(6.0), grid, [Shard(0)])"
     )
     assert show("%mesh diff sharded") == "sharded is equal on all ranks"
     line = next(x for x in show("%mesh vars sharded").splitlines() if "DTensor" in x)
@@ -95,7 +105,10 @@ def test_shards_of_a_dtensor_are_no_disagreement(show: Callable[[str], str]) -> 
 
 
 def test_scatter_and_push_to_some(show: Callable[[str], str]) -> None:
-    show("import torch\ndata = torch.arange(6).reshape(3, 2)\n%mesh scatter data\nflag = 'set'\n%mesh push flag --ranks 1")
+    show(
+        "import torch\ndata = torch.arange(6).reshape(3, 2)\n%mesh scatter data\nflag = 'set'\n%mesh "
+        "push flag --ranks 1"
+    )
     assert show("%%mesh\ndata.tolist()").splitlines() == ["[0] [[0, 1]]", "[1] [[2, 3]]", "[2] [[4, 5]]"]
     assert show("%%mesh\n'flag' in globals()").splitlines() == ["[0,2] False", "[1] True"]
     assert "int, which can't be split along dimension 0" in show("number = 3\n%mesh scatter number")
@@ -137,8 +150,8 @@ def test_scatter_and_push_to_some(show: Callable[[str], str]) -> None:
 )
 def test_completion(kernel: Kernel, code: str, expected: list[str]) -> None:
     kernel.run(
-        "%%mesh\nclass Thing:\n    def start(self): raise SystemError\n    @property\n    def stabilized(self): raise SystemError\n"
-        "unusual_name = Thing()"
+        "%%mesh\nclass Thing:\n    def start(self): raise SystemError\n    @property\n    def "
+        "stabilized(self): raise SystemError\nunusual_name = Thing()"
     )
     kernel.run("class Reloaded: pass")
     matches = kernel.complete(code)
@@ -172,14 +185,22 @@ def test_help_on_remote_names(kernel: Kernel) -> None:
 
 
 def test_help_tells_what_ranks_have(kernel: Kernel) -> None:
-    """Shift+Tab in Lab: type, shape and dtype, where ranks differ, what is only there on some; the kernel's own names come second."""
+    """Shift+Tab in Lab: type, shape and dtype, where ranks differ, what is only there on some; the
+    kernel's own names come second.
+    """
     kernel.run("shared = 'in the kernel'\ndef local_only(): 'Here.'")
     kernel.run(
-        "%%mesh\nimport torch\nshared = torch.ones(2 + (rank == 2), 3)\nloss = torch.tensor(0.5 * rank)\nbig = torch.zeros(5_000_000)\n"
-        "if rank == 0: alone = [1]\nclass Loud:\n    def __repr__(self): raise SystemError\nloud = Loud()"
+        "%%mesh\nimport torch\nshared = torch.ones(2 + (rank == 2), 3)\nloss = torch.tensor(0.5 * "
+        "rank)\nbig = torch.zeros(5_000_000)\nif rank == 0: alone = [1]\nclass Loud:\n    def "
+        "__repr__(self): raise SystemError\nloud = Loud()"
     )
     text = kernel.inspect("%%mesh\nshared")
-    assert text.splitlines()[:4] == ["Type:      Tensor", "Shape:     [0-1] 2x3", "           [2] 3x3", "Dtype:     float32"]
+    assert text.splitlines()[:4] == [
+        "Type:      Tensor",
+        "Shape:     [0-1] 2x3",
+        "           [2] 3x3",
+        "Dtype:     float32",
+    ]
     assert "Ranks:     differ: 0-1 | 2" in text
     assert "in the kernel" in kernel.inspect("shared")
     assert "[1] tensor(0.5000)" in kernel.inspect("%%mesh\nloss")
@@ -212,4 +233,6 @@ def test_hot_swap_keeps_the_state(kernel: Kernel, show: Callable[[str], str]) ->
     assert show("trainer.advance.call().get()") == "ValueMesh(gpus=3): [0-2] 102"
     assert show("trainer.extra.call().get()") == "ValueMesh(gpus=3): [0-2] 'new'"
     assert "Nothing is no actor class of this notebook" in show("%mesh reload Nothing")
-    assert "no actor of a class Idle lives on mesh 'varied'" in show("class Idle(Actor): pass\n") + show("%mesh reload Idle")
+    assert "no actor of a class Idle lives on mesh 'varied'" in show("class Idle(Actor): pass\n") + show(
+        "%mesh reload Idle"
+    )

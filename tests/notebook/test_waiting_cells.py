@@ -1,4 +1,6 @@
-"""A cell that waits for another says so as long as it waits; one that is attached to shows how long it has run."""
+"""A cell that waits for another says so as long as it waits; one that is attached to shows how long it has
+run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`%mesh stacks` and `%mesh why` in a real kernel and in a terminal; a cell that hangs is explained without being asked."""
+"""`%mesh stacks` and `%mesh why` in a real kernel and in a terminal; a cell that hangs is explained
+without being asked.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def notebook() -> Iterator[Notebook]:
 
 
 def terminal(*words: str) -> str:
-    ran = subprocess.run([sys.executable, "-m", "monarch_nb.cli", *words], capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-m", "monarch_nb.cli", *words], capture_output=True, text=True, check=True
+    )
     return ran.stdout
 
 
@@ -40,7 +44,10 @@ def test_nothing_runs(notebook: Notebook) -> None:
 def test_the_reason_is_told_while_it_hangs(notebook: Notebook, tmp_path: Path) -> None:
     """Rank 3 waits for this test, the others for rank 3."""
     here, gate = Signal(tmp_path / "here"), Gate(tmp_path / "gate")
-    source = f"if rank == 3:\n    {here.source}\n    while not os.path.exists({str(tmp_path / 'gate')!r}): time.sleep(0.01)\ndist.barrier()"
+    source = (
+        f"if rank == 3:\n    {here.source}\n    while not os.path.exists({str(tmp_path / 'gate')!r}): "
+        "time.sleep(0.01)\ndist.barrier()"
+    )
     notebook.run(f"%%mesh --async\n{source}")
     here.wait()
     text = ""
@@ -68,7 +75,8 @@ def test_a_cell_that_hangs_is_explained_by_itself(tmp_path: Path) -> None:
         kernel.run("from monarch_nb.why.settings import set_why_after\nset_why_after(1)")
         fifo = Signal(tmp_path / "said")
         cell = kernel.start(
-            f"%%mesh\nimport os, threading\nprint('begun')\nif rank == 1: {fifo.source}\nthreading.Event().wait(None if rank else 0)"
+            f"%%mesh\nimport os, threading\nprint('begun')\nif rank == 1: {fifo.source}\n"
+            "threading.Event().wait(None if rank else 0)"
         )
         fifo.wait()
         kernel.wait_for(cell, "why: rank 1 waits for a lock", 60)

@@ -12,29 +12,52 @@ import pytest
 from kernels import Notebook
 from processes import wait_for_exit
 
-BY_PROGRAM = "with this kernel, because a program runs this notebook (nbclient, papermill, nbconvert): --keep lets it go on"
+BY_PROGRAM = (
+    "with this kernel, because a program runs this notebook (nbclient, papermill, nbconvert): --keep "
+    "lets it go on"
+)
 
 
 def listed() -> str:
-    return subprocess.run([sys.executable, "-m", "monarch_nb.cli", "list"], capture_output=True, text=True, timeout=60, check=True).stdout
+    return subprocess.run(
+        [sys.executable, "-m", "monarch_nb.cli", "list"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
 
 
 def written(path: Path, *cells: str) -> Path:
     spec = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells], metadata={"kernelspec": spec}), path)
+    nbformat.write(
+        nbformat.v4.new_notebook(
+            cells=[nbformat.v4.new_code_cell(c) for c in cells], metadata={"kernelspec": spec}
+        ),
+        path,
+    )
     return path
 
 
 def ran(*command: str) -> None:
     kept = {k: v for k, v in os.environ.items() if k != "MONARCH_NB_WITH_KERNEL"}
     environment = {**kept, "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
-    done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, timeout=110, check=False, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-m", *command],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+        env=environment,
+    )
     assert done.returncode == 0, done.stderr
 
 
 def outputs(path: Path) -> list[str]:
     cells = nbformat.read(path, as_version=4).cells
-    return ["".join(o.get("text") or o.get("data", {}).get("text/plain", "") for o in c.outputs) for c in cells]
+    return [
+        "".join(o.get("text") or o.get("data", {}).get("text/plain", "") for o in c.outputs) for c in cells
+    ]
 
 
 @pytest.mark.parametrize("runner", ["papermill", "nbconvert"])
@@ -65,7 +88,10 @@ def test_it_can_be_kept(tmp_path: Path) -> None:
 def test_a_person_has_it_only_if_wanted() -> None:
     notebook = Notebook()
     try:
-        assert "it ends with this kernel\n" in notebook.text("%load_ext monarch_nb\n%mesh start mine --procs 1 --with-kernel") + "\n"
+        assert (
+            "it ends with this kernel\n"
+            in notebook.text("%load_ext monarch_nb\n%mesh start mine --procs 1 --with-kernel") + "\n"
+        )
         controller = int(notebook.text("print(mesh.status().pid)"))
         assert notebook.text("%%mesh\nrank") == "0"
         notebook.restart()
@@ -82,4 +108,9 @@ def test_a_person_has_it_only_if_wanted() -> None:
 def test_the_environment_decides(said: str, wanted: str) -> None:
     source = "from monarch_nb._client.unattended import is_run_by_a_program as f; print(f())"
     environment = {**os.environ, "MONARCH_NB_WITH_KERNEL": said}
-    assert subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True, env=environment).stdout.strip() == wanted
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", source], capture_output=True, text=True, check=True, env=environment
+        ).stdout.strip()
+        == wanted
+    )

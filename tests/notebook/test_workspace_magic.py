@@ -1,4 +1,6 @@
-"""`%mesh sync` in a notebook, and `monarch-nb sync` in a terminal, with a host that doesn't see this machine's files."""
+"""`%mesh sync` in a notebook, and `monarch-nb sync` in a terminal, with a host that doesn't see this
+machine's files.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,10 @@ def kernel(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     store = tmp_path_factory.mktemp("nbstore")
     opened = RawKernel()
     opened.run(
-        f"import os, sys; os.environ['MONARCH_NB_STORE'] = {str(store)!r}; os.chdir({str(project)!r}); sys.path[:0] = ['', {TESTS!r}]\n"
-        f"%load_ext monarch_nb\nfrom pathlib import Path; from apart_hosts import hosts_apart\n"
-        f"apart = hosts_apart([Path({str(project)!r}), Path({str(store)!r})]); apart.__enter__()"
+        f"import os, sys; os.environ['MONARCH_NB_STORE'] = {str(store)!r}; "
+        f"os.chdir({str(project)!r}); sys.path[:0] = ['', {TESTS!r}]\n%load_ext monarch_nb\nfrom "
+        "pathlib import Path; from apart_hosts import hosts_apart\napart = "
+        f"hosts_apart([Path({str(project)!r}), Path({str(store)!r})]); apart.__enter__()"
     )
     assert "is ready" in opened.show("%mesh start far --dims gpus=1 --hosts 2")
     opened.run("apart.__exit__(None, None, None)")
@@ -61,5 +64,8 @@ def test_from_a_terminal(kernel: RawKernel, project: Path) -> None:
     (project / "typed.txt").write_text("by hand")
     command = [sys.executable, "-m", "monarch_nb.cli", "sync", "far"]
     done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 0 and "[hosts 1-2]" in done.stdout and "typed.txt" in done.stdout, (done.stdout, done.stderr)
+    assert done.returncode == 0 and "[hosts 1-2]" in done.stdout and "typed.txt" in done.stdout, (
+        done.stdout,
+        done.stderr,
+    )
     assert "[0-1] 'by hand'" in kernel.show("%%mesh\nopen('typed.txt').read()")

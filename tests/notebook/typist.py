@@ -27,10 +27,13 @@ class FrontEnd:
 
 
 class Typist(FrontEnd):
-    """A front end with a keyboard: answers the prompts of a cell with lines, and keeps what the cell shows."""
+    """A front end with a keyboard: answers the prompts of a cell with lines, and keeps what the cell
+    shows.
+    """
 
     def run(self, source: str, *lines: str | None, first: str = "") -> tuple[list[str], str]:
-        """Run a cell; type a line at each prompt (None: press the stop button), once the prompt is `first`: ranks come one by one.
+        """Run a cell; type a line at each prompt (None: press the stop button), once the prompt is `first`:
+        ranks come one by one.
 
         Returns the prompts and what was shown.
         """
@@ -76,7 +79,10 @@ class Typist(FrontEnd):
             elif message["msg_type"] == "error":
                 parts.append(f"{content['ename']}: {content['evalue']}")
             elif "data" in content:
-                text, known = content["data"].get("text/plain", ""), content.get("transient", {}).get("display_id", "")
+                text, known = (
+                    content["data"].get("text/plain", ""),
+                    content.get("transient", {}).get("display_id", ""),
+                )
                 if known and known in displays:
                     parts[displays[known]] = text
                 else:

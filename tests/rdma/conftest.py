@@ -1,4 +1,6 @@
-"""The data plane is tested with real processes: ranks of a mesh on one host and on two, or two bare processes."""
+"""The data plane is tested with real processes: ranks of a mesh on one host and on two, or two bare
+processes.
+"""
 
 from __future__ import annotations
 

@@ -64,7 +64,9 @@ class Middleman:
                 self.num_connections += 1
                 self._socks += [near, far]
                 for source, sink, way in ((near, far, self.up), (far, near, self.down)):
-                    thread = threading.Thread(target=self._pump, args=(source, sink, way), name="middleman", daemon=True)
+                    thread = threading.Thread(
+                        target=self._pump, args=(source, sink, way), name="middleman", daemon=True
+                    )
                     self._threads.append(thread)
                     thread.start()
 

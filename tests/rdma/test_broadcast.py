@@ -143,7 +143,9 @@ def test_a_rank_that_stays_busy_is_named(tmp_path: Path) -> None:
     RDMABuffer(torch.zeros(1000)).broadcast_into(mesh, "weights").get(60)
     busy = mesh.slice(gpus=1).execute((tmp_path / "gate").read_bytes)
     with open(tmp_path / "gate", "wb") as gate:  # now it reads
-        with pytest.raises(TransferTimeout, match=r"rank 1 did not take it within 0.5 s: .* there 'weights' is as it was"):
+        with pytest.raises(
+            TransferTimeout, match=r"rank 1 did not take it within 0.5 s: .* there 'weights' is as it was"
+        ):
             RDMABuffer(torch.ones(1000)).broadcast_into(mesh, "weights", timeout=0.5).get(60)
         gate.write(b"now")
     busy.get(60)
@@ -166,7 +168,9 @@ def test_one_that_nobody_asks_for_happens_all_the_same(procs: ProcMesh) -> None:
 
 @pytest.mark.usefixtures("leader")
 def test_one_after_the_other_each_rank_sees_the_last(procs: ProcMesh) -> None:
-    """The answer comes before the last of them has been let through the barrier: what they're asked next comes after that."""
+    """The answer comes before the last of them has been let through the barrier: what they're asked next
+    comes after that.
+    """
     for turn in range(50):
         RDMABuffer(torch.full((300_000,), turn, dtype=torch.int32)).broadcast_into(procs, "weights").get(60)
         assert list(procs.execute(_sum_of_weights).get(60).values()) == [turn * 300_000] * 2
@@ -174,7 +178,13 @@ def test_one_after_the_other_each_rank_sees_the_last(procs: ProcMesh) -> None:
 
 def test_a_program_that_leaves_waits_for_no_busy_rank(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "gate")
-    program = subprocess.run([sys.executable, "-c", LEAVES, str(tmp_path / "gate")], capture_output=True, text=True, timeout=120, check=True)
+    program = subprocess.run(
+        [sys.executable, "-c", LEAVES, str(tmp_path / "gate")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     assert program.stdout.split() == ["False", "left"]
 
 
@@ -192,7 +202,10 @@ def test_a_cell_of_one_rank_can_do_it(procs: ProcMesh, mappable: bool) -> None:
     assert procs.slice(ranks=1).execute(_broadcast_from_here, procs, 5.0, mappable).get(60).item() == 2
     expected = torch.full((1000,), 5.0).view(torch.int32).sum().item()
     assert list(procs.execute(_sum_of_weights).get(60).values()) == [expected] * 2
-    assert procs.slice(ranks=0).execute(_broadcast_from_here, procs.slice(ranks=0), 6.0, mappable).get(60).item() == 1
+    assert (
+        procs.slice(ranks=0).execute(_broadcast_from_here, procs.slice(ranks=0), 6.0, mappable).get(60).item()
+        == 1
+    )
     expected_6 = torch.full((1000,), 6.0).view(torch.int32).sum().item()
     assert list(procs.execute(_sum_of_weights).get(60).values()) == [expected_6, expected]
 
@@ -217,11 +230,15 @@ def test_a_leader_that_does_not_answer_is_named() -> None:
     (pid,) = mesh.execute(os.getpid).get(60).values()
     os.kill(pid, signal.SIGSTOP)
     try:
-        asked = ask_later(mesh._transport, mesh._procs[0], {"path": "lead"}, 0.1, "rank 0", lambda found, _seconds: found)
+        asked = ask_later(
+            mesh._transport, mesh._procs[0], {"path": "lead"}, 0.1, "rank 0", lambda found, _seconds: found
+        )
         with pytest.raises(TransferTimeout, match=r"rank 0 didn't answer the data plane within 0.1 s"):
             asked.get(60)
         given_up = threading.Event()
-        asked = ask_later(mesh._transport, mesh._procs[0], {"path": "lead"}, 0.1, "rank 0", lambda found, _seconds: found)
+        asked = ask_later(
+            mesh._transport, mesh._procs[0], {"path": "lead"}, 0.1, "rank 0", lambda found, _seconds: found
+        )
         asked.add_done_callback(lambda _future: given_up.set())
         assert given_up.wait(60)
         assert isinstance(asked.exception(), TransferTimeout)

@@ -74,7 +74,12 @@ def test_strided_on_both_sides(pair: tuple[Holder, Holder]) -> None:
 
 def test_of_any_kind_and_dtype(pair: tuple[Holder, Holder]) -> None:
     owner, _ = pair
-    for value in (torch.randn(7, dtype=torch.bfloat16), torch.tensor(3), torch.tensor([True, False]), numpy.arange(6.0).reshape(2, 3)):
+    for value in (
+        torch.randn(7, dtype=torch.bfloat16),
+        torch.tensor(3),
+        torch.tensor([True, False]),
+        numpy.arange(6.0).reshape(2, 3),
+    ):
         found = owner.put.call_one("any", value).get().read()
         assert type(found) is type(value)
         assert found.dtype == value.dtype
@@ -172,7 +177,10 @@ def test_an_owner_that_died_or_was_started_anew(procs: ProcMesh) -> None:
 def test_bad_input_is_one_clear_error(pair: tuple[Holder, Holder]) -> None:
     owner, _ = pair
     buffer = owner.put.call_one("b", torch.zeros(10, 4)).get()
-    with pytest.raises(MeshUsageError, match=r"dst has 32 bytes \(2x4 float32\), the buffer has 160 \(10x4 float32\).*buffer\[:2\]"):
+    with pytest.raises(
+        MeshUsageError,
+        match=r"dst has 32 bytes \(2x4 float32\), the buffer has 160 \(10x4 float32\).*buffer\[:2\]",
+    ):
         buffer.read_into(torch.zeros(2, 4))
     with pytest.raises(MeshUsageError, match="dst is read-only"):
         buffer.read_into(bytes(160))
@@ -251,9 +259,13 @@ def test_another_machine_is_reached_by_tcp_and_the_receipt_says_why(
 def test_a_foreign_handle_says_whose_it_is(pair: tuple[Holder, Holder]) -> None:
     owner, _ = pair
     handle = owner.put.call_one("f", torch.zeros(10)).get()._handle
-    elsewhere = replace(handle.owner, machine="another", process=1, addresses=(("another mesh", 7),), host="gpu-7")
+    elsewhere = replace(
+        handle.owner, machine="another", process=1, addresses=(("another mesh", 7),), host="gpu-7"
+    )
     foreign = RDMABuffer._of(replace(handle, owner=elsewhere))
-    with pytest.raises(RDMAError, match=r"on gpu-7\) can't be asked from here: it's in no mesh that the program"):
+    with pytest.raises(
+        RDMAError, match=r"on gpu-7\) can't be asked from here: it's in no mesh that the program"
+    ):
         foreign.read()
     stale = RDMABuffer._of(replace(handle, owner=replace(handle.owner, machine="another", process=1)))
     with pytest.raises(BufferGone, match="was started anew, or belongs to another mesh"):

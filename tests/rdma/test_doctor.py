@@ -1,4 +1,6 @@
-"""`Mesh.doctor`: real ranks are looked at and measured; advice is drawn from made-up findings, one for each that can be given."""
+"""`Mesh.doctor`: real ranks are looked at and measured; advice is drawn from made-up findings, one for
+each that can be given.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +117,10 @@ def test_a_busy_rank_is_left_out(mesh: Mesh, tmp_path: Path, monkeypatch: pytest
 
 def test_too_many_ranks_to_measure(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "MAX_CHOSEN", 1)
-    with pytest.raises(MeshUsageError, match="2 ranks have too many pairs to measure: choose at most 1, or only look: --quick"):
+    with pytest.raises(
+        MeshUsageError,
+        match="2 ranks have too many pairs to measure: choose at most 1, or only look: --quick",
+    ):
         mesh.doctor("all")
 
 
@@ -165,9 +170,17 @@ def test_looking_at_gpus_starts_no_cuda(monkeypatch: pytest.MonkeyPatch) -> None
 # --- advice
 
 PORT = {
-    "name": "mlx5_0", "port": 1, "state": "ACTIVE", "link_layer": "Ethernet", "gid": "10.0.0.1 (RoCE v2, index 3)", "gids": ["a", "b"],
-    "mtu": 4096, "gb_per_s": 100.0, "numa": 0, "usable": True,
-}  # fmt: skip
+    "name": "mlx5_0",
+    "port": 1,
+    "state": "ACTIVE",
+    "link_layer": "Ethernet",
+    "gid": "10.0.0.1 (RoCE v2, index 3)",
+    "gids": ["a", "b"],
+    "mtu": 4096,
+    "gb_per_s": 100.0,
+    "numa": 0,
+    "usable": True,
+}
 DOWN = {**PORT, "state": "DOWN", "usable": False}
 BUSY_GPUS = {"num": 8, "is_in_use": True, "visible": None, "no_nic": ""}
 
@@ -175,17 +188,25 @@ BUSY_GPUS = {"num": 8, "is_in_use": True, "visible": None, "no_nic": ""}
 def healthy(**changes: Any) -> dict[str, Any]:
     """Return what a rank has where nothing is wrong, with changes: topic=value, or topic={some fields}."""
     found: dict[str, Any] = {
-        "place": {"host": "one", "pid": 1, "boot": "b1", "machine": "b1/p/0/", "ipc": "ipc:[1]"}, "processors": 8,
-        "memory": {"total_bytes": 1 << 36, "limit_bytes": None}, "rdma": {"why_not": "", "ports": [PORT]},
-        "memlock": {"bytes": None, "is_exempt": False}, "gpus": {"num": 0, "is_in_use": False, "visible": None, "no_nic": ""},
-        "tracing": {"scope": 1, "is_filtered": False, "is_exempt": False}, "shared memory": {"total_bytes": 1 << 34, "free_bytes": 1 << 34},
-        "huge pages": "madvise", "network": [{"name": "eth0", "addresses": ["10.0.0.1"], "megabits_per_s": 25_000, "mtu": 1500}],
-        "settings": {}, "failed": {},
-    }  # fmt: skip
+        "place": {"host": "one", "pid": 1, "boot": "b1", "machine": "b1/p/0/", "ipc": "ipc:[1]"},
+        "processors": 8,
+        "memory": {"total_bytes": 1 << 36, "limit_bytes": None},
+        "rdma": {"why_not": "", "ports": [PORT]},
+        "memlock": {"bytes": None, "is_exempt": False},
+        "gpus": {"num": 0, "is_in_use": False, "visible": None, "no_nic": ""},
+        "tracing": {"scope": 1, "is_filtered": False, "is_exempt": False},
+        "shared memory": {"total_bytes": 1 << 34, "free_bytes": 1 << 34},
+        "huge pages": "madvise",
+        "network": [{"name": "eth0", "addresses": ["10.0.0.1"], "megabits_per_s": 25_000, "mtu": 1500}],
+        "settings": {},
+        "failed": {},
+    }
     found = copy.deepcopy(found)
     for name, value in changes.items():
         topic = name.replace("_", " ")
-        found[topic] = {**found[topic], **value} if isinstance(value, dict) and isinstance(found[topic], dict) else value
+        found[topic] = (
+            {**found[topic], **value} if isinstance(value, dict) and isinstance(found[topic], dict) else value
+        )
     return found
 
 
@@ -194,28 +215,76 @@ ELSEWHERE = {"host": "two", "boot": "b2", "machine": "b2/p/0/", "ipc": "ipc:[2]"
 
 def test_nothing_is_wrong() -> None:
     found = advise({0: healthy(), 1: healthy()}, [Measurement(0, 1, "shm", 9.0, 1e-5)])
-    assert [str(a) for a in found] == ["ranks 0-1: RDMA by mlx5_0:1", "processes of one machine read each other's memory"]
+    assert [str(a) for a in found] == [
+        "ranks 0-1: RDMA by mlx5_0:1",
+        "processes of one machine read each other's memory",
+    ]
 
 
 @pytest.mark.parametrize(
     ("changes", "severity", "what", "command"),
     [
-        ({"rdma": {"why_not": "no RDMA port is active: mlx5_0:1 is DOWN", "ports": [DOWN]}}, CHANGE, "mlx5_0:1 is DOWN", "ip link set DEVICE up"),
-        ({"rdma": {"why_not": "no active RDMA port has an address (GID): ..."}}, CHANGE, "it can't be used", "ip addr add"),
-        ({"rdma": {"why_not": "pyverbs is not installed: apt-get ..."}}, CHANGE, "it can't be used", "pip install 'monarch_nb[rdma]'"),
-        ({"rdma": {"why_not": "... there's no /dev/infiniband/uverbs*"}}, CHANGE, "it can't be used", "--device=/dev/infiniband"),
-        ({"rdma": {"why_not": "MONARCH_NB_RDMA_DEVICES=x leaves none"}}, CHANGE, "leaves none", "unset MONARCH_NB_RDMA_DEVICES"),
+        (
+            {"rdma": {"why_not": "no RDMA port is active: mlx5_0:1 is DOWN", "ports": [DOWN]}},
+            CHANGE,
+            "mlx5_0:1 is DOWN",
+            "ip link set DEVICE up",
+        ),
+        (
+            {"rdma": {"why_not": "no active RDMA port has an address (GID): ..."}},
+            CHANGE,
+            "it can't be used",
+            "ip addr add",
+        ),
+        (
+            {"rdma": {"why_not": "pyverbs is not installed: apt-get ..."}},
+            CHANGE,
+            "it can't be used",
+            "pip install 'monarch_nb[rdma]'",
+        ),
+        (
+            {"rdma": {"why_not": "... there's no /dev/infiniband/uverbs*"}},
+            CHANGE,
+            "it can't be used",
+            "--device=/dev/infiniband",
+        ),
+        (
+            {"rdma": {"why_not": "MONARCH_NB_RDMA_DEVICES=x leaves none"}},
+            CHANGE,
+            "leaves none",
+            "unset MONARCH_NB_RDMA_DEVICES",
+        ),
         ({"rdma": {"ports": [PORT, {**DOWN, "name": "mlx5_1"}]}}, NOTE, "mlx5_1:1 is DOWN", ""),
         ({"memlock": {"bytes": 8 << 20}}, CHANGE, "only 8 MiB may be locked", "ulimit -l unlimited"),
-        ({"gpus": {**BUSY_GPUS, "no_nic": "nvidia-peermem is not loaded"}}, CHANGE, "NICs can't reach GPU memory", "modprobe nvidia-peermem"),
+        (
+            {"gpus": {**BUSY_GPUS, "no_nic": "nvidia-peermem is not loaded"}},
+            CHANGE,
+            "NICs can't reach GPU memory",
+            "modprobe nvidia-peermem",
+        ),
         ({"gpus": {**BUSY_GPUS, "is_in_use": False}}, NOTE, "GPU memory was not measured", "torch.zeros"),
         ({"shared_memory": {"total_bytes": 64 << 20}}, CHANGE, "64 MiB, as docker gives it", "--shm-size"),
         ({"shared_memory": {"free_bytes": 0}}, CHANGE, "/dev/shm is nearly full", "rm what is left over"),
         ({"shared_memory": None}, CHANGE, "there's no /dev/shm", "mount -t tmpfs"),
         ({"huge_pages": "never"}, CHANGE, "transparent huge pages are off", "echo madvise >"),
-        ({"settings": {"MONARCH_NB_RDMA_PATH": "tcp"}}, NOTE, "MONARCH_NB_RDMA_PATH=tcp", "unset MONARCH_NB_RDMA_PATH"),
-        ({"settings": {"MONARCH_NB_RDMA_MACHINE": "a"}}, NOTE, "MONARCH_NB_RDMA_MACHINE=a", "unset MONARCH_NB_RDMA_MACHINE"),
-        ({"tracing": {"scope": 2}}, CHANGE, "kernel.yama.ptrace_scope is 2", "sysctl kernel.yama.ptrace_scope=1"),
+        (
+            {"settings": {"MONARCH_NB_RDMA_PATH": "tcp"}},
+            NOTE,
+            "MONARCH_NB_RDMA_PATH=tcp",
+            "unset MONARCH_NB_RDMA_PATH",
+        ),
+        (
+            {"settings": {"MONARCH_NB_RDMA_MACHINE": "a"}},
+            NOTE,
+            "MONARCH_NB_RDMA_MACHINE=a",
+            "unset MONARCH_NB_RDMA_MACHINE",
+        ),
+        (
+            {"tracing": {"scope": 2}},
+            CHANGE,
+            "kernel.yama.ptrace_scope is 2",
+            "sysctl kernel.yama.ptrace_scope=1",
+        ),
         ({"tracing": {"scope": 3, "is_exempt": True}}, CHANGE, "kernel.yama.ptrace_scope is 3", "reboot"),
         ({"failed": {"gpus": "OSError: x"}}, NOTE, "gpus: couldn't be looked at: OSError: x", ""),
     ],
@@ -234,7 +303,10 @@ def test_advice_about_a_rank(changes: dict[str, Any], severity: str, what: str, 
     [
         {"memlock": {"bytes": 8 << 20, "is_exempt": True}},
         {"memlock": {"bytes": 1 << 37}},
-        {"memlock": {"bytes": 8 << 20}, "rdma": {"why_not": "there's no RDMA device on this machine", "ports": []}},
+        {
+            "memlock": {"bytes": 8 << 20},
+            "rdma": {"why_not": "there's no RDMA device on this machine", "ports": []},
+        },
         {"gpus": BUSY_GPUS},
         {"tracing": {"scope": 2, "is_exempt": True}},
         {"tracing": {"scope": None}},
@@ -276,7 +348,11 @@ def test_strict_yama_that_does_no_harm() -> None:
 
 def test_memory_of_another_machine_is_not_expected_to_be_shared() -> None:
     ranks = {0: healthy(), 1: healthy(place=ELSEWHERE)}
-    assert not [a for a in advise(ranks, [Measurement(0, 1, "shm", why_not="two is another machine")]) if a.severity != OK]
+    assert not [
+        a
+        for a in advise(ranks, [Measurement(0, 1, "shm", why_not="two is another machine")])
+        if a.severity != OK
+    ]
 
 
 def test_containers_of_one_machine() -> None:
@@ -288,7 +364,9 @@ def test_containers_of_one_machine() -> None:
 
 
 def test_gpus_in_several_ipc_namespaces() -> None:
-    advice = only(advise({0: healthy(gpus=BUSY_GPUS), 1: healthy(gpus=BUSY_GPUS, place={"ipc": "ipc:[9]"})}, []))
+    advice = only(
+        advise({0: healthy(gpus=BUSY_GPUS), 1: healthy(gpus=BUSY_GPUS, place={"ipc": "ipc:[9]"})}, [])
+    )
     assert "several IPC namespaces" in advice.what
     assert "--ipc=host" in advice.next
 
@@ -313,26 +391,42 @@ def test_tcp_that_uses_too_little_of_the_network() -> None:
     assert "mtu 9000" in advice.next
     fast = [Measurement(0, 1, "tcp", 3.0, 1e-4)]
     assert not [a for a in advise(ranks, fast) if a.severity != OK]
-    assert not [a for a in advise({0: healthy(), 1: healthy()}, slow) if a.severity != OK]  # the loopback has no speed
-    unknown = healthy(place=ELSEWHERE, network=[{"name": "eth0", "addresses": ["10.0.0.2"], "megabits_per_s": 0, "mtu": 1500}])
+    assert not [
+        a for a in advise({0: healthy(), 1: healthy()}, slow) if a.severity != OK
+    ]  # the loopback has no speed
+    unknown = healthy(
+        place=ELSEWHERE,
+        network=[{"name": "eth0", "addresses": ["10.0.0.2"], "megabits_per_s": 0, "mtu": 1500}],
+    )
     assert not [a for a in advise({0: healthy(), 1: unknown}, slow) if a.severity != OK]
 
 
 def test_paths_that_ought_to_work() -> None:
     ranks = {0: healthy(), 1: healthy(place=ELSEWHERE)}
-    blocked = [Measurement(0, 1, "verbs", why_not="retry exceeded"), Measurement(1, 0, "verbs", why_not="retry exceeded")]
+    blocked = [
+        Measurement(0, 1, "verbs", why_not="retry exceeded"),
+        Measurement(1, 0, "verbs", why_not="retry exceeded"),
+    ]
     advice = only(advise(ranks, blocked))
     assert str(advice) == "ranks 0-1: verbs doesn't work between all of them: retry exceeded"
     assert "ib_read_bw" in advice.next
     assert "INTERFACE" in only(advise(ranks, [Measurement(0, 1, "tcp", why_not="timed out")])).next
-    assert "could be measured: it's busy" in str(only(advise(ranks, [Measurement(0, 1, "any", why_not="it's busy")])))
+    assert "could be measured: it's busy" in str(
+        only(advise(ranks, [Measurement(0, 1, "any", why_not="it's busy")]))
+    )
     bare = {"why_not": "there's no RDMA device on this machine", "ports": []}
     without = {0: healthy(rdma=bare), 1: healthy(rdma=bare)}
     assert not advise(without, [Measurement(0, 1, "verbs", why_not="there's no RDMA device on this machine")])
 
 
 def test_findings_that_are_missing_are_no_reason_to_fail() -> None:
-    assert advise({0: {"failed": {}}, 1: {"failed": {}}}, [Measurement(0, 1, "tcp", 1.0, 1e-4), Measurement(0, 1, "shm", why_not="x")]) == []
+    assert (
+        advise(
+            {0: {"failed": {}}, 1: {"failed": {}}},
+            [Measurement(0, 1, "tcp", 1.0, 1e-4), Measurement(0, 1, "shm", why_not="x")],
+        )
+        == []
+    )
 
 
 # --- the report
@@ -340,8 +434,20 @@ def test_findings_that_are_missing_are_no_reason_to_fail() -> None:
 
 def report(**changes: Any) -> Report:
     probes = {0: healthy(), 1: healthy(**changes)}
-    measured = [Measurement(0, 0, "memcpy", 12.3), Measurement(0, 1, "shm", 9.87, 1.23e-5), Measurement(0, 1, "verbs", why_not="<b>no</b>")]
-    return Report("dev", {0: 0, 1: 0}, probes, tuple(measured), tuple(advise(probes, measured)), {2: "it's <i>busy</i>"}, 64 << 20)
+    measured = [
+        Measurement(0, 0, "memcpy", 12.3),
+        Measurement(0, 1, "shm", 9.87, 1.23e-5),
+        Measurement(0, 1, "verbs", why_not="<b>no</b>"),
+    ]
+    return Report(
+        "dev",
+        {0: 0, 1: 0},
+        probes,
+        tuple(measured),
+        tuple(advise(probes, measured)),
+        {2: "it's <i>busy</i>"},
+        64 << 20,
+    )
 
 
 def test_text_folds_what_ranks_have_alike() -> None:

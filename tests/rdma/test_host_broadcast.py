@@ -1,4 +1,6 @@
-"""push, pull and scatter of big arrays to ranks under other host processes go through the data plane: once to each machine."""
+"""push, pull and scatter of big arrays to ranks under other host processes go through the data plane: once
+to each machine.
+"""
 
 from __future__ import annotations
 

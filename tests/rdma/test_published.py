@@ -28,7 +28,9 @@ class Sharded(Actor):
         from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
 
         world = torch.Size(sizes).numel()
-        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=current_rank().rank, world_size=world)
+        dist.init_process_group(
+            "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=current_rank().rank, world_size=world
+        )
         names = ("a", "b")[: len(sizes)]
         mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
         ways: dict[str, list[Any]] = {
@@ -37,7 +39,10 @@ class Sharded(Actor):
             "scale": [Replicate()] * len(sizes),
         }
         make = whole if fill else lambda name: torch.zeros_like(whole(name))
-        self.state = {"model": {n: distribute_tensor(make(n), mesh, p) for n, p in ways.items()}, "step": 5 if fill else 0}
+        self.state = {
+            "model": {n: distribute_tensor(make(n), mesh, p) for n, p in ways.items()},
+            "step": 5 if fill else 0,
+        }
 
     @endpoint
     def publish(self) -> Published:
@@ -125,7 +130,9 @@ def test_what_does_not_fit_is_named(procs: ProcMesh) -> None:
     published = procs.slice(ranks=0).spawn("giver", Model, 1).publish.call_one().get()
     with pytest.raises(MeshUsageError, match=r"0.weight is 3x3 here and was published as 64x64"):
         load_into({"0.weight": torch.zeros(3, 3)}, published)
-    with pytest.raises(MeshUsageError, match=r"head was not published; there are 0.weight, 0.bias, .* and 3 more"):
+    with pytest.raises(
+        MeshUsageError, match=r"head was not published; there are 0.weight, 0.bias, .* and 3 more"
+    ):
         load_into({"head": torch.zeros(3)}, published)
     assert load_into({"head": torch.zeros(3)}, published, strict=False).num_bytes == 0
     with pytest.raises(MeshUsageError, match="wants a state dict with tensors"):

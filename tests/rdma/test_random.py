@@ -1,4 +1,6 @@
-"""Random parts of random memory by every path, checked against numpy; readers and writers at the same time on parts that don't overlap."""
+"""Random parts of random memory by every path, checked against numpy; readers and writers at the same time
+on parts that don't overlap.
+"""
 
 from __future__ import annotations
 
@@ -160,7 +162,9 @@ def test_dropped_in_the_middle_is_never_wrong_bytes(owner: Holder, path: str) ->
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("mappable", [False, True])
 def test_after_a_drop_nobody_writes(owner: Holder, path: str, mappable: bool) -> None:
-    """The owner drops while somebody writes, and uses the memory for something else as soon as drop() has returned."""
+    """The owner drops while somebody writes, and uses the memory for something else as soon as drop() has
+    returned.
+    """
     for _ in range(5):
         buffer = owner.put.call_one("v", numpy.zeros(16 << 20, numpy.uint8), mappable).get()
         done = owner.drop_and_spoil.call_one("v")

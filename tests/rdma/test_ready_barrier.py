@@ -16,9 +16,13 @@ from monarch_nb.rdma.ready_barrier import BarrierAddress, ReadyBarrier, wait_at
 T = 60
 FCNTL = "72" if os.uname().machine == "x86_64" else "25"
 """The number of the system call."""
-HOLDER = "import sys\nfrom monarch_nb.rdma.ready_barrier import ReadyBarrier\nbarrier = ReadyBarrier()\nprint(*barrier.where, flush=True)\nsys.stdin.read()"
+HOLDER = (
+    "import sys\nfrom monarch_nb.rdma.ready_barrier import ReadyBarrier\nbarrier = ReadyBarrier()\n"
+    "print(*barrier.where, flush=True)\nsys.stdin.read()"
+)
 
 WAITER = "import ast\nfrom monarch_nb.rdma.ready_barrier import wait_at\nwait_at(ast.literal_eval(input()))"
+
 
 def waiting_at(where: BarrierAddress) -> tuple[threading.Thread, list[bool]]:
     """Return a thread that waits in the kernel by now, and where it puts what it finds."""
@@ -51,7 +55,9 @@ def test_all_who_wait_go_through_together(done: bool) -> None:
 
 
 def test_a_holder_that_dies_keeps_nobody() -> None:
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert holder.stdout is not None
     pid, fd, inode, arrival_pipe = map(int, holder.stdout.readline().split())
     thread, found = waiting_at((pid, fd, inode, arrival_pipe))
@@ -84,13 +90,17 @@ def test_the_holder_knows_how_many_have_come() -> None:
 
 
 def test_who_is_interrupted_while_waiting_has_not_come() -> None:
-    waiter = subprocess.Popen([sys.executable, "-c", WAITER], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    waiter = subprocess.Popen(
+        [sys.executable, "-c", WAITER], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     with ReadyBarrier() as barrier:
         assert waiter.stdin is not None
         waiter.stdin.write(f"{barrier.where}\n")
         waiter.stdin.flush()
         assert barrier.wait_for_arrivals(1, T)
-        wait_until(lambda: _is_waited_for(barrier), "the kernel has it wait for the lock")  # a signal before that would only be seen afterwards
+        wait_until(
+            lambda: _is_waited_for(barrier), "the kernel has it wait for the lock"
+        )  # a signal before that would only be seen afterwards
         waiter.send_signal(signal.SIGINT)
         _, text = waiter.communicate()
         assert "KeyboardInterrupt" in text

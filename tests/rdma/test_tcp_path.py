@@ -126,7 +126,9 @@ def between(own: TwoPlanes) -> Iterator[Middleman]:
     path = own.plane.paths["tcp"]
     assert isinstance(path, TcpPath)
     probe = own.far(give, 0, 1)
-    where = own.plane.ask(probe, "tcp", {"op": "open", "process": 1, "network": tcp_address.this_network()})["addresses"]
+    where = own.plane.ask(probe, "tcp", {"op": "open", "process": 1, "network": tcp_address.this_network()})[
+        "addresses"
+    ]
     middleman = Middleman(where[0])
     made.append(middleman)
     own.link.on_ask = divert
@@ -154,7 +156,15 @@ def in_thread(function: Callable[[], Any]) -> Any:
 
 
 def sizes(rng: random.Random) -> list[int]:
-    edges = [1, 7, 8, tcp_wire.SMALL_BYTES, tcp_wire.SMALL_BYTES + 1, tcp_wire.BLOCK_BYTES - 1, tcp_wire.BLOCK_BYTES + 1]
+    edges = [
+        1,
+        7,
+        8,
+        tcp_wire.SMALL_BYTES,
+        tcp_wire.SMALL_BYTES + 1,
+        tcp_wire.BLOCK_BYTES - 1,
+        tcp_wire.BLOCK_BYTES + 1,
+    ]
     return [*edges, 64 * MIB, *(int(2 ** rng.uniform(0, 25)) for _ in range(8))]
 
 
@@ -256,7 +266,9 @@ def test_streams_are_used_again(own: TwoPlanes, monkeypatch: pytest.MonkeyPatch)
     for _ in range(5):
         move(own, "read", handle, into)
     assert 1 <= own.far(num_streams) <= 3
-    assert len([a for a in own.link.asked if a["path"] == "tcp"]) <= 3  # for each new stream none, but for the first
+    assert (
+        len([a for a in own.link.asked if a["path"] == "tcp"]) <= 3
+    )  # for each new stream none, but for the first
     own.far(cut_all)
     into[:] = 0
     move(own, "read", handle, into)
@@ -360,12 +372,16 @@ def test_a_changed_byte_is_noticed(own: TwoPlanes, between: Middleman, op: str, 
 
 
 @pytest.mark.parametrize("at", range(0, 70, 3))
-def test_a_changed_byte_of_a_request_is_no_success(own_for_requests: tuple[TwoPlanes, Middleman, Handle], at: int) -> None:
+def test_a_changed_byte_of_a_request_is_no_success(
+    own_for_requests: tuple[TwoPlanes, Middleman, Handle], at: int
+) -> None:
     own, between, handle = own_for_requests
     new = data(at + 2, 100_000)
     between.up.flip_at = between.up.num_bytes + at
     try:
-        move(own, "write", handle.part(slice(100, 100_100)), new)  # a request that makes no sense is asked again
+        move(
+            own, "write", handle.part(slice(100, 100_100)), new
+        )  # a request that makes no sense is asked again
     except PathFailed:
         return
     found = own.far(content, handle)
@@ -395,7 +411,9 @@ def test_a_cut_connection_is_made_anew(own: TwoPlanes, between: Middleman, op: s
     assert own.far(digest, handle) == hashlib.sha256(expected).hexdigest()
 
 
-def test_a_connection_that_breaks_twice_is_a_failure(own: TwoPlanes, between: Middleman, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_that_breaks_twice_is_a_failure(
+    own: TwoPlanes, between: Middleman, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MONARCH_NB_RDMA_STREAMS", "1")
     handle = own.far(give, 1, 16 * MIB)
     between.down.treat = lambda data: len(data) < 1000  # type: ignore[method-assign]
@@ -413,7 +431,9 @@ def test_who_gave_up_has_the_memory_for_themselves(own: TwoPlanes, between: Midd
     assert between.down.held.wait(PATIENCE_S)
     if give_up == "cancel":
         job.cancelled.set()
-    with pytest.raises(TransferTimeout if give_up == "timeout" else RDMAError, match=r"not over in time|was cancelled"):
+    with pytest.raises(
+        TransferTimeout if give_up == "timeout" else RDMAError, match=r"not over in time|was cancelled"
+    ):
         read.result(PATIENCE_S)
     into[:] = 7
     between.close()  # all that was held has gone wherever it could
@@ -485,7 +505,10 @@ def test_a_stranger_gets_nothing(own: TwoPlanes) -> None:
     own.far(be_impatient)
     address, _ = where(own)
     assert address[0] == "127.0.0.1"
-    with socket.create_connection(address, PATIENCE_S) as silent, socket.create_connection(address, PATIENCE_S) as rude:
+    with (
+        socket.create_connection(address, PATIENCE_S) as silent,
+        socket.create_connection(address, PATIENCE_S) as rude,
+    ):
         rude.sendall(b"GET / HTTP/1.1\r\nHost: a machine learning cluster\r\n\r\n")
         assert heard(rude) == b""
         assert heard(silent) == b""  # after a while
@@ -548,7 +571,9 @@ def test_the_handshake_without_a_network() -> None:
 
 
 def test_an_owner_that_cannot_be_reached_dials(own: TwoPlanes) -> None:
-    own.link.on_ask = lambda asked, answer: {**answer, "addresses": [closed_address()]} if asked["op"] == "open" else answer
+    own.link.on_ask = lambda asked, answer: (
+        {**answer, "addresses": [closed_address()]} if asked["op"] == "open" else answer
+    )
     handle = own.far(give, 1, 8 * MIB)
     into = numpy.zeros(8 * MIB, numpy.uint8)
     move(own, "read", handle, into)
@@ -560,10 +585,15 @@ def test_an_owner_that_cannot_be_reached_dials(own: TwoPlanes) -> None:
 
 def test_nobody_can_reach_anybody(own: TwoPlanes, monkeypatch: pytest.MonkeyPatch) -> None:
     closed = closed_address()
-    own.link.on_ask = lambda asked, answer: {**answer, "addresses": [closed]} if asked["op"] == "open" else answer
+    own.link.on_ask = lambda asked, answer: (
+        {**answer, "addresses": [closed]} if asked["op"] == "open" else answer
+    )
     monkeypatch.setattr(own.plane.paths["tcp"].listener, "open", lambda near: [closed_address()])  # type: ignore[attr-defined]
     handle = own.far(give, 1, 100)
-    with pytest.raises(RDMAError, match=f"127.0.0.1:{closed[1]} .*refused.*; nor from there to here: .*MONARCH_NB_RDMA_INTERFACE"):
+    with pytest.raises(
+        RDMAError,
+        match=f"127.0.0.1:{closed[1]} .*refused.*; nor from there to here: .*MONARCH_NB_RDMA_INTERFACE",
+    ):
         own.plane.submit([Job("read", handle, memory_of(bytearray(100)))], "tcp").get(PATIENCE_S)
 
 
@@ -657,7 +687,8 @@ def test_the_cost_is_said_once(two: TwoPlanes, capsys: pytest.CaptureFixture[str
     for _ in range(3):
         notices.moved(Job("write", far, memory_of(b"")), 0.5)
     assert capsys.readouterr().err == (
-        "rdma: 512 MiB to rank 4 on gpu-02 went by tcp, 1.1 GB/s; no RDMA: no RDMA device (apt install rdma-core). More: %mesh doctor\n"
+        "rdma: 512 MiB to rank 4 on gpu-02 went by tcp, 1.1 GB/s; no RDMA: no RDMA device (apt "
+        "install rdma-core). More: %mesh doctor\n"
     )
 
 
@@ -669,7 +700,9 @@ def test_nothing_is_left_after_close() -> None:
     threads = set(threading.enumerate())
     with TwoPlanes() as own:
         handle = own.far(give, 1, 32 * MIB)
-        own.link.on_ask = lambda asked, answer: {**answer, "addresses": [closed_address()]} if asked["op"] == "open" else answer
+        own.link.on_ask = lambda asked, answer: (
+            {**answer, "addresses": [closed_address()]} if asked["op"] == "open" else answer
+        )
         move(own, "read", handle, numpy.zeros(32 * MIB, numpy.uint8))
         assert any(t.name == "monarch_nb-rdma-tcp-listener" for t in threading.enumerate())
         assert tcp_sockets() > before
@@ -701,10 +734,14 @@ def test_memory_of_a_gpu_goes_through_host_memory(monkeypatch: pytest.MonkeyPatc
     reach = tcp_reach.Reach()
     monkeypatch.setattr(tcp_reach, "_flat", lambda memory: tensor)
     monkeypatch.setattr(reach, "_pinned", torch.empty(2 * nbytes, dtype=torch.uint8))
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(synchronize=lambda: None))
+    monkeypatch.setattr(
+        torch.cuda, "current_stream", lambda device: SimpleNamespace(synchronize=lambda: None)
+    )
     request = tcp_wire.Request(tcp_wire.OP_READ, 1, 1, 0, [(5, nbytes // 2), (nbytes, nbytes // 2)])
     found = bytes(reach.read(memory, request))
-    assert found == bytes(data(1, 2 * nbytes)[5 : 5 + nbytes // 2]) + bytes(data(1, 2 * nbytes)[nbytes : nbytes + nbytes // 2])
+    assert found == bytes(data(1, 2 * nbytes)[5 : 5 + nbytes // 2]) + bytes(
+        data(1, 2 * nbytes)[nbytes : nbytes + nbytes // 2]
+    )
     place = reach.place(memory, request)
     place[:] = bytes(data(2, nbytes))
     reach.put(memory, request, place)

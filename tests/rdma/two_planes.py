@@ -1,8 +1,9 @@
-"""Two data planes without a mesh: one in this process, one in another, joined by a socket pair. For tests and benchmarks of paths.
+"""Two data planes without a mesh: one in this process, one in another, joined by a socket pair. For tests and
+benchmarks of paths.
 
-    with TwoPlanes() as two:
-        handle = two.far(give, 1000)        # runs give(plane, 1000) over there
-        two.plane.submit([Job("read", handle, memory_of(mine))], "tcp").get()
+with TwoPlanes() as two:
+    handle = two.far(give, 1000)        # runs give(plane, 1000) over there
+    two.plane.submit([Job("read", handle, memory_of(mine))], "tcp").get()
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ class PairLink:
         try:
             found = self._request("ask", dict(fields)).result(timeout_s)
         except TimeoutError:
-            raise TransferTimeout(f"{handle.owner} didn't answer the data plane within {timeout_s:g} s") from None
+            raise TransferTimeout(
+                f"{handle.owner} didn't answer the data plane within {timeout_s:g} s"
+            ) from None
         except ConnectionError:
             raise gone(handle, f"{handle.owner} has ended") from None
         except RDMAError:
@@ -74,7 +77,9 @@ class PairLink:
             raise RDMAError(f"{handle.owner} says: {type(error).__name__}: {error}") from None
         return self.on_ask(dict(fields), found) if self.on_ask else found
 
-    def serve(self, answerer: Callable[..., dict[str, Any]], submit: Callable[[Callable[[], None]], None]) -> None:
+    def serve(
+        self, answerer: Callable[..., dict[str, Any]], submit: Callable[[Callable[[], None]], None]
+    ) -> None:
         self._answerer, self._submit = answerer, submit
 
     # --- calls

@@ -1,4 +1,6 @@
-"""Checks of the verbs path, run inside the virtual machine: `python inside.py RESULTS [NAMES]`. Each leaves a line of JSON."""
+"""Checks of the verbs path, run inside the virtual machine: `python inside.py RESULTS [NAMES]`. Each
+leaves a line of JSON.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def check(function: Callable[[Pair], Any]) -> Callable[[Pair], Any]:
     return function
 
 
-def fails(kind: type[BaseException] | tuple[type[BaseException], ...], function: Callable[[], Any], *words: str) -> BaseException:
+def fails(
+    kind: type[BaseException] | tuple[type[BaseException], ...], function: Callable[[], Any], *words: str
+) -> BaseException:
     """Return the error that a function must raise, in whose text these words must be."""
     try:
         found = function()
@@ -93,7 +97,24 @@ def first_read(pair: Pair) -> str:
 
 @check
 def sizes(pair: Pair) -> str:
-    nums = [1, 2, 7, 8, 63, 4095, 4096, 4097, 65_535, 65_536, 65_537, MIB - 1, MIB, MIB + 1, 3 * MIB + 5, 8 * MIB]
+    nums = [
+        1,
+        2,
+        7,
+        8,
+        63,
+        4095,
+        4096,
+        4097,
+        65_535,
+        65_536,
+        65_537,
+        MIB - 1,
+        MIB,
+        MIB + 1,
+        3 * MIB + 5,
+        8 * MIB,
+    ]
     for i, num in enumerate(nums):
         data = bytes_of(num, i)
         buffer, mine = pair.far("make", data=data), numpy.zeros(num, numpy.uint8)
@@ -134,10 +155,20 @@ def strides(pair: Pair) -> str:
     rng = numpy.random.default_rng(SEED)
     data = rng.random((48, 20, 33))
     buffer = pair.far("make", data=data)
-    parts: list[Any] = [numpy.s_[::2], numpy.s_[:, 3:9], numpy.s_[5, ::-1], numpy.s_[10:60, :, 4], numpy.s_[::-3, ::2, ::5], numpy.s_[..., 1:20]]
+    parts: list[Any] = [
+        numpy.s_[::2],
+        numpy.s_[:, 3:9],
+        numpy.s_[5, ::-1],
+        numpy.s_[10:60, :, 4],
+        numpy.s_[::-3, ::2, ::5],
+        numpy.s_[..., 1:20],
+    ]
     for index in parts:
         wanted = data[index]
-        plain, strewn = numpy.zeros_like(wanted), numpy.zeros((*wanted.shape[:-1], wanted.shape[-1] * 2))[..., ::2]
+        plain, strewn = (
+            numpy.zeros_like(wanted),
+            numpy.zeros((*wanted.shape[:-1], wanted.shape[-1] * 2))[..., ::2],
+        )
         for mine in (plain, strewn):
             read(buffer[index], mine)
             assert (mine == wanted).all(), f"read of {index}"
@@ -153,7 +184,18 @@ def strides(pair: Pair) -> str:
 @check
 def dtypes(pair: Pair) -> str:
     rng = numpy.random.default_rng(SEED)
-    names = ["bool", "int8", "uint16", "int32", "uint64", "float16", "float32", "float64", "complex64", "complex128"]
+    names = [
+        "bool",
+        "int8",
+        "uint16",
+        "int32",
+        "uint64",
+        "float16",
+        "float32",
+        "float64",
+        "complex64",
+        "complex128",
+    ]
     for name in names:
         data = rng.integers(0, 2, (37, 411)).astype(name) * (1 if name == "bool" else rng.integers(1, 9))
         data = data.astype(name)
@@ -172,7 +214,11 @@ def kinds_of_memory(pair: Pair) -> str:
     data = bytes_of(300_000)
     for kind in ("array", "bytes", "segment", "read-only"):
         buffer = pair.far("make", data=data, kind=kind)
-        for mine in (numpy.zeros(300_000, numpy.uint8), bytearray(300_000), empty(300_000, dtype="uint8", kind="array")):
+        for mine in (
+            numpy.zeros(300_000, numpy.uint8),
+            bytearray(300_000),
+            empty(300_000, dtype="uint8", kind="array"),
+        ):
             read(buffer, mine)
             assert bytes(mine) == data.tobytes()
             if kind != "read-only":
@@ -330,7 +376,9 @@ def wrong_key(pair: Pair) -> str:
         for key, target in list(pair.path._targets.items()):
             if key[0] == buffer._handle.key:
                 pair.path._targets[key] = replace(target, rkey=target.rkey ^ 0x5500)
-        texts.append(str(fails(PathFailed, lambda op=op, b=buffer, m=mine: op(b, m), "remote access error", "rxe0:1")))
+        texts.append(
+            str(fails(PathFailed, lambda op=op, b=buffer, m=mine: op(b, m), "remote access error", "rxe0:1"))
+        )
         read(buffer, mine)  # asked anew, connected anew
     return texts[0]
 
@@ -377,7 +425,9 @@ def nothing_gets_through(pair: Pair) -> str:
     pair.far("be_deaf", deaf=True)
     try:
         start = time.monotonic()
-        error = fails(RDMAError, lambda: read(buffer, mine), "retry exceeded", "its process answers", "4791", "MTU")
+        error = fails(
+            RDMAError, lambda: read(buffer, mine), "retry exceeded", "its process answers", "4791", "MTU"
+        )
         seconds = time.monotonic() - start
         fails(RDMAError, lambda: read(buffer, mine), "retry exceeded")  # not tried again at once
     finally:
@@ -540,13 +590,16 @@ def posting_leaks_nothing(pair: Pair) -> str:
 
     for _ in range(2):
         read(buffer[:, :1100], mine[:, :1100])
+
     def growth() -> int:
         before = pages()
         for _ in range(3):
             read(buffer[:, :1100], mine[:, :1100])
         return (pages() - before) * 4096
 
-    grown = [growth() for _ in range(3)]  # what leaks does so each time; a huge page that the kernel makes of small ones comes once
+    grown = [
+        growth() for _ in range(3)
+    ]  # what leaks does so each time; a huge page that the kernel makes of small ones comes once
     assert min(grown) < 6_000 * 48, f"{grown} bytes more, each after 6,000 requests"
     return f"{grown} bytes more, each after 6,000 requests"
 
@@ -564,7 +617,12 @@ def devices_and_backend(pair: Pair) -> str:
     assert unavailable_reason() == ""
     (device,) = describe_devices()
     assert device["usable"], device
-    assert (device["name"], device["port"], device["link_layer"], device["state"]) == ("rxe0", 1, "Ethernet", "ACTIVE")
+    assert (device["name"], device["port"], device["link_layer"], device["state"]) == (
+        "rxe0",
+        1,
+        "Ethernet",
+        "ACTIVE",
+    )
     assert device["gid"].startswith("192.0.2.1 (RoCE v2"), device
     assert device["mtu"] == 4200
     return f"{device} {memlock_text()}"
@@ -619,16 +677,27 @@ def closing(pair: Pair) -> str:
     assert code == 0, f"the owner ended with {code}"
     left = [t.name for t in threading.enumerate() if t.name.startswith("monarch_nb")]
     assert not left, left
-    opened = [os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd") if os.path.islink(f"/proc/self/fd/{n}")]
+    opened = [
+        os.readlink(f"/proc/self/fd/{n}")
+        for n in os.listdir("/proc/self/fd")
+        if os.path.islink(f"/proc/self/fd/{n}")
+    ]
     assert not [o for o in opened if "infiniband" in o], opened
     return "no thread and no descriptor left"
 
 
 @check
 def through_a_mesh(pair: Pair) -> str:
-    """Real ranks of a real mesh, and this program as a third; after the others, for they would share the processors."""
+    """Real ranks of a real mesh, and this program as a third; after the others, for they would share the
+    processors.
+    """
     here = os.path.dirname(os.path.abspath(__file__))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.path.join(here, "without_torch"), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(
+            [os.path.join(here, "without_torch"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        ),
+    }
     command = [sys.executable, os.path.join(here, "mesh_program.py")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

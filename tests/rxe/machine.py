@@ -1,7 +1,7 @@
 """A virtual machine with a Soft-RoCE device: the distribution's kernel on this machine's own file system.
 
-The kernel package is downloaded and unpacked, never installed. The file system is seen read-only over 9p; what is written goes to memory
-of the machine. Only the job's folder is written through.
+The kernel package is downloaded and unpacked, never installed. The file system is seen read-only over 9p;
+what is written goes to memory of the machine. Only the job's folder is written through.
 """
 
 from __future__ import annotations
@@ -143,7 +143,13 @@ class Machine:
         return list(files)
 
     def run(
-        self, command: list[str], job: Path, folders: list[Path], timeout_s: float, num_cpus: int = 2, memory: str = "4G"
+        self,
+        command: list[str],
+        job: Path,
+        folders: list[Path],
+        timeout_s: float,
+        num_cpus: int = 2,
+        memory: str = "4G",
     ) -> int:
         """Boot, run a command inside, and return its exit status.
 
@@ -171,7 +177,9 @@ class Machine:
         status = job / "status"
         if not status.exists():
             end = console.read_text(errors="replace")[-3000:] if console.exists() else ""
-            raise CannotBoot(f"no exit status came back from the virtual machine. qemu: {said}; its console:\n{end}")
+            raise CannotBoot(
+                f"no exit status came back from the virtual machine. qemu: {said}; its console:\n{end}"
+            )
         return int(status.read_text())
 
     def _qemu(self, job: Path, initrd: Path, console: Path, num_cpus: int, memory: str) -> list[str]:
@@ -180,12 +188,33 @@ class Machine:
             shares += ["-fsdev", f"local,id={tag},path={path},security_model=none,multidevs=remap{more}"]
             shares += ["-device", f"virtio-9p-pci,fsdev={tag},mount_tag={tag}"]
         return [
-            str(tool_path("qemu-system-x86_64")), "-M", "q35", *accelerator(), "-smp", str(num_cpus), "-m", memory,
-            "-nodefaults", "-no-user-config", "-display", "none", "-monitor", "none", "-no-reboot",
-            "-kernel", str(self.kernel), "-initrd", str(initrd),
-            "-append", "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off nokaslr tsc=reliable",
-            "-serial", f"file:{console}", "-device", "virtio-rng-pci", *shares,
-        ]  # fmt: skip
+            str(tool_path("qemu-system-x86_64")),
+            "-M",
+            "q35",
+            *accelerator(),
+            "-smp",
+            str(num_cpus),
+            "-m",
+            memory,
+            "-nodefaults",
+            "-no-user-config",
+            "-display",
+            "none",
+            "-monitor",
+            "none",
+            "-no-reboot",
+            "-kernel",
+            str(self.kernel),
+            "-initrd",
+            str(initrd),
+            "-append",
+            "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off nokaslr tsc=reliable",
+            "-serial",
+            f"file:{console}",
+            "-device",
+            "virtio-rng-pci",
+            *shares,
+        ]
 
 
 def accelerator() -> list[str]:

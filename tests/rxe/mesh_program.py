@@ -1,4 +1,6 @@
-"""A mesh of two ranks and this program, whose bytes go by verbs: `python mesh_program.py`, inside the virtual machine."""
+"""A mesh of two ranks and this program, whose bytes go by verbs: `python mesh_program.py`, inside the
+virtual machine.
+"""
 
 from __future__ import annotations
 

@@ -36,7 +36,11 @@ class Wire:
         self._ended = False
         self.thread: threading.Thread | None = None
 
-    def serve(self, answerer: Callable[[Mapping[str, Any]], dict[str, Any]], submit: Callable[[Callable[[], None]], None]) -> None:
+    def serve(
+        self,
+        answerer: Callable[[Mapping[str, Any]], dict[str, Any]],
+        submit: Callable[[Callable[[], None]], None],
+    ) -> None:
         def read() -> None:
             while (message := self._receive()) is not None:
                 kind, number, value = message
@@ -70,7 +74,9 @@ class Wire:
             return value
         raise value if isinstance(value, RDMAError) else RDMAError(f"the owner says: {value}")
 
-    def _answer(self, answerer: Callable[[Mapping[str, Any]], dict[str, Any]], number: int, fields: Mapping[str, Any]) -> None:
+    def _answer(
+        self, answerer: Callable[[Mapping[str, Any]], dict[str, Any]], number: int, fields: Mapping[str, Any]
+    ) -> None:
         try:
             message = ("good", number, answerer(fields))
         except RDMAError as error:
@@ -116,7 +122,11 @@ class SocketLink:
     def ask(self, handle: Handle, fields: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         return self._wires[handle.owner.proc].ask(handle, fields, timeout_s)
 
-    def serve(self, answerer: Callable[[Mapping[str, Any]], dict[str, Any]], submit: Callable[[Callable[[], None]], None]) -> None:
+    def serve(
+        self,
+        answerer: Callable[[Mapping[str, Any]], dict[str, Any]],
+        submit: Callable[[Callable[[], None]], None],
+    ) -> None:
         for wire in self._wires.values():
             wire.serve(answerer, submit)
 
@@ -156,7 +166,11 @@ class _Life:
         self.kept: dict[int, tuple[Any, RDMABuffer]] = {}
 
     def __call__(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        return {"value": getattr(self, fields["do"])(**{k: v for k, v in fields.items() if k not in ("path", "do")})}
+        return {
+            "value": getattr(self, fields["do"])(
+                **{k: v for k, v in fields.items() if k not in ("path", "do")}
+            )
+        }
 
     def make(self, data: Any, kind: str = "array") -> RDMABuffer:
         if kind == "array":

@@ -62,7 +62,9 @@ class Socket:
 
 
 @pytest.fixture
-def page(jp_ws_fetch: Any, jp_serverapp: Any, jp_asyncio_loop: asyncio.AbstractEventLoop) -> Iterator[Callable[[], Awaitable[Socket]]]:
+def page(
+    jp_ws_fetch: Any, jp_serverapp: Any, jp_asyncio_loop: asyncio.AbstractEventLoop
+) -> Iterator[Callable[[], Awaitable[Socket]]]:
     """Open pages."""
     opened: list[Socket] = []
 

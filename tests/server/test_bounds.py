@@ -20,18 +20,37 @@ def token(jp_serverapp: Any) -> str:
     return str(jp_serverapp.identity_provider.token)
 
 
-@pytest.mark.parametrize("body", ["[" * DEEP, '{"name": ' + "[" * DEEP + "]" * DEEP + "}", '{"name": ' + "[" * 900 + "]" * 900 + "}"])
-async def test_json_that_is_nested_too_deep_is_refused(jp_fetch: Any, token: str, caplog: pytest.LogCaptureFixture, body: str) -> None:
+@pytest.mark.parametrize(
+    "body",
+    ["[" * DEEP, '{"name": ' + "[" * DEEP + "]" * DEEP + "}", '{"name": ' + "[" * 900 + "]" * 900 + "}"],
+)
+async def test_json_that_is_nested_too_deep_is_refused(
+    jp_fetch: Any, token: str, caplog: pytest.LogCaptureFixture, body: str
+) -> None:
     caplog.set_level(logging.INFO)
     with pytest.raises(HTTPClientError) as caught:
-        await jp_fetch("monarch_nb", "api", "meshes", method="POST", body=body, headers={"Authorization": ""}, params={"token": token})
+        await jp_fetch(
+            "monarch_nb",
+            "api",
+            "meshes",
+            method="POST",
+            body=body,
+            headers={"Authorization": ""},
+            params={"token": token},
+        )
     assert caught.value.code == 400
     assert token not in logged(caplog)
 
 
 async def test_a_body_may_not_be_longer_than_any_needs(jp_fetch: Any) -> None:
     with pytest.raises(HTTPClientError) as caught:
-        await jp_fetch("monarch_nb", "api", "meshes", method="POST", body=json.dumps({"name": "x" * handlers.MAX_BODY_BYTES}))
+        await jp_fetch(
+            "monarch_nb",
+            "api",
+            "meshes",
+            method="POST",
+            body=json.dumps({"name": "x" * handlers.MAX_BODY_BYTES}),
+        )
     assert caught.value.code == 400
     assert caught.value.response is not None
     assert "at most 1,048,576 bytes" in json.loads(caught.value.response.body)["message"]

@@ -97,7 +97,11 @@ def test_ids_that_are_none(ids: object) -> None:
 
 
 async def test_bad_commands_are_one_sentence(api: Any, demo: Mesh) -> None:
-    for body in ({"ids": "all", "line": "p 1"}, {"ids": None, "line": 5}, {"ids": None, "line": "x" * 200_000}):
+    for body in (
+        {"ids": "all", "line": "p 1"},
+        {"ids": None, "line": 5},
+        {"ids": None, "line": "x" * 200_000},
+    ):
         with pytest.raises(HTTPClientError) as caught:
             await api("meshes", "demo", "debug", method="POST", body=body)
         assert caught.value.code == 400

@@ -38,7 +38,12 @@ async def test_nobody_gets_in_without_a_token(jp_fetch: Any, jp_ws_fetch: Any, d
         with pytest.raises(HTTPClientError) as caught:
             await jp_fetch("monarch_nb", "api", *path, headers=bad)
         assert caught.value.code == 403
-    for path in (("meshes",), ("meshes", "demo", "interrupt"), ("meshes", "demo", "heal"), ("meshes", "demo", "resize")):
+    for path in (
+        ("meshes",),
+        ("meshes", "demo", "interrupt"),
+        ("meshes", "demo", "heal"),
+        ("meshes", "demo", "resize"),
+    ):
         with pytest.raises(HTTPClientError) as caught:
             await jp_fetch("monarch_nb", "api", *path, headers=bad, method="POST", body="{}")
         assert caught.value.code == 403
@@ -72,7 +77,9 @@ async def test_who_may_only_read_changes_nothing(
     (await jp_ws_fetch("monarch_nb", "stream")).close()
 
 
-async def test_who_may_not_read_gets_no_stream(jp_ws_fetch: Any, jp_serverapp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_may_not_read_gets_no_stream(
+    jp_ws_fetch: Any, jp_serverapp: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(jp_serverapp.authorizer, "is_authorized", lambda *_: False)
     with pytest.raises(HTTPClientError) as caught:
         await jp_ws_fetch("monarch_nb", "stream")
@@ -81,7 +88,12 @@ async def test_who_may_not_read_gets_no_stream(jp_ws_fetch: Any, jp_serverapp: A
 
 async def test_a_mesh_that_a_script_has_started_is_listed_and_described(api: Api, demo: Mesh) -> None:
     (row,) = await api("meshes")
-    assert (row["name"], row["pid"], row["sizes"], row["states"]) == ("demo", demo.status().pid, [["gpus", 4]], {"idle": 4})
+    assert (row["name"], row["pid"], row["sizes"], row["states"]) == (
+        "demo",
+        demo.status().pid,
+        [["gpus", 4]],
+        {"idle": 4},
+    )
     status = await api("meshes", "demo")
     assert [r["state"] for r in status["ranks"]] == ["idle"] * 4
     assert all(r["memory_bytes"] > 1 << 20 for r in status["ranks"])
@@ -90,7 +102,11 @@ async def test_a_mesh_that_a_script_has_started_is_listed_and_described(api: Api
 
 
 async def test_a_mesh_is_started_and_stopped(api: Api) -> None:
-    row = await api("meshes", method="POST", body={"name": "made", "dims": [["gpus", 2]], "idle_timeout": "10m", "process_group": "gloo"})
+    row = await api(
+        "meshes",
+        method="POST",
+        body={"name": "made", "dims": [["gpus", 2]], "idle_timeout": "10m", "process_group": "gloo"},
+    )
     assert (row["name"], row["states"]) == ("made", {"idle": 2})
     made = meshes.attach("made", listens=False, observes=True)
     made.run("import torch.distributed as dist\nbackend = dist.get_backend()")
@@ -115,14 +131,19 @@ async def test_interrupt_heal_resize(api: Api, demo: Mesh) -> None:
     assert "rank 2 started anew" in answer["report"]
     answer = await api("meshes", "demo", "resize", method="POST", body={"sizes": [["gpus", 3]]})
     assert len((await api("meshes", "demo"))["ranks"]) == 3
-    status, text = await refused(api("meshes", "demo", "resize", method="POST", body={"sizes": [["cpus", 3]]}))
+    status, text = await refused(
+        api("meshes", "demo", "resize", method="POST", body={"sizes": [["cpus", 3]]})
+    )
     assert status == 409 and "cpus" in text and "gpus" in text
     who = {e["kind"]: e["who"] for e in await api("meshes", "demo", "journal", limit="20")}
     assert {who[kind] for kind in ("command", "heal", "resize")} == {f"panel (pid {os.getpid()})"}
 
 
 async def test_logs_a_page_at_a_time(api: Api, demo: Mesh) -> None:
-    demo.run("import sys\nfor i in range(3000): print(f'line {i} of {rank} ' + 'x' * 200)\nprint('bad', file=sys.stderr)")
+    demo.run(
+        "import sys\nfor i in range(3000): print(f'line {i} of {rank} ' + 'x' * 200)\nprint('bad', "
+        "file=sys.stderr)"
+    )
     page = await api("meshes", "demo", "logs", ranks="2", limit="50")
     assert {line["rank"] for line in page["lines"]} == {2}
     assert [line["text"] for line in page["lines"] if line["stream"] == "stderr"] == ["bad"]

@@ -1,4 +1,6 @@
-"""The WebSocket: full state, then what changes; a slow reader gets fewer messages; nothing runs when nobody looks."""
+"""The WebSocket: full state, then what changes; a slow reader gets fewer messages; nothing runs when
+nobody looks.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ async def test_the_list_follows_meshes_as_they_come_and_go(page: Any, demo: Mesh
     await socket.until(lambda m: m["meshes"] == [])
 
 
-async def test_a_slow_reader_gets_one_message_for_many_changes(page: Any, demo: Mesh, jp_web_app: Any) -> None:
+async def test_a_slow_reader_gets_one_message_for_many_changes(
+    page: Any, demo: Mesh, jp_web_app: Any
+) -> None:
     slow, quick = await page(), await page()
     slow.takes = False
     for socket in (slow, quick):
@@ -97,7 +101,9 @@ async def test_logs_are_followed(page: Any, demo: Mesh) -> None:
     reading = asyncio.ensure_future(read())
     while not seen:  # it follows from when the server has looked first
         await loop.run_in_executor(None, lambda: demo.run("print('first of', rank)"))
-    await loop.run_in_executor(None, lambda: demo.run("for i in range(2000): print(i, rank)\nprint('last of', rank)"))
+    await loop.run_in_executor(
+        None, lambda: demo.run("for i in range(2000): print(i, rank)\nprint('last of', rank)")
+    )
     await asyncio.wait_for(reading, 60)
     assert [s for s in seen if not s.startswith("first")] == [*(f"{i} 1" for i in range(2000)), "last of 1"]
 
@@ -122,8 +128,12 @@ async def test_what_cannot_be_watched_is_said(page: Any, demo: Mesh) -> None:
     assert (await socket.read())["type"] == "status"
 
 
-async def test_the_list_goes_on_after_an_error(page: Any, demo: Mesh, caplog: pytest.LogCaptureFixture) -> None:
-    """The runtime directory can't be read for a while, as on a file system that hangs; a mesh that's started afterwards is found."""
+async def test_the_list_goes_on_after_an_error(
+    page: Any, demo: Mesh, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The runtime directory can't be read for a while, as on a file system that hangs; a mesh that's
+    started afterwards is found.
+    """
     socket = await page()
     await socket.send(op="watch", id=1, what="meshes")
     await socket.until(lambda m: any(r["states"] for r in m["meshes"]))
@@ -142,7 +152,9 @@ async def test_the_list_goes_on_after_an_error(page: Any, demo: Mesh, caplog: py
     await loop.run_in_executor(None, lambda: other.stop(grace_s=0.0).get(30))
 
 
-async def test_with_no_page_there_is_no_connection(page: Any, demo: Mesh, jp_web_app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_with_no_page_there_is_no_connection(
+    page: Any, demo: Mesh, jp_web_app: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("monarch_nb.server.link.LINGER_S", 0.0)
     meshes: Meshes = jp_web_app.settings["monarch_nb_meshes"]
     assert meshes.num_links == 0

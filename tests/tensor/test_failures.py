@@ -1,4 +1,6 @@
-"""What goes wrong on ranks is an error in the program, names the operation and the line, and leaves everything else good."""
+"""What goes wrong on ranks is an error in the program, names the operation and the line, and leaves
+everything else good.
+"""
 
 from __future__ import annotations
 
@@ -93,12 +95,16 @@ def test_a_rank_that_dies_and_a_heal(own_mesh: Mesh) -> None:
     os.kill(list(pid)[1], signal.SIGKILL)
     with pytest.raises(DeviceMeshError):
         old.sum().item()  # a rank that has just been killed doesn't answer any more
-    with pytest.raises(SupervisionError, match=r"(?s)lost.*monarch_nb\.heal_mesh\(mesh\)|the process was killed by SIGKILL"):
+    with pytest.raises(
+        SupervisionError, match=r"(?s)lost.*monarch_nb\.heal_mesh\(mesh\)|the process was killed by SIGKILL"
+    ):
         mesh.execute(lambda x: x * 2, torch.ones(2))
     mesh = monarch_nb.heal_mesh(mesh)
     again = mesh.execute(lambda x: x * 2, torch.ones(2))
     assert again.tolist() == [2.0, 2.0]
-    with pytest.raises(DeviceMeshError, match="this tensor was lost with a rank of its mesh, which was healed since"):
+    with pytest.raises(
+        DeviceMeshError, match="this tensor was lost with a rank of its mesh, which was healed since"
+    ):
         old + 1
     assert monarch_nb.distribute(torch.ones(4), mesh, ["data_parallel"]).sum().item() == 4.0
 

@@ -37,7 +37,9 @@ def test_each_rank_has_its_part(mesh: Mesh) -> None:
     plain = torch.arange(8.0).reshape(4, 2)
     dt = monarch_nb.distribute(plain, mesh, ["data_parallel", "model_parallel"])
     for d, m in itertools.product(range(2), repeat=2):
-        assert torch.equal(monarch_nb.inspect(dt, data_parallel=d, model_parallel=m), plain[2 * d : 2 * d + 2, m : m + 1])
+        assert torch.equal(
+            monarch_nb.inspect(dt, data_parallel=d, model_parallel=m), plain[2 * d : 2 * d + 2, m : m + 1]
+        )
     assert torch.equal(monarch_nb.inspect(dt, rank=3), plain[2:, 1:])
     assert "data_parallel=1, model_parallel=0: [[4.]" in monarch_nb.show(dt).replace("\n", "")
 
@@ -122,7 +124,9 @@ def test_it_shows_its_layout_and_numbers(mesh: Mesh) -> None:
 def test_what_cant_be_done_on_shards_is_said_once_and_is_right(mesh: Mesh) -> None:
     plain = torch.randn(4, 4)
     dt = monarch_nb.distribute(plain, mesh, ["data_parallel"])
-    with pytest.warns(UserWarning, match=r"aten\.renorm\.default can't be done on shards .*every rank gathers its inputs"):
+    with pytest.warns(
+        UserWarning, match=r"aten\.renorm\.default can't be done on shards .*every rank gathers its inputs"
+    ):
         found = dt.renorm(2, 0, 1.0)
     assert close(found, plain.renorm(2, 0, 1.0))
     with warnings.catch_warnings():
@@ -185,7 +189,10 @@ def test_values_of_each_rank(mesh: Mesh) -> None:
     assert own.shape == (2,) and own.sharding_spec == [None]
     again = monarch_nb.as_global(own * 2, ["data_parallel"])
     assert again.tolist() == [0.0, 2.0, 4.0, 6.0]
-    with pytest.raises(WrongTensor, match=r"each of 4 ranks has a value of its own here: which one\? monarch_nb.inspect\(x, rank=0\)"):
+    with pytest.raises(
+        WrongTensor,
+        match=r"each of 4 ranks has a value of its own here: which one\? monarch_nb.inspect\(x, rank=0\)",
+    ):
         own.tolist()
     with pytest.raises(WrongTensor, match=r"make them alike with monarch_nb\.as_global"):
         own + dt
@@ -194,24 +201,78 @@ def test_values_of_each_rank(mesh: Mesh) -> None:
 
 
 BAD = {
-    "an unknown axis": (lambda m, t: monarch_nb.distribute(t, m, ["data"]), "the mesh has no axis 'data': its axes are 'data_parallel' (2), 'model_parallel' (2); write sharding_spec=['data_parallel', None]"),
-    "a spec that is longer than the tensor": (lambda m, t: monarch_nb.distribute(t, m, [None, None, "data_parallel"]), "has 3 entries for a tensor with 2 dimensions; give at most one for each, as in ['data_parallel', None]"),
-    "an axis twice": (lambda m, t: monarch_nb.distribute(t, m, ["data_parallel", "data_parallel"]), "names axis 'data_parallel' twice"),
-    "a spec that is a word": (lambda m, t: monarch_nb.distribute(t, m, "data_parallel"), "sharding_spec is a list with an axis or None for each dimension"),
-    "a spec of numbers": (lambda m, t: monarch_nb.distribute(t, m, [0]), "an entry of sharding_spec is an axis, a tuple of axes, or None"),
-    "a spec for a number": (lambda m, t: monarch_nb.distribute(torch.tensor(1.0), m, ["data_parallel"]), "for a tensor with no dimensions (a single number)"),
-    "no tensor": (lambda m, t: monarch_nb.distribute([1.0], m), "distribute takes a tensor, not list: torch.as_tensor(x) makes one"),
+    "an unknown axis": (
+        lambda m, t: monarch_nb.distribute(t, m, ["data"]),
+        (
+            "the mesh has no axis 'data': its axes are 'data_parallel' (2), 'model_parallel' (2); write "
+            "sharding_spec=['data_parallel', None]"
+        ),
+    ),
+    "a spec that is longer than the tensor": (
+        lambda m, t: monarch_nb.distribute(t, m, [None, None, "data_parallel"]),
+        (
+            "has 3 entries for a tensor with 2 dimensions; give at most one for each, as in "
+            "['data_parallel', None]"
+        ),
+    ),
+    "an axis twice": (
+        lambda m, t: monarch_nb.distribute(t, m, ["data_parallel", "data_parallel"]),
+        "names axis 'data_parallel' twice",
+    ),
+    "a spec that is a word": (
+        lambda m, t: monarch_nb.distribute(t, m, "data_parallel"),
+        "sharding_spec is a list with an axis or None for each dimension",
+    ),
+    "a spec of numbers": (
+        lambda m, t: monarch_nb.distribute(t, m, [0]),
+        "an entry of sharding_spec is an axis, a tuple of axes, or None",
+    ),
+    "a spec for a number": (
+        lambda m, t: monarch_nb.distribute(torch.tensor(1.0), m, ["data_parallel"]),
+        "for a tensor with no dimensions (a single number)",
+    ),
+    "no tensor": (
+        lambda m, t: monarch_nb.distribute([1.0], m),
+        "distribute takes a tensor, not list: torch.as_tensor(x) makes one",
+    ),
     "a tensor without numbers": (lambda m, t: monarch_nb.distribute(t.to("meta"), m), "not a meta one"),
-    "no mesh": (lambda m, t: monarch_nb.distribute(t, "mesh"), "a mesh is wanted here, not str: monarch_nb.distributed.Mesh(shape=(2,)"),
-    "a plain tensor that would be changed": (lambda m, t: t.add_(monarch_nb.distribute(t, m)), "LOCAL_TENSOR: aten.add_.Tensor would change a plain tensor of this process"),
-    "plain data": (lambda m, t: setattr(monarch_nb.distribute(t, m), "data", t), "LOCAL_TENSOR: .data of a tensor of the mesh"),
-    "a rank that isn't there": (lambda m, t: monarch_nb.inspect(monarch_nb.distribute(t, m), rank=4), "rank=4: a rank from 0 to 3 is wanted"),
-    "a shape of zero": (lambda m, t: Mesh((0, 2)), "shape is the size of each axis, each at least 1, as in (4, 2); not (0, 2)"),
-    "names that don't fit": (lambda m, t: Mesh((2, 2), ("a",)), "mesh_dim_names has a different name for each of 2 axes"),
-    "another number of ranks": (lambda m, t: Mesh((4, 2), procs=m.procs), "a mesh of shape (4, 2) needs 8 ranks;"),
-    "no such axis": (lambda m, t: m.size("x"), "the mesh has no axis 'x': its axes are 'data_parallel', 'model_parallel'"),
-    "uneven parts": (lambda m, t: monarch_nb.per_rank(monarch_nb.distribute(torch.ones(3), m, ["data_parallel"])), "3 rows over 2 ranks aren't equal parts"),
-}  # fmt: skip
+    "no mesh": (
+        lambda m, t: monarch_nb.distribute(t, "mesh"),
+        "a mesh is wanted here, not str: monarch_nb.distributed.Mesh(shape=(2,)",
+    ),
+    "a plain tensor that would be changed": (
+        lambda m, t: t.add_(monarch_nb.distribute(t, m)),
+        "LOCAL_TENSOR: aten.add_.Tensor would change a plain tensor of this process",
+    ),
+    "plain data": (
+        lambda m, t: setattr(monarch_nb.distribute(t, m), "data", t),
+        "LOCAL_TENSOR: .data of a tensor of the mesh",
+    ),
+    "a rank that isn't there": (
+        lambda m, t: monarch_nb.inspect(monarch_nb.distribute(t, m), rank=4),
+        "rank=4: a rank from 0 to 3 is wanted",
+    ),
+    "a shape of zero": (
+        lambda m, t: Mesh((0, 2)),
+        "shape is the size of each axis, each at least 1, as in (4, 2); not (0, 2)",
+    ),
+    "names that don't fit": (
+        lambda m, t: Mesh((2, 2), ("a",)),
+        "mesh_dim_names has a different name for each of 2 axes",
+    ),
+    "another number of ranks": (
+        lambda m, t: Mesh((4, 2), procs=m.procs),
+        "a mesh of shape (4, 2) needs 8 ranks;",
+    ),
+    "no such axis": (
+        lambda m, t: m.size("x"),
+        "the mesh has no axis 'x': its axes are 'data_parallel', 'model_parallel'",
+    ),
+    "uneven parts": (
+        lambda m, t: monarch_nb.per_rank(monarch_nb.distribute(torch.ones(3), m, ["data_parallel"])),
+        "3 rows over 2 ranks aren't equal parts",
+    ),
+}
 
 
 @pytest.mark.parametrize("what", BAD)
@@ -223,7 +284,10 @@ def test_bad_input_gets_a_sentence(mesh: Mesh, what: str) -> None:
 
 def test_shapes_that_dont_fit_raise_at_the_line(mesh: Mesh) -> None:
     dt = monarch_nb.distribute(torch.ones(4, 2), mesh, ["data_parallel"])
-    with pytest.raises(RuntimeError, match=r"a and b must have same reduction dim|mat1 and mat2 shapes cannot be multiplied|shapes"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"a and b must have same reduction dim|mat1 and mat2 shapes cannot be multiplied|shapes",
+    ):
         dt @ dt
 
 
@@ -240,5 +304,8 @@ def test_writing_into_a_view_that_is_a_copy_is_refused(mesh: Mesh) -> None:
 
 def test_meshes_dont_mix(mesh: Mesh, own_mesh: Mesh) -> None:
     mine, other = monarch_nb.distribute(torch.ones(2), mesh), monarch_nb.distribute(torch.ones(2), own_mesh)
-    with pytest.raises(WrongTensor, match=r"WRONG_MESH: aten.add.Tensor on tensors of different meshes; move one of them: monarch_nb.distribute"):
+    with pytest.raises(
+        WrongTensor,
+        match=r"WRONG_MESH: aten.add.Tensor on tensors of different meshes; move one of them: monarch_nb.distribute",  # noqa: E501
+    ):
         mine + other

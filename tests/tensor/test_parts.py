@@ -76,7 +76,9 @@ def test_which_floats_travel() -> None:
 
 def test_what_is_written() -> None:
     assert written_names(aten.add_.Tensor) == {"self"} and written_names(aten.add.Tensor) == set()
-    assert written_names(aten.native_batch_norm.default) == {"running_mean", "running_var"}, "its schema doesn't say so"
+    assert written_names(aten.native_batch_norm.default) == {"running_mean", "running_var"}, (
+        "its schema doesn't say so"
+    )
 
 
 def test_a_plan_becomes_a_function() -> None:
@@ -116,7 +118,9 @@ def test_poison_spreads_and_nothing_else_is_hurt() -> None:
     alone.run(0, [1, 0, 1, 1], PUT, MM, parcels=(torch.ones(2, 3), torch.ones(3, 2)))
     alone.run(2, [2, 0, 0, 2, 2, 2, 1, 3, 2, 0, 1, 4, DROP, 1, 0])
     fetched = [alone.executor.fetch(slot, "first") for slot in (2, 3, 4)]
-    assert [f.failed for f in fetched] == [2, 2, -1], "the second product is of the first, which failed; the third isn't"
+    assert [f.failed for f in fetched] == [2, 2, -1], (
+        "the second product is of the first, which failed; the third isn't"
+    )
     assert fetched[2].value.tolist() == [[3.0, 3.0], [3.0, 3.0]]
     assert [(r.seq, r.op, r.kind) for r in alone.reports] == [(2, "aten.mm.default", "RuntimeError")]
     assert alone.executor.fetch(4, "describe").value == Described((2, 2), (2, 1), torch.float32)
@@ -130,7 +134,16 @@ def test_ranks_that_stand_at_different_commands_lose_the_same(monkeypatch: pytes
     alone.run(2, [2, 0, 1, 2, 2, 0, 1, 3])
     alone.run(4, [2, 0, 0, 4, 1, 5, 1, 6, 2, 0, 1, 7], parcels=(torch.zeros(2, 3), torch.full((1, 1), 7.0)))
     table = alone.executor._table
-    assert [isinstance(table[slot], Poison) for slot in range(8)] == [False, False, False, True, True, True, False, False]
+    assert [isinstance(table[slot], Poison) for slot in range(8)] == [
+        False,
+        False,
+        False,
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
     assert table[6].tolist() == [[7.0]], "parcels of commands that are left out are left out, too"
 
 

@@ -17,7 +17,9 @@ from monarch_nb.exceptions import MeshUsageError
 
 @pytest.fixture(autouse=True)
 def doubles() -> Iterator[None]:
-    """AdamW divides small gradients by their size: what sums differ by in single precision, it makes large."""
+    """AdamW divides small gradients by their size: what sums differ by in single precision, it makes
+    large.
+    """
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
     yield
@@ -50,19 +52,36 @@ class Tied(nn.Module):
 
 
 def normed() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 3))
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16, 3),
+    )
 
 
 def tokens() -> torch.Tensor:
     return torch.randint(11, (8, 5))
 
 
-MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[torch.Tensor, torch.Tensor]], Callable[..., Any]]] = {
-    "mlp": (lambda: nn.Sequential(nn.Linear(6, 9), nn.GELU(), nn.Linear(9, 3)), lambda: (torch.randn(8, 6), torch.randn(8, 3)), nn.MSELoss()),
+MODELS: dict[
+    str, tuple[Callable[[], nn.Module], Callable[[], tuple[torch.Tensor, torch.Tensor]], Callable[..., Any]]
+] = {
+    "mlp": (
+        lambda: nn.Sequential(nn.Linear(6, 9), nn.GELU(), nn.Linear(9, 3)),
+        lambda: (torch.randn(8, 6), torch.randn(8, 3)),
+        nn.MSELoss(),
+    ),
     "transformer": (SimpleTransformer, lambda: (torch.randn(8, 5, 6), torch.randn(8, 5, 3)), nn.MSELoss()),
     "tied embeddings": (Tied, lambda: (tokens(), tokens().flatten()), nn.CrossEntropyLoss()),
     "batch norm": (normed, lambda: (torch.randn(8, 2, 4, 4), torch.randn(8, 3)), nn.MSELoss()),
-    "lstm": (lambda: Last(nn.LSTM(6, 3, batch_first=True)), lambda: (torch.randn(8, 4, 6), torch.randn(8, 4, 3)), nn.MSELoss()),
+    "lstm": (
+        lambda: Last(nn.LSTM(6, 3, batch_first=True)),
+        lambda: (torch.randn(8, 4, 6), torch.randn(8, 4, 3)),
+        nn.MSELoss(),
+    ),
 }
 
 
@@ -76,7 +95,9 @@ class Last(nn.Module):
         return found
 
 
-def train(model: nn.Module, batches: list[tuple[torch.Tensor, torch.Tensor]], criterion: Any, make: Any = None) -> list[float]:
+def train(
+    model: nn.Module, batches: list[tuple[torch.Tensor, torch.Tensor]], criterion: Any, make: Any = None
+) -> list[float]:
     optimizer = make(model.parameters()) if make else optim.AdamW(model.parameters(), lr=1e-3)
     losses = []
     for inputs, targets in batches:
@@ -142,7 +163,11 @@ def test_the_module_stays_as_it_is_and_ties_stay_ties(mesh: Mesh) -> None:
     before = copy.deepcopy(plain.state_dict())
     model = monarch_nb.module_to_mesh(plain, mesh)
     assert type(plain.embed.weight.data) is torch.Tensor and model.embed.weight is model.head.weight
-    assert isinstance(model, Tied) and isinstance(model.embed.weight, nn.Parameter) and len(list(model.parameters())) == 1
+    assert (
+        isinstance(model, Tied)
+        and isinstance(model.embed.weight, nn.Parameter)
+        and len(list(model.parameters())) == 1
+    )
     with torch.no_grad():
         model.embed.weight.add_(1)
     assert all(torch.equal(a, b) for a, b in zip(before.values(), plain.state_dict().values(), strict=True))
@@ -165,7 +190,10 @@ def test_states_are_saved_and_loaded(mesh: Mesh, tmp_path: Any) -> None:
 def test_modules_that_cant_be_taken(mesh: Mesh) -> None:
     with torch.device("meta"):
         nothing = nn.Linear(2, 2)
-    with pytest.raises(MeshUsageError, match=r"weight has no numbers yet: build the module on the CPU, or module.to_empty\(device='cpu'\)"):
+    with pytest.raises(
+        MeshUsageError,
+        match=r"weight has no numbers yet: build the module on the CPU, or module.to_empty\(device='cpu'\)",
+    ):
         monarch_nb.module_to_mesh(nothing, mesh)
     with pytest.raises(MeshUsageError, match=r"has no numbers yet.*a lazy one: call it once"):
         monarch_nb.module_to_mesh(nn.LazyLinear(2), mesh)

@@ -37,7 +37,7 @@ trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", devices=2, strategy
 trainer.fit(Model(), data)
 found = trainer.world_size, trainer.global_step
 print("trained", *found)
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,8 @@ def test_trainer_and_fabric_in_cells(mesh: Mesh) -> None:
     assert set(mesh.pull("found").values()) == {(2, 2)}
     mesh.run(
         "fabric = lightning.Fabric(accelerator='cpu', devices=2, strategy='ddp')\nfabric.launch()\n"
-        "found = fabric.world_size, fabric.global_rank, fabric.all_reduce(torch.ones(1), reduce_op='sum').item()",
+        "found = fabric.world_size, fabric.global_rank, fabric.all_reduce(torch.ones(1), "
+        "reduce_op='sum').item()",
         quiet=True,
     )
     assert list(mesh.pull("found").values()) == [(2, 0, 2.0), (2, 1, 2.0)]
@@ -79,6 +80,8 @@ def test_trainer_in_a_script(mesh: Mesh, tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_ranks_still_end_when_they_are_told(mesh: Mesh) -> None:
-    """Lightning replaces the handler of SIGTERM and puts it back, through `signal.signal`: it must stay the rank's own."""
+    """Lightning replaces the handler of SIGTERM and puts it back, through `signal.signal`: it must stay
+    the rank's own.
+    """
     mesh.run("import signal\nhandler = type(signal.getsignal(signal.SIGTERM)).__name__", quiet=True)
     assert set(mesh.pull("handler").values()) == {"partial"}

@@ -1,4 +1,6 @@
-"""Many small tasks: spread evenly, in order or as they're done, given to others when a rank dies; and what else takes an executor."""
+"""Many small tasks: spread evenly, in order or as they're done, given to others when a rank dies; and what
+else takes an executor.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ def test_items_are_taken_as_ranks_get_free(mesh: Mesh) -> None:
     with pytest.raises(CancelledError, match="the map of square was given up"):
         list(run)
     num = len(taken)
-    assert {*mesh.map(whose, range(30), ranks="1-2").get()} <= {*mesh.part("1-2").execute(os.getpid).get().values()}
+    assert {*mesh.map(whose, range(30), ranks="1-2").get()} <= {
+        *mesh.part("1-2").execute(os.getpid).get().values()
+    }
     assert len(taken) <= num + 1
 
 
@@ -78,7 +82,9 @@ def test_an_error_names_the_item_and_its_rank(mesh: Mesh) -> None:
             raise ValueError("not seven")
         return x
 
-    with pytest.raises(ActorError, match=r"picky, item 7: failed on rank [0-2]\n(?s:.*)ValueError: not seven") as raised:
+    with pytest.raises(
+        ActorError, match=r"picky, item 7: failed on rank [0-2]\n(?s:.*)ValueError: not seven"
+    ) as raised:
         mesh.map(picky, range(100)).get()
     assert isinstance(raised.value.exception, ValueError) and len(raised.value.failures) == 1
     found = mesh.map(picky, range(10), return_exceptions=True).get()
@@ -126,7 +132,9 @@ def test_what_a_dead_rank_had_is_done_by_another(tmp_path: Path) -> None:
         assert mortal.map(deadly, range(40)).get() == [*range(1, 41)]
         assert len(mortal.living_ranks()) == 3
         mortal.heal()
-        with pytest.raises(SupervisionError, match="killer, item 2: the rank that was at it has died, 2 times in all"):
+        with pytest.raises(
+            SupervisionError, match="killer, item 2: the rank that was at it has died, 2 times in all"
+        ):
             mortal.map(killer, range(10), retries=1).get()
         with pytest.raises(SupervisionError, match=r"no rank is left|has died"):
             mortal.map(killer, [2] * 10, retries=10).get()
@@ -156,7 +164,9 @@ def test_ctrl_c_ends_it(mesh: Mesh, tmp_path: Path) -> None:
 def test_it_is_an_executor(mesh: Mesh) -> None:
     with mesh.executor() as pool:
         futures = {pool.submit(square, x): x for x in range(20)}
-        assert {futures[future]: future.result() for future in as_completed(futures)} == {x: x * x for x in range(20)}
+        assert {futures[future]: future.result() for future in as_completed(futures)} == {
+            x: x * x for x in range(20)
+        }
         assert list(pool.map(pow, [2, 3], [5, 2])) == [32, 9]
         failed = pool.submit(int, "x")
         with pytest.raises(ValueError, match="invalid literal") as raised:
@@ -201,7 +211,9 @@ def test_joblib_runs_on_ranks(mesh: Mesh) -> None:
 
     meshes.attach("mapping")
     with joblib.parallel_config(backend="monarch_nb"):
-        assert joblib.Parallel(n_jobs=-1)(joblib.delayed(square)(x) for x in range(30)) == [x * x for x in range(30)]
+        assert joblib.Parallel(n_jobs=-1)(joblib.delayed(square)(x) for x in range(30)) == [
+            x * x for x in range(30)
+        ]
         pids = set(joblib.Parallel(n_jobs=2)(joblib.delayed(os.getpid)() for _ in range(10)))
         assert os.getpid() not in pids and 1 <= len(pids) <= 2
         with pytest.raises(ZeroDivisionError):

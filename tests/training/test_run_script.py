@@ -1,4 +1,6 @@
-"""An unchanged torchrun script, again and again on the same warm ranks: each run is as in a fresh process, and the cells' state is as before."""
+"""An unchanged torchrun script, again and again on the same warm ranks: each run is as in a fresh process,
+and the cells' state is as before.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,9 @@ def printed(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return [line for line in capsys.readouterr().out.splitlines() if not line.startswith("time: ")]
 
 
-def test_it_runs_again_and_again_as_in_a_fresh_process(mesh: Mesh, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_runs_again_and_again_as_in_a_fresh_process(
+    mesh: Mesh, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     mesh.run("mine = 5", quiet=True)
     for _ in range(3):
         mesh.run_script("train.py", "--lr", 0.1)
@@ -110,9 +114,22 @@ def test_losses_are_those_of_torchrun(mesh: Mesh, capsys: pytest.CaptureFixture[
     mesh.run_script("train.py", "--lr", 0.1, ranks="0-1", env={"OMP_NUM_THREADS": "1"})
     ours = next(line for line in capsys.readouterr().out.splitlines() if " loss " in line)
     ran = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py", "--lr", "0.1"],
-        capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "2",
+            "train.py",
+            "--lr",
+            "0.1",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     theirs = re.findall(r"loss \S+ scale 1 of 2", ran.stdout)  # their lines may come as one
     assert len(theirs) == 2 and {ours} == {f"[0-1] {each}" for each in theirs}
 
@@ -121,7 +138,9 @@ def test_a_module_runs_with_its_package(mesh: Mesh, folder: Path, capsys: pytest
     (folder / "pkg").mkdir()
     (folder / "pkg" / "__init__.py").write_text("")
     (folder / "pkg" / "data.py").write_text("N = 7\n")
-    (folder / "pkg" / "train.py").write_text("import os, sys\nfrom .data import N\nprint(N, sys.argv[1:], __name__, os.environ['WORLD_SIZE'])\n")
+    (folder / "pkg" / "train.py").write_text(
+        "import os, sys\nfrom .data import N\nprint(N, sys.argv[1:], __name__, os.environ['WORLD_SIZE'])\n"
+    )
     mesh.run_script("pkg.train", "--lr", "1e-3", is_module=True)
     assert printed(capsys) == ["[0-2] 7 ['--lr', '1e-3'] __main__ 3"]
 
@@ -130,7 +149,13 @@ def test_groups_of_cells_are_set_aside(mesh: Mesh, capsys: pytest.CaptureFixture
     from monarch_nb.spmd import setup_torch_elastic_env
 
     setup_torch_elastic_env(mesh)
-    mesh.run("import torch, torch.distributed as dist\ndist.init_process_group('gloo')\nodd = dist.new_group([0, 2])", quiet=True)
+    mesh.run(
+        (
+            "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\nodd = "
+            "dist.new_group([0, 2])"
+        ),
+        quiet=True,
+    )
     mesh.run_script("train.py", "--lr", 0.1)
     mesh.run("t = torch.ones(1)\ndist.all_reduce(t)\nif rank != 1: dist.all_reduce(t, group=odd)\nt.item()")
     assert printed(capsys)[-2:] == ["[0,2] 6.0", "[1] 3.0"]
@@ -149,14 +174,26 @@ def test_another_exit_code_is_red_with_its_rank(mesh: Mesh) -> None:
 @pytest.mark.parametrize(
     ("name", "source", "words", "expected"),
     [
-        ("nowhere.py", None, (), r"FileNotFoundError: there's no script 'nowhere.py' in /.*%mesh run -m NAME"),
+        (
+            "nowhere.py",
+            None,
+            (),
+            r"FileNotFoundError: there's no script 'nowhere.py' in /.*%mesh run -m NAME",
+        ),
         ("s.py", "def f(:\n", (), r"SyntaxError: invalid syntax \(s.py, line 1\)"),
         ("train.py", None, ("--lr", "high"), r"ScriptExit: the script has exited with code 2"),
-        ("r.py", "x = [1]\ndef f():\n    return x[2]\nf()\n", (), r"(?s)IndexError: list index out of range.*r\.py:3, in f"),
+        (
+            "r.py",
+            "x = [1]\ndef f():\n    return x[2]\nf()\n",
+            (),
+            r"(?s)IndexError: list index out of range.*r\.py:3, in f",
+        ),
         ("d", "", (), r"there's no script|can't be read|find '__main__'"),
     ],
 )
-def test_bad_input_is_one_clear_error(mesh: Mesh, folder: Path, name: str, source: str | None, words: tuple[str, ...], expected: str) -> None:
+def test_bad_input_is_one_clear_error(
+    mesh: Mesh, folder: Path, name: str, source: str | None, words: tuple[str, ...], expected: str
+) -> None:
     if name == "d":
         (folder / "d").mkdir()
     elif source is not None:
@@ -175,7 +212,10 @@ def test_a_module_that_isnt_there_is_said(mesh: Mesh) -> None:
 
 
 def test_an_interrupt_ends_it_and_the_next_one_runs(mesh: Mesh, folder: Path) -> None:
-    name = write("slow.py", "import os, time\nopen(f'on{os.environ[\"RANK\"]}', 'w').close()\nwhile True: time.sleep(0.01)")
+    name = write(
+        "slow.py",
+        "import os, time\nopen(f'on{os.environ[\"RANK\"]}', 'w').close()\nwhile True: time.sleep(0.01)",
+    )
     failed: list[BaseException] = []
 
     def run() -> None:
@@ -193,7 +233,9 @@ def test_an_interrupt_ends_it_and_the_next_one_runs(mesh: Mesh, folder: Path) ->
     mesh.run_script("train.py", "--lr", 0.1, quiet=True)
 
 
-def test_it_waits_for_its_threads_and_puts_back_what_it_took(mesh: Mesh, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_waits_for_its_threads_and_puts_back_what_it_took(
+    mesh: Mesh, capsys: pytest.CaptureFixture[str]
+) -> None:
     name = write("rude.py", """
         import multiprocessing, os, signal, sys, threading
         multiprocessing.set_start_method("spawn")
@@ -220,11 +262,19 @@ def _interpreter_state() -> tuple[object, ...]:
     import multiprocessing
 
     handler = repr(signal.getsignal(signal.SIGTERM)).split(" at ")[0]
-    return os.getcwd(), tuple(sys.path), tuple(sys.argv), handler, multiprocessing.get_start_method(allow_none=True)
+    return (
+        os.getcwd(),
+        tuple(sys.path),
+        tuple(sys.argv),
+        handler,
+        multiprocessing.get_start_method(allow_none=True),
+    )
 
 
 def test_a_rank_that_dies_in_it_is_told(folder: Path) -> None:
-    name = write("dies.py", "import os, time\nif os.environ['RANK'] == '1': os._exit(7)\nwhile True: time.sleep(0.01)")
+    name = write(
+        "dies.py", "import os, time\nif os.environ['RANK'] == '1': os._exit(7)\nwhile True: time.sleep(0.01)"
+    )
     with own_mesh("dying", {"gpus": 2}) as doomed:
         with pytest.raises(DeviceMeshError, match=r"rank 1.*exit(ed)?.* 7"):
             doomed.run_script(name, quiet=True)
@@ -234,23 +284,36 @@ def test_a_rank_that_dies_in_it_is_told(folder: Path) -> None:
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "monarch_nb.cli", "run", *words], capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", "monarch_nb.cli", "run", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
 def test_the_command_takes_the_flags_of_torchrun(mesh: Mesh, folder: Path) -> None:
     ran = command("--standalone", "--nproc_per_node", "2", "train.py", "--lr", "0.1")
     assert ran.returncode == 0 and "[0-1] loss" in ran.stdout, ran.stderr
-    ran = command("--name", "scripts", "--ranks", "0-1", "train.py", "--lr", "0.1", "--exit", "4", "--on", "0")
+    ran = command(
+        "--name", "scripts", "--ranks", "0-1", "train.py", "--lr", "0.1", "--exit", "4", "--on", "0"
+    )
     assert ran.returncode == 1 and "rank 0: ScriptExit: the script has exited with code 4" in ran.stderr
     for words, expected in [
         (("--rdzv-endpoint", "a:1", "train.py"), "--rdzv-endpoint means nothing here"),
         (("--nnodes", "2", "train.py"), "start a mesh on them"),
-        (("--nproc-per-node", "many", "train.py"), "expected a number of processes, auto, gpu or cpu; not 'many'"),
+        (
+            ("--nproc-per-node", "many", "train.py"),
+            "expected a number of processes, auto, gpu or cpu; not 'many'",
+        ),
         (("--name", "scripts", "--nproc-per-node", "2", "train.py"), "not both"),
         ((), "SCRIPT"),
     ]:
         ran = command(*words)
-        assert ran.returncode in (1, 2) and expected in ran.stderr and "Traceback" not in ran.stderr, ran.stderr
+        assert ran.returncode in (1, 2) and expected in ran.stderr and "Traceback" not in ran.stderr, (
+            ran.stderr
+        )
 
 
 def test_it_is_run_again_where_it_may_be(folder: Path) -> None:
@@ -267,7 +330,9 @@ def test_it_is_run_again_where_it_may_be(folder: Path) -> None:
 
 
 def test_breakpoints_stop_in_it(mesh: Mesh, folder: Path) -> None:
-    name = write("stops.py", "import os\nx = int(os.environ['RANK'])\nbreakpoint()\ny = x + 10\nprint('y', y)\n")
+    name = write(
+        "stops.py", "import os\nx = int(os.environ['RANK'])\nbreakpoint()\ny = x + 10\nprint('y', y)\n"
+    )
     debugger = mesh.debugger()
     for lines in ((4,), (4, 5)):
         if 5 in lines:

@@ -1,4 +1,6 @@
-"""Tables keep their types on the way to ranks, and their rows are spread; each library's own test is skipped where that isn't installed."""
+"""Tables keep their types on the way to ranks, and their rows are spread; each library's own test is
+skipped where that isn't installed.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,8 @@ def polars_frame() -> Any:
 def pandas_frame() -> Any:
     pandas = pytest.importorskip("pandas", reason="pandas isn't installed")
     return pandas.DataFrame(
-        {"number": range(NUM_ROWS), "word": pandas.Categorical(["a", "b"] * (NUM_ROWS // 2))}, index=range(5, NUM_ROWS + 5)
+        {"number": range(NUM_ROWS), "word": pandas.Categorical(["a", "b"] * (NUM_ROWS // 2))},
+        index=range(5, NUM_ROWS + 5),
     )
 
 
@@ -77,7 +80,10 @@ def test_a_slice_takes_only_itself_along() -> None:
     frame = polars_frame()
     found, encoded = travelled(frame.slice(10, NUM_ROWS // 4))
     assert found.equals(frame.slice(10, NUM_ROWS // 4)) and num_bytes(encoded) < 0.3 * frame.estimated_size()
-    assert travelled(frame["kind"])[0].equals(frame["kind"]) and travelled(frame["kind"])[0].dtype == frame["kind"].dtype
+    assert (
+        travelled(frame["kind"])[0].equals(frame["kind"])
+        and travelled(frame["kind"])[0].dtype == frame["kind"].dtype
+    )
 
 
 def test_what_arrow_has_no_type_for_goes_as_it_did() -> None:
@@ -96,7 +102,10 @@ def test_rows_are_scattered(mesh: Mesh, made: Any, columns: str) -> None:
     assert all(type(part) is type(table) for part in parts)
     assert [list(getattr(part, columns)) for part in parts] == [list(getattr(table, columns))] * 3
     assert [len(part) for part in parts] == [133_334, 133_333, 133_333]
-    last = [getattr(last, "as_py", lambda last=last: last)() for last in (list(part["number"])[-1] for part in parts)]
+    last = [
+        getattr(last, "as_py", lambda last=last: last)()
+        for last in (list(part["number"])[-1] for part in parts)
+    ]
     assert last == [133_333, 266_666, 399_999]
     with pytest.raises(MeshUsageError, match=r"can't be split along dimension 1 .a table is split by rows"):
         mesh.scatter("part", table, dim=1)

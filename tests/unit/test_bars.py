@@ -22,7 +22,10 @@ def test_bars_that_say_the_same_are_one() -> None:
 
 
 def test_of_bars_that_are_as_far_the_slowest_one_is_shown() -> None:
-    rows = [Row((0,), "out", "100%|█| 2/2 [00:06<00:00, 3s/it]"), Row((1,), "out", "100%|█| 2/2 [01:05<00:00, 30s/it]")]
+    rows = [
+        Row((0,), "out", "100%|█| 2/2 [00:06<00:00, 3s/it]"),
+        Row((1,), "out", "100%|█| 2/2 [01:05<00:00, 30s/it]"),
+    ]
     assert merge_bars(rows) == [Row((0, 1), "out", "100%|█| 2/2 [01:05<00:00, 30s/it]")]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from monarch_nb._protocol.keyboard import Typed
 from monarch_nb._rank import keyboard
 from monarch_nb._rank.blocking import what_blocks
 
@@ -28,7 +29,9 @@ class Reader:
 
 
 def frames_of(thread: threading.Thread) -> Iterator[FrameType]:
-    """Return the frames of a thread, innermost first, without those of this file, which would count as the user's."""
+    """Return the frames of a thread, innermost first, without those of this file, which would count as the
+    user's.
+    """
     frame: FrameType | None = sys._current_frames()[thread.ident or 0]
     while frame is not None:
         if frame.f_code.co_filename != __file__:
@@ -41,7 +44,7 @@ def test_a_question_that_nobody_has_answered(source: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(builtins, "input", input)
     monkeypatch.setattr(getpass, "getpass", getpass.getpass)
     reader = Reader()
-    answer = SimpleNamespace(ready=True, body=SimpleNamespace(value=lambda: {"text": "yes"}))
+    answer = SimpleNamespace(ready=True, body=b"", read=lambda: Typed("yes"))
     transport: Any = SimpleNamespace(reader=reader, request=lambda *_: answer)
     keyboard.install(transport)
     code = compile(source, "a_cell_of_the_users.py", "exec")

@@ -181,7 +181,9 @@ def test_colours_in_the_style_are_theme_variables() -> None:
     for file in ("output.css", "card.css"):
         values = re.findall(r"[{;-](?:color|background):([^;}]+)", source(file))
         assert len(values) > 5
-        assert all("var(--jp-" in value or value in ("none", "none!important", "inherit") for value in values), values
+        assert all(
+            "var(--jp-" in value or value in ("none", "none!important", "inherit") for value in values
+        ), values
 
 
 def test_an_output_brings_the_rules_that_it_needs_and_no_others() -> None:

@@ -1,4 +1,6 @@
-"""Claims: of any number of processes that want a name at the same time, one gets it, and loses it when it dies."""
+"""Claims: of any number of processes that want a name at the same time, one gets it, and loses it when it
+dies.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,12 @@ sys.stdin.readline()
 
 
 def start(path: str, number: int) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", CODE, path, str(number)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", CODE, path, str(number)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
 
 
 def close(process: subprocess.Popen[str]) -> None:

@@ -24,7 +24,9 @@ def round_trip(value: Any) -> Any:
     return decode(body.payload, [bytearray(b) for b in body.buffers])
 
 
-@pytest.mark.parametrize("value", [None, True, 3, 2.5, "text", b"bytes", (1, [2, {"a": None}]), {"k": (1, 2)}])
+@pytest.mark.parametrize(
+    "value", [None, True, 3, 2.5, "text", b"bytes", (1, [2, {"a": None}]), {"k": (1, 2)}]
+)
 def test_plain_values(value: object) -> None:
     assert codec.is_plain(value)
     assert round_trip(value) == value
@@ -210,8 +212,9 @@ def test_what_a_cell_defines_is_known_where_it_was_never_run() -> None:
     exec(CELL, namespace)
     body = encode({"type": namespace["Derived"], "base": namespace["Base"], "one": namespace["Derived"]()})
     code = (
-        "import sys; from monarch_nb._wire.codec import decode; found = decode(sys.stdin.buffer.read());"
-        "print(found['one'].hello(), type(found['one']) is found['type'], issubclass(found['type'], found['base']))"
+        "import sys; from monarch_nb._wire.codec import decode; found = "
+        "decode(sys.stdin.buffer.read());print(found['one'].hello(), type(found['one']) is "
+        "found['type'], issubclass(found['type'], found['base']))"
     )
     ran = subprocess.run([sys.executable, "-c", code], input=body.payload, capture_output=True, check=True)
     assert ran.stdout.decode().split() == ["HI", "True", "True"]
@@ -231,7 +234,12 @@ def test_plain_pickle_is_never_used_for_what_a_cell_defines(monkeypatch: pytest.
         raise AssertionError(f"plain pickle of {args[0]!r}")
 
     monkeypatch.setattr(codec.pickle, "dumps", refuse)
-    for value in (namespace["Derived"], [namespace["Derived"]], {"k": namespace["helper"]}, (namespace["Base"](),)):
+    for value in (
+        namespace["Derived"],
+        [namespace["Derived"]],
+        {"k": namespace["helper"]},
+        (namespace["Base"](),),
+    ):
         assert not codec.is_plain(value)
         encode(value)
 
@@ -282,9 +290,15 @@ def closure_with_empty_cell() -> object:
     [
         ({"cfg": Slotted()}, "value, key 'cfg', attribute `lock`: cannot pickle '_thread.lock' object"),
         (closure_with_empty_cell(), "value, closure variable `lock`: cannot pickle '_thread.lock' object"),
-        (child_that_knows_its_parent(), "value, attribute `parent`, attribute `lock`: cannot pickle '_thread.lock' object"),
+        (
+            child_that_knows_its_parent(),
+            "value, attribute `parent`, attribute `lock`: cannot pickle '_thread.lock' object",
+        ),
         (Holder().lock.acquire, "value: cannot pickle"),
-        ([[[[[[[[threading.Lock()]]]]]]]], "value" + ", item 0" * 6 + ": cannot pickle '_thread.lock' object"),
+        (
+            [[[[[[[[threading.Lock()]]]]]]]],
+            "value" + ", item 0" * 6 + ": cannot pickle '_thread.lock' object",
+        ),
     ],
 )
 def test_the_culprit_is_named_in_odd_places_too(value: object, says: str) -> None:
@@ -294,7 +308,9 @@ def test_the_culprit_is_named_in_odd_places_too(value: object, says: str) -> Non
 
 
 def test_the_argument_is_named() -> None:
-    with pytest.raises(CannotPickle, match=r"^argument `cfg`, attribute `lock`: cannot pickle '_thread.lock' object$"):
+    with pytest.raises(
+        CannotPickle, match=r"^argument `cfg`, attribute `lock`: cannot pickle '_thread.lock' object$"
+    ):
         encode(Holder(), "argument `cfg`")
 
 
@@ -310,7 +326,9 @@ def test_an_error_of_the_users_own_is_the_cause() -> None:
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
-    lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text() | st.integers(), inner),
+    lambda inner: (
+        st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text() | st.integers(), inner)
+    ),
 )
 
 

@@ -57,13 +57,33 @@ def test_modules_are_compared_part_by_part() -> None:
 @pytest.mark.parametrize(
     ("value", "reference", "text"),
     [
-        (torch.tensor([1.0, 2.5]), torch.tensor([1.0, 2.0]), "first differs at 1: 2.5 instead of 2; largest difference 0.5, in 1 of 2 elements"),
-        (torch.tensor(1.0), torch.tensor(2.0), "first differs: 1 instead of 2; largest difference 1, in 1 of 1 elements"),
-        (torch.tensor([float("inf")]), torch.tensor([0.0]), "first differs at 0: inf instead of 0, in 1 of 1 elements, 1 not finite"),
-        (torch.tensor([float("nan"), 1.0]), torch.tensor([float("nan"), 2.0]), "first differs at 1: 1 instead of 2; largest difference 1, in 1 of 2 elements"),
+        (
+            torch.tensor([1.0, 2.5]),
+            torch.tensor([1.0, 2.0]),
+            "first differs at 1: 2.5 instead of 2; largest difference 0.5, in 1 of 2 elements",
+        ),
+        (
+            torch.tensor(1.0),
+            torch.tensor(2.0),
+            "first differs: 1 instead of 2; largest difference 1, in 1 of 1 elements",
+        ),
+        (
+            torch.tensor([float("inf")]),
+            torch.tensor([0.0]),
+            "first differs at 0: inf instead of 0, in 1 of 1 elements, 1 not finite",
+        ),
+        (
+            torch.tensor([float("nan"), 1.0]),
+            torch.tensor([float("nan"), 2.0]),
+            "first differs at 1: 1 instead of 2; largest difference 1, in 1 of 2 elements",
+        ),
         (torch.tensor([-0.0]), torch.tensor([0.0]), "differs in its bits only (such as the sign of zero)"),
         (torch.ones(2), torch.ones(2, dtype=torch.int64), "has dtype torch.float32 instead of torch.int64"),
-        (np.array([1, 5]), np.array([1, 2]), "first differs at 1: 5 instead of 2; largest difference 3, in 1 of 2 elements"),
+        (
+            np.array([1, 5]),
+            np.array([1, 2]),
+            "first differs at 1: 5 instead of 2; largest difference 3, in 1 of 2 elements",
+        ),
         ("<missing>", 1, "does not have it"),
         (1, "<missing>", "has it, the others do not"),
     ],
@@ -102,21 +122,21 @@ def test_properties_are_not_run_for_completion() -> None:
     assert "model.state_dict" in variables.complete({"model": model}, "model.state")
 
 
-STACK = '''  File "/x/monarch_nb/_rank/main.py", line 1, in run_rank
+STACK = """  File "/x/monarch_nb/_rank/main.py", line 1, in run_rank
     rank.worker.serve()
   File "<ipython-input-5-abc>", line 7, in train
     step()
   File "/home/me/lib.py", line 3, in step
     wait()
-'''
+"""
 
 
-IDLE = '''  File "<string>", line 1, in <module>
+IDLE = """  File "<string>", line 1, in <module>
   File "/x/monarch_nb/_rank/zygote.py", line 62, in main
     _Zygote(link).serve()
   File "/x/monarch_nb/_runtime/inbox.py", line 3, in take
     wait()
-'''
+"""
 
 
 def test_an_idle_rank_is_idle() -> None:

@@ -40,7 +40,13 @@ def innocent() -> Iterator[subprocess.Popen[bytes]]:
 
 def write(runtime: Path, name: str, **fields: Any) -> Path:
     path = runtime / f"monarch_nb-{name}.json"
-    content = {"name": name, "pid": os.getpid(), "directory": str(runtime), "wire_version": wire.VERSION, "machine": machine_id()}
+    content = {
+        "name": name,
+        "pid": os.getpid(),
+        "directory": str(runtime),
+        "wire_version": wire.VERSION,
+        "machine": machine_id(),
+    }
     path.write_text(json.dumps({**content, "start_time": start_time(os.getpid()), **fields}))
     return path
 
@@ -63,7 +69,9 @@ def test_one_that_runs_is_found(runtime: Path) -> None:
     assert (found.name, found.pid, found.trouble) == ("runs", os.getpid(), "")
 
 
-def test_a_pid_that_another_process_has_by_now_names_nobody(runtime: Path, innocent: subprocess.Popen[bytes]) -> None:
+def test_a_pid_that_another_process_has_by_now_names_nobody(
+    runtime: Path, innocent: subprocess.Popen[bytes]
+) -> None:
     (runtime / "p0").touch()
     before = start_time(innocent.pid)
     assert before is not None
@@ -95,7 +103,13 @@ def test_a_controller_of_a_version_without_start_times_is_who_listens(
 ) -> None:
     monkeypatch.chdir(runtime)
     listener = listen()
-    path = write(runtime, "old", wire_version=0, pid=os.getpid() if whose == "its own" else innocent.pid, directory="/proc/self/cwd")
+    path = write(
+        runtime,
+        "old",
+        wire_version=0,
+        pid=os.getpid() if whose == "its own" else innocent.pid,
+        directory="/proc/self/cwd",
+    )
     content = json.loads(path.read_text())
     del content["start_time"], content["machine"]
     path.write_text(json.dumps(content))
@@ -108,7 +122,10 @@ def test_a_controller_of_a_version_without_start_times_is_who_listens(
 def test_one_whose_sockets_are_gone_says_what_to_do(runtime: Path) -> None:
     write(runtime, "cut", directory="/nowhere")
     assert names() == []
-    with pytest.raises(MeshNotFound, match=rf"its sockets in /nowhere are gone: nobody can reach it; end it: kill {os.getpid()}$"):
+    with pytest.raises(
+        MeshNotFound,
+        match=rf"its sockets in /nowhere are gone: nobody can reach it; end it: kill {os.getpid()}$",
+    ):
         launch.find_connection("cut")
 
 
@@ -157,10 +174,18 @@ def test_junk_is_survived(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     write(runtime, "good")
     (runtime / "p0").touch()
     code = "from monarch_nb._client import launch; print([c.name for c in launch.list_all_connections()])"
-    listed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    listed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True
+    )
     assert listed.stdout == "['good']\n"
     assert listed.stderr == ""
-    typed = subprocess.run([sys.executable, "-m", "monarch_nb.cli", "list"], capture_output=True, text=True, timeout=30, check=True)
+    typed = subprocess.run(
+        [sys.executable, "-m", "monarch_nb.cli", "list"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
     assert [line.split()[0] for line in typed.stdout.splitlines()] == ["name", "good"]
     assert typed.stderr == ""
 
@@ -179,7 +204,9 @@ def test_a_dead_ones_file_is_not_removed_under_whoever_starts_that_name(runtime:
     assert claim is not None
     assert names() == []
     assert path.exists(), "it may have been written just now"
-    with pytest.raises(MeshNotFound, match=r"mesh 'again' is being started by a test\. Attach to it once it runs"):
+    with pytest.raises(
+        MeshNotFound, match=r"mesh 'again' is being started by a test\. Attach to it once it runs"
+    ):
         launch.find_connection("again")
     claim.release()
     assert names() == []

@@ -20,7 +20,9 @@ LONG_AGO = 1_000_000_000
 
 @pytest.fixture
 def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(dir="/tmp") as base:  # pytest's own are too long for the path of a socket
+    with tempfile.TemporaryDirectory(
+        dir="/tmp"
+    ) as base:  # pytest's own are too long for the path of a socket
         monkeypatch.setenv("XDG_RUNTIME_DIR", base)
         assert socket_root() == f"{base}/monarch_nb"
         yield Path(base) / "monarch_nb"
@@ -71,7 +73,9 @@ def test_one_whose_host_process_is_dead_goes(root: Path, listen: Callable[[str],
     assert os.listdir(root) == [os.path.basename(other)]
 
 
-def test_one_whose_host_process_is_being_started_stays(root: Path, listen: Callable[[str], socket.socket]) -> None:
+def test_one_whose_host_process_is_being_started_stays(
+    root: Path, listen: Callable[[str], socket.socket]
+) -> None:
     empty, before_its_socket, young = new_directory(), new_directory(), new_directory()
     os.mkdir(f"{before_its_socket}/h0")
     listen(young, 2**32).close()
@@ -87,7 +91,9 @@ def test_one_of_another_machine_stays(root: Path, listen: Callable[[str], socket
     assert path.exists()
 
 
-def test_where_one_cant_be_written_to_another_is_taken(root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_where_one_cant_be_written_to_another_is_taken(
+    root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     root.parent.joinpath("monarch_nb").rmdir()
     root.parent.joinpath("monarch_nb").write_text("in the way")
     with tempfile.TemporaryDirectory(dir="/tmp") as base:
@@ -95,13 +101,20 @@ def test_where_one_cant_be_written_to_another_is_taken(root: Path, monkeypatch: 
         assert socket_root() == f"{base}/monarch_nb-{os.getuid()}"
         os.rmdir(f"{base}/monarch_nb-{os.getuid()}")
         Path(base, f"monarch_nb-{os.getuid()}").write_text("in the way, too")
-        with pytest.raises(OSError, match=r"set XDG_RUNTIME_DIR or TMPDIR to one\. .*/monarch_nb: File exists; .*: File exists"):
+        with pytest.raises(
+            OSError,
+            match=r"set XDG_RUNTIME_DIR or TMPDIR to one\. .*/monarch_nb: File exists; .*: File exists",
+        ):
             new_directory()
-        with pytest.raises(MeshStartError, match="no mesh can be started here: there is no directory for sockets"):
+        with pytest.raises(
+            MeshStartError, match="no mesh can be started here: there is no directory for sockets"
+        ):
             controller_config()
 
 
-def test_the_journals_are_for_their_user_only_whatever_the_umask_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_journals_are_for_their_user_only_whatever_the_umask_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "share" / "jupyter"))
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "run" / "jupyter"))
     before = os.umask(0)
@@ -110,11 +123,20 @@ def test_the_journals_are_for_their_user_only_whatever_the_umask_is(tmp_path: Pa
         launch.runtime_directory()
     finally:
         os.umask(before)
-    made = [path.parent, path.parent.parent, tmp_path / "share" / "jupyter", tmp_path / "share", tmp_path / "run", tmp_path / "run" / "jupyter"]
+    made = [
+        path.parent,
+        path.parent.parent,
+        tmp_path / "share" / "jupyter",
+        tmp_path / "share",
+        tmp_path / "run",
+        tmp_path / "run" / "jupyter",
+    ]
     assert {str(p): oct(p.stat().st_mode & 0o777) for p in made} == {str(p): "0o700" for p in made}
 
 
-def test_journals_that_were_open_to_others_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_journals_that_were_open_to_others_are_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path))
     (tmp_path / "monarch_nb" / "journals").mkdir(parents=True)
     for folder in ("monarch_nb", "monarch_nb/journals"):

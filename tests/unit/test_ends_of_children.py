@@ -15,7 +15,9 @@ from monarch_nb._client.connection_file import Connection
 from monarch_nb._client.ending import Ending
 
 
-def test_how_a_child_ended_is_known_after_its_zombie_has_gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_how_a_child_ended_is_known_after_its_zombie_has_gone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(children, "LINGER_S", 0.0)
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     children.look_after(process)

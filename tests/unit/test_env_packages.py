@@ -19,8 +19,15 @@ def test_equal_packages_are_no_difference() -> None:
 
 def test_what_is_missing_another_version_another_build_and_edited_are_told() -> None:
     here = {"a": PackageDigest("1", "x"), "b": PackageDigest("2", "y" * 64), "c": PackageDigest("3", "z")}
-    there = {"b": PackageDigest("2", "w" * 64), "c": PackageDigest("3", "v", edited=True), "d": PackageDigest("4", "u")}
-    found = {each.name: dict(each.groups) for each in compare_packages({"here": here, "host 1": there, "host 2": there})}
+    there = {
+        "b": PackageDigest("2", "w" * 64),
+        "c": PackageDigest("3", "v", edited=True),
+        "d": PackageDigest("4", "u"),
+    }
+    found = {
+        each.name: dict(each.groups)
+        for each in compare_packages({"here": here, "host 1": there, "host 2": there})
+    }
     assert found == {
         "a": {("host 1", "host 2"): MISSING, ("here",): "1"},
         "b": {("host 1", "host 2"): "2 (wwwwwwww)", ("here",): "2 (yyyyyyyy)"},
@@ -31,7 +38,9 @@ def test_what_is_missing_another_version_another_build_and_edited_are_told() -> 
 
 def test_what_an_installer_adds_is_no_difference() -> None:
     wheel = claims(alpha__x="1" * 64)
-    by_pip = Package("alpha", "1", {**wheel, **claims(INSTALLER="2" * 64), "bin/alpha": Claim("3" * 64, 1, 0, 0)}, ())
+    by_pip = Package(
+        "alpha", "1", {**wheel, **claims(INSTALLER="2" * 64), "bin/alpha": Claim("3" * 64, 1, 0, 0)}, ()
+    )
     assert digest_of(by_pip) == digest_of(Package("alpha", "1", wheel, ()))
     assert digest_of(by_pip, ["alpha/x"]) != digest_of(by_pip)
     assert digest_of(Package("alpha", "1", claims(alpha__x="4" * 64), ())).digest != digest_of(by_pip).digest

@@ -20,14 +20,21 @@ from monarch_nb.sync.env.templates import TemplateError, cut_binary, cut_text, f
 
 ROOTS = {"env": "/home/me/proj/.venv", "base": "/home/me/.pyenv/3.11", "src1": "/home/me/proj"}
 THERE = {"env": "/store/envs/1/env", "base": "/store/envs/1/base", "src1": "/store/envs/1/src1"}
-PREFIXES = st.text("abcXYZ09_-./é", min_size=1, max_size=300).map(lambda s: "/" + s.strip("/")).filter(lambda s: len(s) > 1)
+PREFIXES = (
+    st.text("abcXYZ09_-./é", min_size=1, max_size=300)
+    .map(lambda s: "/" + s.strip("/"))
+    .filter(lambda s: len(s) > 1)
+)
 
 
 def test_longest_root_goes_first_and_names_that_only_begin_alike_stay() -> None:
     text = b"/home/me/proj/.venv/bin /home/me/proj/x.py /home/me/proj2/y /home/me/project /home/me/proj"
     template = cut_text(text, ROOTS)
     assert fill(template, ROOTS) == text
-    assert fill(template, THERE) == b"/store/envs/1/env/bin /store/envs/1/src1/x.py /home/me/proj2/y /home/me/project /store/envs/1/src1"
+    assert (
+        fill(template, THERE)
+        == b"/store/envs/1/env/bin /store/envs/1/src1/x.py /home/me/proj2/y /home/me/project /store/envs/1/src1"  # noqa: E501
+    )
 
 
 def test_a_text_without_a_prefix_has_no_template() -> None:
@@ -51,13 +58,25 @@ def test_templates_of_two_prefixes_are_equal(one: str, other: str, pieces: list[
     assert fill(made[0], {"env": other}) == b" ".join([other.encode() + b"/bin", *pieces])
 
 
-@given(st.integers(1, 255), st.integers(1, 255), st.lists(st.sampled_from([b"/etc/x.conf", b"", b":/opt", b"\x01\x02"]), max_size=4), st.integers(1, 5))
-def test_binary_comes_back_whatever_the_lengths(here: int, there: int, tails: list[bytes], num_nuls: int) -> None:
+@given(
+    st.integers(1, 255),
+    st.integers(1, 255),
+    st.lists(st.sampled_from([b"/etc/x.conf", b"", b":/opt", b"\x01\x02"]), max_size=4),
+    st.integers(1, 5),
+)
+def test_binary_comes_back_whatever_the_lengths(
+    here: int, there: int, tails: list[bytes], num_nuls: int
+) -> None:
     placeholder = ("/p" + "laceholder_" * 30)[:255]
     one, other = "/" + "a" * (here - 1) if here > 1 else "/", "/" + "b" * (there - 1)
     assume(here > 1 and there > 1)
-    package = b"\x7fHEAD\0" + b"".join(placeholder.encode() + tail + bytes(num_nuls) for tail in tails) + b"last\0"
-    installed = fill(b'mnb template 1 {"placeholder": "%s", "layer": "env"}\n%s' % (placeholder.encode(), package), {"env": one})
+    package = (
+        b"\x7fHEAD\0" + b"".join(placeholder.encode() + tail + bytes(num_nuls) for tail in tails) + b"last\0"
+    )
+    installed = fill(
+        b'mnb template 1 {"placeholder": "%s", "layer": "env"}\n%s' % (placeholder.encode(), package),
+        {"env": one},
+    )
     assert len(installed) == len(package)
     template = cut_binary(installed, "env", one, placeholder)
     if not tails:
@@ -66,19 +85,23 @@ def test_binary_comes_back_whatever_the_lengths(here: int, there: int, tails: li
     assert template.endswith(package), "cutting the prefix out gives the package's own file"
     moved = fill(template, {"env": other})
     assert len(moved) == len(package)
-    assert [s for s in moved.split(b"\0") if s] == [s.replace(placeholder.encode(), other.encode()) for s in package.split(b"\0") if s]
+    assert [s for s in moved.split(b"\0") if s] == [
+        s.replace(placeholder.encode(), other.encode()) for s in package.split(b"\0") if s
+    ]
 
 
 def test_a_prefix_longer_than_the_placeholder_is_refused() -> None:
     template = b'mnb template 1 {"placeholder": "/short", "layer": "env"}\n/short/x\0'
-    with pytest.raises(TemplateError, match=r"room for a prefix of 6 bytes, this one has 17.*MONARCH_NB_STORE"):
+    with pytest.raises(
+        TemplateError, match=r"room for a prefix of 6 bytes, this one has 17.*MONARCH_NB_STORE"
+    ):
         fill(template, THERE)
 
 
 @pytest.mark.parametrize(
     "template",
-    [b"", b"x", b"mnb template 1 {}\nx", b"mnb template 1 []\nx", b'mnb template 1 {"cuts": 3}\nx', b'mnb template 1 {"cuts": [[9, "env"]]}\nx',
-     b'mnb template 1 {"cuts": [[0, "nowhere"]]}\nx', b'mnb template 1 {"cuts": [[1, "env"], [0, "env"]]}\nx', b'mnb template 1 {"cuts": [[0]]}\nx',
+    [b"", b"x", b"mnb template 1 {}\nx", b"mnb template 1 []\nx", b'mnb template 1 {"cuts": 3}\nx', b'mnb template 1 {"cuts": [[9, "env"]]}\nx',  # noqa: E501
+     b'mnb template 1 {"cuts": [[0, "nowhere"]]}\nx', b'mnb template 1 {"cuts": [[1, "env"], [0, "env"]]}\nx', b'mnb template 1 {"cuts": [[0]]}\nx',  # noqa: E501
      b'mnb template 1 {"placeholder": "", "layer": "env"}\nx', b'mnb template 1 {"cuts": [["a", "env"]]}\nx'],
 )  # fmt: skip
 def test_what_is_no_template_is_refused(template: bytes) -> None:
@@ -90,7 +113,9 @@ def test_a_script_with_a_long_path_still_starts(tmp_path: Path) -> None:
     folder = tmp_path / ("long" * 50) / "bin"
     folder.mkdir(parents=True)
     os.symlink(sys.executable, folder / "python3")
-    template = cut_text(b"#!/home/me/proj/.venv/bin/python3 -I\nimport sys\nprint(sys.flags.isolated, sys.argv[1:])\n", ROOTS)
+    template = cut_text(
+        b"#!/home/me/proj/.venv/bin/python3 -I\nimport sys\nprint(sys.flags.isolated, sys.argv[1:])\n", ROOTS
+    )
     script = folder / "script"
     script.write_bytes(fill(template, {"env": str(folder.parent)}))
     script.chmod(0o755)
@@ -128,7 +153,17 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", root / "lib/libanswer.so", root / "a.c"], check=True)
     for kind in ("enable", "disable"):
         subprocess.run(
-            ["gcc", "-o", root / "bin" / kind, root / "m.c", f"-L{root}/lib", "-lanswer", f"-Wl,-rpath,{root}/lib:/elsewhere", f"-Wl,--{kind}-new-dtags"], check=True
+            [
+                "gcc",
+                "-o",
+                root / "bin" / kind,
+                root / "m.c",
+                f"-L{root}/lib",
+                "-lanswer",
+                f"-Wl,-rpath,{root}/lib:/elsewhere",
+                f"-Wl,--{kind}-new-dtags",
+            ],
+            check=True,
         )
     return root
 

@@ -35,5 +35,12 @@ def test_no_error_of_a_mesh_is_left_out() -> None:
 
 
 def test_errors_of_lower_rooms_are_drawn_apart() -> None:
-    below = {name for name in exceptions.__all__ if isinstance(NAMES[name], type) and issubclass(NAMES[name], BaseException)}
-    assert {name for name in below if not issubclass(NAMES[name], exceptions.MeshError)} == {"CannotPickle", "RankSetError"}
+    below = {
+        name
+        for name in exceptions.__all__
+        if isinstance(NAMES[name], type) and issubclass(NAMES[name], BaseException)
+    }
+    assert {name for name in below if not issubclass(NAMES[name], exceptions.MeshError)} == {
+        "CannotPickle",
+        "RankSetError",
+    }

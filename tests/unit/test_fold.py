@@ -40,7 +40,9 @@ def test_each_rank_reads_back_exactly(events: list[tuple[int, str, str]], rng: r
 
 @given(EVENTS, st.sets(st.integers(0, 80)), st.integers(0, 10))
 @settings(max_examples=300)
-def test_drained_text_keeps_each_rank_in_order(events: list[tuple[int, str, str]], drains: set[int], num_kept: int) -> None:
+def test_drained_text_keeps_each_rank_in_order(
+    events: list[tuple[int, str, str]], drains: set[int], num_kept: int
+) -> None:
     fold = Fold([0, 1, 2, 3])
     text, expected = "", {rank: [] for rank in range(4)}
     for position, (rank, stream, line) in enumerate(events):
@@ -271,7 +273,11 @@ def test_what_a_terminal_is_sent_of_a_warning_has_the_values_of_these_ranks_only
 
 
 TROUBLE = st.lists(
-    st.tuples(st.integers(0, 3), st.sampled_from(["ERROR {n}", "E: Warning: {n} of {n}", "plain {n}", "WARN no number"]), st.integers(0, 3)),
+    st.tuples(
+        st.integers(0, 3),
+        st.sampled_from(["ERROR {n}", "E: Warning: {n} of {n}", "plain {n}", "WARN no number"]),
+        st.integers(0, 3),
+    ),
     max_size=40,
 )
 
@@ -311,7 +317,13 @@ def test_many_lines_of_warnings_are_bounded_and_fold() -> None:
     fold = Fold(range(8), max_rows=1000)
     for step in range(0, 5_000, 1000):
         for rank in range(8):
-            fold.feed(rank, "stderr", "".join(f"step {i}: UserWarning: rank {rank} at 0x{i:x}{rank}\n" for i in range(step, step + 1000)))
+            fold.feed(
+                rank,
+                "stderr",
+                "".join(
+                    f"step {i}: UserWarning: rank {rank} at 0x{i:x}{rank}\n" for i in range(step, step + 1000)
+                ),
+            )
     rows = fold.rows()
     assert fold.num_rows == 5_000  # of 40,000 lines
     assert len(rows) == 1001
@@ -323,7 +335,9 @@ def test_what_actors_log_folds_though_each_has_its_name() -> None:
     fold = Fold(range(4))
     for rank in range(4):
         fold.feed(rank, "stderr", f"[actor=<root>.<m.Trainer trainer{{'gpus': {rank}/4}}>] epoch 1\n")
-        fold.feed(rank, "stderr", f"[actor=<root>.<m.Trainer trainer{{'gpus': {rank}/4}}>] loss {rank // 2}\n")
+        fold.feed(
+            rank, "stderr", f"[actor=<root>.<m.Trainer trainer{{'gpus': {rank}/4}}>] loss {rank // 2}\n"
+        )
     texts = [(row.ranks, row.text.partition("] ")[2]) for row in fold.rows()]
     assert texts[0] == ((0, 1, 2, 3), "epoch 1")
     assert sorted(texts[1:]) == [((0, 1), "loss 0"), ((2, 3), "loss 1")]

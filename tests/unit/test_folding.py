@@ -49,8 +49,11 @@ def test_values_are_listed(texts: list[str], shown: str) -> None:
         ("got 5", "got 5 6"),
         ('  File "a.py", line 3, in f\n    x', '  File "a.py", line 4, in f\n    x'),
         ("Cell In[3], line 1\n----> 1 x", "Cell In[4], line 1\n----> 1 x"),
-        ("  |   File \"a.py\", line 3, in f", "  |   File \"a.py\", line 30, in f"),
-        ("\x1b[31mCell\x1b[39m \x1b[32mIn[3]\x1b[0m, line 1", "\x1b[31mCell\x1b[39m \x1b[32mIn[3]\x1b[0m, line 2"),
+        ('  |   File "a.py", line 3, in f', '  |   File "a.py", line 30, in f'),
+        (
+            "\x1b[31mCell\x1b[39m \x1b[32mIn[3]\x1b[0m, line 1",
+            "\x1b[31mCell\x1b[39m \x1b[32mIn[3]\x1b[0m, line 2",
+        ),
         ("\x1b[31mred", "\x1b[32mred"),
     ],
 )
@@ -71,13 +74,15 @@ def test_chained_and_grouped_errors_fold() -> None:
             'Traceback (most recent call last):\n  File "t.py", line 3, in f\n    g(rank)\n'
             f"KeyError: {rank}\n\nDuring handling of the above exception, another exception occurred:\n\n"
             '  + Exception Group Traceback (most recent call last):\n  |   File "t.py", line 9, in h\n'
-            f"  | ExceptionGroup: of rank {rank} (2 sub-exceptions)\n  +-+---------------- 1 ----------------\n"
+            f"  | ExceptionGroup: of rank {rank} (2 sub-exceptions)\n  +-+---------------- 1 ----------------\n"  # noqa: E501
             f"    | ValueError: port {4000 + rank}\n"
         )
 
     [(ranks, shown)] = folded(*map(text, range(3)))
     assert ranks == (0, 1, 2)
-    assert shown == text(0).replace("KeyError: 0", "KeyError: {0-2}").replace("rank 0", "rank {0-2}").replace("4000", "{4000-4002}")
+    assert shown == text(0).replace("KeyError: 0", "KeyError: {0-2}").replace("rank 0", "rank {0-2}").replace(
+        "4000", "{4000-4002}"
+    )
 
 
 PIECES = st.text("ab 1290.:-x\n\x1b[0m", max_size=12)
@@ -121,7 +126,10 @@ def test_every_value_that_is_shown_is_somebodys(values: dict[int, int]) -> None:
 def test_errors_keep_what_each_rank_has_said() -> None:
     failures = [RankFailure((r,), "ValueError", f"rank {r} broken", first=r == 2) for r in (2, 0, 1)]
     error = ActorError("f: 3 of 3 ranks failed", [*failures, RankFailure((3,), "KeyError", "'x'")])
-    assert str(error) == "f: 3 of 3 ranks failed\nranks 0-2 (first): ValueError: rank {0-2} broken\nrank 3: KeyError: 'x'"
+    assert (
+        str(error)
+        == "f: 3 of 3 ranks failed\nranks 0-2 (first): ValueError: rank {0-2} broken\nrank 3: KeyError: 'x'"
+    )
     assert [f.message for f in error.failures] == ["rank 2 broken", "rank 0 broken", "rank 1 broken", "'x'"]
 
 
@@ -145,7 +153,10 @@ def test_trouble_is_told_from_news(line: str, trouble: bool) -> None:
 
 def test_ranks_that_die_together_are_one_failure() -> None:
     ends = [
-        RankExit(proc=r, group="train-1a2b3c", rank=r, host="n1", pid=400 + 3 * r, signal=9, point={"gpus": r}) for r in (1, 2, 3)
+        RankExit(
+            proc=r, group="train-1a2b3c", rank=r, host="n1", pid=400 + 3 * r, signal=9, point={"gpus": r}
+        )
+        for r in (1, 2, 3)
     ]
     failure = MeshFailure.from_ends(ends)
     assert failure.message == "ranks 1-3 are lost" and failure.ranks == (1, 2, 3)

@@ -32,9 +32,15 @@ from monarch_nb.actor import future
 CELL = "<ipython-input-5-0a1b2c>"
 SOURCE = "import sys\n\ndef here(): return sys._getframe()\n\ndef through(function): return function()\n"
 FOLDERS = [
-    "monarch_nb/_rank", "monarch_nb/actor", "my_monarch_nb", "monarch_nb_tools/_transport", "site-packages-of-mine", "lib/python3/steps", "IPython/core",
+    "monarch_nb/_rank",
+    "monarch_nb/actor",
+    "my_monarch_nb",
+    "monarch_nb_tools/_transport",
+    "site-packages-of-mine",
+    "lib/python3/steps",
+    "IPython/core",
     "old/site-packages/IPython",
-]  # fmt: skip
+]
 
 
 def module_in(folder: Path, name: str = "of_the_user") -> Any:
@@ -68,7 +74,12 @@ def test_a_file_called_as_one_of_ours_is_the_users_where_it_runs(tmp_path: Path)
 
 def test_what_is_installed_is_a_librarys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = module_in(tmp_path / "site-packages" / "bought")
-    assert owner_of_file(cloudpickle.__file__) is owner_of_file(json.__file__) is owner_of_file("<frozen importlib._bootstrap>") is Owner.LIBRARY
+    assert (
+        owner_of_file(cloudpickle.__file__)
+        is owner_of_file(json.__file__)
+        is owner_of_file("<frozen importlib._bootstrap>")
+        is Owner.LIBRARY
+    )
     monkeypatch.syspath_prepend(str(tmp_path / "site-packages"))
     assert owner_of(module.here()) is Owner.LIBRARY
 
@@ -83,7 +94,9 @@ def test_what_runs_cells_is_hidden_and_cells_are_the_users() -> None:
 def test_the_line_that_runs_a_string_goes_before_the_string() -> None:
     executed, cell = defined_in("<string>"), defined_in(CELL)
     frames = frames_from(executed["through"](lambda: cell["through"](executed["here"])))
-    of_both = [f for f in frames if f.f_code.co_filename in ("<string>", CELL)][:3]  # what runs the tests may run strings, too
+    of_both = [f for f in frames if f.f_code.co_filename in ("<string>", CELL)][
+        :3
+    ]  # what runs the tests may run strings, too
     assert [owner_of(f) for f in of_both] == [Owner.EXECUTED, Owner.USER, Owner.EXECUTED]
     assert users_index(of_both) == 1
     assert users_index([of_both[0], of_both[2]]) == 0, "code without a file is all there is"
@@ -132,7 +145,12 @@ class Made:
 def test_what_a_dataclass_makes_belongs_to_whoever_has_written_the_class() -> None:
     assert owner_of(Made().frame) is Owner.EXECUTED
     code = compile("def __init__(): return sys._getframe()", "<string>", "exec")
-    for module, owner in (("monarch_nb.exceptions", Owner.PACKAGE), ("json", Owner.LIBRARY), ("namedtuple_Point", Owner.LIBRARY), ("__main__", Owner.EXECUTED)):
+    for module, owner in (
+        ("monarch_nb.exceptions", Owner.PACKAGE),
+        ("json", Owner.LIBRARY),
+        ("namedtuple_Point", Owner.LIBRARY),
+        ("__main__", Owner.EXECUTED),
+    ):
         scope: dict[str, Any] = {"__name__": module, "sys": sys}
         exec(code, scope)
         assert owner_of(scope["__init__"]()) is owner
@@ -173,7 +191,7 @@ def test_both_ways_agree_on_all_that_is_loaded_here() -> None:
     assert [f for f in files if f is not None and owner_of_file(f) is not owner_elsewhere(f)] == []
 
 
-@pytest.mark.parametrize("module", sorted({*(name for name, _, _ in blocking._KNOWN), hang._FUTURE, hang._ACTORS, dumped._ACTOR, dumped._KEEPER,
+@pytest.mark.parametrize("module", sorted({*(name for name, _, _ in blocking._KNOWN), hang._FUTURE, hang._ACTORS, dumped._ACTOR, dumped._KEEPER,  # noqa: E501
                                            operations._DISTRIBUTED, operations._GRAPH}))  # fmt: skip
 def test_modules_that_are_known_by_name_exist(module: str) -> None:
     """A module that is renamed would be looked for in vain."""
@@ -197,5 +215,9 @@ def test_memory_of_ours_is_left_out_and_a_users_is_not(tmp_path: Path) -> None:
     def is_left_out(file: str) -> bool:
         return any(fnmatch(file, pattern) for pattern in hidden_patterns())
 
-    assert is_left_out(memory.__file__) and is_left_out(future.__file__) and is_left_out(IPython.core.interactiveshell.__file__)
+    assert (
+        is_left_out(memory.__file__)
+        and is_left_out(future.__file__)
+        and is_left_out(IPython.core.interactiveshell.__file__)
+    )
     assert not is_left_out(str(tmp_path / "monarch_nb" / "_train.py")) and not is_left_out(CELL)

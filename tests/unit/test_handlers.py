@@ -1,4 +1,6 @@
-"""Who handles which message of a process, and what becomes of those that nobody handles, or that aren't what they say."""
+"""Who handles which message of a process, and what becomes of those that nobody handles, or that aren't
+what they say.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,12 @@ def test_two_cant_handle_the_same() -> None:
 
 @pytest.mark.parametrize(
     ("payload", "says"),
-    [(b"", "required field `wide`"), (b"no pickle", "not a 'open'"), (encode({"wide": "x"}), r"`int`, got `str` - at `\$.wide`"), (encode({"wide": 1, "high": 2}), "`high`")],
+    [
+        (b"", "required field `wide`"),
+        (b"no pickle", "not a 'open'"),
+        (encode({"wide": "x"}), r"`int`, got `str` - at `\$.wide`"),
+        (encode({"wide": 1, "high": 2}), "`high`"),
+    ],
 )
 def test_what_isnt_of_the_type_is_refused_by_name(payload: bytes, says: str) -> None:
     opens = handlers_of(Door()).find("open")

@@ -33,7 +33,9 @@ def test_a_range_is_read_as_it_is_written(one: int, other: int) -> None:
     assert HostRange.parse(str(found)) == found
 
 
-@pytest.mark.parametrize("text", ["0", "8..2", "-1", "2..", "..8", "two", "", "1e3", "99999999", "2...8", "٣"])
+@pytest.mark.parametrize(
+    "text", ["0", "8..2", "-1", "2..", "..8", "two", "", "1e3", "99999999", "2...8", "٣"]
+)
 def test_what_is_no_number_of_hosts_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(MeshUsageError, match=r"N or LEAST\.\.MOST"):
         HostRange.parse(text)
@@ -50,7 +52,9 @@ def test_hosts_are_counted() -> None:
     assert machines(["a", "b[1-2]-ib"]) == ("a", "b1-ib", "b2-ib")
 
 
-@pytest.mark.parametrize("text", ["-oProxyCommand=x", "a;b", "a b", "n[1-", "n[3-99999999]", "a,a", "", "$(x)", "n[-3]"])
+@pytest.mark.parametrize(
+    "text", ["-oProxyCommand=x", "a;b", "a b", "n[1-", "n[3-99999999]", "a,a", "", "$(x)", "n[-3]"]
+)
 def test_what_is_no_host_is_refused(text: str) -> None:
     with pytest.raises(MeshUsageError, match="host"):
         machines(text)
@@ -87,7 +91,12 @@ def profile_file(folder: Path, text: str) -> str:
 def test_a_profile_is_a_spec(tmp_path: Path) -> None:
     found = read_profiles(ENGINES, [profile_file(tmp_path, GOOD)])
     lab = found["lab"].spec
-    assert (lab.engine, lab.hosts, lab.time_s, lab.ports) == ("slurm", HostRange(2, 8), 7200.0, PortRange(29400, 29500))
+    assert (lab.engine, lab.hosts, lab.time_s, lab.ports) == (
+        "slurm",
+        HostRange(2, 8),
+        7200.0,
+        PortRange(29400, 29500),
+    )
     assert dict(lab.own) == {"qos": "interactive", "exclusive": "true"}
     assert found["two"].spec.machines == ("a", "b1", "b2") and found["two"].spec.wanted == HostRange(3, 3)
 
@@ -138,7 +147,9 @@ def test_the_working_directory_has_no_profiles(tmp_path: Path, monkeypatch: pyte
 
 # --- records
 
-SPEC = HostSpec("slurm", HostRange(2, 8), ("a",), 8, 7200.0, setup=("x",), ports=PortRange(1, 2), own=(("qos", "low"),))
+SPEC = HostSpec(
+    "slurm", HostRange(2, 8), ("a",), 8, 7200.0, setup=("x",), ports=PortRange(1, 2), own=(("qos", "low"),)
+)
 
 
 @pytest.fixture
@@ -148,7 +159,12 @@ def own_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_record_is_read_as_it_was_written(own_records: Path) -> None:
-    asked = replace(Allocation.new("big", "lab", SPEC, Plan((("gpus", 2),), (("A", "b"),))), id="4711", hosts=(1, 2), parts=("a 7",))
+    asked = replace(
+        Allocation.new("big", "lab", SPEC, Plan((("gpus", 2),), (("A", "b"),))),
+        id="4711",
+        hosts=(1, 2),
+        parts=("a 7",),
+    )
     write_record(asked)
     assert read_record("big") == asked and list_records() == [asked]
     assert os.stat(record_path("big")).st_mode & 0o777 == 0o600

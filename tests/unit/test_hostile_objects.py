@@ -1,4 +1,6 @@
-"""Errors and representations that are hostile: they can be told all the same, and what is told is never long."""
+"""Errors and representations that are hostile: they can be told all the same, and what is told is never
+long.
+"""
 
 from __future__ import annotations
 

@@ -10,15 +10,25 @@ import sys
 import monarch_nb.rdma
 print([name for name in sys.modules if name.startswith("monarch_nb.rdma.")])
 print(monarch_nb.rdma.RDMABuffer.__module__, "publish" in dir(monarch_nb.rdma), hasattr(monarch_nb.rdma, "nothing"))
-"""
+"""  # noqa: E501
 
 
 def test_the_data_planes_package_imports_none_of_its_modules_but_where_to_find_broadcasts() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.splitlines() == ["['monarch_nb.rdma.broadcasting']", "monarch_nb.rdma.buffer True False"]
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout.splitlines() == [
+        "['monarch_nb.rdma.broadcasting']",
+        "monarch_nb.rdma.buffer True False",
+    ]
 
 
 def test_a_rank_has_the_actors_package_from_its_zygote() -> None:
-    program = "import sys, monarch_nb._rank.main; print('monarch_nb.actor.actor_mesh' in sys.modules, 'torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    program = (
+        "import sys, monarch_nb._rank.main; print('monarch_nb.actor.actor_mesh' in sys.modules, 'torch' "
+        "in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True
+    )
     assert done.stdout.split() == ["True", "False"]

@@ -24,7 +24,16 @@ def test_they_are_read_as_they_were_written() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"version": 2}, {"addresses": []}, {"addresses": ["ipc:///x"]}, {"controller_key": "short"}, {"controller_key": 7}, {"more": 1}, {"guest_secret": "\n" * 40}]
+    "change",
+    [
+        {"version": 2},
+        {"addresses": []},
+        {"addresses": ["ipc:///x"]},
+        {"controller_key": "short"},
+        {"controller_key": 7},
+        {"more": 1},
+        {"guest_secret": "\n" * 40},
+    ],
 )
 def test_an_invitation_with_a_fault_is_refused(change: dict[str, object]) -> None:
     with pytest.raises(InvitationError):
@@ -32,7 +41,17 @@ def test_an_invitation_with_a_fault_is_refused(change: dict[str, object]) -> Non
 
 
 @pytest.mark.parametrize(
-    "text", [b"", b"[]", b"7", b"[" * 60_000, b"\xff\xfe", pickle.dumps({"public": KEYS.public}), b'{"public": "x"}', b"{" + b" " * (1 << 17) + b"}"],
+    "text",
+    [
+        b"",
+        b"[]",
+        b"7",
+        b"[" * 60_000,
+        b"\xff\xfe",
+        pickle.dumps({"public": KEYS.public}),
+        b'{"public": "x"}',
+        b"{" + b" " * (1 << 17) + b"}",
+    ],
     ids=["nothing", "a list", "a number", "deep", "not text", "a pickle", "a part", "too long"],
 )
 def test_what_is_no_knock_is_refused(text: bytes) -> None:
@@ -40,7 +59,12 @@ def test_what_is_no_knock_is_refused(text: bytes) -> None:
         Knock.from_json(text)
 
 
-@given(st.dictionaries(st.sampled_from(["public", "node", "wire_version", "address", "place", "x"]), st.none() | st.booleans() | st.integers() | st.text()))
+@given(
+    st.dictionaries(
+        st.sampled_from(["public", "node", "wire_version", "address", "place", "x"]),
+        st.none() | st.booleans() | st.integers() | st.text(),
+    )
+)
 def test_no_knock_does_more_than_raise(fields: dict[str, object]) -> None:
     try:
         found = Knock.from_json(json.dumps(fields).encode())

@@ -17,11 +17,17 @@ from monarch_nb._journal.record import Record, client_origin, is_cell, pack, unp
 
 some_records = st.lists(
     st.builds(
-        Record, kind=st.sampled_from([records.TEXT, records.DISPLAY, records.RESULT]),
-        stream=st.sampled_from(["stdout", "stderr"]), group=st.integers(0, 65535), rank=st.integers(0, 2**32 - 1),
-        origin=st.integers(0, 2**32 - 1), seq=st.integers(0, 2**60), when=st.floats(0, 1e10), data=st.binary(max_size=50),
+        Record,
+        kind=st.sampled_from([records.TEXT, records.DISPLAY, records.RESULT]),
+        stream=st.sampled_from(["stdout", "stderr"]),
+        group=st.integers(0, 65535),
+        rank=st.integers(0, 2**32 - 1),
+        origin=st.integers(0, 2**32 - 1),
+        seq=st.integers(0, 2**60),
+        when=st.floats(0, 1e10),
+        data=st.binary(max_size=50),
     )
-)  # fmt: skip
+)
 
 
 @given(some_records, st.integers(0, 40))
@@ -34,7 +40,7 @@ def test_records_round_trip_and_a_cut_tail_is_left_out(found: list[Record], cut:
 
 def test_golden_bytes() -> None:
     packed = pack(Record(records.TEXT, "stderr", 2, 3, 4, 5, 1.0, b"hi"))
-    assert packed.hex() == "02000000" "01" "01" "0200" "03000000" "04000000" "0500000000000000" "000000000000f03f" "6869"
+    assert packed.hex() == "020000000101020003000000040000000500000000000000000000000000f03f6869"
 
 
 def test_origins() -> None:
@@ -152,7 +158,9 @@ def test_too_many_entries_lose_their_older_half_and_say_so(tmp_path: Path) -> No
     log.close()
     found = journal_entries.read(str(tmp_path))
     assert len(found) < 10
-    assert [e["text"] for e in found if e["kind"] == "note"] == ["5 older entries were dropped: the journal keeps 10"]
+    assert [e["text"] for e in found if e["kind"] == "note"] == [
+        "5 older entries were dropped: the journal keeps 10"
+    ]
     assert found[-1]["n"] > 11 or found[-2]["n"] == 11
 
 

@@ -22,7 +22,9 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
 
 
 def fill_store(store: OutputStore, num: int, size: int = 3000) -> list[bool]:
-    return [store.append(records.TEXT, "stdout", "g", 0, 1, b"%04d" % i + b"x" * size).kept for i in range(num)]
+    return [
+        store.append(records.TEXT, "stdout", "g", 0, 1, b"%04d" % i + b"x" * size).kept for i in range(num)
+    ]
 
 
 def test_output_goes_on_and_comes_back_whole(disk: SmallDisk) -> None:
@@ -44,7 +46,9 @@ def test_output_goes_on_and_comes_back_whole(disk: SmallDisk) -> None:
     disk.free()
     store.resume("some are missing")
     assert fill_store(store, 2) == [True] * 2
-    everything = list(records.unpack(store.scan(0, None).data)) + list(records.unpack(store.scan(file.stat().st_size, None).data))
+    everything = list(records.unpack(store.scan(0, None).data)) + list(
+        records.unpack(store.scan(file.stat().st_size, None).data)
+    )
     assert [r.kind for r in everything].count(records.NOTE) == 1
     assert len(everything) == 3 + kept.count(True) + 1 + 2
     assert [r.data for _, r in read_all(store.directory)] == [r.data for r in everything]
@@ -110,6 +114,9 @@ def test_who_cant_write_is_told_which_disk_it_is(disk: SmallDisk) -> None:
     disk.fill()
     with pytest.raises(OSError, match="No space left") as error:
         disks.check_room(str(disk.path))
-    assert disks.why(error.value, str(disk.path / "a" / "b")) == f"no space left on the disk at {disk.path} (0 B of 1.05 MB free)"
+    assert (
+        disks.why(error.value, str(disk.path / "a" / "b"))
+        == f"no space left on the disk at {disk.path} (0 B of 1.05 MB free)"
+    )
     disk.free()
     disks.check_room(str(disk.path))

@@ -11,7 +11,9 @@ from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.rdma.box import Box
 from monarch_nb.rdma.layout import Layout, pieces
 
-_SLICES = st.builds(slice, st.none() | st.integers(-6, 6), st.none() | st.integers(-6, 6), st.none() | st.integers(1, 3))
+_SLICES = st.builds(
+    slice, st.none() | st.integers(-6, 6), st.none() | st.integers(-6, 6), st.none() | st.integers(1, 3)
+)
 
 
 @st.composite
@@ -56,7 +58,12 @@ def test_negative_strides_have_a_span() -> None:
 
 @pytest.mark.parametrize(
     ("index", "message"),
-    [("x", "not by a str"), (5, "out of range"), ((0, 0), "2 indices for 1 dimensions"), ((..., ...), "once")],
+    [
+        ("x", "not by a str"),
+        (5, "out of range"),
+        ((0, 0), "2 indices for 1 dimensions"),
+        ((..., ...), "once"),
+    ],
 )
 def test_what_is_no_index_says_so(index: object, message: str) -> None:
     with pytest.raises(MeshUsageError, match=message):

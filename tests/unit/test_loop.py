@@ -47,7 +47,9 @@ mail.close(0); sender.close(0); context.term()
 
 class Program:
     def __init__(self) -> None:
-        self.process = subprocess.Popen([sys.executable, "-c", CODE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", CODE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
     def line(self) -> str:
         assert self.process.stdout is not None

@@ -14,7 +14,9 @@ from monarch_nb._wire.marks import DISPLAY, TEXT, Parser, Piece, display_mark, m
 
 TOKEN = "abc123"
 texts = st.binary(max_size=30).map(lambda b: b.replace(b"\x1b]777;abc123;", b""))
-events = st.lists(st.tuples(st.sampled_from(["text", "switch", "display"]), texts, st.integers(0, 9)), max_size=12)
+events = st.lists(
+    st.tuples(st.sampled_from(["text", "switch", "display"]), texts, st.integers(0, 9)), max_size=12
+)
 
 
 def stream_of(parts: list[tuple[str, bytes, int]]) -> bytes:
@@ -100,6 +102,8 @@ def test_bytes_without_marks_pass_unchanged(data: bytes, cut: int) -> None:
 
 def test_what_has_no_mark_belongs_to_the_cell_that_was_begun() -> None:
     parser = Parser(TOKEN, "stderr")
-    assert list(parser.feed(b"before" + mark(TOKEN, TEXT, 3, "stdout"))) == [Piece(TEXT, 0, "stderr", b"before")]
+    assert list(parser.feed(b"before" + mark(TOKEN, TEXT, 3, "stdout"))) == [
+        Piece(TEXT, 0, "stderr", b"before")
+    ]
     parser.begin_origin(7)
     assert list(parser.feed(b"plain")) == [Piece(TEXT, 7, "stderr", b"plain")]

@@ -33,10 +33,18 @@ def test_unpack_reverses_pack() -> None:
 
 
 FIELDS = {
-    "kind": st.integers(1, 9), "flags": st.integers(0, 31), "slot": st.integers(0, 2**32 - 1), "src": st.integers(0, 2**64 - 1),
-    "dst": st.integers(0, 2**64 - 1), "ref": st.integers(0, 2**64 - 1), "target": st.integers(0, 2**64 - 1),
-    "origin": st.integers(0, 2**32 - 1), "name": st.binary(max_size=20), "context": st.binary(max_size=20), "payload": st.binary(max_size=20),
-}  # fmt: skip
+    "kind": st.integers(1, 9),
+    "flags": st.integers(0, 31),
+    "slot": st.integers(0, 2**32 - 1),
+    "src": st.integers(0, 2**64 - 1),
+    "dst": st.integers(0, 2**64 - 1),
+    "ref": st.integers(0, 2**64 - 1),
+    "target": st.integers(0, 2**64 - 1),
+    "origin": st.integers(0, 2**32 - 1),
+    "name": st.binary(max_size=20),
+    "context": st.binary(max_size=20),
+    "payload": st.binary(max_size=20),
+}
 
 
 @given(st.fixed_dictionaries(FIELDS))
@@ -62,7 +70,7 @@ def test_what_is_no_reply_is_left_to_others(start: bytes) -> None:
 
 def test_golden_entry() -> None:
     assert wire.ENTRY.pack(wire.SHM, 2, 3, 4, 5, 6).hex() == (
-        "01000000" "02000000" "0300000000000000" "0400000000000000" "0500000000000000" "0600000000000000"
+        "01000000020000000300000000000000040000000000000005000000000000000600000000000000"
     )
 
 
@@ -75,7 +83,9 @@ def test_golden_fanout() -> None:
     inner = wire.pack(wire.CALL, src=1, dst=0)
     frame = wire.pack_fanout(1, address.host_proc(2), [(10, 0), (11, 1)], inner)
     message = wire.unpack(frame)
-    assert message.payload.tobytes().hex().startswith("02000000" "0a00000000000000" "00000000" "0b00000000000000" "01000000")
+    assert (
+        message.payload.tobytes().hex().startswith("020000000a00000000000000000000000b0000000000000001000000")
+    )
     assert wire.unpack_fanout(message) == ([(10, 0), (11, 1)], inner)
 
 
@@ -112,13 +122,30 @@ def test_addresses() -> None:
 def test_golden_fanout_as_a_whole() -> None:
     frame = wire.pack_fanout(1, address.host_proc(2), [(10, 0), (11, 1)], b"\xaa\xbb")
     assert frame.hex() == (
-        "01030000" "00000000" "0100000000000000" "0000000002000000" "0000000000000000" "0000000000000000"
-        "00000000" "0000" "0000" "0000" "0000" "02000000" "0a00000000000000" "00000000" "0b00000000000000" "01000000" "aabb"
-    )  # fmt: skip
+        "01030000"
+        "00000000"
+        "0100000000000000"
+        "0000000002000000"
+        "0000000000000000"
+        "0000000000000000"
+        "00000000"
+        "0000"
+        "0000"
+        "0000"
+        "0000"
+        "02000000"
+        "0a00000000000000"
+        "00000000"
+        "0b00000000000000"
+        "01000000"
+        "aabb"
+    )
 
 
 def test_golden_combined_as_a_whole() -> None:
-    frame = wire.pack_combined(1, 2, 3, [Answer(wire.ERROR, (4, 5), b"\xaa\xbb\xcc"), Answer(wire.EMPTY, (6,), b"")])
+    frame = wire.pack_combined(
+        1, 2, 3, [Answer(wire.ERROR, (4, 5), b"\xaa\xbb\xcc"), Answer(wire.EMPTY, (6,), b"")]
+    )
     assert frame.hex() == (
         "01040000" "00000000" "0100000000000000" "0200000000000000" "0300000000000000" "0000000000000000"
         "00000000" "0000" "0000" "0000" "0000" "02000000"
@@ -130,7 +157,7 @@ def test_golden_combined_as_a_whole() -> None:
 def test_golden_table() -> None:
     table = wire.ENTRY.pack(wire.FRAME, 0, 0, 0, 0, 7) * 2
     frame = wire.pack(wire.REPLY, src=1, dst=2, table=table, payload=b"p")
-    assert frame[44:52].hex() == "0000" "0000" "0200" "0000"
+    assert frame[44:52].hex() == "0000000002000000"
     assert frame[52:] == table + b"p"
 
 

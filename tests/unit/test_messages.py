@@ -1,4 +1,6 @@
-"""Every message of the protocol: it comes back as it went, needs no pickle, and one handler of each role takes it."""
+"""Every message of the protocol: it comes back as it went, needs no pickle, and one handler of each role
+takes it.
+"""
 
 from __future__ import annotations
 
@@ -48,25 +50,43 @@ def classes_of(package: types.ModuleType) -> list[type]:
     ]  # fmt: skip
 
 
-RECORDS = [c for c in [*classes_of(monarch_nb._protocol), *classes_of(monarch_nb._workspace)] if issubclass(c, msgspec.Struct) and c.__module__ != Record.__module__]
+RECORDS = [
+    c
+    for c in [*classes_of(monarch_nb._protocol), *classes_of(monarch_nb._workspace)]
+    if issubclass(c, msgspec.Struct) and c.__module__ != Record.__module__
+]
 REQUESTS = [c for c in RECORDS if issubclass(c, Request)]
 EVENTS = [c for c in RECORDS if issubclass(c, Event)]
 HOME = [c for c in classes_of(monarch_nb._host) if c not in (HostAgent, HostProcess)]
 ROLES: dict[str, list[type]] = {
-    "controller": HOME, "host agent": [HostAgent], "program": [Session, HandleEvents], "actors of a program": [ActorHost], "rank": [RankActors],
+    "controller": HOME,
+    "host agent": [HostAgent],
+    "program": [Session, HandleEvents],
+    "actors of a program": [ActorHost],
+    "rank": [RankActors],
     "handles in a rank": [HandleEvents],
-}  # fmt: skip
+}
 """Those who share their `Handlers`, by what they are together."""
 
 plain = st.recursive(
-    st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats(allow_nan=False) | st.text() | st.binary(),
+    st.none()
+    | st.booleans()
+    | st.integers(-(1 << 63), (1 << 64) - 1)
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.binary(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=5,
 )
 SIMPLE: dict[Any, st.SearchStrategy[Any]] = {
-    int: st.integers(-(1 << 63), (1 << 64) - 1), str: st.text(), bytes: st.binary(), bool: st.booleans(), float: st.floats(allow_nan=False),
-    type(None): st.none(), Any: plain,
-}  # fmt: skip
+    int: st.integers(-(1 << 63), (1 << 64) - 1),
+    str: st.text(),
+    bytes: st.binary(),
+    bool: st.booleans(),
+    float: st.floats(allow_nan=False),
+    type(None): st.none(),
+    Any: plain,
+}
 
 
 def values_of(kind: Any) -> st.SearchStrategy[Any]:
@@ -149,13 +169,19 @@ def test_a_role_handles_each_type_once(role: str) -> None:
 def test_each_request_is_handled_by_the_controller_or_by_ranks_and_each_event_by_somebody() -> None:
     controller = {kind for service in ROLES["controller"] for kind, _ in handled_by(service)}
     ranks = {kind for kind, _ in handled_by(RankActors)}
-    assert [kind.__name__ for kind in REQUESTS if kind not in (ranks if kind.__module__.endswith(".questions") else controller)] == []
+    assert [
+        kind.__name__
+        for kind in REQUESTS
+        if kind not in (ranks if kind.__module__.endswith(".questions") else controller)
+    ] == []
     handled = {kind for services in ROLES.values() for service in services for kind, _ in handled_by(service)}
     handled |= {monarch_nb._protocol.events.RanksRevived}  # by each transport itself
     assert [kind.__name__ for kind in EVENTS if kind not in handled] == []
 
 
-@pytest.mark.parametrize("service", dict.fromkeys(c for services in ROLES.values() for c in services), ids=lambda c: c.__name__)
+@pytest.mark.parametrize(
+    "service", dict.fromkeys(c for services in ROLES.values() for c in services), ids=lambda c: c.__name__
+)
 def test_a_handler_takes_what_it_is_marked_for(service: type) -> None:
     for kind, name in handled_by(service):
         first = list(inspect.signature(getattr(service, name)).parameters.values())[1]

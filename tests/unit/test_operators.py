@@ -21,7 +21,10 @@ def test_times_and_calls_are_torchs(tmp_path: Path) -> None:
             y.backward()
     file = tmp_path / "trace.json"
     profiler.export_chrome_trace(str(file))
-    found = {name: (calls, cpu_us) for name, calls, cpu_us, _ in operators(json.loads(file.read_text())["traceEvents"])}
+    found = {
+        name: (calls, cpu_us)
+        for name, calls, cpu_us, _ in operators(json.loads(file.read_text())["traceEvents"])
+    }
     expected = {row.key: (row.count, row.self_cpu_time_total) for row in profiler.key_averages()}
     assert found.keys() == expected.keys()
     assert "forward" in found

@@ -13,20 +13,73 @@ import pytest
 import monarch_nb.actor
 
 ACTOR_NAMES = [
-    "Accumulator", "Actor", "ActorError", "ActorMesh", "BootstrapCommand", "Channel", "ChannelTransport", "Checkpointed", "Context", "Endpoint", "Extent", "Future", "HealReport", "HostMesh",
-    "MeshFailure", "Point", "Port", "PortReceiver", "ProcMesh", "RankTimeout", "RankedPortReceiver", "Shape",
-    "SupervisionError", "ValueMesh", "as_endpoint", "attach_to_workers", "concurrent_endpoint", "context",
-    "current_actor_name", "current_rank", "current_size", "default_bootstrap_cmd", "enable_transport", "endpoint", "get_meter", "get_or_spawn_controller", "heal_mesh", "hosts_from_config", "local_proc_mesh",
-    "proc_mesh", "run_worker_loop_forever", "send", "shutdown_context", "span", "this_host", "this_proc", "traced", "unhandled_fault_hook",
-]  # fmt: skip
+    "Accumulator",
+    "Actor",
+    "ActorError",
+    "ActorMesh",
+    "BootstrapCommand",
+    "Channel",
+    "ChannelTransport",
+    "Checkpointed",
+    "Context",
+    "Endpoint",
+    "Extent",
+    "Future",
+    "HealReport",
+    "HostMesh",
+    "MeshFailure",
+    "Point",
+    "Port",
+    "PortReceiver",
+    "ProcMesh",
+    "RankTimeout",
+    "RankedPortReceiver",
+    "Shape",
+    "SupervisionError",
+    "ValueMesh",
+    "as_endpoint",
+    "attach_to_workers",
+    "concurrent_endpoint",
+    "context",
+    "current_actor_name",
+    "current_rank",
+    "current_size",
+    "default_bootstrap_cmd",
+    "enable_transport",
+    "endpoint",
+    "get_meter",
+    "get_or_spawn_controller",
+    "heal_mesh",
+    "hosts_from_config",
+    "local_proc_mesh",
+    "proc_mesh",
+    "run_worker_loop_forever",
+    "send",
+    "shutdown_context",
+    "span",
+    "this_host",
+    "this_proc",
+    "traced",
+    "unhandled_fault_hook",
+]
 
 HEAVY = ("torch", "IPython", "ipywidgets", "zmq", "cloudpickle", "asyncio", "numpy")
 
 
 RDMA_NAMES = [
-    "BroadcastReceipt", "Published", "RDMAAction", "RDMABuffer", "Receipt", "Transfer", "empty", "get_rdma_backend", "is_ibverbs_available",
-    "load_into", "publish", "use_path",
-]  # fmt: skip
+    "BroadcastReceipt",
+    "Published",
+    "RDMAAction",
+    "RDMABuffer",
+    "Receipt",
+    "Transfer",
+    "empty",
+    "get_rdma_backend",
+    "is_ibverbs_available",
+    "load_into",
+    "publish",
+    "use_path",
+]
 
 
 def test_public_names_of_the_data_plane() -> None:
@@ -42,7 +95,11 @@ def test_public_names_of_the_actor_model() -> None:
 
 def loaded_by(statement: str) -> set[str]:
     code = f"import sys; {statement}; print(' '.join(m for m in {HEAVY!r} if m in sys.modules))"
-    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+    return set(
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.split()
+    )
 
 
 def test_importing_the_package_imports_nothing_heavy() -> None:
@@ -54,7 +111,11 @@ def test_importing_the_model_imports_no_torch() -> None:
 
 
 def test_the_host_process_imports_no_torch() -> None:
-    assert loaded_by("import monarch_nb._host.controller, monarch_nb._host.agent") & {"torch", "IPython", "numpy", "cloudpickle"} == set()
+    assert (
+        loaded_by("import monarch_nb._host.controller, monarch_nb._host.agent")
+        & {"torch", "IPython", "numpy", "cloudpickle"}
+        == set()
+    )
 
 
 def test_a_host_process_imports_little_before_its_zygote_begins_to_import() -> None:
@@ -66,7 +127,8 @@ EXAMPLES = [
     "_frames.cells",
     "_frames.owner",
     "_host.dumped",
-    "_protocol.base", "_protocol.registry",
+    "_protocol.base",
+    "_protocol.registry",
     "_host.workflow",
     "_journal.disk",
     "_journal.entries",

@@ -1,4 +1,6 @@
-"""Files of a workspace on a host: what may be placed where, what is kept, and what a crash in the middle leaves."""
+"""Files of a workspace on a host: what may be placed where, what is kept, and what a crash in the middle
+leaves.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,27 @@ from monarch_nb._workspace.placer import Placer
 
 NUM_EXAMPLES = 10_000 if os.environ.get("MONARCH_NB_HOSTILE") == "full" else 500
 NAME = "proj-0123456789ab"
-TRICKS = ["", ".", "..", "../x", "a/../b", "a//b", "/etc/passwd", "a/", "./a", "a\0b", "a/./b", "x" * 256, "/".join(["d" * 200] * 20), "\ud800"]
+TRICKS = [
+    "",
+    ".",
+    "..",
+    "../x",
+    "a/../b",
+    "a//b",
+    "/etc/passwd",
+    "a/",
+    "./a",
+    "a\0b",
+    "a/./b",
+    "x" * 256,
+    "/".join(["d" * 200] * 20),
+    "\ud800",
+]
 
 
-def entry(path: str, data: bytes | str = b"x", kind: Kind = Kind.FILE, mtime_ns: int = 1_000_000_000) -> Entry:
+def entry(
+    path: str, data: bytes | str = b"x", kind: Kind = Kind.FILE, mtime_ns: int = 1_000_000_000
+) -> Entry:
     if kind is Kind.LINK:
         return Entry(path, kind, str(data))
     data = data.encode() if isinstance(data, str) else data
@@ -48,7 +67,9 @@ class Home:
     def manifest(self, files: Mapping[str, bytes | str]) -> dict[str, Entry]:
         return manifest_of(entry(path, data) for path, data in files.items())
 
-    def bring(self, files: Mapping[str, bytes | str], links: Mapping[str, str] | None = None) -> tuple[Outcome, list[str]]:
+    def bring(
+        self, files: Mapping[str, bytes | str], links: Mapping[str, str] | None = None
+    ) -> tuple[Outcome, list[str]]:
         """Return what was done, and which paths' contents had to be sent."""
         manifest = self.manifest(files)
         manifest |= {path: entry(path, target, Kind.LINK) for path, target in (links or {}).items()}
@@ -65,7 +86,11 @@ class Home:
         self.placer.staging.take(entries.digest(data), 0, data, is_last=True)
 
     def holds(self) -> dict[str, str]:
-        return {str(path.relative_to(self.folder)): path.read_text() for path in self.folder.rglob("*") if path.is_file()}
+        return {
+            str(path.relative_to(self.folder)): path.read_text()
+            for path in self.folder.rglob("*")
+            if path.is_file()
+        }
 
 
 @pytest.fixture
@@ -78,11 +103,18 @@ def test_only_what_is_missing_is_sent_and_only_what_was_placed_is_deleted(home: 
     assert done.added == ("a.py", "src/b.py", "src/c.py") and sent == ["a.py", "src/b.py", "src/c.py"]
     (home.folder / "own.txt").write_text("a rank's")
     done, sent = home.bring({"a.py": "1", "src/b.py": "3", "moved/c.py": "2"})
-    assert (done.added, done.changed, done.deleted, sent) == (("moved/c.py",), ("src/b.py",), ("src/c.py",), ["src/b.py"])
+    assert (done.added, done.changed, done.deleted, sent) == (
+        ("moved/c.py",),
+        ("src/b.py",),
+        ("src/c.py",),
+        ["src/b.py"],
+    )
     assert home.holds() == {"a.py": "1", "src/b.py": "3", "moved/c.py": "2", "own.txt": "a rank's"}
     assert home.bring({"a.py": "1", "src/b.py": "3", "moved/c.py": "2"}) == (Outcome(), [])
     done, _ = home.bring({})
-    assert home.holds() == {"own.txt": "a rank's"} and os.listdir(home.folder) == ["own.txt"], "folders that are empty go"
+    assert home.holds() == {"own.txt": "a rank's"} and os.listdir(home.folder) == ["own.txt"], (
+        "folders that are empty go"
+    )
 
 
 def test_modes_and_times_are_those_of_home(home: Home) -> None:
@@ -127,13 +159,21 @@ def test_what_was_changed_there_is_kept(home: Home, how: str) -> None:
             file.write(" and more")
     else:
         path.unlink()
-        {"replaced": lambda: path.write_text("other"), "linked": lambda: path.symlink_to("g"), "made a folder": path.mkdir}[how]()
+        {
+            "replaced": lambda: path.write_text("other"),
+            "linked": lambda: path.symlink_to("g"),
+            "made a folder": path.mkdir,
+        }[how]()
     done, _ = home.bring({"f": "two", "g": "stays"})
     assert done.theirs == (("f", "f.theirs"),) and path.read_text() == "two"
     with path.open("a") as file:
         file.write("!")
     done, _ = home.bring({"g": "stays"})
-    assert done.theirs == (("f", "f.theirs.2"),) and not path.exists() and (home.folder / "f.theirs.2").read_text() == "two!"
+    assert (
+        done.theirs == (("f", "f.theirs.2"),)
+        and not path.exists()
+        and (home.folder / "f.theirs.2").read_text() == "two!"
+    )
 
 
 def test_a_file_that_is_touched_only_isnt_theirs(home: Home) -> None:
@@ -153,10 +193,17 @@ def test_a_planted_link_is_refused_and_named(home: Home, tmp_path: Path, where: 
     target.symlink_to(tmp_path / "outside")
     done, _ = home.bring({"d/e/f": "two", "other": "2"})
     [(path, why)] = done.refused
-    assert path == "d/e/f" and why == f"{where} is a link to {tmp_path}/outside there, not a folder: nothing is written through it"
+    assert (
+        path == "d/e/f"
+        and why
+        == f"{where} is a link to {tmp_path}/outside there, not a folder: nothing is written through it"
+    )
     assert (home.folder / "other").read_text() == "2", "the others are in place"
     home.bring({"other": "2"})
-    assert sorted(os.listdir(tmp_path / "outside")) == ["e", "f"] and (tmp_path / "outside" / "f").read_text() == "theirs"
+    assert (
+        sorted(os.listdir(tmp_path / "outside")) == ["e", "f"]
+        and (tmp_path / "outside" / "f").read_text() == "theirs"
+    )
 
 
 def test_a_link_in_the_place_of_the_whole_folder_is_refused(home: Home, tmp_path: Path) -> None:
@@ -176,7 +223,9 @@ def test_links_stay_inside(home: Home) -> None:
         home.bring({}, {"l": "../outside"})
 
 
-def test_a_crash_in_the_middle_is_no_edit_of_a_rank(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_in_the_middle_is_no_edit_of_a_rank(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Files were renamed into place, and that was never noted: the process was killed."""
     home.bring({"a": "1", "b": "1"})
     with monkeypatch.context() as patch:
@@ -207,9 +256,17 @@ def test_a_few_changes_in_one_message(home: Home) -> None:
     files: dict[str, Any] = {"a": "1", "b": "1"}
     home.bring(files)
     before, after = home.manifest(files), home.manifest({"a": "2"})
-    change = Edit(entries.manifest_id(before), entries.manifest_id(after), (after["a"],), ("b",), {after["a"].content: b"2"})
+    change = Edit(
+        entries.manifest_id(before),
+        entries.manifest_id(after),
+        (after["a"],),
+        ("b",),
+        {after["a"].content: b"2"},
+    )
     done = home.placer.edit(change)
-    assert done is not None and (done.changed, done.deleted) == (("a",), ("b",)) and home.holds() == {"a": "2"}
+    assert (
+        done is not None and (done.changed, done.deleted) == (("a",), ("b",)) and home.holds() == {"a": "2"}
+    )
     assert home.placer.manifest() == entries.manifest_id(after)
     assert home.placer.edit(change) is None, "it isn't as it was"
 
@@ -236,15 +293,26 @@ def test_paths_that_no_workspace_has(path: str) -> None:
         manifest_of([Entry(path, Kind.FILE, "0" * 64)])
 
 
-@pytest.mark.parametrize("name", ["", "..", "a/b-0123456789ab", "proj", ".-0123456789ab/", "proj-0123456789ab/x"])
+@pytest.mark.parametrize(
+    "name", ["", "..", "a/b-0123456789ab", "proj", ".-0123456789ab/", "proj-0123456789ab/x"]
+)
 def test_names_of_workspaces_stay_in_the_store(tmp_path: Path, name: str) -> None:
     with pytest.raises(BadEntry):
         Placer(str(tmp_path), name, "h")
 
 
-NAMES = st.sampled_from(["a", "b", "..", ".", "", "c.py", "a\0", "é", "\udcff", "x" * 300, "__pycache__"]) | st.text(max_size=5)
+NAMES = st.sampled_from(
+    ["a", "b", "..", ".", "", "c.py", "a\0", "é", "\udcff", "x" * 300, "__pycache__"]
+) | st.text(max_size=5)
 PATHS = st.lists(NAMES, max_size=5).map("/".join) | st.text(max_size=12)
-ENTRIES = st.builds(Entry, PATHS, st.sampled_from(list(Kind)), PATHS | st.just("0" * 64), st.integers(-1, 1 << 70), st.integers(-(1 << 70), 1 << 70))
+ENTRIES = st.builds(
+    Entry,
+    PATHS,
+    st.sampled_from(list(Kind)),
+    PATHS | st.just("0" * 64),
+    st.integers(-1, 1 << 70),
+    st.integers(-(1 << 70), 1 << 70),
+)
 
 
 @settings(max_examples=NUM_EXAMPLES, deadline=None)
@@ -258,12 +326,19 @@ def test_a_manifest_is_refused_or_stays_inside(found: list[Entry]) -> None:
         inside = os.path.normpath(f"/root/w/{path}")
         assert inside == f"/root/w/{path}" and "\0" not in path
         if manifest[path].is_link:
-            assert os.path.normpath(os.path.join(os.path.dirname(inside), manifest[path].content) + "/").startswith("/root/w")
+            assert os.path.normpath(
+                os.path.join(os.path.dirname(inside), manifest[path].content) + "/"
+            ).startswith("/root/w")
     assert unpack(pack(manifest)) == manifest
 
 
 @settings(max_examples=NUM_EXAMPLES // 5, deadline=None)
-@given(st.binary(max_size=60) | st.lists(st.text(max_size=4), max_size=10).map(lambda parts: "\0".join([*parts, ""]).encode("utf-8", "replace")))
+@given(
+    st.binary(max_size=60)
+    | st.lists(st.text(max_size=4), max_size=10).map(
+        lambda parts: "\0".join([*parts, ""]).encode("utf-8", "replace")
+    )
+)
 def test_bytes_are_a_manifest_or_refused(data: bytes) -> None:
     try:
         manifest = unpack(data)
@@ -273,8 +348,18 @@ def test_bytes_are_a_manifest_or_refused(data: bytes) -> None:
 
 
 @settings(max_examples=NUM_EXAMPLES // 10, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(["l", "d/l", "d/e/l"]), st.lists(st.sampled_from(["..", "l", "d", "e", "."]), min_size=1, max_size=5).map("/".join)), max_size=3))
-def test_no_chain_of_links_leads_out(tmp_path_factory: pytest.TempPathFactory, links: list[tuple[str, str]]) -> None:
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["l", "d/l", "d/e/l"]),
+            st.lists(st.sampled_from(["..", "l", "d", "e", "."]), min_size=1, max_size=5).map("/".join),
+        ),
+        max_size=3,
+    )
+)
+def test_no_chain_of_links_leads_out(
+    tmp_path_factory: pytest.TempPathFactory, links: list[tuple[str, str]]
+) -> None:
     root = tmp_path_factory.mktemp("links") / "w"
     (root / "d" / "e").mkdir(parents=True)
     for path, target in links:

@@ -22,10 +22,23 @@ from monarch_nb.exceptions import describe_end
 EXIT = RankExit(7, "workers", 3, "gpu-1", 4711)
 numbers = st.integers(0, 1 << 62)
 exits = st.builds(
-    RankExit, proc=numbers, group=st.text(), rank=numbers, host=st.text(), pid=numbers, signal=st.none() | numbers, exit_code=st.none() | numbers,
-    stopped=st.booleans(), reason=st.text(), last_lines=st.text(), point=st.dictionaries(st.text(), numbers), policy=st.text(), restarted=st.booleans(),
-    notified=st.lists(st.tuples(numbers, numbers)).map(tuple), handled=st.just(False),
-)  # fmt: skip
+    RankExit,
+    proc=numbers,
+    group=st.text(),
+    rank=numbers,
+    host=st.text(),
+    pid=numbers,
+    signal=st.none() | numbers,
+    exit_code=st.none() | numbers,
+    stopped=st.booleans(),
+    reason=st.text(),
+    last_lines=st.text(),
+    point=st.dictionaries(st.text(), numbers),
+    policy=st.text(),
+    restarted=st.booleans(),
+    notified=st.lists(st.tuples(numbers, numbers)).map(tuple),
+    handled=st.just(False),
+)
 
 
 @given(exits)
@@ -38,11 +51,15 @@ def test_an_exit_survives_each_way_that_it_is_sent(end: RankExit) -> None:
 def test_an_exit_on_its_way_is_plain() -> None:
     """Whoever reads it needs no class of ours: the journal, a front end."""
     plain = replace(EXIT, point={"hosts": 1}, notified=((1, 2),), handled=True).plain()
-    assert set(plain) == {each.name for each in fields(RankExit)} - {"handled"}, "whether it's heard is each process' own business"
+    assert set(plain) == {each.name for each in fields(RankExit)} - {"handled"}, (
+        "whether it's heard is each process' own business"
+    )
     assert {type(value) for value in plain.values()} <= {int, str, bool, dict, list, type(None)}
 
 
-@pytest.mark.parametrize("change", [{"colour": "red"}, {"proc": None, "Proc": 1}], ids=["unknown", "misspelt"])
+@pytest.mark.parametrize(
+    "change", [{"colour": "red"}, {"proc": None, "Proc": 1}], ids=["unknown", "misspelt"]
+)
 def test_an_exit_of_other_fields_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(TypeError, match=r"colour|Proc"):
         RankExit.of({**EXIT.plain(), **change})
@@ -51,7 +68,9 @@ def test_an_exit_of_other_fields_is_refused(change: dict[str, Any]) -> None:
 
 
 def test_a_programs_end_that_nobody_watches_is_no_cells_business() -> None:
-    """A controller's program has left while a cell runs: that the end names no watchers was no list, and asking raised in the reading thread."""
+    """A controller's program has left while a cell runs: that the end names no watchers was no list, and
+    asking raised in the reading thread.
+    """
     feed = Feed.__new__(Feed)
     feed.transport, feed.ref, feed.ready = type("Transport", (), {"me": 5})(), 9, False  # type: ignore[assignment]
     assert not feed.handles_end(EXIT)
@@ -61,7 +80,10 @@ def test_a_programs_end_that_nobody_watches_is_no_cells_business() -> None:
 @pytest.mark.parametrize(
     ("known", "text"),
     [
-        ({"signal": 9, "last_lines": "a\nb"}, "the process was killed by SIGKILL (pid 4711 on gpu-1)\nits last output:\n  | a\n  | b"),
+        (
+            {"signal": 9, "last_lines": "a\nb"},
+            "the process was killed by SIGKILL (pid 4711 on gpu-1)\nits last output:\n  | a\n  | b",
+        ),
         ({"exit_code": 3}, "the process exited with code 3 (pid 4711 on gpu-1)"),
         ({"stopped": True, "last_lines": "a"}, "the process was stopped (pid 4711 on gpu-1)"),
         ({"reason": "was restarted", "pid": 0, "signal": 9}, "the process was restarted (on gpu-1)"),
@@ -96,5 +118,12 @@ def test_no_state_is_compared_with_a_word() -> None:
     """A word that is misspelt would be equal to nothing, and nobody would hear of it."""
     compared = re.compile(r"\.state\)? (==|!=|in|not in) \(?\"")
     package = Path(__file__).parents[2] / "monarch_nb"
-    sources = [file for file in package.rglob("*.py") if "rdma" not in file.parts]  # ports of devices have states of their own
-    assert [f"{file}: {line}" for file in sources for line in file.read_text().splitlines() if compared.search(line)] == []
+    sources = [
+        file for file in package.rglob("*.py") if "rdma" not in file.parts
+    ]  # ports of devices have states of their own
+    assert [
+        f"{file}: {line}"
+        for file in sources
+        for line in file.read_text().splitlines()
+        if compared.search(line)
+    ] == []

@@ -1,4 +1,6 @@
-"""Sets of ranks as people type them: what is read is what was meant, or it is refused. (The grammar: test_shape.py.)"""
+"""Sets of ranks as people type them: what is read is what was meant, or it is refused. (The grammar:
+test_shape.py.)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a rank's streams write into their pipe: each line at once, marks only where another cell's text stands."""
+"""What a rank's streams write into their pipe: each line at once, marks only where another cell's text
+stands.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,12 @@ sys.stdout.flush()
 
 
 def pieces(body: str) -> list[Piece]:
-    """Run a program with a rank's streams; return what its host process would see, neighbours of one kind as one."""
-    done = subprocess.run([sys.executable, "-c", PROGRAM.format(body=body)], stdout=subprocess.PIPE, check=True)
+    """Run a program with a rank's streams; return what its host process would see, neighbours of one kind
+    as one.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(body=body)], stdout=subprocess.PIPE, check=True
+    )
     found: list[Piece] = []
     for piece in Parser("TOKEN", "stdout").feed(done.stdout):
         if found and piece.kind == TEXT and found[-1][:3] == piece[:3]:
@@ -41,11 +47,11 @@ def pieces(body: str) -> list[Piece]:
 
 def test_text_of_several_cells_keeps_its_cell() -> None:
     body = """
-pipe.begin(4)
+pipe.begin_origin(4)
 in_name_of(4, lambda: print("a"))
 in_name_of(7, lambda: print("b"))
 in_name_of(7, lambda: print("c", file=sys.stderr))
-pipe.begin(5)
+pipe.begin_origin(5)
 in_name_of(7, lambda: print("d"))
 in_name_of(5, lambda: print("e"))
 """
@@ -83,7 +89,9 @@ for i in range(3):
 print("half", end="")
 os.kill(os.getpid(), 9)
 """
-    done = subprocess.run([sys.executable, "-c", PROGRAM.format(body=body)], stdout=subprocess.PIPE, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(body=body)], stdout=subprocess.PIPE, check=False
+    )
     assert done.returncode == -9
     assert done.stdout == b"line 0\nline 1\nline 2\n"
 

@@ -1,4 +1,6 @@
-"""A path of somebody else's, installed like any package, is tried after those of one machine and before verbs and tcp."""
+"""A path of somebody else's, installed like any package, is tried after those of one machine and before
+verbs and tcp.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-PLUGIN = '''
+PLUGIN = """
 from monarch_nb.rdma.path import READ, Path
 
 
@@ -26,7 +28,7 @@ class Pigeon(Path):
 class Broken(Pigeon):
     def __init__(self, plane):
         raise OSError("no feathers")
-'''
+"""
 
 PROGRAM = """
 import warnings
@@ -54,9 +56,13 @@ def test_a_path_by_entry_point(tmp_path: Path) -> None:
     info = tmp_path / "pigeon-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: pigeon\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[monarch_nb.rdma_paths]\npigeon = pigeon:Pigeon\nbroken = pigeon:Broken\n")
+    (info / "entry_points.txt").write_text(
+        "[monarch_nb.rdma_paths]\npigeon = pigeon:Pigeon\nbroken = pigeon:Broken\n"
+    )
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{PROGRAM}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     order, warned, moved, refused = done.stdout.splitlines()
     assert order == "['local', 'cuda_ipc', 'shm', 'pigeon', 'verbs', 'tcp', 'message']"

@@ -69,7 +69,9 @@ def post() -> Iterator[Post]:
     made.close()
 
 
-def test_who_finds_a_message_there_takes_along_those_behind_it(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_finds_a_message_there_takes_along_those_behind_it(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(reader_module, "BURST_S", T)  # however slow this machine is
     post.mail[b"a"] = mine = Mail(urgent=True)
     for i in range(5):
@@ -103,7 +105,9 @@ def test_a_burst_for_several_wakes_each(post: Post, monkeypatch: pytest.MonkeyPa
     assert sorted(post.everything) == [b"a", b"b", b"c"]
 
 
-def test_what_comes_behind_an_error_in_dispatching_is_not_lost(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_comes_behind_an_error_in_dispatching_is_not_lost(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(reader_module, "BURST_S", T)
     post.mail[b"a"] = mine = Mail(urgent=True)
     dispatch, interrupts = post.reader._dispatch, [KeyboardInterrupt()]
@@ -123,7 +127,9 @@ def test_what_comes_behind_an_error_in_dispatching_is_not_lost(post: Post, monke
 
 
 @pytest.mark.parametrize("who", ["background reader", "waiter"])
-def test_a_message_that_nobody_can_take_is_shown_and_the_next_is_read(post: Post, monkeypatch: pytest.MonkeyPatch, who: str) -> None:
+def test_a_message_that_nobody_can_take_is_shown_and_the_next_is_read(
+    post: Post, monkeypatch: pytest.MonkeyPatch, who: str
+) -> None:
     shown: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", shown.append)
     post.push.send(b"x nobody's")
@@ -139,7 +145,9 @@ def test_a_message_that_nobody_can_take_is_shown_and_the_next_is_read(post: Post
 
 
 @pytest.mark.parametrize("error", [RuntimeError("of a hook of the user's"), SystemExit(3)])
-def test_the_background_reader_lives_on_whatever_it_was_asked_to_do(post: Post, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+def test_the_background_reader_lives_on_whatever_it_was_asked_to_do(
+    post: Post, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
     shown: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", shown.append)
 
@@ -219,7 +227,9 @@ def test_somebody_reads_while_an_endpoint_that_came_in_a_burst_takes_long(post: 
 
 
 def test_two_may_close_at_once(post: Post) -> None:
-    """Whoever stops a mesh, and whoever hears of its end. A descriptor that is closed twice may be somebody else's by then."""
+    """Whoever stops a mesh, and whoever hears of its end. A descriptor that is closed twice may be
+    somebody else's by then.
+    """
     errors: list[BaseException] = []
 
     def close() -> None:

@@ -136,12 +136,25 @@ ZOO = """
         return inner
 """
 EDITED_ZOO = (
-    ZOO.replace('"v1"', '"v2"').replace('"p1"', '"p2"').replace('"s1"', '"s2"').replace('"c1"', '"c2"').replace('"d1"', '"d2"')
-    .replace('"h1"', '"h2"').replace("base1", "base2").replace("closure1", "closure2").replace("K = 1", "K = 2")
-    .replace("COUNT = 1", "COUNT = 2").replace("inner1", "inner2").replace("cached1", "cached2")
-    .replace('def gone(self):\n            return "here"', 'def added(self):\n            return (super().who(), "new")')
-    .replace("a: int = 1", "a: int = 1\n        b: int = 2").replace("X = 1", "X = 1\n        Y = 2")
-)  # fmt: skip
+    ZOO.replace('"v1"', '"v2"')
+    .replace('"p1"', '"p2"')
+    .replace('"s1"', '"s2"')
+    .replace('"c1"', '"c2"')
+    .replace('"d1"', '"d2"')
+    .replace('"h1"', '"h2"')
+    .replace("base1", "base2")
+    .replace("closure1", "closure2")
+    .replace("K = 1", "K = 2")
+    .replace("COUNT = 1", "COUNT = 2")
+    .replace("inner1", "inner2")
+    .replace("cached1", "cached2")
+    .replace(
+        'def gone(self):\n            return "here"',
+        'def added(self):\n            return (super().who(), "new")',
+    )
+    .replace("a: int = 1", "a: int = 1\n        b: int = 2")
+    .replace("X = 1", "X = 1\n        Y = 2")
+)
 
 
 def test_living_objects_run_the_new_code(folder: Path) -> None:
@@ -158,8 +171,22 @@ def test_living_objects_run_the_new_code(folder: Path) -> None:
     sub = Sub()
     found = kinds(edit(folder, EDITED_ZOO))
     assert a.step() == bound() == sub.step() == ("v2", 1, "h2")
-    assert (helper(), a.p, m.A.s(), static(), m.A.c(), klass(), a.d(), decorated()) == ("h2", "p2", "s2", "s2", "c2", "c2", "d2", "d2")
-    assert (a.sup(), sub.sup(), a.added(), sub.added()) == ("base2", "base2", ("base2", "new"), ("base2", "new"))
+    assert (helper(), a.p, m.A.s(), static(), m.A.c(), klass(), a.d(), decorated()) == (
+        "h2",
+        "p2",
+        "s2",
+        "s2",
+        "c2",
+        "c2",
+        "d2",
+        "d2",
+    )
+    assert (a.sup(), sub.sup(), a.added(), sub.added()) == (
+        "base2",
+        "base2",
+        ("base2", "new"),
+        ("base2", "new"),
+    )
     assert not hasattr(a, "gone") and (a.K, m.COUNT, m.STATE) == (2, 2, {"n": 7})
     assert a.made == 1, "a counter that the class keeps goes on counting"
     assert m.A is cls and isinstance(a, m.A) and pickle.loads(pickle.dumps(a)).step() == ("v2", 1, "h2")
@@ -167,8 +194,14 @@ def test_living_objects_run_the_new_code(folder: Path) -> None:
     assert cached is m.cached and cached(1) == ("cached2", 1)
     assert m.D is data_class and m.D() == m.D(1, 2) and isinstance(data, m.D) and data.b == 2
     assert m.E.X is not member and found["E"] is ChangeKind.REPLACED
-    assert m.outer()() == "closure2" and made() == "closure1", "a closure that lives goes on: its function is made by each call"
-    assert found["A"] is ChangeKind.CLASS and found["helper"] is ChangeKind.FUNCTION and found["COUNT"] is ChangeKind.VALUE
+    assert m.outer()() == "closure2" and made() == "closure1", (
+        "a closure that lives goes on: its function is made by each call"
+    )
+    assert (
+        found["A"] is ChangeKind.CLASS
+        and found["helper"] is ChangeKind.FUNCTION
+        and found["COUNT"] is ChangeKind.VALUE
+    )
     assert "STATE" not in found and "decorated" not in found
 
 
@@ -191,7 +224,9 @@ def test_names_that_others_have_imported(folder: Path) -> None:
 def test_only_what_is_new_is_executed(folder: Path) -> None:
     m = load(folder, "log = []\nlog.append(1)\nx = object()\n# a comment\ndef f(): return 1\n")
     x = m.x
-    result = edit(folder, "log = []\nlog.append(1)\n\n\nx = object()\nlog.append(2)\ndef f(): return 1  # another\n")
+    result = edit(
+        folder, "log = []\nlog.append(1)\n\n\nx = object()\nlog.append(2)\ndef f(): return 1  # another\n"
+    )
     assert m.log == [1, 2] and m.x is x and result.changes == ()
     assert result.summary() == "edited.py (nothing that runs)"
 
@@ -199,7 +234,11 @@ def test_only_what_is_new_is_executed(folder: Path) -> None:
 def test_gone_and_new_names(folder: Path) -> None:
     m = load(folder, "a = 1\ndef f(): return 1\nimport json\n")
     m.by_hand = 5
-    assert kinds(edit(folder, "def g(): return 2\nimport json\n")) == {"g": ChangeKind.NEW, "a": ChangeKind.GONE, "f": ChangeKind.GONE}
+    assert kinds(edit(folder, "def g(): return 2\nimport json\n")) == {
+        "g": ChangeKind.NEW,
+        "a": ChangeKind.GONE,
+        "f": ChangeKind.GONE,
+    }
     assert not hasattr(m, "a") and m.g() == 2 and m.by_hand == 5
 
 
@@ -252,7 +291,11 @@ def test_a_registry_holds_the_one_class(folder: Path) -> None:
         ("class C:\n    __slots__ = ('a',)\n", "class C:\n    __slots__ = ('a', 'b')\n", "other slots"),
         ("class C:\n    pass\n", "import abc\nclass C(abc.ABC):\n    pass\n", "another metaclass"),
         ("class C(dict):\n    pass\n", "class C(list):\n    pass\n", "bases|layout"),
-        ("import typing\nclass C(typing.NamedTuple):\n    a: int\n", "import typing\nclass C(typing.NamedTuple):\n    b: int\n", "fields"),
+        (
+            "import typing\nclass C(typing.NamedTuple):\n    a: int\n",
+            "import typing\nclass C(typing.NamedTuple):\n    b: int\n",
+            "fields",
+        ),
         ("class C:\n    pass\n", "def C():\n    pass\n", "neither"),
     ],
 )
@@ -261,13 +304,15 @@ def test_what_cannot_be_patched_is_named(folder: Path, before: str, after: str, 
     old = m.C
     result = edit(folder, after)
     change = next(c for c in result.changes if c.name == "C")
-    assert change.kind is ChangeKind.REPLACED and any(word in change.detail for word in why.split("|")), change
+    assert change.kind is ChangeKind.REPLACED and any(word in change.detail for word in why.split("|")), (
+        change
+    )
     assert m.C is not old and "who holds the old C keeps it" in result.notes()[0]
 
 
 @pytest.mark.parametrize(
     "broken",
-    ["def f(:\n", "x = 1\nraise ValueError('no')\n", "x = 1\n1 / 0\n", "def f():\n    return 2\nimport there_is_no_such_module\n", "x = 1\nraise SystemExit\n",
+    ["def f(:\n", "x = 1\nraise ValueError('no')\n", "x = 1\n1 / 0\n", "def f():\n    return 2\nimport there_is_no_such_module\n", "x = 1\nraise SystemExit\n",  # noqa: E501
      "\x00", "# coding: nonsense\n"],
 )  # fmt: skip
 def test_a_module_that_raises_is_as_before(folder: Path, broken: str) -> None:
@@ -275,7 +320,9 @@ def test_a_module_that_raises_is_as_before(folder: Path, broken: str) -> None:
     before = dict(vars(m))
     result = edit(folder, broken)
     assert not result.is_done and result.error and "_reload/" not in result.error
-    assert {k: v for k, v in vars(m).items() if k != "__builtins__"} == {k: v for k, v in before.items() if k != "__builtins__"}
+    assert {k: v for k, v in vars(m).items() if k != "__builtins__"} == {
+        k: v for k, v in before.items() if k != "__builtins__"
+    }
     again = only(reload_modules(changed_modules()))
     assert again.error, "it is tried again, though no further event tells of it"
     assert kinds(edit(folder, "y = 1\ndef f():\n    return 3\n")) == {"f": ChangeKind.FUNCTION} and m.f() == 3
@@ -293,14 +340,20 @@ def test_one_that_cannot_be_compiled_keeps_all_as_they_are(folder: Path) -> None
     write(folder / "one_of.py", "a = 2\n")
     write(folder / "two_of.py", "a = \n")
     found = reload_modules(changed_modules())
-    assert (one.a, two.a) == (1, 1) and {r.name: bool(r.error) for r in found} == {"two_of": True, "one_of": False}
+    assert (one.a, two.a) == (1, 1) and {r.name: bool(r.error) for r in found} == {
+        "two_of": True,
+        "one_of": False,
+    }
     write(folder / "two_of.py", "a = 2\n")
     reload_modules(changed_modules())
     assert (one.a, two.a) == (2, 2)
 
 
 def test_tracebacks_of_functions_that_moved_name_their_lines(folder: Path) -> None:
-    source = "import functools\ndef deco(f):\n    @functools.wraps(f)\n    def w(): return f()\n    return w\n\n@deco\ndef f():\n    return 1 / 0\nclass C:\n    def m(self):\n        return 1 / 0\n"
+    source = (
+        "import functools\ndef deco(f):\n    @functools.wraps(f)\n    def w(): return f()\n    return w\n"
+        "\n@deco\ndef f():\n    return 1 / 0\nclass C:\n    def m(self):\n        return 1 / 0\n"
+    )
     m = load(folder, source)
     c = m.C()
     edit(folder, "# one\n# two\n# three\n" + source)
@@ -376,23 +429,49 @@ def test_libraries_are_left_alone() -> None:
 
 
 def test_base_and_subclass_are_edited_together_and_then_one_of_them(folder: Path) -> None:
-    source = "class Base:\n    def f(self):\n        return 1\n\nclass Derived(Base):\n    def g(self):\n        return super().f(), 1\n"
+    source = (
+        "class Base:\n    def f(self):\n        return 1\n\nclass Derived(Base):\n    def g(self):\n     "
+        "   return super().f(), 1\n"
+    )
     m = load(folder, source)
     base, derived, living = m.Base, m.Derived, m.Derived()
     edit(folder, source.replace("1", "2"))
-    assert living.g() == (2, 2) and isinstance(living, base) and m.Derived.__bases__ == (base,) and m.Derived is derived
+    assert (
+        living.g() == (2, 2)
+        and isinstance(living, base)
+        and m.Derived.__bases__ == (base,)
+        and m.Derived is derived
+    )
     edit(folder, source.replace("1", "2").replace("return 2\n\n", "return 3\n\n"))
     assert living.g() == m.Derived().g() == (3, 2)
-    edit(folder, source.replace("class Derived(Base)", "class Middle(Base):\n    pass\n\nclass Derived(Middle)"))
+    edit(
+        folder,
+        source.replace("class Derived(Base)", "class Middle(Base):\n    pass\n\nclass Derived(Middle)"),
+    )
     assert isinstance(living, m.Middle) and isinstance(living, base) and living.g() == (1, 1)
 
 
 def test_what_the_new_code_makes_is_of_the_one_class(folder: Path) -> None:
-    source = "class Net:\n    def f(self):\n        return 1\nNET = Net()\nNETS = [Net()]\ndef make(cls=Net):\n    return cls()\nclass Sub(Net):\n    pass\n"
+    source = (
+        "class Net:\n    def f(self):\n        return 1\nNET = Net()\nNETS = [Net()]\ndef "
+        "make(cls=Net):\n    return cls()\nclass Sub(Net):\n    pass\n"
+    )
     m = load(folder, source)
     cls = m.Net
-    edit(folder, source.replace("1", "2").replace("Net()\n", "Net()  \n").replace("NET = Net()", "NET = (Net())").replace("[Net()]", "[Net(), Net()]"))
-    edit(folder, source.replace("1", "3").replace("NET = Net()", "NET: Net = Net()").replace("cls=Net", "cls=Net, x=1").replace("    pass", "    y = 1"))
+    edit(
+        folder,
+        source.replace("1", "2")
+        .replace("Net()\n", "Net()  \n")
+        .replace("NET = Net()", "NET = (Net())")
+        .replace("[Net()]", "[Net(), Net()]"),
+    )
+    edit(
+        folder,
+        source.replace("1", "3")
+        .replace("NET = Net()", "NET: Net = Net()")
+        .replace("cls=Net", "cls=Net, x=1")
+        .replace("    pass", "    y = 1"),
+    )
     assert all(type(each) is cls for each in (m.NET, *m.NETS, m.make())) and issubclass(m.Sub, cls)
     assert [each.f() for each in (m.NET, *m.NETS, m.make(), m.Sub())] == [3] * 4
 
@@ -453,7 +532,9 @@ def test_objects_that_raise_from_everything(folder: Path) -> None:
     """
     m = load(folder, source)
     odd, g = m.Odd(), m.g
-    result = edit(folder, source.replace("return 1", "return 2").replace("other = Hostile()", "other = [Hostile()]"))
+    result = edit(
+        folder, source.replace("return 1", "return 2").replace("other = Hostile()", "other = [Hostile()]")
+    )
     assert odd.f() == g() == 2 and result.is_done, result
 
 
@@ -491,7 +572,9 @@ COMPILED = """
 
 
 def test_a_compiled_model_runs_the_new_code(folder: Path) -> None:
-    """torch.compile keeps what it has made of a function, and of all that this calls: it has to notice that their code is another (pytorch #197860)."""
+    """torch.compile keeps what it has made of a function, and of all that this calls: it has to notice
+    that their code is another (pytorch #197860).
+    """
     torch = pytest.importorskip("torch")
     m = load(folder, COMPILED)
     model = torch.compile(m.Net(), backend="eager")

@@ -39,7 +39,10 @@ def written(pool: SegmentPool, value: int, holders: list[int]) -> tuple[int, int
 
 def reader(where: tuple[int, int, int]) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", READER, *map(str, where)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", READER, *map(str, where)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -141,7 +144,8 @@ def test_release_comes_when_the_last_view_goes() -> None:
     pool.close()
 
 
-#: An owner's descriptors for one segment: its own, and the duplicate that Python's mmap keeps. A reader has the latter only.
+# : An owner's descriptors for one segment: its own, and the duplicate that Python's mmap keeps. A reader has
+# the latter only.
 PER_SEGMENT = 2
 
 
@@ -157,7 +161,9 @@ def memfds(pid: int) -> list[tuple[int, str]]:
 
 @pytest.fixture
 def own_memfds() -> Callable[[], int]:
-    """Count descriptors of segments that the test has opened: those of tests before it stay open for some seconds."""
+    """Count descriptors of segments that the test has opened: those of tests before it stay open for some
+    seconds.
+    """
     before = {inode for inode, _ in memfds(os.getpid())}
     return lambda: sum(inode not in before for inode, _ in memfds(os.getpid()))
 
@@ -168,7 +174,9 @@ def inodes_mapped(pid: int) -> set[int]:
     return {int(text.split()[4]) for text in lines if "memfd:monarch_nb " in text}
 
 
-def test_a_killed_reader_leaves_no_memory_and_its_segment_is_used_again(own_memfds: Callable[[], int]) -> None:
+def test_a_killed_reader_leaves_no_memory_and_its_segment_is_used_again(
+    own_memfds: Callable[[], int],
+) -> None:
     pool = SegmentPool()
     where = written(pool, 1, [5])
     process = reader(where)
@@ -198,7 +206,9 @@ sys.stdin.read()
 
 
 def test_what_a_killed_owner_sent_stays_readable() -> None:
-    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     pid, fd, inode = map(int, line(owner).split())
     mapping = open_segment(pid, fd, inode, on_release=lambda: None)
     owner.kill()

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from monarch_nb._shape import Extent, RankSetError, Shape, format_ranks, parse_ranks
 from monarch_nb.actor.value_mesh import ValueMesh
 
-extents = st.lists(st.integers(1, 4), min_size=0, max_size=4).map(lambda sizes: Extent([f"d{i}" for i in range(len(sizes))], sizes))
+extents = st.lists(st.integers(1, 4), min_size=0, max_size=4).map(
+    lambda sizes: Extent([f"d{i}" for i in range(len(sizes))], sizes)
+)
 
 
 @given(extents)
@@ -60,7 +62,9 @@ def test_errors_name_dimension_and_range() -> None:
         Extent(["a b"], [1])
 
 
-selections = st.none() | st.integers(0, 3) | st.builds(slice, st.integers(0, 2), st.integers(1, 4), st.integers(1, 3))
+selections = (
+    st.none() | st.integers(0, 3) | st.builds(slice, st.integers(0, 2), st.integers(1, 4), st.integers(1, 3))
+)
 
 
 @given(extents, st.data())

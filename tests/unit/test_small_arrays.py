@@ -13,8 +13,12 @@ import torch
 from monarch_nb._wire import small_arrays
 from monarch_nb._wire.codec import decode, encode
 
-TENSORS = [torch.arange(24).reshape(2, 3, 4).to(getattr(torch, name)) for name in small_arrays._TENSOR_TYPES] + [torch.tensor(2.5)]
-ARRAYS = [numpy.arange(24).reshape(2, 3, 4).astype(d) for d in ("f4", "f8", "f2", "i8", "u2", "?")] + [numpy.array(2.5)]
+TENSORS = [
+    torch.arange(24).reshape(2, 3, 4).to(getattr(torch, name)) for name in small_arrays._TENSOR_TYPES
+] + [torch.tensor(2.5)]
+ARRAYS = [numpy.arange(24).reshape(2, 3, 4).astype(d) for d in ("f4", "f8", "f2", "i8", "u2", "?")] + [
+    numpy.array(2.5)
+]
 
 
 def goes_the_quick_way(value: Any) -> bool:
@@ -55,11 +59,11 @@ class Mine(torch.Tensor):
 @pytest.mark.parametrize(
     "value",
     [
-        base[2:4], base.reshape(2, 5).T, base[::2], torch.ones(2, requires_grad=True), torch.nn.Parameter(torch.ones(2)), named,
-        torch.ones(2).as_subclass(Mine), torch.empty(0, 3), torch.zeros(1 << 15), torch.ones(2, device="meta"), torch.ones(2, 2).to_sparse(),
+        base[2:4], base.reshape(2, 5).T, base[::2], torch.ones(2, requires_grad=True), torch.nn.Parameter(torch.ones(2)), named,  # noqa: E501
+        torch.ones(2).as_subclass(Mine), torch.empty(0, 3), torch.zeros(1 << 15), torch.ones(2, device="meta"), torch.ones(2, 2).to_sparse(),  # noqa: E501
         torch.view_as_complex(torch.ones(2, 2)).conj().imag, [base, base], [base, base.view(2, 5)],
-        numpy.arange(6).reshape(2, 3).T, numpy.zeros(0), numpy.zeros(1 << 15), frozen, numpy.arange(3, dtype=">i4"),
-        numpy.array(["a", "b"]), numpy.array([1, None]), numpy.zeros(2, dtype=[("a", "i4")]), numpy.ma.masked_array([1, 2]),
+        numpy.arange(6).reshape(2, 3).T, numpy.zeros(0), numpy.zeros(1 << 15), frozen, numpy.arange(3, dtype=">i4"),  # noqa: E501
+        numpy.array(["a", "b"]), numpy.array([1, None]), numpy.zeros(2, dtype=[("a", "i4")]), numpy.ma.masked_array([1, 2]),  # noqa: E501
     ],
     ids=repr,
 )  # fmt: skip
@@ -78,6 +82,11 @@ def test_two_that_share_their_memory_do_so_on_the_other_side() -> None:
 
 
 def test_who_has_not_imported_torch_can_read_one() -> None:
-    code = "import sys\nfrom monarch_nb._wire.codec import decode\nx = decode(sys.stdin.buffer.read())\nprint(x.tolist(), x.dtype)"
-    run = subprocess.run([sys.executable, "-c", code], input=encode(torch.ones(2)).payload, capture_output=True, check=True)
+    code = (
+        "import sys\nfrom monarch_nb._wire.codec import decode\nx = decode(sys.stdin.buffer.read())\n"
+        "print(x.tolist(), x.dtype)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], input=encode(torch.ones(2)).payload, capture_output=True, check=True
+    )
     assert run.stdout.decode() == "[1.0, 1.0] torch.float32\n"

@@ -1,4 +1,6 @@
-"""The one snapshot: rows with versions, changes put together, text; what a GPU library says; a rank's page."""
+"""The one snapshot: rows with versions, changes put together, text; what a GPU library says; a rank's
+page.
+"""
 
 from __future__ import annotations
 
@@ -27,27 +29,59 @@ HISTORY = {"interval_s": 5.0, "cpu_percent": [10.0, None, 90.0], "memory_percent
 
 def rank(number: int, state: str = "idle", **fields: Any) -> dict[str, Any]:
     row = {
-        "rank": number, "host": 0, "pid": 100 + number, "state": state, "reason": "", "doing": "", "since": time.time() - 5, "cell": None,
-        "line": "", "collective": None, "cpu_percent": 1.0, "memory_bytes": 50_000_000, "gpus": [], "gpu_memory_bytes": None,
-        "last_line": "", "num_queued": 0,
-    }  # fmt: skip
+        "rank": number,
+        "host": 0,
+        "pid": 100 + number,
+        "state": state,
+        "reason": "",
+        "doing": "",
+        "since": time.time() - 5,
+        "cell": None,
+        "line": "",
+        "collective": None,
+        "cpu_percent": 1.0,
+        "memory_bytes": 50_000_000,
+        "gpus": [],
+        "gpu_memory_bytes": None,
+        "last_line": "",
+        "num_queued": 0,
+    }
     return {**row, **fields}
 
 
 def host(**fields: Any) -> dict[str, Any]:
     row = {
-        "index": 0, "hostname": "box", "state": "up", "pid": 7, "num_cores": 8, "num_gpus": 0, "cpu_percent": 12.5,
-        "memory_used_bytes": 4 * 10**9, "memory_total_bytes": 16 * 10**9, "gpus": [], "history": HISTORY,
-    }  # fmt: skip
+        "index": 0,
+        "hostname": "box",
+        "state": "up",
+        "pid": 7,
+        "num_cores": 8,
+        "num_gpus": 0,
+        "cpu_percent": 12.5,
+        "memory_used_bytes": 4 * 10**9,
+        "memory_total_bytes": 16 * 10**9,
+        "gpus": [],
+        "history": HISTORY,
+    }
     return {**row, **fields}
 
 
 def full(ranks: list[dict[str, Any]], sizes: list[list[Any]] | None = None, **fields: Any) -> dict[str, Any]:
     head = {
-        "name": "demo", "pid": 1, "started": time.time() - 60, "sizes": sizes or [["gpus", len(ranks)]], "idle_timeout_s": 3600.0,
-        "lease_left_s": None, "num_cells": 0, "is_healing": False, "on_failure": "stop", "journal": "/j", "clients": [], "versions": {},
+        "name": "demo",
+        "pid": 1,
+        "started": time.time() - 60,
+        "sizes": sizes or [["gpus", len(ranks)]],
+        "idle_timeout_s": 3600.0,
+        "lease_left_s": None,
+        "num_cells": 0,
+        "is_healing": False,
+        "on_failure": "stop",
+        "journal": "/j",
+        "clients": [],
+        "versions": {},
         "environment": "abc",
-    }  # fmt: skip
+    }
     return {**head, "hosts": [host()], "ranks": ranks, **fields}
 
 
@@ -85,10 +119,19 @@ def test_what_stays_the_same_is_no_change() -> None:
 def test_a_snapshot_travels_as_plain_data() -> None:
     collective = {"name": "all_reduce", "sequence": 41, "since": 1.0, "shape": [2, 3], "dtype": "float32"}
     gpu = {
-        "index": 0, "name": "H200", "uuid": "u", "utilization_percent": 80.0, "memory_used_bytes": 10**9, "memory_total_bytes": 10**11,
-        "temperature_c": 60, "processes": [{"pid": 100, "memory_bytes": 5, "rank": 0}],
-    }  # fmt: skip
-    data = full([rank(0, "busy", doing="cell #3", collective=collective, gpus=[0])], hosts=[host(num_gpus=1, gpus=[gpu])])
+        "index": 0,
+        "name": "H200",
+        "uuid": "u",
+        "utilization_percent": 80.0,
+        "memory_used_bytes": 10**9,
+        "memory_total_bytes": 10**11,
+        "temperature_c": 60,
+        "processes": [{"pid": 100, "memory_bytes": 5, "rank": 0}],
+    }
+    data = full(
+        [rank(0, "busy", doing="cell #3", collective=collective, gpus=[0])],
+        hosts=[host(num_gpus=1, gpus=[gpu])],
+    )
     status = MeshStatus.of(data)
     assert MeshStatus.of(status.as_dict()) == status
     assert "all_reduce #41 float32[2, 3]" in status.text()
@@ -102,7 +145,9 @@ def test_text_says_it_once() -> None:
     status = MeshStatus.of(full(ranks))
     text = status.text()
     assert "busy      ranks 0-6" in text
-    assert text.count("cell #3") == 1 and "ranks 0-6: busy with cell #3, at In [1], line 2: x(), for 5" in text
+    assert (
+        text.count("cell #3") == 1 and "ranks 0-6: busy with cell #3, at In [1], line 2: x(), for 5" in text
+    )
     assert "rank 7 lost: the process was killed by SIGKILL" in text
     assert status.health == "trouble"
     assert summary(status.as_dict())["states"] == {"busy": 7, "lost": 1}
@@ -120,7 +165,7 @@ def test_the_picture_is_laid_out_by_axes_and_escaped() -> None:
     ranks = [rank(i) for i in range(8)]
     ranks[5] = rank(5, "lost", reason="<script>alert(1)</script>")
     page = card_html.render(MeshStatus.of(full(ranks, [["hosts", 2], ["gpus", 4]])), "the kernel has ended")
-    assert "<th scope=\"row\">hosts 1</th>" in page
+    assert '<th scope="row">hosts 1</th>' in page
     assert page.count("<td ") == 8
     assert "5 lost" in page
     assert "<script>" not in page and "&lt;script&gt;" in page
@@ -150,7 +195,11 @@ def test_a_page_says_what_each_thread_does(tmp_path: Path) -> None:
     page.main.set_debugging(True)
     actor.end_activity()
     main, other = read_page(path.read_bytes()) or []
-    assert (main.state, other.state, other.name) == (DEBUGGING, IDLE, "Trainer.schritt_\N{GREEK SMALL LETTER MU}")
+    assert (main.state, other.state, other.name) == (
+        DEBUGGING,
+        IDLE,
+        "Trainer.schritt_\N{GREEK SMALL LETTER MU}",
+    )
     assert other.num_changes == 2
     page.release_slot(actor)
     assert len(read_page(path.read_bytes()) or []) == 1
@@ -168,7 +217,9 @@ def test_long_names_and_many_actors_do_no_harm() -> None:
 
 
 def test_a_page_is_never_read_half_written(tmp_path: Path) -> None:
-    """What is read is always one of the states that were written, while another thread writes as fast as it can."""
+    """What is read is always one of the states that were written, while another thread writes as fast as
+    it can.
+    """
     path = tmp_path / "page"
     page = ActivityPage(str(path))
     names = [bytes([65 + i]) * 96 for i in range(8)]
@@ -185,7 +236,9 @@ def test_a_page_is_never_read_half_written(tmp_path: Path) -> None:
     try:
         with open(path, "rb", buffering=0) as file:
             while whole < 2000:
-                found = read_page(os.pread(file.fileno(), PAGE_BYTES, 0), os.pread(file.fileno(), PAGE_BYTES, 0))
+                found = read_page(
+                    os.pread(file.fileno(), PAGE_BYTES, 0), os.pread(file.fileno(), PAGE_BYTES, 0)
+                )
                 if found:
                     assert len(set(found[0].name)) == 1, found[0].name
                     whole += 1

@@ -1,4 +1,6 @@
-"""Transfers as those who wait see them: time-outs, cancellation, choice of path, the end of the process' data plane."""
+"""Transfers as those who wait see them: time-outs, cancellation, choice of path, the end of the process'
+data plane.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,11 @@ def plane(monkeypatch: pytest.MonkeyPatch) -> Iterator[DataPlane]:
 def test_the_next_path_is_tried_and_the_receipt_says_why(plane: DataPlane) -> None:
     room = bytearray(5)
     receipt = RDMABuffer(b"hello").read_into(room).get()
-    assert (bytes(room), receipt.path, receipt.why_not) == (b"hello", "local", {"barred": "a tree lies across it"})
+    assert (bytes(room), receipt.path, receipt.why_not) == (
+        b"hello",
+        "local",
+        {"barred": "a tree lies across it"},
+    )
     assert str(receipt).endswith("(not by barred: a tree lies across it)")
     with pytest.raises(PathFailed, match=r"no way between .*barred: a tree lies across it"):
         RDMABuffer(b"hello").read_into(room, path="barred").get()

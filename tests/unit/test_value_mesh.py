@@ -1,4 +1,6 @@
-"""Values of a mesh: when two count as the same, and how the mesh' algebra acts on them. (First steps: test_shape.py.)"""
+"""Values of a mesh: when two count as the same, and how the mesh' algebra acts on them. (First steps:
+test_shape.py.)
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def test_as_many_values_as_points() -> None:
 
 def test_only_ranks_and_points_are_subscripts() -> None:
     for wrong in (True, "0", slice(0, 1)):
-        with pytest.raises(TypeError, match=r"expected a rank or a point, not \w+; use \.slice\(\) for parts"):
+        with pytest.raises(
+            TypeError, match=r"expected a rank or a point, not \w+; use \.slice\(\) for parts"
+        ):
             row(1, 2)[wrong]  # type: ignore[index]
 
 
@@ -65,7 +69,9 @@ def test_nan_is_folded_and_is_no_difference() -> None:
     assert same({"loss": [NAN]}, {"loss": [float("nan")]})
 
 
-@pytest.mark.parametrize(("a", "b"), [(1, True), (1, 1.0), ([1], (1,)), ({"a": 1}, {"b": 1}), ([1], [1, 2]), (NAN, 0.0)])
+@pytest.mark.parametrize(
+    ("a", "b"), [(1, True), (1, 1.0), ([1], (1,)), ({"a": 1}, {"b": 1}), ([1], [1, 2]), (NAN, 0.0)]
+)
 def test_what_looks_different_is_not_the_same(a: object, b: object) -> None:
     assert not same(a, b)
     assert not same(b, a)

@@ -1,4 +1,6 @@
-"""The verbs path where there's no NIC: what's missing is said, errors have names, addresses and ports are chosen."""
+"""The verbs path where there's no NIC: what's missing is said, errors have names, addresses and ports are
+chosen.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def no_pyverbs(monkeypatch: pytest.MonkeyPatch) -> None:
     found = importlib.util.find_spec
     for name in [n for n in sys.modules if n.partition(".")[0] == "pyverbs"]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "pyverbs" else found(name, *a))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "pyverbs" else found(name, *a)
+    )
     monkeypatch.setattr(verbs_library, "_found", None)
 
 
@@ -81,10 +85,17 @@ def test_the_distribution_folder_stays_off_the_search_path(tmp_path: Path) -> No
     package = tmp_path / "pyverbs"
     package.mkdir()
     files = {
-        "__init__": "", "enums": "IBV_QPT_RC = 2", "addr": "AHAttr = GID = GlobalRoute = 1", "cq": "CQ = CompChannel = 1",
-        "device": "Context = 1", "mr": "MR = 1", "pd": "PD = 1", "pyverbs_error": "class PyverbsError(Exception): pass",
-        "qp": "QP = QPAttr = QPCap = QPInitAttr = 1", "wr": "SGE = SendWR = 1",
-    }  # fmt: skip
+        "__init__": "",
+        "enums": "IBV_QPT_RC = 2",
+        "addr": "AHAttr = GID = GlobalRoute = 1",
+        "cq": "CQ = CompChannel = 1",
+        "device": "Context = 1",
+        "mr": "MR = 1",
+        "pd": "PD = 1",
+        "pyverbs_error": "class PyverbsError(Exception): pass",
+        "qp": "QP = QPAttr = QPCap = QPInitAttr = 1",
+        "wr": "SGE = SendWR = 1",
+    }
     for name, text in files.items():
         (package / f"{name}.py").write_text(text)
     (tmp_path / "stray.py").touch()
@@ -163,7 +174,15 @@ def test_failed_calls_have_causes(monkeypatch: pytest.MonkeyPatch) -> None:
     ("gids", "wanted"),
     [
         ([], None),
-        ([Gid(0, "fe80::1", V1), Gid(1, "fe80::1", V2), Gid(2, "::ffff:10.0.0.1", V1), Gid(3, "::ffff:10.0.0.1", V2)], 3),
+        (
+            [
+                Gid(0, "fe80::1", V1),
+                Gid(1, "fe80::1", V2),
+                Gid(2, "::ffff:10.0.0.1", V1),
+                Gid(3, "::ffff:10.0.0.1", V2),
+            ],
+            3,
+        ),
         ([Gid(0, "fe80::1", V2), Gid(1, "2001:db8::1", V2)], 1),
         ([Gid(0, "fe80::1", V1), Gid(1, "fe80::1", V2)], 1),
         ([Gid(0, "::ffff:10.0.0.1", V1)], 0),
@@ -193,7 +212,13 @@ def test_choice_of_the_nic() -> None:
     assert nearest(twins, like="mlx5_1:1") is twins[1], "as the other side's"
 
 
-def make_device(root: Path, name: str, state: str = "4: ACTIVE", gids: tuple[str, ...] = ("::ffff:10.0.0.1",), node: str = "1: CA") -> None:
+def make_device(
+    root: Path,
+    name: str,
+    state: str = "4: ACTIVE",
+    gids: tuple[str, ...] = ("::ffff:10.0.0.1",),
+    node: str = "1: CA",
+) -> None:
     place = root / name / "ports" / "1"
     for folder in ("gids", "gid_attrs/types", "gid_attrs/ndevs"):
         (place / folder).mkdir(parents=True)
@@ -263,12 +288,16 @@ def test_of_many_threads_that_know_nothing_one_looks(machine: Path, monkeypatch:
     gid = _stall(machine)
     with ThreadPoolExecutor(8) as pool:
         looking = [pool.submit(verbs_device.usable_ports) for _ in range(8)]
-        gid.write_text("0000:0000:0000:0000:0000:ffff:0a00:0007\n")  # for one reader: a second one would wait for good
+        gid.write_text(
+            "0000:0000:0000:0000:0000:ffff:0a00:0007\n"
+        )  # for one reader: a second one would wait for good
         assert [p.name for ports in looking for p in ports.result(60)] == ["mlx5_0:1"] * 8
 
 
 def test_looks_take_a_small_part_of_the_time(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verbs_device, "MIN_REST", 1e9)  # however quick this one look is, the next one is far away
+    monkeypatch.setattr(
+        verbs_device, "MIN_REST", 1e9
+    )  # however quick this one look is, the next one is far away
     make_device(machine, "mlx5_0")
     assert verbs_device.no_device_reason() == ""
     (verbs_device.NODES / "uverbs0").unlink()
@@ -321,7 +350,9 @@ def test_requests_cover_every_piece_once() -> None:
     for _ in range(50):
         rows, columns = (int(n) for n in rng.integers(1, 40, 2))
         there = Layout.contiguous((rows, columns), 4)[:, :: int(rng.integers(1, 3))]
-        here = Layout.contiguous(there.shape, 4) if rng.random() < 0.5 else Layout(there.shape, (1000, 4), 4, 8)
+        here = (
+            Layout.contiguous(there.shape, 4) if rng.random() < 0.5 else Layout(there.shape, (1000, 4), 4, 8)
+        )
         wanted = [(p.there + i, p.here + i) for p in pieces(there, here) for i in range(p.nbytes)]
         found = []
         max_bytes, max_parts = int(rng.integers(1, 200)), int(rng.integers(1, 6))
@@ -342,7 +373,12 @@ def test_requests_cover_every_piece_once() -> None:
 def test_what_is_contiguous_at_the_owner_goes_together() -> None:
     found = list(requests(pieces(Layout.contiguous((4, 8), 1), Layout((4, 8), (100, 1), 1)), 1 << 20, 3))
     assert found == [Request(0, (Part(0, 8), Part(100, 8), Part(200, 8))), Request(24, (Part(300, 8),))]
-    assert [p.here for p in packed(pieces(Layout.contiguous((4, 8), 1), Layout((4, 8), (100, 1), 1)))] == [0, 8, 16, 24]
+    assert [p.here for p in packed(pieces(Layout.contiguous((4, 8), 1), Layout((4, 8), (100, 1), 1)))] == [
+        0,
+        8,
+        16,
+        24,
+    ]
 
 
 # --- which memory stays registered
@@ -406,7 +442,10 @@ def test_registrations_are_found_again_and_let_go() -> None:
     memories = verbs_memory.LocalMemories(nic, max_kept=2)  # type: ignore[arg-type]
     arrays = [numpy.zeros(10) for _ in range(3)]
     for array in arrays:
-        with memories.registered(memory_of(array)) as first, memories.registered(memory_of(array[2:5])) as second:
+        with (
+            memories.registered(memory_of(array)) as first,
+            memories.registered(memory_of(array[2:5])) as second,
+        ):
             assert first is second
     assert memories.num_registered == 3
     assert len(nic.open) == len(memories) == 2

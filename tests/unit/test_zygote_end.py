@@ -38,7 +38,10 @@ print(json.dumps(told))
 
 
 def test_what_was_asked_of_it_is_told_and_its_successor_does_the_rest(tmp_path: Path) -> None:
-    env = {**os.environ, "MONARCH_NB_PRELOAD": "none"}  # it ends all the same, and its successor is warm sooner
+    env = {
+        **os.environ,
+        "MONARCH_NB_PRELOAD": "none",
+    }  # it ends all the same, and its successor is warm sooner
     command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
     found = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True, env=env)
     told = json.loads(found.stdout)

@@ -1,7 +1,9 @@
 """The table of values of one rank, and the interpreter of the command stream.
 
-A command that raises leaves `Poison` in its outputs, and what uses those becomes it, too. Before the rank goes on it reports and waits for a verdict:
-if all ranks failed at the same command, they go on with the next; if only some did, the others may hang in a collective, so all are stopped, their groups are made anew, and all go on behind the last command that anyone has done.
+A command that raises leaves `Poison` in its outputs, and what uses those becomes it, too. Before the rank
+goes on it reports and waits for a verdict: if all ranks failed at the same command, they go on with the next;
+if only some did, the others may hang in a collective, so all are stopped, their groups are made anew, and all
+go on behind the last command that anyone has done.
 """
 
 from __future__ import annotations
@@ -59,7 +61,8 @@ class Halted(Exception):
 
 
 class Executor:
-    """One engine's table on this rank. `run`, `fetch` and so on are called by one thread; `halt` and `verdicts` are for others.
+    """One engine's table on this rank. `run`, `fetch` and so on are called by one thread; `halt` and
+    `verdicts` are for others.
 
     Args:
         name: of the engine.
@@ -82,9 +85,15 @@ class Executor:
         self._halts = threading.Event()
         self.verdicts: queue.SimpleQueue[Verdict] = queue.SimpleQueue()
         self._own: dict[str, Callable[..., Any]] = {
-            "own.put": self._put, "own.from_local": self._from_local, "own.redistribute": _redistribute, "own.call": _call,
-            "own.part": _part, "own.keep": _keep, "own.whole": _to_replicated, "own.local": _to_local,
-        }  # fmt: skip
+            "own.put": self._put,
+            "own.from_local": self._from_local,
+            "own.redistribute": _redistribute,
+            "own.call": _call,
+            "own.part": _part,
+            "own.keep": _keep,
+            "own.whole": _to_replicated,
+            "own.local": _to_local,
+        }
 
     # --- the stream
 
@@ -207,7 +216,9 @@ class Executor:
         return self._has_begun
 
     def _resume(self, verdict: Resume, batch: Batch, words: Sequence[int], at: int) -> int:
-        """Make what was done since the first failure poison, here as on the others; meet them behind the last command that anyone has begun."""
+        """Make what was done since the first failure poison, here as on the others; meet them behind the
+        last command that anyone has begun.
+        """
         own = batch.first + self._count(words, at)
         self._cause = verdict.cause
         for old in list(self._batches)[:-1]:
@@ -224,7 +235,9 @@ class Executor:
         return position
 
     def _poison(self, batch: Batch, words: Sequence[int], until: int, cause: int, first: int = 0) -> int:
-        """Do commands from `first` to before `until` as if they had failed; return the position behind them."""
+        """Do commands from `first` to before `until` as if they had failed; return the position behind
+        them.
+        """
         at, seq = 0, batch.first
         self._parcels = iter(batch.parcels)
         while at < len(words) and seq < until:
@@ -287,7 +300,8 @@ class Executor:
     # --- values that leave
 
     def fetch(self, slot: int, how: str) -> Fetched:
-        """Return a value: `first`: from the first rank only; `each`: from all; `describe`: what it is, tensors without their data.
+        """Return a value: `first`: from the first rank only; `each`: from all; `describe`: what it is,
+        tensors without their data.
 
         Nothing is communicated here: what has to be gathered is gathered by a command before.
         """

@@ -1,4 +1,5 @@
-"""Device meshes whose process groups are the engine's own: a default process group isn't needed, and the user's, if there is one, isn't touched.
+"""Device meshes whose process groups are the engine's own: a default process group isn't needed, and the
+user's, if there is one, isn't touched.
 
 Private names of torch are used here: a DeviceMesh makes groups of the default one only.
 """
@@ -39,7 +40,8 @@ def device_type() -> str:
 class OwnMesh(DeviceMesh):  # type: ignore[misc]
     """A device mesh that doesn't ask the default process group who it is.
 
-    It's equal to itself only: DTensor keeps what it has worked out by mesh, and would take the process groups of one that is gone.
+    It's equal to itself only: DTensor keeps what it has worked out by mesh, and would take the process groups
+    of one that is gone.
     """
 
     __hash__ = object.__hash__
@@ -105,7 +107,9 @@ class Meshes:
         self._make_groups(grid)
 
     def check_registered(self) -> None:
-        """Put names of groups back into torch's registry: `destroy_process_group` of the user's has emptied it."""
+        """Put names of groups back into torch's registry: `destroy_process_group` of the user's has
+        emptied it.
+        """
         for name, group in self._groups.items():
             try:
                 resolve_group(name)

@@ -1,4 +1,5 @@
-"""The private names of torch that tensors of a mesh need, in one place: a new torch that has moved one fails here, by its name.
+"""The private names of torch that tensors of a mesh need, in one place: a new torch that has moved one fails
+here, by its name.
 
 DTensor's rules, wrapper subclasses and process groups without a default one have no public way.
 """
@@ -44,7 +45,7 @@ def set_up_group(
 ) -> None:
     """Give a process group its backend and its name."""
     for method, *arguments in (
-        ("_set_default_backend", kind), ("_register_backend", device, kind, backend), ("_set_group_name", name),
+        ("_set_default_backend", kind), ("_register_backend", device, kind, backend), ("_set_group_name", name),  # noqa: E501
         ("_set_group_desc", description),
     ):  # fmt: skip
         methodcaller(method, *arguments)(group)

@@ -1,7 +1,8 @@
 """What the controller and the ranks say to each other about tensors.
 
-The command stream is an array of u32. A command is `plan, input slots ..., scalars ..., output slots ...`: how many there are of each is
-known from the plan. A scalar is the eight bytes of a double: two words. Plan `DROP` is followed by a count and so many slots.
+The command stream is an array of u32. A command is `plan, input slots ..., scalars ..., output slots ...`:
+how many there are of each is known from the plan. A scalar is the eight bytes of a double: two words. Plan
+`DROP` is followed by a count and so many slots.
 
 The n-th command of a message has the sequence number of the message plus n; a DROP counts as a command, too.
 """

@@ -1,4 +1,5 @@
-"""How operations are done on shards that torch has no rule for. Known on the controller and on the ranks, which must agree.
+"""How operations are done on shards that torch has no rule for. Known on the controller and on the ranks,
+which must agree.
 
 Attention on CPUs: batches and heads are independent of each other.
 """
@@ -15,13 +16,17 @@ from monarch_nb._rank.tensor.private import attention_on_cpu, attention_on_cpu_b
 
 
 def has_rule(op: Any) -> bool:
-    """Say whether an operation can be looked up. Torch would take others apart, which takes seconds at first and may give other strides."""
+    """Say whether an operation can be looked up. Torch would take others apart, which takes seconds at
+    first and may give other strides.
+    """
     rules = dispatcher.sharding_propagator
     return op in rules.op_strategy_funcs or op in rules.op_single_dim_strategy_funcs
 
 
 def _alike(num_outputs: int, num_inputs: int) -> Callable[..., Any]:
-    """Return the rule of an operation that does each batch and each head by itself. Other arguments than tensors follow the inputs."""
+    """Return the rule of an operation that does each batch and each head by itself. Other arguments than
+    tensors follow the inputs.
+    """
 
     def layouts(*args: Any, **_: Any) -> Any:
         rest = [None] * (len(args) - num_inputs)

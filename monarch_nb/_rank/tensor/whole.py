@@ -1,6 +1,7 @@
 """Operations on whole tensors: those that can't be done on shards, and those that draw random numbers.
 
-Every rank does the whole operation and keeps its part. Random numbers are the same on all ranks that way, and don't depend on how a tensor is sharded.
+Every rank does the whole operation and keeps its part. Random numbers are the same on all ranks that way, and
+don't depend on how a tensor is sharded.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def on_whole(op: Operation, plan: Definition, mesh: DeviceMesh) -> Operation:
 
 
 def seeded(op: Operation) -> Operation:
-    """Return `op` with a first argument more: the seed of the random numbers that it draws. The rank's own generator stays as it is."""
+    """Return `op` with a first argument more: the seed of the random numbers that it draws. The rank's own
+    generator stays as it is.
+    """
 
     def do(seed: float, *args: Any, **kwargs: Any) -> Any:
         with torch.random.fork_rng():

@@ -21,9 +21,14 @@ def engine_of(spec: HostSpec) -> Engine:
         MeshUsageError: if there's none of that name, or if its table has what it doesn't know.
     """
     if spec.engine not in ENGINES:
-        raise MeshUsageError(f"unknown engine {spec.engine!r}.{nearest(spec.engine, ENGINES)} Known: {', '.join(ENGINES)}")
+        raise MeshUsageError(
+            f"unknown engine {spec.engine!r}.{nearest(spec.engine, ENGINES)} Known: {', '.join(ENGINES)}"
+        )
     engine = ENGINES[spec.engine]()
     for key, _ in spec.own if engine.own_keys else ():
         if key not in engine.own_keys:
-            raise MeshUsageError(f"[{spec.engine}] unknown key {key!r}.{nearest(key, engine.own_keys)} Known: {', '.join(engine.own_keys)}")
+            raise MeshUsageError(
+                f"[{spec.engine}] unknown key {key!r}.{nearest(key, engine.own_keys)} Known: "
+                f"{', '.join(engine.own_keys)}"
+            )
     return engine

@@ -1,6 +1,7 @@
 """What an engine is: something that has hosts, gives them, says how they are and takes them back.
 
-Pure policy: no sockets, and nothing of it runs in a host process. `look` is the only truth about an allocation; no state is inferred from silence.
+Pure policy: no sockets, and nothing of it runs in a host process. `look` is the only truth about an
+allocation; no state is inferred from silence.
 """
 
 from __future__ import annotations
@@ -72,7 +73,9 @@ class Look:
 
 
 class Engine(ABC):
-    """Base of all engines. Methods are called in the client, and may take seconds; all but `usable` raise `EngineError`."""
+    """Base of all engines. Methods are called in the client, and may take seconds; all but `usable` raise
+    `EngineError`.
+    """
 
     name: ClassVar[str]
     can: ClassVar[Capabilities] = Capabilities()
@@ -85,7 +88,9 @@ class Engine(ABC):
 
     @abstractmethod
     def check(self, spec: HostSpec) -> list[str]:
-        """Return what is known to be wrong with a request before it's made: 9 nodes of 3, a limit of the partition."""
+        """Return what is known to be wrong with a request before it's made: 9 nodes of 3, a limit of the
+        partition.
+        """
 
     @abstractmethod
     def submit(self, allocation: Allocation, invitation: Invitation) -> Allocation:

@@ -1,7 +1,8 @@
 """Hosts by commands that a profile gives: for what has no engine of its own.
 
-Either a command for each host (`start`, with {host} and {script}), or a batch system's (`submit`, `look`, `end`, with {id}): `submit` gets the job's script
-on its standard input and answers with a number; `look` answers with text that `queued` and `granted` are looked for in. With neither, people start hosts by hand.
+Either a command for each host (`start`, with {host} and {script}), or a batch system's (`submit`, `look`,
+`end`, with {id}): `submit` gets the job's script on its standard input and answers with a number; `look`
+answers with text that `queued` and `granted` are looked for in. With neither, people start hosts by hand.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ class Command(Engine):
         for key in ("start", "submit", "look", "end"):
             words = shlex.split(spec.own_value(key))
             if words and not spec.login and shutil.which(words[0]) is None:
-                return Usable(f"{key} = {spec.own_value(key)!r}: {words[0]} isn't installed here, or not on PATH")
+                return Usable(
+                    f"{key} = {spec.own_value(key)!r}: {words[0]} isn't installed here, or not on PATH"
+                )
         return Usable()
 
     def check(self, spec: HostSpec) -> list[str]:
@@ -47,7 +50,12 @@ class Command(Engine):
         batch = [key for key in ("submit", "look", "end") if spec.own_value(key)]
         if batch and len(batch) < 3:
             missing = next(key for key in ("submit", "look", "end") if key not in batch)
-            return [f"[command] has {' and '.join(batch)}, and no {missing}: a batch system needs submit, look and end"]
+            return [
+                (
+                    f"[command] has {' and '.join(batch)}, and no {missing}: a batch system needs submit, "
+                    "look and end"
+                )
+            ]
         return []
 
     def submit(self, allocation: Allocation, invitation: Invitation) -> Allocation:
@@ -60,7 +68,10 @@ class Command(Engine):
         done = shell.run_at(spec.login, shlex.split(spec.own_value("submit")), script)
         found = re.search(spec.own_value("id") or _ID, done.out)
         if done.code != 0 or found is None:
-            raise EngineError(f"{spec.own_value('submit')}: {done.words}" + ("" if found or done.code else f" has no job's number; id = its pattern, now {_ID!r}"))
+            raise EngineError(
+                f"{spec.own_value('submit')}: {done.words}"
+                + ("" if found or done.code else f" has no job's number; id = its pattern, now {_ID!r}")
+            )
         return replace(allocation, id=found[1] if found.groups() else found[0])
 
     def _write(self, allocation: Allocation, invitation: Invitation) -> Allocation:
@@ -77,9 +88,24 @@ class Command(Engine):
         spec = allocation.spec
         if spec.own_value("start"):
             return self._each.script(allocation)
-        header = spec.own_value("header").replace("{hosts}", str(spec.wanted.most)).replace("{name}", allocation.mesh)
+        header = (
+            spec.own_value("header")
+            .replace("{hosts}", str(spec.wanted.most))
+            .replace("{name}", allocation.mesh)
+        )
         lines = [line for line in header.split("\\n") if line]
-        return "\n".join(["#!/bin/bash -l", *lines, "umask 077", *spec.setup, f"exec {shell.launcher_command(spec)} <<'END'", _INVITATION, "END", ""])
+        return "\n".join(
+            [
+                "#!/bin/bash -l",
+                *lines,
+                "umask 077",
+                *spec.setup,
+                f"exec {shell.launcher_command(spec)} <<'END'",
+                _INVITATION,
+                "END",
+                "",
+            ]
+        )
 
     def look(self, allocation: Allocation) -> Look:
         spec = allocation.spec
@@ -88,11 +114,19 @@ class Command(Engine):
         if not spec.own_value("submit"):
             return Look(State.QUEUED, f"on each host: monarch-nb host --join {allocation.directory}")
         done = shell.run_at(spec.login, _filled(spec.own_value("look"), allocation.id))
-        for key, state, default in (("granted", State.GRANTED, r"\bR(UNNING)?\b"), ("queued", State.QUEUED, r"\b(PENDING|PEND|PD|Q|H|WAITING)\b")):
+        for key, state, default in (
+            ("granted", State.GRANTED, r"\bR(UNNING)?\b"),
+            ("queued", State.QUEUED, r"\b(PENDING|PEND|PD|Q|H|WAITING)\b"),
+        ):
             found = re.search(spec.own_value(key) or default, done.out)
             if found:
                 return Look(state, found[0])
-        return Look(State.ENDED, done.words if done.out.strip() or done.err.strip() else "the batch system knows nothing of it any more")
+        return Look(
+            State.ENDED,
+            done.words
+            if done.out.strip() or done.err.strip()
+            else "the batch system knows nothing of it any more",
+        )
 
     def end(self, allocation: Allocation) -> None:
         spec = allocation.spec
@@ -117,13 +151,17 @@ class _Each(NamedHosts):
         return Usable()
 
     def start_command(self, spec: HostSpec, place: int, machine: str) -> Sequence[str]:
-        return self._with(spec.own_value("start"), machine, shell.host_script(spec, "--place", str(place), "--detach"))
+        return self._with(
+            spec.own_value("start"), machine, shell.host_script(spec, "--place", str(place), "--detach")
+        )
 
     def end_command(self, spec: HostSpec, machine: str, script: str) -> Sequence[str]:
         return self._with(spec.own_value("start"), machine, f"sh -c {shlex.quote(script)}")
 
     def _with(self, template: str, machine: str, script: str) -> list[str]:
-        """Fill a template's words: {host}, and {script}, a shell's one line; it's the last word if the template doesn't say where."""
+        """Fill a template's words: {host}, and {script}, a shell's one line; it's the last word if the
+        template doesn't say where.
+        """
         words = shlex.split(template)
         found = [word.replace("{host}", machine).replace("{script}", script) for word in words]
         return found if "{script}" in template else [*found, *shlex.split(script)]

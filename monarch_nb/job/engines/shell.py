@@ -41,7 +41,9 @@ def run(argv: Sequence[str], text: str = "", timeout_s: float = COMMAND_S) -> Do
         EngineError: if it isn't there, or takes too long.
     """
     try:
-        done = subprocess.run(argv, input=text.encode(), capture_output=True, timeout=timeout_s, start_new_session=True)
+        done = subprocess.run(
+            argv, input=text.encode(), capture_output=True, timeout=timeout_s, start_new_session=True
+        )
     except FileNotFoundError:
         raise EngineError(f"{argv[0]} isn't installed here, or not on PATH") from None
     except OSError as error:
@@ -77,17 +79,36 @@ def ssh_command(machine: str, config: str = "") -> list[str]:
     """Return an ssh command that asks nothing, and shares one connection for each machine."""
     directory = os.path.join(socket_root(), "ssh")
     private_directory(directory)
-    options = ["BatchMode=yes", f"ConnectTimeout={CONNECT_S}", "ControlMaster=auto", f"ControlPath={directory}/%C", f"ControlPersist={_MASTER_S}"]
-    return ["ssh", *(["-F", os.path.expanduser(config)] if config else []), "-T", *(f"-o{option}" for option in options), "--", machine]
+    options = [
+        "BatchMode=yes",
+        f"ConnectTimeout={CONNECT_S}",
+        "ControlMaster=auto",
+        f"ControlPath={directory}/%C",
+        f"ControlPersist={_MASTER_S}",
+    ]
+    return [
+        "ssh",
+        *(["-F", os.path.expanduser(config)] if config else []),
+        "-T",
+        *(f"-o{option}" for option in options),
+        "--",
+        machine,
+    ]
 
 
 def ssh_trouble(machine: str, done: Done, config: str = "") -> str:
     """Return why nobody could log in, and what to type."""
     by_hand = f"ssh {f'-F {config} ' if config else ''}{machine}"
     if "Host key verification failed" in done.err or "REMOTE HOST IDENTIFICATION HAS CHANGED" in done.err:
-        return f"{machine}: its host key isn't the one that is known, or none is known. Look at it and accept it once: {by_hand}"
+        return (
+            f"{machine}: its host key isn't the one that is known, or none is known. Look at it and "
+            f"accept it once: {by_hand}"
+        )
     if "Permission denied" in done.err:
-        return f"{machine}: not logged in ({done.words}). Log in without a question first: ssh-copy-id {machine}, or: ssh-add; then try: {by_hand}"
+        return (
+            f"{machine}: not logged in ({done.words}). Log in without a question first: ssh-copy-id "
+            f"{machine}, or: ssh-add; then try: {by_hand}"
+        )
     if "Could not resolve" in done.err:
         return f"{machine}: there is no host of that name; see ~/.ssh/config and the profile"
     return f"{machine}: cannot be reached by ssh ({done.words}). Try: {by_hand}"
@@ -98,11 +119,16 @@ def ssh_trouble(machine: str, done: Done, config: str = "") -> str:
 
 def launcher_command(spec: HostSpec, *arguments: str) -> str:
     """Return the shell text that starts the launcher on a host; `$` in `arguments` is left to that shell."""
-    return f"{shlex.quote(spec.python or sys.executable)} -P -m monarch_nb._host.launcher --join - {' '.join(arguments)}".rstrip()
+    return (
+        f"{shlex.quote(spec.python or sys.executable)} -P -m monarch_nb._host.launcher --join - "
+        f"{' '.join(arguments)}"
+    ).rstrip()
 
 
 def host_script(spec: HostSpec, *arguments: str) -> str:
-    """Return a shell command for a host: the profile's setup, then the launcher, which reads the invitation from standard input."""
+    """Return a shell command for a host: the profile's setup, then the launcher, which reads the
+    invitation from standard input.
+    """
     setup = "".join(f"{line}\n" for line in spec.setup)
     prepared = f"{{ :\n{setup}}} </dev/null >&2 || exit 1\n" if setup else ""
     return f"bash -l -c {shlex.quote(f'{prepared}exec {launcher_command(spec, *arguments)}')}"
@@ -112,7 +138,10 @@ def launcher_trouble(machine: str, done: Done, spec: HostSpec) -> str:
     """Return why a launcher has ended, and what to type."""
     python = spec.python or sys.executable
     if "No module named" in done.err and "monarch_nb" in done.err:
-        return f"{machine}: {python} has no monarch_nb there: install it, or name another interpreter: python = in the profile"
+        return (
+            f"{machine}: {python} has no monarch_nb there: install it, or name another interpreter: "
+            "python = in the profile"
+        )
     if done.code in (_NOT_FOUND, 126):
         return f"{machine}: there is no {python} there: python = in the profile ({done.words})"
     return done.words.removeprefix("node ") if done.words.startswith("node ") else f"{machine}: {done.words}"

@@ -1,7 +1,8 @@
 """Slurm, by its own commands: here, or on a login node by ssh.
 
-One job a mesh; `srun` starts the launcher once on each node, and its standard input, which all of them get, is the invitation. So no secret lies in an
-argument, a variable or a shared file. The job ends when its host processes have ended, and they end with the mesh.
+One job a mesh; `srun` starts the launcher once on each node, and its standard input, which all of them get,
+is the invitation. So no secret lies in an argument, a variable or a shared file. The job ends when its host
+processes have ended, and they end with the mesh.
 """
 
 from __future__ import annotations
@@ -22,10 +23,18 @@ from monarch_nb.job.spec import HostSpec, nearest
 
 _NODE_WORDS = re.compile(r"^(?:\d+: )?(node \S+: .+)$", re.MULTILINE)
 _FIELDS = "%T|%S|%e|%N|%D|%r"
-_QUEUED = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
+_QUEUED = (
+    "PENDING",
+    "CONFIGURING",
+    "REQUEUED",
+    "REQUEUE_HOLD",
+    "REQUEUE_FED",
+    "SPECIAL_EXIT",
+    "RESV_DEL_HOLD",
+)
 _GRANTED = ("RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
 _STUCK = {
-    "PartitionConfig": "the partition can't give this, ever: ask for fewer hosts, or another one: --partition",
+    "PartitionConfig": "the partition can't give this, ever: ask for fewer hosts, or another one: --partition",  # noqa: E501
     "PartitionNodeLimit": "the partition gives no job so many hosts: --hosts, or --partition",
     "PartitionTimeLimit": "the partition gives no job so much time: --time, or --partition",
     "PartitionDown": "the partition is down: --partition",
@@ -56,7 +65,10 @@ class Slurm(Engine):
 
     def usable(self, spec: HostSpec) -> Usable:
         if not spec.login and shutil.which("sbatch") is None:
-            return Usable('there is no sbatch here: name a login node, login = "me@login" in the profile; or apt-get install slurm-client')
+            return Usable(
+                'there is no sbatch here: name a login node, login = "me@login" in the profile; or '
+                "apt-get install slurm-client"
+            )
         try:
             done = shell.run_at(spec.login, ["sinfo", "--version"], timeout_s=15)
         except EngineError as error:
@@ -67,15 +79,28 @@ class Slurm(Engine):
         partitions = self._partitions(spec)
         names = [p.name for p in partitions]
         if spec.partition and spec.partition not in names:
-            return [f"there is no partition {spec.partition!r}.{nearest(spec.partition, names)} Known: {', '.join(names)}"]
+            return [
+                (
+                    f"there is no partition {spec.partition!r}.{nearest(spec.partition, names)} Known: "
+                    f"{', '.join(names)}"
+                )
+            ]
         chosen = [p for p in partitions if p.name == spec.partition] if spec.partition else partitions
         found = []
         most = max((p.num_nodes for p in chosen), default=0)
         if spec.wanted.least > most:
             found.append(f"{spec.wanted.least} hosts were asked for, and {_of(spec)} has {most}")
         limits = [p.limit_s for p in chosen]
-        if spec.time_s is not None and limits and None not in limits and spec.time_s > max(t for t in limits if t is not None):
-            found.append(f"--time {_minutes(spec.time_s)} min is longer than {_of(spec)} allows: {_minutes(max(t for t in limits if t is not None))} min")
+        if (
+            spec.time_s is not None
+            and limits
+            and None not in limits
+            and spec.time_s > max(t for t in limits if t is not None)
+        ):
+            found.append(
+                f"--time {_minutes(spec.time_s)} min is longer than {_of(spec)} allows: "
+                f"{_minutes(max(t for t in limits if t is not None))} min"
+            )
         return found
 
     def submit(self, allocation: Allocation, invitation: Invitation) -> Allocation:
@@ -92,24 +117,52 @@ class Slurm(Engine):
         least, most = spec.wanted.least, spec.wanted.most + allocation.plan.num_spares
         directory = allocation.directory or self._log_directory(spec)
         flags = {
-            "job-name": f"monarch-nb-{allocation.mesh}", "nodes": f"{least}-{most}" if least != most else str(most),
-            "output": f"{directory}/slurm-%j.out", "export": "NONE", "no-requeue": "true", "open-mode": "append",
-        }  # fmt: skip
+            "job-name": f"monarch-nb-{allocation.mesh}",
+            "nodes": f"{least}-{most}" if least != most else str(most),
+            "output": f"{directory}/slurm-%j.out",
+            "export": "NONE",
+            "no-requeue": "true",
+            "open-mode": "append",
+        }
         if spec.gpus:
             flags["gres"] = f"gpu:{spec.gpus}"
         if spec.time_s:
             flags["time"] = str(_minutes(spec.time_s))
-        flags |= {key: value for key, value in (("partition", spec.partition), ("account", spec.account)) if value} | dict(spec.own)
-        lines = [f"#SBATCH --{key}{'' if value == 'true' else f'={value}'}" for key, value in flags.items() if value != "false"]
-        # How many tasks isn't said: of a range of nodes, Slurm would give as few as these need. What is set up here is every task's, too. The node's number is the task's own variable: $ is left to the node's shell.
-        task = "srun --nodes=$SLURM_JOB_NUM_NODES --ntasks=$SLURM_JOB_NUM_NODES --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --export=ALL --label"
+        flags |= {
+            key: value for key, value in (("partition", spec.partition), ("account", spec.account)) if value
+        } | dict(spec.own)
+        lines = [
+            f"#SBATCH --{key}{'' if value == 'true' else f'={value}'}"
+            for key, value in flags.items()
+            if value != "false"
+        ]
+        # How many tasks isn't said: of a range of nodes, Slurm would give as few as these need. What is set
+        # up here is every task's, too. The node's number is the task's own variable: $ is left to the node's
+        # shell.
+        task = (
+            "srun --nodes=$SLURM_JOB_NUM_NODES --ntasks=$SLURM_JOB_NUM_NODES --ntasks-per-node=1 "
+            "--no-kill --kill-on-bad-exit=0 --export=ALL --label"
+        )
         start = f"exec {shell.launcher_command(spec, '--place', '$SLURM_NODEID')}"
         return "\n".join(
-            ["#!/bin/bash -l", *lines, "umask 077", *_variables(), *spec.setup, f"exec {task} bash -c {shlex.quote(start)} <<'END'", _INVITATION, "END", ""]
+            [
+                "#!/bin/bash -l",
+                *lines,
+                "umask 077",
+                *_variables(),
+                *spec.setup,
+                f"exec {task} bash -c {shlex.quote(start)} <<'END'",
+                _INVITATION,
+                "END",
+                "",
+            ]
         )
 
     def look(self, allocation: Allocation) -> Look:
-        done = self._run(allocation.spec, ["squeue", "--noheader", "--states=all", f"--jobs={allocation.id}", f"--format={_FIELDS}"])
+        done = self._run(
+            allocation.spec,
+            ["squeue", "--noheader", "--states=all", f"--jobs={allocation.id}", f"--format={_FIELDS}"],
+        )
         line = done.out.strip().splitlines()[:1]
         if not allocation.id or not line:
             if done.code != 0 and "Invalid job id" not in done.err:
@@ -123,8 +176,13 @@ class Slurm(Engine):
             known = reason.partition(",")[0].strip()
             return Look(State.QUEUED, reason, _STUCK.get(known, ""), starts_at=_when(starts))
         if state in _GRANTED:
-            return Look(State.GRANTED, starts_at=_when(starts), ends_at=_when(ends), nodes=self._nodes(spec, nodes))
-        return Look(State.LEAVING if state == "COMPLETING" else State.ENDED, state.lower() if reason in ("", "None") else f"{state.lower()}: {reason}")
+            return Look(
+                State.GRANTED, starts_at=_when(starts), ends_at=_when(ends), nodes=self._nodes(spec, nodes)
+            )
+        return Look(
+            State.LEAVING if state == "COMPLETING" else State.ENDED,
+            state.lower() if reason in ("", "None") else f"{state.lower()}: {reason}",
+        )
 
     def _nodes(self, spec: HostSpec, compressed: str) -> tuple[str, ...]:
         if not set(compressed) & set("[,"):
@@ -144,7 +202,9 @@ class Slurm(Engine):
         path = _log_path(allocation)
         done = self._run(allocation.spec, ["tail", "-c", "65536", path])
         words = list(dict.fromkeys(_NODE_WORDS.findall(done.out)))
-        return words or [f"{path} on {allocation.spec.login or 'this machine'}: {line}" for line in _errors(done.out)]
+        return words or [
+            f"{path} on {allocation.spec.login or 'this machine'}: {line}" for line in _errors(done.out)
+        ]
 
     # --- commands
 
@@ -155,7 +215,9 @@ class Slurm(Engine):
         """Return the directory of what launchers write, on the machine where jobs are submitted."""
         if not spec.login:
             return records_directory()
-        done = self._run(spec, ["sh", "-c", 'd="$HOME/.cache/monarch_nb"; mkdir -p "$d" && chmod 700 "$d" && echo "$d"'])
+        done = self._run(
+            spec, ["sh", "-c", 'd="$HOME/.cache/monarch_nb"; mkdir -p "$d" && chmod 700 "$d" && echo "$d"']
+        )
         if done.code != 0:
             raise EngineError(f"no directory for logs on {spec.login}: {done.words}")
         return done.out.strip()
@@ -182,7 +244,11 @@ _INVITATION = "<the invitation: a secret>"
 
 def _variables() -> list[str]:
     """Return what of our own environment a job gets: nothing of it but settings of this package."""
-    return [f"export {k}={shlex.quote(v)}" for k, v in os.environ.items() if k in ("MONARCH_NB_HOST_LOG", "MONARCH_NB_PRELOAD")]
+    return [
+        f"export {k}={shlex.quote(v)}"
+        for k, v in os.environ.items()
+        if k in ("MONARCH_NB_HOST_LOG", "MONARCH_NB_PRELOAD")
+    ]
 
 
 def _of(spec: HostSpec) -> str:
@@ -215,5 +281,9 @@ def _when(text: str) -> float | None:
 
 def _errors(text: str) -> list[str]:
     """Return the last lines that tell of an error, when no launcher has said anything."""
-    lines = [line.strip() for line in text.splitlines() if "error" in line.lower() or "not found" in line or "No such" in line]
+    lines = [
+        line.strip()
+        for line in text.splitlines()
+        if "error" in line.lower() or "not found" in line or "No such" in line
+    ]
     return lines[-3:]

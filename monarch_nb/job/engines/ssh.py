@@ -1,4 +1,6 @@
-"""Hosts that one can log in to, by OpenSSH: the user's configuration, agents, jump hosts and hardware keys work as in a terminal."""
+"""Hosts that one can log in to, by OpenSSH: the user's configuration, agents, jump hosts and hardware keys
+work as in a terminal.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ _PID = re.compile(r"\(pid (\d+)\)")
 
 
 class NamedHosts(Engine):
-    """Hosts that are known one by one: a command for each starts the launcher there, with the invitation on its standard input."""
+    """Hosts that are known one by one: a command for each starts the launcher there, with the invitation
+    on its standard input.
+    """
 
     can = Capabilities(names=True)
 
@@ -30,17 +34,31 @@ class NamedHosts(Engine):
 
     def check(self, spec: HostSpec) -> list[str]:
         if not spec.machines:
-            return [f'{self.name} needs the names of hosts: hosts = ["a", "b[1-4]"] in the profile, or --hosts a,b']
+            return [
+                (
+                    f'{self.name} needs the names of hosts: hosts = ["a", "b[1-4]"] in the profile, or '
+                    "--hosts a,b"
+                )
+            ]
         num = len(spec.machines)
         if spec.wanted.least > num:
-            return [f"{spec.wanted.least} hosts were asked for, and the profile names {num}: {', '.join(spec.machines[:8])}"]
+            return [
+                (
+                    f"{spec.wanted.least} hosts were asked for, and the profile names {num}: "
+                    f"{', '.join(spec.machines[:8])}"
+                )
+            ]
         return []
 
     def submit(self, allocation: Allocation, invitation: Invitation) -> Allocation:
         spec, text = allocation.spec, invitation.to_json()
         machines = list(enumerate(spec.machines[: spec.wanted.most]))
-        done = self._on_all(machines, lambda place, machine: shell.run(self.start_command(spec, place, machine), text, JOIN_S))
-        self._said = [self.trouble(m, d, spec) for (_, m), d in zip(machines, done, strict=True) if STARTED not in d.out]
+        done = self._on_all(
+            machines, lambda place, machine: shell.run(self.start_command(spec, place, machine), text, JOIN_S)
+        )
+        self._said = [
+            self.trouble(m, d, spec) for (_, m), d in zip(machines, done, strict=True) if STARTED not in d.out
+        ]
         parts = tuple(f"{m} {_pid(d)}" for (_, m), d in zip(machines, done, strict=True) if STARTED in d.out)
         started = replace(allocation, parts=parts)
         if len(parts) < spec.wanted.least:
@@ -80,9 +98,13 @@ class NamedHosts(Engine):
 
     def script(self, allocation: Allocation) -> str:
         spec = allocation.spec
-        return "\n".join(" ".join(self.start_command(spec, i, m)) for i, m in enumerate(spec.machines[: spec.wanted.most]))
+        return "\n".join(
+            " ".join(self.start_command(spec, i, m)) for i, m in enumerate(spec.machines[: spec.wanted.most])
+        )
 
-    def _on_all(self, each: Sequence[tuple[int, str]], what: Callable[[int, str], shell.Done]) -> list[shell.Done]:
+    def _on_all(
+        self, each: Sequence[tuple[int, str]], what: Callable[[int, str], shell.Done]
+    ) -> list[shell.Done]:
         def guarded(one: tuple[int, str]) -> shell.Done:
             try:
                 return what(*one)
@@ -105,10 +127,17 @@ class SSH(NamedHosts):
     own_keys = ("config",)
 
     def usable(self, spec: HostSpec) -> Usable:
-        return Usable() if shutil.which("ssh") else Usable("there is no ssh here: apt-get install openssh-client")
+        return (
+            Usable()
+            if shutil.which("ssh")
+            else Usable("there is no ssh here: apt-get install openssh-client")
+        )
 
     def start_command(self, spec: HostSpec, place: int, machine: str) -> Sequence[str]:
-        return [*shell.ssh_command(machine, spec.own_value("config")), shell.host_script(spec, "--place", str(place), "--detach")]
+        return [
+            *shell.ssh_command(machine, spec.own_value("config")),
+            shell.host_script(spec, "--place", str(place), "--detach"),
+        ]
 
     def end_command(self, spec: HostSpec, machine: str, script: str) -> Sequence[str]:
         return [*shell.ssh_command(machine, spec.own_value("config")), script]

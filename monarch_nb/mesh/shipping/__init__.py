@@ -8,7 +8,8 @@ sending     the whole: survey, what is missing, packs, prefixes, other zygotes
 report      what was done, as data and as text
 upkeep      the store of this machine, from a terminal
 
-Names below are loaded when first used: they need the data plane and SQLite, which nobody is to wait for at a start.
+Names below are loaded when first used: they need the data plane and SQLite, which nobody is to wait for at a
+start.
 """
 
 from __future__ import annotations
@@ -19,7 +20,12 @@ if TYPE_CHECKING:
     from monarch_nb.mesh.shipping.sending import scan_here, send_environment
     from monarch_nb.mesh.shipping.upkeep import clean_here, export_here
 
-_WHERE = {"clean_here": "upkeep", "export_here": "upkeep", "scan_here": "sending", "send_environment": "sending"}
+_WHERE = {
+    "clean_here": "upkeep",
+    "export_here": "upkeep",
+    "scan_here": "sending",
+    "send_environment": "sending",
+}
 
 __all__ = ["clean_here", "export_here", "scan_here", "send_environment"]
 

@@ -116,7 +116,9 @@ class Receiver:
 
 
 def sums_of(pack: Pack, memory: memoryview) -> tuple[int, ...]:
-    """Return a checksum of each stretch of content that comes in several packs: its sha256 tells at its end."""
+    """Return a checksum of each stretch of content that comes in several packs: its sha256 tells at its
+    end.
+    """
     at, sums = 0, []
     for each in pack.slices:
         if each.length < each.size:

@@ -21,7 +21,10 @@ def clean_here() -> str:
     done = clean(root)
     num = len(done.prefixes)
     files = f"{done.num_objects} files ({bytes_text(done.num_bytes)})"
-    return f"{root}: {num} environment{'s' * (num != 1)}, {files} removed; in use: {', '.join(done.in_use) or 'none'}"
+    return (
+        f"{root}: {num} environment{'s' * (num != 1)}, {files} removed; in use: "
+        f"{', '.join(done.in_use) or 'none'}"
+    )
 
 
 def export_here(folder: str, *, verify: bool = False) -> str:

@@ -19,7 +19,8 @@ R = TypeVar("R")
 class MeshExecutor(Executor):
     """Runs functions on the main threads of ranks, one at a time on each.
 
-    What a function raises is raised by `result()` as it was, caused by an `ActorError` that says on which rank and where.
+    What a function raises is raised by `result()` as it was, caused by an `ActorError` that says on which
+    rank and where.
 
     Example:
         >>> with mesh.executor() as pool:                              # doctest: +SKIP
@@ -41,7 +42,8 @@ class MeshExecutor(Executor):
         """Have a rank call a function; return a future of its value.
 
         Raises:
-            CannotPickle: (a TypeError) if the function can't be sent. Of arguments that can't, the future tells.
+            CannotPickle: (a TypeError) if the function can't be sent. Of arguments that can't, the future
+                tells.
             RuntimeError: after `shutdown`.
         """
         if self._is_shut_down:

@@ -1,4 +1,5 @@
-"""joblib on the ranks of a mesh: `joblib.parallel_config(backend="monarch_nb")`, once this module is imported.
+"""joblib on the ranks of a mesh: `joblib.parallel_config(backend="monarch_nb")`, once this module is
+imported.
 
 A mesh that is started or attached registers it, too, if joblib is loaded by then.
 """
@@ -78,7 +79,9 @@ class MeshBackend(AutoBatchingMixin, ParallelBackendBase):
     def _chosen(self) -> Mesh:
         mesh = self._mesh or current()
         if mesh is None:
-            raise MeshUsageError("joblib's backend monarch_nb needs a mesh: %mesh start, or monarch_nb.mesh.start()")
+            raise MeshUsageError(
+                "joblib's backend monarch_nb needs a mesh: %mesh start, or monarch_nb.mesh.start()"
+            )
         return mesh
 
 

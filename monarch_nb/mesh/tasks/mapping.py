@@ -51,7 +51,9 @@ class MapRun(Generic[R]):
         self._error: BaseException | None = None
         self._lock = threading.Lock()
         self._pool = TaskPool(mesh, ranks, source=self._next_task, retries=retries)
-        self._end_bar = show_count(Counted(lambda: (self.num_done, self.num_items))) if progress else lambda: None
+        self._end_bar = (
+            show_count(Counted(lambda: (self.num_done, self.num_items))) if progress else lambda: None
+        )
         self._pool.wake()
 
     # --- in the pool's thread
@@ -82,7 +84,11 @@ class MapRun(Generic[R]):
 
     def _check_end(self) -> None:
         with self._lock:
-            if self._is_over or not self._is_exhausted or (not self._is_ordered and self.num_done < self._num_handed):
+            if (
+                self._is_over
+                or not self._is_exhausted
+                or (not self._is_ordered and self.num_done < self._num_handed)
+            ):
                 return
             self._is_over = True
         self._handed.put(None)
@@ -122,7 +128,8 @@ class MapRun(Generic[R]):
         """Wait for all results that haven't been read.
 
         Raises:
-            ActorError: if the function raised, naming the item and the rank; what hasn't been done then isn't.
+            ActorError: if the function raised, naming the item and the rank; what hasn't been done then
+                isn't.
             SupervisionError: if an item has ended each rank that was at it.
             CannotPickle: (a TypeError) for an item that can't be sent.
         """

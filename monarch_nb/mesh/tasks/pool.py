@@ -1,7 +1,8 @@
-"""Hands tasks to ranks: one at a time to each, the next when it's done. So no rank waits while there are tasks.
+"""Hands tasks to ranks: one at a time to each, the next when it's done. So no rank waits while there are
+tasks.
 
-A thread of its own hands out; answers wake it. What a rank had when it died is given to another one first of all, up to `retries` times:
-it may be the task that kills.
+A thread of its own hands out; answers wake it. What a rank had when it died is given to another one first of
+all, up to `retries` times: it may be the task that kills.
 """
 
 from __future__ import annotations
@@ -75,7 +76,14 @@ class TaskPool:
         retries: how often a task is given to another rank when one has died at it.
     """
 
-    def __init__(self, mesh: Mesh, ranks: tuple[int, ...], *, source: Callable[[], Task | None] = lambda: None, retries: int = 2) -> None:
+    def __init__(
+        self,
+        mesh: Mesh,
+        ranks: tuple[int, ...],
+        *,
+        source: Callable[[], Task | None] = lambda: None,
+        retries: int = 2,
+    ) -> None:
         self._mesh = mesh
         self._parts: dict[int, ProcMesh] = {rank: mesh.part([rank]) for rank in ranks}
         self._source = source
@@ -148,7 +156,9 @@ class TaskPool:
                 return
             self._give(rank, task)
         if self._waiting and not self._running and not self._living():
-            self._fail_all(SupervisionError("no rank is left to do it; %mesh heal (or mesh.heal()), then do it again"))
+            self._fail_all(
+                SupervisionError("no rank is left to do it; %mesh heal (or mesh.heal()), then do it again")
+            )
 
     def _living(self) -> set[int]:
         return set(self._mesh.living_ranks())

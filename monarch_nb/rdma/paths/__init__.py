@@ -40,7 +40,9 @@ def load_paths(plane: DataPlane) -> dict[str, Path]:
         try:
             theirs[point.name] = point.load()(plane)
         except Exception as error:  # somebody else's code: the mesh goes on without it
-            warnings.warn(f"the RDMA path {point.name!r} ({point.value}) can't be used: {error}", stacklevel=2)
+            warnings.warn(
+                f"the RDMA path {point.name!r} ({point.value}) can't be used: {error}", stacklevel=2
+            )
     near = {name: ours.pop(name) for name in ("local", "cuda_ipc", "shm")}
     return {**near, **theirs, **ours}
 

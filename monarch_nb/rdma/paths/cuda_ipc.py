@@ -1,8 +1,10 @@
-"""GPU memory of two processes on one machine: the reader opens the owner's memory and copies on the GPU, without the host.
+"""GPU memory of two processes on one machine: the reader opens the owner's memory and copies on the GPU,
+without the host.
 
-torch makes the handle, for it knows where in one of its allocations a tensor lies, and which event has to pass before others may look. A handle
-is opened once and kept: opening takes a millisecond. Copies have a stream of their own, which waits for what was queued before on the
-stream of whoever asks; between GPUs they go peer to peer where the devices can. A GPU that this process doesn't see (each rank may have
+torch makes the handle, for it knows where in one of its allocations a tensor lies, and which event has to
+pass before others may look. A handle is opened once and kept: opening takes a millisecond. Copies have a
+stream of their own, which waits for what was queued before on the stream of whoever asks; between GPUs they
+go peer to peer where the devices can. A GPU that this process doesn't see (each rank may have
 CUDA_VISIBLE_DEVICES of its own) can be opened, too: CUDA maps its memory for the one we use.
 """
 
@@ -59,9 +61,11 @@ class CudaIpcPath(Path):
     # --- the owner's side
 
     def answer(self, fields: Mapping[str, Any], region: Region | None) -> dict[str, Any]:
-        """Return what the asker needs to open the memory of a region: made anew for each, for torch counts who has it open.
+        """Return what the asker needs to open the memory of a region: made anew for each, for torch counts
+        who has it open.
 
-        Whoever has it open keeps the memory; that the buffer was dropped is seen in the table, after each copy.
+        Whoever has it open keeps the memory; that the buffer was dropped is seen in the table, after each
+        copy.
         """
         assert region is not None
         return _share(region.memory)
@@ -97,7 +101,9 @@ class CudaIpcPath(Path):
         peer.check(job.handle)
 
     def _wait(self, job: Job, done: Any) -> None:
-        """Wait for the GPU; a copy that has begun can't be called off, so its memory is in use until it's over."""
+        """Wait for the GPU; a copy that has begun can't be called off, so its memory is in use until it's
+        over.
+        """
         try:
             done.synchronize()
         except RuntimeError as error:
@@ -115,7 +121,9 @@ class CudaIpcPath(Path):
         storage, first = self._opened(torch, handle, device)
         layout = handle.layout
         base = torch.empty(0, dtype=torch.uint8, device=f"cuda:{device}")
-        return base.set_(storage, first + layout.offset, (*layout.shape, layout.itemsize), (*layout.strides, 1))
+        return base.set_(
+            storage, first + layout.offset, (*layout.shape, layout.itemsize), (*layout.strides, 1)
+        )
 
     def _opened(self, torch: Any, handle: Handle, device: int) -> tuple[Any, int]:
         with self._lock:
@@ -145,7 +153,9 @@ def _device_for(torch: Any, job: Job) -> int:
     ours = _gpus(torch)
     if job.handle.gpu in ours:
         return ours[job.handle.gpu]
-    return int(torch.cuda.current_device()) if job.local.is_cpu else int(job.local.device.removeprefix("cuda:"))
+    return (
+        int(torch.cuda.current_device()) if job.local.is_cpu else int(job.local.device.removeprefix("cuda:"))
+    )
 
 
 def _gpus(torch: Any) -> dict[str, int]:

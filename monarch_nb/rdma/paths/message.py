@@ -1,7 +1,7 @@
 """The last resort: bytes in the mesh's own messages, where no connection of their own can be made.
 
-It works wherever the mesh works, for it goes the way of all messages, encrypted between machines; it costs several copies and the
-time of both host processes.
+It works wherever the mesh works, for it goes the way of all messages, encrypted between machines; it costs
+several copies and the time of both host processes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What a transfer that went without RDMA costs, and why it did: said once for each host that this process moves much to or from."""
+"""What a transfer that went without RDMA costs, and why it did: said once for each host that this process
+moves much to or from.
+"""
 
 from __future__ import annotations
 
@@ -44,4 +46,7 @@ class Notices:
         rate = job.nbytes / max(seconds, 1e-9) / 1e9
         better = self._plane.paths.get(BETTER)
         why = better.refusal(handle, job.local) if better is not None else ""
-        return f"rdma: {size_text(job.nbytes)} {where} went by tcp, {rate:.2g} GB/s; no RDMA: {why or 'it was tried and failed'}. More: %mesh doctor"
+        return (
+            f"rdma: {size_text(job.nbytes)} {where} went by tcp, {rate:.2g} GB/s; no RDMA: "
+            f"{why or 'it was tried and failed'}. More: %mesh doctor"
+        )

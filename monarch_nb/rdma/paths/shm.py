@@ -1,10 +1,12 @@
 """CPU memory of two processes on one machine: one copy by a processor, and the owner does nothing.
 
-Memory allocated by `rdma.empty` is mapped and copied from. Any other is reached by `process_vm_readv` and `writev`: the kernel copies
-from one process' pages to the other's, in one go, however strewn the elements are (1,024 stretches a call).
+Memory allocated by `rdma.empty` is mapped and copied from. Any other is reached by `process_vm_readv` and
+`writev`: the kernel copies from one process' pages to the other's, in one go, however strewn the elements are
+(1,024 stretches a call).
 
-Whether the buffer still holds is looked up in the owner's table, before and after; whether the owner still lives, by a pidfd taken
-while its table was seen to be its own. So bytes that were read while the buffer went away are never called good.
+Whether the buffer still holds is looked up in the owner's table, before and after; whether the owner still
+lives, by a pidfd taken while its table was seen to be its own. So bytes that were read while the buffer went
+away are never called good.
 """
 
 from __future__ import annotations
@@ -133,7 +135,9 @@ class ShmPath(Path):
         self._peers: dict[int, Peer] = {}
         self._maps: dict[int, tuple[mmap.mmap, Handle]] = {}
         self._seen: dict[int, None] = {}
-        """Segments that were read once: the mapping is kept from the second time on, for it keeps the memory, too."""
+        """Segments that were read once: the mapping is kept from the second time on, for it keeps the
+        memory, too.
+        """
         self._lock = threading.Lock()
         self._refused = ""
         self._copiers: ThreadPoolExecutor | None = None
@@ -158,7 +162,9 @@ class ShmPath(Path):
             except (FileNotFoundError, ProcessLookupError):
                 raise gone(handle, f"{handle.owner} has ended, or was started anew") from None
             except PermissionError as error:
-                raise PathUnavailable(f"the system doesn't let us look into {handle.owner}: {error.strerror}") from None
+                raise PathUnavailable(
+                    f"the system doesn't let us look into {handle.owner}: {error.strerror}"
+                ) from None
             with self._lock:
                 while len(self._peers) >= MAX_PEERS:
                     self._peers.pop(next(iter(self._peers)))  # closed when nobody uses it: by its finalizer
@@ -190,7 +196,9 @@ class ShmPath(Path):
                 advise_huge(job.local)
             lane = lanes.setdefault((job.op, pid), Lane(job.op, pid, [], []))
             lane.jobs.append(job)
-            lane.parts.extend(Piece(base + there, job.local.address + here, n) for there, here, n in job.pieces())
+            lane.parts.extend(
+                Piece(base + there, job.local.address + here, n) for there, here, n in job.pieces()
+            )
         self._run_lanes(jobs[0], list(lanes.values()))
         for job in jobs:
             self.peer(job.handle).check(job.handle)
@@ -198,14 +206,20 @@ class ShmPath(Path):
     # --- memory that can be mapped
 
     def map(self, handle: Handle, *, shared: bool) -> mmap.mmap:
-        """Map the whole segment that a buffer lies in: for itself (`shared`), or so that what is written stays here."""
+        """Map the whole segment that a buffer lies in: for itself (`shared`), or so that what is written
+        stays here.
+        """
         assert handle.shared is not None
         owner, place = handle.owner, handle.shared
         try:
-            own = os.open(f"/proc/{owner.pid}/fd/{place.fd}", (os.O_RDWR if shared else os.O_RDONLY) | os.O_CLOEXEC)
+            own = os.open(
+                f"/proc/{owner.pid}/fd/{place.fd}", (os.O_RDWR if shared else os.O_RDONLY) | os.O_CLOEXEC
+            )
         except OSError as error:
             if error.errno in _REFUSED:
-                raise PathUnavailable(f"the system doesn't let us open memory of {owner}: {error.strerror}") from None
+                raise PathUnavailable(
+                    f"the system doesn't let us open memory of {owner}: {error.strerror}"
+                ) from None
             raise gone(handle, f"{owner} has freed it, or has ended") from None
         try:
             found = os.fstat(own)
@@ -230,7 +244,9 @@ class ShmPath(Path):
         return found[0], ctypes.addressof(ctypes.c_char.from_buffer(found[0])) + handle.shared.offset
 
     def _map_anew(self, handle: Handle) -> mmap.mmap:
-        """Map a segment, and let go of those whose buffers are gone: a mapping keeps memory from being freed."""
+        """Map a segment, and let go of those whose buffers are gone: a mapping keeps memory from being
+        freed.
+        """
         stale = [inode for inode, (_, h) in self._maps.items() if not self._holds(h)]
         for inode in [*stale, *list(self._maps)[: max(0, len(self._maps) - len(stale) - MAX_MAPS + 1)]]:
             self._maps.pop(inode, None)
@@ -273,17 +289,25 @@ class ShmPath(Path):
             raise job.gone(f"{owner} has ended")
         if code in _REFUSED:
             self._refused = (
-                f"the system forbids process_vm_readv ({os.strerror(code)}): kernel.yama.ptrace_scope, or the container's seccomp profile"
+                f"the system forbids process_vm_readv ({os.strerror(code)}): kernel.yama.ptrace_scope, or "
+                "the container's seccomp profile"
             )
             raise PathUnavailable(self._refused)
         if code == errno.EFAULT and job.op != READ:
-            raise PathFailed(f"memory of {job.handle} can't be written: it's mapped read-only, or was freed by {owner}")
-        raise PathFailed(f"memory of {job.handle} can't be read ({os.strerror(code)}): it was freed by {owner} without drop()")
+            raise PathFailed(
+                f"memory of {job.handle} can't be written: it's mapped read-only, or was freed by {owner}"
+            )
+        raise PathFailed(
+            f"memory of {job.handle} can't be read ({os.strerror(code)}): it was freed by {owner} "
+            "without drop()"
+        )
 
     # --- in parts
 
     def _run_lanes(self, lead: Job, lanes: Sequence[Lane]) -> None:
-        """Copy in parts of bounded size; much by several threads, for one core doesn't fill the memory bus."""
+        """Copy in parts of bounded size; much by several threads, for one core doesn't fill the memory
+        bus.
+        """
         cut = [(lane, batch) for lane in lanes for batch in batches(lane.parts, CHUNK_BYTES)]
         total = sum(piece.nbytes for lane in lanes for piece in lane.parts)
         num = min(MAX_COPIERS, len(os.sched_getaffinity(0)), len(cut)) if total >= PARALLEL_BYTES else 1

@@ -1,8 +1,9 @@
 """Bytes over plain TCP: between any two processes of a mesh that can connect at all, in whichever direction.
 
-The reading or writing side asks for chunks over several streams; the owner's threads serve them (`tcp_server.py`). Chunks go from memory to
-memory, each with a checksum, and with the owner's word that the buffer was still there (`tcp_wire.py`). The mesh's control plane carries addresses and
-the secret by which both sides know each other (`tcp_handshake.py`); the bytes themselves are not encrypted.
+The reading or writing side asks for chunks over several streams; the owner's threads serve them
+(`tcp_server.py`). Chunks go from memory to memory, each with a checksum, and with the owner's word that the
+buffer was still there (`tcp_wire.py`). The mesh's control plane carries addresses and the secret by which
+both sides know each other (`tcp_handshake.py`); the bytes themselves are not encrypted.
 """
 
 from __future__ import annotations
@@ -109,7 +110,9 @@ class TcpPath(Path):
         with self._lock:
             self._check_open()
             self._tidy()
-            return self._peers.get(handle.owner.process) or self._peers.setdefault(handle.owner.process, Peer(self))
+            return self._peers.get(handle.owner.process) or self._peers.setdefault(
+                handle.owner.process, Peer(self)
+            )
 
     def _tidy(self) -> None:
         """Now and then, close what wasn't used for long."""
@@ -145,7 +148,10 @@ class TcpPath(Path):
 
     def _open(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         addresses = self.listener.open(fields["network"] == this_network())
-        return {"addresses": addresses, "secret": self.listener.expect(fields["process"], self.server.on_connection)}
+        return {
+            "addresses": addresses,
+            "secret": self.listener.expect(fields["process"], self.server.on_connection),
+        }
 
     def forget(self, region: Region) -> None:
         region.made[NAME].wait_until_unused()

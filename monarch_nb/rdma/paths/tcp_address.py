@@ -28,7 +28,9 @@ def num_streams() -> int:
     """
     text = os.environ.get(STREAMS_VARIABLE) or str(min(DEFAULT_STREAMS, len(os.sched_getaffinity(0))))
     if not text.isdigit() or not 0 < int(text) <= MAX_STREAMS:
-        raise MeshUsageError(f"{STREAMS_VARIABLE}={text}: a number of streams from 1 to {MAX_STREAMS} is wanted")
+        raise MeshUsageError(
+            f"{STREAMS_VARIABLE}={text}: a number of streams from 1 to {MAX_STREAMS} is wanted"
+        )
     return int(text)
 
 
@@ -69,7 +71,9 @@ def no_address() -> str:
 
 
 def _all_addresses() -> list[tuple[str, str]]:
-    """Return the name of an interface and an address of it, for all that are up; IPv4 before IPv6, fast ones first."""
+    """Return the name of an interface and an address of it, for all that are up; IPv4 before IPv6, fast
+    ones first.
+    """
     states = psutil.net_if_stats()
     found = []
     for interface, addresses in psutil.net_if_addrs().items():
@@ -83,7 +87,9 @@ def _all_addresses() -> list[tuple[str, str]]:
 
 
 def _is_usable(host: str) -> bool:
-    """Whether it leads here from anywhere: link-local ones need an interface's name at the other side, too."""
+    """Whether it leads here from anywhere: link-local ones need an interface's name at the other side,
+    too.
+    """
     return not ipaddress.ip_address(host.partition("%")[0]).is_link_local
 
 

@@ -1,12 +1,14 @@
 """The checksum of the tcp path: fast enough to be always on.
 
-The words of 8 bytes of a block are added up in 1008 lanes, each lane is multiplied by an odd number of its own, and blocks are a polynomial in
-the order in which they come; all modulo 2^64. So every change within one word is found, and any other one is missed with a chance of 2^-64.
-What changed places is found, but for words of one block that are exactly a multiple of 8064 bytes apart: no page, cache line or segment is. It's
-no signature: who wants to can forge it.
+The words of 8 bytes of a block are added up in 1008 lanes, each lane is multiplied by an odd number of its
+own, and blocks are a polynomial in the order in which they come; all modulo 2^64. So every change within one
+word is found, and any other one is missed with a chance of 2^-64. What changed places is found, but for words
+of one block that are exactly a multiple of 8064 bytes apart: no page, cache line or segment is. It's no
+signature: who wants to can forge it.
 
-numpy does it at 20 to 50 GB/s in cache (10 to 25 from memory), in several threads at once; a plain sum of words 15, zlib.crc32 2. The number of
-lanes is no power of two, so that rows don't fall on the same lines of the cache.
+numpy does it at 20 to 50 GB/s in cache (10 to 25 from memory), in several threads at once; a plain sum of
+words 15, zlib.crc32 2. The number of lanes is no power of two, so that rows don't fall on the same lines of
+the cache.
 """
 
 from __future__ import annotations
@@ -32,9 +34,11 @@ def _weights() -> Any:
 
 
 class Sum:
-    """The checksum of a chunk, summed up block by block while each is in the cache; what the blocks come to is put together at the end.
+    """The checksum of a chunk, summed up block by block while each is in the cache; what the blocks come to
+    is put together at the end.
 
-    What is done for each block is kept short: after a block's worth of copying, Python's own memory is out of the cache.
+    What is done for each block is kept short: after a block's worth of copying, Python's own memory is out of
+    the cache.
 
     >>> summed = Sum(memoryview(bytes(3 * ROW_BYTES + 5)), block_rows=2)
     >>> [len(block) for block in summed.blocks]

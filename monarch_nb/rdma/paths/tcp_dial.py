@@ -22,7 +22,11 @@ class Unreachable(OSError):
 
 
 def dial(
-    addresses: Sequence[Address], name: int, secret: bytes, timeout_s: float, is_off: Callable[[], bool] = lambda: False
+    addresses: Sequence[Address],
+    name: int,
+    secret: bytes,
+    timeout_s: float,
+    is_off: Callable[[], bool] = lambda: False,
 ) -> Connection:
     """Connect to one of some addresses, all tried at once; the first in the list that answers in time.
 

@@ -1,7 +1,8 @@
 """One transfer over one or several streams.
 
-It's cut into chunks; each stream takes the next when it has room, so that a slow one doesn't hold up the others. A stream always has several
-requests under way. When one fails, all are cut, and whoever asked is told only when no thread touches the memory any more.
+It's cut into chunks; each stream takes the next when it has room, so that a slow one doesn't hold up the
+others. A stream always has several requests under way. When one fails, all are cut, and whoever asked is told
+only when no thread touches the memory any more.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from monarch_nb.rdma.paths import tcp_wire as wire
 from monarch_nb.rdma.paths.tcp_peer import TICK_S, Peer, Stream
 
 CHUNK_BYTES = 8 * wire.BLOCK_BYTES
-"""What one request moves of something large. What Python does in between finds nothing of its own in the cache: it should be rare."""
+"""What one request moves of something large. What Python does in between finds nothing of its own in the
+cache: it should be rare.
+"""
 SMALLEST_BYTES = wire.BLOCK_BYTES // 4
 PARALLEL_BYTES = 2 << 20
 """From this size on several streams are worth it."""
@@ -81,7 +84,9 @@ def chunks(pieces: Sequence[Piece], chunk_bytes: int) -> list[Chunk]:
 class Exchange:
     """Moves the bytes of one job."""
 
-    def __init__(self, job: Job, peer: Peer, pool: ThreadPoolExecutor, num_streams: int, is_closed: Callable[[], bool]) -> None:
+    def __init__(
+        self, job: Job, peer: Peer, pool: ThreadPoolExecutor, num_streams: int, is_closed: Callable[[], bool]
+    ) -> None:
         self._job = job
         self._peer = peer
         self._pool = pool
@@ -171,7 +176,9 @@ class Exchange:
         try:
             while True:
                 while (chunk := self._next(under_way)) is not None:
-                    request = wire.Request(self._op, stream.tag(), self._job.handle.key, self._job.handle.slot, chunk.there)
+                    request = wire.Request(
+                        self._op, stream.tag(), self._job.handle.key, self._job.handle.slot, chunk.there
+                    )
                     under_way.append((chunk, request))
                     self._begin(stream, chunk, request)
                 if not under_way:
@@ -215,7 +222,9 @@ class Exchange:
         if self._op == wire.OP_READ:
             wire.send_all(stream.sock, [head], self._wait)
         elif request.is_copied:
-            wire.send_copied(stream.sock, head, wire.gathered(self._memory, chunk.here), request.seed, self._wait)
+            wire.send_copied(
+                stream.sock, head, wire.gathered(self._memory, chunk.here), request.seed, self._wait
+            )
         else:
             wire.send_chunk(stream.sock, head, self._place(chunk), request.seed, self._wait)
 
@@ -246,6 +255,7 @@ class Exchange:
 
     def _corrupt(self, what: str) -> PathFailed:
         return PathFailed(
-            f"{what} of {self._job.handle} came with a wrong checksum by tcp: changed on the way by a network card, a switch or memory, "
-            "or the memory was written to while it was moved. Don't use what was moved; try again when nobody writes"
+            f"{what} of {self._job.handle} came with a wrong checksum by tcp: changed on the way by a "
+            "network card, a switch or memory, or the memory was written to while it was moved. "
+            "Don't use what was moved; try again when nobody writes"
         )

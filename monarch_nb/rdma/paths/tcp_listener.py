@@ -1,4 +1,6 @@
-"""Listen for tcp connections, once somebody asks for one, and reject whoever doesn't know a secret (`tcp_handshake.py`)."""
+"""Listen for tcp connections, once somebody asks for one, and reject whoever doesn't know a secret
+(`tcp_handshake.py`).
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class Listener:
         self._pending: dict[int, PendingConnection] = {}
 
     def expect(self, name: int, on_connection: OnConnection) -> bytes:
-        """Accept who proves to be `name`, by a secret that is returned; `on_connection` gets each of its connections."""
+        """Accept who proves to be `name`, by a secret that is returned; `on_connection` gets each of its
+        connections.
+        """
         secret = secrets.token_bytes(SECRET_BYTES)
         with self._lock:
             self._expected.pop(name, None)
@@ -98,7 +102,9 @@ class Listener:
         if self._thread is None:
             self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self._selector.register(self._wake, selectors.EVENT_READ, "ends")
-            self._thread = threading.Thread(target=self._run, name="monarch_nb-rdma-tcp-listener", daemon=True)
+            self._thread = threading.Thread(
+                target=self._run, name="monarch_nb-rdma-tcp-listener", daemon=True
+            )
             self._thread.start()
 
     def _run(self) -> None:
@@ -106,7 +112,9 @@ class Listener:
             for key, _ in self._selector.select(HANDSHAKE_S / 2 if self._pending else None):
                 if key.data == "listens":
                     self._accept(key.fileobj)  # type: ignore[arg-type]
-                elif key.data == "pending" and key.fd in self._pending:  # it may have been cut just now, for another
+                elif (
+                    key.data == "pending" and key.fd in self._pending
+                ):  # it may have been cut just now, for another
                     self._proceed(self._pending[key.fd])
             now = time.monotonic()
             for pending in [p for p in self._pending.values() if now - p.since > HANDSHAKE_S]:

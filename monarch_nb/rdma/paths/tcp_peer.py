@@ -175,7 +175,13 @@ class Peer:
         assert self._known is not None
         addresses, name, secret = self._known
         try:
-            found = dial(addresses, name, secret, job.remaining_s(DIAL_S), lambda: self._path.closed or job.cancelled.is_set())
+            found = dial(
+                addresses,
+                name,
+                secret,
+                job.remaining_s(DIAL_S),
+                lambda: self._path.closed or job.cancelled.is_set(),
+            )
         except Unreachable:
             self._known = None
             raise
@@ -208,7 +214,9 @@ class Peer:
 
 
 class _Caller:
-    """The connections of one who calls back: by each of our addresses that was reached. The one that they name is kept."""
+    """The connections of one who calls back: by each of our addresses that was reached. The one that they
+    name is kept.
+    """
 
     def __init__(self) -> None:
         self._came: dict[int, Connection] = {}
@@ -258,6 +266,7 @@ def answer_dial(addresses: Sequence[Address], name: int, secret: bytes) -> Conne
 
 def _unreachable(job: Job, tried: str, back: str) -> str:
     return (
-        f"no TCP connection to {job.handle.owner}: {tried}; nor from there to here: {back}. Let one of the two machines connect to the other "
-        f"on TCP ports {port_range()}, or name the network that they share: {INTERFACE_VARIABLE}=eth0"
+        f"no TCP connection to {job.handle.owner}: {tried}; nor from there to here: {back}. Let one "
+        f"of the two machines connect to the other on TCP ports {port_range()}, or name the network "
+        f"that they share: {INTERFACE_VARIABLE}=eth0"
     )

@@ -1,4 +1,6 @@
-"""The bytes of a request at the owner: in its memory itself, copied together, or through pinned memory for a GPU's."""
+"""The bytes of a request at the owner: in its memory itself, copied together, or through pinned memory for
+a GPU's.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""The owner's side of the tcp path: a thread for each stream, that does what requests say and checks each before and after.
+"""The owner's side of the tcp path: a thread for each stream, that does what requests say and checks each
+before and after.
 
-A chunk that is under way on a region is noted there (`Uses`), so that a drop waits until nobody touches the memory any more.
+A chunk that is under way on a region is noted there (`Uses`), so that a drop waits until nobody touches the
+memory any more.
 """
 
 from __future__ import annotations
@@ -25,8 +27,10 @@ NAME = "tcp"
 IDLE_S = 60
 """A stream on which nothing was asked for so long is closed."""
 NEAR_BUFFER_BYTES = 1 << 20
-"""Socket buffers between processes of one machine: small enough that what is on its way stays in the processor's cache (a fifth more bytes a second on two
-and more streams), large enough that one side fills while the other sums up. Between machines the kernel finds out itself what the network needs."""
+"""Socket buffers between processes of one machine: small enough that what is on its way stays in the
+processor's cache (a fifth more bytes a second on two and more streams), large enough that one side fills
+while the other sums up. Between machines the kernel finds out itself what the network needs.
+"""
 DROP_S = 1.0
 """A drop lets chunks that are under way end for so long; then their streams are cut."""
 
@@ -58,7 +62,9 @@ class Uses:
             self._changed.notify_all()
 
     def wait_until_unused(self) -> None:
-        """Wait until no chunk is under way; cut the streams of those that take long. No new one may begin meanwhile."""
+        """Wait until no chunk is under way; cut the streams of those that take long. No new one may begin
+        meanwhile.
+        """
         with self._changed:
             if not self._changed.wait_for(lambda: not self._busy, DROP_S):
                 for serving in self._busy:
@@ -157,7 +163,9 @@ class Serving:
         except Refused as refused:
             if request.op == wire.OP_WRITE:
                 wire.skip(self._sock, request.nbytes, self._wait)
-            wire.send_all(self._sock, [wire.encode_answer(request.tag, refused.status, 0, str(refused))], self._wait)
+            wire.send_all(
+                self._sock, [wire.encode_answer(request.tag, refused.status, 0, str(refused))], self._wait
+            )
 
     def _begin(self, request: wire.Request) -> tuple[Region, Uses]:
         """Check a request, and keep its region from being dropped until `Uses.done`."""
@@ -228,7 +236,9 @@ def _check(request: wire.Request, region: Region) -> None:
 
 
 def set_options(sock: socket.socket, stall_s: float) -> None:
-    """Set what both sides want of a stream: no delay, and `BlockingIOError` when nothing comes or goes for so long."""
+    """Set what both sides want of a stream: no delay, and `BlockingIOError` when nothing comes or goes for
+    so long.
+    """
     if _is_near(sock):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, NEAR_BUFFER_BYTES)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, NEAR_BUFFER_BYTES)

@@ -1,7 +1,8 @@
 """What travels on a stream of the tcp path: requests, answers, the bytes, and their checksum.
 
-A stream has one that asks and one that owns memory. A request names a chunk: stretches of one region, in order. Many small stretches
-travel as one, gathered and scattered by a copy; a large one goes from memory to memory. Several requests are on their way at once.
+A stream has one that asks and one that owns memory. A request names a chunk: stretches of one region, in
+order. Many small stretches travel as one, gathered and scattered by a copy; a large one goes from memory to
+memory. Several requests are on their way at once.
 
     read   ->  request                      <-  answer, bytes, trailer
     write  ->  request, bytes, trailer      <-  answer
@@ -22,9 +23,13 @@ from monarch_nb.rdma.paths.tcp_checksum import MASK, ROW_BYTES, Sum, sealed, sum
 
 BLOCK_ROWS = 256
 BLOCK_BYTES = BLOCK_ROWS * ROW_BYTES
-"""So much (2 MiB) is sent or received, and summed up while it's in the processor's cache. Smaller ones cost more in between than they save."""
+"""So much (2 MiB) is sent or received, and summed up while it's in the processor's cache. Smaller ones
+cost more in between than they save.
+"""
 SMALL_BYTES = 64 << 10
-"""A chunk up to this size is copied before it's sent: one system call, and what's sent is what was summed up."""
+"""A chunk up to this size is copied before it's sent: one system call, and what's sent is what was summed
+up.
+"""
 JOINED_BYTES = 256 << 10
 """So much is gathered from small stretches."""
 MAX_CHUNK_BYTES = 16 << 20
@@ -84,7 +89,9 @@ class Request:
 
     @property
     def is_copied(self) -> bool:
-        """Whether the bytes travel as one block that was copied; otherwise as one stretch, from memory to memory."""
+        """Whether the bytes travel as one block that was copied; otherwise as one stretch, from memory to
+        memory.
+        """
         return len(self.stretches) > 1 or self.stretches[0][1] <= SMALL_BYTES
 
     @property
@@ -178,7 +185,9 @@ def receive_exactly(sock: socket.socket, into: memoryview, wait: Wait) -> None:
         into, left, idle = into[num:], left - num, 0
 
 
-def send_all(sock: socket.socket, buffers: Iterable[memoryview | bytes], wait: Wait, *, more: bool = False) -> None:
+def send_all(
+    sock: socket.socket, buffers: Iterable[memoryview | bytes], wait: Wait, *, more: bool = False
+) -> None:
     """Send all bytes of some buffers; `more` follow at once."""
     todo, idle = [memoryview(b) for b in buffers], 0
     while todo:
@@ -199,7 +208,9 @@ def send_all(sock: socket.socket, buffers: Iterable[memoryview | bytes], wait: W
 
 
 def _check_not_ended(sock: socket.socket) -> None:
-    """Raise if the other side has ended: who only sends isn't told by TCP as long as the other keeps its socket open."""
+    """Raise if the other side has ended: who only sends isn't told by TCP as long as the other keeps its
+    socket open.
+    """
     try:
         ended = not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
@@ -211,9 +222,16 @@ def _check_not_ended(sock: socket.socket) -> None:
 
 
 def send_chunk(
-    sock: socket.socket, head: bytes, data: memoryview, seed: int, wait: Wait, settled: Callable[[], int] = lambda: OK
+    sock: socket.socket,
+    head: bytes,
+    data: memoryview,
+    seed: int,
+    wait: Wait,
+    settled: Callable[[], int] = lambda: OK,
 ) -> None:
-    """Send a head, a chunk and its trailer; `settled` says how it went after the last byte was taken from memory."""
+    """Send a head, a chunk and its trailer; `settled` says how it went after the last byte was taken from
+    memory.
+    """
     summed = Sum(data, BLOCK_ROWS)
     send_all(sock, [head], wait, more=True)
     for i, block in enumerate(summed.blocks):
@@ -235,7 +253,9 @@ def _send_block(sock: socket.socket, block: memoryview, wait: Wait) -> None:
         send_all(sock, [block[sent:]], wait, more=True)
 
 
-def send_copied(sock: socket.socket, head: bytes, data: memoryview, seed: int, wait: Wait, status: int = OK) -> None:
+def send_copied(
+    sock: socket.socket, head: bytes, data: memoryview, seed: int, wait: Wait, status: int = OK
+) -> None:
     """Send the same at once, for bytes that nobody else changes."""
     trailer = _TRAILER.pack(sealed(summed_up(data, seed), status), status)
     send_all(sock, [head, data, trailer], wait)
@@ -259,7 +279,9 @@ def receive_chunk(sock: socket.socket, into: memoryview, seed: int, wait: Wait) 
 
 
 def receive_copied(sock: socket.socket, nbytes: int, seed: int, wait: Wait) -> tuple[memoryview, int]:
-    """Receive a small chunk and its trailer at once; return it and the status. Errors as of `receive_chunk`."""
+    """Receive a small chunk and its trailer at once; return it and the status. Errors as of
+    `receive_chunk`.
+    """
     whole = received(sock, nbytes + _TRAILER.size, wait)
     data = memoryview(whole)[:nbytes]
     checksum, status = _TRAILER.unpack_from(whole, nbytes)

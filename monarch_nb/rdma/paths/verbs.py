@@ -15,8 +15,9 @@
     verbs_errors      what goes wrong, in words
     verbs_report      what there is, for people
 
-Keys and addresses of queue pairs travel in the mesh's own messages. A connection serves one transfer at a time, so that one that fails or
-is given up takes no other with it; it's closed then, and the next transfer makes a new one.
+Keys and addresses of queue pairs travel in the mesh's own messages. A connection serves one transfer at a
+time, so that one that fails or is given up takes no other with it; it's closed then, and the next transfer
+makes a new one.
 """
 
 from __future__ import annotations
@@ -94,7 +95,9 @@ class VerbsPath(Path):
             try:
                 self._transfer(job)
             except (VerbsError, LibraryMissing) as error:
-                raise PathFailed(f"verbs: {error}") if job.done_bytes else PathUnavailable(str(error)) from error
+                raise (
+                    PathFailed(f"verbs: {error}") if job.done_bytes else PathUnavailable(str(error))
+                ) from error
 
     @contextmanager
     def _busy(self) -> Iterator[None]:
@@ -194,7 +197,9 @@ class VerbsPath(Path):
 
     def _ask(self, job: Job, timeout_s: float, **fields: Any) -> dict[str, Any]:
         owner = self.plane.owner
-        found = self.plane.ask(job.handle, self.name, {**fields, "places": owner.addresses, "process": owner.process}, timeout_s)
+        found = self.plane.ask(
+            job.handle, self.name, {**fields, "places": owner.addresses, "process": owner.process}, timeout_s
+        )
         if "refused" in found:
             raise PathUnavailable(f"{job.handle.owner} says: {found['refused']}")
         return found
@@ -213,7 +218,9 @@ class VerbsPath(Path):
 
     def _registered(self, job: Job, nic: Nic) -> dict[str, Any]:
         try:
-            return self._ask(job, job.remaining_s(ASK_S), op="register", port=nic.port.name, link_layer=nic.port.link_layer)
+            return self._ask(
+                job, job.remaining_s(ASK_S), op="register", port=nic.port.name, link_layer=nic.port.link_layer
+            )
         except PathUnavailable as error:
             if job.handle.gpu:
                 self._avoid(job.handle.owner.process, job.handle.gpu, str(error))
@@ -243,7 +250,10 @@ class VerbsPath(Path):
 
     def _failed(self, job: Job, nic: Nic, why: str) -> PathFailed:
         way = f"{nic.port.name} to {job.handle.owner}"
-        return PathFailed(f"verbs: {job.op} of {job.handle} failed after {job.done_bytes:,} of {job.nbytes:,} bytes ({way}): {why}")
+        return PathFailed(
+            f"verbs: {job.op} of {job.handle} failed after {job.done_bytes:,} of {job.nbytes:,} bytes "
+            f"({way}): {why}"
+        )
 
     def _avoid(self, process: int, gpu: str, reason: str) -> None:
         """Don't try again for a while: other paths are better than to wait for nothing."""

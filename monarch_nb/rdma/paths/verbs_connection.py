@@ -1,7 +1,8 @@
 """A connection as the side uses it that asks: it posts work requests and waits for them.
 
-One thread at a time uses a connection. Its completions are polled for a moment, then waited for at the channel's descriptor, so that a long
-transfer takes no processor. Calls of libibverbs hold the interpreter's lock; none is made that could block.
+One thread at a time uses a connection. Its completions are polled for a moment, then waited for at the
+channel's descriptor, so that a long transfer takes no processor. Calls of libibverbs hold the interpreter's
+lock; none is made that could block.
 """
 
 from __future__ import annotations
@@ -34,14 +35,18 @@ DRAIN_S = 1.0
 
 
 class Channel:
-    """Where completions are announced, and its descriptor, which pyverbs doesn't tell. Without it one polls now and then."""
+    """Where completions are announced, and its descriptor, which pyverbs doesn't tell. Without it one
+    polls now and then.
+    """
 
     _making = threading.Lock()
 
     def __init__(self, nic: Nic) -> None:
         with Channel._making:
             before = _channel_descriptors()
-            self.channel = nic.call("making a completion channel", lambda: nic.library.CompChannel(nic.context))
+            self.channel = nic.call(
+                "making a completion channel", lambda: nic.library.CompChannel(nic.context)
+            )
             new = _channel_descriptors() - before
         self._poll: select.poll | None = None
         if len(new) == 1:
@@ -99,7 +104,8 @@ class Connection:
         self.depth = max(1, min(DEPTH, nic.max_requests - 1))
         self._channel = Channel(nic)
         self._completions = nic.call(
-            "making a completion queue", lambda: library.CQ(nic.context, self.depth + 1, None, self._channel.channel, 0)
+            "making a completion queue",
+            lambda: library.CQ(nic.context, self.depth + 1, None, self._channel.channel, 0),
         )
         self._queue_pair = QueuePair(nic, self._completions, self.depth, nic.max_parts)
         self._chains: deque[tuple[int, int]] = deque()
@@ -111,7 +117,9 @@ class Connection:
         self._scratch = mmap.mmap(-1, LINE_BYTES + BOUNCE_BYTES)
         self.scratch_address = ctypes.addressof(ctypes.c_char.from_buffer(self._scratch))
         self._line = ctypes.c_uint64.from_buffer(self._scratch)
-        registration = nic.register_range(self.scratch_address, len(self._scratch), nic.constants.IBV_ACCESS_LOCAL_WRITE)
+        registration = nic.register_range(
+            self.scratch_address, len(self._scratch), nic.constants.IBV_ACCESS_LOCAL_WRITE
+        )
         self._registration = registration
         self.scratch_lkey = registration.lkey
 
@@ -150,9 +158,12 @@ class Connection:
                 is_last = i == len(chain) - 1
                 request = library.SendWR(
                     wr_id=self._last_posted + 1 if is_last else 0,
-                    opcode=c.IBV_WR_RDMA_READ if work.is_read else c.IBV_WR_RDMA_WRITE, num_sge=len(elements), sg=elements,
-                    send_flags=c.IBV_SEND_SIGNALED if is_last else 0, **({} if following is None else {"next_wr": following}),
-                )  # fmt: skip
+                    opcode=c.IBV_WR_RDMA_READ if work.is_read else c.IBV_WR_RDMA_WRITE,
+                    num_sge=len(elements),
+                    sg=elements,
+                    send_flags=c.IBV_SEND_SIGNALED if is_last else 0,
+                    **({} if following is None else {"next_wr": following}),
+                )
                 made += [*elements, request]
                 request.set_wr_rdma(work.rkey, work.there)
                 following = request
@@ -234,7 +245,9 @@ class Connection:
                 part.close()
 
     def _drain(self) -> None:
-        """Wait, not for long, until the last request came back. Closing would stop it, too; so the NIC ends in good order."""
+        """Wait, not for long, until the last request came back. Closing would stop it, too; so the NIC
+        ends in good order.
+        """
         until = time.monotonic() + DRAIN_S
         while self._last_seen < self._last_posted and time.monotonic() < until:
             num, found = self._completions.poll(16)

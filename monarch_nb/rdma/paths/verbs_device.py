@@ -1,7 +1,8 @@
 """RDMA devices of this machine, as the kernel's files describe them: nothing is opened or imported for it.
 
-Looking costs some milliseconds where a table of addresses is long (Soft-RoCE's has 1,024 files), and seconds where a busy machine has no time for
-it. So what was seen is believed for some seconds, and for long enough that looking takes a small part of the time; and one thread looks, not all.
+Looking costs some milliseconds where a table of addresses is long (Soft-RoCE's has 1,024 files), and seconds
+where a busy machine has no time for it. So what was seen is believed for some seconds, and for long enough
+that looking takes a small part of the time; and one thread looks, not all.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from typing import Any
 from monarch_nb.rdma.paths.verbs_port import INFINIBAND, ROCE_V1, Gid, Port
 
 VARIABLE = "MONARCH_NB_RDMA_DEVICES"
-"""Names of the devices that may be used, separated by commas, each with a port if wanted: `mlx5_0,mlx5_1:2`."""
+"""Names of the devices that may be used, separated by commas, each with a port if wanted:
+`mlx5_0,mlx5_1:2`.
+"""
 CLASS = Path("/sys/class/infiniband")
 NODES = Path("/dev/infiniband")
 MAX_TEXT_BYTES = 64 << 10
@@ -32,7 +35,9 @@ MIN_REST = 20.0
 
 
 def _text(path: str | Path) -> str:
-    """Return what a file of the kernel's says. Many are read in a row: not by way of pathlib and a text decoder for each."""
+    """Return what a file of the kernel's says. Many are read in a row: not by way of pathlib and a text
+    decoder for each.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:  # a file that this kernel doesn't have
@@ -68,12 +73,18 @@ def _port(device: Path, port: Path) -> Port:
     real = device / "device"
     netdev = _text(device / "parent") or _text(port / "gid_attrs" / "ndevs" / "0")
     return Port(
-        device.name, int(port.name), _text(port / "state").partition(": ")[2], layer, tuple(_gids(port, layer)),
-        gb_per_s=_number(_text(port / "rate")), numa=int(_text(real / "numa_node") or -1),
+        device.name,
+        int(port.name),
+        _text(port / "state").partition(": ")[2],
+        layer,
+        tuple(_gids(port, layer)),
+        gb_per_s=_number(_text(port / "rate")),
+        numa=int(_text(real / "numa_node") or -1),
         pci=os.path.realpath(real) if real.exists() else "",
         netdev_mtu=int(_number(_text(Path("/sys/class/net") / netdev / "mtu"))) if netdev else 0,
-        is_channel_adapter=_text(device / "node_type").startswith("1") and layer in ("InfiniBand", "Ethernet"),
-    )  # fmt: skip
+        is_channel_adapter=_text(device / "node_type").startswith("1")
+        and layer in ("InfiniBand", "Ethernet"),
+    )
 
 
 def read_ports(root: Path = CLASS) -> list[Port]:
@@ -109,7 +120,10 @@ def why_none(ports: Sequence[Port], names: str, nodes: Path = NODES) -> str:
 
 def _why_not_opened(nodes: Path) -> str:
     if not any(nodes.glob("uverbs*")):
-        return "the RDMA device can't be opened: there's no /dev/infiniband/uverbs* (docker: --device=/dev/infiniband; host: modprobe ib_uverbs)"
+        return (
+            "the RDMA device can't be opened: there's no /dev/infiniband/uverbs* (docker: "
+            "--device=/dev/infiniband; host: modprobe ib_uverbs)"
+        )
     if not any(os.access(n, os.R_OK | os.W_OK) for n in nodes.glob("uverbs*")):
         return "the RDMA device can't be opened: this user may not open /dev/infiniband/uverbs*"
     return ""
@@ -117,7 +131,9 @@ def _why_not_opened(nodes: Path) -> str:
 
 def _why_not_active(ports: Sequence[Port]) -> str:
     if not any(p.is_active for p in ports):
-        return "no RDMA port is active: " + ", ".join(f"{p.name} is {p.state or 'in no state'}" for p in ports)
+        return "no RDMA port is active: " + ", ".join(
+            f"{p.name} is {p.state or 'in no state'}" for p in ports
+        )
     if not any(p.is_usable for p in ports):
         return "no active RDMA port has an address (GID): give its network device one"
     return ""
@@ -170,7 +186,9 @@ _looking = threading.Lock()
 
 
 def _seen() -> _Look:
-    """Return what was seen last. One thread at a time looks again; the others believe the old look meanwhile."""
+    """Return what was seen last. One thread at a time looks again; the others believe the old look
+    meanwhile.
+    """
     key = (CLASS, NODES, os.environ.get(VARIABLE, ""))
     last = _last
     if last.key == key and time.monotonic() < last.until:
@@ -192,7 +210,9 @@ def _look(key: tuple[Any, ...]) -> _Look:
     ports = read_ports(root)
     usable = tuple(p for p in permitted(ports, names) if p.is_usable)
     end = time.monotonic()
-    _last = _Look(usable, why_none(ports, names, nodes), key, end + max(LOOK_AGAIN_S, MIN_REST * (end - start)))
+    _last = _Look(
+        usable, why_none(ports, names, nodes), key, end + max(LOOK_AGAIN_S, MIN_REST * (end - start))
+    )
     return _last
 
 

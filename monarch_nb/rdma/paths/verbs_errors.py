@@ -23,19 +23,26 @@ REMOTE_ACCESS = 10
 RETRY_EXCEEDED = 12
 
 NETWORK = (
-    "the network lets nothing through (RoCE: UDP port 4791 in firewalls, MTU, the subnet of the chosen GID; InfiniBand: the subnet manager)"
+    "the network lets nothing through (RoCE: UDP port 4791 in firewalls, MTU, the subnet of the chosen "
+    "GID; InfiniBand: the subnet manager)"
 )
 _OWN = "an error of this package: please report it"
 _STATUSES = {
     0: Status("success", ""),
     1: Status("local length error", "a message longer than the NIC takes"),
     2: Status("local queue pair operation error", _OWN),
-    LOCAL_PROTECTION: Status("local protection error", "the local memory was freed or unmapped during the transfer"),
+    LOCAL_PROTECTION: Status(
+        "local protection error", "the local memory was freed or unmapped during the transfer"
+    ),
     FLUSHED: Status("flushed", "an earlier request of this queue pair failed, or it was closed"),
     6: Status("memory window bind error", _OWN),
-    7: Status("bad response", "the NICs or their drivers don't understand each other: look at firmware versions"),
+    7: Status(
+        "bad response", "the NICs or their drivers don't understand each other: look at firmware versions"
+    ),
     8: Status("local access error", _OWN),
-    REMOTE_INVALID: Status("remote invalid request", "the buffer was dropped, or the NICs disagree about limits"),
+    REMOTE_INVALID: Status(
+        "remote invalid request", "the buffer was dropped, or the NICs disagree about limits"
+    ),
     REMOTE_ACCESS: Status("remote access error", "the buffer was dropped, or the key doesn't fit"),
     11: Status("remote operation error", "the owner's NIC failed: look at its kernel log"),
     RETRY_EXCEEDED: Status("retry exceeded", f"the owner's process or host is gone, or {NETWORK}"),

@@ -1,7 +1,8 @@
-"""GPU memory that a NIC reaches by itself: through the module nvidia-peermem, or by a dma-buf of the CUDA driver.
+"""GPU memory that a NIC reaches by itself: through the module nvidia-peermem, or by a dma-buf of the CUDA
+driver.
 
-The driver is asked through ctypes and only in processes that use CUDA already. A dma-buf is addressed from its own beginning, so what the
-NIC calls an address differs from what the GPU does (`shift`).
+The driver is asked through ctypes and only in processes that use CUDA already. A dma-buf is addressed from
+its own beginning, so what the NIC calls an address differs from what the GPU does (`shift`).
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ def _gpu_makes_dma_bufs(index: int) -> bool:
     driver, device, value = _driver(), ctypes.c_int(), ctypes.c_int()
     if driver is None or driver.cuDeviceGet(ctypes.byref(device), index):
         return False
-    return driver.cuDeviceGetAttribute(ctypes.byref(value), _DMA_BUF_SUPPORTED, device) == 0 and value.value == 1
+    return (
+        driver.cuDeviceGetAttribute(ctypes.byref(value), _DMA_BUF_SUPPORTED, device) == 0 and value.value == 1
+    )
 
 
 @functools.cache
@@ -85,25 +88,37 @@ def register(library: Any, domain: Any, memory: Memory, access: int) -> tuple[An
         if has_peermem():
             return library.MR(domain, memory.span_bytes, access, address=memory.address), 0
         if library.DmaBufMR is None:
-            raise VerbsError("this pyverbs knows no dma-bufs: modprobe nvidia-peermem, or install pyverbs 38 or later")
+            raise VerbsError(
+                "this pyverbs knows no dma-bufs: modprobe nvidia-peermem, or install pyverbs 38 or later"
+            )
         with _dma_buf(memory.address, memory.span_bytes) as (descriptor, offset):
             # pyverbs takes the offset for the address, too.
-            return library.DmaBufMR(domain, memory.span_bytes, access, descriptor, offset), offset - memory.address
+            return library.DmaBufMR(
+                domain, memory.span_bytes, access, descriptor, offset
+            ), offset - memory.address
 
 
 @contextmanager
 def _dma_buf(address: int, nbytes: int) -> Iterator[tuple[int, int]]:
-    """Yield a descriptor of the pages around a stretch of GPU memory, and where in it the stretch begins; the registration outlives it."""
+    """Yield a descriptor of the pages around a stretch of GPU memory, and where in it the stretch begins;
+    the registration outlives it.
+    """
     base, length = _allocation(address)
     page = os.sysconf("SC_PAGESIZE")
     first = max(base, address // page * page)
     end = min(base + length, -(-(address + nbytes) // page) * page)
     descriptor = ctypes.c_int(-1)
     failed = _driver().cuMemGetHandleForAddressRange(
-        ctypes.byref(descriptor), ctypes.c_uint64(first), ctypes.c_size_t(end - first), _DMA_BUF_FD, ctypes.c_uint64(0)
+        ctypes.byref(descriptor),
+        ctypes.c_uint64(first),
+        ctypes.c_size_t(end - first),
+        _DMA_BUF_FD,
+        ctypes.c_uint64(0),
     )
     if failed:
-        raise VerbsError(f"the CUDA driver makes no dma-buf of this memory (error {failed}): modprobe nvidia-peermem")
+        raise VerbsError(
+            f"the CUDA driver makes no dma-buf of this memory (error {failed}): modprobe nvidia-peermem"
+        )
     try:
         yield descriptor.value, address - first
     finally:
@@ -112,23 +127,31 @@ def _dma_buf(address: int, nbytes: int) -> Iterator[tuple[int, int]]:
 
 def _allocation(address: int) -> tuple[int, int]:
     base, length = ctypes.c_uint64(), ctypes.c_size_t()
-    failed = _driver().cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(length), ctypes.c_uint64(address))
+    failed = _driver().cuMemGetAddressRange_v2(
+        ctypes.byref(base), ctypes.byref(length), ctypes.c_uint64(address)
+    )
     if failed:
         raise VerbsError(f"the CUDA driver doesn't know this memory (error {failed})")
     return base.value, length.value
 
 
 def _make_synchronous(address: int) -> None:
-    """Have copies within this allocation end before they return, as GPUDirect wants it. Where it can't be, copies wait anyway."""
+    """Have copies within this allocation end before they return, as GPUDirect wants it. Where it can't be,
+    copies wait anyway.
+    """
     value = ctypes.c_uint(1)
     if _driver() is not None:
         _driver().cuPointerSetAttribute(ctypes.byref(value), _SYNC_MEMOPS, ctypes.c_uint64(address))
 
 
 def allocation_id(address: int) -> int | None:
-    """Return the number of the allocation that holds an address: never given twice in a process. None if the driver doesn't say."""
+    """Return the number of the allocation that holds an address: never given twice in a process. None if
+    the driver doesn't say.
+    """
     value = ctypes.c_uint64()
-    if _driver() is None or _driver().cuPointerGetAttribute(ctypes.byref(value), _BUFFER_ID, ctypes.c_uint64(address)):
+    if _driver() is None or _driver().cuPointerGetAttribute(
+        ctypes.byref(value), _BUFFER_ID, ctypes.c_uint64(address)
+    ):
         return None
     return value.value
 
@@ -141,7 +164,9 @@ def settle(memory: Memory) -> None:
 
 
 def flush(memory: Memory) -> None:
-    """See to it that kernels started from now on see what a NIC has written. GPUs that order it themselves refuse; that's fine."""
+    """See to it that kernels started from now on see what a NIC has written. GPUs that order it themselves
+    refuse; that's fine.
+    """
     import torch
 
     with torch.cuda.device(memory.device):

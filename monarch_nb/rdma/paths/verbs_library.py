@@ -1,7 +1,9 @@
-"""pyverbs, Python's way to libibverbs: found wherever it was installed, and its constants whatever their layout.
+"""pyverbs, Python's way to libibverbs: found wherever it was installed, and its constants whatever their
+layout.
 
-Linux distributions have it for their own Python (`python3-pyverbs`), in a folder that a virtual environment doesn't look into. It's then
-loaded from there, and nothing else is: the folder doesn't come onto the search path.
+Linux distributions have it for their own Python (`python3-pyverbs`), in a folder that a virtual environment
+doesn't look into. It's then loaded from there, and nothing else is: the folder doesn't come onto the search
+path.
 """
 
 from __future__ import annotations
@@ -32,11 +34,17 @@ class LibraryMissing(Exception):
 def distribution_folders() -> list[str]:
     """Return where distributions keep packages of their own Python."""
     minor = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    return ["/usr/lib/python3/dist-packages", f"/usr/lib64/{minor}/site-packages", f"/usr/lib/{minor}/site-packages"]
+    return [
+        "/usr/lib/python3/dist-packages",
+        f"/usr/lib64/{minor}/site-packages",
+        f"/usr/lib/{minor}/site-packages",
+    ]
 
 
 class Constants:
-    """libibverbs' constants by name: `constants.IBV_QPT_RC`. Plain in the module, or in enum classes of it."""
+    """libibverbs' constants by name: `constants.IBV_QPT_RC`. Plain in the module, or in enum classes of
+    it.
+    """
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -58,13 +66,18 @@ class Library:
         package = _load_package(folders)
         self.folder = next(iter(package.__path__))
         self.constants = Constants(_first_of(_ENUMS))
-        modules = {name: importlib.import_module(f"pyverbs.{name}") for name in ("addr", "cq", "device", "mr", "pd", "pyverbs_error", "qp", "wr")}
+        modules = {
+            name: importlib.import_module(f"pyverbs.{name}")
+            for name in ("addr", "cq", "device", "mr", "pd", "pyverbs_error", "qp", "wr")
+        }
         self.errors: tuple[type[Exception], ...] = (modules["pyverbs_error"].PyverbsError,)
         for module, names in _CLASSES.items():
             for name in names:
                 setattr(self, name, getattr(modules[module], name, None))
         self.forgets_to_free = hasattr(self.SGE, "__dealloc")
-        """Whether work requests must be closed by hand: versions that spell `__dealloc__` so never free them."""
+        """Whether work requests must be closed by hand: versions that spell `__dealloc__` so never free
+        them.
+        """
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"pyverbs has no {name}")
@@ -84,14 +97,17 @@ _CLASSES = {
 def _load_package(folders: Sequence[str]) -> ModuleType:
     if "pyverbs" in sys.modules:
         return sys.modules["pyverbs"]
-    spec = importlib.util.find_spec("pyverbs") or next(filter(None, (PathFinder.find_spec("pyverbs", [f]) for f in folders)), None)
+    spec = importlib.util.find_spec("pyverbs") or next(
+        filter(None, (PathFinder.find_spec("pyverbs", [f]) for f in folders)), None
+    )
     if spec is None or spec.loader is None:
         raise LibraryMissing(f"pyverbs is not installed: {INSTALL}")
     if PathFinder.find_spec("pyverbs.device", list(spec.submodule_search_locations or [])) is None:
         where = next(iter(spec.submodule_search_locations or []), spec.origin)
         raise LibraryMissing(
-            f"pyverbs in {where} is built for another Python than this one ({sysconfig.get_config_var('SOABI')}): "
-            "run the distribution's own Python, or pip install pyverbs"
+            f"pyverbs in {where} is built for another Python than this one "
+            f"({sysconfig.get_config_var('SOABI')}): run the distribution's own Python, or pip "
+            "install pyverbs"
         )
     package = importlib.util.module_from_spec(spec)
     sys.modules["pyverbs"] = package

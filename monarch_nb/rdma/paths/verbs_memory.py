@@ -1,8 +1,9 @@
 """Local memory that stays registered from one transfer to the next.
 
-A registration holds pages, not addresses: memory that was freed and allocated again at the same address would be missed by the NIC. So one is
-kept only where we'd know: memory of `rdma.empty`, arrays that numpy allocated (while we have a weak reference, it refuses to move them),
-tensors whose storage can't be resized, and GPU memory (whose driver numbers allocations). Any other is registered for one transfer.
+A registration holds pages, not addresses: memory that was freed and allocated again at the same address would
+be missed by the NIC. So one is kept only where we'd know: memory of `rdma.empty`, arrays that numpy allocated
+(while we have a weak reference, it refuses to move them), tensors whose storage can't be resized, and GPU
+memory (whose driver numbers allocations). Any other is registered for one transfer.
 """
 
 from __future__ import annotations
@@ -54,7 +55,11 @@ def anchor_of(memory: Memory) -> Anchor | None:
 
 def _gpu_anchor(address: int) -> Anchor | None:
     number = verbs_gpu.allocation_id(address)
-    return None if number is None else Anchor(("gpu", number), lambda: verbs_gpu.allocation_id(address) == number)
+    return (
+        None
+        if number is None
+        else Anchor(("gpu", number), lambda: verbs_gpu.allocation_id(address) == number)
+    )
 
 
 def _segment_anchor(place: Memory, inode: int) -> Anchor:
@@ -95,8 +100,13 @@ class _Kept:
     num_users: int = 0
 
     def covers(self, memory: Memory, anchor: Anchor) -> bool:
-        inside = self.address <= memory.address and memory.address + memory.span_bytes <= self.address + self.nbytes
-        return inside and self.anchor == anchor and (self.writable or memory.read_only) and self.anchor.holds()
+        inside = (
+            self.address <= memory.address
+            and memory.address + memory.span_bytes <= self.address + self.nbytes
+        )
+        return (
+            inside and self.anchor == anchor and (self.writable or memory.read_only) and self.anchor.holds()
+        )
 
 
 class LocalMemories:
@@ -138,7 +148,9 @@ class LocalMemories:
         with self._lock:
             found = next((k for k in self._kept if k.covers(memory, anchor)), None)
             if found is None:
-                found = _Kept(memory.address, memory.span_bytes, not memory.read_only, anchor, self._register(memory))
+                found = _Kept(
+                    memory.address, memory.span_bytes, not memory.read_only, anchor, self._register(memory)
+                )
             else:
                 self._kept.remove(found)
             self._kept.append(found)  # the last used is the last

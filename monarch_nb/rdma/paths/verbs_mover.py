@@ -1,8 +1,9 @@
 """One transfer over one connection: the bytes, and the proof that the buffer was there all the time.
 
-The proof is a line of the owner's table of keys, read by the same queue pair when the last byte is there: whoever finds the key unchanged knows
-that the memory was registered all the time. A write looks before the first byte, too. The line isn't posted behind the bytes with a
-fence, for Soft-RoCE never sends a fenced READ again that was lost.
+The proof is a line of the owner's table of keys, read by the same queue pair when the last byte is there:
+whoever finds the key unchanged knows that the memory was registered all the time. A write looks before the
+first byte, too. The line isn't posted behind the bytes with a fence, for Soft-RoCE never sends a fenced READ
+again that was lost.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ MAX_UNDER_WAY_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """How to reach a buffer: the owner's port, the buffer's key, and what is added to its addresses for that NIC."""
+    """How to reach a buffer: the owner's port, the buffer's key, and what is added to its addresses for
+    that NIC.
+    """
 
     port: str
     rkey: int
@@ -44,7 +47,12 @@ class Mover:
     """Runs one job. Raises `CompletionError` if a request failed."""
 
     def __init__(
-        self, connection: Connection, job: Job, target: Target, table: tuple[int, int], silent: Callable[[], None]
+        self,
+        connection: Connection,
+        job: Job,
+        target: Target,
+        table: tuple[int, int],
+        silent: Callable[[], None],
     ) -> None:
         self._connection = connection
         self._job = job
@@ -117,7 +125,8 @@ class Mover:
     def _post(self, chain: list[Work]) -> None:
         connection = self._connection
         while connection.num_posted and (
-            connection.num_posted + len(chain) > connection.depth or connection.posted_bytes >= MAX_UNDER_WAY_BYTES
+            connection.num_posted + len(chain) > connection.depth
+            or connection.posted_bytes >= MAX_UNDER_WAY_BYTES
         ):
             self._wait()
         connection.post(chain)

@@ -74,23 +74,33 @@ class Nic:
         try:
             return function()
         except self.library.errors as error:
-            raise VerbsError(call_text(f"{what} with {self.port.name}", getattr(error, "error_code", None))) from error
+            raise VerbsError(
+                call_text(f"{what} with {self.port.name}", getattr(error, "error_code", None))
+            ) from error
 
     def register(self, memory: Memory, *, remote: bool) -> Registration:
-        """Register memory: for transfers from here, or (`remote`) for others to read and, unless it's read-only, to write.
+        """Register memory: for transfers from here, or (`remote`) for others to read and, unless it's
+        read-only, to write.
 
         Raises:
             VerbsError: naming the limit that was met.
         """
         access = self._access(not memory.read_only, remote)
         if not memory.is_cpu:
-            return Registration(*self.call("registering GPU memory", lambda: verbs_gpu.register(self.library, self.domain, memory, access)))
+            return Registration(
+                *self.call(
+                    "registering GPU memory",
+                    lambda: verbs_gpu.register(self.library, self.domain, memory, access),
+                )
+            )
         return self.register_range(memory.address, memory.span_bytes, access)
 
     def register_range(self, address: int, nbytes: int, access: int) -> Registration:
         """Register a stretch of host memory."""
         what = f"registering {nbytes:,} bytes"
-        return Registration(self.call(what, lambda: self.library.MR(self.domain, nbytes, access, address=address)))
+        return Registration(
+            self.call(what, lambda: self.library.MR(self.domain, nbytes, access, address=address))
+        )
 
     def _access(self, writable: bool, remote: bool) -> int:
         c = self.constants
@@ -139,7 +149,9 @@ class Nics:
 
 
 def _fork_safely() -> None:
-    """Before Linux 5.12 a fork takes registered pages from the parent unless libibverbs was told before; since then this does nothing."""
+    """Before Linux 5.12 a fork takes registered pages from the parent unless libibverbs was told before;
+    since then this does nothing.
+    """
     library()
     with suppress(Exception):
         from pyverbs import fork  # type: ignore[import-not-found, unused-ignore]

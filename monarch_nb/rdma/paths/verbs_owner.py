@@ -1,7 +1,8 @@
-"""The owner's side: it registers memory when first asked, connects queue pairs, and has no part in any transfer.
+"""The owner's side: it registers memory when first asked, connects queue pairs, and has no part in any
+transfer.
 
-Queue pairs are kept by the process that asked for them. When it makes a new one it says which of ours it has given up; when a process of
-the same place in the mesh comes with another number, the old one has ended.
+Queue pairs are kept by the process that asked for them. When it makes a new one it says which of ours it has
+given up; when a process of the same place in the mesh comes with another number, the old one has ended.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ class OwnerSide:
         port = port_for(region.memory, ports, fields["port"])
         nic = self._nics.get(port)
         with region.lock:
-            if self._plane.regions.find(region.key) is not region:  # dropped meanwhile, and nobody will forget what we make now
+            if (
+                self._plane.regions.find(region.key) is not region
+            ):  # dropped meanwhile, and nobody will forget what we make now
                 raise gone(fields["handle"])
             made = region.made.setdefault(NAME, {})
             if port.name not in made:
@@ -103,7 +106,9 @@ class OwnerSide:
         """Return a queue in which nothing is ever announced: we ask for nothing."""
         found = self._completions.get(nic.port.name)
         if found is None:
-            found = nic.call("making a completion queue", lambda: nic.library.CQ(nic.context, 16, None, None, 0))
+            found = nic.call(
+                "making a completion queue", lambda: nic.library.CQ(nic.context, 16, None, None, 0)
+            )
             self._completions[nic.port.name] = found
         return found
 

@@ -1,7 +1,7 @@
 """How a transfer is cut into work requests. Pure.
 
-A work request names one stretch at the owner and up to some number of stretches here. Requests are posted in chains, of which only the last
-reports; so many small ones cost one completion.
+A work request names one stretch at the owner and up to some number of stretches here. Requests are posted in
+chains, of which only the last reports; so many small ones cost one completion.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def requests(pieces: Iterable[Piece], max_bytes: int, max_parts: int) -> Iterato
     """Yield requests for these pieces: what is contiguous at the owner goes together, what is long is cut.
 
     >>> list(requests([Piece(0, 100, 4), Piece(4, 200, 4), Piece(50, 0, 5)], 4096, 8))
-    [Request(there=0, parts=(Part(here=100, nbytes=4), Part(here=200, nbytes=4))), Request(there=50, parts=(Part(here=0, nbytes=5),))]
+    [Request(there=0, parts=(Part(here=100, nbytes=4), Part(here=200, nbytes=4))), Request(there=50,
+    parts=(Part(here=0, nbytes=5),))]
     """
     first, parts, total = 0, list[Part](), 0
     for piece in pieces:

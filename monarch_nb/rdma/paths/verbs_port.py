@@ -1,6 +1,7 @@
 """Ports of RDMA devices as plain data, and which one to take. Pure.
 
-A NIC is chosen by nearness: of several with an active port, the one whose PCI way to the GPU (or whose NUMA node, for CPU memory) is shortest.
+A NIC is chosen by nearness: of several with an active port, the one whose PCI way to the GPU (or whose NUMA
+node, for CPU memory) is shortest.
 """
 
 from __future__ import annotations
@@ -90,10 +91,16 @@ class Port:
 
 
 def choose_gid(gids: Sequence[Gid]) -> Gid | None:
-    """Return the address to use: RoCE v2 before v1, IPv4 before IPv6, what routers pass on before what they don't."""
+    """Return the address to use: RoCE v2 before v1, IPv4 before IPv6, what routers pass on before what
+    they don't.
+    """
     order = (INFINIBAND, ROCE_V2, ROCE_V1)
     known = [g for g in gids if g.kind in order]
-    return min(known, key=lambda g: (order.index(g.kind), not g.is_ipv4, g.is_link_local and g.kind != INFINIBAND, g.index), default=None)
+    return min(
+        known,
+        key=lambda g: (order.index(g.kind), not g.is_ipv4, g.is_link_local and g.kind != INFINIBAND, g.index),
+        default=None,
+    )
 
 
 def common_depth(one: str, other: str) -> int:
@@ -101,13 +108,15 @@ def common_depth(one: str, other: str) -> int:
 
     >>> common_depth("/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0", "/sys/devices/pci0000:00/0000:00:02.0")
     3
-    """
+    """  # noqa: E501
     pairs = list(zip(one.strip("/").split("/"), other.strip("/").split("/"), strict=False))
     return next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
 
 
 def nearest(ports: Sequence[Port], pci: str = "", numa: int = -1, like: str = "") -> Port:
-    """Return the port to take for memory at a place; ports that are equally near go by speed, then by name as the other side's (`like`)."""
+    """Return the port to take for memory at a place; ports that are equally near go by speed, then by name
+    as the other side's (`like`).
+    """
     return min(
         ports,
         key=lambda p: (

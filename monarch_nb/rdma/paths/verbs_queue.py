@@ -45,11 +45,21 @@ class QueuePair:
     def __init__(self, nic: Nic, completions: Any, num_requests: int, num_parts: int) -> None:
         library, constants = nic.library, nic.constants
         self.nic = nic
-        cap = library.QPCap(max_send_wr=num_requests, max_recv_wr=1, max_send_sge=num_parts, max_recv_sge=1, max_inline_data=0)
-        kind = library.QPInitAttr(qp_type=constants.IBV_QPT_RC, scq=completions, rcq=completions, cap=cap, sq_sig_all=0)
+        cap = library.QPCap(
+            max_send_wr=num_requests, max_recv_wr=1, max_send_sge=num_parts, max_recv_sge=1, max_inline_data=0
+        )
+        kind = library.QPInitAttr(
+            qp_type=constants.IBV_QPT_RC, scq=completions, rcq=completions, cap=cap, sq_sig_all=0
+        )
         self.pair = nic.call("making a queue pair", lambda: library.QP(nic.domain, kind))
         self.info = QPInfo(
-            int(self.pair.qp_num), secrets.randbits(24), nic.gid.value, nic.lid, nic.mtu, nic.max_reads_asked, nic.max_reads_answered
+            int(self.pair.qp_num),
+            secrets.randbits(24),
+            nic.gid.value,
+            nic.lid,
+            nic.mtu,
+            nic.max_reads_asked,
+            nic.max_reads_answered,
         )
 
     def connect(self, other: QPInfo, *, serves: bool) -> None:
@@ -66,14 +76,22 @@ class QueuePair:
         c = self.nic.constants
         attributes = self._attributes(c.IBV_QPS_INIT)
         attributes.pkey_index = 0
-        attributes.qp_access_flags = c.IBV_ACCESS_REMOTE_READ | c.IBV_ACCESS_REMOTE_WRITE | c.IBV_ACCESS_LOCAL_WRITE if serves else 0
-        self.pair.modify(attributes, c.IBV_QP_STATE | c.IBV_QP_PKEY_INDEX | c.IBV_QP_PORT | c.IBV_QP_ACCESS_FLAGS)
+        attributes.qp_access_flags = (
+            c.IBV_ACCESS_REMOTE_READ | c.IBV_ACCESS_REMOTE_WRITE | c.IBV_ACCESS_LOCAL_WRITE if serves else 0
+        )
+        self.pair.modify(
+            attributes, c.IBV_QP_STATE | c.IBV_QP_PKEY_INDEX | c.IBV_QP_PORT | c.IBV_QP_ACCESS_FLAGS
+        )
 
     def _aim(self, other: QPInfo) -> None:
         c, library = self.nic.constants, self.nic.library
         attributes = self._attributes(c.IBV_QPS_RTR)
-        route = library.GlobalRoute(dgid=library.GID(_long_gid(other.gid)), sgid_index=self.nic.gid.index, hop_limit=64)
-        attributes.ah_attr = library.AHAttr(port_num=self.nic.port.number, is_global=1, gr=route, dlid=other.lid)
+        route = library.GlobalRoute(
+            dgid=library.GID(_long_gid(other.gid)), sgid_index=self.nic.gid.index, hop_limit=64
+        )
+        attributes.ah_attr = library.AHAttr(
+            port_num=self.nic.port.number, is_global=1, gr=route, dlid=other.lid
+        )
         attributes.path_mtu = min(self.info.mtu, other.mtu)
         attributes.dest_qp_num = other.number
         attributes.rq_psn = other.start
@@ -81,9 +99,14 @@ class QueuePair:
         attributes.min_rnr_timer = 12
         self.pair.modify(
             attributes,
-            c.IBV_QP_STATE | c.IBV_QP_AV | c.IBV_QP_PATH_MTU | c.IBV_QP_DEST_QPN | c.IBV_QP_RQ_PSN | c.IBV_QP_MAX_DEST_RD_ATOMIC
+            c.IBV_QP_STATE
+            | c.IBV_QP_AV
+            | c.IBV_QP_PATH_MTU
+            | c.IBV_QP_DEST_QPN
+            | c.IBV_QP_RQ_PSN
+            | c.IBV_QP_MAX_DEST_RD_ATOMIC
             | c.IBV_QP_MIN_RNR_TIMER,
-        )  # fmt: skip
+        )
 
     def _start(self, other: QPInfo) -> None:
         c = self.nic.constants
@@ -95,7 +118,12 @@ class QueuePair:
         attributes.max_rd_atomic = min(self.info.reads_asked, other.reads_answered)
         self.pair.modify(
             attributes,
-            c.IBV_QP_STATE | c.IBV_QP_TIMEOUT | c.IBV_QP_RETRY_CNT | c.IBV_QP_RNR_RETRY | c.IBV_QP_SQ_PSN | c.IBV_QP_MAX_QP_RD_ATOMIC,
+            c.IBV_QP_STATE
+            | c.IBV_QP_TIMEOUT
+            | c.IBV_QP_RETRY_CNT
+            | c.IBV_QP_RNR_RETRY
+            | c.IBV_QP_SQ_PSN
+            | c.IBV_QP_MAX_QP_RD_ATOMIC,
         )
 
     def stop(self) -> None:

@@ -16,7 +16,9 @@ _missing = ("", 0.0)
 
 
 def unavailable_reason() -> str:
-    """Return why no transfer can go by RDMA from here; empty if one can. Cheap; imports nothing where there's no device."""
+    """Return why no transfer can go by RDMA from here; empty if one can. Cheap; imports nothing where
+    there's no device.
+    """
     return verbs_device.no_device_reason() or _library_reason()
 
 
@@ -36,15 +38,23 @@ def _library_reason() -> str:
 def describe_devices() -> list[dict[str, Any]]:
     """Return all RDMA ports of this machine, usable or not.
 
-    Each has `name`, `port`, `state`, `link_layer`, `gid` (the address that would be used), `gids` (all), `mtu` (bytes, of the network device
-    beneath; 0 if not known), `gb_per_s` (gigabits; 0 if not known), `numa` (-1 if not known), and `usable`.
+    Each has `name`, `port`, `state`, `link_layer`, `gid` (the address that would be used), `gids` (all),
+    `mtu` (bytes, of the network device beneath; 0 if not known), `gb_per_s` (gigabits; 0 if not known),
+    `numa` (-1 if not known), and `usable`.
     """
     usable = {p.name for p in verbs_device.usable_ports()}
     return [
         {
-            "name": port.device, "port": port.number, "state": port.state, "link_layer": port.link_layer,
-            "gid": "" if port.gid is None else str(port.gid), "gids": [str(g) for g in port.gids], "mtu": port.netdev_mtu,
-            "gb_per_s": port.gb_per_s, "numa": port.numa, "usable": port.name in usable,
+            "name": port.device,
+            "port": port.number,
+            "state": port.state,
+            "link_layer": port.link_layer,
+            "gid": "" if port.gid is None else str(port.gid),
+            "gids": [str(g) for g in port.gids],
+            "mtu": port.netdev_mtu,
+            "gb_per_s": port.gb_per_s,
+            "numa": port.numa,
+            "usable": port.name in usable,
         }
         for port in verbs_device.read_ports(verbs_device.CLASS)
-    ]  # fmt: skip
+    ]

@@ -1,6 +1,7 @@
 """Connections to other processes: each serves one transfer at a time, and is kept for the next.
 
-Those that failed are closed. The owner learns it with the next connection that it's asked for, and closes its queue pair.
+Those that failed are closed. The owner learns it with the next connection that it's asked for, and closes its
+queue pair.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ class Ask(Protocol):
 class Route:
     """A connection and what it leads to: the owner's table, its address and key."""
 
-    def __init__(self, connection: Connection, process: int, port: str, number: int, table: tuple[int, int]) -> None:
+    def __init__(
+        self, connection: Connection, process: int, port: str, number: int, table: tuple[int, int]
+    ) -> None:
         self.connection = connection
         self.process = process
         self.port = port
@@ -66,7 +69,9 @@ class Routes:
             given_up = self._given_up.pop(process, [])
         connection = Connection(nic)
         try:
-            found = self._ask(job, job.remaining_s(ASK_S), op="connect", port=port, qp=connection.info, given_up=given_up)
+            found = self._ask(
+                job, job.remaining_s(ASK_S), op="connect", port=port, qp=connection.info, given_up=given_up
+            )
             connection.connect(found["qp"])
         except BaseException:
             connection.close()
@@ -79,7 +84,9 @@ class Routes:
         """Keep a connection for the next transfer."""
         too_many: list[Route] = []
         with self._lock:
-            self.idle.setdefault((route.process, route.connection.nic.port.name, route.port), []).append(route)
+            self.idle.setdefault((route.process, route.connection.nic.port.name, route.port), []).append(
+                route
+            )
             if sum(map(len, self.idle.values())) > MAX_IDLE:
                 too_many = self.idle.pop(next(iter(self.idle)))
         for old in too_many:

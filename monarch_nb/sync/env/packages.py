@@ -1,7 +1,8 @@
 """Packages that differ between hosts. Pure.
 
 A distribution's digest is over what its wheel has, not over what an installer adds: pip and uv write
-different `RECORD`s for the same wheel. So versions may be equal and digests not: another build, or an edit by hand.
+different `RECORD`s for the same wheel. So versions may be equal and digests not: another build, or an edit by
+hand.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""In the virtual machine torch takes a minute to import, and nothing there needs it: interpreters that start with this folder on their path have none."""
+"""In the virtual machine torch takes a minute to import, and nothing there needs it: interpreters that
+start with this folder on their path have none.
+"""
 
 from __future__ import annotations
 
