@@ -240,7 +240,7 @@ def _start(place: Place, *, detach: bool) -> subprocess.Popen[bytes]:
         "host": found.host,
         "generation": found.generation,
         "label": found.label,
-        "home": place.address,
+        "controller": place.address,
         "controller_key": place.controller_key,
         "public": place.keys.public,
         "secret": place.keys.secret,
