@@ -16,9 +16,9 @@ REACHED = {
     "modules in the largest circle of imports": 2,
     "foreign private accesses per 1,000 lines": 3.8,
     "dict[str, Any] per 1,000 lines": 7.6,
-    "lines over 110 columns per 1,000": 36,
+    "lines over 110 columns per 1,000": 0.9,
     "lines of a function, median": 5,
-    "lines of a function, nine in ten have at most": 14,
+    "lines of a function, nine in ten have at most": 15,  # by ruff format
 }
 
 

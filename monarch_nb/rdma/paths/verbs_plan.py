@@ -34,9 +34,10 @@ class Request(NamedTuple):
 def requests(pieces: Iterable[Piece], max_bytes: int, max_parts: int) -> Iterator[Request]:
     """Yield requests for these pieces: what is contiguous at the owner goes together, what is long is cut.
 
-    >>> list(requests([Piece(0, 100, 4), Piece(4, 200, 4), Piece(50, 0, 5)], 4096, 8))
-    [Request(there=0, parts=(Part(here=100, nbytes=4), Part(here=200, nbytes=4))), Request(there=50,
-    parts=(Part(here=0, nbytes=5),))]
+    >>> for request in requests([Piece(0, 100, 4), Piece(4, 200, 4), Piece(50, 0, 5)], 4096, 8):
+    ...     print(request)
+    Request(there=0, parts=(Part(here=100, nbytes=4), Part(here=200, nbytes=4)))
+    Request(there=50, parts=(Part(here=0, nbytes=5),))
     """
     first, parts, total = 0, list[Part](), 0
     for piece in pieces:
