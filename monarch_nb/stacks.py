@@ -14,6 +14,8 @@ MAIN = "MainThread"
 _FRAME = re.compile(r'  File "([^"]+)", (?:line (\d+), )?in (.+)')
 _START = re.compile(r'\A\s*File "<string>", line 1, in <module>\n')
 """How the program that became a rank was started; below it, `<string>` is code that the user has exec'ed."""
+WAITING = "take_message"
+"""The function of `Inbox` in which a main thread without work stands."""
 _USERS = frozenset({Owner.USER, Owner.EXECUTED})
 
 
@@ -29,7 +31,7 @@ def innermost(found: Mapping[str, Any]) -> str:
     if not stacks:
         return _no_answer(found)
     main = _FRAME.findall(_START.sub("", stacks.get(MAIN, "")))
-    if _own(main) or (main and not any(function == "take" for _, _, function in main)):
+    if _own(main) or (main and not any(function == WAITING for _, _, function in main)):
         return _standing(stacks[MAIN], _own(main) or main[-1:])
     for thread in sorted(name for name in stacks if name.startswith("actor-")):
         frames = _own(_FRAME.findall(stacks[thread]))

@@ -256,6 +256,10 @@ class ActorMesh(MeshTrait, Generic[T]):
             "proc_mesh": proc_mesh,
         }
         body = self._encode_spec(spec)
+        self._proc_mesh = proc_mesh
+        session = sessions.of_transport(transport)
+        session.meshes[self._actor_id] = self
+        session.actor_states[self._actor_id] = self._state  # before a rank can tell that it has failed
         gather = self._spawned = GatherReply(transport, self._procs)
         gather.asker = _nobody  # until somebody asks for `initialized`
         transport.expect(gather)
@@ -266,10 +270,6 @@ class ActorMesh(MeshTrait, Generic[T]):
         )  # fmt: skip
         if transport.ends:
             transport.check_ends(gather)
-        self._proc_mesh = proc_mesh
-        session = sessions.of_transport(transport)
-        session.meshes[self._actor_id] = self
-        session.actor_states[self._actor_id] = self._state
         session.reshaped.subscribe(self._on_reshaped)
         if not address.is_client(self._procs[0]):
             self._register_spawn(body, creator)

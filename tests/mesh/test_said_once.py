@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from faults import kill
@@ -18,6 +19,7 @@ from waiting import wait_until
 
 import monarch_nb
 from monarch_nb._client import reports as client_reports
+from monarch_nb._transport.transport import Transport
 from monarch_nb.actor import ProcMesh
 from monarch_nb.exceptions import (
     ActorError,
@@ -75,6 +77,28 @@ def test_who_calls_at_once_is_told_by_the_exception_only(
     wait_until(lambda: bad._broken is not None and len(bad._broken.ranks) == 4, "all four ranks have told")
     procs._session.reports.flush()
     assert not capsys.readouterr().err
+
+
+def test_a_failure_that_is_told_before_spawn_has_returned_counts(
+    procs: ProcMesh, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_reports, "WINDOW_S", 600.0)
+    reports, post_all = procs._session.reports, Transport.post_all
+
+    def post_and_hear(*args: Any, **kwargs: Any) -> None:
+        known = set(reports._actors)
+        post_all(*args, **kwargs)
+        wait_until(
+            lambda: any(len(reports._actors[x]) == 4 for x in set(reports._actors) - known), "four failures"
+        )
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Transport, "post_all", post_and_hear)
+        bad = procs.spawn("unbuilt_before_spawn_returns", BadStart)
+    assert bad._broken is not None
+    assert len(bad._broken.ranks) == 4
+    reports.flush()
+    assert "ranks 0-3: RuntimeError: cannot construct" in capsys.readouterr().err
 
 
 def test_a_dropped_call_that_failed_says_so_once(procs: ProcMesh, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ import cloudpickle
 import IPython.core.interactiveshell
 import pytest
 
+from monarch_nb import stacks
 from monarch_nb._frames.owner import (
     Owner,
     frames_from,
@@ -27,6 +28,7 @@ from monarch_nb._frames.owner import (
 )
 from monarch_nb._host import dumped
 from monarch_nb._rank import blocking, hang, memory, operations
+from monarch_nb._runtime.inbox import Inbox
 from monarch_nb.actor import future
 
 CELL = "<ipython-input-5-0a1b2c>"
@@ -221,3 +223,11 @@ def test_memory_of_ours_is_left_out_and_a_users_is_not(tmp_path: Path) -> None:
         and is_left_out(IPython.core.interactiveshell.__file__)
     )
     assert not is_left_out(str(tmp_path / "monarch_nb" / "_train.py")) and not is_left_out(CELL)
+
+
+def test_whoever_stands_in_the_function_that_takes_mail_is_idle() -> None:
+    assert Inbox.take_message.__name__ == stacks.WAITING
+    waits = f'  File "/x/monarch_nb/_runtime/inbox.py", line 5, in {stacks.WAITING}\n    wait()\n'
+    assert stacks.innermost({"stacks": {stacks.MAIN: waits}}) == "is idle"
+    works = '  File "/home/me/model.py", line 7, in step\n    loss()\n'
+    assert "model.py, line 7" in stacks.innermost({"stacks": {stacks.MAIN: waits, "actor-a": works}})
