@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from monarch_nb.exceptions import ActorError
 from monarch_nb.mesh.tasks.pool import Task, TaskFunction, TaskPool
+from monarch_nb.mesh.tasks.unread import say_unread
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.core import Mesh
@@ -48,7 +49,8 @@ class MeshExecutor(Executor):
         """
         if self._is_shut_down:
             raise RuntimeError("cannot schedule new futures after shutdown")
-        future: ConcurrentFuture[R] = _TaskFuture()
+        future: _TaskFuture[R] = _TaskFuture()
+        future._what = f"a task of {getattr(fn, '__name__', type(fn).__name__)}"
         self._pool.put(Task(self._encoded(fn), args, kwargs, future=future))
         return future
 
@@ -68,7 +70,11 @@ class MeshExecutor(Executor):
 
 
 class _TaskFuture(ConcurrentFuture[R]):
-    """A task's future whose error is what the function has raised."""
+    """A task's future whose error is what the function has raised. One that is dropped with an error that
+    nobody has asked for says so."""
+
+    _what = ""
+    _is_read = False
 
     def set_exception(self, exception: BaseException | None) -> None:
         if isinstance(exception, ActorError) and exception.exception is not None:
@@ -76,3 +82,17 @@ class _TaskFuture(ConcurrentFuture[R]):
             raised.__cause__ = exception
             exception = raised
         super().set_exception(exception)
+
+    def result(self, timeout: float | None = None) -> R:
+        __tracebackhide__ = True
+        self._is_read = True
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self._is_read = True
+        return super().exception(timeout)
+
+    def __del__(self) -> None:
+        error = getattr(self, "_exception", None)  # the base class' own, which needs no lock
+        if error is not None and not self._is_read:
+            say_unread(self._what, [error.__cause__ if isinstance(error.__cause__, ActorError) else error])

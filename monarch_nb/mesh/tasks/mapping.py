@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextvars
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sized
 from concurrent.futures import CancelledError
 from concurrent.futures import Future as ConcurrentFuture
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from monarch_nb.display.count_bar import Counted, show_count
+from monarch_nb.exceptions import MeshError
 from monarch_nb.mesh.tasks.pool import Task, TaskFunction, TaskPool
+from monarch_nb.mesh.tasks.unread import say_unread
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.core import Mesh
@@ -23,6 +27,9 @@ MAX_AHEAD = 10_000
 
 class MapRun(Generic[R]):
     """A map on its way. Iterate over it for results; each can be had once.
+
+    If nobody reads it, it runs to its end, and says on stderr if items have failed. One that is dropped half
+    read (`break` in a loop) is given up.
 
     Example:
         >>> for loss in mesh.map(evaluate, paths):        # doctest: +SKIP
@@ -38,63 +45,19 @@ class MapRun(Generic[R]):
         self, mesh: Mesh, function: Callable[..., R], items: Iterable[Any], ranks: tuple[int, ...], *,
         ordered: bool, retries: int, return_exceptions: bool, progress: bool,
     ) -> None:  # fmt: skip
-        self.num_items = len(items) if isinstance(items, Sized) else None
-        self.num_done = 0
-        self._function = TaskFunction.of(function)
-        self._items = enumerate(items)
-        self._is_ordered = ordered
         self._returns_exceptions = return_exceptions
-        self._handed: SimpleQueue[ConcurrentFuture[R] | None] = SimpleQueue()
-        """What is to be read, in its order; None at the end."""
-        self._num_handed = self._num_read = 0
-        self._is_exhausted = self._is_over = False
-        self._error: BaseException | None = None
-        self._lock = threading.Lock()
-        self._pool = TaskPool(mesh, ranks, source=self._next_task, retries=retries)
-        self._end_bar = (
-            show_count(Counted(lambda: (self.num_done, self.num_items))) if progress else lambda: None
-        )
-        self._pool.wake()
+        self._work: _MapWork[R] = _MapWork(mesh, function, items, ranks, ordered=ordered, retries=retries)
+        self._work.begin(progress=progress)
 
-    # --- in the pool's thread
+    @property
+    def num_items(self) -> int | None:
+        """How many items there are; None if that isn't known, as of a generator."""
+        return self._work.num_items
 
-    def _next_task(self) -> Task | None:
-        if self._is_exhausted or (self.num_items is None and self._num_handed - self._num_read > MAX_AHEAD):
-            return None
-        try:
-            number, item = next(self._items)
-        except BaseException as error:  # the end, or what the user's generator raises
-            self._error = None if isinstance(error, StopIteration) else error
-            self._is_exhausted = True
-            self._check_end()
-            return None
-        task = Task(self._function, (item,), label=f"item {number}")
-        self._num_handed += 1
-        if self._is_ordered:
-            self._handed.put(task.future)
-        task.future.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, future: ConcurrentFuture[R]) -> None:
-        with self._lock:
-            self.num_done += 1
-        if not self._is_ordered:
-            self._handed.put(future)
-        self._check_end()
-
-    def _check_end(self) -> None:
-        with self._lock:
-            if (
-                self._is_over
-                or not self._is_exhausted
-                or (not self._is_ordered and self.num_done < self._num_handed)
-            ):
-                return
-            self._is_over = True
-        self._handed.put(None)
-        self._pool.close()
-
-    # --- the reader
+    @property
+    def num_done(self) -> int:
+        """How many items are done, those that failed too."""
+        return self._work.num_done
 
     def __iter__(self) -> Iterator[R]:
         return self
@@ -102,19 +65,14 @@ class MapRun(Generic[R]):
     def __next__(self) -> R:
         __tracebackhide__ = True
         try:
-            future = self._handed.get()
+            future = self._work.next_handed()
             value: R | None = None if future is None else self._value_of(future)
         except BaseException:
             self.cancel()
             raise
         if future is None:
-            self._handed.put(None)  # for whoever asks again
-            self._end_bar()
-            error, self._error = self._error, None
-            raise error or StopIteration
-        self._num_read += 1
-        if self.num_items is None:
-            self._pool.wake()
+            raise self._work.take_error() or StopIteration
+        self._work.was_read()
         return value  # type: ignore[return-value]
 
     def _value_of(self, future: Any) -> Any:
@@ -138,14 +96,160 @@ class MapRun(Generic[R]):
 
     def cancel(self) -> None:
         """Do no more: items that wait are dropped, what runs is interrupted."""
+        self._work.cancel()
+
+    def __repr__(self) -> str:
+        work = self._work
+        of = "" if work.num_items is None else f" of {work.num_items}"
+        failed = f", {work.num_failed} failed" if work.num_failed else ""
+        return f"<MapRun of {work.name}: {work.num_done}{of} done{failed}>"
+
+    def __del__(self) -> None:
+        work = getattr(self, "_work", None)  # there's none if the constructor has raised
+        if work is not None:
+            with suppress(MeshError):  # the mesh may have ended
+                work.abandon()
+
+
+class _MapWork(Generic[R]):
+    """What a map does, in the thread of its pool. It knows nothing of its reader, so that one that's dropped
+    goes at once."""
+
+    def __init__(
+        self, mesh: Mesh, function: Callable[..., R], items: Iterable[Any], ranks: tuple[int, ...], *,
+        ordered: bool, retries: int,
+    ) -> None:  # fmt: skip
+        self.num_items = len(items) if isinstance(items, Sized) else None
+        self.num_done = self.num_failed = 0
+        self._function = TaskFunction.of(function)
+        self._items = enumerate(items)
+        self._is_ordered = ordered
+        self._handed: SimpleQueue[_Item[R] | None] = SimpleQueue()
+        """What is to be read, in its order; None at the end."""
+        self._num_handed = self._num_read = 0
+        self._is_exhausted = self._is_over = self._is_abandoned = False
+        self._error: BaseException | None = None
+        self._failed: dict[_Item[R], None] = {}
+        """Items that have failed and that nobody has read."""
+        self._context = contextvars.copy_context()
+        # Reentrant: garbage collection, and with it `MapRun.__del__`, may come while it's held.
+        self._lock = threading.RLock()
+        self._pool = TaskPool(mesh, ranks, source=self._next_task, retries=retries)
+        self._end_bar: Callable[[], None] = lambda: None
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return self._function.name
+
+    def begin(self, *, progress: bool) -> None:
+        """Begin, with a bar in a notebook or without."""
+        if progress:
+            self._end_bar = show_count(Counted(lambda: (self.num_done, self.num_items)))
+        self._pool.wake()
+
+    # --- in the pool's thread
+
+    def _next_task(self) -> Task | None:
+        if self._is_exhausted or self._is_far_ahead():
+            return None
+        try:
+            number, item = next(self._items)
+        except BaseException as error:  # the end, or what the user's generator raises
+            self._error = None if isinstance(error, StopIteration) else error
+            self._is_exhausted = True
+            self._check_end()
+            return None
+        future: _Item[R] = _Item()
+        self._num_handed += 1
+        if self._is_ordered:
+            self._handed.put(future)
+        future.add_done_callback(self._ended)
+        return Task(self._function, (item,), label=f"item {number}", future=future)
+
+    def _is_far_ahead(self) -> bool:
+        unread = self._num_handed - self._num_read
+        return self.num_items is None and not self._is_abandoned and unread > MAX_AHEAD
+
+    def _ended(self, future: Any) -> None:
+        has_failed = not future.cancelled() and future.exception() is not None
+        with self._lock:
+            self.num_done += 1
+            self.num_failed += has_failed
+            if has_failed and not future.is_read:
+                self._failed[future] = None
+        if not self._is_ordered:
+            self._handed.put(future)
+        self._check_end()
+
+    def _check_end(self) -> None:
+        with self._lock:
+            num_left = 0 if self._is_ordered and not self._is_abandoned else self._num_handed - self.num_done
+            if self._is_over or not self._is_exhausted or num_left:
+                return
+            self._is_over = True
+        self._handed.put(None)
+        self._pool.close()
+        if self._is_abandoned:
+            self._say_failed()
+
+    # --- the reader
+
+    def next_handed(self) -> _Item[R] | None:
+        """Wait for what is to be read next; None at the end."""
+        future = self._handed.get()
+        if future is None:
+            self._handed.put(None)  # for whoever asks again
+            self._end_bar()
+        else:
+            with self._lock:
+                future.is_read = True
+                self._failed.pop(future, None)
+        return future
+
+    def take_error(self) -> BaseException | None:
+        """Return what the items themselves have raised, once."""
+        error, self._error = self._error, None
+        return error
+
+    def was_read(self) -> None:
+        """A result has been read: there's room for another."""
+        self._num_read += 1
+        if self.num_items is None:
+            self._pool.wake()
+
+    def cancel(self) -> None:
+        """Do no more."""
         self._is_exhausted = True
         if self._error is None:
-            self._error = CancelledError(f"the map of {self._function.name} was given up")
+            self._error = CancelledError(f"the map of {self.name} was given up")
         self._pool.close()
         self._pool.cancel()
         self._end_bar()
         self._check_end()
 
-    def __repr__(self) -> str:
-        of = "" if self.num_items is None else f" of {self.num_items}"
-        return f"<MapRun of {self._function.name}: {self.num_done}{of} done>"
+    def abandon(self) -> None:
+        """Nobody reads any more."""
+        with self._lock:
+            self._is_abandoned = True
+            is_done = self._is_exhausted and self.num_done >= self._num_handed
+            self._is_over = self._is_over and is_done
+        if is_done:
+            self._say_failed()
+        elif self._num_read:
+            self.cancel()
+        else:
+            self._pool.wake()  # it may have waited for a reader
+
+    def _say_failed(self) -> None:
+        failed, self._failed = list(self._failed), {}
+        error = self.take_error()
+        errors = [*filter(None, (future.exception() for future in failed)), *([error] if error else [])]
+        if errors and not isinstance(error, CancelledError):
+            self._context.run(say_unread, f"the map of {self.name}", errors)
+
+
+class _Item(ConcurrentFuture[R]):
+    """The result of an item."""
+
+    is_read = False

@@ -1,0 +1,21 @@
+"""Failures of tasks that nobody has asked for: said on stderr, as those of calls are."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+
+def say_unread(what: str, errors: Sequence[BaseException]) -> None:
+    """Say that something has failed whose results were dropped.
+
+    Args:
+        what: names it, as in `the map of train`.
+        errors: the first one is told.
+    """
+    if sys.stderr is None:  # the interpreter ends
+        return
+    many = f" ({len(errors)} items)" if len(errors) > 1 else ""
+    kind = "" if str(errors[0]) else type(errors[0]).__name__
+    sys.stderr.write(f"{what} has failed, and nobody has asked for its results{many}: {errors[0]}{kind}\n")
+    sys.stderr.flush()
