@@ -1,11 +1,14 @@
 """Cells by the names that a notebook gives them, `Cell In[5]`: their code has file names that are made up,
-and that tracebacks of ranks bring along.
+and that tracebacks of ranks bring along. And cells that define what all ranks are to have, always.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 _FILE = re.compile(r'File "([^"\n]+)", line (\d+)')
 
@@ -30,3 +33,52 @@ def with_names(traceback: str) -> str:
         return match[0] if name is None else f"{name}, line {match[2]}"
 
     return _FILE.sub(named, traceback)
+
+
+@dataclass(frozen=True)
+class DefinitionCell:
+    """A cell that runs on each rank that comes later: `%%mesh --always`.
+
+    Attributes:
+        number: the notebook's number of it, for tracebacks.
+        n: its number in the journal.
+    """
+
+    source: str
+    number: int = 0
+    n: int = 0
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What it defines, as far as one can see: functions, classes, imports, variables.
+
+        >>> sorted(DefinitionCell("import os\\nclass Net: pass\\nlr, k = 1, 2").names)
+        ['Net', 'k', 'lr', 'os']
+        """
+        try:
+            body = ast.parse(self.source).body
+        except SyntaxError:  # IPython's own
+            return frozenset()
+        return frozenset(name for statement in body for name in _bound(statement))
+
+
+def with_definitions(cells: Iterable[DefinitionCell], new: DefinitionCell) -> tuple[DefinitionCell, ...]:
+    """Return cells with a new one: it takes the place of those all of whose names it defines, as a cell does
+    that was changed and run again.
+
+    >>> old = DefinitionCell("def f(): return 1")
+    >>> [cell.source for cell in with_definitions([old], DefinitionCell("def f(): return 2"))]
+    ['def f(): return 2']
+    """
+    names = new.names
+    kept = [cell for cell in cells if cell.source != new.source and not (cell.names and cell.names <= names)]
+    return (*kept, new)
+
+
+def _bound(statement: ast.stmt) -> Iterable[str]:
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return [statement.name]
+    if isinstance(statement, ast.Import | ast.ImportFrom):
+        return [(alias.asname or alias.name).partition(".")[0] for alias in statement.names]
+    stored = (node for node in ast.walk(statement) if isinstance(node, ast.Name))
+    return [node.id for node in stored if isinstance(node.ctx, ast.Store)]

@@ -11,7 +11,7 @@ import json
 import pickle
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -43,6 +43,7 @@ from monarch_nb._protocol.work import Work
 from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
+from monarch_nb.cells import DefinitionCell
 from monarch_nb.exceptions import cause_time
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ class Cell:
     unfinished: dict[int, dict[str, Any]] = field(default_factory=dict)
     waits: str = ""
     over: bool = False
+    when_over: Callable[[CellOver], None] = lambda _over: None
 
     @property
     def left(self) -> set[int]:
@@ -146,12 +148,29 @@ class Cells:
         Raises:
             ValueError: if a rank is stuck in a cell that was given up.
         """
+        self.begin(request, self._controller.clients.who(sender.proc), (sender.proc, sender.ref))
+        return LATER
+
+    def begin(
+        self, request: RunCell, who: str, watcher: tuple[int, int] = (0, 0),
+        when_over: Callable[[CellOver], None] = lambda _over: None,
+    ) -> None:  # fmt: skip
+        """Run a cell.
+
+        Args:
+            who: has asked for it, for the journal.
+            watcher: the client that is told how it goes, and the ref of its question; ref 0: nobody is.
+            when_over: called with how it has ended.
+
+        Raises:
+            ValueError: if a rank is stuck in a cell that was given up.
+        """
         procs: dict[int, int] = dict(zip(request.ranks, request.procs, strict=True))
         self._refuse_stuck(procs)
         controller = self._controller
         entry = controller.journal.entries.begin_entry(
             EntryKind.CELL,
-            who=controller.clients.who(sender.proc),
+            who=who,
             when=time.time(),
             **logged_source(request.source[:MAX_SOURCE_SHOWN]),
             ranks=request.rank_set,
@@ -161,25 +180,36 @@ class Cells:
             position=controller.journal.store.end,
             **_repeated(request),
             **({"script": True} if request.script is not None else {}),
+            **({"always": True} if request.always else {}),
         )
         n = entry["n"]
         wanted = {k: v for k, v in (("profile", request.profile), ("script", request.script)) if v}
         payload = pickle.dumps({"source": request.source, "number": request.number or n, **wanted}, 5)
         cell = Cell(n, request.group, procs, payload, request.context, set(procs))
+        cell.when_over = partial(self._when_over, request, n, when_over)
         self._cells[n] = cell
         free = all(
             not self._queues.get(p) and controller.registry.procs[p].end is None for p in procs.values()
         )
         if free:
             self._enqueue(cell)  # the ranks begin while the rest is done
-        if sender.ref:
-            cell.watches.append(controller.output.watch_cell(sender.proc, sender.ref, n, None, None))
+        client, ref = watcher
+        if ref:
+            cell.watches.append(controller.output.watch_cell(client, ref, n, None, None))
         self._tell(cell, CellBegan(n), soon=True)
         if not free:  # there's something to tell: that it waits, or that ranks are lost
             self._enqueue(cell)
         if request.timeout_s is not None:
             controller.loop.call_later(request.timeout_s, partial(self.time_is_up, n, request.timeout_s))
-        return LATER
+
+    def _when_over(
+        self, request: RunCell, n: int, when_over: Callable[[CellOver], None], over: CellOver
+    ) -> None:
+        if request.always and over.status == CellStatus.OK:
+            self._controller.definitions.add(
+                request.group, DefinitionCell(request.source, request.number or n, n)
+            )
+        when_over(over)
 
     def _refuse_stuck(self, procs: Mapping[int, int]) -> None:
         stuck = {rank: self._stuck[proc] for rank, proc in procs.items() if proc in self._stuck}
@@ -419,6 +449,7 @@ class Cells:
         summary = self._book(cell, escalation)
         for watch in cell.watches:
             watch.tell(summary, last=True)
+        cell.when_over(summary)
 
     def mesh_ends(self, how: str) -> None:
         """End the entries of what runs or waits. Who watches is told of the mesh's end, which says it all,

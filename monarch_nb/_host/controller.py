@@ -24,6 +24,7 @@ from monarch_nb._host.cells import Cells
 from monarch_nb._host.checkpoints import CheckpointService
 from monarch_nb._host.clients import ClientService
 from monarch_nb._host.debug_service import DebugService
+from monarch_nb._host.definitions import Definitions
 from monarch_nb._host.environments import EnvironmentService
 from monarch_nb._host.gate import Gate
 from monarch_nb._host.handover import Handover
@@ -88,6 +89,7 @@ class ControllerProcess(HostProcess):
         self.output = OutputService(self)
         self.status_publisher = StatusPublisher(self)
         self.cells = Cells(self)
+        self.definitions = Definitions(self)
         self.interrupts = InterruptService(self)
         self.asking = Asking(self.loop, self.send_to_rank)
         self.looks = Looks(self)
@@ -99,7 +101,7 @@ class ControllerProcess(HostProcess):
         self.lease = Lease(self)
         self.handover = Handover(self)
         for service in (
-            self.clients, self.hosts, self.gate, self.ranks, self.waits, self.names, self.singletons, self.journal, self.output, self.status_publisher, self.cells,  # noqa: E501
+            self.clients, self.hosts, self.gate, self.ranks, self.waits, self.names, self.singletons, self.journal, self.output, self.status_publisher, self.cells, self.definitions,  # noqa: E501
             self.interrupts, self.looks, self.debug, self.questions, self.checkpoints, self.healing, self.mesh_name, self.lease,  # noqa: E501
             self.environments,
         ):  # fmt: skip

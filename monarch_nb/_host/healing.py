@@ -277,6 +277,8 @@ class Healing:
         report.ranks = sorted(p.rank for p in (*lost, *hanging) if p.end is None)
         said = yield from remake_groups(controller, ranks, if_torn=not report.ranks, retry=_RETRY)
         report.messages += [said] if said else []
+        new = {rank: ranks[rank] for rank in report.ranks}
+        yield from controller.definitions.run(controller.registry.groups[group], new, report)
         yield from self.make_actors(set(ranks.values()) & wanted, report)
         if report.ranks and asked:
             yield from self._say_who_is_busy(

@@ -106,7 +106,9 @@ class RankService:
         """A rank answers."""
         controller = self._controller
         controller.rank_is_up(sender.proc)
-        controller.waits.settled(controller.registry.proc_is_up(sender.proc, event.pid))
+        settled = controller.registry.proc_is_up(sender.proc, event.pid)
+        controller.definitions.rank_is_up(sender.proc)
+        controller.waits.settled(settled)
         controller.status_publisher.touch((sender.proc,))
 
     @handles(SetProcEnvironment)
@@ -124,6 +126,7 @@ class RankService:
         """Kill ranks and start them anew at their places; answers once they're up. Handles on them stay
         good.
         """
+        self._controller.definitions.restarting(request.procs)
         self.restart(request.procs)
         self._controller.journal.note(
             sender.proc, EntryKind.COMMAND, source=f"%mesh restart --ranks {request.rank_set}"

@@ -19,6 +19,7 @@ class RunCell(Request[None], frozen=True):
         rerun_of, replay_of: numbers of cells in the journal that it repeats; 0: none.
         profile: what to record of it.
         script: what runs, if that's a script; `source` is the line that says so.
+        always: run it on ranks that come later, too, once it has ended well.
     """
 
     source: str
@@ -33,6 +34,11 @@ class RunCell(Request[None], frozen=True):
     replay_of: int = 0
     profile: Plain = None
     script: Script | None = None
+    always: bool = False
+
+
+class ForgetDefinitions(Request[int], frozen=True):
+    """Run no cells on ranks that come from now on; answers how many there were."""
 
 
 class WatchCell(Request[None], frozen=True):

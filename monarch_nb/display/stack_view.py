@@ -11,6 +11,9 @@ from monarch_nb.display.progress import CellState
 class StackView:
     """Views below each other, shown as one. `LiveDisplay` takes it for a view.
 
+    Args:
+        shows_empty: whether views are shown that have nothing but a title.
+
     >>> views = [CellView([0], world_size=1, title="first"), CellView([0], world_size=1, title="second")]
     >>> views[0].output(0, "stdout", "hi\\n"); views[1].output(0, "stdout", "ho\\n")
     >>> print(StackView(views).text())
@@ -20,8 +23,9 @@ class StackView:
     ho
     """
 
-    def __init__(self, views: Sequence[CellView]) -> None:
+    def __init__(self, views: Sequence[CellView], *, shows_empty: bool = True) -> None:
         self._views = list(views)
+        self._shows_empty = shows_empty
         self._titled: set[int] = set()
 
     def listen(self, listener: Callable[[], None] | None) -> None:
@@ -59,19 +63,22 @@ class StackView:
 
     def visible(self) -> bool:
         """Say whether there is anything to show."""
-        return any(view.visible() or view.title for view in self._views)
+        return any(view.visible() or (view.title and self._shows_empty) for view in self._views)
+
+    def _shown(self) -> list[CellView]:
+        return [view for view in self._views if self._shows_empty or view.visible()]
 
     def text(self) -> str:
         """Return all as text."""
-        return "\n".join(text for view in self._views if (text := view.text()))
+        return "\n".join(text for view in self._shown() if (text := view.text()))
 
     def html(self) -> str:
         """Return all as HTML."""
-        return "".join(view.html() for view in self._views)
+        return "".join(view.html() for view in self._shown())
 
     def mimebundle(self) -> dict[str, str]:
         """Return text/plain and text/html."""
-        bundles = [view.mimebundle() for view in self._views]
+        bundles = [view.mimebundle() for view in self._shown()]
         return {
             "text/plain": "\n".join(b["text/plain"] for b in bundles if b["text/plain"]),
             "text/html": "".join(b["text/html"] for b in bundles),
@@ -105,4 +112,6 @@ class StackView:
 
     def closing_text(self) -> str:
         """Return what comes after the lines."""
-        return "".join(self._title(i) + view.closing_text() for i, view in enumerate(self._views))
+        closing = [view.closing_text() for view in self._views]
+        shown = [self._shows_empty or bool(text) for text in closing]
+        return "".join(self._title(i) + text for i, text in enumerate(closing) if shown[i])

@@ -76,6 +76,11 @@ def mesh_name(text: str) -> str:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def mesh_names(text: str) -> tuple[str, ...]:
+    """Read names of meshes: `generator,trainer`; each once."""
+    return tuple(dict.fromkeys(map(mesh_name, text.split(","))))
+
+
 def mesh_or_pid(text: str) -> str:
     """Read the name of a mesh, or the pid of a program that has one of its own."""
     return text if text.isascii() and text.isdigit() else mesh_name(text)

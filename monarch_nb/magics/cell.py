@@ -35,8 +35,7 @@ def run_cell(state: State, mesh: Mesh, source: str, arguments: Namespace) -> Non
     """
     ranks = mesh.select(arguments.ranks)
     number = cell_number(state.shell)
-    check_source(source, number)
-    _check_output_name(arguments.output)
+    check_cell(source, number, arguments)
     profile = request_of(mesh, ranks, arguments)
     if arguments.background:
         if arguments.output is not None:
@@ -48,8 +47,9 @@ def run_cell(state: State, mesh: Mesh, source: str, arguments: Namespace) -> Non
         )
         return
     show_cell(
-        mesh, source, ranks, number=number, group=arguments.group, timeout=arguments.timeout, profile=profile
-    )
+        mesh, source, ranks, number=number, group=arguments.group, timeout=arguments.timeout, profile=profile,
+        always=arguments.always,
+    )  # fmt: skip
     if arguments.output is not None:
         state.shell.user_ns[arguments.output] = _last_values(mesh, ranks)
 
@@ -65,6 +65,7 @@ def show_cell(
     rerun_of: int = 0,
     profile: ProfileRequest | None = None,
     script: Script | None = None,
+    always: bool = False,
 ) -> None:
     """Run a cell, show it while it runs, and raise what it raises."""
     view = CellView(ranks, len(mesh), more_hint="%mesh logs", group=group)
@@ -80,6 +81,7 @@ def show_cell(
             rerun_of=rerun_of,
             profile=profile,
             script=script,
+            always=always,
         )
         view.describe_rest(run.goes_on)
         stall_detector.watch(run)
@@ -146,6 +148,18 @@ def _last_values(mesh: Mesh, ranks: tuple[int, ...]) -> ValueMesh[Any]:
     return ValueMesh(
         Shape.full(mesh.extent if whole else Extent(["ranks"], [len(ranks)])), list(values.values())
     )
+
+
+def check_cell(source: str, number: int, arguments: Namespace) -> None:
+    """See whether a cell is Python, and its options go together.
+
+    Raises:
+        MeshUsageError: if not; nothing is sent then.
+    """
+    check_source(source, number)
+    _check_output_name(arguments.output)
+    if arguments.always and arguments.background:
+        raise MeshUsageError("%%mesh takes --always or --async, not both: what defines things is waited for")
 
 
 def check_source(source: str, number: int) -> None:

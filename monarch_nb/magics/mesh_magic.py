@@ -14,6 +14,7 @@ from monarch_nb.magics.arguments import Helped, Namespace, shortened
 from monarch_nb.magics.auto import run_here
 from monarch_nb.magics.cell import run_cell
 from monarch_nb.magics.refusal import clear_error
+from monarch_nb.magics.several import run_on_several
 from monarch_nb.magics.state import State
 from monarch_nb.magics.verb_help import find_verb, verb_lines
 from monarch_nb.magics.verbs import VERBS, cell_parser, verb_parsers
@@ -62,7 +63,11 @@ class MeshMagics(Magics):
         arguments = self._parsed.get(line)
         if arguments is None:
             arguments = self._parsed[line] = self.cell.parse_args(_split(line))
-        run_cell(self.state, self.state.mesh(arguments.name), cell, arguments)
+        meshes = self.state.named(arguments.name)
+        if len(meshes) > 1:
+            run_on_several(self.state, meshes, cell, arguments)
+        else:
+            run_cell(self.state, meshes[0], cell, arguments)
         return bool(arguments.local)
 
     def _run_verb(self, line: str) -> Any:

@@ -37,6 +37,16 @@ class State:
             return self.attach(name)
         return self.meshes[name]
 
+    def named(self, names: tuple[str, ...] | None) -> list[Mesh]:
+        """Return meshes by their names, or the current one. Which one is current stays as it is, if one
+        is.
+        """
+        before = self.current
+        found = [self.mesh(name) for name in names] if names is not None else [self.mesh()]
+        if len(found) > 1:
+            self.go_back(before)
+        return found
+
     def _after_end(self, name: str, transport: Transport) -> Mesh:
         """Return the mesh that has the name of one that has ended; if there's none, say how that one has."""
         try:

@@ -28,6 +28,7 @@ from monarch_nb.magics.arguments import (
     cell_number,
     dims,
     mesh_name,
+    mesh_names,
     num_bytes,
     pattern,
     positive,
@@ -102,7 +103,7 @@ def cell_parser() -> Parser:
     parser = Parser(prog="%%mesh", description="Run this cell on the ranks of a mesh.")
     add = parser.add_argument
     add("--ranks", "-r", default="all", help="a rank set: all; 3; 0-3,7; ::2; hosts=0,gpus=2:8")
-    add("--name", "-n", type=mesh_name, help="which mesh, if not the current one")
+    add("--name", "-n", type=mesh_names, metavar="MESH,...", help="which meshes, if not the current one")
     add("--async", dest="background", action="store_true", help="return at once; %%mesh result waits for it")
     add("--output", "-o", metavar="VAR", help="put the last value of each rank here, as a ValueMesh")
     add("--timeout", "-t", type=seconds, metavar="T", help="90 or 90s; then the ranks are interrupted")
@@ -111,6 +112,11 @@ def cell_parser() -> Parser:
         help="equal lines once (fold), rank by rank, in order of arrival, or bare",
     )  # fmt: skip
     add("--local", action="store_true", help="run the cell in the kernel, too, after the ranks")
+    add(
+        "--always",
+        action="store_true",
+        help="a cell that defines things: run it on later meshes, too, and on ranks that heal or are added",
+    )
     add_profile_arguments(add)
     return parser
 

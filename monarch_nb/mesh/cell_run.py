@@ -261,6 +261,12 @@ class CellRun:
         return self._feed.ready
 
     @property
+    def is_ok(self) -> bool:
+        """Whether it has ended well on all ranks."""
+        summary = self._feed.summary
+        return summary is not None and summary.status == CellStatus.OK
+
+    @property
     def fault(self) -> Exception | None:
         """Why nothing more will be heard of it, if its mesh has ended."""
         return self._feed.fault

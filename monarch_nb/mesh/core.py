@@ -11,7 +11,7 @@ from monarch_nb._client.dashboard import dashboard_url
 from monarch_nb._client.heal_report import HealReport
 from monarch_nb._client.session import Session
 from monarch_nb._client.state import StatusFeed
-from monarch_nb._protocol.cells import RunCell
+from monarch_nb._protocol.cells import ForgetDefinitions, RunCell
 from monarch_nb._protocol.journal import Note
 from monarch_nb._protocol.names import GetMesh, GroupRecord
 from monarch_nb._protocol.programs import SetLease
@@ -28,8 +28,9 @@ from monarch_nb.actor.proc_mesh import HEAL_S, ProcMesh
 from monarch_nb.actor.value_mesh import ValueMesh
 from monarch_nb.display import CellView, LiveDisplay, ViewWatcher, card_html
 from monarch_nb.display.card import end_cards, show_card
-from monarch_nb.exceptions import ActorError, MeshError
+from monarch_nb.exceptions import ActorError, MeshError, MeshUsageError
 from monarch_nb.mesh.actors import Actors
+from monarch_nb.mesh.always import forget, remember
 from monarch_nb.mesh.cell_run import CellResult, CellRun
 from monarch_nb.mesh.environment import EnvironmentDifference, find_environment_difference
 from monarch_nb.mesh.export import literals
@@ -140,6 +141,7 @@ class Mesh(ProcMesh):
         replay_of: int = 0,
         profile: ProfileRequest | None = None,
         script: Script | None = None,
+        always: bool = False,
     ) -> CellRun:
         """Start a cell on ranks and return at once; it goes on if this program ends.
 
@@ -153,13 +155,22 @@ class Mesh(ProcMesh):
             replay_of: the same, for a rank that is to become what it was.
             profile: what ranks record meanwhile; `monarch_nb.profile.collect` fetches it.
             script: what runs, if that's a script; `source` is the line that says so. See `run_script`.
+            always: see `run`.
         """
         self._check_alive("run")
         chosen = self.select(ranks)
+        if always and len(chosen) < len(self):
+            raise MeshUsageError(
+                "a cell that is to run always runs on all ranks: leave --ranks (ranks=) out, and ask for "
+                "the rank in the cell: if rank == 0: ..."
+            )
         if script is not None:
             script = dataclasses.replace(script, procs=tuple(self._procs[r] for r in chosen))
         before_cell(self)
-        return CellRun(self, chosen, watcher).start(
+        run = CellRun(self, chosen, watcher)
+        if always:
+            run.when_done(lambda: remember(source, number) if run.is_ok else None)
+        return run.start(
             RunCell(
                 source=source,
                 ranks=list(chosen),
@@ -173,6 +184,7 @@ class Mesh(ProcMesh):
                 replay_of=replay_of,
                 profile=None if profile is None else profile.fields(),
                 script=script,
+                always=always,
             )
         )
 
@@ -185,6 +197,7 @@ class Mesh(ProcMesh):
         number: int = 0,
         timeout: float | None = None,
         quiet: bool = False,
+        always: bool = False,
     ) -> CellResult:
         """Run a cell on ranks, show what it prints and returns, as `%%mesh` does, and wait for it.
 
@@ -195,6 +208,9 @@ class Mesh(ProcMesh):
             number: the notebook's number of the cell, for tracebacks.
             timeout: seconds; then the ranks are interrupted.
             quiet: show nothing.
+            always: it defines what all ranks are to have: it also runs on those that heal or are added, and
+                on each mesh that this program starts later. A cell that defines all that an earlier one did
+                takes its place; `forget_definitions` ends it.
 
         Raises:
             CellError: if it raised on any rank.
@@ -207,23 +223,32 @@ class Mesh(ProcMesh):
             [1] rank 1
             {0: 0.0002, 1: 0.0002}
         """
-        return self._run_shown(source, self.select(ranks), watcher, number, timeout, quiet=quiet)
+        return self._run_shown(
+            source, self.select(ranks), watcher, number, timeout, quiet=quiet, always=always
+        )
+
+    def forget_definitions(self) -> int:
+        """Run cells that were to run always on no further ranks, of this mesh and of those that this program
+        starts; return how many there were.
+        """
+        return max(forget(), self._session.request(ForgetDefinitions()))
 
     def _run_shown(
         self, source: str, ranks: tuple[int, ...], watcher: Watcher | None, number: int, timeout: float | None, *,  # noqa: E501
-        quiet: bool, script: Script | None = None,
+        quiet: bool, script: Script | None = None, always: bool = False,
     ) -> CellResult:  # fmt: skip
         """Run a cell or a script, show what comes, and wait for it."""
         if quiet or watcher is not None:
             return self.submit(
-                source, ranks, watcher=watcher, number=number, timeout=timeout, script=script
+                source, ranks, watcher=watcher, number=number, timeout=timeout, script=script, always=always
             ).get()
         view = CellView(ranks, len(self))
         with LiveDisplay(view):
             view.started()
             run = self.submit(
-                source, ranks, watcher=ViewWatcher(view), number=number, timeout=timeout, script=script
-            )
+                source, ranks, watcher=ViewWatcher(view), number=number, timeout=timeout, script=script,
+                always=always,
+            )  # fmt: skip
             return run.get()
 
     def run_script(

@@ -26,6 +26,7 @@ from monarch_nb.job.engines import Engine, Look, State, engine_of
 from monarch_nb.job.joining import Wait, reserve
 from monarch_nb.job.profiles import Profile
 from monarch_nb.mesh import starting
+from monarch_nb.mesh.always import define_on
 from monarch_nb.mesh.core import Mesh
 from monarch_nb.status import duration
 
@@ -223,6 +224,7 @@ def _spawn_on(session: Session, joined: list[int], asked: Allocation) -> Mesh:
     if plan.on_failure and plan.on_failure != "stop":
         mesh.on_failure(plan.on_failure, max_restarts=plan.max_restarts)
     records.write_record(replace(asked, is_up=True))
+    define_on(mesh)
     return mesh
 
 

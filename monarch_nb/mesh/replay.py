@@ -103,8 +103,8 @@ def defines_state(entry: Entry) -> bool:
     """Say whether an entry is a cell that ended well and did more than show something."""
     if entry.kind != EntryKind.CELL or entry.status != CellStatus.OK or entry.details.get("replay_of"):
         return False
-    if entry.details.get("script"):
-        return False  # its state ended with it
+    if entry.details.get("script") or entry.details.get("always"):
+        return False  # its state ended with it; new ranks have run it
     if entry.details.get("nolog"):
         return True  # it may have: nobody knows
     try:

@@ -24,6 +24,7 @@ from monarch_nb._shape import Extent, Shape, format_ranks
 from monarch_nb.actor.host_mesh import HostMesh
 from monarch_nb.actor.proc_mesh import ProcMesh
 from monarch_nb.exceptions import MeshEnded, MeshError, MeshNotFound, MeshUsageError, NameTaken
+from monarch_nb.mesh.always import define_on
 from monarch_nb.mesh.core import Mesh
 from monarch_nb.mesh.running import Asked, refuse_other, take_on
 
@@ -125,10 +126,11 @@ def _start(name: str, asked: Asked, *, force: bool) -> Mesh:
         )  # fmt: skip
         if asked.on_failure is not None and asked.on_failure != OnFailure.STOP:
             mesh.on_failure(asked.on_failure, max_restarts=asked.max_restarts)
-        return mesh
     except BaseException:
         abandon(session)
         raise
+    define_on(mesh)
+    return mesh
 
 
 def _check_room(dims: Mapping[str, int], num_hosts: int, num_spares: int, *, force: bool) -> None:

@@ -1,0 +1,39 @@
+"""Cells that run on every mesh that this program starts later: `%%mesh --always`. Ranks that heal or grow
+are the controller's business (`_host.definitions`).
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from monarch_nb.cells import DefinitionCell, with_definitions
+from monarch_nb.exceptions import MeshError
+
+if TYPE_CHECKING:
+    from monarch_nb.mesh.core import Mesh
+
+_cells: tuple[DefinitionCell, ...] = ()
+
+
+def remember(source: str, number: int) -> None:
+    """A cell was run that is to run on every later mesh."""
+    global _cells
+    _cells = with_definitions(_cells, DefinitionCell(source, number))
+
+
+def forget() -> int:
+    """Run no cells on later meshes; return how many there were."""
+    global _cells
+    num, _cells = len(_cells), ()
+    return num
+
+
+def define_on(mesh: Mesh) -> None:
+    """Run them on a new mesh. One that fails is said on stderr: the mesh itself is there."""
+    for cell in _cells:
+        try:
+            mesh.run(cell.source, number=cell.number, quiet=True, always=True)
+        except MeshError as error:
+            name = f"In[{cell.number}]" if cell.number else "a cell"
+            print(f"{name}, which runs always, failed on mesh {mesh.name!r}: {error}", file=sys.stderr)
