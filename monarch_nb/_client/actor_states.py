@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from monarch_nb._protocol.failure import Failure
 from monarch_nb._runtime.supervision import MeshFailure
 from monarch_nb._transport.transport import Transport
+from monarch_nb.exceptions import SupervisionError
 from monarch_nb.folding import split
 
 
@@ -34,6 +35,25 @@ class ActorState:
         self.described.append(described)
         self.dead.add(described.proc)
         self.failure = MeshFailure.from_failures(self.described)
+
+    def end_on(self, procs: Sequence[int], failure: MeshFailure) -> None:
+        """The actors on these procs have been stopped: the next use of them raises, also as a part of
+        others.
+        """
+        self.failure = failure
+        self.dead.update(procs)
+
+    def check(self, procs: Sequence[int], what: str) -> None:
+        """See whether the actors on these procs can be called.
+
+        Raises:
+            SupervisionError: if some of them are dead; `what` can't be called.
+        """
+        failure = self.failure
+        if failure is None or self.dead.isdisjoint(procs):
+            return
+        error = SupervisionError(self.text(what), failure.failures)
+        raise error if self.take_unreported(self.described) else error.briefly()
 
     def take_unreported(self, described: Sequence[Failure], whom: str = "reader") -> list[Failure]:
         """Return the failures of which nothing alike has been reported yet. They're reported now, with their

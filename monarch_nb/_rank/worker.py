@@ -434,11 +434,14 @@ class Worker:
 
     def _place(self) -> dict[str, Any]:
         """Return what cells know of where they run: `point`, `mesh` and, with torch, `device`."""
+        from monarch_nb.actor.placement import Placement
         from monarch_nb.actor.proc_mesh import ProcMesh
 
         spec = self.rank.spec
         extent = decode_extent(spec["extent"])
-        mesh = ProcMesh(spec["group"], spec["procs"], Shape.full(extent), tuple(spec["hosts"]))
+        mesh = ProcMesh(
+            Placement(tuple(spec["procs"]), Shape.full(extent), spec["group"], tuple(spec["hosts"]))
+        )
         found: dict[str, Any] = {"point": extent.point(self.rank.rank), "mesh": mesh}
         torch = sys.modules.get("torch")
         if torch is not None:

@@ -100,6 +100,8 @@ class ActorRunner:
         self.instance: Any = None
         self.failure: Failure | None = None
         self.mesh: Any = None
+        self.cls: type | None = None
+        """Its class, once that has come; another one after a reload."""
         self.activity_slot = host.page.acquire_slot()
         self.label = b""
         """What was called last."""
@@ -172,7 +174,7 @@ class ActorRunner:
         self.name = spec["name"]
         self.creator = spec["creator"]
         self.created_by, self.proc_mesh = spec["creator_instance"], spec["proc_mesh"]
-        self.mesh = spec["mesh"]
+        self.mesh, self.cls = spec["mesh"], spec["class"]
         self.thread.name = f"actor-{self.name}"
         if has_async(spec["class"]):
             asyncio.run(self._live_async(spec, spawn))
@@ -285,7 +287,7 @@ class ActorRunner:
             child = self._children.pop()
             with suppress(Exception):  # it may be gone, with its process or its mesh
                 future = child.stop(f"its owner {self.name!r} has ended")
-                future._pending.asker = None  # nobody needs to be told what couldn't be stopped
+                future.drop()  # nobody needs to be told what couldn't be stopped
                 yield future
 
     def _end_children(self) -> None:
@@ -358,7 +360,7 @@ class ActorRunner:
                 f"{cls.__name__} has async methods now, but the actor {self.name!r} was started "
                 "without an event loop: spawn it anew"
             )
-        self.instance.__class__ = cls
+        self.instance.__class__ = self.cls = cls
         self.renew_methods()
         if self.mesh is not None:
             self.mesh._reload(cls)

@@ -17,19 +17,24 @@ T = TypeVar("T")
 class Port(Generic[T]):
     """The sending end of a channel, or of one call's answer.
 
+    Attributes:
+        proc, ref: who waits, and under which number.
+        slot: which place of a mesh the value is from.
+        mesh: where that process' mesh is.
+
     Example:
         >>> port, receiver = Channel.open()     # doctest: +SKIP
         >>> port.send(3); receiver.recv().get()  # doctest: +SKIP
         3
     """
 
-    __slots__ = ("_mesh", "_proc", "_ref", "_slot")
+    __slots__ = ("mesh", "proc", "ref", "slot")
 
     def __init__(self, proc: int, ref: int, slot: int = 0, mesh: MeshAddress | None = None) -> None:
-        self._proc = proc
-        self._ref = ref
-        self._slot = slot
-        self._mesh = mesh if mesh is not None else process_context.transport().mesh
+        self.proc = proc
+        self.ref = ref
+        self.slot = slot
+        self.mesh = mesh if mesh is not None else process_context.transport().mesh
 
     def send(self, value: T) -> None:
         """Send `value` to the receiving end.
@@ -46,16 +51,14 @@ class Port(Generic[T]):
             self._post(encode_failure(describe(error, **process_context.whereabouts())), wire.ERROR)
 
     def _post(self, body: Any, flags: int) -> None:
-        transport = process_context.transport_in(self._mesh)
+        transport = process_context.transport_in(self.mesh)
         if body is None:
             body, flags = codec.Encoded(b""), flags | wire.EMPTY
         printed = transport.printed_for(call_context.get().origin)
-        transport.post(
-            self._proc, wire.REPLY, body, flags=flags, slot=self._slot, ref=self._ref, origin=printed
-        )
+        transport.post(self.proc, wire.REPLY, body, flags=flags, slot=self.slot, ref=self.ref, origin=printed)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._proc, self._ref, self._slot, self._mesh)
+        return type(self), (self.proc, self.ref, self.slot, self.mesh)
 
     def __repr__(self) -> str:
-        return f"Port({self._proc:#x}, {self._ref})"
+        return f"Port({self.proc:#x}, {self.ref})"

@@ -126,7 +126,7 @@ def on_remote_port(
 
 def is_sent_remotely(port: Any, method: str, value: Any) -> bool:
     """Send something to a port, if its mesh can't be reached from this process; say whether that was done."""
-    if is_own_mesh(port._mesh) or _is_remote is None or _send_remote is None or not _is_remote(port._mesh):
+    if is_own_mesh(port.mesh) or _is_remote is None or _send_remote is None or not _is_remote(port.mesh):
         return False
     _send_remote(port, method, value)
     return True

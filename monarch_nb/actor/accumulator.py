@@ -35,8 +35,7 @@ class Accumulator(Generic[P, R, A]):
     def accumulate(self, *args: P.args, **kwargs: P.kwargs) -> Future[A]:
         """Call the endpoint on all actors; return a future of the combined value."""
         future = self._endpoint.call(*args, **kwargs)
-        what = self._endpoint._what
-        shape = self._endpoint._mesh._own_shape
+        what, shape = self._endpoint.what, self._endpoint.shape
 
         def finish(pending: Any) -> A:
             total = self._identity
@@ -44,4 +43,4 @@ class Accumulator(Generic[P, R, A]):
                 total = self._combine(total, value)
             return total
 
-        return Future(future._pending, finish, what)
+        return future.read_as(finish, what)

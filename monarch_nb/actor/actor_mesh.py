@@ -17,30 +17,24 @@ from monarch_nb._protocol.events import Reshaped
 from monarch_nb._protocol.healing import ActorSpawned, ActorStopped
 from monarch_nb._protocol.questions import StopActor
 from monarch_nb._runtime.supervision import MeshFailure
-from monarch_nb._shape import Extent, MeshTrait, Shape, encode_extent
+from monarch_nb._shape import Extent, Shape
 from monarch_nb._transport import process_context
+from monarch_nb._transport.call import call
 from monarch_nb._transport.context import call_context
 from monarch_nb._transport.origin import origin_in
 from monarch_nb._transport.pending import GatherReply, OneReply
 from monarch_nb._transport.transport import Transport
 from monarch_nb._wire import address, codec
-from monarch_nb._wire import message as wire
 from monarch_nb._wire.codec import Encoded
 from monarch_nb._wire.mesh_address import MeshAddress
-from monarch_nb.actor.endpoint import Endpoint, EndpointProperty, signature_of
+from monarch_nb.actor.endpoint import Callees, Endpoint, EndpointProperty, signature_of
+from monarch_nb.actor.envoy import ask_envoy, is_relayed, relayed_endpoint
 from monarch_nb.actor.future import Future
-from monarch_nb.actor.on_demand import (
-    TransportOnDemand,
-    ask_envoy,
-    is_relayed,
-    known_transport,
-    mesh_of,
-    relayed_endpoint,
-    set_transport,
-)
+from monarch_nb.actor.handle import MeshHandle, disown, mesh_of, own_by_caller, placement_of, transport_of
 from monarch_nb.actor.outcome import value_mesh
-from monarch_nb.actor.ownership import creator_instance, own_by_caller
-from monarch_nb.exceptions import MeshUsageError, SupervisionError, WrongArguments
+from monarch_nb.actor.ownership import creator_instance
+from monarch_nb.actor.placement import Placement
+from monarch_nb.exceptions import MeshUsageError, WrongArguments
 
 if TYPE_CHECKING:
     import logging
@@ -94,20 +88,6 @@ _WITH_ENDPOINTS: weakref.WeakValueDictionary[int, ActorMesh[Any]] = weakref.Weak
 """Handles of which endpoints have been asked for."""
 
 
-class Load:
-    """How many calls of `choose` are under way, by slot."""
-
-    __slots__ = ("num", "turn")
-
-    def __init__(self, size: int) -> None:
-        self.num = [0] * size
-        self.turn = secrets.randbelow(size)
-
-    def done(self, slot: int) -> None:
-        """A call has been answered."""
-        self.num[slot] -= 1
-
-
 def _renew_all_endpoints() -> Sequence[str]:
     """Have all handles of this process look up their endpoints again: classes have been changed in place,
     and signatures with them.
@@ -120,69 +100,51 @@ def _renew_all_endpoints() -> Sequence[str]:
 _reload.AFTER.append(_renew_all_endpoints)
 
 
-class ActorMesh(MeshTrait, Generic[T]):
+class ActorMesh(MeshHandle, Generic[T]):
     """The actors of one spawn (or a part of them), with the endpoints of their class as attributes.
 
     A handle: it may be an argument or a return value, and stays good in any process of its mesh, and in those
     of other meshes of this machine.
     """
 
-    _transport = TransportOnDemand()
-    _mesh: MeshAddress | None = None
-
     def __init__(
         self,
         cls: type,
         name: str,
         actor_id: int,
-        procs: tuple[int, ...],
-        shape: Shape,
+        placement: Placement,
         transport: Transport | None = None,
         mesh: MeshAddress | None = None,
     ) -> None:
-        set_transport(self, transport, mesh)
+        super().__init__(placement, transport, mesh)
         self._class = cls
         self._name = name
         self._actor_id = actor_id
-        self._all_procs = procs
-        self._own_shape = shape
-        self._procs = tuple(procs[i] for i in shape.ranks)
-        self._context = encode_extent(shape.extent)
         self._spawned: GatherReply | None = None
-        self._state = ActorState()
-        self._load_state: Load | None = None
+        self._callees = Callees(name, actor_id, ActorState())
         self._proc_mesh: ProcMesh | None = None
         self._parent: ActorMesh[T] | None = None
-        self._owner: Any = None
-        """The actor of this process that has spawned it: it ends with that."""
 
     @property
-    def _load(self) -> Load:
-        if self._load_state is None:
-            self._load_state = Load(len(self._procs))
-        return self._load_state
+    def _state(self) -> ActorState:
+        return self._callees.state
 
     # --- algebra
 
-    @property
-    def _shape(self) -> Shape:
-        return self._own_shape
-
     def _with_shape(self, shape: Shape) -> Self:
         part = type(self)(
-            self._class, self._name, self._actor_id, self._all_procs, shape, known_transport(self), self._mesh
+            self._class,
+            self._name,
+            self._actor_id,
+            self._placement.with_shape(shape),
+            self._known_transport,
+            self._mesh,
         )
         part._spawned = self._spawned
         part._proc_mesh = self._proc_mesh
         part._parent = self
-        part._state = self._state
+        part._callees.state = self._state
         return part
-
-    def _example(self) -> str:
-        return ", ".join(f"{n}=0" for n in self.extent.labels)
-
-    def _connected(self) -> None:
-        """This process has come to the mesh of this handle."""
 
     # --- endpoints
 
@@ -219,11 +181,8 @@ class ActorMesh(MeshTrait, Generic[T]):
 
     def _reshape(self, procs: tuple[int, ...], shape: Shape) -> None:
         """Take on the sizes that the processes' mesh has now."""
-        self._all_procs = tuple(procs)
-        self._own_shape = shape
-        self._procs = self._all_procs
-        self._context = encode_extent(shape.extent)
-        self._load_state = None
+        self._placement = Placement(tuple(procs), shape)
+        self._callees.load = None
         self._renew_endpoints()
 
     def _on_reshaped(self, record: Reshaped) -> None:
@@ -235,7 +194,7 @@ class ActorMesh(MeshTrait, Generic[T]):
     def _as_endpoint(self, name: str) -> Any:
         if is_relayed(self):
             return relayed_endpoint(self, name)
-        return Endpoint(self, name, signature_of(self._class, name))
+        return Endpoint(self, self._callees, name, signature_of(self._class, name))
 
     # --- life
 
@@ -260,18 +219,15 @@ class ActorMesh(MeshTrait, Generic[T]):
         session = sessions.of_transport(transport)
         session.meshes[self._actor_id] = self
         session.actor_states[self._actor_id] = self._state  # before a rank can tell that it has failed
-        gather = self._spawned = GatherReply(transport, self._procs)
+        where = self._placement
+        gather = self._spawned = GatherReply(transport, where.procs)
         gather.asker = _nobody  # until somebody asks for `initialized`
-        transport.expect(gather)
-        receivers = [(proc, slot) for slot, proc in enumerate(self._procs)]
-        transport.post_all(
-            receivers, wire.CALL, body, ref=gather.ref, target=self._actor_id, origin=origin_in(transport),
-            name=b"__spawn__", context=self._context,
+        call(
+            gather, where.receivers, b"__spawn__", body,
+            target=self._actor_id, origin=origin_in(transport), context=where.context,
         )  # fmt: skip
-        if transport.ends:
-            transport.check_ends(gather)
         session.reshaped.subscribe(self._on_reshaped)
-        if not address.is_client(self._procs[0]):
+        if not address.is_client(where.procs[0]):
             self._register_spawn(body, creator)
 
     def _register_spawn(self, body: Encoded, creator: tuple[int, int]) -> None:
@@ -281,8 +237,8 @@ class ActorMesh(MeshTrait, Generic[T]):
             ActorSpawned(
                 actor_id=self._actor_id,
                 name=self._name,
-                procs=self._procs,
-                context=self._context,
+                procs=self._placement.procs,
+                context=self._placement.context,
                 creator=creator,
                 checkpointed=getattr(self._class, "checkpoint_state", ""),
                 size_bytes=size_bytes,
@@ -327,53 +283,31 @@ class ActorMesh(MeshTrait, Generic[T]):
         The future is done when all have cleaned up; one that is stuck isn't waited for longer than ten
         seconds.
         """
-        if self._owner is not None:
-            self._owner.disowns(self)
+        disown(self)
         if is_relayed(self):
             return ask_envoy(self, ("stop",), (reason,))
         transport = self._transport
         actor = call_context.get().actor
         waits = actor is None or actor.actor_id != self._actor_id  # an actor can't wait for its own end
-        gather = GatherReply(transport, self._procs)
-        transport.expect(gather)
-        receivers = [(proc, slot) for slot, proc in enumerate(self._procs)]
+        procs = self._placement.procs
         body = Encoded(encode(StopActor(self._actor_id, reason, waits)))
-        transport.post_all(receivers, wire.CALL, body, ref=gather.ref, name=StopActor.wire_name.encode())
-        if not address.is_client(self._procs[0]):
-            sessions.of_transport(transport).tell(ActorStopped(self._actor_id, list(self._procs)))
-        if transport.ends:
-            transport.check_ends(gather)
+        gather = GatherReply(transport, procs)
+        call(gather, self._placement.receivers, StopActor.wire_name.encode(), body)
+        if not address.is_client(procs[0]):
+            sessions.of_transport(transport).tell(ActorStopped(self._actor_id, list(procs)))
         failure = MeshFailure(
             mesh=self._name, message=f"it was stopped{': ' + reason if reason else ''}", stopped=True
         )
-        self._break(failure)
+        self._state.end_on(procs, failure)
         return Future(gather, lambda _: None, f"stop of {self._name}")
-
-    # --- failure
-
-    @property
-    def _broken(self) -> MeshFailure | None:
-        failure = self._state.failure
-        return None if failure is None or self._state.dead.isdisjoint(self._procs) else failure
-
-    def _break(self, failure: MeshFailure) -> None:
-        """Let the next use of these actors raise, also as a part of others."""
-        self._state.failure = failure
-        self._state.dead.update(self._procs)
-
-    def _raise_broken(self, what: str) -> None:
-        state, failure = self._state, self._state.failure
-        assert failure is not None
-        error = SupervisionError(state.text(what), failure.failures)
-        raise error if state.take_unreported(state.described) else error.briefly()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickle, (
             self._class,
             self._name,
             self._actor_id,
-            self._all_procs,
-            self._own_shape,
+            self._placement.all_procs,
+            self._placement.shape,
             mesh_of(self),
         )
 
@@ -384,7 +318,7 @@ class ActorMesh(MeshTrait, Generic[T]):
 def _unpickle(
     cls: type, name: str, actor_id: int, procs: tuple[int, ...], shape: Shape, mesh: MeshAddress | None
 ) -> ActorMesh[Any]:
-    return ActorMesh(cls, name, actor_id, procs, shape, None, mesh)
+    return ActorMesh(cls, name, actor_id, Placement(procs, shape), None, mesh)
 
 
 def _nobody() -> None:
@@ -403,12 +337,23 @@ def spawn_actors(
 ) -> ActorMesh[T]:
     """Spawn one actor of class `cls` on each proc of a mesh."""
     check_class(cls, args, kwargs)
-    procs = proc_mesh._procs
-    shape = Shape.full(proc_mesh.extent)
-    mesh: ActorMesh[T] = ActorMesh(cls, name, secrets.randbits(63) | 1, procs, shape, proc_mesh._transport)
+    placement = Placement(placement_of(proc_mesh).procs, Shape.full(proc_mesh.extent))
+    mesh: ActorMesh[T] = ActorMesh(cls, name, secrets.randbits(63) | 1, placement, transport_of(proc_mesh))
     mesh._spawn(args, kwargs, proc_mesh)
     own_by_caller(mesh)
     return mesh
+
+
+def start_actors(
+    mesh: ActorMesh[Any], proc_mesh: ProcMesh, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Have the actors constructed that a handle stands for already; doesn't wait."""
+    mesh._spawn(args, kwargs, proc_mesh)
+
+
+def class_of(mesh: ActorMesh[Any]) -> type:
+    """Return the class of a mesh's actors, as it is now."""
+    return mesh._class
 
 
 def check_class(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

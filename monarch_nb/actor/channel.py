@@ -58,7 +58,7 @@ class Channel:
     def open_ranked(once: bool = False) -> tuple[Port[Any], RankedPortReceiver[Any]]:
         """Return the two ends of a new channel whose messages come with the sender's rank."""
         mailbox, port = _make(once)
-        return RankedPort(port._proc, port._ref, 0, port._mesh), RankedPortReceiver(mailbox)
+        return RankedPort(port.proc, port.ref, 0, port.mesh), RankedPortReceiver(mailbox)
 
     def __class_getitem__(cls, _item: Any) -> type[Channel]:
         return cls
@@ -77,4 +77,4 @@ class RankedPort(Port[R]):
     __slots__ = ()
 
     def _post(self, body: Any, flags: int) -> None:
-        Port._post(Port(self._proc, self._ref, call_context.get().slot, self._mesh), body, flags)
+        Port._post(Port(self.proc, self.ref, call_context.get().slot, self.mesh), body, flags)

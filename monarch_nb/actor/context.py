@@ -143,11 +143,11 @@ def shutdown_context() -> Any:
     """End this program's private mesh and its connection. The next `this_host()` starts anew."""
     if process_context.rank is not None:
         raise RuntimeError("shutdown_context() is for programs that use a mesh, not for its ranks")
-    if sessions._current is None:
+    session = sessions.in_use()
+    if session is None:
         return _Nothing()
-    transport = sessions._current.transport
     sessions.shutdown()
-    return Future(done_reply(transport), lambda _: None)
+    return Future(done_reply(session.transport), lambda _: None)
 
 
 class _Nothing:

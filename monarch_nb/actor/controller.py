@@ -8,9 +8,10 @@ from typing import Any, TypeVar, cast
 from monarch_nb._client import session as sessions
 from monarch_nb._protocol.names import FindController
 from monarch_nb._shape import Extent, Shape
-from monarch_nb.actor.actor_mesh import ActorMesh, check_class
+from monarch_nb.actor.actor_mesh import ActorMesh, check_class, start_actors
 from monarch_nb.actor.future import Future
 from monarch_nb.actor.host_mesh import HostMesh
+from monarch_nb.actor.placement import Placement
 from monarch_nb.actor.proc_mesh import ProcMesh
 
 T = TypeVar("T")
@@ -49,9 +50,9 @@ def _controller(
     def finish(pending: Any) -> T:
         place = pending.read()
         proc, shape = place.proc, Shape.full(Extent([], []))
-        mesh: ActorMesh[T] = ActorMesh(cls, name, place.actor_id, (proc,), shape)
+        mesh: ActorMesh[T] = ActorMesh(cls, name, place.actor_id, Placement((proc,), shape))
         if place.is_new:
-            mesh._spawn(args, kwargs, ProcMesh("controllers", (proc,), shape))
+            start_actors(mesh, ProcMesh(Placement((proc,), shape, "controllers", (0,))), args, kwargs)
         return cast("T", mesh)
 
     return Future(reply, finish, f"controller {name!r}")

@@ -12,19 +12,23 @@ rref       all; the results stay where they are, and can be arguments of further
 from __future__ import annotations
 
 import inspect
+import secrets
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from monarch_nb._shape import Point, format_ranks
+from monarch_nb._client.actor_states import ActorState
+from monarch_nb._shape import Point, Shape, format_ranks
+from monarch_nb._transport.call import call, call_each, call_one
 from monarch_nb._transport.origin import origin_in
 from monarch_nb._transport.pending import Arrivals, CallTime, CallTimes, GatherReply, OneReply, Pending
 from monarch_nb._transport.transport import Transport
 from monarch_nb._wire import codec
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.codec import CannotPickle, Encoded
-from monarch_nb._wire.segment import MIN_BYTES
 from monarch_nb.actor.future import Future
+from monarch_nb.actor.handle import placement_of, transport_of
 from monarch_nb.actor.outcome import one_value, value_mesh
 from monarch_nb.actor.rref import RRef
 from monarch_nb.exceptions import MeshUsageError, WrongArguments
@@ -140,20 +144,92 @@ def concurrent_endpoint(method: Any = None, **options: Any) -> Any:
     return EndpointProperty(method, EndpointOptions(concurrent=True, **options))
 
 
+class Load:
+    """How many calls of `choose` are under way, by slot."""
+
+    __slots__ = ("num", "turn")
+
+    def __init__(self, size: int) -> None:
+        self.num = [0] * size
+        self.turn = secrets.randbelow(size)
+
+    def begin(self) -> int:
+        """Return the slot with the fewest calls, which has one more now."""
+        self.turn += 1
+        n = len(self.num)
+        slot = min(range(n), key=lambda i: (self.num[i], (i - self.turn) % n))
+        self.num[slot] += 1
+        return slot
+
+    def next(self) -> int:
+        """Return whose turn it is, by nothing but the order."""
+        self.turn += 1
+        return self.turn % len(self.num)
+
+    def done(self, slot: int) -> None:
+        """A call has been answered."""
+        self.num[slot] -= 1
+
+
+@dataclass(slots=True)
+class Callees:
+    """What all endpoints of a handle share of the actors that they call.
+
+    Attributes:
+        name, actor_id: theirs.
+        state: whether they live; shared by all handles on one spawn.
+        load: of `choose`; none before the first.
+    """
+
+    name: str
+    actor_id: int
+    state: ActorState
+    load: Load | None = None
+
+    def load_of(self, size: int) -> Load:
+        """Return their load; `size`: how many they are."""
+        if self.load is None:
+            self.load = Load(size)
+        return self.load
+
+
 class Endpoint(Generic[P, R]):
-    """One endpoint of the actors of a mesh: where calls start."""
+    """One endpoint of the actors of a mesh: where calls start. Handles with other sizes make others."""
 
-    __slots__ = ("_arity", "_context", "_mesh", "_name", "_receivers", "_signature", "_transport", "_what")
+    __slots__ = (
+        "_arity",
+        "_callees",
+        "_mesh",
+        "_name",
+        "_placement",
+        "_receivers",
+        "_signature",
+        "_state",
+        "_target",
+        "_transport",
+        "what",
+    )
 
-    def __init__(self, mesh: ActorMesh[Any], name: str, signature: inspect.Signature | None) -> None:
+    def __init__(
+        self, mesh: ActorMesh[Any], callees: Callees, name: str, signature: inspect.Signature | None
+    ) -> None:
         self._mesh = mesh
+        self._callees = callees
+        self._state = callees.state
+        self._target = callees.actor_id
         self._name = name.encode()
         self._signature = signature
         self._arity = _arity_of(signature)
-        self._what = f"{mesh._name}.{name}"
-        self._transport: Transport = mesh._transport
-        self._receivers = [(proc, slot) for slot, proc in enumerate(mesh._procs)]
-        self._context = mesh._context
+        self.what = f"{callees.name}.{name}"
+        """What people know it by."""
+        self._transport: Transport = transport_of(mesh)
+        self._placement = placement_of(mesh)
+        self._receivers = self._placement.receivers
+
+    @property
+    def shape(self) -> Shape:
+        """Where the actors are that it calls: an answer for each place."""
+        return self._placement.shape
 
     # --- adverbs
 
@@ -165,14 +241,11 @@ class Endpoint(Generic[P, R]):
             of a second), with equal failures folded by rank set and the good results on the error.
         """
         transport = self._ready_transport()
-        gather = GatherReply(transport, self._mesh._procs)
+        gather = GatherReply(transport, self._placement.procs)
         body, flags = self._encode(args, kwargs)
         self._time(gather)
-        transport.expect(gather)
-        self._post_all(body, flags, gather.ref)
-        if transport.ends:
-            transport.check_ends(gather)
-        shape, what = self._mesh._own_shape, self._what
+        self._call(gather, body, flags)
+        shape, what = self._placement.shape, self.what
         return Future(gather, lambda pending: value_mesh(pending, shape, what), what)
 
     def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
@@ -183,18 +256,15 @@ class Endpoint(Generic[P, R]):
         """
         if len(self._receivers) != 1:
             raise MeshUsageError(
-                f"{self._what}.call_one needs a mesh of one actor; this one has {len(self._receivers)} "
-                f"({self._mesh.extent}). Slice it first, as in .slice({self._mesh._example()}), or use .call"
+                f"{self.what}.call_one needs a mesh of one actor; this one has {len(self._receivers)} "
+                f"({self.shape.extent}). Slice it first, as in .slice({self._example()}), or use .call"
             )
         return self._to_one(self._receivers[0][0], 0, args, kwargs)
 
     def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Call one actor of the mesh: the one with the fewest of our calls under way."""
-        load = self._mesh._load
-        load.turn += 1
-        n = len(self._receivers)
-        slot = min(range(n), key=lambda i: (load.num[i], (i - load.turn) % n))
-        load.num[slot] += 1
+        load = self._callees.load_of(len(self._receivers))
+        slot = load.begin()
         future: Future[R] = self._to_one(self._receivers[slot][0], slot, args, kwargs)
         future.add_done_callback(lambda _: load.done(slot))
         return future
@@ -205,36 +275,22 @@ class Endpoint(Generic[P, R]):
         reply = OneReply(transport, (proc,))
         if transport.calls is not None:
             self._time(reply)
-        ref = transport.expect(reply)
-        origin = origin_in(transport)
-        if body.buffers or len(body.payload) >= MIN_BYTES:
-            transport.post(
-                proc, wire.CALL, body, flags=flags, slot=slot, ref=ref, target=self._mesh._actor_id,
-                origin=origin, name=self._name, context=self._context,
-            )  # fmt: skip
-        else:
-            frame = wire.pack_plain(
-                wire.CALL, flags, slot, transport.me, proc, ref, self._mesh._actor_id, origin,
-                self._name, self._context, body.payload,
-            )  # fmt: skip
-            transport.send(proc, frame)
-        if transport.ends:
-            transport.check_ends(reply)
-        what = self._what
+        call_one(
+            reply, proc, self._name, body, flags, slot,
+            self._target, origin_in(transport), self._placement.context,
+        )  # fmt: skip
+        what = self.what
         return Future(reply, lambda pending: one_value(pending, what), what)
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Stream[R]:
         """Call all actors; iterate over futures in the order in which the answers come."""
         transport = self._ready_transport()
-        arrivals = Arrivals(transport, self._mesh._procs)
+        arrivals = Arrivals(transport, self._placement.procs)
         for reply in arrivals.replies:
             self._time(reply)
         body, flags = self._encode(args, kwargs)
-        transport.expect(arrivals)
-        self._post_all(body, flags, arrivals.ref)
-        if transport.ends:
-            transport.check_ends(arrivals)
-        return Stream(arrivals, self._mesh, self._what)
+        self._call(arrivals, body, flags)
+        return Stream(arrivals, self.shape, self.what)
 
     def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Call all actors and don't wait. If one raises, its owner is asked to handle it
@@ -242,7 +298,7 @@ class Endpoint(Generic[P, R]):
         """
         self._ready_transport()
         body, flags = self._encode(args, kwargs)
-        self._post_all(body, flags, 0)
+        self._post(body, flags, 0)
 
     def scatter(self, arguments: Sequence[Any], **kwargs: Any) -> Future[ValueMesh[R]]:
         """Call all actors, each with arguments of its own.
@@ -260,22 +316,18 @@ class Endpoint(Generic[P, R]):
         entries = list(arguments)
         if len(entries) != len(self._receivers):
             raise MeshUsageError(
-                f"{self._what}.scatter got {len(entries)} entries for {len(self._receivers)} actors "
-                f"({self._mesh.extent})"
+                f"{self.what}.scatter got {len(entries)} entries for {len(self._receivers)} actors "
+                f"({self.shape.extent})"
             )
         transport = self._ready_transport()
         bodies = [self._encode(e if isinstance(e, tuple) else (e,), kwargs) for e in entries]
-        gather = GatherReply(transport, self._mesh._procs)
+        gather = GatherReply(transport, self._placement.procs)
         self._time(gather)
-        transport.expect(gather)
-        for (proc, slot), (body, flags) in zip(self._receivers, bodies, strict=True):
-            transport.post(
-                proc, wire.CALL, body, flags=flags, slot=slot, ref=gather.ref, target=self._mesh._actor_id,
-                origin=origin_in(transport), name=self._name, context=self._context,
-            )  # fmt: skip
-        if transport.ends:
-            transport.check_ends(gather)
-        shape, what = self._mesh._own_shape, self._what
+        call_each(
+            gather, self._receivers, self._name, bodies,
+            target=self._target, origin=origin_in(transport), context=self._placement.context,
+        )  # fmt: skip
+        shape, what = self._placement.shape, self.what
         return Future(gather, lambda pending: value_mesh(pending, shape, what), what)
 
     def rref(self, *args: P.args, **kwargs: P.kwargs) -> Any:
@@ -288,8 +340,8 @@ class Endpoint(Generic[P, R]):
         """
         self._ready_transport()
         body, flags = self._encode(args, kwargs)
-        handle = RRef.new(self._mesh._procs, self._mesh._own_shape, self._transport.mesh)
-        self._post_all(body, flags | wire.KEEP, handle.key)
+        handle = RRef.new(self._placement.procs, self.shape, self._transport.mesh)
+        self._post(body, flags | wire.KEEP, handle.key)
         return handle
 
     def send(self, args: Any, kwargs: Any, port: Any = None, selection: str = "all") -> None:
@@ -298,23 +350,21 @@ class Endpoint(Generic[P, R]):
         body, flags = self._encode(args, kwargs)
         receivers = self._receivers
         if selection == "choose":
-            self._mesh._load.turn += 1
-            receivers = [receivers[self._mesh._load.turn % len(receivers)]]
-        ref = 0 if port is None else port._ref
-        self._post_all(body, flags, ref, receivers)
+            receivers = [receivers[self._callees.load_of(len(receivers)).next()]]
+        self._post(body, flags, 0 if port is None else port.ref, receivers)
 
     def describe(self, times: CallTimes) -> dict[str, Any]:
         """Return what the journal says of calls to this endpoint: actor and method, how often, the ranks
         and their times.
         """
-        ranks = self._mesh._own_shape.ranks
+        ranks = self.shape.ranks
 
         def by_rank(each: CallTime) -> dict[str, Any]:
             seconds = {ranks[slot]: round(seconds, 6) for slot, seconds in sorted(each.seconds.items())}
             return {"when": round(each.when, 6), "num_failed": each.num_failed, "seconds": seconds}
 
         return {
-            "endpoint": self._what,
+            "endpoint": self.what,
             "ranks": format_ranks(ranks),
             "num": times.num,
             **by_rank(times),
@@ -324,8 +374,8 @@ class Endpoint(Generic[P, R]):
     # --- sending
 
     def _ready_transport(self) -> Transport:
-        if self._mesh._broken is not None:
-            self._mesh._raise_broken(self._what)
+        if self._state.failure is not None:
+            self._state.check(self._placement.procs, self.what)
         calls = self._transport.calls
         if calls is not None:
             calls.setdefault(self, CallTimes()).num += 1
@@ -338,12 +388,24 @@ class Endpoint(Generic[P, R]):
             times = calls.get(self)
             pending.times, pending.started = times and times.begin_call(), time.perf_counter()
 
-    def _post_all(self, body: Encoded, flags: int, ref: int, receivers: Any = None) -> None:
-        origin = origin_in(self._transport)
-        self._transport.post_all(
-            self._receivers if receivers is None else receivers, wire.CALL, body, flags=flags, ref=ref,
-            target=self._mesh._actor_id, origin=origin, name=self._name, context=self._context,
+    def _call(self, pending: Pending, body: Encoded, flags: int) -> None:
+        """Send to all; `pending` waits for the answers."""
+        call(
+            pending, self._receivers, self._name, body, target=self._target, flags=flags,
+            origin=origin_in(pending.transport), context=self._placement.context,
         )  # fmt: skip
+
+    def _post(self, body: Encoded, flags: int, ref: int, receivers: Any = None) -> None:
+        """Send to all, or to some; the answers go elsewhere, if there are any."""
+        transport = self._transport
+        transport.post_all(
+            self._receivers if receivers is None else receivers, wire.CALL, body, flags=flags, ref=ref,
+            target=self._target, origin=origin_in(transport), name=self._name,
+            context=self._placement.context,
+        )  # fmt: skip
+
+    def _example(self) -> str:
+        return ", ".join(f"{label}=0" for label in self.shape.extent.labels)
 
     def _encode(self, args: Any, kwargs: Any) -> tuple[Encoded, int]:
         if kwargs or len(args) not in self._arity:
@@ -362,7 +424,7 @@ class Endpoint(Generic[P, R]):
             self._signature.bind(*args, **kwargs)
         except TypeError as error:
             raise WrongArguments(
-                f"{self._what}{self._signature} was called with other arguments: {error}"
+                f"{self.what}{self._signature} was called with other arguments: {error}"
             ) from None
 
     def _explain(self, error: CannotPickle, args: Any, kwargs: Any) -> CannotPickle:
@@ -374,25 +436,25 @@ class Endpoint(Generic[P, R]):
             path = codec.find_unpicklable(value, f"argument `{name}`")
             if path:
                 reason = str(error).rpartition(": ")[2]
-                return CannotPickle(f"{self._what}: {path}: {reason}")
+                return CannotPickle(f"{self.what}: {path}: {reason}")
         return error
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         raise WrongArguments(
-            f"{self._what} is called through an adverb: .call(...), .call_one(...), .choose(...), "
+            f"{self.what} is called through an adverb: .call(...), .call_one(...), .choose(...), "
             ".stream(...) or .broadcast(...)"
         )
 
     def __repr__(self) -> str:
-        return f"<Endpoint {self._what} on {self._mesh.extent}>"
+        return f"<Endpoint {self.what} on {self.shape.extent}>"
 
 
 class Stream(Generic[R]):
     """The answers of a mesh as they come: iterates over futures; `items()` over `(point, value)`."""
 
-    def __init__(self, arrivals: Arrivals, mesh: ActorMesh[Any], what: str) -> None:
+    def __init__(self, arrivals: Arrivals, shape: Shape, what: str) -> None:
         self._arrivals = arrivals
-        self._mesh = mesh
+        self._shape = shape
         self._what = what
 
     def __iter__(self) -> Iterator[Future[R]]:
@@ -405,10 +467,10 @@ class Stream(Generic[R]):
 
     def items(self) -> Iterator[tuple[Point, R]]:
         """Wait for each answer in turn; yield where it came from, and the value."""
-        for future in self:
-            value = future.get()
-            reply: Any = future._pending
-            yield self._mesh._own_shape.point(reply.slot), value
+        what = self._what
+        for reply in self._arrivals.replies:
+            value: R = Future(reply, lambda pending: one_value(pending, what), what).get()
+            yield self._shape.point(reply.slot), value
 
 
 def _arity_of(signature: inspect.Signature | None) -> range:

@@ -151,6 +151,23 @@ class Future(Generic[T]):
         self._pending.asker = weakref.ref(self)  # which the other one keeps, so that either may be dropped
         return other
 
+    def drop(self) -> None:
+        """Nobody needs to be told if this fails."""
+        self._pending.asker = None
+
+    def at_work(self) -> tuple[int, ...]:
+        """Return the proc ids of the processes that owe an answer."""
+        return self._pending.at_work()
+
+    def read_as(self, finish: Callable[[Any], U], what: str) -> Future[U]:
+        """Return a future of the same answer that `finish` makes its value of.
+
+        Args:
+            finish: takes the pending; called when the value is asked for.
+            what: what was called.
+        """
+        return Future(self._pending, finish, what)
+
     def to_concurrent(self) -> concurrent.futures.Future[T]:
         """Return a `concurrent.futures.Future` for code that wants one."""
         other: concurrent.futures.Future[T] = concurrent.futures.Future()

@@ -15,18 +15,20 @@ from monarch_nb._client import session as sessions
 from monarch_nb._client.session import Session
 from monarch_nb._protocol.ranks import Spawn, Stop, StopHosts, WaitHosts
 from monarch_nb._protocol.work import Work
-from monarch_nb._shape import Extent, MeshTrait, Point, Shape, encode_extent
+from monarch_nb._shape import Extent, Point, Shape, encode_extent
 from monarch_nb._transport import process_context
 from monarch_nb._transport.pending import OneReply
 from monarch_nb._wire import codec
 from monarch_nb._wire.mesh_address import MeshAddress
 from monarch_nb._wire.process import wait_until_gone
 from monarch_nb.actor.bootstrap_command import BootstrapCommand, commands_of
+from monarch_nb.actor.envoy import ask_envoy, is_relayed
 from monarch_nb.actor.future import Future
-from monarch_nb.actor.on_demand import ask_envoy, needs_envoy
-from monarch_nb.actor.ownership import acting, own_by_caller
+from monarch_nb.actor.handle import MeshHandle, mesh_of, own_by_caller, placement_of
+from monarch_nb.actor.ownership import acting
+from monarch_nb.actor.placement import Placement
 from monarch_nb.actor.proc_bind import check_bindings
-from monarch_nb.actor.proc_mesh import ProcMesh, grid, new_group
+from monarch_nb.actor.proc_mesh import ProcMesh, grid, mark_stopped, new_group, work_on
 from monarch_nb.exceptions import MeshError, MeshUsageError
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ METHODS = ("fork", "spawn")
 CONTROLLER_ENDS_S = 10.0
 
 
-class HostMesh(MeshTrait):
+class HostMesh(MeshHandle):
     """Machines of a mesh, each with a host process.
 
     Args:
@@ -59,14 +61,11 @@ class HostMesh(MeshTrait):
     ) -> None:
         if session is None and process_context.is_own_mesh(mesh):
             session = sessions.current()
-        self._known_session = session
-        self._mesh = mesh
-        self._all_hosts = tuple(hosts)
         if shape is None:
             extent = Extent([], []) if len(hosts) == 1 else Extent(["hosts"], [len(hosts)])
             shape = Shape.full(extent)
-        self._own_shape = shape
-        self._hosts = tuple(self._all_hosts[i] for i in shape.ranks)
+        super().__init__(Placement.of_hosts(hosts, shape), session.transport if session else None, mesh)
+        self._known_session = session
         self._python: str | None = None
         self._stoppable: list[ProcMesh] = []
         self._life = _Life(owned)
@@ -75,15 +74,16 @@ class HostMesh(MeshTrait):
     def _session(self) -> Session:
         session = self._known_session
         if session is None:
-            session = self._known_session = sessions.of_transport(process_context.transport_in(self._mesh))
+            session = self._known_session = sessions.of_transport(self._transport)
         return session
 
     @property
-    def _shape(self) -> Shape:
-        return self._own_shape
+    def _hosts(self) -> tuple[int, ...]:
+        """Their indices in the mesh."""
+        return self._placement.host_indices
 
     def _with_shape(self, shape: Shape) -> Self:
-        part = type(self)(self._all_hosts, shape, self._known_session, mesh=self._mesh)
+        part = type(self)(self._placement.hosts, shape, self._known_session, mesh=self._mesh)
         part._python, part._life = self._python, self._life
         return part
 
@@ -141,7 +141,7 @@ class HostMesh(MeshTrait):
         """
         if method not in METHODS:
             raise ValueError(f"method is one of {', '.join(METHODS)}; not {method!r}")
-        if self._known_session is None and needs_envoy(self._mesh):
+        if is_relayed(self):
             given = (per_host, bootstrap, name, proc_bind, bootstrap_command)
             procs = cast(
                 "ProcMesh",
@@ -164,7 +164,8 @@ class HostMesh(MeshTrait):
         )
         if session.output is not None:
             session.output.default.sizes[group] = extent.nelements
-        mesh = ProcMesh(group, started, Shape.full(extent), self._hosts, session.transport)
+        placement = Placement(tuple(started), Shape.full(extent), group, self._hosts)
+        mesh = ProcMesh(placement, session.transport)
         self._stoppable.append(mesh)
         own_by_caller(mesh)
         return mesh
@@ -191,7 +192,7 @@ class HostMesh(MeshTrait):
             raise TypeError(
                 f"with_python_executable takes the path of an interpreter on those hosts, not {path!r}"
             )
-        other = self._with_shape(self._own_shape)
+        other = self._with_shape(self._shape)
         other._python = str(os.fspath(path))
         return other
 
@@ -243,10 +244,9 @@ class HostMesh(MeshTrait):
         )
 
     def _ask_to_reload(self, proc: int, request: ReloadRequest) -> Future[Any]:
-        mesh = ProcMesh(
-            "sync", (proc,), Shape.full(Extent(["ranks"], [1])), self._hosts, self._session.transport
-        )
-        return mesh._work(Work.RELOAD, request, "sync_workspace")
+        placement = Placement((proc,), Shape.full(Extent(["ranks"], [1])), "sync", self._hosts)
+        mesh = ProcMesh(placement, self._session.transport)
+        return work_on(mesh, Work.RELOAD, request, "sync_workspace")
 
     def stop(self) -> Future[None]:
         """End all processes that were spawned through this handle; the hosts stay.
@@ -256,9 +256,9 @@ class HostMesh(MeshTrait):
         """
         self._check_owned("stop")
         session = self._session
-        procs = [p for mesh in self._stoppable for p in mesh._procs]
+        procs = [p for mesh in self._stoppable for p in placement_of(mesh).procs]
         for mesh in self._stoppable:
-            mesh._stopped = "its hosts were stopped"
+            mark_stopped(mesh, "its hosts were stopped")
         reply = session.ask(Stop(procs, 3.0))
 
         def finish(pending: Any) -> None:
@@ -293,8 +293,7 @@ class HostMesh(MeshTrait):
             await self.shutdown()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        mesh = self._mesh if self._known_session is None else self._known_session.transport.mesh
-        return _reference, (self._all_hosts, self._own_shape, self._python, mesh)
+        return _reference, (self._placement.hosts, self._shape, self._python, mesh_of(self))
 
     def __repr__(self) -> str:
         return f"<HostMesh of {len(self._hosts)}: {self.extent}>"
@@ -387,7 +386,7 @@ def this_proc() -> ProcMesh:
     if process_context.rank is None:
         sessions.current().host_actors()
     where = process_context.rank.group if process_context.rank is not None else "client"
-    return ProcMesh(where, (transport.me,), Shape.full(Extent([], [])), (transport.host,))
+    return ProcMesh(Placement((transport.me,), Shape.full(Extent([], [])), where, (transport.host,)))
 
 
 def proc_mesh(

@@ -1,4 +1,4 @@
-"""Who has spawned what: it ends with its owner."""
+"""Who has spawned what, in names."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._runtime import log_names
-from monarch_nb._shape import Extent, Point, Shape
+from monarch_nb._shape import Extent, Point
 from monarch_nb._transport import process_context
 from monarch_nb._transport.context import call_context
 from monarch_nb.actor import config
+from monarch_nb.actor.handle import placement_of
 
 if TYPE_CHECKING:
     from monarch_nb.actor.proc_mesh import ProcMesh
@@ -54,18 +55,15 @@ def name_of(runner: Any) -> str:
 
 def class_name_of(runner: Any) -> str | None:
     """Return the name of an actor's class, with the module; None at the root."""
-    if runner is None or runner.mesh is None:
-        return None
-    cls = runner.mesh._class
-    return f"{cls.__module__}.{cls.__qualname__}"
+    cls = None if runner is None else runner.cls
+    return None if cls is None else f"{cls.__module__}.{cls.__qualname__}"
 
 
 def point_of(runner: Any) -> Point:
     """Return an actor's place in the mesh that it was spawned on."""
     if runner is None or runner.mesh is None:
         return Point(0, Extent([], []))
-    shape: Shape = runner.mesh._own_shape
-    return shape.point(runner.mesh._procs.index(process_context.transport().me))
+    return placement_of(runner.mesh).point_of(process_context.transport().me)
 
 
 def creator_of(runner: Any) -> CreatorInstance | None:
@@ -92,20 +90,6 @@ def acting() -> int:
     """Return the id of the running actor; 0 if none runs."""
     actor = call_context.get().actor
     return 0 if actor is None else int(actor.actor_id)
-
-
-def own_by_caller(mesh: Any) -> None:
-    """Let what has just been spawned belong to the running actor, if there is one: it ends with that."""
-    mesh._owner = call_context.get().actor
-    if mesh._owner is not None:
-        mesh._owner.owns(mesh)
-
-
-def disown(mesh: Any) -> None:
-    """Let what has just been spawned belong to nobody here."""
-    if mesh._owner is not None:
-        mesh._owner.disowns(mesh)
-        mesh._owner = None
 
 
 log_names.name_actors_by(full_name_of, lambda: config.prefix_python_logs_with_actor)

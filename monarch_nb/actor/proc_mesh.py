@@ -7,11 +7,9 @@ import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
-from monarch_nb._client import session as sessions
 from monarch_nb._client.heal_report import HealReport
 from monarch_nb._client.outcome import refuse_dead
 from monarch_nb._client.preferences import preferences
-from monarch_nb._client.session import Session
 from monarch_nb._client.sessions import known
 from monarch_nb._protocol.events import Reshaped
 from monarch_nb._protocol.healing import Heal, Report, Resize, SetPolicy
@@ -21,26 +19,20 @@ from monarch_nb._protocol.script import Rendezvous
 from monarch_nb._protocol.states import OnFailure, ProcState
 from monarch_nb._protocol.work import Work
 from monarch_nb._runtime.supervision import MeshFailure
-from monarch_nb._shape import Extent, MeshTrait, Shape, encode_extent
+from monarch_nb._shape import Extent, Shape
+from monarch_nb._transport.call import call
 from monarch_nb._transport.origin import origin_in
 from monarch_nb._transport.pending import GatherReply
 from monarch_nb._transport.transport import Transport
 from monarch_nb._wire import address, codec
-from monarch_nb._wire import message as wire
 from monarch_nb._wire.mesh_address import MeshAddress
 from monarch_nb.actor.active import activate
 from monarch_nb.actor.actor_mesh import spawn_actors
+from monarch_nb.actor.envoy import ask_envoy, is_relayed
 from monarch_nb.actor.future import Future
-from monarch_nb.actor.on_demand import (
-    TransportOnDemand,
-    ask_envoy,
-    is_relayed,
-    known_transport,
-    mesh_of,
-    set_transport,
-)
+from monarch_nb.actor.handle import MeshHandle, disown, mesh_of, own_by_caller
 from monarch_nb.actor.outcome import value_mesh
-from monarch_nb.actor.ownership import own_by_caller
+from monarch_nb.actor.placement import Placement
 from monarch_nb.exceptions import HealError, MeshStartError, SupervisionError, describe_end
 
 if TYPE_CHECKING:
@@ -56,7 +48,7 @@ RENDEZVOUS_S = 60.0
 POLICIES = (OnFailure.STOP, OnFailure.HEAL, OnFailure.SHRINK)
 
 
-class ProcMesh(MeshTrait):
+class ProcMesh(MeshHandle):
     """Processes with named dimensions. A handle: it may travel in messages.
 
     Example:
@@ -65,83 +57,44 @@ class ProcMesh(MeshTrait):
         >>> procs.slice(gpus=0).execute(os.getpid).get().item()  # doctest: +SKIP
     """
 
-    _transport = TransportOnDemand()
-    _mesh: MeshAddress | None = None
-
     def __init__(
-        self,
-        group: str,
-        procs: Sequence[int],
-        shape: Shape,
-        hosts: tuple[int, ...] = (0,),
-        transport: Transport | None = None,
-        mesh: MeshAddress | None = None,
+        self, placement: Placement, transport: Transport | None = None, mesh: MeshAddress | None = None
     ) -> None:
-        set_transport(self, transport, mesh)
-        self._group = group
-        self._all_procs = tuple(procs)
-        self._own_shape = shape
-        self._procs = tuple(self._all_procs[i] for i in shape.ranks)
-        self._hosts = hosts
-        self._context = encode_extent(shape.extent)
+        super().__init__(placement, transport, mesh)
         self._stopped = ""
-        self._owner: Any = None
-        """The actor of this process that has spawned it: it ends with that."""
-        self._is_whole = len(self._procs) == len(self._all_procs) and shape.extent.nelements == len(
-            self._all_procs
-        )
-        if known_transport(self) is not None:
+        if self._known_transport is not None:
             self._connected()
 
     def _connected(self) -> None:
         """This process is in the mesh of this handle: take on new sizes, when it gets some."""
         session = known(self._transport)
-        if self._is_whole and session is not None:
+        if self._placement.is_whole and session is not None:
             session.reshaped.subscribe(self._on_reshaped)
 
     # --- algebra
 
-    @property
-    def _shape(self) -> Shape:
-        return self._own_shape
-
     def _with_shape(self, shape: Shape) -> Any:
-        part = ProcMesh(self._group, self._all_procs, shape, self._hosts, known_transport(self), self._mesh)
+        part = ProcMesh(self._placement.with_shape(shape), self._known_transport, self._mesh)
         part._stopped = self._stopped
         return part
-
-    def _at(self, positions: Sequence[int]) -> ProcMesh:
-        """Return the processes at some positions as a mesh of one dimension."""
-        ranks = tuple(self._own_shape.ranks[p] for p in positions)
-        shape = Shape(Extent(["ranks"], [len(ranks)]), ranks)
-        return ProcMesh(self._group, self._all_procs, shape, self._hosts, known_transport(self), self._mesh)
-
-    @property
-    def _is_remote(self) -> bool:
-        """Whether some of these processes are under another host process than this program."""
-        return any(address.host_of(proc) != self._transport.host for proc in self._procs)
-
-    @property
-    def _session(self) -> Session:
-        return sessions.of_transport(self._transport)
 
     @property
     def name(self) -> str:
         """The name that these processes were spawned with."""
-        return self._group
+        return self._placement.group
 
     @property
     def host_indices(self) -> tuple[int, ...]:
         """Indices in their mesh of the hosts that these processes are on, each once; 0 is the
         controller's."""
-        return tuple(dict.fromkeys(address.host_of(proc) for proc in self._procs))
+        return self._placement.host_indices
 
     @property
     def host_mesh(self) -> HostMesh:
         """The hosts that these processes are on."""
         from monarch_nb.actor.host_mesh import HostMesh
 
-        return HostMesh(self._hosts, mesh=mesh_of(self))
+        return HostMesh(self._placement.hosts, mesh=mesh_of(self))
 
     # --- actors and functions
 
@@ -157,9 +110,9 @@ class ProcMesh(MeshTrait):
             CannotPickle: naming the argument that can't be sent.
         """
         if is_relayed(self):
-            actors = cast("T", ask_envoy(self, ("spawn",), (name, cls, *args), kwargs).get())
+            actors: MeshHandle = ask_envoy(self, ("spawn",), (name, cls, *args), kwargs).get()
             own_by_caller(actors)
-            return actors
+            return cast("T", actors)
         self._check_alive("spawn")
         return cast("T", spawn_actors(self, name, cls, args, kwargs))
 
@@ -177,31 +130,27 @@ class ProcMesh(MeshTrait):
             return ask_envoy(self, ("execute",), (function, *args), kwargs)
         what = f"execute({getattr(function, '__name__', 'function')})"
         if self._transport.ends:
-            refuse_dead(self._transport, self._procs, what)
+            refuse_dead(self._transport, self._placement.procs, what)
         return self._work(Work.EXECUTE, (function, args, kwargs), what)
 
     def _work(self, name: str, fields: object, what: str, *, origin: int | None = None) -> Future[Any]:
         """Have all main threads do something; a future of the values."""
         self._check_alive(what)
-        transport = self._transport
+        transport, where = self._transport, self._placement
         body = codec.encode(fields, what)
-        gather = GatherReply(transport, self._procs)
-        transport.expect(gather)
-        receivers = [(proc, slot) for slot, proc in enumerate(self._procs)]
-        transport.post_all(
-            receivers, wire.CALL, body, ref=gather.ref, name=name.encode(), context=self._context,
+        gather = GatherReply(transport, where.procs)
+        call(
+            gather, where.receivers, name.encode(), body, context=where.context,
             origin=origin_in(transport) if origin is None else origin,
         )  # fmt: skip
-        if transport.ends:
-            transport.check_ends(gather)
-        shape = self._own_shape
+        shape = where.shape
         return Future(gather, lambda pending: value_mesh(pending, shape, what), what)
 
     def set_environment(self, variables: Mapping[str, str] | Sequence[Mapping[str, str]]) -> Future[Any]:
         """Set environment variables on all processes: the same, or one mapping for each in rank order."""
         fields = dict(variables) if isinstance(variables, Mapping) else [dict(v) for v in variables]
-        each = [fields] * len(self._procs) if isinstance(fields, dict) else fields
-        self._session.tell(SetProcEnvironment(dict(zip(self._procs, each, strict=True))))
+        each = [fields] * len(self._placement.procs) if isinstance(fields, dict) else fields
+        self._session.tell(SetProcEnvironment(dict(zip(self._placement.procs, each, strict=True))))
         return self._work(Work.SET_ENVIRONMENT, fields, "set_environment")
 
     def open_rendezvous(self) -> Rendezvous:
@@ -211,7 +160,7 @@ class ProcMesh(MeshTrait):
         Raises:
             RankTimeout: if it doesn't within a minute, which is enough to import torch.
         """
-        first = self._at([0])._work("__open_rendezvous__", None, "open_rendezvous")
+        first = part_at(self, [0])._work("__open_rendezvous__", None, "open_rendezvous")
         found: Rendezvous = first.get(RENDEZVOUS_S).item()
         return found
 
@@ -223,21 +172,23 @@ class ProcMesh(MeshTrait):
         if is_relayed(self):
             return ask_envoy(self, ("initialized", "then"), (bool,))
         session = self._session
-        reply = session.ask(WaitProcs(list(self._procs)))
+        reply = session.ask(WaitProcs(list(self._placement.procs)))
 
         def finish(pending: Any) -> bool:
             pending.read()
             dead = [
                 (i, end)
-                for i, p in enumerate(self._procs)
+                for i, p in enumerate(self._placement.procs)
                 if (end := session.transport.ends.get(p)) is not None
             ]
             if dead:
                 lines = "\n".join(f"rank {i}: {describe_end(end)}" for i, end in dead[:4])
-                raise MeshStartError(f"{len(dead)} of {len(self._procs)} ranks did not start:\n{lines}")
+                raise MeshStartError(
+                    f"{len(dead)} of {len(self._placement.procs)} ranks did not start:\n{lines}"
+                )
             return True
 
-        return Future(reply, finish, f"start of {self._group}")
+        return Future(reply, finish, f"start of {self._placement.group}")
 
     def __await__(self) -> Generator[Any, None, Self]:
         yield from self.initialized.__await__()
@@ -249,18 +200,17 @@ class ProcMesh(MeshTrait):
         """
         if grace_s is None:
             grace_s = preferences.stop_s if preferences.stop_s is not None else STOP_S
-        if self._owner is not None:
-            self._owner.disowns(self)
+        disown(self)
         if is_relayed(self):
             return ask_envoy(self, ("stop",), (reason,), {"grace_s": grace_s})
         session = self._session
         self._stopped = reason or "it was stopped"
-        reply = session.ask(Stop(list(self._procs), grace_s))
+        reply = session.ask(Stop(list(self._placement.procs), grace_s))
 
         def finish(pending: Any) -> None:
             pending.read()
 
-        return Future(reply, finish, f"stop of {self._group}")
+        return Future(reply, finish, f"stop of {self._placement.group}")
 
     # --- faults
 
@@ -273,9 +223,9 @@ class ProcMesh(MeshTrait):
         """
         registry = self._session.request(Status())
         rows = {row.proc: row for row in registry.procs}
-        if self._stopped or self._group in registry.healing:
+        if self._stopped or self._placement.group in registry.healing:
             return False
-        return all(rows[p].state in (ProcState.STARTING, ProcState.RUNNING) for p in self._procs)
+        return all(rows[p].state in (ProcState.STARTING, ProcState.RUNNING) for p in self._placement.procs)
 
     def heal(self, *, timeout_s: float = HEAL_S) -> HealReport:
         """Put back what these processes have lost; returns once all is in its place again.
@@ -295,7 +245,9 @@ class ProcMesh(MeshTrait):
             ... except MeshError:
             ...     procs.heal()
         """
-        return self._settle(self._session.request(Heal(self._group, list(self._procs)), timeout_s))
+        return self._settle(
+            self._session.request(Heal(self._placement.group, list(self._placement.procs)), timeout_s)
+        )
 
     def resize(self, *, timeout_s: float = HEAL_S, **sizes: int) -> HealReport:
         """Give this mesh other sizes: ranks are added or leave. Those that stay keep their memory; their
@@ -311,11 +263,11 @@ class ProcMesh(MeshTrait):
         Example:
             >>> procs.resize(gpus=4).messages            # doctest: +SKIP
         """
-        return self._settle(self._session.request(Resize(self._group, sizes), timeout_s))
+        return self._settle(self._session.request(Resize(self._placement.group, sizes), timeout_s))
 
     def shrink(self, *, timeout_s: float = HEAL_S) -> HealReport:
         """Go on without what is lost: the dimension that costs the fewest living ranks gets smaller."""
-        return self._settle(self._session.request(Resize(self._group), timeout_s))
+        return self._settle(self._session.request(Resize(self._placement.group), timeout_s))
 
     def _settle(self, found: Report) -> HealReport:
         self._session.healed(found.actor_ids)
@@ -346,11 +298,16 @@ class ProcMesh(MeshTrait):
         if not callable(do) and do not in POLICIES:
             raise ValueError(f"on_failure takes {', '.join(map(repr, POLICIES))} or a function, not {do!r}")
         session = self._session
-        session.fault_handlers.pop(self._group, None)
+        session.fault_handlers.pop(self._placement.group, None)
         if callable(do):
-            session.fault_handlers[self._group] = lambda failure: self._handle(do, failure)
+            session.fault_handlers[self._placement.group] = lambda failure: self._handle(do, failure)
         session.request(
-            SetPolicy(self._group, OnFailure.CALL if callable(do) else OnFailure(do), max_restarts, window_s)
+            SetPolicy(
+                self._placement.group,
+                OnFailure.CALL if callable(do) else OnFailure(do),
+                max_restarts,
+                window_s,
+            )
         )
 
     def _handle(self, function: Callable[[MeshFailure], Any], failure: MeshFailure) -> None:
@@ -362,20 +319,16 @@ class ProcMesh(MeshTrait):
                 self.shrink()
         except Exception as error:  # nobody else would hear of it
             print(
-                f"on_failure of {self._group}: {type(error).__name__}: {error}", file=sys.stderr, flush=True
+                f"on_failure of {self._placement.group}: {type(error).__name__}: {error}",
+                file=sys.stderr,
+                flush=True,
             )
 
     def _on_reshaped(self, record: Reshaped) -> None:
         """A group of ranks has other sizes: take them on, if this is all of it."""
-        if record.group == self._group and self._is_whole:
-            self._reshape(record.procs, Shape.full(Extent(record.labels, record.sizes)), record.hosts)
-
-    def _reshape(self, procs: Sequence[int], shape: Shape, hosts: Sequence[int]) -> None:
-        """Take on other sizes."""
-        self._all_procs = self._procs = tuple(procs)
-        self._own_shape = shape
-        self._hosts = tuple(hosts)
-        self._context = encode_extent(shape.extent)
+        if record.group == self._placement.group and self._placement.is_whole:
+            shape = Shape.full(Extent(record.labels, record.sizes))
+            self._placement = Placement(tuple(record.procs), shape, record.group, tuple(record.hosts))
 
     def to_table(self) -> str:
         """Return where each process is, as a table: `1.gpu[0]` is the first on host 1. The last dimension
@@ -387,7 +340,7 @@ class ProcMesh(MeshTrait):
             hosts=0  0.gpu[0]  0.gpu[1]
             hosts=1  1.gpu[0]  1.gpu[1]
         """
-        on_hosts = [address.host_of(proc) for proc in self._procs]
+        on_hosts = [address.host_of(proc) for proc in self._placement.procs]
         hosts = sorted(set(on_hosts))
         cells = [f"{hosts.index(host)}.gpu[{on_hosts[:i].count(host)}]" for i, host in enumerate(on_hosts)]
         *outer, last = list(self.sizes) or [""]
@@ -408,7 +361,9 @@ class ProcMesh(MeshTrait):
 
     def _check_alive(self, what: str) -> None:
         if self._stopped:
-            raise SupervisionError(f"{what}: the proc mesh {self._group!r} is dead: {self._stopped}")
+            raise SupervisionError(
+                f"{what}: the proc mesh {self._placement.group!r} is dead: {self._stopped}"
+            )
 
     # --- output
 
@@ -442,16 +397,56 @@ class ProcMesh(MeshTrait):
         self.stop().get(30)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickle, (self._group, self._all_procs, self._own_shape, self._hosts, mesh_of(self))
+        where = self._placement
+        return _unpickle, (where.group, where.all_procs, where.shape, where.hosts, mesh_of(self))
 
     def __repr__(self) -> str:
-        return f"<ProcMesh {self._group}: {self.extent}>"
+        return f"<ProcMesh {self._placement.group}: {self.extent}>"
 
 
 def _unpickle(
     group: str, procs: tuple[int, ...], shape: Shape, hosts: tuple[int, ...], mesh: MeshAddress | None
 ) -> ProcMesh:
-    return ProcMesh(group, procs, shape, hosts, None, mesh)
+    return ProcMesh(Placement(procs, shape, group, hosts), None, mesh)
+
+
+# --- for the rest of the package
+
+
+def part_at(mesh: ProcMesh, positions: Sequence[int]) -> ProcMesh:
+    """Return the processes at some positions as a mesh of one dimension."""
+    return ProcMesh(mesh._placement.at(positions), mesh._known_transport, mesh._mesh)
+
+
+def work_on(
+    mesh: ProcMesh, name: str, fields: object, what: str, *, origin: int | None = None
+) -> Future[Any]:
+    """Have the main threads of a mesh do something; a future of the values.
+
+    Args:
+        name: of the work (`Work`).
+        fields: what it is given.
+        what: what people call it.
+        origin: in whose name; by default the running code's.
+
+    Raises:
+        SupervisionError: if the mesh has been stopped.
+        CannotPickle: naming what can't be sent.
+
+    Example:
+        >>> work_on(mesh, Work.PULL, ["loss"], "pull of loss").get()   # doctest: +SKIP
+    """
+    return mesh._work(name, fields, what, origin=origin)
+
+
+def why_stopped(mesh: ProcMesh) -> str:
+    """Return why these processes have been stopped by this program; empty if they haven't."""
+    return mesh._stopped
+
+
+def mark_stopped(mesh: ProcMesh, reason: str) -> None:
+    """Take note that these processes have been stopped: the next use of the handle raises."""
+    mesh._stopped = reason
 
 
 def _set_log_level(level: int) -> None:

@@ -15,9 +15,9 @@ from typing import Any
 from monarch_nb.actor.actor_mesh import Actor, ActorMesh
 from monarch_nb.actor.controller import mesh_controller
 from monarch_nb.actor.endpoint import concurrent_endpoint
+from monarch_nb.actor.envoy import relay_by
 from monarch_nb.actor.future import Future
-from monarch_nb.actor.on_demand import relay_by
-from monarch_nb.actor.ownership import disown
+from monarch_nb.actor.handle import disown
 from monarch_nb.actor.proc_mesh import ProcMesh
 from monarch_nb.exceptions import DeviceMeshError, MeshError
 
@@ -42,7 +42,7 @@ class Envoy(Actor):
 def ask(handle: Any, path: Sequence[str], args: Any = (), kwargs: Any = None) -> Future[Any]:
     """Have the envoy do something with a handle; a future of the result."""
     envoy: Any = mesh_controller(_ENVOY, Envoy).get()
-    future = envoy.do.call_one(handle, tuple(path), tuple(args), dict(kwargs or {}))
+    future: Future[Any] = envoy.do.call_one(handle, tuple(path), tuple(args), dict(kwargs or {}))
 
     def result(_pending: Any) -> Any:
         try:
@@ -52,8 +52,7 @@ def ask(handle: Any, path: Sequence[str], args: Any = (), kwargs: Any = None) ->
                 raise error.exception from None
             raise
 
-    asked: Future[Any] = Future(future._pending, result, ".".join(path))
-    return asked
+    return future.read_as(result, ".".join(path))
 
 
 class RelayedEndpoint:

@@ -19,6 +19,7 @@ from monarch_nb._protocol.debugging import (
     WatchDebug,
 )
 from monarch_nb._protocol.states import StopState
+from monarch_nb.actor.handle import placement_of, session_of, transport_of
 from monarch_nb.debug.fold import fold_answers
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class MeshDebugger:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the stops as plain data, for JSON."""
-        found: list[dict[str, Any]] = self.mesh._session.request(DebugStops(self.mesh._group))
+        found: list[dict[str, Any]] = session_of(self.mesh).request(DebugStops(placement_of(self.mesh).group))
         return found
 
     def send(self, stops: Sequence[Stop], line: str, timeout_s: float = COMMAND_S) -> Answers:
@@ -110,7 +111,7 @@ class MeshDebugger:
             timeout_s: seconds; stops that step for longer are `left`, and come back later.
         """
         ids = [stop.id for stop in stops]
-        found = self.mesh._session.request(DebugCommand(ids, line, timeout_s), timeout_s + 10.0)
+        found = session_of(self.mesh).request(DebugCommand(ids, line, timeout_s), timeout_s + 10.0)
         return Answers(found.answers, tuple(found.left), {s.id: s.rank for s in stops})
 
     def command(self, ids: Sequence[int] | None, line: str, timeout_s: float = COMMAND_S) -> dict[str, Any]:
@@ -125,14 +126,15 @@ class MeshDebugger:
         """Be told who stands where, now and whenever that changes; called in the reading thread. `close`
         of the feed ends it.
         """
-        feed = StatusFeed(self.mesh._transport, on_stops, on_end, end=UnwatchDebug)
-        self.mesh._session.watch(feed, WatchDebug(self.mesh._group))
+        feed = StatusFeed(transport_of(self.mesh), on_stops, on_end, end=UnwatchDebug)
+        session_of(self.mesh).watch(feed, WatchDebug(placement_of(self.mesh).group))
         return feed
 
     def post_mortem(self, ranks: str | Sequence[int] = "all") -> None:
         """Have ranks stop where they've raised last; those where nothing failed since don't."""
-        procs = [self.mesh._procs[r] for r in self.mesh.select(ranks) if r in self.mesh.living_ranks()]
-        self.mesh._session.request(DebugPostMortem(procs))
+        living = self.mesh.living_ranks()
+        procs = placement_of(self.mesh).procs_at(r for r in self.mesh.select(ranks) if r in living)
+        session_of(self.mesh).request(DebugPostMortem(procs))
 
     def set(
         self, *, skip: bool | None = None, on_error: bool | None = None, abandoned_s: float | None = None
@@ -144,13 +146,13 @@ class MeshDebugger:
             on_error: an error stops where it was raised.
             abandoned_s: seconds without a client that could debug, after which ranks run on.
         """
-        return self.mesh._session.request(DebugSet(skip, on_error, abandoned_s))
+        return session_of(self.mesh).request(DebugSet(skip, on_error, abandoned_s))
 
     def clear_breaks(self) -> None:
         """Forget the breakpoints that were set from outside."""
         living = self.mesh.living_ranks()
-        self.mesh._session.request(
-            DebugBreak({r: self.mesh._procs[r] for r in living}, file="", line=0, condition="")
+        session_of(self.mesh).request(
+            DebugBreak({r: placement_of(self.mesh).procs[r] for r in living}, file="", line=0, condition="")
         )
 
     def break_at(
@@ -163,8 +165,8 @@ class MeshDebugger:
             condition: an expression that must be true there.
         """
         chosen = self.mesh.select(ranks)
-        procs = {r: self.mesh._procs[r] for r in chosen if r in self.mesh.living_ranks()}
-        found = self.mesh._session.request(DebugBreak(procs, file, line, condition))
+        procs = {r: placement_of(self.mesh).procs[r] for r in chosen if r in self.mesh.living_ranks()}
+        found = session_of(self.mesh).request(DebugBreak(procs, file, line, condition))
         return dict(sorted(found.items()))
 
 

@@ -109,9 +109,9 @@ def shell(
     Example:
         >>> shell(job.state().hosts.slice(hosts=0))  # doctest: +SKIP
     """
-    if len(host_mesh_singleton._hosts) != 1:
+    if len(host_mesh_singleton) != 1:
         raise ValueError(
-            f"shell takes one host, and these are {len(host_mesh_singleton._hosts)}: slice the mesh "
+            f"shell takes one host, and these are {len(host_mesh_singleton)}: slice the mesh "
             "first, as in hosts.slice(hosts=0)"
         )
     procs = host_mesh_singleton.spawn_procs(name="shell")

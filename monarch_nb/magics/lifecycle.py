@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb._protocol.ranks import Stop
 from monarch_nb._shape import name_ranks
+from monarch_nb.actor.handle import placement_of, session_of
 from monarch_nb.display import top as tables
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.magics.arguments import Namespace
@@ -213,7 +214,7 @@ def stop(state: State, arguments: Namespace) -> None:
     """End a mesh and what its ranks hold. With -f, ranks get no time to clean up."""
     mesh = state.mesh(arguments.mesh)
     if arguments.force:
-        mesh._session.request(Stop(list(mesh._procs), 0.0))
+        session_of(mesh).request(Stop(list(placement_of(mesh).procs), 0.0))
     mesh.stop().get(30)
     on_engine.give_back(mesh.name)
     state.drop(mesh.name)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb._protocol.work import Work
 from monarch_nb._shape import format_ranks
+from monarch_nb.actor.proc_mesh import work_on
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.core import Mesh
@@ -30,7 +31,9 @@ class Actors(Mapping[str, Any]):
         """Return the ranks on which each name lives."""
         found: dict[str, list[int]] = {}
         mesh = self._mesh
-        for rank, names in enumerate(mesh.living()._work(Work.ACTORS, None, "actors").get(_ASK_S).values()):
+        for rank, names in enumerate(
+            work_on(mesh.living(), Work.ACTORS, None, "actors").get(_ASK_S).values()
+        ):
             for name in names:
                 found.setdefault(name, []).append(mesh.living_ranks()[rank])
         return found
@@ -42,7 +45,7 @@ class Actors(Mapping[str, Any]):
                 f"no actor {name!r} runs on mesh {self._mesh.name!r}; there are: {', '.join(names) or 'none'}"
             )
         part = self._mesh.part(names[name][:1])
-        return part._work(Work.ACTOR, name, f"actor {name}").get(_ASK_S).item()
+        return work_on(part, Work.ACTOR, name, f"actor {name}").get(_ASK_S).item()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names())

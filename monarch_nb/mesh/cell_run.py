@@ -20,6 +20,7 @@ from monarch_nb._protocol.journal import Seen
 from monarch_nb._protocol.states import CellStatus, EndReason
 from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb._transport.failure import revive
+from monarch_nb.actor.handle import session_of, transport_of
 from monarch_nb.display import ansi
 from monarch_nb.exceptions import (
     ActorError,
@@ -185,11 +186,11 @@ class CellRun:
         self._mesh = mesh
         self._watcher: Watcher = watcher if watcher is not None else _Nobody()
         self.result = CellResult(ranks)
-        self._feed = Feed(mesh._transport, self)
+        self._feed = Feed(transport_of(mesh), self)
 
     def start(self, request: Request[None]) -> CellRun:
         """Ask the controller for it."""
-        self._mesh._session.watch(self._feed, request)
+        session_of(self._mesh).watch(self._feed, request)
         return self
 
     # --- what comes; in the reading thread
@@ -240,7 +241,7 @@ class CellRun:
         Raises:
             MeshUsageError: if it refused.
         """
-        self._mesh._transport.reader.ensure_reading()
+        transport_of(self._mesh).reader.ensure_reading()
         if not self._feed.wait_for("began", timeout_s):
             raise MeshError(
                 f"the host process did not take the cell within {timeout_s:g} s; see %mesh status"
@@ -252,7 +253,7 @@ class CellRun:
 
     def wait_caught_up(self, timeout_s: float) -> bool:
         """Wait until all that was printed before now has come, in a replay; say whether it has."""
-        self._mesh._transport.reader.ensure_reading()
+        transport_of(self._mesh).reader.ensure_reading()
         return self._feed.wait_for("live", timeout_s)
 
     @property
@@ -292,7 +293,7 @@ class CellRun:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         if interrupts is None:
-            with Interrupts(self._mesh._transport.reader, self.interrupt) as interrupts:
+            with Interrupts(transport_of(self._mesh).reader, self.interrupt) as interrupts:
                 in_time = self._wait(deadline)
         else:
             in_time = self._wait(deadline)
@@ -370,7 +371,7 @@ class CellRun:
     def seen(self) -> None:
         """Tell the journal that somebody has seen how it ended."""
         with suppress(TransportClosed):
-            self._mesh._session.tell(Seen([self._feed.n]))
+            session_of(self._mesh).tell(Seen([self._feed.n]))
 
 
 def failure_of(rank: int, ended: Mapping[str, Any]) -> RankFailure:

@@ -24,7 +24,9 @@ from monarch_nb._shape import Extent, Shape, format_ranks, parse_ranks
 from monarch_nb._transport.transport import TransportClosed
 from monarch_nb._wire.process import wait_until_gone
 from monarch_nb.actor.future import Future
-from monarch_nb.actor.proc_mesh import HEAL_S, ProcMesh
+from monarch_nb.actor.handle import is_on_other_hosts
+from monarch_nb.actor.placement import Placement
+from monarch_nb.actor.proc_mesh import HEAL_S, ProcMesh, part_at, work_on
 from monarch_nb.actor.value_mesh import ValueMesh
 from monarch_nb.display import CellView, LiveDisplay, ViewWatcher, card_html
 from monarch_nb.display.card import end_cards, show_card
@@ -83,7 +85,8 @@ class Mesh(ProcMesh):
 
     def __init__(self, name: str, session: Session, record: GroupRecord) -> None:
         extent = Extent(record.labels, record.sizes)
-        super().__init__(record.group, record.procs, Shape.full(extent), record.hosts, session.transport)
+        placement = Placement(tuple(record.procs), Shape.full(extent), record.group, tuple(record.hosts))
+        super().__init__(placement, session.transport)
         self._name = name
         self.last_error: BaseException | None = None
         self.last_profile: Profile | None = None
@@ -109,19 +112,12 @@ class Mesh(ProcMesh):
 
     def part(self, ranks: str | Sequence[int]) -> ProcMesh:
         """Return some ranks as a mesh of one dimension."""
-        chosen = self.select(ranks)
-        return ProcMesh(
-            self._group,
-            self._all_procs,
-            Shape(Extent(["ranks"], [len(chosen)]), chosen),
-            self._hosts,
-            self._transport,
-        )
+        return part_at(self, self.select(ranks))
 
     def living_ranks(self) -> tuple[int, ...]:
         """Return the ranks that haven't died, as far as this program knows."""
         ends = self._transport.ends
-        return tuple(rank for rank, proc in enumerate(self._procs) if proc not in ends)
+        return tuple(rank for rank, proc in enumerate(self._placement.procs) if proc not in ends)
 
     def living(self) -> ProcMesh:
         """Return the ranks that haven't died as a mesh of one dimension."""
@@ -158,14 +154,14 @@ class Mesh(ProcMesh):
             always: see `run`.
         """
         self._check_alive("run")
-        chosen = self.select(ranks)
+        chosen, where = self.select(ranks), self._placement
         if always and len(chosen) < len(self):
             raise MeshUsageError(
                 "a cell that is to run always runs on all ranks: leave --ranks (ranks=) out, and ask for "
                 "the rank in the cell: if rank == 0: ..."
             )
         if script is not None:
-            script = dataclasses.replace(script, procs=tuple(self._procs[r] for r in chosen))
+            script = dataclasses.replace(script, procs=tuple(where.procs_at(chosen)))
         before_cell(self)
         run = CellRun(self, chosen, watcher)
         if always:
@@ -174,11 +170,11 @@ class Mesh(ProcMesh):
             RunCell(
                 source=source,
                 ranks=list(chosen),
-                procs=[self._procs[r] for r in chosen],
+                procs=where.procs_at(chosen),
                 rank_set=format_ranks(chosen),
-                group=self._group,
+                group=where.group,
                 number=number,
-                context=self._context,
+                context=where.context,
                 timeout_s=timeout,
                 rerun_of=rerun_of,
                 replay_of=replay_of,
@@ -384,13 +380,13 @@ class Mesh(ProcMesh):
     def interrupt(self, ranks: str | Sequence[int] = "all") -> None:
         """Interrupt what runs on ranks: cells, step by step as Ctrl-C does, and functions."""
         chosen = self.select(ranks)
-        procs = [self._procs[r] for r in chosen]
+        procs = self._placement.procs_at(chosen)
         self._session.request(Interrupt(procs, format_ranks(chosen)))
 
     def restart(self, ranks: str | Sequence[int]) -> None:
         """Kill ranks and start them anew at their places. Their state is lost; handles on them stay good."""
         chosen = self.select(ranks)
-        procs = [self._procs[r] for r in chosen]
+        procs = self._placement.procs_at(chosen)
         self._session.request(Restart(procs, format_ranks(chosen)), RESTART_S)
 
     def heal(self, *, replay: bool = False, timeout_s: float = HEAL_S) -> HealReport:
@@ -430,7 +426,7 @@ class Mesh(ProcMesh):
             'faulthandler'
         """
         living = self.living_ranks()
-        procs = [self._procs[r] for r in self.select(ranks) if r in living]
+        procs = self._placement.procs_at(r for r in self.select(ranks) if r in living)
         return self._session.request(Stacks(procs, native))
 
     def why(self, ranks: str | Sequence[int] = "all") -> HangReport:
@@ -551,10 +547,10 @@ class Mesh(ProcMesh):
         for name in variables:
             check_name(name)
         part = self.part(ranks)
-        if part._is_remote:
+        if is_on_other_hosts(part):
             host_broadcast().push(part, variables)
         else:
-            part._work(Work.PUSH, dict(variables), f"push of {', '.join(variables)}").get()
+            work_on(part, Work.PUSH, dict(variables), f"push of {', '.join(variables)}").get()
         self._note("push", list(variables), self.select(ranks), values=literals(variables))
 
     def scatter(self, name: str, value: Any, ranks: str | Sequence[int] = "all", *, dim: int = 0) -> None:
@@ -590,8 +586,8 @@ class Mesh(ProcMesh):
         try:
             found: ValueMesh[Any] = (
                 host_broadcast().pull(part, names)
-                if part._is_remote
-                else part._work(Work.PULL, list(names), f"pull of {', '.join(names)}").get()
+                if is_on_other_hosts(part)
+                else work_on(part, Work.PULL, list(names), f"pull of {', '.join(names)}").get()
             )
         except ActorError as error:
             raise explained(error, chosen) from None
@@ -606,7 +602,7 @@ class Mesh(ProcMesh):
             names: only these.
         """
         chosen = self.select(ranks)
-        found = self.part(chosen)._work(Work.VARS, list(names), "vars").get()
+        found = work_on(self.part(chosen), Work.VARS, list(names), "vars").get()
         return Variables(dict(zip(chosen, found.values(), strict=True)))
 
     def diff(self, name: str, ranks: str | Sequence[int] = "all") -> Difference:
@@ -649,7 +645,7 @@ class Mesh(ProcMesh):
             fresh: whether hosts look at everything first, which takes them some 20 ms; else memory, CPU and
                 lines are those that were seen last.
         """
-        return MeshStatus.of(self._session.request(Snapshot(self._group, fresh)))
+        return MeshStatus.of(self._session.request(Snapshot(self._placement.group, fresh)))
 
     def _ipython_display_(self) -> None:
         """Show the card: this mesh was the last line of a cell. Of one that has ended, say so."""
@@ -692,7 +688,7 @@ class Mesh(ProcMesh):
             the feed; `close` ends it.
         """
         feed = StatusFeed(self._transport, on_change, on_end)
-        self._session.watch(feed, WatchStatus(self._group))
+        self._session.watch(feed, WatchStatus(self._placement.group))
         return feed
 
     def last_lines(self, ranks: str | Sequence[int] = "all", limit: int = 50) -> list[str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from monarch_nb._protocol.work import Work
 from monarch_nb._shape import format_ranks
+from monarch_nb.actor.proc_mesh import work_on
 from monarch_nb.display.table import html_table, text_table
 from monarch_nb.display.template import joined, render
 
@@ -145,8 +146,7 @@ def find_environment_difference(
 ) -> EnvironmentDifference:
     """Ask ranks what they run with, and compare."""
     found = (
-        mesh.part(ranks)
-        ._work(Work.ENVIRONMENT, secrets.token_bytes(16), "diff of environments")
+        work_on(mesh.part(ranks), Work.ENVIRONMENT, secrets.token_bytes(16), "diff of environments")
         .get()
         .values()
     )

@@ -14,6 +14,7 @@ from monarch_nb._client.feed import Feed, Watcher
 from monarch_nb._protocol.cells import Unwatch, WatchCell, WatchOutput
 from monarch_nb._protocol.journal import GetEntry, GetHistory, GetMissed, JournalSettings, SetJournal
 from monarch_nb._protocol.states import CellStatus, EntryKind
+from monarch_nb.actor.handle import placement_of, session_of, transport_of
 from monarch_nb.display.fold import Fold
 from monarch_nb.exceptions import MeshUsageError, RankFailure, fold_alike
 from monarch_nb.mesh.cell_run import CellRun
@@ -213,7 +214,7 @@ class History:
 
     def entries(self, limit: int = 1000) -> Entries:
         """Return the last entries, oldest first."""
-        found = self._mesh._session.request(GetHistory(limit))
+        found = session_of(self._mesh).request(GetHistory(limit))
         entries = Entries(Entry.of(row) for row in found.entries)
         dropped, trouble = found.num_dropped_bytes, found.trouble
         if trouble:
@@ -231,13 +232,13 @@ class History:
 
     def settings(self, *, off: bool | None = None, keep_s: float | None = None) -> JournalSettings:
         """Turn the journal off or on, or say for how long what is in it is kept; return what holds."""
-        return self._mesh._session.request(SetJournal(off, keep_s))
+        return session_of(self._mesh).request(SetJournal(off, keep_s))
 
     def rows(self, limit: int = 1000) -> list[dict[str, Any]]:
         """Return the last entries as plain data, oldest first: number, kind, who, when, status, ranks,
         source.
         """
-        found = self._mesh._session.request(GetHistory(limit))
+        found = session_of(self._mesh).request(GetHistory(limit))
         return [{name: row[name] for name in _SHOWN if name in row} for row in found.entries]
 
     def entry(self, n: int) -> Entry:
@@ -246,7 +247,7 @@ class History:
         Raises:
             MeshUsageError: if there's none.
         """
-        row = self._mesh._session.request(GetEntry(n))
+        row = session_of(self._mesh).request(GetEntry(n))
         if row is None:
             raise MeshUsageError(
                 f"the journal of mesh {self._mesh.name!r} has no entry #{n}; see %mesh history"
@@ -255,9 +256,10 @@ class History:
 
     def missed(self) -> Missed:
         """Return what nobody has seen so far."""
-        found = self._mesh._session.request(GetMissed())
+        found = session_of(self._mesh).request(GetMissed())
         return Missed(
-            tuple(Entry.of(row) for row in found.cells if row["group"] == self._mesh._group), found.position
+            tuple(Entry.of(row) for row in found.cells if row["group"] == placement_of(self._mesh).group),
+            found.position,
         )
 
     def replay(self, entry: Entry, watcher: Watcher | None) -> CellRun:
@@ -278,16 +280,16 @@ class History:
         follow: bool = False,
     ) -> Feed:
         """Have kept output shown to a watcher; the feed is ready when all has come (with `follow`, never)."""
-        feed = Feed(self._mesh._transport, watcher)
+        feed = Feed(transport_of(self._mesh), watcher)
         wanted = WatchOutput(
-            group=self._mesh._group,
+            group=placement_of(self._mesh).group,
             ranks=None if ranks is None else list(ranks),
             tail_bytes=tail_bytes,
             position=position,
             actors=actors,
             follow=follow,
         )
-        self._mesh._session.watch(feed, wanted)
+        session_of(self._mesh).watch(feed, wanted)
         return feed
 
     def logs(
@@ -306,7 +308,7 @@ class History:
         """
         lines = LogLines(ranks, grep)
         feed = self.output(lines, ranks=ranks, tail_bytes=tail_bytes, follow=follow)
-        reader = self._mesh._transport.reader
+        reader = transport_of(self._mesh).reader
         try:
             while not reader.wait(feed, time.monotonic() + 0.1):
                 text = lines.drain()
@@ -319,7 +321,7 @@ class History:
             feed.check_fault()
         finally:
             if not feed.ready:
-                self._mesh._session.tell(Unwatch(feed.ref))
+                session_of(self._mesh).tell(Unwatch(feed.ref))
                 feed.complete()
 
     def export(self, path: str | Path) -> Exported:

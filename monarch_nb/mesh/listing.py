@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from monarch_nb._client.connection_file import Connection
 from monarch_nb._client.launch import list_all_connections, why_unusable
 from monarch_nb._protocol.states import RankState
+from monarch_nb.actor.handle import session_of
 from monarch_nb.mesh.starting import attach
 from monarch_nb.status import TROUBLED, MeshStatus, duration
 
@@ -90,7 +91,7 @@ def _asked(connection: Connection) -> Row:
         owner = mesh.journal.entry(1).who
     finally:
         with suppress(Exception):
-            mesh._session.close()
+            session_of(mesh).close()
     sizes = ", ".join(f"{label}={size}" for label, size in status.sizes)
     age = duration(max(0.0, round(time.time() - status.started)))
     return Row(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb._journal import record as records
 from monarch_nb._protocol.cells import OutputPart, ReadOutput
+from monarch_nb.actor.handle import placement_of, session_of
 from monarch_nb.exceptions import MeshUsageError
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def compile_pattern(grep: str) -> re.Pattern[str] | None:
 def _read(
     mesh: Mesh, ranks: Sequence[int], *, after: int | None = None, before: int | None = None
 ) -> OutputPart:
-    return mesh._session.request(ReadOutput(mesh._group, list(ranks), after, before))
+    return session_of(mesh).request(ReadOutput(placement_of(mesh).group, list(ranks), after, before))
 
 
 class Lines:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._protocol.programs import SetOwner
+from monarch_nb.actor.handle import session_of
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.status import duration
 
@@ -107,6 +108,6 @@ def take_on(mesh: Mesh, asked: Asked) -> list[str]:
         mesh.set_lease(asked.idle_timeout_s)
         messages.append(f"it ends after {duration(asked.idle_timeout_s)} without a client and a running cell")
     if asked.with_program is not None:
-        mesh._session.request(SetOwner(os.getpid() if asked.with_program else None))
+        session_of(mesh).request(SetOwner(os.getpid() if asked.with_program else None))
         messages.append("it ends with this kernel" if asked.with_program else "it ends with no kernel")
     return messages

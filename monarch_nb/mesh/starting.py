@@ -21,6 +21,7 @@ from monarch_nb._protocol.programs import Adopt, ClaimName, ShutDown, Status
 from monarch_nb._protocol.states import ClaimState, OnFailure
 from monarch_nb._runtime.supervision import MeshFailure
 from monarch_nb._shape import Extent, Shape, format_ranks
+from monarch_nb.actor.handle import placement_of
 from monarch_nb.actor.host_mesh import HostMesh
 from monarch_nb.actor.proc_mesh import ProcMesh
 from monarch_nb.exceptions import MeshEnded, MeshError, MeshNotFound, MeshUsageError, NameTaken
@@ -203,14 +204,9 @@ def _start_on(
 
 def enter(session: Session, procs: ProcMesh, env: Mapping[str, str]) -> GroupRecord:
     """Let other programs find these ranks as the named mesh of their controller; return their description."""
-    extent = procs.extent
+    extent, where = procs.extent, placement_of(procs)
     record = GroupRecord(
-        procs._group,
-        tuple(procs._procs),
-        tuple(extent.labels),
-        tuple(extent.sizes),
-        tuple(procs._hosts),
-        dict(env),
+        where.group, where.procs, tuple(extent.labels), tuple(extent.sizes), where.hosts, dict(env)
     )
     session.request(SetMesh(record))
     return record

@@ -16,6 +16,8 @@ from monarch_nb import _reload
 from monarch_nb._protocol.names import GetName, SetName
 from monarch_nb._protocol.work import Work
 from monarch_nb._reload import SYNC_VARIABLE, ReloadRequest, SyncMode
+from monarch_nb.actor.handle import session_of
+from monarch_nb.actor.proc_mesh import work_on
 from monarch_nb.actor.workspace import answers
 from monarch_nb.exceptions import DeviceMeshError, MeshUsageError, RankTimeout, StaleCode
 from monarch_nb.mesh import shipping
@@ -66,7 +68,7 @@ def sync(mesh: Mesh, request: SyncRequest, options: SyncOptions) -> SyncReceipt:
     changed; see `Mesh.sync`.
     """
     start = time.monotonic()
-    session = mesh._session
+    session = session_of(mesh)
     names = _absolute(request.paths)
     remote = remote_hosts(mesh)
     spaces = workspaces_of(session)
@@ -81,7 +83,7 @@ def sync(mesh: Mesh, request: SyncRequest, options: SyncOptions) -> SyncReceipt:
     for rank in mesh.living_ranks():
         part = mesh.part([rank])
         asked = ReloadRequest(paths, options.is_dry, elsewhere.get(part.host_indices[0], ()))
-        futures[rank] = part._work(Work.RELOAD, asked, "sync")
+        futures[rank] = work_on(part, Work.RELOAD, asked, "sync")
     ranks, busy, lost = answers(futures, limit)
     return SyncReceipt(ranks, program, busy, lost, time.monotonic() - start, options.is_dry, parts)
 
@@ -90,7 +92,7 @@ def _environment(mesh: Mesh, choice: EnvironmentChoice, *, is_dry: bool) -> Part
     """Bring the environment of this program to all hosts that run ranks."""
     scanned = shipping.scan_here(verify=choice.verify)
     hosts = mesh.living().host_indices
-    part = shipping.send_environment(mesh._session, hosts, scanned, copies=choice.copies, dry_run=is_dry)
+    part = shipping.send_environment(session_of(mesh), hosts, scanned, copies=choice.copies, dry_run=is_dry)
     changed = {host for host, each in part.hosts.items() if each.has_changed}
     living = mesh.living_ranks()
     old = tuple(rank for rank in living if mesh.part([rank]).host_indices[0] in changed)
@@ -111,7 +113,7 @@ def before_cell(mesh: Mesh) -> None:
     Raises:
         StaleCode: if they don't, and the cell isn't to run then.
     """
-    spaces = known_workspaces(mesh._session)
+    spaces = known_workspaces(session_of(mesh))
     stale = spaces.stale() if spaces is not None else []
     mode = sync_mode(mesh) if stale else SyncMode.OFF
     if mode is SyncMode.OFF:
@@ -162,7 +164,7 @@ def _absolute(paths: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
 
 def sync_mode(mesh: Mesh) -> SyncMode:
     """Return what ranks do about code that has changed."""
-    return SyncMode.of(mesh._session.request(GetName(_NAME)) or mesh.started_with_env.get(SYNC_VARIABLE))
+    return SyncMode.of(session_of(mesh).request(GetName(_NAME)) or mesh.started_with_env.get(SYNC_VARIABLE))
 
 
 def set_sync_mode(mesh: Mesh, mode: str) -> None:
@@ -171,7 +173,7 @@ def set_sync_mode(mesh: Mesh, mode: str) -> None:
     """
     if mode not in tuple(SyncMode):
         raise MeshUsageError(f"sync_mode is one of {', '.join(SyncMode)}, not {mode!r}")
-    mesh._session.request(SetName(_NAME, str(mode)))
+    session_of(mesh).request(SetName(_NAME, str(mode)))
     with suppress(
         RankTimeout, DeviceMeshError
     ):  # those that are busy read it when they're done; those that have died, when they're started again

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb._protocol.work import Work
 from monarch_nb._shape import format_ranks, name_ranks
+from monarch_nb.actor.proc_mesh import work_on
 from monarch_nb.exceptions import ActorError, NotDefinedHere, UnknownVariable
 
 if TYPE_CHECKING:
@@ -222,7 +223,7 @@ def find_difference(mesh: Mesh, name: str, ranks: tuple[int, ...]) -> Difference
     """
     part = mesh.part(ranks)
     try:
-        digests = part._work(Work.LEAF_DIGESTS, name, f"diff of {name}").get().values()
+        digests = work_on(part, Work.LEAF_DIGESTS, name, f"diff of {name}").get().values()
     except ActorError as error:
         raise explained(error, ranks) from None
     by_rank = dict(zip(ranks, digests, strict=True))
@@ -242,7 +243,7 @@ def _grouped(by_rank: Mapping[int, Mapping[str, str]], path: str) -> list[tuple[
 
 def _compare(mesh: Mesh, name: str, path: str, groups: list[tuple[int, ...]]) -> LeafDifference:
     firsts = [group[0] for group in groups]
-    values = mesh.part(firsts)._work(Work.LEAF_AT, (name, path), f"diff of {name}").get().values()
+    values = work_on(mesh.part(firsts), Work.LEAF_AT, (name, path), f"diff of {name}").get().values()
     reference, *others = values
     return LeafDifference(
         path, tuple(groups), tuple(describe_difference(other, reference) for other in others)

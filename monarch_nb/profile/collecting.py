@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb._protocol.work import Work
 from monarch_nb._shape import name_ranks
+from monarch_nb.actor.proc_mesh import work_on
 from monarch_nb.profile.operators import fold_operators
 from monarch_nb.profile.report import Profile
 from monarch_nb.profile.request import ProfileRequest
@@ -25,7 +26,7 @@ def collect(mesh: Mesh, result: CellResult, request: ProfileRequest) -> Profile:
     lost = tuple(r for r in request.ranks if r not in living)
     stuck = tuple(r for r in request.ranks if r in result.unfinished)
     asked = tuple(r for r in request.ranks if r in living and r not in stuck)
-    answers = mesh.part(asked)._work(Work.PROFILE, result.n, "profile").get().values() if asked else []
+    answers = work_on(mesh.part(asked), Work.PROFILE, result.n, "profile").get().values() if asked else []
     reports = {rank: answer for rank, answer in zip(asked, answers, strict=True) if answer is not None}
     without = tuple(r for r in asked if r not in reports)
     problems = [

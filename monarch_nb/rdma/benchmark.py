@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch_nb.exceptions import DeviceMeshError, RankTimeout
-from monarch_nb.rdma.buffer import RDMABuffer
+from monarch_nb.rdma.buffer import RDMABuffer, handle_of
 from monarch_nb.rdma.data_plane import data_plane
 from monarch_nb.rdma.memory import memory_of
 
@@ -73,7 +73,8 @@ def read_by_paths(
     return [
         {"path": name, "reader_device": local.device, **_benchmark(buffer, room, name, large)}
         for name, path in data_plane().paths.items()
-        if (name in only if only else all_paths or name not in ASIDE) and path.concerns(buffer._handle, local)
+        if (name in only if only else all_paths or name not in ASIDE)
+        and path.concerns(handle_of(buffer), local)
     ]
 
 
@@ -102,7 +103,7 @@ def _benchmark(buffer: RDMABuffer, room: Any, path: str, large: bool) -> dict[st
 
 
 def _refusal(buffer: RDMABuffer, room: Any, path: str) -> str:
-    return data_plane().paths[path].refusal(buffer._handle, memory_of(room))
+    return data_plane().paths[path].refusal(handle_of(buffer), memory_of(room))
 
 
 def _best(act: Callable[[], object], num: int) -> float:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from monarch_nb.exceptions import MeshUsageError
-from monarch_nb.rdma.buffer import DEFAULT_TIMEOUT_S, RDMABuffer, deadline_of
+from monarch_nb.rdma.buffer import DEFAULT_TIMEOUT_S, RDMABuffer, deadline_of, handle_of
 from monarch_nb.rdma.data_plane import FILL, DataPlane, data_plane
 from monarch_nb.rdma.handle import Handle
 from monarch_nb.rdma.local_future import LocalFuture
@@ -167,11 +167,11 @@ class Spread:
 def spread(source: RDMABuffer, targets: Iterable[RDMABuffer], timeout: float | None) -> BroadcastReceipt:
     """Copy `source` into all `targets`; see `RDMABuffer.broadcast_into`."""
     plane = data_plane()
-    handles = [target._handle for target in targets]
+    handles = [handle_of(target) for target in targets]
     deadline = deadline_of(timeout)
     start = time.perf_counter()
     running = Spread(
-        source._handle, handles, lambda there, to: _fill(plane, there, to, deadline), os.cpu_count() or 1
+        handle_of(source), handles, lambda there, to: _fill(plane, there, to, deadline), os.cpu_count() or 1
     )
     running.run()
     seconds = time.perf_counter() - start
@@ -212,5 +212,5 @@ def begin_spread(
     for target in wanted:
         if not isinstance(target, RDMABuffer):
             raise MeshUsageError(f"expected RDMABuffers to copy into, not a {type(target).__name__}")
-        _check(source._handle, target._handle)
+        _check(handle_of(source), handle_of(target))
     return LocalFuture.of(lambda: spread(source, wanted, timeout))

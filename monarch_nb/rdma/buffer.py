@@ -262,6 +262,11 @@ class RDMABuffer:
         return f"<RDMABuffer {self._handle}, {size_text(self.size())}>"
 
 
+def handle_of(buffer: RDMABuffer) -> Handle:
+    """Return what a buffer is to the data plane: where its memory is, how big, whose."""
+    return buffer._handle
+
+
 def make_job(op: Op, buffer: RDMABuffer, local: Local, timeout: float | None) -> Job:
     """Check what was asked for.
 

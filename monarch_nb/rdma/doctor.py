@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb._protocol.work import Work
 from monarch_nb._shape import format_ranks, name_ranks
+from monarch_nb.actor.proc_mesh import work_on
 from monarch_nb.display.table import html_table, text_table
 from monarch_nb.exceptions import MeshError, MeshUsageError
 from monarch_nb.rdma import measuring
@@ -260,7 +261,9 @@ def _chosen(mesh: Mesh, ranks: str | Sequence[int]) -> tuple[int, ...]:
 
 def _probe_ranks(mesh: Mesh, ranks: Sequence[int]) -> tuple[dict[int, ProbeResult], dict[int, str]]:
     """Ask all at once; who is busy or dead is left out, and why."""
-    asked = {rank: mesh.part([rank])._work(Work.EXECUTE, (probe_process, (), {}), "doctor") for rank in ranks}
+    asked = {
+        rank: work_on(mesh.part([rank]), Work.EXECUTE, (probe_process, (), {}), "doctor") for rank in ranks
+    }
     deadline = time.monotonic() + PROBE_S
     found: dict[int, ProbeResult] = {}
     silent: dict[int, str] = {}

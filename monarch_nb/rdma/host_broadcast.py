@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb._transport import process_context
 from monarch_nb._wire import address
+from monarch_nb.actor.handle import placement_of
+from monarch_nb.actor.proc_mesh import part_at
 from monarch_nb.rdma.broadcast import BroadcastReceipt, spread
-from monarch_nb.rdma.buffer import RDMABuffer
+from monarch_nb.rdma.buffer import RDMABuffer, handle_of
 from monarch_nb.rdma.extract import extract, restore, snapshot
 from monarch_nb.rdma.segments import view
 
@@ -65,17 +67,16 @@ def broadcast_to_hosts(
     """Bring a buffer to each machine of a mesh; return where it is, and the room that was made for it:
     `release` that when all have opened it.
     """
-    hosts: dict[int, list[int]] = {}
-    for position, proc in enumerate(mesh._procs):
-        hosts.setdefault(address.host_of(proc), []).append(position)
+    where = placement_of(mesh)
+    hosts = where.positions_by_host()
     locations: dict[int, ArrayLocation | RDMABuffer] = {
-        h: source for h, p in hosts.items() if can_map(source, mesh._procs[p[0]])
+        h: source for h, p in hosts.items() if can_map(source, where.procs[p[0]])
     }
     others = [h for h in hosts if h not in locations]
     rooms: list[RDMABuffer] = []
     if others:
-        members = {h: [mesh._procs[p] for p in hosts[h]] for h in others}
-        made = mesh._at([hosts[h][0] for h in others]).execute(_make_room, source, members).get()
+        members = {h: where.procs_at(hosts[h]) for h in others}
+        made = part_at(mesh, [hosts[h][0] for h in others]).execute(_make_room, source, members).get()
         for host, (found, room) in zip(others, made.values(), strict=True):
             locations[host] = found
             rooms.append(room)
@@ -84,7 +85,7 @@ def broadcast_to_hosts(
 
 def can_map(source: RDMABuffer, proc: int) -> bool:
     """Whether a process of its owner's own host can map a buffer."""
-    handle = source._handle
+    handle = handle_of(source)
     return (
         handle.shared is not None
         and handle.is_near
@@ -111,7 +112,7 @@ def allocate_room(
     """Return where the array of a buffer can be put for some ranks of this machine, and as many bytes
     there.
     """
-    handle = source._handle
+    handle = handle_of(source)
     shape = tuple(handle.layout.shape)
     segment = transport.pool.acquire_segment(max(1, handle.nbytes), set(members))
     found = ArrayLocation(

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb._protocol.work import Work
 from monarch_nb._shape import name_ranks
 from monarch_nb._transport import process_context
-from monarch_nb._wire import address
+from monarch_nb.actor.handle import placement_of, transport_of
+from monarch_nb.actor.proc_mesh import part_at, work_on
 from monarch_nb.exceptions import RankTimeout, RDMAError, TransferTimeout
 from monarch_nb.rdma.broadcast import BroadcastReceipt
-from monarch_nb.rdma.buffer import RDMABuffer, deadline_of
+from monarch_nb.rdma.buffer import RDMABuffer, deadline_of, handle_of
 from monarch_nb.rdma.data_plane import LEAD, LEFT, data_plane
 from monarch_nb.rdma.host_broadcast import (
     ArrayLocation,
@@ -62,29 +63,26 @@ def begin_broadcast(
         process_context.this_rank().namespace[name] = source.read(timeout)
         return replace(receipt, num_receivers=receipt.num_receivers + 1)
 
-    others = [position for position in range(len(mesh._procs)) if position != own]
+    others = [position for position in range(len(mesh)) if position != own]
     if not others:
         return LocalFuture.of(lambda: keep(BroadcastReceipt(source.size(), 0, (), 0, 0.0)))
-    return _begin_on_hosts(source, mesh._at(others), name, timeout).then(keep)
+    return _begin_on_hosts(source, part_at(mesh, others), name, timeout).then(keep)
 
 
 def _own_position(mesh: ProcMesh) -> int | None:
     """Return the place of this rank in a mesh if its main thread asks: that can't do what it's asked for
     before it's done asking.
     """
-    if (
-        process_context.rank is None
-        or threading.current_thread() is not threading.main_thread()
-        or mesh._transport.me not in mesh._procs
-    ):
+    if process_context.rank is None or threading.current_thread() is not threading.main_thread():
         return None
-    return mesh._procs.index(mesh._transport.me)
+    me, procs = transport_of(mesh).me, placement_of(mesh).procs
+    return procs.index(me) if me in procs else None
 
 
 def _begin_on_hosts(
     source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None
 ) -> Future[BroadcastReceipt]:
-    if len({address.host_of(proc) for proc in mesh._procs}) > 1 or can_map(source, mesh._procs[0]):
+    if len(mesh.host_indices) > 1 or can_map(source, placement_of(mesh).procs[0]):
         return LocalFuture.of(lambda: _place_and_bind(source, mesh, name, timeout))
     if _can_lead_here(source, mesh):
         return _lead_here(source, mesh, name, timeout)
@@ -93,8 +91,8 @@ def _begin_on_hosts(
 
 def _can_lead_here(source: RDMABuffer, mesh: ProcMesh) -> bool:
     """Whether this process is on the mesh's machine and reads the buffer with nobody's help."""
-    handle = source._handle
-    if mesh._transport.host != address.host_of(mesh._procs[0]) or handle.device != "cpu":
+    handle = handle_of(source)
+    if transport_of(mesh).host != mesh.host_indices[0] or handle.device != "cpu":
         return False
     try:
         return next(data_plane().ways(handle, memory_of(bytearray(1)), chosen(), {})).is_quick(handle)
@@ -135,7 +133,7 @@ def _place_and_bind(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: floa
         )
     finally:
         release(rooms)
-    return replace(receipt, num_receivers=len(mesh._procs), seconds=time.perf_counter() - start)
+    return replace(receipt, num_receivers=len(mesh), seconds=time.perf_counter() - start)
 
 
 def _ask_to_lead(
@@ -144,7 +142,7 @@ def _ask_to_lead(
     """On one machine: its first rank does it all, which saves messages to and fro."""
     fields = {"path": LEAD, "source": source, "mesh": mesh, "name": name, "timeout": timeout}
     wait_s = (3600.0 if timeout is None else timeout) + 5.0
-    who = f"rank {mesh._own_shape.ranks[0]}"
+    who = f"rank {placement_of(mesh).shape.ranks[0]}"
 
     def finish(found: dict[str, Any] | None, seconds: float) -> BroadcastReceipt:
         if found is None:
@@ -152,7 +150,7 @@ def _ask_to_lead(
         receipt: BroadcastReceipt = found["receipt"]
         return replace(receipt, seconds=seconds)
 
-    return ask_later(mesh._transport, mesh._procs[0], fields, wait_s, who, finish)
+    return ask_later(transport_of(mesh), placement_of(mesh).procs[0], fields, wait_s, who, finish)
 
 
 def lead_asked(fields: Mapping[str, Any]) -> Answer:
@@ -172,23 +170,21 @@ def lead(
     barrier opens: what a rank does next, it does with the variable, for it has no other way.
     """
     start, deadline = time.perf_counter(), deadline_of(timeout)
-    found, room = allocate_room(mesh._transport, source, mesh._procs)
+    found, room = allocate_room(transport_of(mesh), source, placement_of(mesh).procs)
     barrier = ReadyBarrier()
     try:
-        bound = mesh._work(Work.BIND, (name, *found.fields(), barrier.where), "broadcast_into")
-        receipt = data_plane().run(Job(READ, source._handle, memory_of(room), deadline))
+        bound = work_on(mesh, Work.BIND, (name, *found.fields(), barrier.where), "broadcast_into")
+        receipt = data_plane().run(Job(READ, handle_of(source), memory_of(room), deadline))
         barrier.mark_done()
         if bound.done() or not barrier.wait_for_arrivals(
-            len(mesh._procs), _TOGETHER_S
+            len(mesh), _TOGETHER_S
         ):  # some are busy with a cell, or have failed
             barrier.open()
             _await(bound, mesh, timeout, deadline, f"{name!r} is as it was")
     except BaseException:
         barrier.close()
         raise
-    return BroadcastReceipt(
-        source.size(), len(mesh._procs), (receipt,), 1, time.perf_counter() - start
-    ), barrier
+    return BroadcastReceipt(source.size(), len(mesh), (receipt,), 1, time.perf_counter() - start), barrier
 
 
 def _await(
@@ -204,10 +200,7 @@ def _await(
             bound.get(max(0.0, min(_LOOK_UP_S, left_s)))
             return
         if left_s <= 0:
-            at_work = bound._pending.at_work()
-            late = [
-                rank for rank, proc in zip(mesh._own_shape.ranks, mesh._procs, strict=True) if proc in at_work
-            ]
+            late = placement_of(mesh).ranks_among(bound.at_work())
             raise TransferTimeout(
                 f"{name_ranks(late)} did not take it within {timeout:g} s: busy with something else? "
                 f"The others have it; there {otherwise}"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._wire import address
+from monarch_nb.actor.handle import placement_of
 from monarch_nb.exceptions import MeshError
 from monarch_nb.rdma.benchmark import SMALL_BYTES, copy_once, hold, let_go, read_by_paths, reason
 from monarch_nb.rdma.buffer import RDMABuffer
@@ -51,7 +52,7 @@ class Measurement:
 
 def hosts_of(mesh: Mesh) -> dict[int, int]:
     """Return the host's index of each rank."""
-    return {rank: address.host_of(proc) for rank, proc in enumerate(mesh._procs)}
+    return {rank: address.host_of(proc) for rank, proc in enumerate(placement_of(mesh).procs)}
 
 
 def representatives(hosts: Mapping[int, int]) -> tuple[int, ...]:

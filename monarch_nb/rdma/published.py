@@ -13,7 +13,7 @@ from typing import Any
 
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.rdma.box import Box
-from monarch_nb.rdma.buffer import DEFAULT_TIMEOUT_S, RDMABuffer, deadline_of
+from monarch_nb.rdma.buffer import DEFAULT_TIMEOUT_S, RDMABuffer, deadline_of, handle_of
 from monarch_nb.rdma.data_plane import data_plane
 from monarch_nb.rdma.memory import dtype_name, memory_of
 from monarch_nb.rdma.path import READ, Job
@@ -198,7 +198,7 @@ def _jobs_for(
     return [
         Job(
             READ,
-            shard.buffer._handle.part(part.within(shard.box)),
+            handle_of(shard.buffer).part(part.within(shard.box)),
             memory.part(part.within(box)),
             deadline,
             after=after,
@@ -231,7 +231,7 @@ def _cover(name: str, box: Box, source: Tensor) -> Iterator[tuple[Shard, Box]]:
 
 def _distance(shard: Shard) -> tuple[int, int]:
     """Near ones first; of equally near ones, each reader prefers another."""
-    handle = shard.buffer._handle
+    handle = handle_of(shard.buffer)
     ours = data_plane().owner
     far = 0 if handle.is_ours else 1 if handle.is_near else 2
     return far, (handle.owner.proc ^ ours.proc) & 0xFFFF

@@ -19,7 +19,7 @@ from monarch_nb._wire import codec
 from monarch_nb._wire.codec import Encoded
 from monarch_nb._wire.segment import copy_bytes
 from monarch_nb.exceptions import RDMAError
-from monarch_nb.rdma.buffer import RDMABuffer
+from monarch_nb.rdma.buffer import RDMABuffer, handle_of
 from monarch_nb.rdma.data_plane import DataPlane, data_plane
 from monarch_nb.rdma.paths import only_encrypted
 from monarch_nb.rdma.segments import allocate
@@ -49,12 +49,14 @@ class RemoteArguments:
         """Keep a buffer until all receivers have it, or have ended."""
         mesh = transport.mesh_id
         with self._lock:
-            self._left[buffer._handle.key] = (buffer, {(mesh, proc) for proc in receivers})
+            self._left[handle_of(buffer).key] = (buffer, {(mesh, proc) for proc in receivers})
             if mesh not in self._watched:
                 self._watched.add(mesh)
                 transport.event_handlers.append(Handlers(_EndsOf(mesh, self)))
         if transport.ends:
-            self._settle(buffer._handle.key, {(mesh, proc) for proc in receivers if proc in transport.ends})
+            self._settle(
+                handle_of(buffer).key, {(mesh, proc) for proc in receivers if proc in transport.ends}
+            )
 
     def fetched(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """A receiver has fetched."""
@@ -76,7 +78,7 @@ class RemoteArguments:
             if left:
                 return
             del self._left[key]
-        self.plane.in_background(lambda: self.plane.drop(buffer._handle))
+        self.plane.in_background(lambda: self.plane.drop(handle_of(buffer)))
 
     def __len__(self) -> int:
         return len(self._left)
@@ -154,4 +156,4 @@ def fetch(payload: bytes, buffer: RDMABuffer, sizes: Sequence[int]) -> Any:
 
 def _notify_fetched(plane: DataPlane, buffer: RDMABuffer) -> None:
     with suppress(RDMAError, TransportClosed):  # the owner has ended, or we are about to
-        plane.ask(buffer._handle, FETCHED, {"by": plane.owner.addresses})
+        plane.ask(handle_of(buffer), FETCHED, {"by": plane.owner.addresses})

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from monarch_nb._rank import rendezvous
 from monarch_nb._rank.elastic import elastic_variables
+from monarch_nb.actor.handle import placement_of
 from monarch_nb.actor.proc_mesh import ProcMesh
 
 
@@ -31,9 +32,8 @@ def elastic_environment(proc_mesh: ProcMesh, master_addr: str, master_port: int)
 
     What is on one host is one group; its place among those there gives LOCAL_RANK.
     """
-    return [
-        elastic_variables(proc_mesh._procs, rank, master_addr, master_port) for rank in range(len(proc_mesh))
-    ]
+    procs = placement_of(proc_mesh).procs
+    return [elastic_variables(procs, rank, master_addr, master_port) for rank in range(len(procs))]
 
 
 def host_and_port(kind: AddrType | None) -> tuple[str, int]:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from monarch_nb.actor import ProcMesh
+from monarch_nb.actor.handle import placement_of, transport_of
+from monarch_nb.actor.proc_mesh import why_stopped
 from monarch_nb.exceptions import MeshUsageError, SupervisionError
 from monarch_nb.tensor.controller import Engine
 from monarch_nb.tensor.metadata import Grid
@@ -55,9 +57,10 @@ def _axes(sizes: Any) -> tuple[Sequence[str], Sequence[int]]:
 
 def check_alive(procs: ProcMesh, what: str) -> None:
     """Raise if processes have been stopped."""
-    if procs._stopped:
+    reason = why_stopped(procs)
+    if reason:
         raise SupervisionError(
-            f"{what}: the mesh is dead: {procs._stopped}. Start another: monarch_nb.distributed.Mesh(...)"
+            f"{what}: the mesh is dead: {reason}. Start another: monarch_nb.distributed.Mesh(...)"
         )
 
 
@@ -69,4 +72,4 @@ def close_engine(procs: ProcMesh) -> None:
 
 
 def _key(procs: ProcMesh) -> tuple[int, str, tuple[int, ...]]:
-    return id(procs._transport), procs.name, tuple(procs._procs)
+    return id(transport_of(procs)), procs.name, placement_of(procs).procs

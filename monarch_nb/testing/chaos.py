@@ -27,6 +27,7 @@ from typing import Any
 from monarch_nb._protocol.programs import Status
 from monarch_nb._protocol.ranks import Signal
 from monarch_nb.actor.future import Future
+from monarch_nb.actor.handle import placement_of, session_of
 from monarch_nb.actor.proc_mesh import ProcMesh
 from monarch_nb.exceptions import MeshError
 
@@ -70,8 +71,8 @@ def inject(mesh: ProcMesh, kind: str, rank: int) -> Fault:
         raise ValueError(f"a fault is one of {', '.join(KINDS)}, not {kind!r}")
     if not 0 <= rank < len(mesh):
         raise ValueError(f"rank {rank} is out of range, 0 to {len(mesh) - 1} would do")
-    proc = mesh._procs[rank]
-    session = mesh._session
+    proc = placement_of(mesh).procs[rank]
+    session = session_of(mesh)
     pid = next(row.pid for row in session.request(Status()).procs if row.proc == proc)
     if kind in _SIGNALS or kind == "stop":
         session.request(Signal([proc], int(_SIGNALS.get(kind, signal.SIGSTOP))))
@@ -85,7 +86,7 @@ def release(mesh: ProcMesh, fault: Fault) -> None:
     """Let a stopped rank go on."""
     if fault.kind == "stop":
         with suppress(MeshError):
-            mesh._session.request(Signal([mesh._procs[fault.rank]], int(signal.SIGCONT)))
+            session_of(mesh).request(Signal([placement_of(mesh).procs[fault.rank]], int(signal.SIGCONT)))
 
 
 class Chaos:

@@ -11,6 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from monarch_nb.actor.handle import session_of
 from monarch_nb.why.diagnoses import Diagnosis
 from monarch_nb.why.settings import why_after_s
 
@@ -44,7 +45,7 @@ class StallDetector:
     def tick(self) -> None:
         """See whether it's time to look. Called by the thread that draws; quick."""
         version = self._view.version
-        if version != self._seen or self._mesh._session.num_prompts:  # whoever debugs isn't disturbed
+        if version != self._seen or session_of(self._mesh).num_prompts:  # whoever debugs isn't disturbed
             self._seen, self._since = version, time.monotonic()
             return
         limit_s = why_after_s()
@@ -70,7 +71,7 @@ class StallDetector:
     def _note(self, report: HangReport) -> None:
         diagnosis = report.diagnoses[0]
         key = _key(diagnosis)
-        if self._run is None or self._run.done or key == self._noted or self._mesh._session.num_prompts:
+        if self._run is None or self._run.done or key == self._noted or session_of(self._mesh).num_prompts:
             return
         self._noted = key
         if not diagnosis.is_harmless:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb._protocol.states import RankState
 from monarch_nb._protocol.status import Hang
+from monarch_nb.actor.handle import placement_of, session_of
 from monarch_nb.why.diagnoses import Situation, diagnose
 from monarch_nb.why.facts import RankFacts, members_of, rank_facts
 from monarch_nb.why.report import HangReport, make_report
@@ -31,7 +32,7 @@ def explain(mesh: Mesh, ranks: Sequence[int] | None = None) -> HangReport:
         ranks: those that the table shows; all are looked at.
     """
     status = mesh.status()
-    procs = {proc: rank for rank, proc in enumerate(mesh._procs)}
+    procs = {proc: rank for rank, proc in enumerate(placement_of(mesh).procs)}
     first = _ask(mesh, [r.rank for r in status.ranks if r.state not in (RankState.LOST, RankState.STOPPED)])
     began = time.monotonic()
     answered = [r for r, found in first.items() if found["facts"] is not None]
@@ -59,7 +60,7 @@ def explain(mesh: Mesh, ranks: Sequence[int] | None = None) -> HangReport:
 def _ask(mesh: Mesh, ranks: Sequence[int]) -> Answers:
     if not ranks:
         return {}
-    found: Answers = mesh._session.request(Hang([mesh._procs[r] for r in ranks]))
+    found: Answers = session_of(mesh).request(Hang(placement_of(mesh).procs_at(ranks)))
     return found
 
 

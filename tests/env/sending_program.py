@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from monarch_nb.actor.handle import placement_of
+
 os.environ["MONARCH_NB_PRELOAD"] = "none"
 
 from monarch_nb._client.session import Session
@@ -64,7 +66,7 @@ def hosts(folder: Path, num: int, **env: str) -> Iterator[tuple[Session, list[Ho
 
 
 def indices(meshes: list[HostMesh]) -> list[int]:
-    return [host for mesh in meshes for host in mesh._hosts]
+    return [host for mesh in meshes for host in placement_of(mesh).hosts]
 
 
 def told(part: EnvironmentPart) -> dict[str, Any]:
@@ -99,7 +101,7 @@ def whole_life(folder: Path) -> dict[str, Any]:
         found["first"] = told(sending.send_environment(session, everywhere, scanned, copies=True))
         found["new"] = [prefix_of(mesh.spawn_procs()) for mesh in meshes]
         found["old after"] = old.spawn("again", Where).prefix.call_one().get(T)
-        session.request(Restart(list(old._procs)))
+        session.request(Restart(list(placement_of(old).procs)))
         found["restarted"] = prefix_of(old)
         found["spawned"] = prefix_of(meshes[0].spawn_procs(method="spawn"))
         found["again"] = told(sending.send_environment(session, everywhere, scanned, copies=True))

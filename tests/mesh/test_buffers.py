@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from monarch_nb.actor.handle import placement_of
+
 torch = pytest.importorskip("torch")
 
 from sample_actors import Tensors, Where  # noqa: E402
@@ -81,7 +83,9 @@ def test_segments_are_reused_and_freed(procs: ProcMesh) -> None:
     until(lambda: transport.pool.num_used == 0, procs)
     assert transport.pool.free_bytes <= 8 * BIG
     tensors.keep.call(tensor).get(T)
-    if any(p >> 32 == transport.host for p in procs._procs):  # else they have copies of their own
+    if any(
+        p >> 32 == transport.host for p in placement_of(procs).procs
+    ):  # else they have copies of their own
         assert transport.pool.num_used == 1
     tensors.drop.call().get(T)
     until(lambda: transport.pool.num_used == 0, procs)
@@ -99,7 +103,7 @@ def test_a_killed_rank_leaks_none(doomed: ProcMesh) -> None:
     for index in range(4):
         assert tensors.flatten("r").slice(r=index).drop.call_one().exception(T) is not None
     gc.collect()
-    reachable = [p for p in doomed._procs if p >> 32 == transport.host]
+    reachable = [p for p in placement_of(doomed).procs if p >> 32 == transport.host]
     if reachable:  # on other hosts, their host process holds the segment and frees it
         assert transport.pool.num_used == 0
 

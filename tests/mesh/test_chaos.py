@@ -19,6 +19,7 @@ from monarch_nb import start
 from monarch_nb._client import session as sessions
 from monarch_nb._rank import rendezvous
 from monarch_nb.actor import Checkpointed, MeshFailure, attach_to_workers, endpoint
+from monarch_nb.actor.handle import placement_of
 from monarch_nb.actor.workers import new_key_file
 from monarch_nb.exceptions import ActorError, MeshError
 from monarch_nb.mesh import Mesh
@@ -164,7 +165,7 @@ def test_faults_one_after_the_other(mesh: Mesh, unhandled: list[MeshFailure]) ->
         by_hook = [f for failure in unhandled for f in failure.failures]
         assert len(by_hook) <= 1 and (told or of_exit or by_hook), (
             f"fault {number}: {fault} told {len(told)} times, by the hook {len(by_hook)}; known: "
-            f"{mesh._transport.ends.get(mesh._procs[fault.rank])}"
+            f"{mesh._transport.ends.get(placement_of(mesh).procs[fault.rank])}"
         )
         # Told by both, if it was dead before it was used: at once, and at the next use.
         for failure in (*told, *by_hook):

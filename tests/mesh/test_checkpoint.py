@@ -17,6 +17,7 @@ from faults import kill
 from monarch_nb._protocol.programs import Status
 from monarch_nb._protocol.states import ProcState
 from monarch_nb.actor import Checkpointed, ProcMesh, endpoint, this_host
+from monarch_nb.actor.handle import placement_of
 from monarch_nb.exceptions import ActorError, MeshError
 from monarch_nb.spmd import setup_torch_elastic_env
 
@@ -152,7 +153,7 @@ def test_all_ranks_lost_there_is_still_the_disk(procs: ProcMesh) -> None:
     while any(
         r.state == ProcState.RUNNING
         for r in procs._session.request(Status()).procs
-        if r.group == procs._group
+        if r.group == placement_of(procs).group
     ):
         pass
     report = procs.heal()

@@ -19,6 +19,7 @@ import monarch_nb.actor
 from monarch_nb._client import session as sessions
 from monarch_nb._protocol.programs import Status
 from monarch_nb.actor import Actor, MeshFailure, ProcMesh, endpoint
+from monarch_nb.actor.handle import placement_of
 from monarch_nb.exceptions import ActorError, HealError, MeshError
 from monarch_nb.job import ProcessJob
 from monarch_nb.spmd import setup_torch_elastic_env
@@ -235,7 +236,7 @@ def test_a_lost_host_is_replaced() -> None:
     counter = procs.spawn("counter", Counter, 0)
     counter.increment.call().get(T)
     rows = sessions.current().request(Status()).hosts
-    victim = next(h for h in rows if h.index == hosts._hosts[1])
+    victim = next(h for h in rows if h.index == placement_of(hosts).host_indices[1])
     os.kill(victim.pid, signal.SIGKILL)
     while procs.healthy():
         pass

@@ -17,6 +17,7 @@ from sample_actors import AsyncHolder, Holder
 from monarch_nb import mesh as meshes
 from monarch_nb._protocol.names import GetMesh
 from monarch_nb._protocol.status import Snapshot
+from monarch_nb.actor.handle import placement_of
 from monarch_nb.mesh import CellInterrupted, Mesh
 from monarch_nb.status import MeshStatus, RankStatus, apply
 
@@ -234,5 +235,5 @@ def test_one_who_looks_on_is_no_client_and_holds_no_lease(mesh: Mesh) -> None:
 
 
 def test_rows_are_what_the_dataclasses_say(mesh: Mesh) -> None:
-    rows = mesh._session.request(Snapshot(mesh._group))["ranks"]
+    rows = mesh._session.request(Snapshot(placement_of(mesh).group))["ranks"]
     assert all(set(row) == set(RankStatus.__dataclass_fields__) for row in rows)

@@ -18,6 +18,7 @@ from monarch_nb._client import session as sessions
 from monarch_nb._protocol.debugging import DebugStops
 from monarch_nb._protocol.status import Stacks
 from monarch_nb.actor import ProcMesh, this_host
+from monarch_nb.actor.handle import placement_of
 from monarch_nb.stacks import innermost
 
 T = 60
@@ -33,7 +34,7 @@ def pair() -> Iterator[ProcMesh]:
 def stopped(procs: ProcMesh, num: int) -> None:
     """Wait until that many ranks stand at a breakpoint."""
     wait_until(
-        lambda: len(sessions.current().request(DebugStops(procs._group))) == num,
+        lambda: len(sessions.current().request(DebugStops(placement_of(procs).group))) == num,
         f"{num} ranks at a breakpoint",
         T,
     )
@@ -71,7 +72,7 @@ def test_ctrl_c_at_a_breakpoint_ends_it(pair: ProcMesh, kind: str) -> None:
     else:
         answer = pair.spawn("debugged", DebuggedAsync).wait.call(3)
     stopped(pair, 2)
-    stacks = sessions.current().request(Stacks([pair._procs[0]]))
+    stacks = sessions.current().request(Stacks([placement_of(pair).procs[0]]))
     assert "debugged_actors.py, line" in innermost(stacks[0]), "it stands somewhere, and isn't idle"
 
     def press() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from monarch_nb._client import session as sessions
 from monarch_nb._protocol.programs import Status
 from monarch_nb._wire.mesh_address import APART
 from monarch_nb.actor import ActorError, Channel, ProcMesh, this_host
-from monarch_nb.actor.on_demand import mesh_of
+from monarch_nb.actor.handle import mesh_of, placement_of
 from monarch_nb.exceptions import MeshUnreachable, SupervisionError
 from monarch_nb.mesh import Mesh
 
@@ -99,7 +100,7 @@ def test_an_error_says_that_a_mesh_cannot_be_reached(visitor: Any, there: Mesh) 
     mesh = mesh_of(there)
     assert mesh is not None
     elsewhere = mesh._replace(mesh_id="another", machine="another boot", hostname="nodeB")
-    far = ProcMesh("far", there._procs, there._own_shape, (0,), None, elsewhere)
+    far = ProcMesh(replace(placement_of(there), group="far"), None, elsewhere)
     one = visitor.slice(gpus=0)
     assert one.pass_on.call_one(far).get().extent == far.extent  # to hold it does no harm
     with pytest.raises(

@@ -37,7 +37,10 @@ def test_a_constructor_that_fails_is_told_with_one_traceback(
     procs: ProcMesh, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad = procs.spawn("unbuilt", BadStart)
-    wait_until(lambda: bad._broken is not None and len(bad._broken.ranks) == 4, "all four ranks have told")
+    wait_until(
+        lambda: bad._state.failure is not None and len(bad._state.failure.ranks) == 4,
+        "all four ranks have told",
+    )
     procs._session.reports.flush()
     said = capsys.readouterr().err
     assert (
@@ -74,7 +77,10 @@ def test_who_calls_at_once_is_told_by_the_exception_only(
     with pytest.raises(SupervisionError) as caught:
         bad.anything.call().get(T)
     assert str(caught.value).count("Traceback") == 1
-    wait_until(lambda: bad._broken is not None and len(bad._broken.ranks) == 4, "all four ranks have told")
+    wait_until(
+        lambda: bad._state.failure is not None and len(bad._state.failure.ranks) == 4,
+        "all four ranks have told",
+    )
     procs._session.reports.flush()
     assert not capsys.readouterr().err
 
@@ -95,8 +101,8 @@ def test_a_failure_that_is_told_before_spawn_has_returned_counts(
     with monkeypatch.context() as patch:
         patch.setattr(Transport, "post_all", post_and_hear)
         bad = procs.spawn("unbuilt_before_spawn_returns", BadStart)
-    assert bad._broken is not None
-    assert len(bad._broken.ranks) == 4
+    assert bad._state.failure is not None
+    assert len(bad._state.failure.ranks) == 4
     reports.flush()
     assert "ranks 0-3: RuntimeError: cannot construct" in capsys.readouterr().err
 

@@ -18,6 +18,7 @@ from memory_actors import Holder
 
 import monarch_nb.actor
 from monarch_nb.actor import ProcMesh, this_host
+from monarch_nb.actor.handle import placement_of
 from monarch_nb.exceptions import (
     ActorError,
     BufferGone,
@@ -231,13 +232,23 @@ def test_a_leader_that_does_not_answer_is_named() -> None:
     os.kill(pid, signal.SIGSTOP)
     try:
         asked = ask_later(
-            mesh._transport, mesh._procs[0], {"path": "lead"}, 0.1, "rank 0", lambda found, _seconds: found
+            mesh._transport,
+            placement_of(mesh).procs[0],
+            {"path": "lead"},
+            0.1,
+            "rank 0",
+            lambda found, _seconds: found,
         )
         with pytest.raises(TransferTimeout, match=r"rank 0 didn't answer the data plane within 0.1 s"):
             asked.get(60)
         given_up = threading.Event()
         asked = ask_later(
-            mesh._transport, mesh._procs[0], {"path": "lead"}, 0.1, "rank 0", lambda found, _seconds: found
+            mesh._transport,
+            placement_of(mesh).procs[0],
+            {"path": "lead"},
+            0.1,
+            "rank 0",
+            lambda found, _seconds: found,
         )
         asked.add_done_callback(lambda _future: given_up.set())
         assert given_up.wait(60)

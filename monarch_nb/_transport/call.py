@@ -1,0 +1,94 @@
+"""Make a call: register who waits for the answers, send, and fail at once for processes that have ended.
+
+In this order, always: an answer can come as soon as the message is out, and the news of an end that has come
+before the call will not come again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from monarch_nb._transport.pending import Pending
+from monarch_nb._transport.transport import Receiver
+from monarch_nb._wire import message as wire
+from monarch_nb._wire.codec import Encoded
+from monarch_nb._wire.segment import MIN_BYTES
+
+P = TypeVar("P", bound=Pending)
+
+
+def call(
+    pending: P, receivers: Sequence[Receiver], name: bytes, body: Encoded, *,
+    target: int = 0, flags: int = 0, origin: int = 0, context: bytes = b"",
+) -> P:  # fmt: skip
+    """Send one message to all receivers; return who waits for their answers.
+
+    Args:
+        pending: takes an answer for each slot of the receivers.
+        name: what is called.
+        body: its arguments.
+        target: the actor's id; 0: the processes themselves.
+        flags: of the message (`wire.EMPTY` ...).
+        origin: in whose name it's called (`origin_in`).
+        context: the extent of the mesh that is called, encoded.
+
+    Raises:
+        TransportClosed: if this process has left the mesh, or that has ended.
+        MemoryError: if there's no shared memory for a large body.
+
+    Example:
+        >>> gather = call(GatherReply(transport, procs), [(proc, 0)], b"noop", Encoded(b""))  # doctest: +SKIP
+        >>> Future(gather, lambda pending: value_mesh(pending, shape, "noop"), "noop").get()  # doctest: +SKIP
+    """
+    transport = pending.transport
+    transport.post_all(
+        receivers, wire.CALL, body, flags=flags, ref=transport.expect(pending), target=target,
+        origin=origin, name=name, context=context,
+    )  # fmt: skip
+    if transport.ends:
+        transport.check_ends(pending)
+    return pending
+
+
+def call_each(
+    pending: P, receivers: Sequence[Receiver], name: bytes, bodies: Sequence[tuple[Encoded, int]], *,
+    target: int = 0, origin: int = 0, context: bytes = b"",
+) -> P:  # fmt: skip
+    """Send a message of its own to each receiver, all answered to one `pending`; as `call` else.
+
+    Args:
+        bodies: arguments and flags for each receiver.
+    """
+    transport = pending.transport
+    ref = transport.expect(pending)
+    for (proc, slot), (body, flags) in zip(receivers, bodies, strict=True):
+        transport.post(
+            proc, wire.CALL, body, flags=flags, slot=slot, ref=ref, target=target,
+            origin=origin, name=name, context=context,
+        )  # fmt: skip
+    if transport.ends:
+        transport.check_ends(pending)
+    return pending
+
+
+def call_one(
+    pending: P, proc: int, name: bytes, body: Encoded,
+    flags: int = 0, slot: int = 0, target: int = 0, origin: int = 0, context: bytes = b"",
+) -> P:  # fmt: skip
+    """Send a message to one process; as `call` else. By position, for it's the quickest way to an answer."""
+    transport = pending.transport
+    ref = transport.expect(pending)
+    if body.buffers or len(body.payload) >= MIN_BYTES:
+        transport.post(
+            proc, wire.CALL, body, flags=flags, slot=slot, ref=ref, target=target,
+            origin=origin, name=name, context=context,
+        )  # fmt: skip
+    else:
+        frame = wire.pack_plain(
+            wire.CALL, flags, slot, transport.me, proc, ref, target, origin, name, context, body.payload
+        )
+        transport.send(proc, frame)
+    if transport.ends:
+        transport.check_ends(pending)
+    return pending

@@ -1,0 +1,132 @@
+"""What every handle on a mesh has inside: where its members are, this process' way to them, and who has
+spawned them.
+
+A handle's names are its users' (an endpoint is an attribute of its actor mesh), so what the rest of the
+package needs of a handle it gets by the functions of this module. One that has come in a message connects
+when it's first used, so that it may be passed on by a process that has no way to its mesh.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from monarch_nb._client import session as sessions
+from monarch_nb._client.session import Session
+from monarch_nb._shape import MeshTrait, Shape
+from monarch_nb._transport import process_context
+from monarch_nb._transport.context import call_context
+from monarch_nb._transport.transport import Transport
+from monarch_nb._wire import address
+from monarch_nb._wire.mesh_address import MeshAddress
+from monarch_nb.actor.placement import Placement
+
+
+class MeshHandle(MeshTrait):
+    """A mesh whose members are somewhere.
+
+    Args:
+        placement: where.
+        transport: this process' transport in that mesh; without one, it's looked for when it's needed.
+        mesh: where that mesh is; None: it's this process' own.
+    """
+
+    def __init__(
+        self, placement: Placement, transport: Transport | None = None, mesh: MeshAddress | None = None
+    ) -> None:
+        if transport is None and process_context.is_own_mesh(mesh):
+            transport = process_context.transport()
+        self._placement = placement
+        self._known_transport = transport
+        self._mesh = mesh
+        self._owner: Any = None
+        """The actor of this process that has spawned this: it ends with that."""
+
+    @property
+    def _shape(self) -> Shape:
+        return self._placement.shape
+
+    @property
+    def _transport(self) -> Transport:
+        """This process' transport in that mesh; may connect."""
+        found = self._known_transport
+        if found is None:
+            found = self._known_transport = process_context.transport_in(self._mesh)
+            self._connected()
+        return found
+
+    @property
+    def _session(self) -> Session:
+        """This process' session in that mesh; may connect."""
+        return sessions.of_transport(self._transport)
+
+    def _connected(self) -> None:
+        """This process has come to the mesh of this handle."""
+
+
+# --- for the rest of the package
+
+
+def placement_of(handle: MeshHandle) -> Placement:
+    """Return where the members of a mesh are. It's another one after a heal or a resize: don't keep it.
+
+    Example:
+        >>> placement_of(procs).procs                     # doctest: +SKIP
+        (3, 4)
+    """
+    return handle._placement
+
+
+def transport_of(handle: MeshHandle) -> Transport:
+    """Return this process' transport in the mesh of a handle; connects if it must.
+
+    Raises:
+        MeshUnreachable: if there's no way from here to that mesh.
+    """
+    return handle._transport
+
+
+def session_of(handle: MeshHandle) -> Session:
+    """Return this process' session in the mesh of a handle: by it, one asks the controller.
+
+    Raises:
+        MeshUnreachable: if there's no way from here to that mesh.
+        MeshError: if this program has left it.
+
+    Example:
+        >>> session_of(mesh).request(Status()).procs      # doctest: +SKIP
+    """
+    return handle._session
+
+
+def mesh_of(handle: MeshHandle) -> MeshAddress | None:
+    """Return where a handle's mesh is; doesn't connect."""
+    transport = handle._known_transport
+    return transport.mesh if transport is not None else handle._mesh
+
+
+def known_transport(handle: MeshHandle) -> Transport | None:
+    """Return a handle's transport, if it has needed one yet."""
+    return handle._known_transport
+
+
+def is_on_other_hosts(handle: MeshHandle) -> bool:
+    """Say whether some of these processes are under another host process than this program."""
+    here = transport_of(handle).host
+    return any(address.host_of(proc) != here for proc in placement_of(handle).procs)
+
+
+# --- who has spawned it
+
+
+def own_by_caller(handle: MeshHandle) -> None:
+    """Let what has just been spawned belong to the running actor, if there is one: it ends with that."""
+    handle._owner = call_context.get().actor
+    if handle._owner is not None:
+        handle._owner.owns(handle)
+
+
+def disown(handle: MeshHandle) -> None:
+    """Let this belong to nobody here."""
+    if handle._owner is not None:
+        handle._owner.disowns(handle)
+        handle._owner = None
