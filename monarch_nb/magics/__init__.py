@@ -1,11 +1,10 @@
 """`%mesh VERB` and `%%mesh`: they parse, call one function, and show one thing.
 
 mesh_magic  the magics class
-verbs       which function each verb calls, and its arguments
-arguments   types of arguments, each with a clear error
-refusal     what can't be done, said in one clear error
+verbs       which function each verb of the table (`commands`) calls
 state       which meshes this kernel uses
-lifecycle, data, journal, auto, reload, sync, settings, verb_help   what the verbs do
+verb_help   parsers, and what help says
+lifecycle, clusters, data, debug, journal, script, auto, reload, sync, settings   what verbs do in a notebook
 cell        a cell on its way: live view while it runs, red when it fails
 missed      what nobody has seen, in one display
 completion, values   what Tab offers
@@ -22,13 +21,13 @@ def load(shell: Any) -> None:
     """Register the magics, say what runs, and warm up."""
     from monarch_nb import _reload
     from monarch_nb._client import kernel, spare, waiting
+    from monarch_nb.commands.refusal import explanation
     from monarch_nb.display.live import leave_displays
     from monarch_nb.display.transfer_bar import show_long
     from monarch_nb.magics.completion import Completion, explain_verbs
     from monarch_nb.magics.debug import CellPrompt
     from monarch_nb.magics.lifecycle import say_what_runs
     from monarch_nb.magics.mesh_magic import MeshMagics
-    from monarch_nb.magics.refusal import explanation
     from monarch_nb.magics.reload import StaleClasses
     from monarch_nb.magics.remote_help import RemoteHelp
     from monarch_nb.magics.sync import CodeWatch

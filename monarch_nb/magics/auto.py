@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from monarch_nb.magics.arguments import Namespace
+from monarch_nb.commands.parser import Namespace
 from monarch_nb.magics.state import State
 
 _OWN_LINES = re.compile(r"\s*(%(mesh|load_ext|unload_ext|reload_ext|autoreload)\b|#|$)")
@@ -31,7 +31,7 @@ class AutoMode:
 
 
 def auto(state: State, arguments: Namespace) -> None:
-    """Run every plain cell on the mesh, or no longer. `%%local` makes an exception for a cell."""
+    """Run every plain cell on the mesh, or no longer."""
     remove(state.shell)
     if arguments.mode == "on":
         mesh = state.mesh(arguments.name)

@@ -11,9 +11,9 @@ from monarch_nb._client.interrupts import Interrupts
 from monarch_nb._protocol.work import Work
 from monarch_nb._shape import Extent, Shape
 from monarch_nb.actor.value_mesh import ValueMesh
+from monarch_nb.commands.parser import Namespace
 from monarch_nb.display import CellView, LiveDisplay, ViewWatcher
 from monarch_nb.exceptions import MeshUsageError
-from monarch_nb.magics.arguments import Namespace
 from monarch_nb.magics.profile import request_of, show_profile
 from monarch_nb.magics.state import State
 from monarch_nb.why.automatic import StallDetector

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from monarch_nb.commands import actions
+from monarch_nb.commands.parser import Namespace
 from monarch_nb.exceptions import MeshUsageError
-from monarch_nb.magics.arguments import Namespace
 from monarch_nb.magics.state import State
 
 
@@ -19,7 +20,7 @@ def push(state: State, arguments: Namespace) -> None:
 
 
 def pull(state: State, arguments: Namespace) -> Any:
-    """Bring variables of the ranks here, each as a ValueMesh under its name; a single one is also shown."""
+    """Bring variables of the ranks here."""
     mesh = state.mesh(arguments.name)
     for name in arguments.names:
         state.shell.user_ns[name] = mesh.pull(name, ranks=arguments.ranks)
@@ -27,7 +28,7 @@ def pull(state: State, arguments: Namespace) -> Any:
 
 
 def scatter(state: State, arguments: Namespace) -> None:
-    """Split a variable of this notebook along a dimension: each rank gets its part under the same name."""
+    """Split a variable of this notebook along a dimension."""
     names = state.shell.user_ns
     if arguments.variable not in names:
         raise MeshUsageError(f"%mesh scatter: no variable {arguments.variable} in this notebook")
@@ -36,7 +37,7 @@ def scatter(state: State, arguments: Namespace) -> None:
 
 
 def vars_(state: State, arguments: Namespace) -> Any:
-    """Show what each rank holds: type, shape, dtype, device, norm. What differs between ranks is marked."""
+    """Show what each rank holds."""
     found = state.mesh(arguments.name).vars(arguments.ranks, arguments.names)
     missing = [n for n in arguments.names if n not in found.names()]
     if missing:
@@ -45,14 +46,12 @@ def vars_(state: State, arguments: Namespace) -> Any:
 
 
 def diff(state: State, arguments: Namespace) -> Any:
-    """Show where ranks disagree on a variable: the first differing element, the largest difference. --env:
-    on what they run with.
-    """
+    """Show where ranks disagree on a variable; with --env, on what they run with."""
     mesh = state.mesh(arguments.name)
     if arguments.env:
         if arguments.variable is not None:
             raise MeshUsageError(f"%mesh diff takes a variable or --env, not both: {arguments.variable}")
-        return mesh.diff_env(arguments.ranks, shows_all=arguments.all)
+        return actions.diff_env(mesh, arguments)
     if arguments.variable is None:
         raise MeshUsageError(
             "%mesh diff needs a variable, as in %mesh diff model; or --env for versions, variables "

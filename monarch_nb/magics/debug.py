@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from monarch_nb._client import kernel
 from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb._transport.transport import TransportClosed
+from monarch_nb.commands.parser import Namespace
 from monarch_nb.debug import Prompt, Question
 from monarch_nb.exceptions import MeshUsageError, RequestFailed
-from monarch_nb.magics.arguments import Namespace
 from monarch_nb.magics.keyboard import answer_questions, close_box
 from monarch_nb.magics.state import State
 
@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 
 def debug(state: State, arguments: Namespace) -> None:
-    """Talk to ranks that stand at a breakpoint; --post-mortem: to those that have failed, where they
-    failed.
-    """
+    """Talk to ranks that stand at a breakpoint, or have failed."""
     mesh = state.mesh(arguments.name)
     debugger = mesh.debugger()
     if arguments.post_mortem:
@@ -89,9 +87,7 @@ class CellPrompt:
 
 
 def break_(state: State, arguments: Namespace) -> None:
-    """Set a breakpoint from outside, while code runs: %mesh break train.py:40 [if loss > 3] [--ranks R];
-    In[3]:2 is a cell's line.
-    """
+    """Set a breakpoint from outside, while code runs."""
     mesh = state.mesh(arguments.name)
     if arguments.clear:
         mesh.debugger().clear_breaks()

@@ -1,14 +1,14 @@
-"""Verbs about what ran: history, rerun, export, logs, result."""
+"""Verbs about what ran: history, rerun, result."""
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb.commands import actions
+from monarch_nb.commands.parser import Namespace
 from monarch_nb.display import CellView, LiveDisplay, ViewWatcher
 from monarch_nb.exceptions import MeshUsageError
-from monarch_nb.magics.arguments import Namespace
 from monarch_nb.magics.cell import finish_cell, show_cell
 from monarch_nb.magics.script import rerun_script
 from monarch_nb.magics.state import State
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 def history(state: State, arguments: Namespace) -> Any:
-    """Show the journal: what ran, by whom, on which ranks, how it ended. With a number: all about that."""
+    """Show the journal; with a number, all about that entry."""
     mesh = state.mesh(arguments.name)
     if arguments.number is not None:
         print(mesh.journal.entry(arguments.number).text())
         return None
-    return mesh.history(arguments.last)
+    return actions.history(mesh, arguments)
 
 
 def rerun(state: State, arguments: Namespace) -> None:
@@ -44,37 +44,13 @@ def rerun(state: State, arguments: Namespace) -> None:
     show_cell(mesh, entry.source, ranks, number=entry.number, rerun_of=entry.n)
 
 
-def export(state: State, arguments: Namespace) -> None:
-    """Write the journal's cells to FILE.ipynb (with their output) or FILE.py (a script for torchrun)."""
-    print(state.mesh(arguments.name).journal.export(arguments.file))
-
-
-def logs(state: State, arguments: Namespace) -> None:
-    """Show what ranks have printed, folded; all of it is kept by the host process. --follow goes on until
-    interrupted.
-    """
-    mesh = state.mesh(arguments.name)
-    ranks = mesh.select(arguments.ranks)
-    try:
-        for text in mesh.journal.logs(
-            ranks, grep=arguments.grep, tail_bytes=arguments.bytes, follow=arguments.follow
-        ):
-            sys.stdout.write(text)
-            sys.stdout.flush()
-    except KeyboardInterrupt:
-        if not arguments.follow:
-            raise
-
-
 def _running(mesh: Mesh) -> int | None:
     """Return the number of the youngest cell that runs."""
     return next((e.n for e in reversed(mesh.history()) if e.kind == "cell" and e.ended is None), None)
 
 
 def result(state: State, arguments: Namespace) -> None:
-    """Wait for a cell, show it, and fail if it has failed. By default: the last one that --async has
-    started, or that runs.
-    """
+    """Wait for a cell, show it, and fail if it has failed."""
     mesh = state.mesh(arguments.name)
     number = arguments.number or state.last_async.get(mesh.name) or _running(mesh)
     if number is None:

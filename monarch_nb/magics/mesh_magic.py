@@ -9,15 +9,15 @@ from typing import Any
 
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, magics_class
 
+from monarch_nb.commands.parser import Helped, Namespace, shortened
+from monarch_nb.commands.refusal import clear_error
 from monarch_nb.exceptions import MeshUsageError
-from monarch_nb.magics.arguments import Helped, Namespace, shortened
 from monarch_nb.magics.auto import run_here
 from monarch_nb.magics.cell import run_cell
-from monarch_nb.magics.refusal import clear_error
 from monarch_nb.magics.several import run_on_several
 from monarch_nb.magics.state import State
-from monarch_nb.magics.verb_help import find_verb, verb_lines
-from monarch_nb.magics.verbs import VERBS, cell_parser, verb_parsers
+from monarch_nb.magics.verb_help import cell_parser, find_verb, verb_lines, verb_parsers
+from monarch_nb.magics.verbs import VERBS
 
 _STATE = "_monarch_nb_state"
 """Where the shell keeps our state, so that `%reload_ext` doesn't forget which mesh is in use."""
@@ -72,7 +72,7 @@ class MeshMagics(Magics):
 
     def _run_verb(self, line: str) -> Any:
         verb, *rest = _split(line) or ["status"]
-        arguments = find_verb(self.verbs, verb).parse_args(rest)
+        arguments = find_verb(self.verbs, verb).parse_args(rest, Namespace(typed=shlex.join(rest)))
         return VERBS[verb](self.state, arguments)
 
 

@@ -2,36 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from monarch_nb.commands.parser import Namespace
 from monarch_nb.exceptions import MeshUsageError
-from monarch_nb.magics.arguments import Namespace, positive
 
 if TYPE_CHECKING:
     from monarch_nb.mesh import CellResult, Mesh
     from monarch_nb.profile import ProfileRequest
-
-
-def add_profile_arguments(add: Any) -> None:
-    """Add what `%%mesh` takes about profiles."""
-    add(
-        "--profile",
-        "-p",
-        nargs="?",
-        const="",
-        metavar="FILE",
-        help="torch.profiler on the ranks: one trace for Perfetto, a table of operators",
-    )
-    add("--profile-ranks", metavar="R", help="only on these ranks of the cell")
-    add("--profile-shapes", action="store_true", help="with the shapes of operators' inputs")
-    add("--profile-stacks", action="store_true", help="with Python stacks")
-    add(
-        "--memory",
-        "-m",
-        action="store_true",
-        help="what the cell does to each rank's memory, and which lines hold it",
-    )
-    add("--top", type=positive, default=20, metavar="N", help="how many rows of a profile are shown")
 
 
 def request_of(mesh: Mesh, ranks: tuple[int, ...], arguments: Namespace) -> ProfileRequest | None:

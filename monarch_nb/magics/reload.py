@@ -10,15 +10,13 @@ from typing import Any
 
 from monarch_nb._protocol.work import Work
 from monarch_nb._shape import format_ranks
+from monarch_nb.commands.parser import Namespace
 from monarch_nb.exceptions import MeshUsageError
-from monarch_nb.magics.arguments import Namespace
 from monarch_nb.magics.state import State
 
 
 def reload(state: State, arguments: Namespace) -> None:
-    """Put the methods of CLASS, as this notebook defines it now, on the living actors that were made of an
-    older one.
-    """
+    """Put the methods of a class on its living actors."""
     from monarch_nb.actor import Actor
 
     cls = state.shell.user_ns.get(arguments.cls)

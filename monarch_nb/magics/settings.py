@@ -1,4 +1,4 @@
-"""The verb set: a table of settings, each with what it takes, what holds, and how it's changed."""
+"""The verb set: how each setting is read, and changed. What they are: `commands.settings`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monarch_nb._protocol.debugging import DebugSettings
+from monarch_nb.commands.parser import Namespace, shortened
+from monarch_nb.commands.settings import SETTINGS
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.magics import sync
-from monarch_nb.magics.arguments import Namespace, shortened
 from monarch_nb.magics.state import State
 from monarch_nb.status import duration, parse_duration
 
@@ -17,28 +18,20 @@ if TYPE_CHECKING:
     from monarch_nb.mesh import Mesh
 
 
-class Setting(NamedTuple):
-    """One setting. It belongs to the mesh in use, or, without one, to this kernel.
+class Access(NamedTuple):
+    """How a setting is read and changed.
 
     Attributes:
-        takes: what its value may be, for people.
-        about: what it does.
         read: returns the value that holds, as text.
         change: takes a value as text; raises ValueError if it's none.
-        of_mesh: whether it's the mesh's: there must be one.
     """
 
-    takes: str
-    about: str
     read: Callable[[Mesh | None], str]
     change: Callable[[Mesh | None, str], object]
-    of_mesh: bool = True
 
 
 def set_(state: State, arguments: Namespace) -> None:
-    """Show the settings that hold, or change one: breakpoints stop|skip; debug-on-error on|off; why-after
-    30s|off; journal 7 days|off|on; sync warn|watch|strict|off.
-    """
+    """Show the settings that hold, or change one."""
     if arguments.setting is None:
         for name in SETTINGS:
             print(_line(name, _mesh_for(state, arguments, name, must=False)))
@@ -50,7 +43,7 @@ def set_(state: State, arguments: Namespace) -> None:
         return
     setting = SETTINGS[arguments.setting]
     try:
-        setting.change(mesh, value)
+        ACCESS[arguments.setting].change(mesh, value)
     except (ValueError, KeyError):
         raise MeshUsageError(
             f"%mesh set {arguments.setting}: expected {setting.takes}, not {shortened(value)}"
@@ -66,7 +59,7 @@ def _mesh_for(state: State, arguments: Namespace, name: str, *, must: bool) -> M
 
 def _line(name: str, mesh: Mesh | None) -> str:
     setting = SETTINGS[name]
-    holds = setting.read(mesh) if mesh is not None or not setting.of_mesh else "(no mesh is in use)"
+    holds = ACCESS[name].read(mesh) if mesh is not None or not setting.of_mesh else "(no mesh is in use)"
     return f"{name:<15} {holds:<10} {setting.takes:<12} {setting.about}"
 
 
@@ -129,29 +122,14 @@ def _days(seconds: float) -> str:
     return f"{num:g} day{'s' * (num != 1)}"
 
 
-SETTINGS: dict[str, Setting] = {
-    "sync": Setting(
-        "warn|watch|strict|off",
-        "before a cell, when a module's file has changed",
-        sync.read_mode,
-        sync.set_mode,
-    ),
-    "breakpoints": Setting(
-        "stop|skip", "what breakpoints do", *_choice("skip", {"stop": False, "skip": True})
-    ),
-    "debug-on-error": Setting(
-        "on|off", "whether an error stops where it's raised", *_choice("on_error", {"on": True, "off": False})
-    ),
-    "debug-timeout": Setting(
-        "TIME",
-        "ranks that nobody debugs run on after it",
+ACCESS: dict[str, Access] = {
+    "sync": Access(sync.read_mode, sync.set_mode),
+    "breakpoints": Access(*_choice("skip", {"stop": False, "skip": True})),
+    "debug-on-error": Access(*_choice("on_error", {"on": True, "off": False})),
+    "debug-timeout": Access(
         lambda mesh: duration(_debugger(mesh).abandoned_s),
         lambda mesh, text: _debugger(mesh, abandoned_s=parse_duration(text)),
     ),
-    "journal": Setting(
-        "DAYS|on|off", "how long cells' sources and output are kept on disk", _journal, _set_journal
-    ),
-    "why-after": Setting(
-        "TIME|off", "a cell that stands still as long is explained", _why_after, _set_why_after, of_mesh=False
-    ),
+    "journal": Access(_journal, _set_journal),
+    "why-after": Access(_why_after, _set_why_after),
 }

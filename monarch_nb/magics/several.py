@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from monarch_nb._client.interrupts import Interrupts
+from monarch_nb.commands.parser import Namespace
 from monarch_nb.display import CellView, LiveDisplay, StackView, ViewWatcher
 from monarch_nb.exceptions import DeviceMeshError, MeshUsageError
-from monarch_nb.magics.arguments import Namespace
 from monarch_nb.magics.cell import cell_number, check_cell, start_cell
 from monarch_nb.magics.profile import request_of
 from monarch_nb.magics.state import State

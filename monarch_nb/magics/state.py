@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb._client.sessions import known
 from monarch_nb._protocol.programs import InUse
+from monarch_nb.commands.values import DEFAULT_NAME
 from monarch_nb.exceptions import MeshNotFound, MeshUsageError
-from monarch_nb.magics.arguments import DEFAULT_NAME
 
 if TYPE_CHECKING:
     from monarch_nb._transport.transport import Transport

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb import _reload
 from monarch_nb._reload import ReloadRequest, SyncMode
+from monarch_nb.commands import actions
+from monarch_nb.commands.parser import Namespace
 from monarch_nb.exceptions import MeshError
-from monarch_nb.magics.arguments import Namespace, sync_choices
 from monarch_nb.magics.state import State
 from monarch_nb.mesh.sync import before_cell
 from monarch_nb.sync import known_workspaces
@@ -18,9 +19,7 @@ if TYPE_CHECKING:
 
 
 def sync(state: State, arguments: Namespace) -> Any:
-    """Send the workspace to the other hosts; have ranks and this notebook run what the files of your
-    modules hold now.
-    """
+    """Send the workspace, now or from now on."""
     mesh = state.mesh(arguments.name)
     if arguments.stop:
         mesh.sync_mode = SyncMode.WARN
@@ -35,7 +34,7 @@ def sync(state: State, arguments: Namespace) -> Any:
             f"ranks of mesh {mesh.name!r} reload changed modules before each cell and call from now "
             "on; %mesh sync --stop ends that"
         )
-    return mesh.sync(*arguments.paths, **sync_choices(arguments))
+    return actions.sync(mesh, arguments)
 
 
 class CodeWatch:

@@ -9,7 +9,9 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from monarch_nb.magics.arguments import DEFAULT_NAME
+from monarch_nb.commands.settings import SETTINGS
+from monarch_nb.commands.table import IN_NOTEBOOKS
+from monarch_nb.commands.values import DEFAULT_NAME
 
 if TYPE_CHECKING:
     from monarch_nb.magics.state import State
@@ -96,14 +98,12 @@ class Values:
     def _all(self, verb: str, action: argparse.Action, word: Word, mesh: Mesh | None) -> Sequence[str]:
         if action.choices:
             return [str(choice) for choice in action.choices if str(choice)]
-        if action.dest in ("name", "mesh"):
+        if action.dest == "name":
             return self._names(verb)
         if action.dest in ("names", "variable", "cls"):
             return self._variables(verb)
         if action.dest == "verb":
-            from monarch_nb.magics.verbs import VERBS
-
-            return list(VERBS)
+            return list(IN_NOTEBOOKS)
         if action.dest == "value":
             return _settings(word.earlier.get("setting", ""))
         if action.dest == "env" and verb == "start":
@@ -131,8 +131,6 @@ class Values:
 
 
 def _settings(setting: str) -> list[str]:
-    from monarch_nb.magics.settings import SETTINGS
-
     takes = SETTINGS[setting].takes.split("|") if setting in SETTINGS else []
     return [value for each in takes for value in (_TIMES if each == "TIME" else (each,))]
 

@@ -1,16 +1,16 @@
-"""The verb about verbs: help."""
+"""The parsers of verbs, and the verb about verbs: help."""
 
 from __future__ import annotations
 
+from monarch_nb.commands.command import Command, Place
+from monarch_nb.commands.parser import Helped, Namespace, Parser, did_you_mean, shortened
+from monarch_nb.commands.table import CELL, IN_NOTEBOOKS
 from monarch_nb.exceptions import MeshUsageError
-from monarch_nb.magics.arguments import Helped, Namespace, Parser, did_you_mean, shortened
 from monarch_nb.magics.state import State
 
 
-def help_(state: State, arguments: Namespace) -> None:
-    """Say what can be typed: all verbs, a line each; with a verb, all about it."""
-    from monarch_nb.magics.verbs import cell_parser, verb_parsers
-
+def help_(_state: State, arguments: Namespace) -> None:
+    """Say what can be typed: all verbs; with a verb, all about it."""
     if arguments.verb is not None:
         raise Helped(find_verb(verb_parsers(), arguments.verb).format_help().rstrip())
     print(
@@ -19,12 +19,26 @@ def help_(state: State, arguments: Namespace) -> None:
     )
 
 
+def verb_parsers() -> dict[str, Parser]:
+    """Return a parser for each verb."""
+    return {name: _parser(f"%mesh {name}", command) for name, command in IN_NOTEBOOKS.items()}
+
+
+def cell_parser() -> Parser:
+    """Return the parser of `%%mesh`."""
+    return _parser(CELL.name, CELL)
+
+
+def _parser(prog: str, command: Command) -> Parser:
+    parser = Parser(prog=prog, description=command.description)
+    command.add_to(parser, Place.NOTEBOOK)
+    return parser
+
+
 def verb_lines() -> str:
     """Return a line for each verb."""
-    from monarch_nb.magics.verbs import VERBS
-
-    width = max(map(len, VERBS))
-    return "\n".join(f"    {name:<{width}}  {(f.__doc__ or '').splitlines()[0]}" for name, f in VERBS.items())
+    width = max(map(len, IN_NOTEBOOKS))
+    return "\n".join(f"    {name:<{width}}  {command.about}" for name, command in IN_NOTEBOOKS.items())
 
 
 def find_verb(parsers: dict[str, Parser], verb: str) -> Parser:

@@ -32,6 +32,8 @@ MAX_LINE = 100_000
 class DebugHandler(MeshHandler):
     """Who stands at a breakpoint, and commands to them."""
 
+    commands = ("debug",)
+
     @authenticated
     @authorized
     async def get(self, name: str) -> None:

@@ -15,11 +15,11 @@ from tornado.web import HTTPError, authenticated
 
 from monarch_nb._shape.rank_set import RankSetError
 from monarch_nb._version import __version__
+from monarch_nb.commands.table import COMMANDS
 from monarch_nb.exceptions import MeshError, MeshNotFound, MeshUsageError, RankTimeout
 from monarch_nb.server.bodies import BadBody, read_resize, read_start, read_text
 from monarch_nb.server.protocol import PROTOCOL
 from monarch_nb.server.starting import start_mesh
-from monarch_nb.stacks import stacks_text
 from monarch_nb.status import summary
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ class MeshHandler(APIHandler):
     """What all have in common."""
 
     auth_resource = RESOURCE
+    commands: tuple[str, ...] = ()
+    """Which of the table's it answers for."""
 
     @property
     def meshes(self) -> Meshes:
@@ -47,6 +49,10 @@ class MeshHandler(APIHandler):
     async def on_mesh(self, name: str, function: Callable[[Mesh], T]) -> T:
         """Call a function with a mesh, where it may block."""
         return await self.meshes.link(name).call(function)
+
+    async def ask(self, name: str, command: str, **given: object) -> str:
+        """Run a command of the table on a mesh; return what there is to say about it."""
+        return await self.on_mesh(name, lambda mesh: COMMANDS[command].ask_text(mesh, **given))
 
     def body(self) -> dict[str, Any]:
         """Return the request's JSON object; {} if it has none.
@@ -123,6 +129,8 @@ class VersionHandler(MeshHandler):
 class MeshesHandler(MeshHandler):
     """All meshes."""
 
+    commands = ("start",)
+
     @authenticated
     @authorized
     async def get(self) -> None:
@@ -142,6 +150,8 @@ class MeshesHandler(MeshHandler):
 class OneMeshHandler(MeshHandler):
     """One mesh."""
 
+    commands = ("status", "stop")
+
     @authenticated
     @authorized
     async def get(self, name: str) -> None:
@@ -152,7 +162,7 @@ class OneMeshHandler(MeshHandler):
     @authorized
     async def delete(self, name: str) -> None:
         """Stop it."""
-        await self.on_mesh(name, lambda mesh: mesh.stop().get(30))
+        await self.ask(name, "stop")
         self.set_status(204)
         self.finish()
 
@@ -160,39 +170,47 @@ class OneMeshHandler(MeshHandler):
 class InterruptHandler(MeshHandler):
     """Interrupting what runs."""
 
+    commands = ("interrupt",)
+
     @authenticated
     @authorized
     async def post(self, name: str) -> None:
         """Interrupt ranks: {"ranks": "0-3"}; all, if left out."""
         ranks = read_text(self.body(), "ranks", "all", empty_is_default=True)
-        await self.on_mesh(name, lambda mesh: mesh.interrupt(ranks))
+        await self.ask(name, "interrupt", ranks=ranks)
         self.answer({})
 
 
 class HealHandler(MeshHandler):
     """Putting back what is lost."""
 
+    commands = ("heal",)
+
     @authenticated
     @authorized
     async def post(self, name: str) -> None:
         """Heal: {"replay": true} runs the cells again that defined what was lost."""
         replay = bool(self.body().get("replay"))
-        self.answer({"report": await self.on_mesh(name, lambda mesh: str(mesh.heal(replay=replay)))})
+        self.answer({"report": await self.ask(name, "heal", replay=replay)})
 
 
 class ResizeHandler(MeshHandler):
     """Other sizes."""
+
+    commands = ("resize",)
 
     @authenticated
     @authorized
     async def post(self, name: str) -> None:
         """Resize: {"sizes": [["gpus", 4]]}."""
         sizes = read_resize(self.body())
-        self.answer({"report": await self.on_mesh(name, lambda mesh: str(mesh.resize(**sizes)))})
+        self.answer({"report": await self.ask(name, "resize", sizes=sizes)})
 
 
 class AttachHandler(MeshHandler):
     """The way into a notebook."""
+
+    commands = ("attach",)
 
     @authenticated
     @authorized
@@ -204,6 +222,8 @@ class AttachHandler(MeshHandler):
 
 class LogsHandler(MeshHandler):
     """What ranks have printed."""
+
+    commands = ("logs",)
 
     @authenticated
     @authorized
@@ -231,16 +251,20 @@ class LogsHandler(MeshHandler):
 class StacksHandler(MeshHandler):
     """Where ranks stand."""
 
+    commands = ("stacks",)
+
     @authenticated
     @authorized
     async def get(self, name: str) -> None:
         """Return Python stacks: ?ranks=0-3."""
         ranks = self.get_query_argument("ranks", "") or "all"
-        self.answer({"text": await self.on_mesh(name, lambda mesh: stacks_text(mesh.stacks(ranks)))})
+        self.answer({"text": await self.ask(name, "stacks", ranks=ranks)})
 
 
 class JournalHandler(MeshHandler):
     """What ran on a mesh."""
+
+    commands = ("history",)
 
     @authenticated
     @authorized

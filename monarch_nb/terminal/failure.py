@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from monarch_nb.magics.refusal import explanation
+from monarch_nb.commands.refusal import explanation
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141

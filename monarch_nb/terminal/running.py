@@ -9,10 +9,10 @@ from contextlib import suppress
 
 from monarch_nb import mesh as meshes
 from monarch_nb._host.process import count_gpus
+from monarch_nb.commands.parser import Namespace
+from monarch_nb.commands.script import prepared
 from monarch_nb.display import CellView, LiveDisplay, ViewWatcher
 from monarch_nb.exceptions import MeshError, MeshUsageError
-from monarch_nb.magics.arguments import Namespace
-from monarch_nb.magics.script import prepared
 from monarch_nb.mesh import Mesh
 
 INTERRUPTED = 130
@@ -29,8 +29,8 @@ def run(arguments: Namespace, attach: Callable[[str], Mesh], say: Callable[[str]
         MeshUsageError: if the arguments contradict each other.
     """
     _check(arguments)
-    if arguments.mesh is not None:
-        return _run_on(attach(arguments.mesh), arguments, say)
+    if arguments.name is not None:
+        return _run_on(attach(arguments.name), arguments, say)
     mesh = _own_mesh(arguments.nproc_per_node or "1")
     try:
         return _run_on(mesh, arguments, say)
@@ -44,7 +44,7 @@ def _check(arguments: Namespace) -> None:
             "--nnodes: a run of its own is on this machine. For several hosts, start a mesh on them, "
             "then: monarch-nb run --name MESH SCRIPT"
         )
-    if arguments.mesh is not None and arguments.nproc_per_node is not None:
+    if arguments.name is not None and arguments.nproc_per_node is not None:
         raise MeshUsageError(
             "give --name or --nproc-per-node, not both: a mesh that runs has its ranks, and --ranks "
             "chooses some"

@@ -10,11 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
+from monarch_nb.commands.table import IN_NOTEBOOKS
+
 _END = r"(?=$|[\s,;.:)`])"
 _MAGIC = re.compile(rf"%mesh ([a-z][a-z-]*)((?: --env\b)?)( [A-Za-z_][\w-]*{_END})?( [\w|-]+{_END})?")
-_NAMED = ("start", "attach", "detach", "use", "stop", "status", "top", "cancel")
+_NAMED = [name for name, each in IN_NOTEBOOKS.items() if each.names_mesh_first]
 """Verbs whose first word is a mesh's name."""
-_OF_ALL = ("list", "clusters", "queue")
+_OF_ALL = [name for name, each in IN_NOTEBOOKS.items() if not each.is_about_a_mesh]
 """Verbs about no mesh in particular."""
 _NUM_WORDS = {"set": 2, "auto": 1, "on-failure": 1, "pull": 1, "push": 1, **dict.fromkeys(_NAMED, 1)}
 """How many words belong to a verb, of those that only a notebook has; what follows is the message's."""

@@ -23,9 +23,11 @@ from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.codec import Encoded
 from monarch_nb.actor import this_host
+from monarch_nb.commands.command import Place
+from monarch_nb.commands.parser import Parser
+from monarch_nb.commands.table import COMMANDS
 from monarch_nb.exceptions import MeshUsageError, RequestFailed
 from monarch_nb.job import ProcessJob
-from monarch_nb.magics.arguments import Parser, add_start_arguments
 from monarch_nb.server.bodies import BadBody, read_sizes
 
 LOTS = 999_999_999
@@ -128,7 +130,7 @@ def test_force_goes_further_and_not_beyond_what_the_system_allows() -> None:
 
 def test_a_dimension_is_given_once() -> None:
     parser = Parser(prog="%mesh start")
-    add_start_arguments(parser.add_argument)
+    COMMANDS["start"].add_to(parser, Place.NOTEBOOK)
     with pytest.raises(MeshUsageError, match="each dimension once; 'gpus' is there twice in 'gpus=1,gpus=2'"):
         parser.parse_args(["--dims", "gpus=1,gpus=2"])
     with pytest.raises(BadBody, match="'gpus' is there twice"):

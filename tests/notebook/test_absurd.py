@@ -17,7 +17,7 @@ from absurd import lines, typed
 from kernels import ANSI, RawKernel
 
 from monarch_nb.cli import COMMANDS, _parser
-from monarch_nb.magics.verbs import cell_parser, verb_parsers
+from monarch_nb.magics.verb_help import cell_parser, verb_parsers
 
 MAX_ERROR = 2500
 OUR_FRAMES = re.compile(r"/monarch_nb/[a-z_]+(/[a-z_]+)*\.py")

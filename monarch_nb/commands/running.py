@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from monarch_nb._protocol.states import RankState
 from monarch_nb._shape import name_ranks
+from monarch_nb.commands.starting import prepare_distributed
 from monarch_nb.exceptions import MeshUsageError
-from monarch_nb.magics.starting import prepare_distributed
 
 if TYPE_CHECKING:
     from monarch_nb.mesh import Mesh

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from monarch_nb import mesh as meshes
 from monarch_nb._protocol.programs import Status
+from monarch_nb.commands import clusters
+from monarch_nb.commands.parser import Namespace
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.job.allocation import Plan, read_record
-from monarch_nb.magics import clusters
-from monarch_nb.magics.arguments import Namespace
 from monarch_nb.mesh import on_engine, starting
 from monarch_nb.mesh.running import Asked
 from monarch_nb.status import duration
 
 if TYPE_CHECKING:
-    from monarch_nb.magics.state import State
     from monarch_nb.mesh import Mesh
 
 GROUP_TIMEOUT_S = 600.0
@@ -68,19 +68,22 @@ def asked_for(arguments: Namespace) -> Asked:
         method="spawn" if arguments.spawn else "fork",
         on_failure=arguments.on_failure,
         num_spares=arguments.spares or 0,
-        with_program=getattr(arguments, "with_kernel", False),
+        with_program=arguments.with_kernel,
     )
 
 
-def start_or_attach(state: State, arguments: Namespace) -> tuple[Mesh, bool]:
+def start_or_attach(arguments: Namespace, attach: Callable[[str], Mesh]) -> tuple[Mesh, bool]:
     """Start a mesh, unless one of that name runs; say whether it's new. Waits for one that another program
     is starting just now.
+
+    Args:
+        attach: connects to a mesh that runs.
     """
     if on_engine.waits(arguments.name):
         return clusters.wait_on(arguments), True
     return starting.start_or_attach(
         arguments.name,
-        attach=lambda: state.attach(arguments.name),
+        attach=lambda: attach(arguments.name),
         start=lambda: start_mesh(arguments),
         on_wait=lambda text: print(f"{text}; waiting for that", flush=True),
     )
@@ -95,7 +98,7 @@ def set_up(mesh: Mesh, arguments: Namespace) -> str:
 
 def _when_it_ends(arguments: Namespace) -> str:
     """Return when a new mesh will end, and why so."""
-    asked = getattr(arguments, "with_kernel", False)
+    asked = arguments.with_kernel
     if not starting.ends_with_program(asked):
         return f"after {duration(_lease(arguments))} without a client and a running cell"
     why = (

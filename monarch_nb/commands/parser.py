@@ -1,0 +1,62 @@
+"""The parser of commands, and its errors: what is wrong, what was probably meant, what may be typed."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from collections.abc import Iterable
+from typing import NoReturn
+
+from monarch_nb.exceptions import MeshUsageError
+
+Namespace = argparse.Namespace
+_SIZE = re.compile(r"(?<!\S)[A-Za-z_]\w*=\d+(?!\S)")
+
+
+class Helped(Exception):
+    """--help has been asked for; the text is the help."""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that raises instead of leaving the kernel."""
+
+    def error(self, message: str) -> NoReturn:
+        raise MeshUsageError(f"{self.prog}: {message}. {self.hint(message)}Usage: {self.one_line_usage()}")
+
+    def one_line_usage(self) -> str:
+        """Return what may be typed, in one line."""
+        return " ".join(self.format_usage().removeprefix("usage: ").split())
+
+    def hint(self, message: str) -> str:
+        """Return what was probably meant: sizes are often typed without their flag, and flags with a wrong
+        letter.
+        """
+        if not message.startswith("unrecognized arguments: "):
+            return ""
+        sizes = _SIZE.findall(message)
+        if sizes and "--dims" in self._option_string_actions:
+            return f"Did you mean --dims {','.join(sizes)}? "
+        wrong = message.removeprefix("unrecognized arguments: ").split()[0].partition("=")[0]
+        return did_you_mean(wrong, self._option_string_actions)
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        raise Helped(message or "")
+
+    def print_help(self, file: object = None) -> None:
+        raise Helped(self.format_help().rstrip())
+
+
+def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
+    """Return a question that names what is spelled nearly as `word`; nothing if nothing is.
+
+    >>> did_you_mean("statos", ["start", "status"], "%mesh ")
+    'Did you mean %mesh status? '
+    """
+    found = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6) if len(word) < 40 else []
+    return f"Did you mean {prefix}{found[0]}? " if found else ""
+
+
+def shortened(text: str) -> str:
+    """Return what was typed as a message quotes it: a long text by its beginning."""
+    return repr(text) if len(text) <= 60 else f"{text[:50]!r}... ({len(text)} characters)"
