@@ -1,0 +1,39 @@
+"""Processes that user code starts by `multiprocessing`: those that are spawned know nothing of the cells of
+their rank, whose `__main__` has no file that they could import. So what cells define goes to them by value,
+and comes back so.
+"""
+
+from __future__ import annotations
+
+import sys
+from multiprocessing.reduction import ForkingPickler
+from types import FunctionType
+from typing import Any
+
+_HOOK = "reducer_override"
+
+
+def install() -> None:
+    """Have multiprocessing send functions and classes of cells by value, from this process."""
+    setattr(ForkingPickler, _HOOK, _reduced)
+
+
+def load(data: bytes) -> Any:
+    """Return what a parent, or a child, has sent by value; what this process sends goes so, too."""
+    import cloudpickle
+
+    install()
+    return cloudpickle.loads(data)
+
+
+def _reduced(_pickler: object, value: object) -> Any:
+    if not isinstance(value, type | FunctionType) or value.__module__ != "__main__" or _is_file():
+        return NotImplemented
+    import cloudpickle
+
+    return load, (cloudpickle.dumps(value),)
+
+
+def _is_file() -> bool:
+    """Say whether `__main__` is a script, which children import as any other module."""
+    return hasattr(sys.modules["__main__"], "__file__")

@@ -1,0 +1,132 @@
+"""Processes that ranks start, over classes and functions of cells: multiprocessing with each start method,
+DataLoader's workers, hydra.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from own_meshes import own_mesh
+
+from monarch_nb.mesh import Mesh
+
+DEFINE = """
+import os, multiprocessing, torch
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+
+SCALE = 3
+
+@dataclass
+class Item:
+    value: int
+
+class Squares(torch.utils.data.Dataset):
+    def __init__(self, items):
+        self.items = items
+    def __len__(self):
+        return len(self.items)
+    def __getitem__(self, i):
+        return self.items[i].value ** 2 * SCALE
+
+class Base:
+    def double(self, x):
+        return 2 * x
+
+class Derived(Base):
+    def double(self, x):
+        return super().double(x) + SCALE
+
+def work(x):
+    return Item(Derived().double(x))
+"""
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[Mesh]:
+    with own_mesh("processes", {"gpus": 2}) as found:
+        found.run(DEFINE, quiet=True)
+        yield found
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_of_a_dataloader_know_a_class_of_a_cell(mesh: Mesh, method: str) -> None:
+    mesh.run(
+        f"loader = torch.utils.data.DataLoader(Squares([Item(i) for i in range(6)]), batch_size=2,\n"
+        f"    num_workers=2, multiprocessing_context={method!r})\n"
+        "found = [x for batch in loader for x in batch.tolist()]",
+        quiet=True,
+    )
+    assert list(mesh.pull("found").values()) == [[0, 3, 12, 27, 48, 75]] * 2
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_pools_and_processes(mesh: Mesh, method: str) -> None:
+    mesh.run(
+        f"context = multiprocessing.get_context({method!r})\n"
+        "with context.Pool(1) as pool:\n"
+        "    found = [each.value for each in pool.map(work, [1, 2])]\n"
+        "with ProcessPoolExecutor(1, mp_context=context) as pool:\n"
+        "    found.append(pool.submit(work, 5).result() == Item(13))\n"
+        "queue = context.SimpleQueue()\n"
+        "def put(queue, item): queue.put((item, os.getppid()))\n"
+        "process = context.Process(target=put, args=(queue, Item(7)))\n"
+        "process.start()\n"
+        "item, parent = queue.get()\n"
+        "process.join()\n"
+        "found += [item == Item(7), type(item) is Item, process.exitcode]",
+        quiet=True,
+    )
+    assert list(mesh.pull("found").values()) == [[5, 7, True, True, True, 0]] * 2
+
+
+def test_what_a_worker_raises_is_shown(mesh: Mesh) -> None:
+    with pytest.raises(Exception, match="ValueError: no such item"):
+        mesh.run(
+            "def fail(x): raise ValueError('no such item')\n"
+            "with multiprocessing.get_context('spawn').Pool(1) as pool: pool.map(fail, [1])",
+            quiet=True,
+        )
+    mesh.run("pass", quiet=True)
+
+
+def test_a_script_spawns_as_a_script_does(mesh: Mesh, tmp_path: Path) -> None:
+    script = tmp_path / "spawns.py"
+    script.write_text(
+        "import multiprocessing\n"
+        "def double(x): return 2 * x\n"
+        "if __name__ == '__main__':\n"
+        "    with multiprocessing.get_context('spawn').Pool(1) as pool:\n"
+        "        print('found', pool.map(double, [1, 2]))\n"
+    )
+    assert not mesh.run_script(script).failures
+
+
+HYDRA = """
+import hydra
+from omegaconf import DictConfig
+
+@hydra.main(version_base=None, config_path={folder!r}, config_name="config")
+def main(config: DictConfig) -> None:
+    global found
+    found = config.lr, config.steps
+"""
+
+
+def test_hydras_main_in_a_cell_and_in_a_script(
+    mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("hydra", reason="hydra isn't installed")
+    (tmp_path / "config.yaml").write_text("lr: 0.1\nsteps: 3\n")
+    source = HYDRA.format(folder=str(tmp_path))
+    mesh.run(f"{source}\nmain()", quiet=True)
+    mesh.run("main()", quiet=True)
+    assert list(mesh.pull("found").values()) == [(0.1, 3)] * 2
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "train.py"
+    script.write_text(f"{source}\nif __name__ == '__main__':\n    main()\n    print('trained', *found)\n")
+    for lr in (0.5, 0.25):
+        mesh.run_script(script, f"lr={lr}", f"hydra.run.dir={tmp_path}/out")
+        assert f"[0-1] trained {lr} 3" in capsys.readouterr().out
