@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from monarch_nb._shape.rank_set import format_ranks
 
@@ -173,8 +174,7 @@ def _capped(entries: list[tuple[str, int]]) -> str:
     return ", ".join(shown)
 
 
-@dataclass(frozen=True, slots=True)
-class Alike:
+class Alike(msgspec.Struct, frozen=True):
     """Some items that say the same, but for values.
 
     Attributes:

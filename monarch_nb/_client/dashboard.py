@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from monarch_nb._client.launch import runtime_directory
 from monarch_nb.exceptions import MeshUsageError
@@ -15,8 +16,7 @@ from monarch_nb.exceptions import MeshUsageError
 HOST = "127.0.0.1"
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(msgspec.Struct, frozen=True):
     """Where a dashboard is.
 
     Attributes:

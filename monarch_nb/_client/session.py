@@ -14,8 +14,9 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 from monarch_nb._client import spare
 from monarch_nb._client.actor_states import states_in

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from monarch_nb._host import capacity
 from monarch_nb._host.orphans import stop_orphans

@@ -11,8 +11,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from monarch_nb._host.registry import Group, Host, Proc
 from monarch_nb._host.resource_monitor import Rows

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
+import msgspec
+from msgspec.structs import fields
 
-@dataclass(frozen=True)
-class RankExit:
+
+class RankExit(msgspec.Struct, frozen=True):
     """The end of a rank's process.
 
     Attributes:
@@ -39,7 +40,7 @@ class RankExit:
     stopped: bool = False
     reason: str = ""
     last_lines: str = ""
-    point: Mapping[str, int] = field(default_factory=dict)
+    point: Mapping[str, int] = msgspec.field(default_factory=dict)
     notified: tuple[tuple[int, int], ...] = ()
     restarted: bool = False
     policy: str = ""

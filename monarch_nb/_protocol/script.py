@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 
-@dataclass(frozen=True)
-class Rendezvous:
+class Rendezvous(msgspec.Struct, frozen=True):
     """Where the processes of one run meet.
 
     Attributes:
@@ -21,8 +21,7 @@ class Rendezvous:
     is_store: bool = False
 
 
-@dataclass(frozen=True)
-class Script:
+class Script(msgspec.Struct, frozen=True):
     """A script or a module, with what torchrun would give it.
 
     Attributes:
@@ -38,7 +37,7 @@ class Script:
     target: str
     args: tuple[str, ...] = ()
     is_module: bool = False
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = msgspec.field(default_factory=dict)
     workdir: str = ""
     procs: tuple[int, ...] = ()
     rendezvous: Rendezvous | None = None

@@ -10,8 +10,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 _TABLES = (
     "pg_map",
@@ -44,8 +45,7 @@ def fresh_torch() -> Iterator[None]:
             settings.put_back(torch)
 
 
-@dataclass(frozen=True)
-class _Settings:
+class _Settings(msgspec.Struct, frozen=True):
     """What a program may have set in torch."""
 
     dtype: Any
@@ -87,8 +87,7 @@ def _set_device(torch: Any, device: Any) -> None:
         torch.set_default_device(None if device.type == "cpu" else device)
 
 
-@dataclass(frozen=True)
-class _Groups:
+class _Groups(msgspec.Struct, frozen=True):
     """Process groups that are set aside."""
 
     default: Any

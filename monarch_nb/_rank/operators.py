@@ -5,8 +5,9 @@ builds an object for each event: minutes for long cells.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 _ON_CPU = frozenset({"cpu_op", "user_annotation"})
 _ON_GPU = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
@@ -43,8 +44,7 @@ def operators(events: Iterable[Mapping[str, Any]]) -> list[Row]:
     return [(name, int(calls), cpu_us, gpu_us) for name, (calls, cpu_us, gpu_us) in found.items()]
 
 
-@dataclass(slots=True)
-class _Call:
+class _Call(msgspec.Struct):
     """An event, who has called it, and how many it calls."""
 
     name: str

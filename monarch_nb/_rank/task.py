@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from monarch_nb._wire import codec
 
@@ -18,8 +19,7 @@ class FunctionMissing(LookupError):
     """A rank was asked for a task whose function it doesn't have: it's new, or has had many others since."""
 
 
-@dataclass(frozen=True)
-class TaskCall:
+class TaskCall(msgspec.Struct, frozen=True):
     """Calls a function that a rank keeps.
 
     Attributes:

@@ -14,12 +14,13 @@ import sysconfig
 import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from importlib.machinery import ExtensionFileLoader, ModuleSpec, SourceFileLoader
 from importlib.util import cache_from_source
 from types import CodeType, ModuleType
 from typing import Any
+
+import msgspec
 
 from monarch_nb._frames.elsewhere import notebook_path, with_notebook_path
 from monarch_nb._reload.watch import FileStatus, Watch, file_status
@@ -32,8 +33,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _LIBRARY_FOLDERS = {"site-packages", "dist-packages"}
 
 
-@dataclass(slots=True)
-class Loaded:
+class Loaded(msgspec.Struct):
     """One module of the user's.
 
     Attributes:
@@ -61,8 +61,7 @@ class Loaded:
         return self.status is not None and max(self.status[3:]) + GRAIN_NS < self.read_ns
 
 
-@dataclass(frozen=True, slots=True)
-class Changed:
+class Changed(msgspec.Struct, frozen=True):
     """A loaded module whose file isn't what it was executed from.
 
     Attributes:

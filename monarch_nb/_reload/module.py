@@ -14,11 +14,12 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from importlib import invalidate_caches
 from importlib.util import decode_source
 from types import CodeType, ModuleType
 from typing import Any
+
+import msgspec
 
 from monarch_nb._reload.lines import move_lines
 from monarch_nb._reload.loaded import Changed, Loaded, changed_modules, is_current, known_modules
@@ -71,8 +72,7 @@ def finish(modules: Sequence[ModuleReload]) -> list[str]:
     return notes
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
+class _Plan(msgspec.Struct, frozen=True):
     """A module, and what is to be done to it."""
 
     changed: Changed

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import PurePath
+
+import msgspec
 
 SYNC_VARIABLE = "MONARCH_NB_SYNC"
 """The environment variable of a rank that holds its `SyncMode`: those that take its place are given it,
@@ -45,8 +46,7 @@ class ChangeKind(StrEnum):
     """The old object could not take on the new code: whoever holds it goes on with the old code."""
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(msgspec.Struct, frozen=True):
     """What has become of one name of a module.
 
     Attributes:
@@ -58,8 +58,7 @@ class Change:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ModuleReload:
+class ModuleReload(msgspec.Struct, frozen=True):
     """What has been done about one module whose file has changed.
 
     Attributes:
@@ -98,8 +97,7 @@ class ModuleReload:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class ReloadRequest:
+class ReloadRequest(msgspec.Struct, frozen=True):
     """What a rank is asked to reload.
 
     Attributes:
@@ -113,8 +111,7 @@ class ReloadRequest:
     elsewhere: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RankReload:
+class RankReload(msgspec.Struct, frozen=True):
     """What a rank has done about its modules.
 
     Attributes:

@@ -6,7 +6,8 @@ import __future__
 import ast
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 _SCOPES = (
@@ -21,8 +22,7 @@ _SCOPES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(msgspec.Struct, frozen=True):
     """How a body of statements differs from what it was.
 
     Attributes:

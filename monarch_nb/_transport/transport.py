@@ -10,11 +10,11 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import zmq
 import zmq.backend
+from msgspec.structs import replace
 
 from monarch_nb._protocol.base import NO_FIELDS, Event, Request, decode, encode
 from monarch_nb._protocol.events import RanksEnded, RanksRevived

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from monarch_nb._protocol.base import Request
 from monarch_nb._workspace.entry import Entry
 
 
-@dataclass(frozen=True, slots=True)
-class Whereabouts:
+class Whereabouts(msgspec.Struct, frozen=True):
     """Which workspace: where it lies at home.
 
     Attributes:
@@ -27,8 +27,7 @@ class Whereabouts:
     token: tuple[str, str] = ("", "")
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(msgspec.Struct, frozen=True):
     """What a host knows of a workspace.
 
     Attributes:
@@ -46,8 +45,7 @@ class Hello:
     hostname: str
 
 
-@dataclass(frozen=True, slots=True)
-class Lacking:
+class Lacking(msgspec.Struct, frozen=True):
     """What a host's copy lacks of a manifest.
 
     Attributes:
@@ -63,8 +61,7 @@ class Lacking:
     theirs: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """What was done on a host.
 
     Attributes:
@@ -80,8 +77,7 @@ class Outcome:
     refused: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Edit:
+class Edit(msgspec.Struct, frozen=True):
     """A few changes to a folder that has all of one manifest, after which it has another one's.
 
     Attributes:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 MAX_NAME_BYTES = 255
 MAX_PATH_BYTES = 3000
@@ -31,8 +32,7 @@ class Kind(StrEnum):
     LINK = "l"
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """One file of a workspace.
 
     Attributes:

@@ -18,8 +18,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import partial
+
+import msgspec
 
 from monarch_nb._workspace import entry as entries
 from monarch_nb._workspace.answers import Edit, Lacking, Outcome
@@ -41,14 +42,13 @@ def store_folder() -> str:
     return os.environ.get(STORE_VARIABLE) or os.path.join(cache, "monarch_nb", "store")
 
 
-@dataclass
-class _Done:
+class _Done(msgspec.Struct):
     """What has been done so far."""
 
-    placed: dict[str, Placed] = field(default_factory=dict)
-    gone: list[str] = field(default_factory=list)
-    theirs: list[tuple[str, str]] = field(default_factory=list)
-    refused: list[tuple[str, str]] = field(default_factory=list)
+    placed: dict[str, Placed] = msgspec.field(default_factory=dict)
+    gone: list[str] = msgspec.field(default_factory=list)
+    theirs: list[tuple[str, str]] = msgspec.field(default_factory=list)
+    refused: list[tuple[str, str]] = msgspec.field(default_factory=list)
 
 
 class Placer:

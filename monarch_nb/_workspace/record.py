@@ -11,13 +11,15 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+
+import msgspec
+from msgspec.structs import asdict
 
 _ID = "id"
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(msgspec.Struct, frozen=True):
     """A file as it was placed.
 
     Attributes:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
+
+import msgspec
+from msgspec.structs import asdict, replace
 
 from monarch_nb._shape import Extent, Point
 
 RANK_MODULE = "monarch_nb._rank.bootstrap"
 
 
-@dataclass
-class BootstrapCommand:
+class BootstrapCommand(msgspec.Struct):
     """A command that becomes a rank: it may be a program that ends by executing the default command, as
     numactl and taskset do.
 
@@ -27,8 +28,8 @@ class BootstrapCommand:
 
     program: str
     arg0: str | None = None
-    args: list[str] = field(default_factory=list)
-    env: Mapping[str, str | None] = field(default_factory=dict)
+    args: list[str] = msgspec.field(default_factory=list)
+    env: Mapping[str, str | None] = msgspec.field(default_factory=dict)
     inherit_env: bool = True
 
     def with_env(self, env: Mapping[str, str | None]) -> Self:

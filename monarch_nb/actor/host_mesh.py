@@ -7,8 +7,9 @@ import inspect
 import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, cast
+
+import msgspec
 
 from monarch_nb._client import launch
 from monarch_nb._client import session as sessions
@@ -313,8 +314,7 @@ def check_env(env: Mapping[str, str]) -> dict[str, str]:
     return dict(env)
 
 
-@dataclass
-class _Life:
+class _Life(msgspec.Struct):
     """What a handle, and the parts that were made of it, share."""
 
     owned: bool

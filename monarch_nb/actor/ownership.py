@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from monarch_nb._runtime import log_names
 from monarch_nb._shape import Extent, Point
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
     from monarch_nb.actor.proc_mesh import ProcMesh
 
 
-@dataclass(frozen=True)
-class CreatorInstance:
+class CreatorInstance(msgspec.Struct, frozen=True):
     """Who has spawned an actor: what is known of it elsewhere.
 
     Attributes:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import re
 import socket
-from dataclasses import dataclass
+
+import msgspec
 
 _TCP = re.compile(r"tcp://(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^:\[\]/]+)):(?:(?P<port>\d+)|fd(?P<fd>\d+))\Z")
 _IPC = re.compile(r"ipc://(?P<path>[^@].*|@.+)\Z")
@@ -19,8 +20,7 @@ EXAMPLES = "tcp://10.0.0.5:7000, tcp://[fd00::5]:7000, tcp://host:fd3, ipc:///ru
 MAX_IPC_BYTES = 107
 
 
-@dataclass(frozen=True)
-class Endpoint:
+class Endpoint(msgspec.Struct, frozen=True):
     """One address.
 
     Attributes:
@@ -43,8 +43,7 @@ class Endpoint:
         return f"ipc://{self.path}" if self.path else tcp(self.host, self.port)
 
 
-@dataclass(frozen=True)
-class WorkerAddress:
+class WorkerAddress(msgspec.Struct, frozen=True):
     """Where a worker listens (`bind`), and where programs reach it (`dial`)."""
 
     dial: Endpoint

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from msgspec.structs import asdict
+
 from monarch_nb import mesh as meshes
 from monarch_nb._protocol.programs import Status
 from monarch_nb.commands import clusters
@@ -29,7 +31,7 @@ def start_mesh(arguments: Namespace) -> Mesh:
     """
     if arguments.on is not None:
         return clusters.start_on(arguments, plan_of(arguments))
-    return meshes.start(arguments.name, force=arguments.force, **vars(asked_for(arguments)))
+    return meshes.start(arguments.name, force=arguments.force, **asdict(asked_for(arguments)))
 
 
 def plan_of(arguments: Namespace) -> Plan:

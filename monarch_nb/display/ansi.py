@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from html import escape
+
+import msgspec
+from msgspec.structs import replace
 
 _ESCAPE = re.compile(
     r"\x1b\[([0-9;:]*)m"  # SGR: colours
@@ -24,8 +26,7 @@ _FLAGS = {1: "bold", 3: "italic", 4: "underline", 7: "inverse"}
 _FLAGS_OFF = {22: "bold", 23: "italic", 24: "underline", 27: "inverse"}
 
 
-@dataclass(frozen=True, slots=True)
-class _Style:
+class _Style(msgspec.Struct, frozen=True):
     """What applies to the text that follows. A colour is a class name stem or a CSS `rgb()`."""
 
     fg: str = ""

@@ -14,8 +14,9 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
+
+import msgspec
 
 from monarch_nb._shape.rank_set import name_ranks
 from monarch_nb.display import cell_html, cell_text
@@ -39,8 +40,7 @@ MAX_NATIVES = 32
 """How many outputs of their own a cell's displays may have in a notebook; more are shown as text."""
 
 
-@dataclass(frozen=True, slots=True)
-class Native:
+class Native(msgspec.Struct, frozen=True):
     """What a notebook shows as an output of its own. `key` is the place: which display of a rank, which of
     those that differ by rank.
     """
@@ -50,8 +50,7 @@ class Native:
     bundle: Bundle
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(msgspec.Struct, frozen=True):
     """All of a cell at one moment, folded. `key` makes ids in its HTML unique; `prefix`: are ranks named?"""
 
     title: str

@@ -8,7 +8,8 @@ that lost its peer).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from monarch_nb._shape.rank_set import name_ranks
 from monarch_nb.display import ansi
@@ -16,8 +17,7 @@ from monarch_nb.exceptions import cause_time
 from monarch_nb.folding import fold
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorInfo:
+class ErrorInfo(msgspec.Struct, frozen=True):
     """What one rank raised. `traceback_text` may hold colours; `when` is seconds on one clock for all ranks.
 
     >>> ErrorInfo(3, "ValueError", "bad", "Traceback ...", first=True, when=12.5).rank
@@ -32,8 +32,7 @@ class ErrorInfo:
     when: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorGroup:
+class ErrorGroup(msgspec.Struct, frozen=True):
     """One distinct failure and the ranks it hit; `first` marks the one that came first in time."""
 
     ranks: tuple[int, ...]

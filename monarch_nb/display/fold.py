@@ -30,9 +30,10 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import attrgetter
+
+import msgspec
 
 from monarch_nb._shape.rank_set import format_ranks
 from monarch_nb.folding import NAMED, Values, is_trouble, merge, split, split_name
@@ -49,8 +50,7 @@ _GAP = 1 << 60
 _by_label = attrgetter("label")
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(msgspec.Struct, frozen=True):
     """One line and the ranks that printed it.
 
     >>> Row((0, 1, 2), "stdout", "epoch 1")
@@ -90,14 +90,13 @@ class _Line:
         self.next: _Line | None = None
 
 
-@dataclass(slots=True)
-class _Place:
+class _Place(msgspec.Struct):
     """Where a rank is: its last settled row, its floating rows after that, its unfinished line per stream."""
 
     bit: int
     anchor: _Line
-    floating: deque[_Line] = field(default_factory=deque)
-    partial: dict[str, list[str]] = field(default_factory=dict)
+    floating: deque[_Line] = msgspec.field(default_factory=deque)
+    partial: dict[str, list[str]] = msgspec.field(default_factory=dict)
 
     def settle(self, row: _Line) -> None:
         """Fix all rows up to this one in place."""

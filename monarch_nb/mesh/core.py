@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
+
 from monarch_nb._client.dashboard import dashboard_url
 from monarch_nb._client.heal_report import HealReport
 from monarch_nb._client.session import Session
@@ -161,7 +163,7 @@ class Mesh(ProcMesh):
                 "the rank in the cell: if rank == 0: ..."
             )
         if script is not None:
-            script = dataclasses.replace(script, procs=tuple(where.procs_at(chosen)))
+            script = msgspec.structs.replace(script, procs=tuple(where.procs_at(chosen)))
         before_cell(self)
         run = CellRun(self, chosen, watcher)
         if always:

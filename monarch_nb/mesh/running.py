@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from monarch_nb._protocol.programs import SetOwner
 from monarch_nb.actor.handle import session_of
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
     from monarch_nb.mesh.core import Mesh
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True):
     """What somebody wants of a mesh; None: nothing was said about it. The fields are the parameters of
     `start`.
     """

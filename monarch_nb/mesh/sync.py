@@ -9,8 +9,10 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from monarch_nb import _reload
 from monarch_nb._protocol.names import GetName, SetName
@@ -33,8 +35,7 @@ MODE_S = 1.0
 _NAME = "sync"
 
 
-@dataclass(frozen=True)
-class EnvironmentChoice:
+class EnvironmentChoice(msgspec.Struct, frozen=True):
     """How the environment of this program is brought to hosts.
 
     Attributes:
@@ -46,8 +47,7 @@ class EnvironmentChoice:
     copies: bool = False
 
 
-@dataclass(frozen=True)
-class SyncRequest:
+class SyncRequest(msgspec.Struct, frozen=True):
     """What `Mesh.sync` is asked for, besides how files are brought to hosts.
 
     Attributes:

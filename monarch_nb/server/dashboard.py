@@ -14,9 +14,10 @@ import secrets
 import signal
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import asdict
 
 from monarch_nb._client.dashboard import HOST, Place, place_file
 from monarch_nb.exceptions import MeshUsageError

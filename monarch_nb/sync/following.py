@@ -14,6 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
+import msgspec
+from msgspec import structs
+
 from monarch_nb._client.session import Session
 from monarch_nb._host.workspace_service import files_id
 from monarch_nb._workspace.answers import EditWorkspace, Hello, LinkWorkspace, SetElsewhere, Whereabouts
@@ -48,8 +51,7 @@ class SyncOptions:
     force: bool = False
 
 
-@dataclass
-class Copy:
+class Copy(msgspec.Struct):
     """A workspace on one host.
 
     Attributes:
@@ -175,7 +177,7 @@ class Followed:
         others = [index for index, hello in hellos.items() if not hello.is_shared]
         if others:
             with _token(self.workspace.folder) as token:
-                again, more = self._ask_all(others, replace(where, token=token))
+                again, more = self._ask_all(others, structs.replace(where, token=token))
             hellos, troubles = {i: h for i, h in (hellos | again).items() if i not in more}, troubles | more
         return hellos, troubles
 

@@ -10,9 +10,10 @@ import os
 import subprocess
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from monarch_nb.exceptions import MeshUsageError
 
@@ -65,8 +66,7 @@ _SECRETS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class LeftOut:
+class LeftOut(msgspec.Struct, frozen=True):
     """Something that doesn't go along.
 
     Attributes:
@@ -78,8 +78,7 @@ class LeftOut:
     reason: str
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True):
     """What the user wants in and out, as lines of a .gitignore.
 
     Attributes:
@@ -103,8 +102,7 @@ class Choice:
         return cls(tuple(include), tuple(exclude))
 
 
-@dataclass(frozen=True)
-class Listing:
+class Listing(msgspec.Struct, frozen=True):
     """The files of a workspace.
 
     Attributes:

@@ -11,7 +11,8 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+
+import msgspec
 
 from monarch_nb._reload.loaded import GRAIN_NS, is_library
 from monarch_nb._reload.watch import FileStatus, Watch
@@ -25,8 +26,7 @@ ASKED_BYTES = 1 << 30
 """More than that isn't sent unless it's asked for."""
 
 
-@dataclass(frozen=True)
-class Scan:
+class Scan(msgspec.Struct, frozen=True):
     """What a workspace holds just now.
 
     Attributes:

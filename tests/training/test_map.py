@@ -153,9 +153,13 @@ def test_ctrl_c_ends_it(mesh: Mesh, tmp_path: Path) -> None:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     presser = threading.Thread(target=press)
-    presser.start()
-    with pytest.raises(KeyboardInterrupt):
+
+    def start_and_wait() -> None:
+        presser.start()
         run.get()
+
+    with pytest.raises(KeyboardInterrupt):
+        start_and_wait()
     presser.join()
     assert mesh.map(square, [2]).get() == [4]  # ranks are free again
     assert len(list(tmp_path.glob("on*"))) == 3

@@ -10,7 +10,7 @@ import torch
 
 from monarch_nb._rank import variables
 from monarch_nb.mesh.variables import Variables, describe_difference
-from monarch_nb.stacks import innermost, stacks_text
+from monarch_nb.stacks import WAITING, innermost, stacks_text
 
 
 @pytest.mark.parametrize(
@@ -131,10 +131,10 @@ STACK = """  File "/x/monarch_nb/_rank/main.py", line 1, in run_rank
 """
 
 
-IDLE = """  File "<string>", line 1, in <module>
+IDLE = f"""  File "<string>", line 1, in <module>
   File "/x/monarch_nb/_rank/zygote.py", line 62, in main
     _Zygote(link).serve()
-  File "/x/monarch_nb/_runtime/inbox.py", line 3, in take
+  File "/x/monarch_nb/_runtime/inbox.py", line 3, in {WAITING}
     wait()
 """
 

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from monarch_nb._rank.task import FunctionMissing, TaskCall
 from monarch_nb._wire import codec
 from monarch_nb.actor.future import Future
@@ -31,8 +33,7 @@ LOOK_S = 0.5
 """How often it's looked whether a dead rank has been healed, while there are tasks for it."""
 
 
-@dataclass(frozen=True)
-class TaskFunction:
+class TaskFunction(msgspec.Struct, frozen=True):
     """A function as ranks are sent it: encoded once."""
 
     name: str
