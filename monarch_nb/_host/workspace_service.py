@@ -26,6 +26,7 @@ from monarch_nb._workspace.answers import (
     Outcome,
     PlaceWorkspace,
     TakeContent,
+    TakeContents,
     Whereabouts,
 )
 from monarch_nb._workspace.placer import Placer, store_folder
@@ -93,6 +94,13 @@ class WorkspaceService:
             )
 
         return self._later(sender, take)
+
+    @handles(TakeContents)
+    def do_take_contents(self, request: TakeContents, sender: Sender) -> Later | None:
+        """Take small contents."""
+        return self._later(
+            sender, lambda: self._placer(request.name).staging.take_all(request.contents, f"{sender.proc:x}")
+        )
 
     @handles(LookAtWorkspace)
     def do_look_at_workspace(self, request: LookAtWorkspace, sender: Sender) -> Lacking | Later:

@@ -18,12 +18,15 @@ from functools import cache
 from importlib.machinery import ExtensionFileLoader, ModuleSpec, SourceFileLoader
 from importlib.util import cache_from_source
 from types import CodeType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from monarch_nb._frames.elsewhere import notebook_path, with_notebook_path
 from monarch_nb._reload.watch import FileStatus, Watch, file_status
+
+if TYPE_CHECKING:
+    import ast
 
 GRAIN_NS = 2_000_000_000
 """A file that was read so soon after its last change may have changed again without a change of its times:
@@ -49,6 +52,8 @@ class Loaded(msgspec.Struct):
     read_ns: int
     imported: tuple[tuple[str, str, str], ...] | None = None
     """What it imports by name, once somebody has asked."""
+    tree: ast.Module | None = None
+    """What `source` was parsed to, if that was done already: by its last reload."""
 
     @property
     def known_as(self) -> str:
@@ -186,9 +191,9 @@ def _look_after(loaded: Loaded) -> None:
         _by_path.setdefault(path, set()).add(loaded.name)
 
 
-def is_current(loaded: Loaded, source: bytes | None) -> None:
+def is_current(loaded: Loaded, source: bytes | None, tree: ast.Module) -> None:
     """Take note that a module runs `source` now."""
-    loaded.source, loaded.imported = source, None
+    loaded.source, loaded.imported, loaded.tree = source, None, tree
     _look_after(loaded)
     loaded.status, loaded.read_ns = None, 0  # to be looked at once more: the file may have changed meanwhile
     _unsure.add(loaded.name)

@@ -32,6 +32,7 @@ from monarch_nb._reload.statements import (
     difference,
     future_flags,
     imported_names,
+    is_in_place,
 )
 
 MAX_TABLE = 10_000
@@ -73,13 +74,19 @@ def finish(modules: Sequence[ModuleReload]) -> list[str]:
 
 
 class _Plan(msgspec.Struct, frozen=True):
-    """A module, and what is to be done to it."""
+    """A module, and what is to be done to it.
+
+    Attributes:
+        codes: of the statements that are to be executed.
+        whole: the code of the whole module, if some of it now stands on other lines.
+    """
 
     changed: Changed
     module: ModuleType
     old: ast.Module
     new: ast.Module
-    code: CodeType
+    codes: tuple[CodeType, ...]
+    whole: CodeType | None
     difference: Difference
 
     @property
@@ -153,20 +160,32 @@ def _plan(changed: Changed) -> _Plan | ModuleReload:
             trouble="it has put another object in its place, and can't be reloaded: %mesh restart",
         )
     try:
-        source = decode_source(changed.source)
-        new = ast.parse(source, loaded.known_as)
-        code = compile(new, loaded.known_as, "exec", dont_inherit=True, flags=future_flags(new))
-        before = decode_source(loaded.source)
-        old = ast.parse(before, loaded.known_as)
+        return _compared(changed, loaded.source, changed.source)
     except (SyntaxError, ValueError, UnicodeDecodeError, RecursionError) as error:
         return ModuleReload(
             loaded.name, loaded.known_as, error="".join(traceback.format_exception_only(error))
         )
-    flags_changed = future_flags(old) != future_flags(new)
-    found = difference(
-        [] if flags_changed else old.body, new.body, None if flags_changed else (before, source)
-    )
-    return _Plan(changed, sys.modules[loaded.name], old, new, code, found)
+
+
+def _compared(changed: Changed, before: bytes, now: bytes) -> _Plan:
+    """Return what is to be done about a module. Nothing is parsed or compiled that needn't be: eight ranks
+    of a host do this at once.
+    """
+    loaded = changed.loaded
+    texts = decode_source(before), decode_source(now)
+    new = ast.parse(texts[1], loaded.known_as)
+    old = loaded.tree or ast.parse(texts[0], loaded.known_as)
+    flags = future_flags(new)
+    is_as_before = future_flags(old) == flags
+    found = difference(old.body, new.body, texts) if is_as_before else difference([], new.body)
+
+    def code_of(tree: ast.Module) -> CodeType:
+        code: CodeType = compile(tree, loaded.known_as, "exec", dont_inherit=True, flags=flags)
+        return code
+
+    whole = None if is_as_before and is_in_place(old.body, new.body, texts, found) else code_of(new)
+    codes = tuple(code_of(ast.Module([statement], [])) for statement in found.statements)
+    return _Plan(changed, sys.modules[loaded.name], old, new, codes, whole, found)
 
 
 def _reload(plan: _Plan) -> ModuleReload:
@@ -184,21 +203,18 @@ def _reload(plan: _Plan) -> ModuleReload:
         return ModuleReload(loaded.name, loaded.known_as, error=_traceback_of(error))
     with _undisturbed():
         changes = list(_take_on(plan, namespace, before))
-        with suppress(Exception):
-            move_lines(plan.module, plan.code)
-    is_current(loaded, plan.changed.source)
+        if plan.whole is not None:
+            with suppress(Exception):
+                move_lines(plan.module, plan.whole)
+    is_current(loaded, plan.changed.source, plan.new)
     return ModuleReload(loaded.name, loaded.known_as, tuple(changes))
 
 
 def _execute(plan: _Plan, namespace: dict[str, Any]) -> None:
     """Run the statements that are new."""
     namespace["__doc__"] = ast.get_docstring(plan.new, clean=False)
-    for statement in plan.difference.statements:
-        exec(_compile(plan, ast.Module([statement], [])), namespace)
-
-
-def _compile(plan: _Plan, tree: ast.Module) -> Any:
-    return compile(tree, plan.path, "exec", dont_inherit=True, flags=future_flags(plan.new))
+    for code in plan.codes:
+        exec(code, namespace)
 
 
 def _put_back(namespace: dict[str, Any], before: dict[str, Any]) -> None:

@@ -64,6 +64,33 @@ def difference(
     return Difference(tuple(changed), tuple(bound), tuple(name for name in before if name not in remain))
 
 
+def is_in_place(
+    old: Sequence[ast.stmt], new: Sequence[ast.stmt], texts: tuple[str, str], found: Difference
+) -> bool:
+    """Say whether all statements that are as before stand on the lines on which they stood, so that no line
+    number changes; False if it isn't certain.
+    """
+    if len(old) != len(new) or any(_is_future(node) for node in found.statements):
+        return False  # a future statement counts only where a module begins: all of it is to be compiled
+    changed = {id(node) for node in found.statements}
+    before, now = (text.split("\n") for text in texts)  # as the parser counts: a form feed ends no line
+    for one, other in zip(old, new, strict=True):
+        span, other_span = _span(one), _span(other)
+        if id(other) not in changed and (span != other_span or before[span] != now[span]):
+            return False
+    return True
+
+
+def _is_future(node: ast.stmt) -> bool:
+    return isinstance(node, ast.ImportFrom) and node.module == "__future__"
+
+
+def _span(node: ast.stmt) -> slice:
+    """Return which lines a statement stands on."""
+    first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
+    return slice(first - 1, node.end_lineno or node.lineno)
+
+
 def _without_equal_lines(
     old: Sequence[ast.stmt], new: Sequence[ast.stmt], old_text: str, new_text: str
 ) -> tuple[list[ast.stmt], list[ast.stmt]]:
@@ -89,17 +116,11 @@ def _lines_of(nodes: Sequence[ast.stmt], text: str) -> list[str]:
     lines = text.splitlines()
     if len(lines) != text.count("\n") + (not text.endswith("\n")):
         return [""] * len(nodes)  # form feeds and the like: the parser counts other lines
-    spans = [
-        (
-            min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))]),
-            node.end_lineno or node.lineno,
-        )
-        for node in nodes
-    ]
-    shared = Counter(line for span in spans for line in set(span))
+    spans = [_span(node) for node in nodes]
+    shared = Counter(line for span in spans for line in {span.start, span.stop - 1})
     return [
-        "" if shared[first] > 1 or shared[last] > 1 else "\n".join(lines[first - 1 : last])
-        for first, last in spans
+        "" if shared[span.start] > 1 or shared[span.stop - 1] > 1 else "\n".join(lines[span])
+        for span in spans
     ]
 
 

@@ -114,6 +114,13 @@ class TakeContent(Request[None], frozen=True):
     is_last: bool
 
 
+class TakeContents(Request[None], frozen=True):
+    """Take small contents, all of each; they are known by their sha256, which who takes them finds out."""
+
+    name: str
+    contents: tuple[bytes, ...]
+
+
 class LookAtWorkspace(Request[Lacking], frozen=True):
     """Say what is lacking of a manifest, which has come as a content."""
 

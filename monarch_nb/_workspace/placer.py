@@ -15,7 +15,6 @@ import re
 import shutil
 import stat
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -24,14 +23,15 @@ import msgspec
 
 from monarch_nb._workspace import entry as entries
 from monarch_nb._workspace.answers import Edit, Lacking, Outcome
-from monarch_nb._workspace.below import FOLDER, Planted, folder_below, new_file, open_file, status
-from monarch_nb._workspace.entry import BadEntry, Entry, Kind, Manifest
+from monarch_nb._workspace.arrived import MODES, Arrived
+from monarch_nb._workspace.below import FOLDER, Planted, folder_below, open_file, status
+from monarch_nb._workspace.entry import BadEntry, Entry, Manifest
+from monarch_nb._workspace.open_folders import OpenFolders
 from monarch_nb._workspace.record import Placed, Record
 from monarch_nb._workspace.staging import Staging, hash_file
 
 STORE_VARIABLE = "MONARCH_NB_STORE"
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,80}-[0-9a-f]{12}")
-_MODES = {Kind.FILE: 0o644, Kind.EXECUTABLE: 0o755}
 _ABANDONED_S = 24 * 3600.0
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
@@ -90,21 +90,28 @@ class Placer:
             is_dry: they aren't, either.
         """
         self._record.refresh()
+        self.staging.refresh()
         root = self._open_root(make=False)
         if root is None:  # what has arrived for a folder that isn't there yet is of use
-            lacking = [e for e in manifest.values() if not e.is_link and not self._has_arrived(e, is_dry)]
+            others = self._other_stagings()
+            files = [each for each in manifest.values() if not each.is_link]
+            lacking = [each for each in files if not self._has_arrived(each, others, is_dry)]
             return Lacking(_contents(lacking), added=tuple(manifest))
         try:
-            return self._look(root, manifest, is_dry)
+            with OpenFolders(root) as folders:
+                return self._look(folders, manifest, is_dry)
         finally:
             os.close(root)
 
-    def _look(self, root: int, manifest: Manifest, is_dry: bool) -> Lacking:
+    def _look(self, root: OpenFolders, manifest: Manifest, is_dry: bool) -> Lacking:
         missing = [each for each in manifest.values() if not self._has(root, each)]
         placed = self._record.placed
         elsewhere = {each.content: path for path, each in placed.items()}
+        others = self._other_stagings()
         lacking = [
-            each for each in missing if not each.is_link and not self._find(root, each, elsewhere, is_dry)
+            each
+            for each in missing
+            if not each.is_link and not self._find(root, each, elsewhere, others, is_dry)
         ]
         theirs = [each.path for each in missing if self._is_theirs(root, each.path, each.content)]
         gone = [path for path in placed if path not in manifest]
@@ -114,23 +121,33 @@ class Placer:
             tuple(m.path for m in missing if m.path in placed), tuple(gone), tuple(theirs),
         )  # fmt: skip
 
-    def _find(self, root: int, entry: Entry, elsewhere: Mapping[str, str], is_dry: bool) -> bool:
+    def _find(
+        self,
+        root: OpenFolders,
+        entry: Entry,
+        elsewhere: Mapping[str, str],
+        others: Sequence[Staging],
+        is_dry: bool,
+    ) -> bool:
         """Say whether a content is here: it has arrived, or lies in the folder, maybe under another name."""
         paths = (entry.path, elsewhere.get(entry.content, entry.path))
-        return self._has_arrived(entry, is_dry) or any(
+        return self._has_arrived(entry, others, is_dry) or any(
             self._reuse(root, path, entry, is_dry) for path in dict.fromkeys(paths)
         )
 
-    def _has_arrived(self, entry: Entry, is_dry: bool) -> bool:
-        """Say whether a content has arrived: here, or for another host process of this store, maybe one
-        that was killed.
-        """
+    def _has_arrived(self, entry: Entry, others: Sequence[Staging], is_dry: bool) -> bool:
+        """Say whether a content has arrived, here or elsewhere; if elsewhere, it's copied."""
         if self.staging.has(entry.content):
             return True
-        for folder in glob.glob(f"{glob.escape(self.folder)}.new-*"):
-            with suppress(OSError), open(os.path.join(folder, entry.content), "rb") as file:
-                return is_dry or self.staging.copy_in(file.fileno(), entry.content)
+        for other in others:
+            if other.has(entry.content):
+                return is_dry or self.staging.copy_from(other, entry.content)
         return False
+
+    def _other_stagings(self) -> list[Staging]:
+        """Return where contents arrive for other host processes of this store, some of them killed."""
+        found = glob.glob(f"{glob.escape(self.folder)}.new-*")
+        return [Staging(path) for path in found if path != self.staging.path]
 
     def _tidy(self) -> None:
         """Throw away what has arrived, here and for those that haven't gone on for a day."""
@@ -140,33 +157,31 @@ class Placer:
                 if time.time() - os.stat(folder).st_mtime > _ABANDONED_S:
                     shutil.rmtree(folder, ignore_errors=True)
 
-    def _has(self, root: int, entry: Entry) -> bool:
+    def _has(self, root: OpenFolders, entry: Entry) -> bool:
         """Say whether a file is in place, as it should be."""
         placed = self._record.placed.get(entry.path)
+        if placed is None or placed.content != entry.content:
+            return False
         found = self._status(root, entry.path)
-        if (
-            placed is None
-            or found is None
-            or not placed.is_as_placed(found)
-            or placed.content != entry.content
-        ):
+        if found is None or not placed.is_as_placed(found):
             return False
         if entry.is_link:
             return stat.S_ISLNK(found.st_mode)
-        return found.st_mtime_ns == entry.mtime_ns and stat.S_IMODE(found.st_mode) == _MODES[entry.kind]
+        return found.st_mtime_ns == entry.mtime_ns and stat.S_IMODE(found.st_mode) == MODES[entry.kind]
 
-    def _reuse(self, root: int, path: str, entry: Entry, is_dry: bool) -> bool:
+    def _reuse(self, root: OpenFolders, path: str, entry: Entry, is_dry: bool) -> bool:
         """Copy a content that lies in the folder, so that it's there whatever becomes of that file."""
         found = self._status(root, path)
         if found is None or not stat.S_ISREG(found.st_mode) or found.st_size != entry.size:
             return False
-        with _parent(root, path) as (at, name), _reading(at, name) as fd:
+        at, name = root.parent(path)
+        with _reading(at, name) as fd:
             return hash_file(fd) == entry.content if is_dry else self.staging.copy_in(fd, entry.content)
 
-    def _is_theirs(self, root: int, path: str, content: str) -> bool:
+    def _is_theirs(self, root: OpenFolders, path: str, content: str) -> bool:
         """Say whether something lies at a path that is neither what was placed there, nor what is to be."""
-        with suppress(FileNotFoundError, Planted), _parent(root, path) as (at, name):
-            return self._is_changed(at, name, path, content)
+        with suppress(FileNotFoundError, Planted):
+            return self._is_changed(*root.parent(path), path, content)
         return False
 
     def _is_changed(self, at: int, name: str, path: str, content: str) -> bool:
@@ -177,10 +192,9 @@ class Placer:
         holds = _content_of(at, name, found)
         return holds != content and not self._record.is_ours(path, holds)
 
-    def _status(self, root: int, path: str) -> os.stat_result | None:
+    def _status(self, root: OpenFolders, path: str) -> os.stat_result | None:
         try:
-            with _parent(root, path) as (at, name):
-                return status(at, name)
+            return status(*root.parent(path))
         except (FileNotFoundError, Planted):
             return None
 
@@ -194,10 +208,10 @@ class Placer:
             OSError: if there's no room; what is in place by then stays, and the next try goes on from there.
         """
         entries.manifest_of(manifest.values())
-        with self._locked() as root:
-            wanted = [each for each in manifest.values() if not self._has(root, each)]
+        with self._locked() as root, OpenFolders(root) as folders:
+            wanted = [each for each in manifest.values() if not self._has(folders, each)]
             gone = [path for path in self._record.placed if path not in manifest]
-            return self._change(root, wanted, gone, entries.manifest_id(manifest))
+            return self._change(folders, wanted, gone, entries.manifest_id(manifest), {})
 
     def edit(self, edit: Edit) -> Outcome | None:
         """Make a few changes; return None, and do nothing, if the folder isn't as they presume.
@@ -208,14 +222,20 @@ class Placer:
         entries.manifest_of(edit.wanted)
         for path in edit.gone:
             entries.check_path(path)
-        with self._locked() as root:
+        with self._locked() as root, OpenFolders(root) as folders:
             if not edit.base or self._record.manifest != edit.base:
                 return None
-            for content, data in edit.contents.items():
-                self.staging.take(content, 0, data, is_last=True)
-            return self._change(root, edit.wanted, edit.gone, edit.becomes)
+            _check_contents(edit.contents)
+            return self._change(folders, edit.wanted, edit.gone, edit.becomes, edit.contents)
 
-    def _change(self, root: int, wanted: Sequence[Entry], gone: Sequence[str], becomes: str) -> Outcome:
+    def _change(
+        self,
+        root: OpenFolders,
+        wanted: Sequence[Entry],
+        gone: Sequence[str],
+        becomes: str,
+        contents: Mapping[str, bytes],
+    ) -> Outcome:
         done = _Done()
         if not wanted and not gone and self._record.manifest == becomes:
             return Outcome()
@@ -223,7 +243,8 @@ class Placer:
         self._record.will_place({each.path: each.content for each in wanted})
         complete = False
         try:
-            self._change_files(root, wanted, gone, done)
+            with Arrived(self.staging, wanted, contents) as arrived:
+                self._change_files(root, wanted, gone, arrived, done)
             complete = not done.refused
         except OSError as error:
             raise OSError(error.errno, f"{self.folder}: {error.strerror}") from error
@@ -234,15 +255,16 @@ class Placer:
         changed = tuple(path for path in done.placed if path in before)
         return Outcome(added, changed, tuple(done.gone), tuple(done.theirs), tuple(done.refused))
 
-    def _change_files(self, root: int, wanted: Sequence[Entry], gone: Sequence[str], done: _Done) -> None:
+    def _change_files(
+        self, root: OpenFolders, wanted: Sequence[Entry], gone: Sequence[str], arrived: Arrived, done: _Done
+    ) -> None:
         paths = {each.path for each in wanted}
         folders = {above for path in paths for above in _above(path)}
         first = [path for path in gone if path in folders or any(above in paths for above in _above(path))]
         for path in first:
             self._tried(done, path, partial(self._delete, root, path, done))
-        uses = Counter(each.content for each in wanted if not each.is_link)
         for each in sorted(wanted, key=lambda one: (one.is_link, one.path in self._record.placed)):
-            self._tried(done, each.path, partial(self._put, root, each, uses, done))
+            self._tried(done, each.path, partial(self._put, root, each, arrived, done))
         for path in set(gone).difference(first):
             self._tried(done, path, partial(self._delete, root, path, done))
 
@@ -255,42 +277,23 @@ class Placer:
                 raise
             done.refused.append((path, error.strerror or str(error)))
 
-    def _put(self, root: int, entry: Entry, uses: Counter[str], done: _Done) -> None:
-        *folders, name = entries.check_entry(entry)
-        with folder_below(root, folders, make=True) as at:
-            self._keep_theirs(at, name, entry.path, entry.content, done)
-            if entry.is_link:
-                _make_link(at, name, entry.content)
-            else:
-                self._put_file(at, name, entry, uses)
-            found = os.stat(name, dir_fd=at, follow_symlinks=False)
-            done.placed[entry.path] = Placed(entry.content, found.st_size, found.st_mtime_ns, found.st_ino)
-            _forget_byte_code(at, name)
+    def _put(self, root: OpenFolders, entry: Entry, arrived: Arrived, done: _Done) -> None:
+        entries.check_entry(entry)
+        at, name = root.parent(entry.path, make=True)
+        self._keep_theirs(at, name, entry.path, entry.content, done)
+        found = _make_link(at, name, entry.content) if entry.is_link else arrived.put(entry, at, name)
+        done.placed[entry.path] = Placed(entry.content, found.st_size, found.st_mtime_ns, found.st_ino)
+        root.forget_byte_code(name)
 
-    def _put_file(self, at: int, name: str, entry: Entry, uses: Counter[str]) -> None:
-        """Put a content that has arrived in place."""
-        uses[entry.content] -= 1
-        with self.staging.open() as staged:
-            found = status(staged, entry.content)
-            if found is None or found.st_size != entry.size:
-                raise FileNotFoundError(errno.ENOENT, "its content has not arrived: sync again")
-            source = entry.content
-            if uses[source]:  # another one is to hold the same
-                source = f"{entry.content}.copy"
-                _copy(staged, entry.content, source)
-            os.chmod(source, _MODES[entry.kind], dir_fd=staged)
-            os.utime(source, ns=(entry.mtime_ns, entry.mtime_ns), dir_fd=staged)
-            os.rename(source, name, src_dir_fd=staged, dst_dir_fd=at)
-
-    def _delete(self, root: int, path: str, done: _Done) -> None:
-        *folders, name = entries.check_path(path)
+    def _delete(self, root: OpenFolders, path: str, done: _Done) -> None:
         with suppress(FileNotFoundError):
-            with folder_below(root, folders) as at:
-                self._keep_theirs(at, name, path, "", done)
-                if status(at, name) is not None:
-                    os.unlink(name, dir_fd=at)
-                _forget_byte_code(at, name)
-            self._remove_empty(root, folders)
+            at, name = root.parent(path)
+            self._keep_theirs(at, name, path, "", done)
+            if status(at, name) is not None:
+                os.unlink(name, dir_fd=at)
+            root.forget_byte_code(name)
+            root.leave()
+            self._remove_empty(root.root, path.split("/")[:-1])
         done.gone.append(path)
 
     def _remove_empty(self, root: int, folders: Sequence[str]) -> None:
@@ -358,17 +361,15 @@ class Placer:
         return ""
 
 
+def _check_contents(contents: Mapping[str, bytes]) -> None:
+    for content, data in contents.items():
+        if entries.digest(data) != content:
+            raise BadEntry(f"what came as {content[:12]} isn't that: it is {entries.digest(data)[:12]}")
+
+
 def _contents(wanted: Iterable[Entry]) -> tuple[str, ...]:
     """Return the contents of files, each once."""
     return tuple(dict.fromkeys(each.content for each in wanted if not each.is_link))
-
-
-@contextmanager
-def _parent(root: int, path: str) -> Iterator[tuple[int, str]]:
-    """Open the folder of a path below `root`; give it, and the name in it."""
-    *folders, name = entries.check_path(path)
-    with folder_below(root, folders) as at:
-        yield at, name
 
 
 @contextmanager
@@ -392,35 +393,13 @@ def _content_of(at: int, name: str, found: os.stat_result) -> str:
         return hash_file(fd)
 
 
-def _make_link(at: int, name: str, target: str) -> None:
+def _make_link(at: int, name: str, target: str) -> os.stat_result:
     beside = f".{name[:200]}.new"
     with suppress(FileNotFoundError):
         os.unlink(beside, dir_fd=at)
     os.symlink(target, beside, dir_fd=at)
     os.rename(beside, name, src_dir_fd=at, dst_dir_fd=at)
-
-
-def _copy(at: int, source: str, beside: str) -> None:
-    with suppress(FileNotFoundError):
-        os.unlink(beside, dir_fd=at)
-    with (
-        _reading(at, source) as fd,
-        open(fd, "rb", closefd=False) as reads,
-        open(new_file(at, beside), "wb") as writes,
-    ):
-        shutil.copyfileobj(reads, writes)
-
-
-def _forget_byte_code(at: int, name: str) -> None:
-    """Remove what a source was compiled to: Python compares size and seconds only, so it might be taken
-    for that of the new one.
-    """
-    if not name.endswith(".py"):
-        return
-    with suppress(OSError), folder_below(at, ["__pycache__"]) as cache:
-        for each in os.listdir(cache):
-            if each.startswith(f"{name[:-3]}.") and each.endswith(".pyc"):
-                os.unlink(each, dir_fd=cache)
+    return os.stat(name, dir_fd=at, follow_symlinks=False)
 
 
 def _remove_cache(at: int, name: str) -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 from monarch_nb._workspace.below import FOLDER, new_file, open_file
-from monarch_nb._workspace.entry import BadEntry, check_path
+from monarch_nb._workspace.entry import BadEntry, check_path, digest
+from monarch_nb._workspace.packs import Packs
 
 _PART = ".part"
 COPY_BYTES = 1 << 20
@@ -27,6 +28,7 @@ class Staging:
         self.path = path
         self._begun: dict[str, tuple[int, Any]] = {}
         """Files of which some has come: how many bytes, and their hash so far."""
+        self._packs = Packs(path)
 
     @contextmanager
     def open(self) -> Iterator[int]:
@@ -40,7 +42,20 @@ class Staging:
 
     def has(self, content: str) -> bool:
         """Say whether all of a content is there."""
-        return os.path.isfile(os.path.join(self.path, _checked(content)))
+        return self._packs.has(content) or os.path.isfile(os.path.join(self.path, _checked(content)))
+
+    def refresh(self) -> None:
+        """Look at what is there: another process may have cleared it."""
+        self._packs.refresh()
+
+    def take_all(self, contents: Sequence[bytes], sender: str = "") -> None:
+        """Take small contents, all of each: what they are called is what they hold."""
+        with self.open() as at:
+            self._packs.add(at, {digest(data): data for data in contents}, f"pack.{sender}{_PART}")
+
+    def packed(self, at: int, content: str) -> bytes | None:
+        """Return a content that has come with others; None if it hasn't. `at`: this folder, open."""
+        return self._packs.read(at, content)
 
     def take(self, content: str, offset: int, data: bytes, *, is_last: bool, sender: str = "") -> None:
         """Take a piece of a content; the pieces of each sender come in order.
@@ -87,14 +102,30 @@ class Staging:
 
     def read(self, content: str) -> bytes:
         """Return all of a content."""
-        with self.open() as at, open(open_file(at, _checked(content)), "rb") as file:
-            return file.read()
+        with self.open() as at:
+            data = self.packed(at, content)
+            if data is not None:
+                return data
+            with open(open_file(at, _checked(content)), "rb") as file:
+                return file.read()
 
     def forget(self, content: str) -> None:
         """Throw a content away; the folder, too, if nothing else is in it."""
         with suppress(OSError):
             os.unlink(os.path.join(self.path, _checked(content)))
             os.rmdir(self.path)
+
+    def copy_from(self, other: Staging, content: str) -> bool:
+        """Take a content that has arrived in another folder; False if it's gone, or is another one."""
+        with suppress(OSError):
+            with other.open() as at:
+                data = other.packed(at, content)
+            if data is not None:
+                self.take_all([data])
+                return True
+            with open(os.path.join(other.path, _checked(content)), "rb") as file:
+                return self.copy_in(file.fileno(), content)
+        return False
 
     def copy_in(self, source: int, content: str) -> bool:
         """Take a content from an open file; False if the file holds something else by now."""
@@ -112,6 +143,7 @@ class Staging:
     def clear(self) -> None:
         """Throw away what is left."""
         self._begun.clear()
+        self._packs.clear()
         shutil.rmtree(self.path, ignore_errors=True)
 
 

@@ -6,7 +6,7 @@ import hashlib
 import os
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -25,6 +25,7 @@ from monarch_nb._workspace.answers import (
     Outcome,
     PlaceWorkspace,
     TakeContent,
+    TakeContents,
     Whereabouts,
 )
 from monarch_nb._workspace.entry import Entry, pack
@@ -39,6 +40,10 @@ PIECE_BYTES = 512 << 10
 """A message stays below the size at which its content would go by shared memory, which a host process
 doesn't read.
 """
+SMALL_BYTES = 64 << 10
+"""Files up to this size travel together."""
+_MAX_TOGETHER = 2000
+"""So many of them: a host answers others between two messages."""
 _WINDOW = 32
 """Pieces under way to one host: what more is sent would only wait there."""
 SILENT_S = 60.0
@@ -129,7 +134,10 @@ def bring(
         return replace(found, outcome=Outcome(lacking.added, lacking.changed, lacking.deleted, kept))
     _check_room(hello, num_bytes)
     for entry in wanted:
-        sending.send(entry.content, _pieces(workspace, entry))
+        if entry.size > SMALL_BYTES:
+            sending.send(entry.content, _pieces(workspace, entry))
+    for batch in _batches([entry for entry in wanted if entry.size <= SMALL_BYTES]):
+        sending.send_all([b"".join(_pieces(workspace, entry)) for entry in batch])
     sending.wait()
     outcome = requests.get(PlaceWorkspace(requests.name, scan.id))
     return replace(found, outcome=outcome)
@@ -167,10 +175,29 @@ class _Sending:
             self.wait(_WINDOW)
         self.wait(_WINDOW)
 
+    def send_all(self, contents: Sequence[bytes]) -> None:
+        """Send small contents together."""
+        self._under_way.append(self._requests.ask(TakeContents(self._requests.name, tuple(contents))))
+        self.wait(_WINDOW)
+
     def wait(self, num: int = 0) -> None:
         """Wait until no more than some pieces are under way."""
         while len(self._under_way) > num:
             self._requests.read(self._under_way.popleft())
+
+
+def _batches(files: Sequence[Entry]) -> Iterator[list[Entry]]:
+    """Give files in lists of which each is a message."""
+    batch: list[Entry] = []
+    num_bytes = 0
+    for entry in files:
+        if batch and (num_bytes + entry.size > PIECE_BYTES or len(batch) == _MAX_TOGETHER):
+            yield batch
+            batch, num_bytes = [], 0
+        batch.append(entry)
+        num_bytes += entry.size
+    if batch:
+        yield batch
 
 
 def _pieces(workspace: Workspace, entry: Entry) -> Iterator[bytes]:

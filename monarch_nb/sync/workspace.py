@@ -253,7 +253,8 @@ class Workspace:
     def _imported(self) -> set[str]:
         """Return the files of the workspace that this program has loaded modules from."""
         files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
-        real = (os.path.realpath(file) for file in files if isinstance(file, str))
+        folders: dict[str, str] = {}
+        real = (_real_path(file, folders) for file in files if isinstance(file, str))
         return {
             file[len(self.folder) :].lstrip("/")
             for file in real
@@ -270,6 +271,16 @@ def _folders_in(root: str, folder: str) -> list[str]:
             ]
     except OSError:
         return []
+
+
+def _real_path(file: str, folders: dict[str, str]) -> str:
+    """Return where a file really lies; `folders`: of folders, where they do, as far as is known."""
+    if os.path.islink(file):
+        return os.path.realpath(file)
+    folder, name = os.path.split(file)
+    if folder not in folders:
+        folders[folder] = os.path.realpath(folder)
+    return os.path.join(folders[folder], name)
 
 
 def _hash(path: str) -> str:

@@ -285,6 +285,37 @@ def test_contents_are_what_their_names_say(home: Home) -> None:
     assert not home.placer.place({"f": Entry("f", Kind.FILE, content, 5, 1)}).refused
 
 
+def test_small_contents_come_together_and_outlive_a_crash(home: Home, tmp_path: Path) -> None:
+    files = {f"part{n % 3}/m{n}.py": f"x = {n}".encode() for n in range(30)} | {
+        "empty": b"",
+        "same": b"x = 1",
+    }
+    manifest = home.manifest(files)
+    home.placer.staging.take_all(list(files.values()))
+    assert len(os.listdir(home.placer.staging.path)) == 1, "they are one file"
+    for host in ("h.1", "h.2"):  # one that is started again, and another one that shares the store
+        placer = Placer(str(tmp_path / "store"), NAME, host)
+        assert placer.look(manifest).contents == ()
+    done = Placer(str(tmp_path / "store"), NAME, "h.2").place(manifest)
+    assert not done.refused and home.holds() == {path: data.decode() for path, data in files.items()}
+    assert home.placer.look(manifest).contents == () and not list(home.folder.parent.glob("*.new-h.2"))
+
+
+def test_a_pack_that_is_torn_puts_nothing_wrong_in_place(home: Home) -> None:
+    files = {f"f{n}": f"content {n}" for n in range(5)}
+    home.placer.staging.take_all([data.encode() for data in files.values()])
+    (pack,) = Path(home.placer.staging.path).iterdir()
+    pack.write_bytes(pack.read_bytes()[:-12])
+    again = Placer(str(home.folder.parent.parent), NAME, "h.1")
+    done = again.place(home.manifest(files))
+    assert [path for path, _ in done.refused] == ["f3", "f4"] and sorted(done.added) == ["f0", "f1", "f2"]
+    assert home.bring(files)[1] == ["f3", "f4"], "they are sent again"
+    pack.parent.mkdir(exist_ok=True)
+    for head in (b"", b"{", b"[1]\n", b'{"a": "b"}\n', b"\xff\n"):
+        pack.write_bytes(head)
+        assert not Placer(str(home.folder.parent.parent), NAME, "h.1").look(home.manifest(files)).contents
+
+
 @pytest.mark.parametrize("path", TRICKS)
 def test_paths_that_no_workspace_has(path: str) -> None:
     with pytest.raises(BadEntry):

@@ -363,6 +363,22 @@ def test_tracebacks_of_functions_that_moved_name_their_lines(folder: Path) -> No
         assert raised.traceback[-1].lineno + 1 == line
 
 
+def test_two_functions_of_equal_length_that_have_changed_places(folder: Path) -> None:
+    one, two = "def f():\n    return 1 / 0\n", "def g():\n    return 2 / 0\n"
+    m = load(folder, one + two)
+    for order, line in ((two + one, 4), (one + two, 2), ("", 0)):
+        edit(folder, order or one + two.replace("2 / 0", "3 / 0"))
+        with pytest.raises(ZeroDivisionError) as raised:
+            m.f()
+        assert raised.traceback[-1].lineno + 1 == (line or 2)
+
+
+def test_a_future_statement_that_comes_too_late_is_an_error(folder: Path) -> None:
+    m = load(folder, "X = 1\nY = 2\n")
+    result = edit(folder, "X = 3\nfrom __future__ import annotations\n")
+    assert "must occur at the beginning" in result.error and m.X == 1
+
+
 def test_a_file_that_is_gone(folder: Path) -> None:
     m = load(folder, "a = 1\n")
     (folder / "edited.py").unlink()

@@ -1,0 +1,84 @@
+"""Folders below a workspace's, opened one after the other; the last one stays open, for files come folder by
+folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from types import TracebackType
+
+from monarch_nb._workspace.below import folder_below
+from monarch_nb._workspace.entry import check_path
+
+
+class OpenFolders:
+    """Gives folders below `root`, a descriptor; used in a `with` statement, by one thread."""
+
+    def __init__(self, root: int) -> None:
+        self.root = root
+        self._parts: tuple[str, ...] = ()
+        self._at = root
+        self._open = ExitStack()
+        self._sources: list[str] = []
+        """Python's files of the folder that were replaced, or deleted."""
+
+    def __enter__(self) -> OpenFolders:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.leave()
+
+    def parent(self, path: str, *, make: bool = False) -> tuple[int, str]:
+        """Return the folder of a path, which stays open until another one is asked for, and the name in it.
+
+        Args:
+            make: make folders that aren't there.
+
+        Raises:
+            Planted, FileNotFoundError: as `folder_below` does.
+            BadEntry: if it's no path.
+        """
+        *parts, name = check_path(path)
+        return self._folder(tuple(parts), make), name
+
+    def forget_byte_code(self, name: str) -> None:
+        """Have the byte code of a source go that was just replaced in the open folder, or deleted: Python
+        compares size and seconds only, so it might be taken for that of the new one.
+        """
+        if name.endswith(".py"):
+            self._sources.append(name)
+
+    def leave(self) -> None:
+        """Close the folder that is open."""
+        if self._sources:
+            _forget(self._at, self._sources)
+            self._sources = []
+        self._open.close()
+        self._parts, self._at = (), self.root
+
+    def _folder(self, parts: tuple[str, ...], make: bool) -> int:
+        if parts != self._parts:
+            self.leave()
+            self._at = self._open.enter_context(folder_below(self.root, parts, make=make))
+            self._parts = parts
+        return self._at
+
+
+def _forget(at: int, sources: Sequence[str]) -> None:
+    starts = {name[:-3] for name in sources}
+    with suppress(OSError), folder_below(at, ["__pycache__"]) as cache:
+        for each in os.listdir(cache):
+            if each.endswith(".pyc") and not starts.isdisjoint(_starts_of(each)):
+                os.unlink(each, dir_fd=cache)
+
+
+def _starts_of(name: str) -> Iterator[str]:
+    """Yield what stands before each dot: sources have dots, and so have tags of interpreters.
+
+    >>> list(_starts_of("a.b.cpython-311.pyc"))
+    ['a', 'a.b', 'a.b.cpython-311']
+    """
+    return (name[:n] for n, character in enumerate(name) if character == ".")
