@@ -8,10 +8,12 @@ the same part, a near one is read, and different readers read different ones.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from monarch_nb.exceptions import MeshUsageError
+from monarch_nb.rdma import versions
 from monarch_nb.rdma.box import Box
 from monarch_nb.rdma.buffer import DEFAULT_TIMEOUT_S, RDMABuffer, deadline_of, handle_of
 from monarch_nb.rdma.data_plane import data_plane
@@ -45,6 +47,7 @@ class Published:
     Attributes:
         tensors: by name, as in the state dict; nested names are joined by dots.
         values: what isn't a tensor, by name.
+        counters: of each rank that has published it, which version it holds; empty without versions.
 
     Example:
         >>> published = trainer.publish.call().get()         # doctest: +SKIP
@@ -53,6 +56,7 @@ class Published:
 
     tensors: Mapping[str, Tensor]
     values: Mapping[str, Any]
+    counters: tuple[RDMABuffer, ...] = ()
 
     @classmethod
     def join(cls, parts: Iterable[Published]) -> Published:
@@ -63,8 +67,10 @@ class Published:
         """
         tensors: dict[str, Tensor] = {}
         values: dict[str, Any] = {}
+        counters: list[RDMABuffer] = []
         for part in parts:
             values.update(part.values)
+            counters += part.counters
             for name, new in part.tensors.items():
                 known = tensors.get(name)
                 if known is not None and (known.shape, known.dtype) != (new.shape, new.dtype):
@@ -73,7 +79,43 @@ class Published:
                         f"{new.shards[0].buffer.owner}, as {_kind(new)}"
                     )
                 tensors[name] = new if known is None else replace(known, shards=known.shards + new.shards)
-        return cls(tensors, values)
+        return cls(tensors, values, tuple(counters))
+
+    def updating(self, version: int | None = None) -> AbstractContextManager[int]:
+        """Return a context in which the tensors are changed, on each rank that has published them. Readers
+        get all of the old version or all of the new one; who reads meanwhile waits.
+
+        If the block raises, the tensors are no version: readers wait until the next block is done.
+
+        Args:
+            version: the number of the new one; by default the next.
+
+        Raises:
+            MeshUsageError: if this process hasn't published it, or not with a version.
+
+        Example:
+            >>> with published.updating() as version:            # doctest: +SKIP
+            ...     optimizer.step()
+        """
+        return versions.writing(self.counters, version)
+
+    def wait(self, min_version: int | None = None, timeout: float | None = DEFAULT_TIMEOUT_S) -> int:
+        """Wait for a version, and return the one that all publishers hold then.
+
+        Raises:
+            MeshUsageError: if it was published without versions.
+            TransferTimeout: if it takes longer than `timeout` seconds.
+
+        Example:
+            >>> newest = published.wait()                        # doctest: +SKIP
+            >>> published.wait(newest + 1, timeout=600)          # doctest: +SKIP
+        """
+        return versions.settled(self._versioned(), min_version, deadline_of(timeout))
+
+    def _versioned(self) -> tuple[RDMABuffer, ...]:
+        if not self.counters:
+            raise MeshUsageError("it was published without a version: publish(state, version=0)")
+        return self.counters
 
     @property
     def num_bytes(self) -> int:
@@ -83,6 +125,8 @@ class Published:
     def drop(self) -> None:
         """End the registrations of all shards."""
         ends = [shard.buffer.drop() for tensor in self.tensors.values() for shard in tensor.shards]
+        ends += [counter.drop() for counter in self.counters]
+        versions.forget(self.counters)
         for end in ends:
             end.get()
 
@@ -94,7 +138,7 @@ class Published:
         )
 
 
-def publish(state_dict: Mapping[str, Any]) -> Published:
+def publish(state_dict: Mapping[str, Any], *, version: int | None = None) -> Published:
     """Let others read a model: registers its tensors, copies nothing. On each rank that has a part of it.
 
     What is trained further in place can be read again without publishing anew.
@@ -102,9 +146,16 @@ def publish(state_dict: Mapping[str, Any]) -> Published:
     Args:
         state_dict: names to tensors, DTensors (each rank publishes its shard), or further dicts and lists of
             such.
+        version: its number. Tensors are then changed within `updating()` only, and readers never get a mix
+            of two versions; without it, what they read may be half a step.
 
     Raises:
         MeshUsageError: naming the tensor that can't be published.
+
+    Example:
+        >>> published = publish(model.state_dict(), version=0)   # doctest: +SKIP
+        >>> with published.updating():                           # doctest: +SKIP
+        ...     optimizer.step()
     """
     tensors, values = {}, {}
     for name, value in _leaves(state_dict):
@@ -116,12 +167,12 @@ def publish(state_dict: Mapping[str, Any]) -> Published:
             values[name] = value
     if not tensors:
         raise MeshUsageError("publish() wants a state dict with tensors in it, such as model.state_dict()")
-    return Published(tensors, values)
+    return Published(tensors, values, () if version is None else (versions.new_counter(version),))
 
 
 def load_into(
     state_dict: Mapping[str, Any], source: Published | Iterable[Published], timeout: float | None = DEFAULT_TIMEOUT_S,  # noqa: E501
-    *, strict: bool = True,
+    *, strict: bool = True, min_version: int | None = None,
 ) -> Receipt:  # fmt: skip
     """Read a published model into the tensors of `state_dict`, in place: of each just what this rank has.
 
@@ -131,13 +182,15 @@ def load_into(
         source: what was published: of one rank, or those of all (a list, or the ValueMesh of a call).
         timeout: seconds for all of it.
         strict: whether a tensor that wasn't published is an error; otherwise it's left as it is.
+        min_version: wait for this version or a newer one.
 
     Returns:
-        a receipt for all that was moved.
+        a receipt for all that was moved, and its version. With versions, all of it is of one: what is
+        changed meanwhile is read again. (Nobody else should use these tensors until then.)
 
     Raises:
         MeshUsageError: naming the tensor that wasn't published, has another shape, or of which a part is
-            missing.
+            missing; or if `min_version` is given, and there are no versions.
         BufferGone, TransferTimeout, RDMAError: as of `RDMABuffer.read_into`; tensors then have old parts and
             new ones.
 
@@ -147,26 +200,43 @@ def load_into(
     """
     published = source if isinstance(source, Published) else Published.join(_each(source))
     deadline = deadline_of(timeout)
+    counters = published._versioned() if min_version is not None else published.counters
+    while True:
+        version = versions.settled(counters, min_version, deadline) if counters else None
+        jobs, conversions = _plan(state_dict, published, deadline, strict=strict)
+        receipt = data_plane().submit(jobs).get() if jobs else Receipt(READ, "local", 0, 0.0)
+        if version is None or versions.still(counters, version, deadline):
+            break
+    for target, fresh in conversions:
+        target.copy_(fresh)
+    _set_values(state_dict, published)
+    return receipt if version is None else replace(receipt, version=version)
+
+
+def _plan(
+    state_dict: Mapping[str, Any], source: Published, deadline: float | None, *, strict: bool
+) -> tuple[list[Job], list[tuple[Any, Any]]]:
+    """Return what is to be read, and what is to be converted afterwards: targets and what was read for
+    them.
+    """
     jobs: list[Job] = []
     conversions: list[tuple[Any, Any]] = []
     for name, value in _leaves(state_dict):
-        if _is_tensor(value):
-            found = published.tensors.get(name)
-            if found is not None:
-                jobs += _jobs_for(name, value, found, deadline, conversions)
-            elif strict:
-                raise MeshUsageError(
-                    f"{name} was not published; there are {_some(published.tensors)}. strict=False "
-                    "leaves it as it is"
-                )
-        elif name in published.values:
-            _set(state_dict, name, published.values[name])
-    if not jobs:
-        return Receipt(READ, "local", 0, 0.0)
-    receipt = data_plane().submit(jobs).get()
-    for target, fresh in conversions:
-        target.copy_(fresh)
-    return receipt
+        found = source.tensors.get(name) if _is_tensor(value) else None
+        if found is not None:
+            jobs += _jobs_for(name, value, found, deadline, conversions)
+        elif strict and _is_tensor(value):
+            raise MeshUsageError(
+                f"{name} was not published; there are {_some(source.tensors)}. strict=False "
+                "leaves it as it is"
+            )
+    return jobs, conversions
+
+
+def _set_values(state_dict: Mapping[str, Any], source: Published) -> None:
+    for name, value in list(_leaves(state_dict)):
+        if not _is_tensor(value) and name in source.values:
+            _set(state_dict, name, source.values[name])
 
 
 def _each(source: Iterable[Any]) -> Iterator[Published]:

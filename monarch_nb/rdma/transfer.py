@@ -31,6 +31,7 @@ class Receipt:
         num_bytes: that were moved.
         seconds: from the call to the last byte.
         why_not: for each better path, why it was not taken.
+        version: of a model that was published with one: which one this is.
     """
 
     op: Op
@@ -38,6 +39,7 @@ class Receipt:
     num_bytes: int
     seconds: float
     why_not: Mapping[str, str] = field(default_factory=dict, hash=False)
+    version: int | None = None
 
     @property
     def gb_per_s(self) -> float:
