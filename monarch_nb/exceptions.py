@@ -293,6 +293,11 @@ class DeviceMeshError(MeshError):
         """The original exception that was first in time, if it could travel."""
         return next((f.exception for f in self.failures if f.first or len(self.failures) == 1), None)
 
+    @property
+    def is_brief(self) -> bool:
+        """Whether its text is one line: what has happened was told in full before."""
+        return self._is_brief
+
     def advice(self) -> str:
         """Return what is done, or can be done, about ranks that are lost, or lack something; empty if none
         is.

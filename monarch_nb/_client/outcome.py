@@ -73,7 +73,7 @@ def dropped_error(pending: Pending, what: str) -> ActorError | SupervisionError 
     what = what or ".".join(filter(None, (where.actor, where.endpoint))) or "a call"
     num = len(pending.bodies) if isinstance(pending, GatherReply) else 1
     error = call_error(transport, found, {}, num, 0, what)
-    return None if error._is_brief else error
+    return None if error.is_brief else error
 
 
 def _state_of(transport: Transport, failures: Sequence[tuple[int, Failure]]) -> ActorState | None:

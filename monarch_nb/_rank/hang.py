@@ -63,7 +63,7 @@ def _main(rank: Rank) -> list[dict[str, Any]]:
 def _of_actor(runner: ActorRunner) -> list[dict[str, Any]]:
     """Return what an actor does: one entry, or one for each call that awaits."""
     ident = runner.thread.ident or 0
-    tasks = dict(runner._task_of)
+    tasks = runner.tasks()
     if tasks:
         return [_awaiting(runner, ident, key, frames_of(task)) for key, task in tasks.items()]
     message = runner.current
@@ -129,7 +129,7 @@ def _key(each: Message | tuple[int, int]) -> tuple[int, int]:
 def _queued(inbox: Inbox[Message]) -> list[tuple[int, int]]:
     for _ in range(3):
         with suppress(RuntimeError):  # the owner has taken one meanwhile
-            return [(m.src, m.ref) for m in list(inbox._queue)]
+            return [(m.src, m.ref) for m in inbox.waiting()]
     return []
 
 

@@ -26,6 +26,7 @@ from monarch_nb._runtime.forked import end_if_forked
 from monarch_nb._runtime.inbox import Inbox
 from monarch_nb._shape import Shape, decode_extent
 from monarch_nb._transport import process_context
+from monarch_nb._transport.call import answer
 from monarch_nb._transport.context import NO_CALL, CallContext, call_context
 from monarch_nb._transport.failure import class_name, describe, encode_failure, message_of, trace_of
 from monarch_nb._transport.pending import Body
@@ -274,17 +275,8 @@ class Worker:
             )
             transport.send(message.src, frame)
         else:
-            printed = transport.printed_for(message.origin)
             try:
-                transport.post(
-                    message.src,
-                    wire.REPLY,
-                    body,
-                    flags=flags,
-                    slot=message.slot,
-                    ref=message.ref,
-                    origin=printed,
-                )
+                answer(transport, message, body, flags)
             except MemoryError as error:  # no shared memory for it
                 body = encode_failure(
                     describe(error, **process_context.whereabouts(), endpoint=message.name.decode())

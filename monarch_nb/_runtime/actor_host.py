@@ -266,7 +266,7 @@ class ActorHost:
                 "".join(traceback.format_stack(f, 1)) for f in frames_of(task)
             )
             for runner in list(self.actors.values())
-            for i, task in enumerate(list(runner._task_of.values()))
+            for i, task in enumerate(runner.tasks().values())
         }
 
     @handles(CheckpointVersions)

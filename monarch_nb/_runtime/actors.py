@@ -32,6 +32,7 @@ from monarch_nb._runtime.kept import keep
 from monarch_nb._runtime.supervision import MeshFailure
 from monarch_nb._shape import decode_extent
 from monarch_nb._transport import process_context
+from monarch_nb._transport.call import answer
 from monarch_nb._transport.context import CallContext, call_context
 from monarch_nb._transport.failure import describe, encode_failure
 from monarch_nb._transport.pending import Body
@@ -334,7 +335,7 @@ class ActorRunner:
         """Return where user code stands here, innermost first: its thread's frame, or those of each call
         that awaits.
         """
-        tasks = list(self._task_of.values())
+        tasks = list(self.tasks().values())
         if tasks:
             return [frame for task in tasks for frame in reversed(frames_of(task))]
         frame = sys._current_frames().get(self._ident) if self.current is not None else None
@@ -344,6 +345,10 @@ class ActorRunner:
     def has_loop(self) -> bool:
         """Say whether the actor's messages are handled in an event loop."""
         return self.inbox.hook is not None
+
+    def tasks(self) -> dict[tuple[int, int], asyncio.Task[Any]]:
+        """Return the calls that await, by the caller and its ref."""
+        return dict(self._task_of)
 
     def renew_methods(self) -> None:
         """Look methods up again: the class has been changed. Called in another thread."""
@@ -568,18 +573,8 @@ class ActorRunner:
         except codec.CannotPickle as error:
             self._raised(error, message)
             return
-        released = transport.releases_for(message.src)
-        printed = transport.printed_for(message.origin)
         try:
-            transport.post(
-                message.src,
-                wire.REPLY,
-                body,
-                slot=message.slot,
-                ref=message.ref,
-                name=released,
-                origin=printed,
-            )
+            answer(transport, message, body, 0, transport.releases_for(src))
         except MemoryError as error:  # no shared memory for it
             self._raised(error, message)
 
@@ -674,17 +669,7 @@ class ActorRunner:
             self.host.debugger.post_mortem(error, "exception", self.name)
 
     def _reply_failure(self, message: Message, failure: Failure) -> None:
-        body, transport = encode_failure(failure), self.host.transport
-        printed = transport.printed_for(message.origin)
-        transport.post(
-            message.src,
-            wire.REPLY,
-            body,
-            flags=wire.ERROR,
-            slot=message.slot,
-            ref=message.ref,
-            origin=printed,
-        )
+        answer(self.host.transport, message, encode_failure(failure), wire.ERROR)
 
     def _fail(self, error: BaseException, asked: Message | None, endpoint: str) -> None:
         """The actor has failed: it takes no more work; who has asked for what has failed hears, and its

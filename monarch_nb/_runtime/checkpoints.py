@@ -18,6 +18,7 @@ from monarch_nb._journal.disk import check_room, why
 from monarch_nb._protocol.healing import CheckpointFailed, CheckpointGather
 from monarch_nb._protocol.states import CheckpointKind, CheckpointPhase
 from monarch_nb._runtime.snapshot import Snapshot, load, rebuild, save, take_snapshot
+from monarch_nb._transport.call import call_one
 from monarch_nb._transport.pending import OneReply
 from monarch_nb._transport.transport import Transport, TransportClosed
 from monarch_nb._wire import address, codec
@@ -244,11 +245,8 @@ class Checkpoints:
         )
 
     def _ask_peer(self, proc: int, version: int) -> Snapshot:
-        reply = OneReply(self._transport, (proc,))
-        ref = self._transport.expect(reply)
         body = codec.encode((self._actor_id, version))
-        self._transport.post(proc, wire.CALL, body, ref=ref, name=b"__snapshot__")
-        self._transport.check_ends(reply)
+        reply = call_one(OneReply(self._transport, (proc,)), proc, b"__snapshot__", body)
         self._transport.reader.wait(reply, None)
         found: Snapshot | None = None
         with suppress(Exception):

@@ -86,6 +86,14 @@ class Inbox(Generic[Item]):
                 return message
         return None
 
+    def waiting(self) -> list[Item]:
+        """Return what hasn't been taken yet.
+
+        Raises:
+            RuntimeError: if the owner takes one just now.
+        """
+        return list(self._queue)
+
     def close(self, transport: Transport) -> None:
         """Let the owner's `take_message` return None after what is there."""
         self.closed = True

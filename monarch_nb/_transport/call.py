@@ -1,7 +1,8 @@
 """Make a call: register who waits for the answers, send, and fail at once for processes that have ended.
+Answer one.
 
-In this order, always: an answer can come as soon as the message is out, and the news of an end that has come
-before the call will not come again.
+A call is made in this order, always: an answer can come as soon as the message is out, and the news of an
+end that has come before the call will not come again.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from monarch_nb._transport.pending import Pending
-from monarch_nb._transport.transport import Receiver
+from monarch_nb._transport.transport import Receiver, Transport
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.codec import Encoded
+from monarch_nb._wire.message import Message
 from monarch_nb._wire.segment import MIN_BYTES
 
 P = TypeVar("P", bound=Pending)
@@ -92,3 +94,20 @@ def call_one(
     if transport.ends:
         transport.check_ends(pending)
     return pending
+
+
+def answer(
+    transport: Transport, message: Message, body: Encoded, flags: int = 0, released: bytes = b""
+) -> None:
+    """Answer a call, and say how far this process' output for its cell has come.
+
+    Args:
+        released: the caller's segments that have been dropped here (`Transport.releases_for`).
+
+    Raises:
+        MemoryError: if there's no shared memory for a large body.
+    """
+    transport.post(
+        message.src, wire.REPLY, body, flags=flags, slot=message.slot, ref=message.ref,
+        name=released, origin=transport.printed_for(message.origin),
+    )  # fmt: skip

@@ -321,6 +321,11 @@ class _Life(msgspec.Struct):
     is_shut_down: bool = False
 
 
+def is_shut_down(hosts: HostMesh) -> bool:
+    """Say whether hosts have been ended by this handle, or one that it's a part of."""
+    return hosts._life.is_shut_down
+
+
 def _shut_down_controller(session: Session) -> Future[None]:
     """End the first host, and the mesh with it."""
     reply, pid = session.ask_to_end()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from monarch_nb._shape import Extent, Point, Shape, encode_extent
 from monarch_nb._wire import address
@@ -85,7 +85,7 @@ class Placement:
 
     def with_shape(self, shape: Shape) -> Placement:
         """Return the same spawn, restricted or laid out otherwise."""
-        return replace(self, shape=shape)
+        return Placement(self.all_procs, shape, self.group, self.hosts)
 
     def at(self, positions: Sequence[int]) -> Placement:
         """Return the processes at some positions along one dimension, `ranks`."""

@@ -30,7 +30,7 @@ from monarch_nb.actor.active import activate
 from monarch_nb.actor.actor_mesh import spawn_actors
 from monarch_nb.actor.envoy import ask_envoy, is_relayed
 from monarch_nb.actor.future import Future
-from monarch_nb.actor.handle import MeshHandle, disown, mesh_of, own_by_caller
+from monarch_nb.actor.handle import MeshHandle, disown, known_transport, mesh_of, own_by_caller, placement_of
 from monarch_nb.actor.outcome import value_mesh
 from monarch_nb.actor.placement import Placement
 from monarch_nb.exceptions import HealError, MeshStartError, SupervisionError, describe_end
@@ -415,7 +415,7 @@ def _unpickle(
 
 def part_at(mesh: ProcMesh, positions: Sequence[int]) -> ProcMesh:
     """Return the processes at some positions as a mesh of one dimension."""
-    return ProcMesh(mesh._placement.at(positions), mesh._known_transport, mesh._mesh)
+    return ProcMesh(placement_of(mesh).at(positions), known_transport(mesh), mesh_of(mesh))
 
 
 def work_on(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from monarch_nb.actor.host_mesh import HostMesh, this_host
+from monarch_nb.actor.host_mesh import HostMesh, is_shut_down, this_host
 from monarch_nb.job.base import JobState, JobTrait
 
 
@@ -31,5 +31,5 @@ class LocalJob(JobTrait):
     def _kill(self) -> None:
         given, self._given = self._given, []
         for mesh in given:
-            if not mesh._life.is_shut_down:
+            if not is_shut_down(mesh):
                 mesh.stop().get(10)

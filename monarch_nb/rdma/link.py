@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.failure import Failure
 from monarch_nb._transport import process_context
+from monarch_nb._transport.call import call_one
 from monarch_nb._transport.failure import describe, encode_failure, revive
 from monarch_nb._transport.pending import Body, OneReply, Pending
 from monarch_nb._transport.transport import Transport, TransportClosed
@@ -136,13 +137,10 @@ def ask_later(
 
 
 def _send(reply: OneReply, fields: Mapping[str, Any]) -> None:
-    transport, (proc,) = reply.transport, reply.procs
     body = codec.Encoded(
         pickle.dumps(dict(fields), 5)
     )  # what is asked is made of basic types and of our own classes: nothing for cloudpickle
-    transport.expect(reply)
-    transport.post(proc, wire.CALL, body, ref=reply.ref, name=ASK)
-    transport.check_ends(reply)
+    call_one(reply, reply.procs[0], ASK, body)
 
 
 def _silent(who: str, timeout_s: float) -> TransferTimeout:

@@ -151,9 +151,13 @@ class Link:
 
 def how_ended(mesh: Mesh) -> str:
     """Return how a mesh has ended, in a sentence, as far as it's known."""
-    return mesh._transport.lost or f"mesh {mesh.name!r} has ended"
+    from monarch_nb.actor.handle import transport_of
+
+    return transport_of(mesh).lost or f"mesh {mesh.name!r} has ended"
 
 
 def _disconnect(mesh: Mesh) -> None:
+    from monarch_nb.actor.handle import session_of
+
     with suppress(MeshError):  # it may have been stopped through this very connection
-        mesh._session.close()
+        session_of(mesh).close()

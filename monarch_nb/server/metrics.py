@@ -73,13 +73,14 @@ class MeshCollector(Collector):
 
 
 def _status(name: str) -> Any:
+    from monarch_nb.actor.handle import session_of
     from monarch_nb.mesh import attach
 
     mesh = attach(name, listens=False, observes=True)
     try:
         return mesh.status()
     finally:
-        mesh._session.close()
+        session_of(mesh).close()
 
 
 def register(pool: ThreadPoolExecutor) -> MeshCollector:

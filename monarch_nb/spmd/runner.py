@@ -16,6 +16,7 @@ from monarch_nb._transport import process_context
 from monarch_nb.actor.actor_mesh import Actor
 from monarch_nb.actor.context import context
 from monarch_nb.actor.endpoint import endpoint
+from monarch_nb.actor.handle import placement_of
 from monarch_nb.exceptions import ScriptExit
 from monarch_nb.spmd.environment import AddrType, host_and_port
 
@@ -31,7 +32,7 @@ class SPMDActor(Actor):
 
     def __init__(self) -> None:
         # Of the mesh that it was spawned on: a call may concern a part of it.
-        self._procs: tuple[int, ...] = context().actor_instance._runner.mesh._procs
+        self._procs: tuple[int, ...] = placement_of(context().actor_instance.proc_mesh).procs
 
     @endpoint
     def get_host_port(self, use_ipaddr: AddrType | None = None) -> tuple[str, int]:

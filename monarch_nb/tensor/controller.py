@@ -63,6 +63,28 @@ def is_tensor(value: Any) -> bool:
     return isinstance(value, Tensor)
 
 
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A call of an operator on tensors of the mesh.
+
+    Attributes:
+        func: the operator.
+        args, kwargs: what it's called with.
+        tensors, scalars: what stands in them, in order.
+    """
+
+    func: Any
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    tensors: Sequence[Tensor]
+    scalars: Sequence[float]
+
+    @property
+    def meta(self) -> Meta:
+        """What its first tensor is like: all are of one mesh."""
+        return self.tensors[0].mesh_meta
+
+
 class Engine:
     """Tensors of one mesh of processes.
 
@@ -201,7 +223,7 @@ class Engine:
                     return self.dispatch(func, *self._adopt_in(func, args, kwargs))
         plan = self._plans.get(tuple(key))
         if plan is None:
-            return self._new(func, args, kwargs or {}, tensors, scalars, tuple(key))
+            return self._new(Operation(func, args, kwargs or {}, tensors, scalars), tuple(key))
         self.num_hits += 1
         return self._command(plan, tensors, scalars)
 
@@ -259,46 +281,39 @@ class Engine:
 
     # --- operations that are new
 
-    def _new(
-        self,
-        func: Any,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        tensors: list[Any],
-        scalars: list[float],
-        key: tuple[Any, ...],
-    ) -> Any:
+    def _new(self, op: Operation, key: tuple[Any, ...]) -> Any:
         self._check_alive()
-        self._check_together(func, args, kwargs, tensors)
-        value = self._value(func, args, tensors)
+        self._check_together(op.func, op.args, op.kwargs, op.tensors)
+        value = self._value(op.func, op.args, op.tensors)
         if value is not _NO_VALUE:
             return value
-        if tensors[0].is_global and func in _TAKEN_APART:
-            return decompositions[func](*args, **kwargs)
+        if op.tensors[0].is_global and op.func in _TAKEN_APART:
+            return decompositions[op.func](*op.args, **op.kwargs)
         self.num_misses += 1
-        first = tensors[0].mesh_meta
-        if first.placements is None:
-            outcome = self._propagation.per_rank(func, args, kwargs, first.grid)
-        else:
-            outcome = self._propagation.over_grid(func, args, kwargs, first)
+        outcome = self._outcome(op)
         if outcome.reason:
-            self._tell_of_whole(func, tensors, outcome.reason)
+            self._tell_of_whole(op.func, op.tensors, outcome.reason)
         if outcome.is_unknown:
-            return self._ask(func, args, kwargs, tensors, scalars, outcome)
-        plan = self._plan(func, args, kwargs, outcome, first)
+            return self._ask(op)
+        plan = self._plan(op, outcome)
         self._plans[key] = plan
-        return self._command(plan, tensors, scalars)
+        return self._command(plan, op.tensors, op.scalars)
 
-    def _plan(
-        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], outcome: Outcome, first: Meta
-    ) -> Plan:
+    def _outcome(self, op: Operation) -> Outcome:
+        """Find out what the result is like."""
+        if op.meta.placements is None:
+            return self._propagation.per_rank(op.func, op.args, op.kwargs, op.meta.grid)
+        return self._propagation.over_grid(op.func, op.args, op.kwargs, op.meta)
+
+    def _plan(self, op: Operation, outcome: Outcome) -> Plan:
         """Make a plan, and have the ranks know it."""
-        where = positions(func, args, kwargs, is_tensor)
+        func, meta = op.func, op.meta
+        where = positions(func, op.args, op.kwargs, is_tensor)
         writes = tuple(n for name in written_names(func) for n in where.get(name, ()))
         outputs, rebuild = _shape_of_result(func, outcome.parts, where)
-        is_random = outcome.is_whole and self._propagation.is_random(func, args, kwargs)
+        is_random = outcome.is_whole and self._propagation.is_random(func, op.args, op.kwargs)
         maker = TemplateMaker(is_tensor, floats_travel(func))
-        template, named = maker.of(args, kwargs)
+        template, named = maker.of(op.args, op.kwargs)
         if is_random:
             maker.num_scalars += 1
             template = (ScalarHole(maker.num_scalars - 1), *template)
@@ -307,26 +322,18 @@ class Engine:
         self.stream.define(Definition(
             plan.number, str(func), template, named, maker.num_tensors, maker.num_scalars,
             (SINGLE,) if slots and _is_single(func) else tuple(slots), writes,
-            None if first.placements is None else first.grid.number, outcome.is_whole, is_random,
+            None if meta.placements is None else meta.grid.number, outcome.is_whole, is_random,
             tuple(p.placements for p in outputs if isinstance(p, Meta)) if outcome.is_whole else (),
         ))  # fmt: skip
         return plan
 
-    def _ask(
-        self,
-        func: Any,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        tensors: list[Any],
-        scalars: list[float],
-        outcome: Outcome,
-    ) -> Any:
+    def _ask(self, op: Operation) -> Any:
         """Do an operation whose shapes depend on numbers: the ranks do it, and say what came out."""
-        grid = tensors[0].mesh_meta.grid
-        num = 1 if _is_single(func) else len(schema_of(func).returns)
+        grid = op.meta.grid
+        num = 1 if _is_single(op.func) else len(schema_of(op.func).returns)
         unknown = intern((), (), torch.float32, grid, grid.replicated)
         asked = Outcome((unknown,) * num, is_whole=True)
-        made = self._command(self._plan(func, args, kwargs, asked, tensors[0].mesh_meta), tensors, scalars)
+        made = self._command(self._plan(op, asked), op.tensors, op.scalars)
         known = [self._known(each) for each in ([made] if num == 1 else made)]
         return known[0] if num == 1 else tuple(known)
 
