@@ -14,8 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from monarch_nb._host.exits import Exited
 from monarch_nb._host.process import PREEMPT_S
-from monarch_nb._host.registry import Proc
 from monarch_nb._host.spawn_specs import SpawnSpec
 from monarch_nb._host.workflow import run_workflow
 from monarch_nb._journal.disk import why
@@ -256,8 +256,11 @@ class CheckpointService:
         for src, ref in self._gatherings.pop(key).asking:
             self._controller.reply(src, ref, text, error=True)
 
-    def lost(self, entry: Proc) -> None:
+    def rank_exited(self, exited: Exited) -> None:
         """A rank has died: what was being saved with it isn't completed."""
+        entry = exited.entry
+        if entry is None:
+            return
         for spec in self._controller.healing.spawn_specs.on({entry.proc}):
             self._drop_unfinished(spec.actor_id)
         for key in list(self._gatherings):

@@ -4,7 +4,8 @@ something; what clients ask comes to them by its name.
 - `clients`: programs that use the mesh. `mesh_name`: the claim to its name. `lease`: whose it is, how long it
   lives. `handover`: how a program takes one that was kept warm. `names`: what goes by which name.
   `singletons`: where named singletons live.
-- `hosts`: other machines. `ranks`: how they start and end. `waits`: who waits until either is up.
+- `hosts`: other machines. `ranks`: how they start and end; `exits`: who hears of that.
+  `waits`: who waits until either is up.
 - `cells`: what runs where. `interrupts`: making it stop. `asking`: questions to ranks.
 - `journal`: what was done and printed. `output`: who sees it.
 - `status_publisher`: the state, live. `looks`: stacks, and what ranks wait for. `debug`: who stands at a
@@ -26,6 +27,7 @@ from monarch_nb._host.clients import ClientService
 from monarch_nb._host.debug_service import DebugService
 from monarch_nb._host.definitions import Definitions
 from monarch_nb._host.environments import EnvironmentService
+from monarch_nb._host.exits import subscribers
 from monarch_nb._host.gate import Gate
 from monarch_nb._host.handover import Handover
 from monarch_nb._host.healing import Healing
@@ -36,6 +38,7 @@ from monarch_nb._host.lease import Lease
 from monarch_nb._host.looks import Looks
 from monarch_nb._host.mesh_name import MeshName
 from monarch_nb._host.names import NameService
+from monarch_nb._host.orphans import Orphans
 from monarch_nb._host.output_service import OutputService
 from monarch_nb._host.process import HostProcess, count_gpus
 from monarch_nb._host.question_service import QuestionService
@@ -97,6 +100,8 @@ class ControllerProcess(HostProcess):
         self.questions = QuestionService(self)
         self.checkpoints = CheckpointService(self)
         self.healing = Healing(self, SpawnSpecs(os.path.join(self.directory, "spawn_specs")))
+        self.orphans = Orphans(self.registry, self.healing.spawn_specs, self.ranks, self.send_to_rank)
+        self.exit_subscribers = subscribers(self)
         self.mesh_name = MeshName(self)
         self.lease = Lease(self)
         self.handover = Handover(self)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import to_builtins
 
+from monarch_nb._host.exits import Exited
 from monarch_nb._host.groups import remake_groups
 from monarch_nb._host.registry import Group, Policy, Proc, Waiting
 from monarch_nb._host.reshaping import Reshaping
@@ -68,10 +69,13 @@ class Healing:
 
     # --- a loss
 
-    def lost(self, end: RankExit) -> None:
+    def rank_exited(self, exited: Exited) -> None:
         """A rank has died: collectives that wait for it end, the owners of its actors are asked, the
         policy is followed.
         """
+        if not exited.is_loss:
+            return
+        end = exited.end
         self._release_peers(end)
         for spec in self.spawn_specs.on({end.proc}):
             self._tell_owner(spec, end)

@@ -11,6 +11,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._host.exits import Exited
 from monarch_nb._journal.disk import check_room, why
 from monarch_nb._journal.entries import EntryLog
 from monarch_nb._journal.output import OutputStore
@@ -18,6 +19,7 @@ from monarch_nb._journal.retention import KEEP_S, set_keep_s
 from monarch_nb._journal.secrets import logged_source
 from monarch_nb._protocol.base import Plain
 from monarch_nb._protocol.events import Notice
+from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.journal import (
     GetEntry,
     GetHistory,
@@ -31,6 +33,8 @@ from monarch_nb._protocol.journal import (
 )
 from monarch_nb._protocol.registry import Sender, handles
 from monarch_nb._protocol.states import CellStatus, EntryKind
+from monarch_nb._shape import format_ranks
+from monarch_nb.exceptions import describe_end
 from monarch_nb.status import bytes_text
 
 if TYPE_CHECKING:
@@ -208,6 +212,21 @@ class JournalService:
         self.entries.begin_entry(
             kind, who=who, **{"when": now, "ended": now, "status": CellStatus.OK, **fields}
         )
+
+    def rank_exited(self, exited: Exited) -> None:
+        """Enter a loss; what was wanted isn't one."""
+        if exited.is_loss:
+            end = exited.end
+            known = {k: v for k, v in end.plain().items() if k != "last_lines"}
+            ranks = format_ranks([end.rank])
+            self.note(0, EntryKind.LOST, text=self._loss(end), ranks=ranks, status=CellStatus.LOST, end=known)
+
+    def _loss(self, end: RankExit) -> str:
+        """Return who was lost, and how, in one line."""
+        mesh = self._controller.registry.mesh
+        is_mesh = mesh is not None and mesh.group == end.group
+        where = f"mesh {self._controller.name!r}" if is_mesh else end.group
+        return f"rank {end.rank} of {where} {describe_end(end).splitlines()[0].removeprefix('the process ')}"
 
     @handles(Note)
     def do_note(self, request: Note, sender: Sender) -> None:

@@ -109,7 +109,7 @@ class Loop:
     def _run_shortly(self) -> None:
         callbacks, self._shortly = self._shortly, []
         for callback in callbacks:
-            _guarded(callback)
+            guarded(callback)
 
     def stop(self) -> None:
         """Leave `run` after this round."""
@@ -145,7 +145,7 @@ class Loop:
     def _end_round(self) -> None:
         callbacks, self._later_this_round = self._later_this_round, []
         for callback in callbacks:
-            _guarded(callback)
+            guarded(callback)
 
     def _serve_sockets(self) -> bool:
         busy = False
@@ -153,14 +153,14 @@ class Loop:
             for _ in range(_MESSAGES_PER_ROUND):
                 if not _events_of(socket, _EVENTS) & _IN:
                     break
-                _guarded(callback)
+                guarded(callback)
                 busy = True
         return busy
 
     def _run_timers(self) -> None:
         now = time.monotonic()
         while self._timers and self._timers[0][0] <= now:
-            _guarded(heapq.heappop(self._timers)[2])
+            guarded(heapq.heappop(self._timers)[2])
 
     def _wait_s(self) -> float | None:
         return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
@@ -175,10 +175,10 @@ class Loop:
         for fd, _ in ready:
             callback = self._files.get(fd)
             if callback is not None:
-                _guarded(callback)
+                guarded(callback)
 
 
-def _guarded(callback: Callback) -> None:
+def guarded(callback: Callback) -> None:
     """Call back; an error is written to the log, and everything else goes on: ranks must not die of a bug
     here.
     """

@@ -8,18 +8,16 @@ spawns anew.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
-from monarch_nb._host.registry import Group
-from monarch_nb._host.spawn_specs import SpawnSpec
+from monarch_nb._host.exits import Exited
+from monarch_nb._host.registry import Group, Registry
+from monarch_nb._host.spawn_specs import SpawnSpec, SpawnSpecs
 from monarch_nb._protocol.base import encode
-from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.questions import StopActor
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
-
-if TYPE_CHECKING:
-    from monarch_nb._host.controller import ControllerProcess
 
 CONTROLLERS = "controllers"
 """The group of processes that named singletons live in."""
@@ -27,46 +25,68 @@ GRACE_S = 3.0
 """How long actors of an orphaned group may clean up."""
 
 
-def stop_orphans(controller: ControllerProcess, end: RankExit) -> None:
-    """Stop the processes and actors that actors of a process owned which has ended."""
-    reason = f"the process of its owner, rank {end.rank}, has ended"
-    orphaned: set[int] = set()
-    for group in _owned_groups(controller, end.proc):
-        living = _living(controller, group.procs)
-        orphaned.update(living)
-        controller.ranks.stop(living, GRACE_S)
-    for spec in controller.healing.spawn_specs.owned_by(end.proc):
-        if _is_controller(controller, spec):
-            continue  # it's the mesh's, whoever asked for it first
-        procs = [proc for proc in _living(controller, spec.procs) if proc not in orphaned]
-        controller.healing.spawn_specs.stopped(spec.actor_id, list(spec.procs))
+class StopsRanks(Protocol):
+    """Can end ranks."""
+
+    def stop(self, procs: Sequence[int], grace_s: float) -> None:
+        """Stop ranks; their actors clean up meanwhile."""
+        ...
+
+
+class Orphans:
+    """Stops what the actors of dead processes owned. Owned by the loop thread.
+
+    Args:
+        send: sends a frame to a rank.
+    """
+
+    def __init__(
+        self, registry: Registry, specs: SpawnSpecs, ranks: StopsRanks, send: Callable[[int, bytes], None]
+    ) -> None:
+        self._registry = registry
+        self._specs = specs
+        self._ranks = ranks
+        self._send = send
+
+    def rank_exited(self, exited: Exited) -> None:
+        """A rank has ended: forget its own actors if that was on purpose, and stop those that its actors
+        owned elsewhere.
+        """
+        proc = exited.end.proc
+        if exited.end.stopped:
+            self._specs.procs_stopped([proc])
+        orphaned = self._stop_groups(proc)
+        reason = f"the process of its owner, rank {exited.end.rank}, has ended"
+        for spec in self._specs.owned_by(proc):
+            if not self._is_controller(spec):  # that's the mesh's, whoever asked for it first
+                self._stop_actors(spec, reason, but=orphaned)
+
+    def _stop_groups(self, proc: int) -> set[int]:
+        """Stop the ranks that actors of a process have spawned; return them."""
+        orphaned: set[int] = set()
+        for group in self._owned_groups(proc):
+            living = self._living(group.procs)
+            orphaned.update(living)
+            self._ranks.stop(living, GRACE_S)
+        return orphaned
+
+    def _stop_actors(self, spec: SpawnSpec, reason: str, but: set[int]) -> None:
+        procs = [proc for proc in self._living(spec.procs) if proc not in but]
+        self._specs.stopped(spec.actor_id, list(spec.procs))
         payload = encode(StopActor(spec.actor_id, reason, waits=False))
+        name = StopActor.wire_name.encode()
         for proc in procs:
-            controller.send_to_rank(
-                proc,
-                wire.pack(
-                    wire.CALL,
-                    src=address.CONTROLLER,
-                    dst=proc,
-                    name=StopActor.wire_name.encode(),
-                    payload=payload,
-                ),
+            self._send(
+                proc, wire.pack(wire.CALL, src=address.CONTROLLER, dst=proc, name=name, payload=payload)
             )
 
+    def _owned_groups(self, proc: int) -> list[Group]:
+        return [g for g in self._registry.groups.values() if g.creator[0] == proc and g.creator[1]]
 
-def _owned_groups(controller: ControllerProcess, proc: int) -> list[Group]:
-    return [
-        group
-        for group in controller.registry.groups.values()
-        if group.creator[0] == proc and group.creator[1]
-    ]
+    def _is_controller(self, spec: SpawnSpec) -> bool:
+        entry = self._registry.procs.get(spec.procs[0])
+        return entry is not None and entry.group == CONTROLLERS
 
-
-def _is_controller(controller: ControllerProcess, spec: SpawnSpec) -> bool:
-    entry = controller.registry.procs.get(spec.procs[0])
-    return entry is not None and entry.group == CONTROLLERS
-
-
-def _living(controller: ControllerProcess, procs: list[int] | tuple[int, ...]) -> list[int]:
-    entries = [controller.registry.procs.get(proc) for proc in procs]
-    return [entry.proc for entry in entries if entry is not None and entry.end is None]
+    def _living(self, procs: Iterable[int]) -> list[int]:
+        entries = [self._registry.procs.get(proc) for proc in procs]
+        return [entry.proc for entry in entries if entry is not None and entry.end is None]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from monarch_nb._host import capacity
-from monarch_nb._host.orphans import stop_orphans
+from monarch_nb._host import capacity, exits
+from monarch_nb._host.exits import Exited
 from monarch_nb._host.registry import Group, Proc
 from monarch_nb._host.starting import PROCESS_JOB
 from monarch_nb._protocol.events import RankEnded, RankHeartbeat, RankIsUp, RanksEnded, RanksRevived
@@ -26,10 +26,9 @@ from monarch_nb._protocol.ranks import (
     StopRanks,
 )
 from monarch_nb._protocol.registry import Later, Sender, handles
-from monarch_nb._protocol.states import CellStatus, EntryKind, ProcState
-from monarch_nb._shape import decode_extent, format_ranks
+from monarch_nb._protocol.states import EntryKind, ProcState
+from monarch_nb._shape import decode_extent
 from monarch_nb._wire import address
-from monarch_nb.exceptions import describe_end
 
 if TYPE_CHECKING:
     from monarch_nb._host.controller import ControllerProcess
@@ -213,45 +212,16 @@ class RankService:
         self.ended(event.end)
 
     def ended(self, end: RankExit) -> None:
-        """Book a rank's end, and tell everybody in the order in which they need to know."""
-        controller, proc = self._controller, end.proc
-        controller.router.forget(proc)
-        controller.asking.forget(proc)
-        entry, again = controller.registry.procs.get(proc), proc in self._restarting
-        end = self._describe(end, again)
-        done = controller.registry.proc_has_ended(end, settle=not again)
-        self.tell_end(end)
-        controller.waits.settled(done)
-        if not end.stopped and not again:
-            known = {k: v for k, v in end.plain().items() if k != "last_lines"}
-            controller.journal.note(
-                0,
-                EntryKind.LOST,
-                text=self._loss(end),
-                ranks=format_ranks([end.rank]),
-                status=CellStatus.LOST,
-                end=known,
-            )
-            controller.healing.lost(end)
-        if entry is not None:
-            controller.checkpoints.lost(entry)
-        if end.stopped:
-            controller.healing.spawn_specs.procs_stopped([proc])
-        stop_orphans(controller, end)
-        controller.cells.proc_has_ended(end)
-        controller.status_publisher.ended(proc)
-        controller.debug.proc_has_ended(proc)
-        controller.questions.proc_has_ended(proc)
-        if again:
-            self.start_again(proc)
+        """A rank has ended, here or elsewhere: tell all parts of the controller (`exits.subscribers`)."""
+        again = end.proc in self._restarting
+        entry = self._controller.registry.procs.get(end.proc)
+        exits.tell(self._controller.exit_subscribers, Exited(self._describe(end, again), again, entry))
 
-    def _loss(self, end: RankExit) -> str:
-        """Return who was lost, and how, in one line."""
-        mesh = self._controller.registry.mesh
-        where = (
-            f"mesh {self._controller.name!r}" if mesh is not None and mesh.group == end.group else end.group
-        )
-        return f"rank {end.rank} of {where} {describe_end(end).splitlines()[0].removeprefix('the process ')}"
+    def note_exit(self, exited: Exited) -> None:
+        """Enter an exit into the registry, tell other processes, and answer those who waited for the rank."""
+        done = self._controller.registry.proc_has_ended(exited.end, settle=not exited.again)
+        self.tell_end(exited.end)
+        self._controller.waits.settled(done)
 
     def _describe(self, end: RankExit, again: bool) -> RankExit:
         """Return an end with what the registry knows of it."""

@@ -113,7 +113,7 @@ class StatusPublisher:
             self._is_due = True
             self._controller.loop.call_later(PUBLISH_S, self._publish)
 
-    def ended(self, proc: int) -> None:
+    def proc_has_ended(self, proc: int) -> None:
         """A rank has ended."""
         self._monitored.pop(proc, None)
         self.touch((proc,))

@@ -1,0 +1,43 @@
+"""A cell's result on one rank, as the journal keeps it: JSON, made by the rank (`_rank`), or here for a rank
+that can't any more.
+"""
+
+from __future__ import annotations
+
+import json
+
+from monarch_nb._protocol.cells import CellFailure
+from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.states import CellStatus
+
+INTERRUPT = "KeyboardInterrupt"
+MAX_MESSAGE = 2000
+"""How many characters of an error's text the summary of a cell has."""
+
+
+def read_failure(rank: int, body: bytes) -> CellFailure:
+    """Return the error of a rank's result."""
+    found = json.loads(body)
+    return CellFailure(rank, found["ename"], found["evalue"][:MAX_MESSAGE], found["when"])
+
+
+def as_interrupted(body: bytes) -> bytes:
+    """Return an error's result as one of somebody's who has interrupted the cell."""
+    return json.dumps({**json.loads(body), "status": CellStatus.INTERRUPTED}).encode()
+
+
+def never_begun(when: float) -> bytes:
+    """Return the result of a rank on which a cell was interrupted before it began."""
+    found = {
+        "status": CellStatus.INTERRUPTED,
+        "ename": INTERRUPT,
+        "evalue": "",
+        "traceback": "",
+        "when": when,
+    }
+    return json.dumps(found).encode()
+
+
+def lost(end: RankExit, when: float) -> bytes:
+    """Return the result of a rank that has died."""
+    return json.dumps({"status": CellStatus.LOST, "end": end.plain(), "when": when}, default=str).encode()
