@@ -156,6 +156,9 @@ def run_rank(spec: dict[str, Any], host_pid: int) -> None:
 
 
 def _on_terminate(rank: Rank, number: int, frame: FrameType | None) -> None:
+    """Leave. Once: a scheduler tells all processes of a job, and then our host process tells us again."""
+    if rank.worker.inbox.closed:
+        return
     rank.worker.inbox.closed = True  # IPython swallows a SystemExit inside a cell
     raise SystemExit(0)
 

@@ -170,6 +170,24 @@ def test_cleanup_runs_when_a_mesh_is_stopped(hosts: Any, tmp_path: Path) -> None
         mesh.spawn("counter", Counter)
 
 
+class ToldTwice(monarch_nb.actor.Actor):
+    """Is told to end again while it ends, as `scancel` and its host do."""
+
+    @monarch_nb.actor.endpoint
+    def ready(self) -> None:
+        """Say that it's there."""
+
+    def __cleanup__(self, reason: Exception | None) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_rank_that_is_told_to_end_twice_ends_without_a_traceback(doomed: ProcMesh) -> None:
+    doomed.spawn("told", ToldTwice).ready.call().get(T)
+    with pytest.raises(SupervisionError, match="exited with code 0") as caught:
+        doomed.execute(lambda: os.kill(os.getpid(), signal.SIGTERM)).get(T)
+    assert "SystemExit" not in str(caught.value)
+
+
 def test_a_bootstrap_that_raises_is_told_with_its_traceback(hosts: Any) -> None:
     def broken() -> None:
         raise RuntimeError("no disk")
