@@ -1,0 +1,13 @@
+"""What reinforcement learning needs between meshes: a queue and a buffer of rollouts that hold producers
+back when consumers can't follow. Weights go the other way by `rdma.publish(state, version=0)`.
+
+    >>> from monarch_nb.rl import RolloutQueue
+    >>> queue = trainer_mesh.slice(gpus=0).spawn("rollouts", RolloutQueue, 32)    # doctest: +SKIP
+    >>> queue.put.call_one({"tokens": tokens}, version).get()                     # doctest: +SKIP
+    >>> batch = queue.get.call_one(8).get()                                       # doctest: +SKIP
+"""
+
+from monarch_nb.rl.buffer import ReplayBuffer
+from monarch_nb.rl.queue import QueueClosed, QueueState, Rollout, RolloutQueue
+
+__all__ = ["QueueClosed", "QueueState", "ReplayBuffer", "Rollout", "RolloutQueue"]

@@ -1,0 +1,161 @@
+"""Rollouts on their way from generators to trainers: each is used once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from monarch_nb.actor import Actor, concurrent_endpoint, endpoint
+from monarch_nb.exceptions import MeshError, MeshUsageError
+
+
+class QueueClosed(MeshError):
+    """Nothing more comes, or may be put."""
+
+
+class Rollout(NamedTuple):
+    """What a generator has made.
+
+    Attributes:
+        value: anything that can be sent.
+        version: of the weights that it was made with.
+    """
+
+    value: Any
+    version: int = 0
+
+
+@dataclass(frozen=True)
+class QueueState:
+    """How a queue or a buffer is.
+
+    Attributes:
+        num_held: rollouts that it holds.
+        num_put: that were ever put.
+        num_taken: that were ever handed out.
+        num_stale: that were dropped because their version was too old.
+        num_held_back: producers that wait just now.
+        num_waiting: consumers that wait just now.
+        is_closed: whether nothing may be put any more.
+    """
+
+    num_held: int
+    num_put: int
+    num_taken: int
+    num_stale: int
+    num_held_back: int
+    num_waiting: int
+    is_closed: bool
+
+
+class RolloutQueue(Actor):
+    """A queue between meshes: `put` waits while it's full, `get` while it has too few.
+
+    A producer that dies while it waits leaves its rollout behind; what a consumer was handed before it died
+    is lost.
+
+    Args:
+        capacity: how many rollouts it holds at most.
+        max_lag: rollouts whose version is older than the consumer's by more are dropped; None: never.
+
+    Example:
+        >>> queue = mesh.slice(gpus=0).spawn("rollouts", RolloutQueue, 32, max_lag=2)   # doctest: +SKIP
+        >>> [rollout.value for rollout in queue.get.call_one(8, version=5).get()]       # doctest: +SKIP
+    """
+
+    def __init__(self, capacity: int, *, max_lag: int | None = None) -> None:
+        check_count("RolloutQueue", "capacity", capacity)
+        if max_lag is not None:
+            check_count("RolloutQueue", "max_lag", max_lag, least=0)
+        self._capacity, self._max_lag = capacity, max_lag
+        self._held: deque[Rollout] = deque()
+        self._changed = asyncio.Condition()
+        self._num_put = self._num_taken = self._num_stale = 0
+        self._num_held_back = self._num_waiting = 0
+        self._is_closed = False
+
+    @concurrent_endpoint
+    async def put(self, value: Any, version: int = 0) -> int:
+        """Put a rollout, once there's room; return how many it holds then.
+
+        Raises:
+            QueueClosed: if it is closed, also while this waits.
+        """
+        async with self._changed:
+            self._num_held_back += 1
+            try:
+                await self._changed.wait_for(lambda: self._is_closed or len(self._held) < self._capacity)
+            finally:
+                self._num_held_back -= 1
+            if self._is_closed:
+                raise QueueClosed("put: the queue is closed")
+            self._held.append(Rollout(value, version))
+            self._num_put += 1
+            self._changed.notify_all()
+            return len(self._held)
+
+    @concurrent_endpoint
+    async def get(self, num: int = 1, version: int | None = None) -> list[Rollout]:
+        """Take rollouts, the oldest first, once there are `num` of them; what is left of a closed queue may
+        be fewer.
+
+        Args:
+            version: of the consumer's weights: drops what is older by more than `max_lag`.
+
+        Raises:
+            QueueClosed: if it is closed and empty.
+            MeshUsageError: if it can never hold so many.
+        """
+        check_count("get", "num", num)
+        if num > self._capacity:
+            raise MeshUsageError(f"get: {num} rollouts were asked for, and the queue holds {self._capacity}")
+        async with self._changed:
+            self._num_waiting += 1
+            try:
+                await self._changed.wait_for(lambda: self._is_closed or self._num_fresh(version) >= num)
+            finally:
+                self._num_waiting -= 1
+            self._num_fresh(version)
+            taken = [self._held.popleft() for _ in range(min(num, len(self._held)))]
+            if not taken:
+                raise QueueClosed("get: the queue is closed, and empty")
+            self._num_taken += len(taken)
+            self._changed.notify_all()
+            return taken
+
+    def _num_fresh(self, version: int | None) -> int:
+        """Drop what is too old; return how many are left."""
+        if version is not None and self._max_lag is not None:
+            fresh = [each for each in self._held if each.version >= version - self._max_lag]
+            self._num_stale += len(self._held) - len(fresh)
+            if len(fresh) < len(self._held):
+                self._held = deque(fresh)
+                self._changed.notify_all()
+        return len(self._held)
+
+    @concurrent_endpoint
+    async def close(self) -> None:
+        """Let nothing more be put; who waits is told."""
+        async with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    @endpoint
+    def state(self) -> QueueState:
+        """Return how it is."""
+        return QueueState(
+            len(self._held), self._num_put, self._num_taken, self._num_stale, self._num_held_back,
+            self._num_waiting, self._is_closed,
+        )  # fmt: skip
+
+
+def check_count(who: str, name: str, value: object, *, least: int = 1) -> None:
+    """Refuse what is no number of things.
+
+    Raises:
+        MeshUsageError: naming it.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise MeshUsageError(f"{who}: {name} is a whole number of at least {least}, not {value!r}")
