@@ -356,6 +356,16 @@ def class_of(mesh: ActorMesh[Any]) -> type:
     return mesh._class
 
 
+def spawned_as(mesh: ActorMesh[Any]) -> str:
+    """Return the name that a mesh's actors were spawned with."""
+    return mesh._name
+
+
+def take_class(mesh: ActorMesh[Any], cls: type) -> None:
+    """Take note that a mesh's actors have a new class: endpoints are looked up anew."""
+    mesh._reload(cls)
+
+
 def check_class(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """See whether a class can be spawned with these arguments.
 

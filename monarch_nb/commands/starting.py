@@ -9,6 +9,7 @@ from msgspec.structs import asdict
 
 from monarch_nb import mesh as meshes
 from monarch_nb._protocol.programs import Status
+from monarch_nb.actor.handle import session_of
 from monarch_nb.commands import clusters
 from monarch_nb.commands.parser import Namespace
 from monarch_nb.exceptions import MeshUsageError
@@ -178,7 +179,7 @@ def prepare_distributed(mesh: Mesh, backend: str | None, timeout_s: float | None
 
 
 def _has_gpus(mesh: Mesh) -> bool:
-    return all(h.num_gpus for h in mesh._session.request(Status()).hosts)
+    return all(h.num_gpus for h in session_of(mesh).request(Status()).hosts)
 
 
 def _init_process_group(backend: str, timeout_s: float) -> None:

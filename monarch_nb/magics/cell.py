@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb._client.interrupts import Interrupts
 from monarch_nb._protocol.work import Work
 from monarch_nb._shape import Extent, Shape
+from monarch_nb.actor.handle import transport_of
+from monarch_nb.actor.proc_mesh import work_on
 from monarch_nb.actor.value_mesh import ValueMesh
 from monarch_nb.commands.parser import Namespace
 from monarch_nb.display import CellView, LiveDisplay, ViewWatcher
@@ -70,7 +72,7 @@ def show_cell(
     """Run a cell, show it while it runs, and raise what it raises."""
     view = CellView(ranks, len(mesh), more_hint="%mesh logs", group=group)
     stall_detector = StallDetector(mesh, view)
-    with Interrupts(mesh._transport.reader) as interrupts, LiveDisplay(view, on_tick=stall_detector.tick):
+    with Interrupts(transport_of(mesh).reader) as interrupts, LiveDisplay(view, on_tick=stall_detector.tick):
         view.started()
         run = mesh.submit(
             source,
@@ -144,7 +146,7 @@ def start_cell(
 def _last_values(mesh: Mesh, ranks: tuple[int, ...]) -> ValueMesh[Any]:
     """Bring here what the last expression has given on each rank."""
     whole = len(ranks) == len(mesh)
-    values: ValueMesh[Any] = mesh.part(ranks)._work(Work.CELL_VALUE, None, "%%mesh --output").get()
+    values: ValueMesh[Any] = work_on(mesh.part(ranks), Work.CELL_VALUE, None, "%%mesh --output").get()
     return ValueMesh(
         Shape.full(mesh.extent if whole else Extent(["ranks"], [len(ranks)])), list(values.values())
     )

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.completer import SimpleCompletion, context_matcher
 
 from monarch_nb._protocol.work import Work
+from monarch_nb.actor.handle import transport_of
+from monarch_nb.actor.proc_mesh import work_on
 from monarch_nb.exceptions import MeshError
 from monarch_nb.magics.values import Values, Word
 
@@ -109,11 +111,13 @@ class Completion:
     def _remote(self, text: str, name: str | None) -> list[str]:
         """Ask rank 0 what `text` may go on with; nothing if it doesn't answer in time."""
         mesh = self._mesh(name)
-        if mesh is None or mesh._transport.closed or not mesh.living_ranks():
+        if mesh is None or transport_of(mesh).closed or not mesh.living_ranks():
             return []
         try:
             found: list[str] = (
-                mesh.part(mesh.living_ranks()[:1])._work(Work.COMPLETE, text, "completion").get(ASK_S).item()
+                work_on(mesh.part(mesh.living_ranks()[:1]), Work.COMPLETE, text, "completion")
+                .get(ASK_S)
+                .item()
             )
         except (MeshError, OSError):
             return []

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from monarch_nb._client import kernel
 from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb._transport.transport import TransportClosed
+from monarch_nb.actor.handle import session_of, transport_of
 from monarch_nb.commands.parser import Namespace
 from monarch_nb.debug import Prompt, Question
 from monarch_nb.exceptions import MeshUsageError, RequestFailed
@@ -39,7 +40,7 @@ def talk(mesh: Mesh) -> bool:
     Raises:
         MeshUsageError: if nobody can type here; the ranks run on, without breakpoints.
     """
-    mesh._session.num_prompts += 1
+    session_of(mesh).num_prompts += 1
     try:
         with Question(on_taken_back=close_box) as read:
             return Prompt(mesh, read).run()
@@ -56,7 +57,7 @@ def talk(mesh: Mesh) -> bool:
             "breakpoints skip"
         ) from None
     finally:
-        mesh._session.num_prompts -= 1
+        session_of(mesh).num_prompts -= 1
 
 
 class CellPrompt:
@@ -69,7 +70,7 @@ class CellPrompt:
         """Talk; where nobody can type, let the ranks run on, and return what is to be raised once the wait
         is over.
         """
-        mesh = next((m for m in self._state.meshes.values() if m._transport is session.transport), None)
+        mesh = next((m for m in self._state.meshes.values() if transport_of(m) is session.transport), None)
         if mesh is None:
             return None
         try:

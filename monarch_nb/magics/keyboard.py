@@ -10,6 +10,7 @@ import getpass
 from typing import TYPE_CHECKING
 
 from monarch_nb._protocol.keyboard import AnswerUser, QuestionRow, RefuseUser, UserQuestions
+from monarch_nb.actor.handle import session_of
 from monarch_nb.debug import Question, TakenBack
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ INPUT_OVER_MIME = "application/vnd.monarch-nb.input-over+json"
 
 def answer_questions(mesh: Mesh) -> None:
     """Ask whoever sits here until no rank asks any more."""
-    session = mesh._session
+    session = session_of(mesh)
     while True:
         seen = session.num_questions_over
         rows = session.request(UserQuestions())
@@ -58,7 +59,7 @@ def _asked(mesh: Mesh, row: QuestionRow, seen: int) -> str:
         print(f"rank {row.rank} doesn't ask any more")
 
     prompt = f"[{row.rank}] {row.prompt}" if len(mesh) > 1 else row.prompt
-    session = mesh._session
+    session = session_of(mesh)
     with Question(getpass.getpass if row.hidden else None, taken_back) as ask:
         session.take_back_question[row.id] = ask.take_back
         try:

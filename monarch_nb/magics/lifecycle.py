@@ -6,6 +6,7 @@ import html
 from contextlib import suppress
 from typing import Any
 
+from monarch_nb.actor.handle import session_of
 from monarch_nb.commands import actions
 from monarch_nb.commands.clusters import asked_on_engine, script_text
 from monarch_nb.commands.parser import Namespace
@@ -66,7 +67,7 @@ def detach(state: State, arguments: Namespace) -> None:
     """Disconnect from a mesh; it goes on."""
     mesh = state.mesh(arguments.name)
     state.drop(mesh.name)
-    mesh._session.close()
+    session_of(mesh).close()
     print(f"detached from mesh {mesh.name!r}; it goes on. Come back: %mesh attach {mesh.name}")
 
 
@@ -123,7 +124,7 @@ def say_what_runs(shell: Any) -> None:
         try:
             mesh = attach_mesh(connection.name, listens=False)
             note = mesh.journal.missed().summary()
-            mesh._session.close()
+            session_of(mesh).close()
         except Exception as error:  # whatever is wrong with one mesh, the extension loads
             note = str(error)
         print(

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from monarch_nb._protocol.journal import Seen
+from monarch_nb.actor.handle import session_of, transport_of
 from monarch_nb.display import CellView, LiveDisplay, StackView, ViewWatcher
 
 if TYPE_CHECKING:
@@ -72,8 +73,8 @@ def _ended(display: LiveDisplay, run: CellRun, view: CellView, entry: Entry, lef
 
 def _replay_actors(mesh: Mesh, view: CellView, position: int) -> None:
     feed = mesh.journal.output(ViewWatcher(view), position=position, actors=True)
-    mesh._transport.reader.wait(feed, time.monotonic() + REPLAY_S)
-    mesh._session.tell(Seen(others=True))
+    transport_of(mesh).reader.wait(feed, time.monotonic() + REPLAY_S)
+    session_of(mesh).tell(Seen(others=True))
     view.close()
 
 

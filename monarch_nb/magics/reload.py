@@ -10,6 +10,9 @@ from typing import Any
 
 from monarch_nb._protocol.work import Work
 from monarch_nb._shape import format_ranks
+from monarch_nb.actor.actor_mesh import class_of, spawned_as, take_class
+from monarch_nb.actor.handle import session_of
+from monarch_nb.actor.proc_mesh import work_on
 from monarch_nb.commands.parser import Namespace
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.magics.state import State
@@ -23,7 +26,9 @@ def reload(state: State, arguments: Namespace) -> None:
     if not (isinstance(cls, type) and issubclass(cls, Actor)):
         raise MeshUsageError(f"%mesh reload: {arguments.cls} is no actor class of this notebook")
     mesh = state.mesh(arguments.name)
-    found = mesh.living()._work(Work.RELOAD_CLASS, (cls.__qualname__, cls), f"reload of {cls.__name__}").get()
+    found = work_on(
+        mesh.living(), Work.RELOAD_CLASS, (cls.__qualname__, cls), f"reload of {cls.__name__}"
+    ).get()
     counts = list(found.values())
     ranks = [rank for rank, num in zip(mesh.living_ranks(), counts, strict=True) if num]
     if not ranks:
@@ -31,7 +36,7 @@ def reload(state: State, arguments: Namespace) -> None:
             f"%mesh reload: no actor of a class {cls.__qualname__} lives on mesh {mesh.name!r}"
         )
     for handle in handles_of(mesh, cls.__qualname__):
-        handle._reload(cls)
+        take_class(handle, cls)
     print(
         f"{sum(counts)} actor{'s' * (sum(counts) > 1)} on ranks {format_ranks(ranks)} have the new "
         f"{cls.__name__}; state kept"
@@ -40,7 +45,7 @@ def reload(state: State, arguments: Namespace) -> None:
 
 def handles_of(mesh: Any, qualname: str) -> list[Any]:
     """Return this program's handles on actors of a class of that name."""
-    return [m for m in list(mesh._session.meshes.values()) if m._class.__qualname__ == qualname]
+    return [m for m in list(session_of(mesh).meshes.values()) if class_of(m).__qualname__ == qualname]
 
 
 class StaleClasses:
@@ -66,9 +71,9 @@ class StaleClasses:
 
     def _tell(self, name: str, cls: type) -> None:
         for mesh in self._state.meshes.values():
-            old = [m for m in handles_of(mesh, cls.__qualname__) if m._class is not cls]
+            old = [m for m in handles_of(mesh, cls.__qualname__) if class_of(m) is not cls]
             if old:
-                names = ", ".join(sorted({m._name for m in old}))
+                names = ", ".join(sorted({spawned_as(m) for m in old}))
                 print(
                     f"{names} on mesh {mesh.name!r} still ha{'ve' if len(old) > 1 else 's'} the old {name}: "
                     f"%mesh reload {name} puts the new methods on, and keeps the state"

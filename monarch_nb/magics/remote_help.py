@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb._protocol.states import RankState
 from monarch_nb._protocol.work import Work
 from monarch_nb._shape import format_ranks
+from monarch_nb.actor.handle import transport_of
+from monarch_nb.actor.proc_mesh import work_on
 from monarch_nb.exceptions import MeshError
 from monarch_nb.magics.auto import AutoMode
 from monarch_nb.magics.completion import named_mesh
@@ -85,7 +87,7 @@ class RemoteHelp:
 
     def _remote(self, name: str, detail_level: int) -> str:
         mesh = self._state.meshes.get(self._name or self._state.current or "")
-        if mesh is None or mesh._transport.closed or not name:
+        if mesh is None or transport_of(mesh).closed or not name:
             return ""
         try:
             return remote_text(mesh, name, detail_level)
@@ -103,12 +105,12 @@ def remote_text(mesh: Mesh, name: str, detail_level: int = 0) -> str:
     ranks = [rank for rank in mesh.living_ranks() if rank not in occupied]
     if not ranks:
         return ""
-    brief = mesh.part(ranks)._work(Work.LOOK_AT, (name, True), "help")
+    brief = work_on(mesh.part(ranks), Work.LOOK_AT, (name, True), "help")
     rows = dict(zip(ranks, brief.get(ASK_S).values(), strict=True))
     knowing = [rank for rank in ranks if rows[rank] is not None]
     if not knowing:
         return ""
-    full = mesh.part(knowing[:1])._work(Work.LOOK_AT, (name, False), "help").get(ASK_S).item()
+    full = work_on(mesh.part(knowing[:1]), Work.LOOK_AT, (name, False), "help").get(ASK_S).item()
     return (
         help_text(full, rows, [rank for rank in mesh.living_ranks() if rank not in ranks], detail_level)
         if full

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from monarch_nb._client.interrupts import Interrupts
+from monarch_nb.actor.handle import transport_of
 from monarch_nb.commands.parser import Namespace
 from monarch_nb.display import CellView, LiveDisplay, StackView, ViewWatcher
 from monarch_nb.exceptions import DeviceMeshError, MeshUsageError
@@ -42,7 +43,7 @@ def _show(
     meshes: Sequence[Mesh], ranks: dict[str, tuple[int, ...]], source: str, number: int, arguments: Namespace
 ) -> None:
     views = [CellView(ranks[mesh.name], len(mesh), title=mesh.name, group=arguments.group) for mesh in meshes]
-    reader = meshes[0]._transport.reader
+    reader = transport_of(meshes[0]).reader
     with Interrupts(reader) as interrupts, LiveDisplay(StackView(views, shows_empty=False)):
         runs: list[CellRun] = []
         interrupts.pass_to(lambda: _interrupt(runs))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb._client.sessions import known
 from monarch_nb._protocol.programs import InUse
+from monarch_nb.actor.handle import session_of, transport_of
 from monarch_nb.commands.values import DEFAULT_NAME
 from monarch_nb.exceptions import MeshNotFound, MeshUsageError
 
@@ -30,7 +31,7 @@ class State:
             name = self.current
         if name is None:
             raise MeshUsageError("no mesh is in use. Start one: %mesh start; or see what runs: %mesh list")
-        transport = self.meshes[name]._transport if name in self.meshes else None
+        transport = transport_of(self.meshes[name]) if name in self.meshes else None
         if transport is not None and transport.lost:
             return self._after_end(name, transport)
         if transport is None or transport.closed:
@@ -61,7 +62,7 @@ class State:
 
         connection = find_connection(name)
         known = self.meshes.get(connection.name)
-        if known is not None and known._session.is_open_to(connection):
+        if known is not None and session_of(known).is_open_to(connection):
             return self.adopt(known)
         return self.adopt(meshes.attach(connection.name))
 
@@ -76,16 +77,16 @@ class State:
 
         before = self.meshes.get(mesh.name)
         lost = (
-            known(before._transport)
-            if before is not None and before is not mesh and before._transport.lost
+            known(transport_of(before))
+            if before is not None and before is not mesh and transport_of(before).lost
             else None
         )
         if lost is not None:
             lost.close()
         self.meshes[mesh.name] = mesh
         self.current = mesh.name
-        session.use(mesh._session)
-        mesh._session.tell(InUse())
+        session.use(session_of(mesh))
+        session_of(mesh).tell(InUse())
         self.shell.user_ns[mesh.name.replace("-", "_")] = mesh
         if mesh.name != DEFAULT_NAME:
             self.shell.user_ns[DEFAULT_NAME] = mesh

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb import _reload
 from monarch_nb._reload import ReloadRequest, SyncMode
+from monarch_nb.actor.handle import session_of, transport_of
 from monarch_nb.commands import actions
 from monarch_nb.commands.parser import Namespace
 from monarch_nb.exceptions import MeshError
@@ -49,7 +50,7 @@ class CodeWatch:
         """Reload what has changed; called before each cell."""
         state = self._state
         mesh = state.meshes.get(state.current or "")
-        if mesh is None or mesh._transport.closed:
+        if mesh is None or transport_of(mesh).closed:
             return
         self._send_files(mesh)
         if not _reload.changed_modules() or not self._watches(mesh) or _has_autoreload(state.shell):
@@ -65,7 +66,7 @@ class CodeWatch:
 
     def _send_files(self, mesh: Mesh) -> None:
         """Send what was saved to other hosts, if that's wanted: the cell may call an actor there."""
-        spaces = known_workspaces(mesh._session)
+        spaces = known_workspaces(session_of(mesh))
         if spaces is None or not spaces.stale() or not self._watches(mesh):
             return
         try:
