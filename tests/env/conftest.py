@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from conda_environment import make_conda, missing_for_conda
 from environments import Made, make_venv
 
 
@@ -14,6 +15,15 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
     found = make_venv(folder / "venv")
     found.install(found.wheel(folder, "alpha", "1.0"), found.wheel(folder, "beta", "2.0", script=True))
     return found
+
+
+@pytest.fixture(scope="session")
+def conda(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """A conda prefix that rattler has installed."""
+    missing = missing_for_conda()
+    if missing:
+        pytest.skip(missing)
+    return make_conda(tmp_path_factory.mktemp("conda"))
 
 
 @pytest.fixture

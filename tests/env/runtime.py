@@ -19,7 +19,11 @@ _EXTRA = re.compile(r"extra\s*==")
 
 def make_runtime(prefix: Path) -> Made:
     """Make a venv with what ranks need. Its files are links to those of the tests' own environment."""
-    made = make_venv(prefix)
+    return add_runtime(make_venv(prefix))
+
+
+def add_runtime(made: Made) -> Made:
+    """Give an environment what ranks need."""
     seen: set[str] = set()
     for name in NEEDED:
         _link(name, made.site, seen)

@@ -14,7 +14,6 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from conda_environment import make_conda, missing_for_conda
 from environments import Made, bare
 from small_disk import small_disk
 
@@ -377,15 +376,10 @@ def test_this_machine_fits_what_runs_on_it(scanned: Scanned, tmp_path: Path) -> 
     assert scanned.manifest.facts["glibc"].startswith("2.")
 
 
-CONDA = missing_for_conda()
-
-
-@pytest.mark.skipif(bool(CONDA), reason=CONDA)
 @needs_namespaces
 def test_a_conda_prefix_with_text_and_binary_placeholders_runs_elsewhere(
-    tmp_path: Path, cache_file: str
+    conda: Made, tmp_path: Path, cache_file: str
 ) -> None:
-    conda = make_conda(tmp_path)
     scanned = conda.scan(cache_file)
     kinds = {entry.path: entry.kind for part in scanned.parts.values() for entry in part.entries}
     assert kinds["env/etc/prefixdemo.conf"] == manifest.TEMPLATE

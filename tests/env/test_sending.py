@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from environments import Made, bare
-from runtime import ROOT, make_runtime
+from runtime import ROOT, add_runtime, make_runtime
 
 from monarch_nb.mesh.shipping.packs import packs_of
 from monarch_nb.mesh.shipping.receiving import Receiver, sums_of
@@ -103,20 +103,43 @@ def test_a_host_that_passes_on_what_is_not_right_is_found(runtime: Made, tmp_pat
     assert found["first"]["corrupting"] == found["hosts"][:1]
 
 
-def test_a_named_mesh_says_what_was_done_and_what_comes_next(runtime: Made, tmp_path: Path) -> None:
-    (tmp_path / "repository").mkdir()
+def sync_by(runtime: Made, folder: Path) -> dict[str, Any]:
+    """Run a program with a named mesh that syncs its environment; return what it has found."""
+    (folder / "repository").mkdir()
     env = {
         **bare(),
-        "MONARCH_NB_STORE": str(tmp_path / "store"),
-        "JUPYTER_DATA_DIR": str(tmp_path / "data"),
-        "JUPYTER_RUNTIME_DIR": str(tmp_path / "run"),
+        "MONARCH_NB_STORE": str(folder / "store"),
+        "JUPYTER_DATA_DIR": str(folder / "data"),
+        "JUPYTER_RUNTIME_DIR": str(folder / "run"),
     }
     command = [runtime.python, str(PROGRAM.with_name("sync_program.py")), f"env-{os.getpid()}"]
     ended = subprocess.run(
-        command, capture_output=True, text=True, env=env, cwd=tmp_path / "repository", timeout=220
+        command, capture_output=True, text=True, env=env, cwd=folder / "repository", timeout=220
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
-    found = json.loads(ended.stdout.splitlines()[-1])
+    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return found
+
+
+def test_a_conda_environment_with_packages_of_pip_is_what_restarted_ranks_run_in(
+    conda: Made, tmp_path: Path
+) -> None:
+    conda.install(conda.wheel(tmp_path, "alpha", "1.0"))
+    found = sync_by(add_runtime(conda), tmp_path)
+    assert found["before"] == found["living"] == [str(conda.prefix)] * 2
+    assert "sent, verified; new ranks run in it" in found["said"], found["said"]
+    assert len(set(found["restarted"])) == 1
+    prefix = Path(found["restarted"][0])
+    assert prefix.is_relative_to(tmp_path / "store" / "envs")
+    said = subprocess.check_output([prefix / "bin" / "prefixdemo"], text=True, env=bare())
+    assert f"binary says {prefix}/etc/prefixdemo.conf len={len(f'{prefix}/etc/prefixdemo.conf')}" in said
+    assert f"conf says controller={prefix}\n" in said
+    where = Made(prefix).run("import alpha, meshpure; print(alpha.__file__, meshpure.__file__)")
+    assert where.count(str(prefix)) == 2
+
+
+def test_a_named_mesh_says_what_was_done_and_what_comes_next(runtime: Made, tmp_path: Path) -> None:
+    found = sync_by(runtime, tmp_path)
     assert "to send" in found["dry"]
     assert not (tmp_path / "store" / "envs").exists() or found["said"]
     assert "sent, verified; new ranks run in it" in found["said"], found["said"]
