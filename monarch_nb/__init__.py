@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._client import card as _card
 from monarch_nb._transport import data_plane as _data_plane
 from monarch_nb._version import __version__
 
@@ -108,7 +109,14 @@ def _remote_arguments() -> Any:
     return remote_arguments
 
 
+def _show_card() -> Any:
+    from monarch_nb.widgets.card import show_card  # loaded by the first who shows a mesh
+
+    return show_card
+
+
 _data_plane.provide(_remote_arguments)
+_card.provide(_show_card)
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -136,10 +136,11 @@ def show_status(arguments: argparse.Namespace) -> None:
     elif arguments.watch and sys.stdout.isatty():
         _watch_in_terminal(mesh)
     elif arguments.watch:
-        from monarch_nb.display import top
+        from monarch_nb.display.top import text
+        from monarch_nb.widgets.top import follow
 
         with suppress(KeyboardInterrupt):
-            top.follow(mesh, lambda status: print(top.text(status), flush=True))
+            follow(mesh, lambda status: print(text(status), flush=True))
     else:
         _say(arguments, mesh.status().text())
 
@@ -150,7 +151,7 @@ def top(arguments: argparse.Namespace) -> None:
 
 
 def _print_json(mesh: Mesh, *, watch: bool) -> None:
-    from monarch_nb.display.top import follow
+    from monarch_nb.widgets.top import follow
 
     if not watch:
         print(json.dumps(mesh.status().as_dict()))
@@ -163,8 +164,9 @@ def _watch_in_terminal(mesh: Mesh) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    from monarch_nb.display.top import Watch, table
+    from monarch_nb.display.top import table
     from monarch_nb.terminal.keys import key_ends
+    from monarch_nb.widgets.top import Watch
 
     watch = Watch(mesh)
     with (

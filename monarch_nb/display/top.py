@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import io
-import threading
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from monarch_nb._shape import format_ranks
-from monarch_nb.status import (
-    MeshStatus,
-    RankStatus,
-    apply,
-    bytes_text,
-    collective_text,
-    duration,
-    percent_text,
-)
+from monarch_nb.status import MeshStatus, RankStatus, bytes_text, collective_text, duration, percent_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-    from monarch_nb.mesh import Mesh
 
 MAX_ROWS = 64
 """Rows of the table of ranks; ranks that do the same share one when there are more."""
@@ -165,61 +153,3 @@ def text(status: MeshStatus, width: int = 100, *, colour: bool = False) -> str:
     )
     console.print(table(status))
     return file.getvalue().rstrip("\n")
-
-
-def follow(
-    mesh: Mesh, show: Callable[[MeshStatus], None], *, every_s: float = 0.5, count: int | None = None
-) -> None:
-    """Show a mesh's state again and again as it changes, until it ends, or is interrupted.
-
-    Args:
-        every_s: seconds between two pictures, at least.
-        count: how many pictures.
-    """
-    Watch(mesh).run(show, every_s=every_s, count=count)
-
-
-class Watch:
-    """A mesh's state, the newest one each time it's wanted. `stop_showing` may be called from any thread."""
-
-    def __init__(self, mesh: Mesh) -> None:
-        self._new = threading.Event()
-        self._over = threading.Event()
-        self._data: dict[str, Any] = {}
-        self._last = 0.0
-        self._feed = mesh.watch_status(self._take_change, self.stop_showing)
-
-    def run(
-        self, show: Callable[[MeshStatus], None], *, every_s: float = 0.5, count: int | None = None
-    ) -> None:
-        """Show the state again and again as it changes, until `stop_showing` is called or the mesh ends."""
-        try:
-            while count is None or count > 0:
-                status = self._next(every_s)
-                if status is None:
-                    return
-                show(status)
-                count = None if count is None else count - 1
-        finally:
-            self._feed.close()
-
-    def stop_showing(self) -> None:
-        """Show no more."""
-        self._over.set()
-        self._new.set()
-
-    def _take_change(self, change: dict[str, Any]) -> None:
-        self._data = apply(self._data, change)
-        self._new.set()
-
-    def _next(self, every_s: float) -> MeshStatus | None:
-        """Return a state that is newer than the last one; None if there's none any more."""
-        wait_s = self._last + every_s - time.monotonic()
-        if wait_s > 0:
-            self._over.wait(wait_s)
-        if self._data:
-            self._feed.taken()
-        self._new.wait()
-        self._new.clear()
-        self._last = time.monotonic()
-        return None if self._over.is_set() else MeshStatus.of(self._data)

@@ -17,6 +17,7 @@ from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.magics.missed import show_missed
 from monarch_nb.magics.state import State
 from monarch_nb.status import MeshStatus
+from monarch_nb.widgets.top import follow
 
 
 def start(state: State, arguments: Namespace) -> None:
@@ -104,7 +105,7 @@ def top(state: State, arguments: Namespace) -> None:
             handle.update(bundle, raw=True)
 
     with suppress(KeyboardInterrupt):
-        tables.follow(state.mesh(arguments.name), show, every_s=arguments.every, count=arguments.count)
+        follow(state.mesh(arguments.name), show, every_s=arguments.every, count=arguments.count)
 
 
 def stop(state: State, arguments: Namespace) -> None:

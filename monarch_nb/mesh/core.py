@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from monarch_nb._client.card import show_card
 from monarch_nb._client.dashboard import dashboard_url
 from monarch_nb._client.heal_report import HealReport
 from monarch_nb._client.session import Session
@@ -31,7 +32,6 @@ from monarch_nb.actor.placement import Placement
 from monarch_nb.actor.proc_mesh import HEAL_S, ProcMesh, part_at, work_on
 from monarch_nb.actor.value_mesh import ValueMesh
 from monarch_nb.display import CellView, LiveDisplay, ViewWatcher, card_html
-from monarch_nb.display.card import end_cards, show_card
 from monarch_nb.exceptions import ActorError, MeshError, MeshUsageError
 from monarch_nb.mesh.actors import Actors
 from monarch_nb.mesh.always import forget, remember
@@ -75,6 +75,7 @@ class Mesh(ProcMesh):
     Attributes:
         last_error: what the last cell that failed has raised, with all its failures.
         last_profile: what the last cell with a profile took.
+        when_stopped: called with the reason once this program stops it.
         actors: the actors that run on it, by name.
         journal: what ran on it.
 
@@ -92,6 +93,7 @@ class Mesh(ProcMesh):
         self._name = name
         self.last_error: BaseException | None = None
         self.last_profile: Profile | None = None
+        self.when_stopped: list[Callable[[str], None]] = []
         self.actors = Actors(self)
         self.journal = History(self)
 
@@ -719,7 +721,8 @@ class Mesh(ProcMesh):
     def stop(self, reason: str = "", *, grace_s: float | None = 3.0) -> Future[None]:
         """End the mesh: its ranks, its host processes, its connection file."""
         session = self._session
-        end_cards("it was stopped", self)  # a picture stays where it is shown
+        for tell in self.when_stopped:
+            tell("it was stopped")  # a picture stays where it is shown
         self._stopped = reason or "it was stopped"
         reply, pid = session.ask_to_end()
 

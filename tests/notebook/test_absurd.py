@@ -106,7 +106,7 @@ def test_every_verb_survives_absurd_arguments(kernel: RawKernel, tmp_path: Path)
 
 _DRIVER = """
 import json, os, sys, tempfile
-import monarch_nb.display.top, monarch_nb.mesh.listing
+import monarch_nb.display.top, monarch_nb.widgets.top, monarch_nb.mesh.listing
 from monarch_nb.cli import main
 found = []
 for words in json.load(sys.stdin):

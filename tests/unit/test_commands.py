@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +21,7 @@ from monarch_nb.server.routes import routes
 from monarch_nb.terminal.words import in_terminal
 
 ALL = [*COMMANDS.values(), CELL]
+SOURCES = Path(__file__).parents[2] / "labextension" / "src"
 
 
 def terminal_parsers() -> dict[str, argparse.ArgumentParser]:
@@ -139,3 +142,13 @@ def test_help_in_a_terminal_loads_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]" and "Interrupt what runs on ranks." in done.stdout
+
+
+def test_the_cards_buttons_are_the_tables() -> None:
+    from monarch_nb.widgets.mesh_widget import BUTTONS
+
+    sent = re.search(r"^type Action = (.+);$", (SOURCES / "widgetactions.ts").read_text(), re.MULTILINE)
+    assert sent is not None and set(re.findall(r"'(\w+)'", sent[1])) == set(BUTTONS)
+    for command in BUTTONS.values():  # they need no more than a set of ranks
+        assert command.run is not None
+        assert all(each.default is not None or each.dest == "name" for each in command.arguments)

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import anywidget
 import traitlets
 
+from monarch_nb.commands.command import Place, at_place
+from monarch_nb.commands.table import COMMANDS
 from monarch_nb.exceptions import MeshError
-from monarch_nb.stacks import stacks_text
 from monarch_nb.status import MeshStatus
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from monarch_nb.mesh import Mesh
 
 SCRIPT = Path(__file__).parent / "static" / "card.js"
+BUTTONS = at_place(COMMANDS, Place.CARD)
+_SAYS = {"interrupt": "interrupted", "stop": "stopped"}
+"""What a button answers in place of the command's own text."""
 
 
 class MeshWidget(anywidget.AnyWidget):
@@ -100,20 +104,10 @@ class MeshWidget(anywidget.AnyWidget):
         self.send({"kind": "answer", "id": content.get("id"), "ok": ok, "text": text})
 
     def _do(self, action: str, ranks: str) -> str:
-        mesh = self._mesh
-        if action == "interrupt":
-            mesh.interrupt(ranks)
-            return "interrupted"
-        if action == "heal":
-            return str(mesh.heal())
-        if action == "stop":
-            mesh.stop().get(30)
-            return "stopped"
-        if action == "stacks":
-            return stacks_text(mesh.stacks(ranks))
-        if action == "lines":
-            return "\n".join(mesh.last_lines(ranks))
-        raise ValueError(f"there's no button {action!r}")
+        if action not in BUTTONS:
+            raise ValueError(f"there's no button {action!r}")
+        text = BUTTONS[action].ask_text(self._mesh, ranks=ranks)
+        return _SAYS.get(action, text)
 
 
 def _plain(value: Any) -> Any:

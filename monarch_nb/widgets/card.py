@@ -19,8 +19,8 @@ from monarch_nb.exceptions import MeshError
 from monarch_nb.status import MeshStatus
 
 if TYPE_CHECKING:
-    from monarch_nb.display.mesh_widget import MeshWidget
     from monarch_nb.mesh import Mesh
+    from monarch_nb.widgets.mesh_widget import MeshWidget
 
 MIME = "application/vnd.monarch-nb.mesh+json"
 WIDGET_MIME = "application/vnd.jupyter.widget-view+json"
@@ -103,7 +103,7 @@ def _make_widget(mesh: Mesh, status: MeshStatus, shell: Any) -> MeshWidget | Non
     if not hasattr(shell, "kernel") or "ipykernel" not in sys.modules:
         return None
     try:
-        from monarch_nb.display.mesh_widget import MeshWidget
+        from monarch_nb.widgets.mesh_widget import MeshWidget
     except ImportError:
         return None
     return MeshWidget(mesh, status)
@@ -137,6 +137,7 @@ def _end_with(mesh: Mesh) -> None:
             end_cards(reason, found)
 
     mesh._session.when_lost.append(lost)
+    mesh.when_stopped.append(lost)
 
 
 def end_cards(reason: str, mesh: Mesh | None = None) -> None:
