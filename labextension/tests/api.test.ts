@@ -1,7 +1,7 @@
 import { beforeEach, expect, test, vi } from 'vitest';
 import type { ServerConnection } from '@jupyterlab/services';
-import { Api, ApiError } from '../src/api';
-import { labConnection } from '../src/connection';
+import { Api, ApiError } from '../src/transport/api';
+import { labConnection } from '../src/transport/connection';
 
 const { makeRequest } = vi.hoisted(() => ({ makeRequest: vi.fn() }));
 vi.mock('@jupyterlab/services', () => ({ ServerConnection: { makeRequest } }));

@@ -1,7 +1,7 @@
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
-import { MeshCard } from '../src/card';
-import type { IActions } from '../src/card';
-import { MeshStore } from '../src/store';
+import { MeshCard } from '../src/card/card';
+import type { IActions } from '../src/card/card';
+import { MeshStore } from '../src/transport/store';
 import { host, rank, status } from './fakes';
 
 let store: MeshStore;

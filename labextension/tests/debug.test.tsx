@@ -1,11 +1,11 @@
 import * as React from 'react';
 import { act } from 'react';
 import { describe, expect, test, vi } from 'vitest';
-import { foldPlaces, parseRanks, placeText, whoText } from '../src/debugfold';
-import { DebugModel, MAX_ENTRIES, type IDebugSource } from '../src/debugmodel';
-import { DebugView } from '../src/debugview';
+import { foldPlaces, parseRanks, placeText, whoText } from '../src/debug/fold';
+import { DebugModel, MAX_ENTRIES, type IDebugSource } from '../src/debug/model';
+import { DebugView } from '../src/debug/view';
 import type { IDebugAnswers, IStop } from '../src/protocol';
-import { Stream } from '../src/stream';
+import { Stream } from '../src/transport/stream';
 import { untranslated } from '../src/words';
 import { FakeSocket } from './fakes';
 import { click, show, submit, type } from './react';

@@ -1,6 +1,6 @@
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
-import { RankGrid } from '../src/grid';
-import { MeshStore } from '../src/store';
+import { RankGrid } from '../src/card/grid';
+import { MeshStore } from '../src/transport/store';
 import { rank, status } from './fakes';
 
 let store: MeshStore;

@@ -1,5 +1,5 @@
 import { expect, test } from 'vitest';
-import { failures, failureText, statusText, stopWarning, summaryHealth } from '../src/health';
+import { failures, failureText, statusText, stopWarning, summaryHealth } from '../src/panel/health';
 import { untranslated } from '../src/words';
 import { rank, summary } from './meshes';
 

@@ -1,7 +1,7 @@
 import { Widget } from '@lumino/widgets';
 import { Signal } from '@lumino/signaling';
 import { describe, expect, it, vi } from 'vitest';
-import { closeInputBoxes, INPUT_OVER_MIME_TYPE } from '../src/inputbox';
+import { closeInputBoxes, INPUT_OVER_MIME_TYPE } from '../src/panel/inputbox';
 
 function box(...classes: string[]): Widget {
   const made = new Widget();

@@ -1,6 +1,6 @@
 import { expect, it } from 'vitest';
-import { machines } from '../src/machines';
-import { MeshesModel, type Feed } from '../src/model';
+import { machines } from '../src/panel/machines';
+import { MeshesModel, type Feed } from '../src/panel/model';
 import type { IMeshSummary } from '../src/protocol';
 import { host } from './meshes';
 

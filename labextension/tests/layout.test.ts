@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest';
-import { coordinates, layOut } from '../src/layout';
+import { coordinates, layOut } from '../src/card/layout';
 
 function heights(sizes: [string, number][], numRanks: number): number[][] {
   return layOut(sizes, numRanks).blocks.map(block => block.groups.map(rows => rows.length));

@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest';
 import type { IOutput } from '@jupyterlab/nbformat';
-import { markOutputs, type Outputs } from '../src/left';
+import { markOutputs, type Outputs } from '../src/card/left';
 
 const t = (text: string, ...args: unknown[]) =>
   text.replace(/%(\d)/g, (_, n: string) => String(args[Number(n) - 1]));

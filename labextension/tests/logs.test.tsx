@@ -1,10 +1,10 @@
 import * as React from 'react';
 import { act } from 'react';
 import { expect, test, vi } from 'vitest';
-import { spansOf } from '../src/ansi';
+import { spansOf } from '../src/logs/ansi';
 import { ApiError } from '../src/errors';
-import { LogModel, type ILogSource } from '../src/logmodel';
-import { LogView } from '../src/logview';
+import { LogModel, type ILogSource } from '../src/logs/model';
+import { LogView } from '../src/logs/view';
 import type { ILogLine, ILogPage } from '../src/protocol';
 import { click, show, submit, type } from './react';
 

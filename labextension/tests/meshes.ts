@@ -1,6 +1,6 @@
-import type { Feed } from '../src/model';
+import type { Feed } from '../src/panel/model';
 import type { IHost, IMeshStatus, IMeshSummary, IRank } from '../src/protocol';
-import type { MeshStore } from '../src/store';
+import type { MeshStore } from '../src/transport/store';
 
 export { rank } from './fakes';
 

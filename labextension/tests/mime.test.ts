@@ -2,13 +2,13 @@ import type { IRenderMimeRegistry } from '@jupyterlab/rendermime';
 import type { IRenderMime } from '@jupyterlab/rendermime-interfaces';
 import { Widget } from '@lumino/widgets';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
-import type { Api } from '../src/api';
-import { createMimeRenderer, MIME_TYPE } from '../src/mime';
-import type { IMimeOptions } from '../src/mime';
+import type { Api } from '../src/transport/api';
+import { createMimeRenderer, MIME_TYPE } from '../src/card/mime';
+import type { IMimeOptions } from '../src/card/mime';
 import type { IMeshStatus } from '../src/protocol';
-import type { MeshStore } from '../src/store';
-import type { Stream } from '../src/stream';
-import { WIDGET_MIME_TYPE } from '../src/widgetfallback';
+import type { MeshStore } from '../src/transport/store';
+import type { Stream } from '../src/transport/stream';
+import { WIDGET_MIME_TYPE } from '../src/card/widgetfallback';
 import { status } from './fakes';
 
 /** A stream of which the test is the server. */

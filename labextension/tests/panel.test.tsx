@@ -1,8 +1,8 @@
 import * as React from 'react';
 import { act } from 'react';
 import { afterEach, expect, test, vi } from 'vitest';
-import { MeshList } from '../src/meshlist';
-import { MeshesModel } from '../src/model';
+import { MeshList } from '../src/panel/meshlist';
+import { MeshesModel } from '../src/panel/model';
 import type { IMeshStatus } from '../src/protocol';
 import { FakeFeed, host, rank, status, summary } from './meshes';
 import { click, show, submit, type } from './react';

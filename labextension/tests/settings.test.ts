@@ -2,7 +2,7 @@ import { expect, test } from 'vitest';
 import metadata from '../package.json';
 import schema from '../schema/plugin.json';
 import { DEFAULT_SETTINGS } from '../src/settings';
-import { VERSION } from '../src/version';
+import { VERSION } from '../src/transport/version';
 
 test('the version is that of the package', () => {
   expect(VERSION).toBe(metadata.version);

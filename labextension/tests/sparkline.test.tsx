@@ -1,5 +1,5 @@
 import { expect, test } from 'vitest';
-import { sparklinePath } from '../src/sparkline';
+import { sparklinePath } from '../src/panel/sparkline';
 
 test('a line goes from the oldest at the left to the newest at the right', () => {
   expect(sparklinePath([0, 50, 100], 20, 10)).toBe('M0,10L10,5L20,0');

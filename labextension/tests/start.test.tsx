@@ -3,9 +3,9 @@ import { act } from 'react';
 import { expect, test, vi } from 'vitest';
 import { ApiError } from '../src/errors';
 import type { IMeshSummary } from '../src/protocol';
-import { parseSizes } from '../src/sizes';
-import { EMPTY_DRAFT, findProblems, requestOf } from '../src/start';
-import { StartForm } from '../src/startform';
+import { parseSizes } from '../src/panel/sizes';
+import { EMPTY_DRAFT, findProblems, requestOf } from '../src/panel/start';
+import { StartForm } from '../src/panel/startform';
 import { summary } from './meshes';
 import { show, submit, type } from './react';
 

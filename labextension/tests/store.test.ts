@@ -1,5 +1,5 @@
 import { describe, expect, it, vi } from 'vitest';
-import { MeshStore } from '../src/store';
+import { MeshStore } from '../src/transport/store';
 import { host, rank, status } from './fakes';
 
 function filled(): MeshStore {

@@ -1,7 +1,7 @@
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { PROTOCOL } from '../src/protocol';
-import { MeshStore } from '../src/store';
-import { Stream } from '../src/stream';
+import { MeshStore } from '../src/transport/store';
+import { Stream } from '../src/transport/stream';
 import { FakeSocket, rank, status } from './fakes';
 
 let sockets: FakeSocket[];

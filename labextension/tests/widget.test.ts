@@ -1,7 +1,7 @@
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import type { IMeshStatus } from '../src/protocol';
-import widget from '../src/widget';
-import type { IModel } from '../src/widget';
+import widget from '../src/card/widget';
+import type { IModel } from '../src/card/widget';
 import { rank, status } from './fakes';
 
 type Callback = (...args: unknown[]) => void;

@@ -147,7 +147,7 @@ def test_help_in_a_terminal_loads_nothing_heavy() -> None:
 def test_the_cards_buttons_are_the_tables() -> None:
     from monarch_nb.widgets.mesh_widget import BUTTONS
 
-    sent = re.search(r"^type Action = (.+);$", (SOURCES / "widgetactions.ts").read_text(), re.MULTILINE)
+    sent = re.search(r"^type Action = (.+);$", (SOURCES / "card/widgetactions.ts").read_text(), re.MULTILINE)
     assert sent is not None and set(re.findall(r"'(\w+)'", sent[1])) == set(BUTTONS)
     for command in BUTTONS.values():  # they need no more than a set of ranks
         assert command.run is not None

@@ -1,0 +1,130 @@
+import { ApiError, messageOf } from '../errors';
+import type { IDebugAnswers, IEntry, ILogPage, IMeshSummary, IStartRequest } from '../protocol';
+
+export { ApiError } from '../errors';
+
+/** Which part of a mesh's output: ranks and grep may be empty, which means all. */
+export interface ILogQuery {
+  ranks?: string;
+  grep?: string;
+  before?: number | null;
+  limit?: number;
+}
+
+/** How a page reaches its server. */
+export interface IConnection {
+  /** Ask; rejects if there's no answer at all. `path` is what follows `monarch_nb/api/`. */
+  request(path: string, init: RequestInit): Promise<Response>;
+  /** Open the socket of the server extension; it says hello first. */
+  openSocket(): WebSocket;
+}
+
+/** The actions of the server extension, one method per address. Every method rejects with an `ApiError`. */
+export class Api {
+  constructor(private readonly _connection: Pick<IConnection, 'request'>) {}
+
+  version(): Promise<{ version: string; protocol: number }> {
+    return this._get('version');
+  }
+
+  meshes(): Promise<IMeshSummary[]> {
+    return this._get('meshes');
+  }
+
+  /** Resolves once the ranks are up. */
+  start(request: IStartRequest): Promise<IMeshSummary> {
+    return this._post('meshes', request);
+  }
+
+  async stop(mesh: string): Promise<void> {
+    await this._send(address(mesh), { method: 'DELETE' });
+  }
+
+  async interrupt(mesh: string, ranks?: string): Promise<void> {
+    await this._post(address(mesh, 'interrupt'), ranks ? { ranks } : {});
+  }
+
+  /** Returns a report for people. */
+  async heal(mesh: string): Promise<string> {
+    return (await this._post<{ report: string }>(address(mesh, 'heal'), {})).report;
+  }
+
+  /** Returns a report for people. */
+  async resize(mesh: string, sizes: [string, number][]): Promise<string> {
+    return (await this._post<{ report: string }>(address(mesh, 'resize'), { sizes })).report;
+  }
+
+  /** Returns what to put into a cell of a notebook. */
+  async attachCode(mesh: string): Promise<string> {
+    return (await this._get<{ code: string }>(address(mesh, 'attach'))).code;
+  }
+
+  /** Returns the last page, or the one before a position. */
+  logs(mesh: string, query: ILogQuery): Promise<ILogPage> {
+    return this._get(address(mesh, 'logs'), { ...query });
+  }
+
+  async stacks(mesh: string, ranks: string): Promise<string> {
+    return (await this._get<{ text: string }>(address(mesh, 'stacks'), { ranks })).text;
+  }
+
+  journal(mesh: string, limit: number): Promise<IEntry[]> {
+    return this._get(address(mesh, 'journal'), { limit });
+  }
+
+  /** Have stops do what a line says; null: all of them. */
+  debug(mesh: string, ids: number[] | null, line: string): Promise<IDebugAnswers> {
+    return this._post(address(mesh, 'debug'), { ids, line });
+  }
+
+  private async _get<T>(path: string, query: Query = {}): Promise<T> {
+    return (await this._send(path + queryText(query), { method: 'GET' })).json();
+  }
+
+  private async _post<T>(path: string, body: unknown): Promise<T> {
+    const response = await this._send(path, { method: 'POST', body: JSON.stringify(body) });
+    return response.json();
+  }
+
+  private async _send(path: string, init: RequestInit): Promise<Response> {
+    let response: Response;
+    try {
+      response = await this._connection.request(path, init);
+    } catch (error) {
+      throw new ApiError(0, `The Jupyter server does not answer: ${messageOf(error)}`);
+    }
+    if (!response.ok) {
+      throw new ApiError(response.status, await sentence(response));
+    }
+    return response;
+  }
+}
+
+type Query = Record<string, string | number | null | undefined>;
+
+function address(mesh: string, action = ''): string {
+  return `meshes/${encodeURIComponent(mesh)}${action && '/'}${action}`;
+}
+
+function queryText(query: Query): string {
+  const given = Object.entries(query).filter(
+    ([, value]) => value !== null && value !== undefined && value !== ''
+  );
+  return given.length ? `?${new URLSearchParams(given.map(([k, v]) => [k, String(v)]))}` : '';
+}
+
+/** An address that isn't there at all is answered with a page of HTML, not with JSON: then the extension is missing. */
+async function sentence(response: Response): Promise<string> {
+  const text = await response.text().catch(() => '');
+  try {
+    const message = (JSON.parse(text) as { message?: unknown }).message;
+    if (typeof message === 'string' && message) {
+      return message;
+    }
+  } catch {
+    if (response.status === 404) {
+      return 'The server extension monarch_nb is not enabled on this Jupyter server';
+    }
+  }
+  return `The Jupyter server answered ${response.status} ${response.statusText}`.trim();
+}
