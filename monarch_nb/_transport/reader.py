@@ -61,6 +61,10 @@ SIGNAL_S = 0.2
 FINAL_READ_S = 0.02
 """For how long messages are still read when the file says that no more will come."""
 _SIGNAL_MS = int(SIGNAL_S * 1000)
+PIPELINED = 8
+"""So many calls made between two looks for answers: the program pipelines them."""
+GATHERING_MS = 2
+"""For how long answers to pipelined calls gather, unless somebody waits for one."""
 _BATCH = 64
 _ONE = (0,)
 _NOW = (int(zmq.NOBLOCK),)
@@ -137,6 +141,8 @@ class Reader:
         """What the background reader sleeps on."""
         self.closing_error: Callable[[], TransportClosed] = TransportClosed
         """Makes what is raised to those who wait when nothing comes any more."""
+        self.num_calls: Callable[[], int] = lambda: 0
+        """Returns how many calls this process has made."""
         self.idle_work: Callable[[], float | None] = lambda: None
         """Called by the background reader between its waits; returns the seconds until it wants to be called
         again."""
@@ -472,6 +478,7 @@ class Reader:
 
     def _read_in_background(self) -> None:
         """Lead until somebody wants to, or the transport closes."""
+        seen = self.num_calls()
         while not self._closing:
             fds = [self._wakeup_fd, *self._watched]
             items: list[tuple[Any, int]] = [(self._pull, zmq.POLLIN), *((fd, zmq.POLLIN) for fd in fds)]
@@ -484,8 +491,16 @@ class Reader:
             ready = {s for s, _ in zmq.zmq_poll(items, wait_ms)}
             self._read_batch()
             self._answer(ready)
+            before, seen = seen, self.num_calls()
+            if seen - before >= PIPELINED and not self._arrived:
+                self._let_gather()
         with self._mutex:
             self._leader = None
+
+    def _let_gather(self) -> None:
+        """Let more answers come before they are read: each look takes the interpreter lock from the thread
+        that makes the calls. Ends at once for who waits."""
+        self._answer({fd for fd, _ in self._poller.poll(GATHERING_MS)})
 
     def _read_batch(self) -> None:
         arrived, receive = self._arrived, self._recv

@@ -157,6 +157,7 @@ class Transport:
         """Called when the controller has gone, in the background reader's thread, and whether some thread has
         heard of it by an exception."""
         self.reader = Reader(self._pull, self._dispatch)
+        self.reader.num_calls = lambda: self.num_sent
         self.reader.closing_error = self.closing_error
         self.reader.idle_work = self._idle_work
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -250,3 +252,38 @@ def test_two_may_close_at_once(post: Post) -> None:
     assert os.read(read_end, 1) == b"x"
     os.close(read_end)
     os.close(write_end)
+
+
+def test_answers_to_pipelined_calls_gather_until_somebody_waits(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader_module, "GATHERING_MS", 10**9)
+    calls, gathers = itertools.count(step=reader_module.PIPELINED), threading.Event()
+    post.reader.num_calls = lambda: next(calls)
+    let_gather = post.reader._let_gather
+
+    def let_gather_and_say() -> None:
+        gathers.set()
+        let_gather()
+
+    monkeypatch.setattr(post.reader, "_let_gather", let_gather_and_say)
+    post.mail[b"a"] = mine = Mail(urgent=True)
+    post.reader.start()
+    post.push.send(b"ping")
+    assert gathers.wait(T)
+    post.push.send(b"ping")
+    post.push.send(b"a")
+    assert post.everything == [b"ping"], "nobody has read the second one"
+    assert post.reader.wait(mine, time.monotonic() + T)
+    assert post.everything == [b"ping", b"ping", b"a"]
+
+
+def test_answers_to_single_calls_are_read_as_they_come(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_module, "GATHERING_MS", 10**9)
+    calls = itertools.count(step=reader_module.PIPELINED - 1)
+    post.reader.num_calls = lambda: next(calls)
+    post.reader.start()
+    for _ in range(3):
+        post.heard.clear()
+        post.push.send(b"ping")
+        assert post.heard.wait(T)
