@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import to_builtins
 
 from monarch_nb._host.exits import Exited
 from monarch_nb._host.groups import remake_groups
+from monarch_nb._host.heal_states import TOGETHER_S, Losses, Turns
 from monarch_nb._host.registry import Group, Policy, Proc, Waiting
 from monarch_nb._host.reshaping import Reshaping
 from monarch_nb._host.spawn_specs import SpawnSpec, SpawnSpecs
@@ -41,13 +41,6 @@ if TYPE_CHECKING:
 Done = Callable[[Report], None]
 
 START_S = 60.0
-TOGETHER_S = 0.05
-"""Ranks that die within this time are healed together."""
-FIRST_DELAY_S = 0.5
-MAX_DELAY_S = 30.0
-"""The second heal within the policy's window waits for the first delay, each further one twice as long, up
-to the maximum.
-"""
 CONSTRUCT_S = 120.0
 _ABORT_S = 2.0
 _ASK_S = 5.0
@@ -57,15 +50,23 @@ _RETRY = "end that, and heal again: %mesh interrupt, %mesh heal"
 _SILENT = Failure("RankTimeout", f"no answer within {CONSTRUCT_S:g} s")
 
 
+class _Turn(NamedTuple):
+    """A heal or a resize of a group, which `client` (0: nobody) has asked for."""
+
+    group: str
+    begin: Callable[[], Workflow[Report]]
+    done: Done
+    client: int
+
+
 class Healing:
     """Losses and heals of a mesh. Owned by the loop thread."""
 
     def __init__(self, controller: ControllerProcess, specs: SpawnSpecs) -> None:
         self._controller = controller
         self.spawn_specs = specs
-        self._waiting: dict[str, deque[tuple[Callable[[], Workflow[Report]], Done, int]]] = {}
-        self._due: set[str] = set()
-        """Groups whose policy is about to be followed."""
+        self._turns: Turns[_Turn] = Turns()
+        self._losses = Losses()
 
     # --- a loss
 
@@ -170,36 +171,31 @@ class Healing:
             client,
         )
 
-    def _enqueue(
-        self, group: str, begin: Callable[[], Workflow[Report]], done: Done, client: int = 0
-    ) -> None:
+    def _enqueue(self, group: str, begin: Callable[[], Workflow[Report]], done: Done, client: int) -> None:
         """Run a workflow once those of its group before it are over."""
-        queue = self._waiting.setdefault(group, deque())
-        queue.append((begin, done, client))
-        if len(queue) == 1:
-            self._next(group)
+        turn = _Turn(group, begin, done, client)
+        if self._turns.add(group, turn):
+            self._begin(turn)
 
     def is_busy(self, group: str) -> bool:
         """Say whether a group is being healed or resized."""
-        return bool(self._waiting.get(group))
+        return self._turns.is_busy(group)
 
-    def _next(self, group: str) -> None:
-        begin, done, client = self._waiting[group][0]
+    def _begin(self, turn: _Turn) -> None:
         self._controller.status_publisher.touch()
+        run_workflow(turn.begin(), partial(self._finished, turn))
 
-        def finished(outcome: Report | Exception) -> None:
-            if isinstance(outcome, Exception):
-                known = isinstance(outcome, ValueError | RuntimeError)
-                text = str(outcome) if known else f"{type(outcome).__name__}: {outcome}"
-                outcome = Report(problems=[text])
-            self._waiting[group].popleft()
+    def _finished(self, turn: _Turn, outcome: Report | Exception) -> None:
+        """Say how it went, and begin what has waited for this, whatever goes wrong in saying so."""
+        following = self._turns.end(turn.group)
+        try:
             self._controller.status_publisher.touch()
-            self._note(group, outcome, client)
-            done(outcome)
-            if self._waiting[group]:
-                self._next(group)
-
-        run_workflow(begin(), finished)
+            report = outcome if isinstance(outcome, Report) else Report(problems=[_problem(outcome)])
+            self._note(turn.group, report, turn.client)
+            turn.done(report)
+        finally:
+            if following is not None:
+                self._begin(following)
 
     def _note(self, group: str, report: Report, client: int) -> None:
         if report.ranks or report.actors or report.problems:
@@ -212,46 +208,25 @@ class Healing:
     # --- by itself
 
     def _follow_policy(self, end: RankExit) -> None:
-        """Do what is to be done when a rank of this group dies; ranks that die together are healed
-        together.
-        """
+        """Do what is to be done when a rank of this group dies."""
         group = self._controller.registry.groups.get(end.group)
-        if (
-            group is None
-            or group.policy.on_failure not in (OnFailure.HEAL, OnFailure.SHRINK)
-            or group.name in self._due
-        ):
+        if group is None:
             return
-        policy, now = group.policy, time.monotonic()
-        policy.heals = [t for t in policy.heals if now - t < policy.window_s]
-        if len(policy.heals) >= policy.max_restarts:
-            self._tell(
-                group.name,
-                (
-                    f"not healed: {len(policy.heals)} heals in {policy.window_s:g} s are the limit "
-                    "(max_restarts)"
-                ),
-            )
-            return
-        delay_s = (
-            TOGETHER_S if not policy.heals else min(MAX_DELAY_S, FIRST_DELAY_S * 2 ** (len(policy.heals) - 1))
-        )
-        policy.heals.append(now)
-        self._due.add(group.name)
-        self._controller.loop.call_later(delay_s, lambda: self._act(group))
+        planned = self._losses.lost(group.name, group.policy, time.monotonic())
+        if isinstance(planned, str):
+            self._tell(group.name, planned)
+        elif planned is not None:
+            self._controller.loop.call_later(planned, partial(self._act, group))
 
     def _act(self, group: Group) -> None:
-        cells = self._controller.cells
-        if group.policy.on_failure == OnFailure.SHRINK and any(cells.on(p) for p in group.procs):
-            self._controller.loop.call_later(
-                TOGETHER_S, lambda: self._act(group)
-            )  # the survivors' cells are being ended
+        is_running = any(self._controller.cells.is_busy(p) for p in group.procs)
+        if not self._losses.due(group.name, group.policy, is_running=is_running):
+            self._controller.loop.call_later(TOGETHER_S, partial(self._act, group))
             return
-        self._due.discard(group.name)
         done = partial(self._tell, group.name)
         if group.policy.on_failure == OnFailure.HEAL:
             self.heal(Heal(group.name), done)
-        else:
+        elif group.policy.on_failure == OnFailure.SHRINK:  # it may have got another policy meanwhile
             self.resize(Resize(group.name), done)
 
     def _tell(self, group: str, what: Report | str) -> None:
@@ -486,3 +461,9 @@ class Healing:
         """Have handles on healed actors work again, everywhere."""
         for to in self._controller.everybody():
             self._controller.event(to, ActorsHealed(group, tuple(report.actor_ids)))
+
+
+def _problem(error: Exception) -> str:
+    """Return what people are told of an error that has ended a heal."""
+    known = isinstance(error, ValueError | RuntimeError)
+    return str(error) if known else f"{type(error).__name__}: {error}"

@@ -9,17 +9,15 @@ import time
 from typing import TYPE_CHECKING
 
 from monarch_nb._host.environment import describe_environment
+from monarch_nb._host.lease_state import LeaseState
 from monarch_nb._host.request import RequestError
 from monarch_nb._protocol.events import MeshNamed
 from monarch_nb._protocol.programs import Adopt, SetLease, SetOwner
 from monarch_nb._protocol.registry import Sender, handles
 from monarch_nb._protocol.states import EntryKind
-from monarch_nb.status import duration
 
 if TYPE_CHECKING:
     from monarch_nb._host.controller import ControllerProcess
-
-_LOOK_S = 5.0
 
 
 class Lease:
@@ -31,12 +29,16 @@ class Lease:
         """The process that this mesh ends with, if there is one."""
         self._owner_fd = -1
         """Watches it."""
-        self.idle_timeout_s: float | None = controller.config.get("idle_timeout_s")
-        self._idle_since = time.monotonic()
+        self._state = LeaseState(controller.config.get("idle_timeout_s"), time.monotonic())
         if controller.config.get("owner_pid"):
             self._watch_owner(controller.config["owner_pid"])
         if self.idle_timeout_s:
-            self._look_later(self.idle_timeout_s)
+            self._look_later()
+
+    @property
+    def idle_timeout_s(self) -> float | None:
+        """How long the mesh lives without client and running cell; None: it has no lease."""
+        return self._state.idle_timeout_s
 
     # --- whose it is
 
@@ -77,7 +79,7 @@ class Lease:
         controller.name = request.name
         for to in controller.everybody():
             controller.event(to, MeshNamed(controller.name))
-        self.idle_timeout_s = request.idle_timeout_s
+        self._state.idle_timeout_s = request.idle_timeout_s
         if request.journal:
             controller.journal.move(request.journal)
         environment = describe_environment(controller.hostname, request.env)
@@ -96,32 +98,26 @@ class Lease:
         if request.owner_pid:
             self._watch_owner(request.owner_pid)
         if self.idle_timeout_s:
-            self._look_later(self.idle_timeout_s)
+            self._look_later()
 
     # --- how long it lives
 
     def begin_anew(self) -> None:
         """Somebody was there until now."""
-        self._idle_since = time.monotonic()
+        self._state.begin_anew(time.monotonic())
 
-    def _look_later(self, idle_timeout_s: float) -> None:
-        self._controller.loop.call_later(min(idle_timeout_s, _LOOK_S), self._look)
+    def _look_later(self) -> None:
+        delay_s = self._state.next_look_s(time.monotonic())
+        if delay_s is not None:
+            self._controller.loop.call_later(delay_s, self._look)
 
     def _look(self) -> None:
-        if self.idle_timeout_s is None:
-            return
-        controller = self._controller
-        if not controller.mesh_name.stays() and not self._is_held():
-            controller.shut_down("ended: its files were removed, and another mesh has its name")
-            return
-        if self._is_held():
-            self.begin_anew()
-        if time.monotonic() - self._idle_since >= self.idle_timeout_s:
-            controller.shut_down(
-                f"ended by its lease: no client and no running cell for {duration(self.idle_timeout_s)}"
-            )
+        has_name = self.idle_timeout_s is None or self._controller.mesh_name.stays()
+        how = self._state.look(time.monotonic(), is_held=self._is_held(), has_name=has_name)
+        if how:
+            self._controller.shut_down(how)
         else:
-            self._look_later(self.idle_timeout_s)
+            self._look_later()
 
     def _is_held(self) -> bool:
         """Say whether a client or a cell keeps the mesh alive; who only looks on doesn't."""
@@ -136,18 +132,14 @@ class Lease:
         """Return the seconds until the mesh ends if nobody comes; None while somebody is there, or if it
         has no lease.
         """
-        if self.idle_timeout_s is None or self._is_held():
-            return None
-        return round(max(0.0, self.idle_timeout_s - (time.monotonic() - self._idle_since)), 1)
+        return self._state.left_s(time.monotonic(), is_held=self._is_held())
 
     @handles(SetLease)
     def do_set_lease(self, request: SetLease, sender: Sender) -> None:
         """Say after how long without client and running cell the mesh ends; the time begins anew."""
-        had_none = not self.idle_timeout_s
-        self.idle_timeout_s = request.idle_timeout_s
+        self._state.idle_timeout_s = request.idle_timeout_s
         self.begin_anew()
-        if had_none:
-            self._look()
+        self._look_later()
         self._controller.journal.note(
             sender.proc, EntryKind.COMMAND, source=f"%mesh lease {request.idle_timeout_s:g}s"
         )
