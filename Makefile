@@ -4,11 +4,12 @@ VENV ?= .venv
 PY = $(VENV)/bin/python
 export PYTHONWARNINGS ?=
 
-.PHONY: help env demo lab labextension labcheck lint unit notebooks docs test soak bench gpu clean
+.PHONY: help env demo lab labextension labcheck lint unit notebooks docs test soak bench gpu cluster cluster-down clean
 
 help:
 	@echo "make demo       the first tutorial, run here, as you would see it"
 	@echo "make lab        the tutorials in JupyterLab, with the Mesh panel"
+	@echo "make cluster    JupyterLab and three hosts in containers, on this machine's docker; cluster-down ends them"
 	@echo "make labextension   build the front end anew; labcheck: lint, test and compare"
 	@echo "make test       lint, types, tests, tutorials"
 	@echo "make docs       README, pages, tutorials and reference as a site: build/docs/README.html"
@@ -95,6 +96,27 @@ bench: env
 GPU_PYTHON ?= $(if $(wildcard $(PY)),$(PY),$(PYTHON))
 gpu:
 	@$(GPU_PYTHON) tests/gpu/check_gpus.py
+
+# Needs docker and nothing else. The token lies in a directory of this user's, in a file that the container's user can read.
+COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose) -p monarch-nb -f docker/compose.yaml
+PORT ?= 8888
+export PORT
+LAB_URL = http://127.0.0.1:$(PORT)/lab/tree/01_first_mesh.ipynb?token=$$(cat build/cluster/token)
+
+build/cluster/token:
+	@mkdir -p build/cluster && chmod 700 build/cluster
+	@od -An -N24 -tx1 /dev/urandom | tr -d ' \n' > $@ && chmod 644 $@
+
+cluster: build/cluster/token
+	$(COMPOSE) build lab
+	$(COMPOSE) up -d
+	@i=0; until curl -fs -o /dev/null http://127.0.0.1:$(PORT)/api || [ $$i = 60 ]; do i=$$((i + 1)); sleep 1; done
+	@echo "three hosts wait; in a notebook: %mesh start big --on compose --hosts 3"
+	@echo "JupyterLab: $(LAB_URL)"
+	@command -v xdg-open >/dev/null && xdg-open "$(LAB_URL)" >/dev/null 2>&1 || true
+
+cluster-down:
+	$(COMPOSE) down --volumes --timeout 5
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist *.egg-info

@@ -185,9 +185,11 @@ def _attach(name: str | None, *, observes: bool = False) -> Mesh:
 
 def host(arguments: argparse.Namespace) -> int:
     """Let this machine be a host of a mesh that has invited it."""
-    from monarch_nb._host import launcher
+    from monarch_nb._host import launcher, pool
 
-    return int(launcher.run(arguments))
+    if (arguments.join is None) == (arguments.wait is None):
+        raise MeshUsageError("host: give one of --join FILE (an invitation) and --wait DIR (for meshes)")
+    return pool.run(arguments.wait) if arguments.wait is not None else int(launcher.run(arguments))
 
 
 def clusters(arguments: argparse.Namespace) -> None:

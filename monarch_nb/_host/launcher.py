@@ -50,6 +50,15 @@ believe it.
 """
 
 
+_told: list[int] = []
+"""The host processes that have ended because we were told to end."""
+
+
+def was_told() -> bool:
+    """Say whether this launcher was told to end while it was a host."""
+    return bool(_told)
+
+
 class LauncherError(Exception):
     """Why this host can't join, in a sentence."""
 
@@ -93,14 +102,29 @@ def run(arguments: argparse.Namespace) -> int:
     node = os.environ.get("SLURMD_NODENAME") or sockets.gethostname()
     try:
         invitation = read_invitation(arguments.join)
-        _use_scratch(invitation.scratch)
-        place = knock(invitation, node, arguments.place)
-        process = _start(place, detach=arguments.detach)
+        process = _join(invitation, node, arguments.place, detach=arguments.detach)
     except (LauncherError, InvitationError, OSError) as error:
         print(f"node {node}: {error}", file=sys.stderr, flush=True)
         return 1
-    print(f"{STARTED} {place.admission.host} by {place.address} (pid {process.pid})", flush=True)
     return 0 if arguments.detach else _wait(process)
+
+
+def be_host(invitation: Invitation, node: str) -> int:
+    """Be a host of a mesh until it ends, or until we are told to end; return the host process' exit status.
+
+    Raises:
+        LauncherError: if there's no place, or the mesh can't be reached.
+        InvitationError: if what is answered is none.
+    """
+    return _wait(_join(invitation, node, None, detach=False))
+
+
+def _join(invitation: Invitation, node: str, place: int | None, *, detach: bool) -> subprocess.Popen[bytes]:
+    _use_scratch(invitation.scratch)
+    given = knock(invitation, node, place)
+    process = _start(given, detach=detach)
+    print(f"{STARTED} {given.admission.host} by {given.address} (pid {process.pid})", flush=True)
+    return process
 
 
 def read_invitation(path: str) -> Invitation:
@@ -282,6 +306,7 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
     """Wait for the host process' end; whoever ends us, ends it."""
 
     def pass_on(_number: int, _frame: FrameType | None) -> None:
+        _told.append(process.pid)
         process.terminate()
 
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):

@@ -82,8 +82,12 @@ _LIFE = (
             argument(
                 "--join",
                 about="the invitation that the mesh has written; - reads it from standard input",
-                required=True,
                 metavar="FILE",
+            ),
+            argument(
+                "--wait",
+                about="wait in a directory that hosts and notebooks share, for one mesh after the other",
+                metavar="DIR",
             ),
             argument(
                 "--place",

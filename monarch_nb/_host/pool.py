@@ -1,0 +1,210 @@
+"""`monarch-nb host --wait DIR`: hosts that wait in a directory for meshes, one mesh after the other.
+
+For who has machines or containers that are up already, and that share a directory: the hosts of
+`docker/compose.yaml`. A host shows itself there as NAME.waiting, a file that it holds locked, so that what a
+killed host has left isn't taken for one. Who wants it renames that file to NAME.taken, which succeeds for one
+only, and puts an invitation beside it: NAME.join. The host removes the invitation, joins, and is NAME.busy
+until the mesh has ended.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket as sockets
+import stat
+import sys
+import time
+from contextlib import suppress
+from types import FrameType
+
+from monarch_nb._host import launcher
+from monarch_nb._wire.invitation import InvitationError
+
+WAITING, TAKEN, BUSY, JOIN, SAID = "waiting", "taken", "busy", "join", "said"
+_STATES = (WAITING, TAKEN, BUSY)
+POLL_S = 0.1
+
+
+class PoolError(Exception):
+    """Why a directory can't be used, in a sentence."""
+
+
+def check_directory(directory: str) -> None:
+    """See that a directory is ours alone: who can write there, can send hosts to another mesh.
+
+    Raises:
+        PoolError: saying what to type.
+    """
+    try:
+        about = os.stat(directory)
+    except OSError as error:
+        raise PoolError(f"{directory}: {(error.strerror or str(error)).lower()}") from None
+    if not stat.S_ISDIR(about.st_mode):
+        raise PoolError(f"{directory} is no directory")
+    if about.st_uid != os.getuid() or about.st_mode & 0o077:
+        raise PoolError(f"{directory} isn't yours alone: invitations lie there; chmod 700 {directory}")
+
+
+def waiting_hosts(directory: str) -> list[str]:
+    """Return the names of the hosts that wait; what a killed one has left is removed."""
+    found = []
+    for name in sorted(os.listdir(directory)):
+        host, _, state = name.rpartition(".")
+        if state == WAITING and _is_held(os.path.join(directory, name)):
+            found.append(host)
+    return found
+
+
+def take(directory: str, host: str) -> bool:
+    """Take a host that waits, so that nobody else does; False if somebody has."""
+    return _renamed(directory, host, WAITING, TAKEN)
+
+
+def release(directory: str, host: str) -> None:
+    """Let a host wait again that was taken, and hasn't looked at its invitation yet."""
+    with suppress(FileNotFoundError):
+        os.unlink(_path(directory, host, JOIN))
+    _renamed(directory, host, TAKEN, WAITING)
+
+
+def invite(directory: str, host: str, invitation: str) -> None:
+    """Give a host that was taken its invitation."""
+    forget_words(directory, host)
+    part = _path(directory, host, "part")
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    with open(fd, "w") as file:
+        file.write(invitation)
+    os.rename(part, _path(directory, host, JOIN))
+
+
+def words_of(directory: str, host: str) -> str:
+    """Return why a host couldn't join; empty if it could, or hasn't tried yet."""
+    with suppress(OSError), open(_path(directory, host, SAID)) as file:
+        return file.read(4096).strip()
+    return ""
+
+
+def forget_words(directory: str, host: str) -> None:
+    """Remove what a host has said."""
+    with suppress(FileNotFoundError):
+        os.unlink(_path(directory, host, SAID))
+
+
+def _path(directory: str, host: str, state: str) -> str:
+    return os.path.join(directory, f"{host}.{state}")
+
+
+def _renamed(directory: str, host: str, before: str, after: str) -> bool:
+    try:
+        os.rename(_path(directory, host, before), _path(directory, host, after))
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _is_held(path: str) -> bool:
+    """Say whether the host lives that has made a file; if it doesn't, the file is removed."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+    return False
+
+
+def is_here(directory: str, host: str) -> bool:
+    """Say whether a host waits, or is in a mesh: what a health check asks."""
+    return any(_is_held(_path(directory, host, state)) for state in _STATES)
+
+
+# --- the host
+
+
+def wait(directory: str, host: str) -> int:
+    """Join one mesh after the other, until told to end by a signal; return the exit status.
+
+    Raises:
+        PoolError: if the directory isn't ours, or a host of that name waits there already.
+    """
+    check_directory(directory)
+    if is_here(directory, host):
+        raise PoolError(f"a host {host!r} waits in {directory} already")
+    fd = os.open(_path(directory, host, "new"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(fd, fcntl.LOCK_EX)  # before it has its name: nobody sees it without the lock
+    _renamed(directory, host, "new", WAITING)
+    try:
+        with suppress(_Told):
+            _end_when_told()
+            print(f"host {host} waits in {directory}", flush=True)
+            while True:
+                _join_next(directory, host)
+    finally:
+        for state in _STATES:
+            with suppress(FileNotFoundError):
+                os.unlink(_path(directory, host, state))
+        os.close(fd)
+    return 0
+
+
+class _Told(BaseException):
+    """Told to end by a signal."""
+
+
+def _end_when_told() -> None:
+    def end(_number: int, _frame: FrameType | None) -> None:
+        raise _Told
+
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, end)
+
+
+def _join_next(directory: str, host: str) -> None:
+    """Wait for an invitation, and be in its mesh until that ends."""
+    path = _path(directory, host, JOIN)
+    while not os.path.exists(path):
+        time.sleep(POLL_S)
+    try:
+        invitation = launcher.read_invitation(path)
+        os.unlink(path)
+        _renamed(directory, host, TAKEN, BUSY)
+        launcher.be_host(invitation, host)
+    except (launcher.LauncherError, InvitationError, OSError) as error:
+        _say(directory, host, str(error))
+    if launcher.was_told():
+        raise _Told
+    _end_when_told()
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+    if not _renamed(directory, host, BUSY, WAITING):
+        _renamed(directory, host, TAKEN, WAITING)
+
+
+def _say(directory: str, host: str, words: str) -> None:
+    """Tell who has invited why there's no host."""
+    print(f"node {host}: {words}", file=sys.stderr, flush=True)
+    with suppress(OSError):
+        fd = os.open(_path(directory, host, SAID), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(fd, "w") as file:
+            file.write(words)
+
+
+def run(directory: str) -> int:
+    """Wait in a directory under this machine's name; return the exit status."""
+    try:
+        return wait(os.path.abspath(directory), sockets.gethostname())
+    except PoolError as error:
+        print(f"host --wait: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":  # the health check: python -m monarch_nb._host.pool DIR
+    sys.exit(0 if is_here(sys.argv[1], sockets.gethostname()) else 1)

@@ -1,0 +1,101 @@
+"""Hosts that are up already and wait for meshes in a directory that all of them share: the containers of
+`docker/compose.yaml`, or machines on which `monarch-nb host --wait DIR` runs.
+
+The engine needs no docker: who runs notebooks in a container gets no right to start others.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from monarch_nb._host import pool
+from monarch_nb._wire.invitation import Invitation
+from monarch_nb.job.allocation import Allocation
+from monarch_nb.job.engines.base import Capabilities, Engine, EngineError, Look, State, Usable
+from monarch_nb.job.spec import HostSpec
+
+DIRECTORY = "/run/monarch_nb"
+
+
+class Compose(Engine):
+    """Hosts that wait in a directory."""
+
+    name = "compose"
+    can = Capabilities(names=True)
+    own_keys = ("directory",)
+
+    def usable(self, spec: HostSpec) -> Usable:
+        directory = _directory(spec)
+        if not os.path.isdir(directory):
+            return Usable(
+                f"there is no {directory}: `make cluster` starts containers that wait there; elsewhere "
+                "run `monarch-nb host --wait DIR` on the hosts, and name DIR: directory = in the profile"
+            )
+        try:
+            pool.check_directory(directory)
+        except pool.PoolError as error:
+            return Usable(str(error))
+        return Usable()
+
+    def check(self, spec: HostSpec) -> list[str]:
+        directory = _directory(spec)
+        all_there = pool.waiting_hosts(directory)
+        missing = [name for name in spec.machines if name not in all_there]
+        if missing:
+            there_text = ", ".join(all_there) or "none"
+            return [f"host {missing[0]} doesn't wait in {directory}; who does: {there_text}"]
+        there = _chosen(spec, all_there)
+        if spec.wanted.least > len(there):
+            return [
+                f"{spec.wanted.least} hosts were asked for, and {len(there)} wait in {directory}: "
+                f"{', '.join(there) or 'none'}. More: docker compose up --scale host="
+                f"{spec.wanted.least}; or let others go: %mesh queue"
+            ]
+        return []
+
+    def submit(self, allocation: Allocation, invitation: Invitation) -> Allocation:
+        spec, directory = allocation.spec, _directory(allocation.spec)
+        most = spec.wanted.most + allocation.plan.num_spares
+        taken: list[str] = []
+        for host in _chosen(spec, pool.waiting_hosts(directory)):
+            if len(taken) < most and pool.take(directory, host):
+                taken.append(host)
+        if len(taken) < spec.wanted.least:
+            for host in taken:
+                pool.release(directory, host)
+            raise EngineError(
+                f"{spec.wanted.least} hosts were asked for, and {len(taken)} wait in {directory}"
+            )
+        for host in taken:
+            pool.invite(directory, host, invitation.to_json())
+        return replace(allocation, parts=tuple(taken), directory=directory)
+
+    def look(self, allocation: Allocation) -> Look:
+        """Hosts of this kind are had at once, or not at all; one that has ended is of no mesh any more."""
+        there = tuple(h for h in allocation.parts if pool.is_here(allocation.directory, h))
+        return Look(State.GRANTED, nodes=there) if there else Look(State.ENDED, "its hosts have ended")
+
+    def end(self, allocation: Allocation) -> None:
+        """Let those wait again that haven't joined. Others do when their mesh ends."""
+        for host in allocation.parts:
+            pool.release(allocation.directory, host)
+            pool.forget_words(allocation.directory, host)
+
+    def logs(self, allocation: Allocation) -> list[str]:
+        said = [(host, pool.words_of(allocation.directory, host)) for host in allocation.parts]
+        return [f"node {host}: {words}" for host, words in said if words]
+
+    def script(self, allocation: Allocation) -> str:
+        spec = allocation.spec
+        there = _chosen(spec, pool.waiting_hosts(_directory(spec)))
+        return "\n".join(["an invitation is given to:", *there[: spec.wanted.most]])
+
+
+def _directory(spec: HostSpec) -> str:
+    return os.path.abspath(os.path.expanduser(spec.own_value("directory", DIRECTORY)))
+
+
+def _chosen(spec: HostSpec, there: list[str]) -> list[str]:
+    """Return the hosts that may be taken: those that are named, or all."""
+    return [host for host in there if not spec.machines or host in spec.machines]
