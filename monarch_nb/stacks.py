@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from monarch_nb._frames.cells import cell_number, with_cell_names
 from monarch_nb._frames.owner import HIDDEN, Owner, owner_elsewhere
+from monarch_nb._protocol.hang import RankStacks
 from monarch_nb._shape import format_ranks, name_ranks
 
 MAIN = "MainThread"
@@ -19,7 +19,7 @@ WAITING = "take_message"
 _USERS = frozenset({Owner.USER, Owner.EXECUTED})
 
 
-def innermost(found: Mapping[str, Any]) -> str:
+def innermost(found: RankStacks) -> str:
     """Return in one line where a rank stands: the user's innermost frame, or what the kernel says of the
     process.
 
@@ -54,7 +54,7 @@ def _standing(stack: str, frames: Sequence[tuple[str, str, str]]) -> str:
     return f"is at {_place(file)}, line {line}, in {function}{': ' + text if text else ''}"
 
 
-def _no_answer(found: Mapping[str, Any]) -> str:
+def _no_answer(found: RankStacks) -> str:
     why = f" ({found['missing']})" if found.get("missing") else ""
     return f"does not answer: its threads can't run Python just now{why}"
 
@@ -96,7 +96,7 @@ def _is_start(block: str) -> bool:
     return _START.match(block) is not None
 
 
-def stacks_text(found: Mapping[int, Mapping[str, Any]]) -> str:
+def stacks_text(found: Mapping[int, RankStacks]) -> str:
     """Return the stacks of ranks, equal ones once, and how they were found.
 
     Args:
@@ -115,7 +115,7 @@ def stacks_text(found: Mapping[int, Mapping[str, Any]]) -> str:
     return "\n".join(f"{name_ranks(ranks)}{_how(ranks, found)}: {text}" for text, ranks in folded.items())
 
 
-def _how(ranks: Sequence[int], found: Mapping[int, Mapping[str, Any]]) -> str:
+def _how(ranks: Sequence[int], found: Mapping[int, RankStacks]) -> str:
     """Return how stacks were found, with the ranks if that differs: " (0-2: asked, 3: faulthandler)"."""
     ways: dict[str, list[int]] = {}
     for rank in ranks:
@@ -126,7 +126,7 @@ def _how(ranks: Sequence[int], found: Mapping[int, Mapping[str, Any]]) -> str:
     return f" ({', '.join(f'{format_ranks(those)}: {how}' for how, those in ways.items())})"
 
 
-def _rank_text(found: Mapping[str, Any]) -> str:
+def _rank_text(found: RankStacks) -> str:
     stacks = found.get("stacks")
     lines = [str(found["process"])] if found.get("process") else []
     if stacks is None:

@@ -211,7 +211,7 @@ class Session:
         reply.accepts_end = True
         return reply, self.connection.pid if self.connection is not None else 0
 
-    def watch(self, feed: Feed | StatusFeed, request: Request[None]) -> None:
+    def watch(self, feed: Feed | StatusFeed[Any], request: Request[None]) -> None:
         """Have the controller feed `feed` with what a request asks for."""
         if self.output is not None and isinstance(feed, Feed):
             feed.when_late = self.output.expect_late

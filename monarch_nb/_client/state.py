@@ -3,37 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from monarch_nb._protocol.base import Request
 from monarch_nb._protocol.exits import RankExit
-from monarch_nb._protocol.status import StatusTaken, UnwatchStatus
 from monarch_nb._transport.pending import Body, Pending
 from monarch_nb._transport.transport import Transport
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
+from monarch_nb.status.messages import StatusTaken
 
-Change = dict[str, Any]
+ChangeT = TypeVar("ChangeT")
 
 
-class StatusFeed(Pending):
-    """Receives a mesh's state: {"full": all of it} first, then changes (see `status.Versioned`).
+class StatusFeed(Pending, Generic[ChangeT]):
+    """Receives what a controller tells again and again: a mesh's state, all of it first, then changes; or who
+    stands at a breakpoint.
 
     After each one the controller waits for `taken`, and puts together what happens until then. Callbacks run
     in the reading thread.
+
+    Args:
+        kind: the type of a change.
+        end: makes the request that ends it, of its number.
+        on_end: called once nothing more comes.
     """
 
-    __slots__ = ("_end", "_on_change", "error")
+    __slots__ = ("_end", "_kind", "_on_change", "error")
 
     def __init__(
         self,
         transport: Transport,
-        on_change: Callable[[Any], None],
+        kind: Any,
+        on_change: Callable[[ChangeT], None],
+        end: Callable[[int], Request[None]],
         on_end: Callable[[], None] | None = None,
-        *,
-        end: Callable[[int], Request[None]] = UnwatchStatus,
     ) -> None:
         super().__init__(transport, (address.CONTROLLER,))
+        self._kind = kind
         self._on_change = on_change
         self._end = end
         self.error = ""
@@ -45,7 +52,7 @@ class StatusFeed(Pending):
             self.error = body.read(str)
             self.complete()
             return self
-        self._on_change(body.read(Any))
+        self._on_change(body.read(self._kind))
         return None
 
     def taken(self) -> None:

@@ -42,6 +42,7 @@ from monarch_nb._protocol.events import (
 )
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.registry import Sender, handles
+from monarch_nb._protocol.resources import MonitoredHost
 from monarch_nb._protocol.work import Work
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
@@ -217,7 +218,7 @@ class HostAgent(HostProcess):
     def rank_pulse(self, proc: int, trouble: str) -> None:
         self.event(address.CONTROLLER, RankHeartbeat(proc, trouble))
 
-    def vitals_changed(self, rows: Rows, host: dict[str, Any] | None) -> None:
+    def vitals_changed(self, rows: Rows, host: MonitoredHost | None) -> None:
         self.event(address.CONTROLLER, ResourcesSeen(rows, host))
 
     def rank_printed(self, rank: Rank, piece: Piece) -> None:

@@ -55,6 +55,7 @@ from monarch_nb._protocol.events import Leave, MeshEnding, WatchResources
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.programs import Books, ProcRow, ProgramRow, ShutDown, Status
 from monarch_nb._protocol.registry import LATER, Later, Sender, handles
+from monarch_nb._protocol.resources import MonitoredHost
 from monarch_nb._protocol.states import HostState, ProcState
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
@@ -186,7 +187,7 @@ class ControllerProcess(HostProcess):
     def rank_printed(self, rank: Rank, piece: Piece) -> None:
         self.output.printed(rank.rank, rank.proc, piece)
 
-    def vitals_changed(self, rows: Rows, host: dict[str, Any] | None) -> None:
+    def vitals_changed(self, rows: Rows, host: MonitoredHost | None) -> None:
         self.status_publisher.take(0, rows, host)
 
     def watch_resources(self, on: bool) -> None:

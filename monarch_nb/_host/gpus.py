@@ -8,6 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from monarch_nb._protocol.resources import GpuProcess, GpuStatus
+
 
 class GpuReader:
     """Reads the state of GPUs; owned by the thread that samples.
@@ -28,28 +30,26 @@ class GpuReader:
             except self._nvml.NVMLError:
                 self._nvml = None
 
-    def read(self) -> list[dict[str, Any]]:
-        """Return one row per GPU: the fields of `status.GpuStatus`, "uuid" besides; what a GPU doesn't
-        tell is None.
-        """
+    def read(self) -> list[GpuStatus]:
+        """Return one row per GPU."""
         return [self._read_one(index, handle) for index, handle in enumerate(self._handles)]
 
-    def _read_one(self, index: int, handle: Any) -> dict[str, Any]:
+    def _read_one(self, index: int, handle: Any) -> GpuStatus:
         nvml = self._nvml
         memory = self._ask(nvml.nvmlDeviceGetMemoryInfo, handle)
         rates = self._ask(nvml.nvmlDeviceGetUtilizationRates, handle)
         temperature = self._ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
         processes = self._ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
-        return {
-            "index": index,
-            "name": _text(self._ask(nvml.nvmlDeviceGetName, handle)),
-            "uuid": _text(self._ask(nvml.nvmlDeviceGetUUID, handle)),
-            "utilization_percent": None if rates is None else float(rates.gpu),
-            "memory_used_bytes": None if memory is None else int(memory.used),
-            "memory_total_bytes": None if memory is None else int(memory.total),
-            "temperature_c": temperature,
-            "processes": [{"pid": p.pid, "memory_bytes": p.usedGpuMemory, "rank": None} for p in processes],
-        }
+        return GpuStatus(
+            index=index,
+            name=_text(self._ask(nvml.nvmlDeviceGetName, handle)),
+            uuid=_text(self._ask(nvml.nvmlDeviceGetUUID, handle)),
+            utilization_percent=None if rates is None else float(rates.gpu),
+            memory_used_bytes=None if memory is None else int(memory.used),
+            memory_total_bytes=None if memory is None else int(memory.total),
+            temperature_c=temperature,
+            processes=tuple(GpuProcess(p.pid, p.usedGpuMemory) for p in processes),
+        )
 
     def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
         with suppress(self._nvml.NVMLError):

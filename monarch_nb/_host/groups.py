@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb._host.asking import Answers
 from monarch_nb._host.workflow import Workflow
 from monarch_nb._protocol.failure import Failure
-from monarch_nb._protocol.questions import DescribeProcessGroup, WhereNow
+from monarch_nb._protocol.questions import DescribeProcessGroup, ProcessGroup, WhereNow
 from monarch_nb._protocol.work import Work
 from monarch_nb._shape import name_ranks
 
@@ -47,10 +47,10 @@ def remake_groups(
         What to tell people; empty if there was no group.
     """
     found = yield partial(controller.asking.ask, ranks, DescribeProcessGroup(), timeout_s=_DESCRIBE_S)
-    known: dict[int, dict[str, Any]] = {r: g for r, g in found.items() if g}
+    known: dict[int, ProcessGroup] = {r: g for r, g in found.items() if g}
     if not known or (if_torn and len(known) == len(ranks)):
         return ""
-    kinds = {(g["backend"], g["world_size"]) for g in known.values()}
+    kinds = {(g.backend, g.world_size) for g in known.values()}
     if len(kinds) > 1 or next(iter(kinds))[1] != (size_before or len(ranks)):
         return _ADVICE.format(", for it isn't of all ranks of the mesh")
     busy = controller.cells.busy(ranks)
@@ -67,7 +67,7 @@ def remake_groups(
         return _ADVICE.format(f", for rank {first} could not start a store")
     address, port = next(iter(answers.values()))
     ((backend, _),) = kinds
-    timeout_s = max(g["timeout_s"] for g in known.values())
+    timeout_s = max(g.timeout_s for g in known.values())
     fields = {
         "address": address,
         "port": port,
@@ -101,7 +101,7 @@ def _busy_with_functions(controller: ControllerProcess, ranks: dict[int, int]) -
     deadline = time.monotonic() + _FUNCTIONS_S
     while True:
         found = yield partial(controller.asking.ask, ranks, WhereNow(), timeout_s=_DESCRIBE_S)
-        busy = [rank for rank, where in sorted(found.items()) if where["function"]]
+        busy = [rank for rank, where in sorted(found.items()) if where.in_function]
         if not busy:
             return ""
         if time.monotonic() > deadline:

@@ -298,7 +298,7 @@ class Healing:
         nobody else would say so.
         """
         found = yield partial(self._controller.asking.ask, ranks, WhereNow(), timeout_s=_BUSY_S)
-        busy = sorted(r for r, where in found.items() if where["function"])
+        busy = sorted(r for r, where in found.items() if where.in_function)
         if busy:
             what = (
                 "a function that was called before" if len(busy) == 1 else "functions that were called before"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from monarch_nb._protocol.base import Plain
 from monarch_nb._protocol.questions import AbortCollectives
 from monarch_nb._protocol.ranks import AbortCall, Interrupt, InterruptCell
 from monarch_nb._protocol.registry import LATER, Later, Sender, handles
@@ -39,7 +38,7 @@ class InterruptService:
         )
 
     @handles(AbortCall)
-    def do_abort_call(self, request: AbortCall, sender: Sender) -> dict[int, Plain] | Later:
+    def do_abort_call(self, request: AbortCall, sender: Sender) -> dict[int, int] | Later:
         """Abort collectives on ranks whose actors don't react to an interrupt; answers once done."""
         controller, src, ref = self._controller, sender.proc, sender.ref
         ranks = controller.registry.by_rank(request.procs)

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from monarch_nb._frames.cells import CELL_FRAME
 from monarch_nb._host.stack_service import NATIVE_S, PY_SPY_S, Found
-from monarch_nb._protocol.base import Plain
 from monarch_nb._protocol.events import StacksTaken, TakeStacks
+from monarch_nb._protocol.hang import Hang, HangRow, RankStacks, Stacks
 from monarch_nb._protocol.questions import AwaitedThings, ThreadStacks
 from monarch_nb._protocol.registry import LATER, Later, Sender, handles
 from monarch_nb._protocol.states import EntryKind
-from monarch_nb._protocol.status import Hang, Stacks
 from monarch_nb._wire import address
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ HANG_S = 1.0
 at once on few cores.
 """
 
-ByRank = dict[int, dict[str, Any]]
+ByRank = dict[int, RankStacks]
 Done = Callable[[ByRank], None]
 
 
@@ -55,15 +54,15 @@ class Looks:
         self._num_takes = 0
 
     @handles(Stacks)
-    def do_stacks(self, request: Stacks, sender: Sender) -> dict[int, Plain] | Later:
-        """Return where ranks stand: by rank, the fields that `stacks` describes."""
+    def do_stacks(self, request: Stacks, sender: Sender) -> ByRank | Later:
+        """Return where ranks stand, by rank."""
         ranks = self._controller.registry.by_rank(request.procs)
         self.stacks(ranks, partial(self._controller.reply, sender.proc, sender.ref), native=request.native)
         return LATER
 
     @handles(Hang)
-    def do_hang(self, request: Hang, sender: Sender) -> dict[int, Plain] | Later:
-        """Return what ranks wait for: by rank, the fields that `hang` describes."""
+    def do_hang(self, request: Hang, sender: Sender) -> dict[int, HangRow] | Later:
+        """Return what ranks wait for, by rank."""
         self.hang(
             self._controller.registry.by_rank(request.procs),
             partial(self._controller.reply, sender.proc, sender.ref),
@@ -71,12 +70,7 @@ class Looks:
         return LATER
 
     def stacks(self, ranks: Mapping[int, int], done: Done, *, native: bool = False) -> None:
-        """Find the stacks of ranks (rank to proc).
-
-        `done` gets by rank: "stacks", text by thread name, or None; "how" they were found: asked,
-        faulthandler, py-spy; "missing": what couldn't be had, and why; "process": what the kernel says of it,
-        if that's special.
-        """
+        """Find the stacks of ranks (rank to proc); `done` gets them by rank."""
         if native:
             self._take(ranks.values(), True, lambda taken: self._after_native(ranks, taken, done))
         else:
@@ -84,16 +78,12 @@ class Looks:
                 ranks, ThreadStacks(), lambda answers: self._after_asking(ranks, answers, done), ANSWER_S
             )
 
-    def hang(self, ranks: Mapping[int, int], done: Done) -> None:
-        """Ask ranks what they wait for; `done` gets by rank "facts" (see `_rank.hang`) or None, and then
-        what `stacks` would say.
-        """
+    def hang(self, ranks: Mapping[int, int], done: Callable[[dict[int, HangRow]], None]) -> None:
+        """Ask ranks what they wait for; `done` gets that by rank, or where a rank stands that doesn't say."""
 
         def answered(answers: Answers) -> None:
             def taken(found: ByRank) -> None:
-                done(
-                    {r: {"facts": answers[r]} if r in answers else {"facts": None, **found[r]} for r in ranks}
-                )
+                done({r: HangRow(answers[r]) if r in answers else HangRow(stacks=found[r]) for r in ranks})
 
             self._after_asking({r: p for r, p in ranks.items() if r not in answers}, {}, taken)
 
@@ -137,8 +127,8 @@ class Looks:
         else:
             done(rows)
 
-    def _row(self, proc: int, found: Found) -> dict[str, Any]:
-        nothing = {
+    def _row(self, proc: int, found: Found) -> RankStacks:
+        nothing: RankStacks = {
             "stacks": None,
             "how": "",
             "missing": "its host process did not say in time",
@@ -169,7 +159,7 @@ class Looks:
 
     # --- services
 
-    def _take(self, procs: Any, native: bool, done: Callable[[Found], None]) -> None:
+    def _take(self, procs: Iterable[int], native: bool, done: Callable[[Found], None]) -> None:
         """Have the hosts of ranks take their stacks."""
         by_host = self._controller.hosts.of(procs)
         if not by_host:

@@ -33,6 +33,7 @@ from monarch_nb._protocol.events import RanksEnded
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.ranks import SignalRanks, StartRanks, StopRanks
 from monarch_nb._protocol.registry import LATER, Handler, Handlers, Sender, handles
+from monarch_nb._protocol.resources import MonitoredHost
 from monarch_nb._protocol.states import ProcState
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
@@ -300,7 +301,7 @@ class HostProcess:
         """A rank here doesn't react, or does again (no trouble)."""
         raise NotImplementedError
 
-    def vitals_changed(self, rows: Rows, host: dict[str, Any] | None) -> None:
+    def vitals_changed(self, rows: Rows, host: MonitoredHost | None) -> None:
         """There's something new about ranks here, or about this machine."""
         raise NotImplementedError
 

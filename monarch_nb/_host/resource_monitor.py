@@ -11,15 +11,27 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+
+from msgspec.structs import replace
 
 from monarch_nb._host.loop import Loop
-from monarch_nb._host.sampler import Sample, Sampler
+from monarch_nb._host.sampler import NOTHING_READ, Sample, Sampler
 from monarch_nb._host.supervisor import Rank, Supervisor
-from monarch_nb._protocol.base import Plain, decode
+from monarch_nb._protocol.base import decode
 from monarch_nb._protocol.questions import WhereNow
+from monarch_nb._protocol.resources import (
+    HISTORY_S,
+    UNMONITORED,
+    Collective,
+    GpuStatus,
+    History,
+    MonitoredHost,
+    MonitoredRank,
+    Standing,
+    Transfers,
+)
 from monarch_nb._protocol.states import ProcState
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
@@ -27,7 +39,6 @@ from monarch_nb._wire.activity_page import BUSY, DEBUGGING, IDLE, PAGE_BYTES, Ac
 
 POLL_S = 0.1
 SAMPLE_S = 1.0
-HISTORY_S = 5.0
 HISTORY_POINTS = 60
 """Five minutes."""
 PSS_PER_SAMPLE = 1
@@ -40,8 +51,8 @@ CELL = "cell"
 FRESH_S = 0.4
 """How long a fresh look at everything may wait for ranks."""
 
-Rows = dict[int, dict[str, Any]]
-OnChange = Callable[[Rows, dict[str, Any] | None], None]
+Rows = dict[int, MonitoredRank]
+OnChange = Callable[[Rows, MonitoredHost | None], None]
 
 
 class ResourceMonitor:
@@ -113,7 +124,7 @@ class ResourceMonitor:
     def _sample_unwatched(self) -> None:
         self._loop.call_later(HISTORY_S, self._sample_unwatched)
         if not self._watched:
-            self._sampler.ask((), (), self._take_sample)
+            self._sampler.ask((), (), lambda sample: self._take_sample(sample.host))
 
     def glance(self) -> None:
         """Look at the pages now."""
@@ -189,14 +200,14 @@ class ResourceMonitor:
             slots = read_page(data, os.pread(fd, PAGE_BYTES, 0))
             if slots is not None:
                 self._last[proc] = data
-                transfers = [total._asdict() for total in read_totals(data)]
-                self._put(proc, **self._describe(proc, slots), transfers=transfers)
-        elif self._rows.get(proc, {}).get("was_brief"):
-            self._put(proc, **self._describe(proc, read_page(data) or []))
+                row = self._with_activity(proc, slots)
+                self._put(proc, replace(row, transfers=tuple(Transfers(*each) for each in read_totals(data))))
+        elif self._row(proc).was_brief:
+            self._put(proc, self._with_activity(proc, read_page(data) or []))
 
-    def _describe(self, proc: int, slots: list[Activity]) -> dict[str, Any]:
-        """Return what a rank does; one that was busy since the last look counts as busy, however short its
-        calls are.
+    def _with_activity(self, proc: int, slots: list[Activity]) -> MonitoredRank:
+        """Return a rank's row with what it does; one that was busy since the last look counts as busy,
+        however short its calls are.
         """
         counts = tuple(slot.num_changes for slot in slots)
         before = self._counts.get(proc, counts)
@@ -211,15 +222,16 @@ class ResourceMonitor:
         now = next(iter([*([stopped] if stopped else []), *busy, *brief]), None)
         others = len(busy) - 1
         main = slots[0] if slots and slots[0].is_main else None
-        return {
-            "busy": now is not None,
-            "debugging": stopped is not None,
-            "doing": "" if now is None else _name(now) + (f" and {others} more" if others > 0 else ""),
-            "is_cell": now is not None and now.name == CELL,
-            "is_before_cells": main is not None and main.state != IDLE and main.name != CELL,
-            "since": 0.0 if now is None else now.since,
-            "was_brief": not busy and bool(brief),
-        }
+        return replace(
+            self._row(proc),
+            busy=now is not None,
+            debugging=stopped is not None,
+            doing="" if now is None else _name(now) + (f" and {others} more" if others > 0 else ""),
+            is_cell=now is not None and now.name == CELL,
+            is_before_cells=main is not None and main.state != IDLE and main.name != CELL,
+            since=0.0 if now is None else now.since,
+            was_brief=not busy and bool(brief),
+        )
 
     # --- samples
 
@@ -230,55 +242,48 @@ class ResourceMonitor:
         with_memory = {pids[i % len(pids)] for i in range(first, first + num_pss)} if pids else set()
 
         def done(sample: Sample) -> None:
-            self._take_processes(sample, ranks)
-            self._take_sample(sample)
+            gpus = self._take_processes(sample, ranks)
+            self._take_sample(replace(sample.host, gpus=gpus))
             if then is not None:
                 then()
 
         self._sampler.ask(pids, list(with_memory), done)
 
-    def _take_processes(self, sample: Sample, ranks: list[Rank]) -> None:
-        gpus = sample.host["gpus"]
+    def _take_processes(self, sample: Sample, ranks: list[Rank]) -> tuple[GpuStatus, ...]:
+        """Take what ranks use; return the GPUs, with the ranks that use them."""
         by_pid = {r.pid: r for r in ranks}
-        used: dict[int, int] = {}
-        for gpu in gpus:
-            for process in gpu["processes"]:
-                owner = by_pid.get(process["pid"])
-                if owner is not None:
-                    process["rank"] = owner.rank
-                    used[owner.proc] = used.get(owner.proc, 0) + (process["memory_bytes"] or 0)
+        gpus = tuple(_with_ranks(gpu, by_pid) for gpu in sample.host.gpus)
+        used = _gpu_memory(gpus, by_pid)
         for rank in ranks:
-            row = sample.processes.get(rank.pid, {})
-            if gpus:
-                row["gpus"] = _gpus_of(rank, gpus)
-                row["gpu_memory_bytes"] = used.get(rank.proc)
             if self._supervisor.ranks.get(rank.proc) is rank and rank.state == ProcState.RUNNING:
-                self._put(rank.proc, **row)
+                row = self._row(rank.proc)
+                found = sample.processes.get(rank.pid, NOTHING_READ)
+                if found.cpu_percent is not None:
+                    row = replace(row, cpu_percent=found.cpu_percent)
+                if found.memory_bytes is not None:
+                    row = replace(row, memory_bytes=found.memory_bytes)
+                if gpus:
+                    row = replace(row, gpus=_gpus_of(rank, gpus), gpu_memory_bytes=used.get(rank.proc))
+                self._put(rank.proc, row)
+        return gpus
 
-    def _take_sample(self, sample: Sample) -> None:
-        host = sample.host
+    def _take_sample(self, host: MonitoredHost) -> None:
         now = time.monotonic()
         if now >= self._next_history:
             self._next_history = now + HISTORY_S - SAMPLE_S / 2
-            rates = [g["utilization_percent"] for g in host["gpus"] if g["utilization_percent"] is not None]
-            memory = 100.0 * host["memory_used_bytes"] / host["memory_total_bytes"]
+            rates = [g.utilization_percent for g in host.gpus if g.utilization_percent is not None]
+            memory = 100.0 * (host.memory_used_bytes or 0) / (host.memory_total_bytes or 1)
             self._history.append(
-                (host["cpu_percent"], round(memory, 1), sum(rates) / len(rates) if rates else None)
+                (host.cpu_percent, round(memory, 1), sum(rates) / len(rates) if rates else None)
             )
         cpu, memories, gpu = zip(*self._history, strict=True) if self._history else ((), (), ())
-        history = {
-            "interval_s": HISTORY_S,
-            "cpu_percent": list(cpu),
-            "memory_percent": list(memories),
-            "gpu_percent": list(gpu),
-        }
-        self._tell({**host, "history": history})
+        self._tell(replace(host, history=History(HISTORY_S, cpu, memories, gpu)))
 
     # --- where busy ranks stand
 
     def _ask_where(self) -> None:
         for proc, row in self._rows.items():
-            if row.get("busy") and proc not in self._asked:
+            if row.busy and proc not in self._asked:
                 self._asked.add(proc)
                 self._send(
                     proc,
@@ -286,27 +291,25 @@ class ResourceMonitor:
                         wire.CALL, src=self._me, dst=proc, ref=WHERE_REF, name=WhereNow.wire_name.encode()
                     ),
                 )
-            elif not row.get("busy") and row.get("line"):
-                self._put(proc, line="", collective=None, num_queued=0)
+            elif not row.busy and row.line:
+                self._put(proc, replace(row, num_queued=0))
         self._check_answered()
 
-    def answered(self, proc: int, payload: Any) -> None:
+    def answered(self, proc: int, payload: bytes | memoryview) -> None:
         """A rank has said where it stands."""
         self._asked.discard(proc)
         if self._supervisor.ranks.get(proc) is not None and len(payload):
-            found = decode(dict[str, Plain], payload)
-            row = self._rows.get(proc, {})
-            before = row.get("collective")
-            now = found["collective"]
-            if now is not None:
-                same = before is not None and (before["name"], before["sequence"]) == (
-                    now["name"],
-                    now["sequence"],
-                )
-                now["since"] = before["since"] if same and before is not None else time.time()
-            if not row.get("busy"):
-                found.update(line="", collective=None)
-            self._put(proc, **found)
+            found = decode(Standing, payload)
+            row = self._row(proc)
+            self._put(
+                proc,
+                replace(
+                    row,
+                    line=found.line,
+                    collective=_since_before(found.collective, row.collective),
+                    num_queued=found.num_queued,
+                ),
+            )
         self._check_answered()
 
     def _check_answered(self) -> None:
@@ -317,15 +320,17 @@ class ResourceMonitor:
 
     # --- telling
 
-    def _put(self, proc: int, **fields: Any) -> None:
-        row = self._rows.setdefault(proc, {})
-        if any(row.get(name) != value for name, value in fields.items()):
-            row.update(fields)
-            self._fresh.add(proc)
-            if not row.get("busy"):
-                row.update(line="", collective=None)
+    def _row(self, proc: int) -> MonitoredRank:
+        return self._rows.get(proc, UNMONITORED)
 
-    def _tell(self, host: dict[str, Any] | None) -> None:
+    def _put(self, proc: int, row: MonitoredRank) -> None:
+        if not row.busy and (row.line or row.collective is not None):
+            row = replace(row, line="", collective=None)
+        if self._rows.get(proc) != row:
+            self._rows[proc] = row
+            self._fresh.add(proc)
+
+    def _tell(self, host: MonitoredHost | None) -> None:
         rows = {proc: self._rows[proc] for proc in self._fresh if proc in self._rows}
         self._fresh.clear()
         if rows or host is not None:
@@ -336,11 +341,33 @@ def _name(activity: Activity) -> str:
     return f"cell #{activity.origin}" if activity.name == CELL else activity.name
 
 
-def _gpus_of(rank: Rank, gpus: list[dict[str, Any]]) -> list[int]:
+def _since_before(now: Collective | None, before: Collective | None) -> Collective | None:
+    """Return the operation that a rank is in, with the time at which it was first seen there."""
+    if now is None or before is None or (before.name, before.sequence) != (now.name, now.sequence):
+        return now
+    return replace(now, since=before.since)
+
+
+def _with_ranks(gpu: GpuStatus, by_pid: dict[int, Rank]) -> GpuStatus:
+    """Return a GPU whose processes say which ranks they are."""
+    return replace(
+        gpu,
+        processes=tuple(replace(p, rank=by_pid[p.pid].rank) if p.pid in by_pid else p for p in gpu.processes),
+    )
+
+
+def _gpu_memory(gpus: Sequence[GpuStatus], by_pid: dict[int, Rank]) -> dict[int, int]:
+    """Return how many bytes ranks have on GPUs, by proc."""
+    used: dict[int, int] = {}
+    for process in (p for gpu in gpus for p in gpu.processes if p.pid in by_pid):
+        proc = by_pid[process.pid].proc
+        used[proc] = used.get(proc, 0) + (process.memory_bytes or 0)
+    return used
+
+
+def _gpus_of(rank: Rank, gpus: Sequence[GpuStatus]) -> tuple[int, ...]:
     """Return the indices of the GPUs that a rank was given, or else of those that it uses."""
-    given = [g["index"] for g in gpus if rank.gpu and rank.gpu in (str(g["index"]), g["uuid"])]
-    return given or [
-        g["index"]
-        for g in gpus
-        if any(p["rank"] == rank.rank and p["pid"] == rank.pid for p in g["processes"])
-    ]
+    given = tuple(g.index for g in gpus if rank.gpu and rank.gpu in (str(g.index), g.uuid))
+    return given or tuple(
+        g.index for g in gpus if any(p.rank == rank.rank and p.pid == rank.pid for p in g.processes)
+    )

@@ -8,25 +8,31 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from monarch_nb._host.gpus import GpuReader
 from monarch_nb._host.loop import Loop
+from monarch_nb._protocol.resources import MonitoredHost
 
 if TYPE_CHECKING:
     import psutil
 
 
+class ProcessSample(NamedTuple):
+    """What was read of a process; None: nothing, this time."""
+
+    cpu_percent: float | None = None
+    memory_bytes: int | None = None
+
+
+NOTHING_READ = ProcessSample()
+
+
 class Sample(NamedTuple):
-    """What was read.
+    """What was read: of processes by pid, and of the machine, without its history."""
 
-    Attributes:
-        processes: by pid: "cpu_percent", and "memory_bytes" where it was asked for.
-        host: "cpu_percent", "memory_used_bytes", "memory_total_bytes", "gpus".
-    """
-
-    processes: dict[int, dict[str, Any]]
-    host: dict[str, Any]
+    processes: dict[int, ProcessSample]
+    host: MonitoredHost
 
 
 class Sampler:
@@ -56,31 +62,29 @@ class Sampler:
             sample = Sample(self._read_processes(pids, set(with_memory)), self._read_host())
             self._loop.call_soon_threadsafe(_bound(done, sample))
 
-    def _read_processes(self, pids: Sequence[int], with_memory: set[int]) -> dict[int, dict[str, Any]]:
+    def _read_processes(self, pids: Sequence[int], with_memory: set[int]) -> dict[int, ProcessSample]:
         import psutil
 
         self._processes = {pid: p for pid, p in self._processes.items() if pid in set(pids)}
-        found: dict[int, dict[str, Any]] = {}
+        found: dict[int, ProcessSample] = {}
         for pid in pids:
             with suppress(psutil.Error, OSError):
                 found[pid] = self._read_process(pid, pid in with_memory)
         return found
 
-    def _read_process(self, pid: int, with_memory: bool) -> dict[str, Any]:
+    def _read_process(self, pid: int, with_memory: bool) -> ProcessSample:
         import psutil
 
         process = self._processes.get(pid)
-        row: dict[str, Any] = {}
+        cpu: float | None = None
         if process is None:
             process = self._processes[pid] = psutil.Process(pid)
             process.cpu_percent()  # the first reading only sets the beginning
         else:
-            row["cpu_percent"] = process.cpu_percent()
-        if with_memory:
-            row["memory_bytes"] = process.memory_full_info().pss
-        return row
+            cpu = process.cpu_percent()
+        return ProcessSample(cpu, process.memory_full_info().pss if with_memory else None)
 
-    def _read_host(self) -> dict[str, Any]:
+    def _read_host(self) -> MonitoredHost:
         import psutil
 
         cpu: float | None = psutil.cpu_percent()
@@ -88,12 +92,7 @@ class Sampler:
             self._gpus = GpuReader()
             cpu = None  # the first reading only sets the beginning
         memory = psutil.virtual_memory()
-        return {
-            "cpu_percent": cpu,
-            "memory_used_bytes": memory.total - memory.available,
-            "memory_total_bytes": memory.total,
-            "gpus": self._gpus.read(),
-        }
+        return MonitoredHost(cpu, memory.total - memory.available, memory.total, tuple(self._gpus.read()))
 
 
 def _bound(done: Callable[[Sample], None], sample: Sample) -> Callable[[], None]:

@@ -17,11 +17,12 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from monarch_nb._host.dumped import from_faulthandler, from_py_spy, is_whole
 from monarch_nb._host.loop import Loop
 from monarch_nb._host.supervisor import Supervisor
+from monarch_nb._protocol.hang import RankStacks
 from monarch_nb._wire import address, dump
 from monarch_nb._wire.process import process_trouble
 
@@ -35,8 +36,8 @@ NATIVE_S = 20.0
 NUM_AT_ONCE = 4
 _LOOK_S = 0.005
 
-Found = dict[int, dict[str, Any]]
-"""By proc: "stacks" by thread name or None, "how", "missing", "process"."""
+Found = dict[int, RankStacks]
+"""By proc."""
 
 
 class _Target(NamedTuple):
@@ -111,7 +112,7 @@ class StackService:
             text = writing.finish(deadline)
             if text:
                 found[target.proc].update(
-                    stacks=from_faulthandler(text, writing.main_ident), how="faulthandler"
+                    {"stacks": from_faulthandler(text, writing.main_ident), "how": "faulthandler"}
                 )
             else:
                 found[target.proc]["missing"] = f"faulthandler wrote nothing within {WRITE_S:g} s"
@@ -178,7 +179,7 @@ def find_py_spy() -> str:
     return shutil.which("py-spy") or (beside if os.access(beside, os.X_OK) else "")
 
 
-def _by_py_spy(target: _Target, found: dict[str, Any], native: bool) -> None:
+def _by_py_spy(target: _Target, found: RankStacks, native: bool) -> None:
     """Have py-spy look; what can't be had is said."""
     path = find_py_spy()
     before = f"{found['missing']}; " if found["missing"] else ""
@@ -201,9 +202,11 @@ def _by_py_spy(target: _Target, found: dict[str, Any], native: bool) -> None:
         return
     try:
         found.update(
-            stacks=from_py_spy(ran.stdout),
-            how="py-spy, with native frames" if native else "py-spy",
-            missing="",
+            {
+                "stacks": from_py_spy(ran.stdout),
+                "how": "py-spy, with native frames" if native else "py-spy",
+                "missing": "",
+            }
         )
     except (ValueError, LookupError):  # it has printed no stacks
         found["missing"] = f"{before}py-spy: {_reason(ran.stderr)}"

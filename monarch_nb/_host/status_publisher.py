@@ -12,21 +12,23 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from monarch_nb._host.registry import Group, Host, Proc
 from monarch_nb._host.resource_monitor import Rows
-from monarch_nb._protocol.base import Plain, encode
+from monarch_nb._protocol.base import encode
 from monarch_nb._protocol.events import HostLooked, LookNow, ResourcesSeen
 from monarch_nb._protocol.registry import LATER, Later, Sender, handles
+from monarch_nb._protocol.resources import UNMONITORED, MonitoredHost, MonitoredRank
 from monarch_nb._protocol.states import HostState, ProcState, RankState
-from monarch_nb._protocol.status import Snapshot, StatusTaken, UnwatchStatus, WatchStatus
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb.exceptions import describe_end
-from monarch_nb.status import Versioned
+from monarch_nb.status.delta import StatusChange, Versioned
+from monarch_nb.status.messages import Snapshot, StatusTaken, UnwatchStatus, WatchStatus
+from monarch_nb.status.model import HostStatus, MeshHead, MeshStatus, RankStatus
 
 if TYPE_CHECKING:
     from monarch_nb._host.controller import ControllerProcess
@@ -35,14 +37,7 @@ PUBLISH_S = 0.05
 LOOK_S = 0.6
 _LEASE_S = 30.0
 _TAIL_BYTES = 400
-_NO_HISTORY: dict[str, Any] = {"interval_s": 5.0, "cpu_percent": [], "memory_percent": [], "gpu_percent": []}
-_UNMEASURED: dict[str, Any] = {
-    "cpu_percent": None,
-    "memory_used_bytes": None,
-    "memory_total_bytes": None,
-    "gpus": [],
-    "history": _NO_HISTORY,
-}
+_UNMEASURED = MonitoredHost()
 
 
 @dataclass
@@ -67,7 +62,7 @@ class StatusPublisher:
     def __init__(self, controller: ControllerProcess) -> None:
         self._controller = controller
         self._monitored: Rows = {}
-        self._machines: dict[int, dict[str, Any]] = {}
+        self._machines: dict[int, MonitoredHost] = {}
         self._printed: dict[int, bytes] = {}
         self._since: dict[int, tuple[str, float]] = {}
         self._watches: list[StatusWatch] = []
@@ -89,7 +84,7 @@ class StatusPublisher:
         """Whether somebody watches."""
         return bool(self._watches)
 
-    def take(self, host: int, rows: Rows, machine: dict[str, Any] | None) -> None:
+    def take(self, host: int, rows: Rows, machine: MonitoredHost | None) -> None:
         """Take what a host process has seen."""
         self._monitored.update(rows)
         if machine is not None:
@@ -174,7 +169,7 @@ class StatusPublisher:
                 watch.seen, watch.ready = versioned.version, False
                 self._send(watch, change)
 
-    def _send(self, watch: StatusWatch, change: dict[str, Any]) -> None:
+    def _send(self, watch: StatusWatch, change: StatusChange) -> None:
         frame = wire.pack(
             wire.REPLY, src=address.CONTROLLER, dst=watch.client, ref=watch.ref, payload=encode(change)
         )
@@ -200,8 +195,8 @@ class StatusPublisher:
             versioned.put_rank(proc, self._rank_row(self._controller.registry.procs[proc]))
 
     @handles(Snapshot)
-    def do_snapshot(self, request: Snapshot, sender: Sender) -> Plain | Later:
-        """Look at everything, and return a group's state: the fields of `MeshStatus`."""
+    def do_snapshot(self, request: Snapshot, sender: Sender) -> MeshStatus | Later:
+        """Look at everything, and return a group's state."""
         controller, src, ref = self._controller, sender.proc, sender.ref
         group = controller.registry.group(request.group)
         if not request.fresh:
@@ -210,10 +205,10 @@ class StatusPublisher:
         self._look(lambda: controller.reply(src, ref, self._snapshot(group)))
         return LATER
 
-    def _snapshot(self, group: Group) -> dict[str, Any]:
+    def _snapshot(self, group: Group) -> MeshStatus:
         versioned = Versioned(tuple(group.procs))
         self._fill(versioned, group, group.procs)
-        return versioned.full()["full"]  # type: ignore[no-any-return]
+        return versioned.full()
 
     # --- a fresh look
 
@@ -245,47 +240,51 @@ class StatusPublisher:
         if look is not None:
             look[1]()
 
-    # --- rows: the fields of the dataclasses in `monarch_nb.status`
+    # --- rows
 
-    def _head(self, group: Group) -> dict[str, Any]:
+    def _head(self, group: Group) -> MeshHead:
         controller = self._controller
-        return {
-            "name": controller.name or group.name,
-            "pid": os.getpid(),
-            "started": controller.registry.started,
-            "sizes": [list(item) for item in zip(group.extent.labels, group.extent.sizes, strict=True)],
-            "idle_timeout_s": controller.lease.idle_timeout_s,
-            "lease_left_s": controller.lease.left_s(),
-            "num_cells": controller.cells.num_running,
-            "is_healing": controller.healing.is_busy(group.name),
-            "on_failure": group.policy.on_failure,
-            "journal": controller.journal.store.directory,
-            "journal_trouble": controller.journal.trouble,
-            "owner_pid": controller.lease.owner_pid,
-            "clients": [
+        return MeshHead(
+            name=controller.name or group.name,
+            pid=os.getpid(),
+            started=controller.registry.started,
+            sizes=tuple(zip(group.extent.labels, group.extent.sizes, strict=True)),
+            idle_timeout_s=controller.lease.idle_timeout_s,
+            lease_left_s=controller.lease.left_s(),
+            num_cells=controller.cells.num_running,
+            is_healing=controller.healing.is_busy(group.name),
+            on_failure=group.policy.on_failure,
+            journal=controller.journal.store.directory,
+            journal_trouble=controller.journal.trouble,
+            owner_pid=controller.lease.owner_pid,
+            clients=tuple(
                 f"{c.what} (pid {c.pid})" for c in controller.registry.clients.values() if not c.observes
-            ],
-            "kernels": {c.kernel: c.used for c in controller.registry.clients.values() if c.kernel},
-            "versions": controller.versions,
-            "environment": controller.environment_id,
-        }
+            ),
+            kernels={c.kernel: c.used for c in controller.registry.clients.values() if c.kernel},
+            versions=controller.versions,
+            environment=controller.environment_id,
+        )
 
-    def _host_row(self, host: Host, group: Group) -> dict[str, Any]:
+    def _host_row(self, host: Host, group: Group) -> HostStatus | None:
         if host.index not in group.hosts and host.state != HostState.UP:
-            return {}
+            return None
         measured = self._machines.get(host.index, _UNMEASURED) if host.state == HostState.UP else _UNMEASURED
-        return {
-            "index": host.index,
-            "hostname": host.hostname or host.label,
-            "state": host.state.value,
-            "pid": host.pid,
-            "num_cores": host.num_cores,
-            "num_gpus": host.num_gpus,
-            **measured,
-        }
+        return HostStatus(
+            index=host.index,
+            hostname=host.hostname or host.label,
+            state=host.state,
+            pid=host.pid,
+            num_cores=host.num_cores,
+            num_gpus=host.num_gpus,
+            cpu_percent=measured.cpu_percent,
+            memory_used_bytes=measured.memory_used_bytes,
+            memory_total_bytes=measured.memory_total_bytes,
+            gpus=measured.gpus,
+            history=measured.history,
+        )
 
-    def _rank_row(self, entry: Proc) -> dict[str, Any]:
-        monitored = self._monitored.get(entry.proc, {})
+    def _rank_row(self, entry: Proc) -> RankStatus:
+        monitored = self._monitored.get(entry.proc, UNMONITORED)
         state, doing, since, cell = self._state(entry, monitored)
         known, known_since = self._since.get(entry.proc, ("", 0.0))
         if known != state:
@@ -296,43 +295,43 @@ class StatusPublisher:
         is_sent = (
             self._controller.cells.at(entry.proc) is not None
         )  # to the rank, which counts it if it has yet to begin
-        return {
-            "rank": entry.rank,
-            "host": address.host_of(entry.proc),
-            "pid": entry.pid,
-            "state": state.value,
-            "reason": self._reason(entry),
-            "doing": doing,
-            "since": since or known_since,
-            "cell": cell,
-            "line": monitored.get("line", "") if is_busy else "",
-            "collective": monitored.get("collective") if is_busy else None,
-            "cpu_percent": monitored.get("cpu_percent"),
-            "memory_bytes": monitored.get("memory_bytes"),
-            "gpus": monitored.get("gpus", []),
-            "gpu_memory_bytes": monitored.get("gpu_memory_bytes"),
-            "transfers": monitored.get("transfers", []),
-            "last_line": _last_line(self._printed.get(entry.proc, b"")),
-            "num_queued": monitored.get("num_queued", 0) + max(0, len(cells) - int(is_sent)),
-            "cells_waiting": [n for n in cells if n != cell],
-        }
+        return RankStatus(
+            rank=entry.rank,
+            host=address.host_of(entry.proc),
+            pid=entry.pid,
+            state=state,
+            reason=self._reason(entry),
+            doing=doing,
+            since=since or known_since,
+            cell=cell,
+            line=monitored.line if is_busy else "",
+            collective=monitored.collective if is_busy else None,
+            cpu_percent=monitored.cpu_percent,
+            memory_bytes=monitored.memory_bytes,
+            gpus=monitored.gpus,
+            gpu_memory_bytes=monitored.gpu_memory_bytes,
+            transfers=monitored.transfers,
+            last_line=_last_line(self._printed.get(entry.proc, b"")),
+            num_queued=monitored.num_queued + max(0, len(cells) - int(is_sent)),
+            cells_waiting=tuple(n for n in cells if n != cell),
+        )
 
-    def _state(self, entry: Proc, monitored: dict[str, Any]) -> tuple[RankState, str, float, int | None]:
+    def _state(self, entry: Proc, monitored: MonitoredRank) -> tuple[RankState, str, float, int | None]:
         """Return state, what it's busy with, since when (0: since it's so), and the number of its cell."""
         if entry.state != ProcState.RUNNING:
             return RankState(entry.state), "", 0.0, None
         at = self._controller.cells.at(entry.proc)
         n, began = at if at is not None else (None, 0.0)
-        if at is None and monitored.get("is_cell") and not self._controller.cells.is_stuck(entry.proc):
-            monitored = {}  # the cell has ended since that was seen
-        if monitored.get("is_before_cells"):
+        if at is None and monitored.is_cell and not self._controller.cells.is_stuck(entry.proc):
+            monitored = UNMONITORED  # the cell has ended since that was seen
+        if monitored.is_before_cells:
             at, n, began = None, None, 0.0  # the cell has been sent there, and waits in the rank
-        doing = f"cell #{n}" if at is not None else monitored.get("doing", "")
-        if monitored.get("debugging"):
-            return RankState.DEBUGGING, doing, monitored["since"], n
-        if at is not None or monitored.get("busy"):
+        doing = f"cell #{n}" if at is not None else monitored.doing
+        if monitored.debugging:
+            return RankState.DEBUGGING, doing, monitored.since, n
+        if at is not None or monitored.busy:
             state = RankState.UNRESPONSIVE if entry.trouble else RankState.BUSY
-            return state, doing, began or monitored["since"], n
+            return state, doing, began or monitored.since, n
         return (RankState.UNRESPONSIVE if entry.trouble else RankState.IDLE), "", 0.0, None
 
     @staticmethod

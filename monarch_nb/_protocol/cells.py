@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from monarch_nb._protocol.base import Plain, Record, Request
+from monarch_nb._protocol.hang import RankStacks
 from monarch_nb._protocol.script import Script
 from monarch_nb._protocol.states import CellStatus
 
@@ -166,7 +167,7 @@ class CellOver(Record, frozen=True, tag=True):
 
     status: CellStatus
     reason: str
-    unfinished: dict[int, Plain]
+    unfinished: dict[int, RankStacks]
     failures: list[CellFailure]
     stopped: list[int]
     said: list[str]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from monarch_nb._protocol.base import Event, Plain
 from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.hang import RankStacks
 from monarch_nb._protocol.healing import Report
 from monarch_nb._protocol.ranks import Ticket
+from monarch_nb._protocol.resources import MonitoredHost, MonitoredRank
 
 # --- of ranks
 
@@ -101,12 +103,10 @@ class HostPreempted(Event, frozen=True):
 
 
 class ResourcesSeen(Event, frozen=True):
-    """What a host has seen of its ranks, and of its machine, if that's new; what `_host.resource_monitor`
-    describes.
-    """
+    """What a host has seen of its ranks, by proc, and of its machine, if that's new."""
 
-    rows: dict[int, Plain]
-    host: Plain
+    rows: dict[int, MonitoredRank]
+    host: MonitoredHost | None
 
 
 class HostLooked(Event, frozen=True):
@@ -119,7 +119,7 @@ class StacksTaken(Event, frozen=True):
     """Stacks of ranks, by proc, as they were wanted under `ref`."""
 
     ref: int
-    found: dict[int, Plain]
+    found: dict[int, RankStacks]
 
 
 # --- to hosts

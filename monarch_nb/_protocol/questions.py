@@ -6,7 +6,9 @@ On the wire they're CALLs to the process itself (target 0), whose payload is the
 
 from __future__ import annotations
 
-from monarch_nb._protocol.base import Plain, Request
+from monarch_nb._protocol.base import Record, Request
+from monarch_nb._protocol.hang import HangFacts
+from monarch_nb._protocol.resources import Standing
 
 
 class Ping(Request[None], frozen=True):
@@ -44,12 +46,12 @@ class CheckpointVersions(Request[dict[int, list[int]]], frozen=True):
 # --- ranks only
 
 
-class AwaitedThings(Request[Plain], frozen=True):
-    """Return what the threads that run user code wait for: see `_rank.hang`."""
+class AwaitedThings(Request[HangFacts], frozen=True):
+    """Return what the threads that run user code wait for."""
 
 
-class WhereNow(Request[Plain], frozen=True):
-    """Return where the threads stand that run user code, and how much waits: see `_rank.where`."""
+class WhereNow(Request[Standing], frozen=True):
+    """Return where the threads stand that run user code, and how much waits."""
 
 
 class SetBreak(Request[str], frozen=True):
@@ -68,10 +70,17 @@ class AbortCollectives(Request[int], frozen=True):
     world_size: int | None = None
 
 
-class DescribeProcessGroup(Request[Plain], frozen=True):
-    """Return backend, world size, own rank and time-out of the default process group; None if there's
-    none.
-    """
+class ProcessGroup(Record, frozen=True):
+    """The default process group of a rank, in which it has a rank of its own."""
+
+    backend: str
+    world_size: int
+    rank: int
+    timeout_s: float
+
+
+class DescribeProcessGroup(Request[ProcessGroup | None], frozen=True):
+    """Return the default process group; None if there's none."""
 
 
 class CancelCell(Request[None], frozen=True):

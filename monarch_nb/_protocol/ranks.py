@@ -80,8 +80,10 @@ class Interrupt(Request[None], frozen=True):
     rank_set: str = ""
 
 
-class AbortCall(Request[dict[int, Plain]], frozen=True):
-    """Abort collectives on ranks whose actors don't react to an interrupt; answered once done."""
+class AbortCall(Request[dict[int, int]], frozen=True):
+    """Abort collectives on ranks whose actors don't react to an interrupt; answered once done, with how many
+    backends were aborted, by rank.
+    """
 
     procs: list[int]
 

@@ -19,6 +19,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from monarch_nb._frames.owner import is_users, module_of, users_index
+from monarch_nb._protocol.hang import Blocked
 
 _KNOWN: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("monarch_nb._rank.debugger", (), "breakpoint"),
@@ -66,15 +67,15 @@ _SPOKEN = {
 }  # fmt: skip
 
 
-def what_blocks(frames: Sequence[FrameType]) -> dict[str, Any] | None:
-    """Return what a thread waits for: "kind" and "text", or None if that can't be told. Frames: innermost
+def what_blocks(frames: Sequence[FrameType]) -> Blocked | None:
+    """Return what a thread waits for, or None if that can't be told. Frames: innermost
     first.
     """
     inner = list(_below_user(frames))
     for frame in reversed(inner):  # the one that the user has called says most
         kind = _known(frame)
         if kind:
-            return {"kind": kind, "text": _spoken(frame)}
+            return Blocked(kind, _spoken(frame))
     innermost = frames[0] if frames else None
     if innermost is None or (innermost not in inner and not is_users(innermost)):
         return None
@@ -89,7 +90,7 @@ def doing(frames: Sequence[FrameType]) -> str:
     if inner:
         return _spoken(inner[-1])
     found = _in_c(frames[0]) if frames and is_users(frames[0]) else None
-    return str(found["text"]) if found else ""
+    return found.text if found else ""
 
 
 def _below_user(frames: Sequence[FrameType]) -> Iterable[FrameType]:
@@ -115,7 +116,7 @@ def _spoken(frame: FrameType) -> str:
 # --- what is called in C
 
 
-def _in_c(frame: FrameType) -> dict[str, Any] | None:
+def _in_c(frame: FrameType) -> Blocked | None:
     expression = called(frame)
     if expression is None:
         return None
@@ -124,12 +125,12 @@ def _in_c(frame: FrameType) -> dict[str, Any] | None:
     text = ast.unparse(function)[:80]
     if not is_call:  # `with lock:`
         kind = "lock" if _is_lock(look_up(frame, function)) else ""
-        return {"kind": kind, "text": f"with {text}"}
+        return Blocked(kind, f"with {text}")
     if isinstance(function, ast.Name):
-        return {"kind": _of_function(look_up(frame, function), function.id), "text": f"{text}()"}
+        return Blocked(_of_function(look_up(frame, function), function.id), f"{text}()")
     if isinstance(function, ast.Attribute):
-        return {"kind": _of_method(look_up(frame, function.value), function.attr), "text": f"{text}()"}
-    return {"kind": "", "text": f"{text}()"}
+        return Blocked(_of_method(look_up(frame, function.value), function.attr), f"{text}()")
+    return Blocked("", f"{text}()")
 
 
 def _enters(frame: FrameType) -> bool:

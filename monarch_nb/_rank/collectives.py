@@ -15,6 +15,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
+from monarch_nb._protocol.questions import ProcessGroup
 from monarch_nb._rank import rendezvous
 
 _JOIN_S = 15.0
@@ -54,19 +55,17 @@ def _concerns(distributed: Any, world_size: int | None) -> bool:
     return bool(sizes) if world_size is None else world_size in sizes
 
 
-def describe_group() -> dict[str, Any] | None:
-    """Return backend, world size, own rank and time-out (seconds) of the default process group, if there
-    is one. Doesn't block.
-    """
+def describe_group() -> ProcessGroup | None:
+    """Return the default process group, if there is one. Doesn't block."""
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
-    return {
-        "backend": str(distributed.get_backend()),
-        "world_size": distributed.get_world_size(),
-        "rank": distributed.get_rank(),
-        "timeout_s": _timeout_s(distributed),
-    }
+    return ProcessGroup(
+        str(distributed.get_backend()),
+        distributed.get_world_size(),
+        distributed.get_rank(),
+        _timeout_s(distributed),
+    )
 
 
 HELD_S = 7 * 86400.0

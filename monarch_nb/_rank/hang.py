@@ -14,10 +14,11 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from monarch_nb._frames.cells import cell_number
 from monarch_nb._frames.owner import frames_from, is_users, module_of, users_index
+from monarch_nb._protocol.hang import AwaitedCall, HangFacts, ThreadFacts
 from monarch_nb._protocol.work import Work
 from monarch_nb._rank import operations
 from monarch_nb._rank.blocking import doing, what_blocks
@@ -35,21 +36,16 @@ _ACTORS = "monarch_nb._runtime.actors"
 MAX_DEPTH = 200
 
 
-def look_at_threads(rank: Rank) -> dict[str, Any]:
-    """Return "threads" that are at work (see `_thread`), "groups", "dist_rank" and "on_device"."""
-    threads = [
+def look_at_threads(rank: Rank) -> HangFacts:
+    """Return what the threads do that are at work, and how far process groups have come."""
+    threads = (
         *_main(rank),
         *(each for runner in list(rank.actors.actors.values()) for each in _of_actor(runner)),
-    ]
-    return {
-        "threads": threads,
-        "groups": operations.groups(),
-        "dist_rank": operations.own_rank(),
-        "on_device": operations.pending_on_device(),
-    }
+    )
+    return HangFacts(threads, operations.groups(), operations.own_rank(), operations.pending_on_device())
 
 
-def _main(rank: Rank) -> list[dict[str, Any]]:
+def _main(rank: Rank) -> list[ThreadFacts]:
     """Return what the main thread does: a cell or a function."""
     worker = rank.worker
     message = worker.current
@@ -60,7 +56,7 @@ def _main(rank: Rank) -> list[dict[str, Any]]:
     return [_thread(what, 0, ident, [message], worker.inbox, _frames(ident), message.origin)]
 
 
-def _of_actor(runner: ActorRunner) -> list[dict[str, Any]]:
+def _of_actor(runner: ActorRunner) -> list[ThreadFacts]:
     """Return what an actor does: one entry, or one for each call that awaits."""
     ident = runner.thread.ident or 0
     tasks = runner.tasks()
@@ -79,9 +75,7 @@ def _of_actor(runner: ActorRunner) -> list[dict[str, Any]]:
     return [_thread(label, runner.actor_id, ident, [message], runner.inbox, _frames(ident), message.origin)]
 
 
-def _awaiting(
-    runner: ActorRunner, ident: int, key: tuple[int, int], frames: list[FrameType]
-) -> dict[str, Any]:
+def _awaiting(runner: ActorRunner, ident: int, key: tuple[int, int], frames: list[FrameType]) -> ThreadFacts:
     """Return what a call of an async actor does. Frames: outermost first."""
     method = next((f.f_code.co_name for f in frames if is_users(f)), "")
     return _thread(
@@ -97,40 +91,34 @@ def _thread(
     inbox: Inbox[Message],
     frames: list[FrameType],
     origin: int,
-) -> dict[str, Any]:
-    """Return what a thread does.
-
-    "label" and "actor" (0: the main thread); "serves" and "queued": calls, as sender and ref; "cell", "file",
-    "line", "function", "source": the user's innermost line; "doing": what that has called; "operation": of
-    torch.distributed; "blocked": kind and text; "calls": for whose answers it waits; "at" and "cpu_s": they
-    differ in the next look if it makes progress.
-    """
+) -> ThreadFacts:
     user = users_index(frames)
-    return {
-        "label": label,
-        "actor": actor,
-        "origin": origin,
-        "serves": [_key(each) for each in serves],
-        "queued": _queued(inbox),
-        **_place(None if user is None else frames[user]),
-        "doing": doing(frames),
-        "operation": operations.find(frames),
-        "blocked": what_blocks(frames),
-        "calls": [call for frame in frames if (call := _call(frame)) is not None],
-        "at": [(f.f_code.co_name, f.f_lasti) for f in frames if is_users(f)],
-        "cpu_s": _cpu_s(ident),
-    }
+    place = _NOWHERE if user is None else _place(frames[user])
+    return ThreadFacts(
+        label,
+        actor,
+        origin,
+        serves=tuple(_key(each) for each in serves),
+        queued=_queued(inbox),
+        **place._asdict(),
+        doing=doing(frames),
+        operation=operations.find(frames),
+        blocked=what_blocks(frames),
+        calls=tuple(call for frame in frames if (call := _call(frame)) is not None),
+        at=tuple((f.f_code.co_name, f.f_lasti) for f in frames if is_users(f)),
+        cpu_s=_cpu_s(ident),
+    )
 
 
 def _key(each: Message | tuple[int, int]) -> tuple[int, int]:
     return (each.src, each.ref) if isinstance(each, Message) else each
 
 
-def _queued(inbox: Inbox[Message]) -> list[tuple[int, int]]:
+def _queued(inbox: Inbox[Message]) -> tuple[tuple[int, int], ...]:
     for _ in range(3):
         with suppress(RuntimeError):  # the owner has taken one meanwhile
-            return [(m.src, m.ref) for m in inbox.waiting()]
-    return []
+            return tuple((m.src, m.ref) for m in inbox.waiting())
+    return ()
 
 
 def _frames(ident: int) -> list[FrameType]:
@@ -138,21 +126,28 @@ def _frames(ident: int) -> list[FrameType]:
     return frames_from(sys._current_frames().get(ident), MAX_DEPTH)
 
 
-def _place(frame: FrameType | None) -> dict[str, Any]:
-    if frame is None:
-        return {"cell": None, "file": "", "line": 0, "function": "", "source": ""}
+class _Place(NamedTuple):
+    """A line of the user's."""
+
+    cell: int | None = None
+    file: str = ""
+    line: int = 0
+    function: str = ""
+    source: str = ""
+
+
+_NOWHERE = _Place()
+
+
+def _place(frame: FrameType) -> _Place:
     file = frame.f_code.co_filename
-    return {
-        "cell": cell_number(file),
-        "file": file,
-        "line": frame.f_lineno,
-        "function": frame.f_code.co_name,
-        "source": source_line(file, frame.f_lineno),
-    }
+    return _Place(
+        cell_number(file), file, frame.f_lineno, frame.f_code.co_name, source_line(file, frame.f_lineno)
+    )
 
 
-def _call(frame: FrameType) -> dict[str, Any] | None:
-    """Return the call for whose answer a frame waits: what, ref, and the procs that owe one."""
+def _call(frame: FrameType) -> AwaitedCall | None:
+    """Return the call for whose answer a frame waits."""
     code = frame.f_code
     if module_of(frame) != _FUTURE or code.co_name not in ("get", "__await__"):
         return None
@@ -162,8 +157,8 @@ def _call(frame: FrameType) -> dict[str, Any] | None:
         return None
     what, transport = getattr(future, "_what", ""), pending.transport
     if transport.is_guest:  # procs of another mesh: their numbers mean others here
-        return {"what": f"{what} in {transport.mesh}", "ref": 0, "procs": []}
-    return {"what": what, "ref": pending.ref, "procs": list(pending.at_work())}
+        return AwaitedCall(f"{what} in {transport.mesh}", 0, ())
+    return AwaitedCall(what, pending.ref, tuple(pending.at_work()))
 
 
 def _cpu_s(ident: int) -> float:

@@ -11,12 +11,15 @@ import ast
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from monarch_nb._frames.owner import is_users, module_of
+from monarch_nb._protocol.hang import GroupProgress, Operation, RecordedOperation
 from monarch_nb._rank.blocking import called, look_up
 
 _DISTRIBUTED = "torch.distributed.distributed_c10d"
@@ -27,10 +30,8 @@ FRESH_S = 0.1
 _PEERS = {"recv": "src", "send": "dst"}
 
 
-def find(frames: Sequence[FrameType]) -> dict[str, Any] | None:
-    """Return the operation that a thread is in: name, group, sequence, shape, dtype, since, peer. Frames:
-    innermost first.
-    """
+def find(frames: Sequence[FrameType]) -> Operation | None:
+    """Return the operation that a thread is in. Frames: innermost first."""
     for frame in frames:
         name = frame.f_code.co_name
         if is_distributed(frame) and not name.startswith("_"):
@@ -47,57 +48,50 @@ def is_distributed(frame: FrameType) -> bool:
     return module_of(frame) == _DISTRIBUTED and frame.f_code.co_name not in _WRAPPERS
 
 
-def tensor_in(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return "shape" and "dtype" of an operation's (first) tensor; nothing if it has none."""
+class TensorFacts(NamedTuple):
+    """What is said of an operation's (first) tensor."""
+
+    shape: tuple[int, ...] | None = None
+    dtype: str = ""
+
+
+def tensor_in(arguments: Mapping[str, Any]) -> TensorFacts:
+    """Return shape and dtype of an operation's (first) tensor; None and nothing if it has none."""
     tensors: Any = arguments.get(
         "tensor", arguments.get("tensor_list", arguments.get("output", arguments.get("input")))
     )
     tensor: Any = tensors[0] if isinstance(tensors, list) and tensors else tensors
     with suppress(AttributeError, TypeError):
-        return {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
-    return {}
+        return TensorFacts(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+    return TensorFacts()
 
 
-def _described(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+def _described(name: str, arguments: Mapping[str, Any]) -> Operation:
     if name in ("init_process_group", "new_group"):
-        return {**_empty(name), "num_ranks": arguments.get("world_size", -1)}
-    group = arguments.get("group")
-    found = {**_empty(name), **_of_group(group)}
-    found.update(tensor_in(arguments))
+        return Operation(name, num_ranks=arguments.get("world_size", -1))
+    found = replace(_of_group(name, arguments.get("group")), **tensor_in(arguments)._asdict())
     peer = arguments.get(_PEERS.get(name, ""))
-    if isinstance(peer, int):
-        found.update(peer=peer, since=None)  # it doesn't count as one of the group's
-    return found
+    return (
+        replace(found, peer=peer, since=None) if isinstance(peer, int) else found
+    )  # no operation of a group's
 
 
-def _empty(name: str) -> dict[str, Any]:
-    return {
-        "name": name,
-        "group": "",
-        "ranks": [],
-        "sequence": 0,
-        "shape": None,
-        "dtype": "",
-        "since": None,
-        "peer": None,
-        "num_ranks": -1,
-    }
-
-
-def _of_group(group: Any) -> dict[str, Any]:
-    """Return name, ranks, sequence number of a group, and when its youngest operation began."""
+def _of_group(name: str, group: Any) -> Operation:
+    """Return an operation with name, ranks, sequence number of its group, and when the group's youngest
+    began.
+    """
     distributed = _distributed()
     if distributed is None:
-        return {}
+        return Operation(name)
     group = group or distributed.group.WORLD
-    found: dict[str, Any] = {"group": _name(distributed, group)}
+    ranks: tuple[int, ...] = ()
+    sequence = 0
     with suppress(RuntimeError, AttributeError, ValueError):
-        found["ranks"] = list(distributed.get_process_group_ranks(group))
-        found["sequence"] = int(group._get_sequence_number_for_group())
+        ranks = tuple(distributed.get_process_group_ranks(group))
+        sequence = int(group._get_sequence_number_for_group())
     last = recorded().get(str(getattr(group, "group_name", "")))
-    if last is not None and last["sequence"] == found.get("sequence"):
-        found["since"] = last["since"]
-    return found
+    since = last.since if last is not None and last.sequence == sequence else None
+    return Operation(name, _name(distributed, group), ranks, sequence, since=since)
 
 
 def _name(distributed: Any, group: Any) -> str:
@@ -107,7 +101,7 @@ def _name(distributed: Any, group: Any) -> str:
     return described if described not in ("", "undefined") else str(getattr(group, "group_name", "?"))
 
 
-def _waited_for(frame: FrameType) -> dict[str, Any] | None:
+def _waited_for(frame: FrameType) -> Operation | None:
     """Return the operation that `work.wait()` in the user's own code waits for."""
     expression = called(frame)
     function = expression.func if isinstance(expression, ast.Call) else None
@@ -119,7 +113,7 @@ def _waited_for(frame: FrameType) -> dict[str, Any] | None:
     return _youngest(UNKNOWN, "default")
 
 
-def _backward(frames: Sequence[FrameType]) -> dict[str, Any] | None:
+def _backward(frames: Sequence[FrameType]) -> Operation | None:
     """Return what a backward waits for if a DDP model is at hand: it reduces gradients."""
     if not any(_holds_ddp(frame) for frame in frames if is_users(frame)):
         return None
@@ -131,33 +125,32 @@ def _holds_ddp(frame: FrameType) -> bool:
     return any(type(value).__name__ == "DistributedDataParallel" for value in values)
 
 
-def _youngest(name: str, group: str) -> dict[str, Any]:
+def _youngest(name: str, group: str) -> Operation:
     """Return an operation by name, with shape and dtype of the group's youngest that the flight recorder
     knows.
     """
-    found = {**_empty(name), **_of_group(None), "group": group}
+    found = replace(_of_group(name, None), group=group)
     distributed = _distributed()
     last = recorded().get(str(distributed.group.WORLD.group_name)) if distributed is not None else None
-    if last is not None:
-        found.update(shape=last["shape"], dtype=last["dtype"], name=last["name"] if name == UNKNOWN else name)
-    return found
+    if last is None:
+        return found
+    return replace(found, shape=last.shape, dtype=last.dtype, name=last.name if name == UNKNOWN else name)
 
 
 # --- the groups themselves
 
 
-def groups() -> dict[str, dict[str, Any]]:
-    """Return the process groups by name: "ranks" and "sequence", the number of operations entered here."""
+def groups() -> dict[str, GroupProgress]:
+    """Return the process groups by name, and how many operations of each have been entered here."""
     distributed = _distributed()
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, GroupProgress] = {}
     if distributed is None:
         return found
     for group in list(distributed.distributed_c10d._world.pg_map):
         with suppress(RuntimeError, AttributeError, ValueError):
-            found[_name(distributed, group)] = {
-                "ranks": list(distributed.get_process_group_ranks(group)),
-                "sequence": int(group._get_sequence_number_for_group()),
-            }
+            found[_name(distributed, group)] = GroupProgress(
+                tuple(distributed.get_process_group_ranks(group)), int(group._get_sequence_number_for_group())
+            )
     return found
 
 
@@ -167,21 +160,21 @@ def own_rank() -> int | None:
     return None if distributed is None else int(distributed.get_rank())
 
 
-def pending_on_device() -> list[dict[str, Any]]:
+def pending_on_device() -> tuple[RecordedOperation, ...]:
     """Return nccl's operations that have been begun and aren't over, oldest first: the threads that began
     them have gone on.
     """
-    return [e for e in _entries("_dump_nccl_trace_json", only_active=True) if e["state"] != "completed"]
+    return tuple(e for e in _entries("_dump_nccl_trace_json", only_active=True) if e.state != "completed")
 
 
-def recorded() -> dict[str, dict[str, Any]]:
+def recorded() -> dict[str, RecordedOperation]:
     """Return the youngest operation of each group that the flight recorder knows, by the group's inner
     name.
     """
     now = time.monotonic()
     if now - _known.when > FRESH_S:
         _known.found = {
-            e["group"]: e for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json") for e in _entries(name)
+            e.group: e for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json") for e in _entries(name)
         }
         _known.when = time.monotonic()
     return _known.found
@@ -193,13 +186,13 @@ class _Known:
     """
 
     when = -1e9
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, RecordedOperation] = {}
 
 
 _known = _Known()
 
 
-def _entries(source: str, *, only_active: bool = False) -> list[dict[str, Any]]:
+def _entries(source: str, *, only_active: bool = False) -> list[RecordedOperation]:
     dump = getattr(sys.modules.get("torch._C._distributed_c10d"), source, None)
     if dump is None:
         return []
@@ -212,21 +205,21 @@ def _entries(source: str, *, only_active: bool = False) -> list[dict[str, Any]]:
     return []
 
 
-def _entry(entry: dict[str, Any]) -> dict[str, Any]:
+def _entry(entry: Mapping[str, Any]) -> RecordedOperation:
     sizes, dtypes = entry["input_sizes"], entry["input_dtypes"]
-    return {
-        "name": entry["profiling_name"].rpartition(":")[2],
-        "group": entry["process_group"][0],
-        "sequence": entry["collective_seq_id"],
-        "since": entry["time_created_ns"] / 1e9,
-        "state": entry["state"],
-        "shape": sizes[0] if sizes else None,
-        "dtype": {"float": "float32", "double": "float64", "long": "int64", "int": "int32"}.get(
-            dtypes[0].lower(), dtypes[0].lower()
-        )
-        if dtypes
-        else "",
-    }
+    return RecordedOperation(
+        entry["profiling_name"].rpartition(":")[2],
+        entry["process_group"][0],
+        entry["collective_seq_id"],
+        entry["time_created_ns"] / 1e9,
+        entry["state"],
+        tuple(sizes[0]) if sizes else None,
+        _dtype_name(dtypes[0].lower()) if dtypes else "",
+    )
+
+
+def _dtype_name(name: str) -> str:
+    return {"float": "float32", "double": "float64", "long": "int64", "int": "int32"}.get(name, name)
 
 
 def _distributed() -> Any:

@@ -7,17 +7,19 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from monarch_nb._protocol.base import Plain
 from monarch_nb._protocol.events import DebugHold, DebugSettingsChanged, Renumbered
+from monarch_nb._protocol.hang import HangFacts
 from monarch_nb._protocol.questions import (
     AbortCollectives,
     AwaitedThings,
     CancelCell,
     DescribeProcessGroup,
+    ProcessGroup,
     SetBreak,
     WhereNow,
 )
 from monarch_nb._protocol.registry import Sender, handles
+from monarch_nb._protocol.resources import Standing
 from monarch_nb._rank import collectives, rendezvous
 from monarch_nb._runtime.actor_host import ActorHost
 from monarch_nb._runtime.inbox import Inbox
@@ -62,7 +64,7 @@ class RankActors(ActorHost):
         return [self._rank.worker.inbox, *super()._inboxes()]
 
     @handles(AwaitedThings)
-    def do_awaited_things(self, request: AwaitedThings, sender: Sender) -> Plain:
+    def do_awaited_things(self, request: AwaitedThings, sender: Sender) -> HangFacts:
         """Say what the threads that run user code wait for."""
         from monarch_nb._rank.hang import look_at_threads
 
@@ -93,7 +95,7 @@ class RankActors(ActorHost):
         return self._rank.debugger.add_break(request.file, request.line, request.condition)
 
     @handles(WhereNow)
-    def do_where_now(self, request: WhereNow, sender: Sender) -> Plain:
+    def do_where_now(self, request: WhereNow, sender: Sender) -> Standing:
         """Say where the threads stand that run user code, and how much waits."""
         from monarch_nb._rank.where import where
 
@@ -105,7 +107,7 @@ class RankActors(ActorHost):
         return collectives.abort(request.world_size)
 
     @handles(DescribeProcessGroup)
-    def do_describe_process_group(self, request: DescribeProcessGroup, sender: Sender) -> Plain:
+    def do_describe_process_group(self, request: DescribeProcessGroup, sender: Sender) -> ProcessGroup | None:
         """Describe the default process group."""
         return collectives.describe_group()
 

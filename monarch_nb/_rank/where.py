@@ -7,12 +7,14 @@ rank whose interpreter's lock is held doesn't answer, and what its activity page
 from __future__ import annotations
 
 import sys
+import time
 from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._frames.cells import cell_number
 from monarch_nb._frames.owner import frames_from, users_index
+from monarch_nb._protocol.resources import Collective, Standing
 from monarch_nb._protocol.work import Work
 from monarch_nb._rank.operations import is_distributed, tensor_in
 from monarch_nb.sources import source_line
@@ -21,25 +23,22 @@ if TYPE_CHECKING:
     from monarch_nb._rank.main import Rank
 
 
-def where(rank: Rank) -> dict[str, Any]:
-    """Return "line" and "collective" of what runs, "num_queued" messages, and whether the main thread runs
-    a "function".
-    """
+def where(rank: Rank) -> Standing:
+    """Return where what runs stands: the line and the operation of the first thread that has one."""
     runners = list(rank.actors.actors.values())
     current = rank.worker.current
-    frames = [rank.worker.frame()]
-    frames += [frame for runner in runners for frame in runner.frames()]
-    found: dict[str, Any] = {
-        "line": "",
-        "collective": None,
-        "function": current is not None and current.name == Work.EXECUTE.encode(),
-    }
+    frames = [rank.worker.frame(), *(frame for runner in runners for frame in runner.frames())]
+    line, collective = "", None
     for frame in frames:
         if frame is not None:
-            found["line"] = found["line"] or _line(frame)
-            found["collective"] = found["collective"] or _collective(frame)
-    found["num_queued"] = len(rank.worker.inbox) + sum(len(r.inbox) for r in runners)
-    return found
+            line = line or _line(frame)
+            collective = collective or _collective(frame)
+    return Standing(
+        line,
+        collective,
+        len(rank.worker.inbox) + sum(len(r.inbox) for r in runners),
+        current is not None and current.name == Work.EXECUTE.encode(),
+    )
 
 
 def _line(frame: FrameType) -> str:
@@ -56,24 +55,19 @@ def _line(frame: FrameType) -> str:
     return f"{place}, line {at.f_lineno}" + (f": {text}" if text else "")
 
 
-def _collective(frame: FrameType) -> dict[str, Any] | None:
-    """Return the operation of `torch.distributed` that a thread is in: name, sequence number, shape and
-    dtype.
-    """
+def _collective(frame: FrameType) -> Collective | None:
+    """Return the operation of `torch.distributed` that a thread is in."""
     for at in frames_from(frame):
         if is_distributed(at):
-            return _describe(at.f_code.co_name, at.f_locals)
+            tensor = tensor_in(at.f_locals)
+            return Collective(
+                at.f_code.co_name,
+                _sequence(at.f_locals.get("group")),
+                time.time(),
+                tensor.shape,
+                tensor.dtype,
+            )
     return None
-
-
-def _describe(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "name": name,
-        "sequence": _sequence(arguments.get("group")),
-        "shape": None,
-        "dtype": "",
-    }
-    return {**found, **tensor_in(arguments)}
 
 
 def _sequence(group: Any) -> int:

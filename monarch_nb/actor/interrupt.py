@@ -16,9 +16,9 @@ from monarch_nb._client import kernel
 from monarch_nb._client import session as sessions
 from monarch_nb._client.kernel import KernelShutDown
 from monarch_nb._protocol.base import encode
+from monarch_nb._protocol.hang import Stacks
 from monarch_nb._protocol.questions import InterruptCall
 from monarch_nb._protocol.ranks import AbortCall
-from monarch_nb._protocol.status import Stacks
 from monarch_nb._shape import name_ranks
 from monarch_nb._transport.pending import Pending
 from monarch_nb._wire import message as wire

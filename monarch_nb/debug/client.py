@@ -15,6 +15,7 @@ from monarch_nb._protocol.debugging import (
     DebugSet,
     DebugSettings,
     DebugStops,
+    StopRow,
     UnwatchDebug,
     WatchDebug,
 )
@@ -122,11 +123,13 @@ class MeshDebugger:
 
     def watch(
         self, on_stops: Callable[[list[dict[str, Any]]], None], on_end: Callable[[], None] | None = None
-    ) -> StatusFeed:
+    ) -> StatusFeed[list[StopRow]]:
         """Be told who stands where, now and whenever that changes; called in the reading thread. `close`
         of the feed ends it.
         """
-        feed = StatusFeed(transport_of(self.mesh), on_stops, on_end, end=UnwatchDebug)
+        feed: StatusFeed[list[StopRow]] = StatusFeed(
+            transport_of(self.mesh), list[StopRow], on_stops, UnwatchDebug, on_end
+        )
         session_of(self.mesh).watch(feed, WatchDebug(placement_of(self.mesh).group))
         return feed
 

@@ -16,6 +16,7 @@ from monarch_nb._client.interrupts import Interrupts
 from monarch_nb._client.kernel import KernelShutDown
 from monarch_nb._protocol.base import Request
 from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.hang import RankStacks
 from monarch_nb._protocol.journal import Seen
 from monarch_nb._protocol.states import CellStatus, EndReason
 from monarch_nb._shape import format_ranks, name_ranks
@@ -52,7 +53,7 @@ class CellResult:
         bundles: the last expression's value by rank, as a mimebundle.
         failures: what was raised, by rank.
         seconds: run time by rank.
-        unfinished: ranks that were given up, and what is known of each: "stacks" by thread, "process".
+        unfinished: ranks that were given up, and where each stands.
         stopped: ranks that were interrupted.
         reason: why it was interrupted, if it was: user, failure, or "timeout SECONDS".
         messages: what the host process had to report.
@@ -63,7 +64,7 @@ class CellResult:
     bundles: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     failures: dict[int, RankFailure] = field(default_factory=dict)
     seconds: dict[int, float] = field(default_factory=dict)
-    unfinished: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    unfinished: dict[int, RankStacks] = field(default_factory=dict)
     stopped: tuple[int, ...] = ()
     reason: str = ""
     messages: list[str] = field(default_factory=list)

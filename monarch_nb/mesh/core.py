@@ -15,12 +15,12 @@ from monarch_nb._client.heal_report import HealReport
 from monarch_nb._client.session import Session
 from monarch_nb._client.state import StatusFeed
 from monarch_nb._protocol.cells import ForgetDefinitions, RunCell
+from monarch_nb._protocol.hang import RankStacks, Stacks
 from monarch_nb._protocol.journal import Note
 from monarch_nb._protocol.names import GetMesh, GroupRecord
 from monarch_nb._protocol.programs import SetLease
 from monarch_nb._protocol.ranks import Interrupt, Restart
 from monarch_nb._protocol.states import EntryKind
-from monarch_nb._protocol.status import Snapshot, Stacks, WatchStatus
 from monarch_nb._protocol.work import Work
 from monarch_nb._reload import SyncMode
 from monarch_nb._shape import Extent, Shape, format_ranks, parse_ranks
@@ -54,7 +54,8 @@ from monarch_nb.mesh.sync import (
 )
 from monarch_nb.mesh.tasks import MapRun, MeshExecutor
 from monarch_nb.mesh.variables import Difference, Variables, check_name, explained, find_difference
-from monarch_nb.status import MeshStatus
+from monarch_nb.status import MeshStatus, StatusChange
+from monarch_nb.status.messages import Snapshot, UnwatchStatus, WatchStatus
 from monarch_nb.sync import SyncOptions, SyncReceipt
 
 if TYPE_CHECKING:
@@ -411,9 +412,7 @@ class Mesh(ProcMesh):
             report = dataclasses.replace(report, messages=(*report.messages, *run_again(self, report.ranks)))
         return report
 
-    def stacks(
-        self, ranks: str | Sequence[int] = "all", *, native: bool = False
-    ) -> dict[int, Mapping[str, Any]]:
+    def stacks(self, ranks: str | Sequence[int] = "all", *, native: bool = False) -> dict[int, RankStacks]:
         """Return where ranks stand, also those that can't answer: something holds the interpreter's lock, or
         the main thread waits in C.
 
@@ -649,7 +648,7 @@ class Mesh(ProcMesh):
             fresh: whether hosts look at everything first, which takes them some 20 ms; else memory, CPU and
                 lines are those that were seen last.
         """
-        return MeshStatus.of(self._session.request(Snapshot(self._placement.group, fresh)))
+        return self._session.request(Snapshot(self._placement.group, fresh))
 
     def _ipython_display_(self) -> None:
         """Show the card: this mesh was the last line of a cell. Of one that has ended, say so."""
@@ -678,20 +677,22 @@ class Mesh(ProcMesh):
         )
 
     def watch_status(
-        self, on_change: Callable[[dict[str, Any]], None], on_end: Callable[[], None] | None = None
-    ) -> StatusFeed:
+        self, on_change: Callable[[StatusChange], None], on_end: Callable[[], None] | None = None
+    ) -> StatusFeed[StatusChange]:
         """Watch how the mesh is: all of it first, then what changes, up to twenty times a second.
 
         Args:
-            on_change: called in the reading thread with {"full": snapshot} or a change (see `status.apply`),
-                and must be quick. What comes next waits until the feed's `taken` is called; changes until
+            on_change: called in the reading thread with all of it, or a change (see `status.apply`), and must
+                be quick. What comes next waits until the feed's `taken` is called; changes until
                 then come as one.
             on_end: called when the mesh has ended.
 
         Returns:
             the feed; `close` ends it.
         """
-        feed = StatusFeed(self._transport, on_change, on_end)
+        feed: StatusFeed[StatusChange] = StatusFeed(
+            self._transport, StatusChange, on_change, UnwatchStatus, on_end
+        )
         self._session.watch(feed, WatchStatus(self._placement.group))
         return feed
 

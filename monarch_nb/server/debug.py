@@ -22,6 +22,7 @@ from monarch_nb.server.watch import Send, Watch
 
 if TYPE_CHECKING:
     from monarch_nb._client.state import StatusFeed
+    from monarch_nb._protocol.debugging import StopRow
     from monarch_nb.mesh import Mesh
     from monarch_nb.server.link import Link
 
@@ -72,7 +73,7 @@ class DebugWatch(Watch):
         super().__init__(meshes, send)
         self._name = mesh
         self._link: Link | None = None
-        self._feed: StatusFeed | None = None
+        self._feed: StatusFeed[list[StopRow]] | None = None
         self._stops: list[dict[str, Any]] | None = None
 
     async def begin_watch(self) -> None:
@@ -85,7 +86,7 @@ class DebugWatch(Watch):
         else:
             self._feed = feed
 
-    def _watch(self, loop: asyncio.AbstractEventLoop, mesh: Mesh) -> StatusFeed:
+    def _watch(self, loop: asyncio.AbstractEventLoop, mesh: Mesh) -> StatusFeed[list[StopRow]]:
         """Begin, where it may block. What is heard comes in the reading thread."""
 
         def soon(callback: Callable[[], None]) -> None:

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
 from jupyter_server.auth.decorator import authorized
 from jupyter_server.base.handlers import APIHandler
 from tornado.web import HTTPError, authenticated
@@ -20,7 +21,6 @@ from monarch_nb.exceptions import MeshError, MeshNotFound, MeshUsageError, RankT
 from monarch_nb.server.bodies import BadBody, read_resize, read_start, read_text
 from monarch_nb.server.protocol import PROTOCOL
 from monarch_nb.server.starting import start_mesh
-from monarch_nb.status import summary
 
 if TYPE_CHECKING:
     from monarch_nb.mesh import Mesh
@@ -77,7 +77,7 @@ class MeshHandler(APIHandler):
     def answer(self, value: object, status: int = 200) -> None:
         """Answer with JSON."""
         self.set_status(status)
-        self.finish(json.dumps(value))
+        self.finish(msgspec.json.encode(value))
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         """Say in a sentence what is wrong."""
@@ -143,8 +143,8 @@ class MeshesHandler(MeshHandler):
         """Start a mesh."""
         request = read_start(self.body())
         await start_mesh(request, os.path.expanduser(self.settings.get("server_root_dir", ".")))  # noqa: ASYNC240 - it only looks up HOME
-        status = await self.on_mesh(request.name, lambda mesh: mesh.status().as_dict())
-        self.answer(summary(status), 201)
+        status = await self.on_mesh(request.name, lambda mesh: mesh.status())
+        self.answer(status.summary(), 201)
 
 
 class OneMeshHandler(MeshHandler):
@@ -156,7 +156,7 @@ class OneMeshHandler(MeshHandler):
     @authorized
     async def get(self, name: str) -> None:
         """Return its state."""
-        self.answer(await self.on_mesh(name, lambda mesh: mesh.status().as_dict()))
+        self.answer(await self.on_mesh(name, lambda mesh: mesh.status()))
 
     @authenticated
     @authorized

@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from monarch_nb._client.connection_file import Connection
 from monarch_nb.exceptions import MeshError
 from monarch_nb.server.mirror import Mirror
+from monarch_nb.status import StatusChange
 
 if TYPE_CHECKING:
     from monarch_nb._client.state import StatusFeed
@@ -41,7 +42,7 @@ class Link:
         self._loop = asyncio.get_running_loop()
         self._num_users = 0
         self._num_watchers = 0
-        self._feed: StatusFeed | None = None
+        self._feed: StatusFeed[StatusChange] | None = None
         self._closing: asyncio.TimerHandle | None = None
         self._opened: asyncio.Future[Mesh] = asyncio.ensure_future(self._open())
         self.closed = False
@@ -108,11 +109,11 @@ class Link:
             self._feed = None
         self.release()
 
-    def _on_change(self, change: dict[str, Any]) -> None:
+    def _on_change(self, change: StatusChange) -> None:
         """Take a change, in the reading thread."""
         self._call_soon(lambda: self._take_change(change))
 
-    def _take_change(self, change: dict[str, Any]) -> None:
+    def _take_change(self, change: StatusChange) -> None:
         if self._feed is not None:
             self.mirror.take_change(change)
             self._feed.taken()

@@ -6,13 +6,12 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from monarch_nb._client import launch
 from monarch_nb._client.connection_file import Connection
 from monarch_nb.exceptions import MeshError
 from monarch_nb.server.link import Link
-from monarch_nb.status import summary
+from monarch_nb.status import MeshSummary
 
 LOOK_S = 1.0
 RETRY_S = 10.0
@@ -54,19 +53,19 @@ class Meshes:
         """Connections that are open."""
         return len(self._links)
 
-    async def summaries(self) -> list[dict[str, Any]]:
+    async def summaries(self) -> list[MeshSummary]:
         """Return a row for each mesh that runs, also for those that can't be talked to."""
         return list(await asyncio.gather(*(self._summary(c) for c in launch.list_all_connections())))
 
-    async def _summary(self, connection: Connection) -> dict[str, Any]:
+    async def _summary(self, connection: Connection) -> MeshSummary:
         trouble = launch.why_unusable(connection)
         if not trouble:
             try:
-                found = await self.link_to(connection).call(lambda mesh: mesh.status(fresh=False).as_dict())
-                return summary(found)
+                found = await self.link_to(connection).call(lambda mesh: mesh.status(fresh=False))
+                return found.summary()
             except MeshError as error:
                 trouble = str(error)
-        return {"name": connection.name, "pid": connection.pid, "sizes": [], "states": {}, "trouble": trouble}
+        return MeshSummary(connection.name, connection.pid, trouble=trouble)
 
     def close(self) -> None:
         """Close all connections."""
@@ -89,16 +88,16 @@ class MeshList:
         self._stops: dict[tuple[str, int], Callable[[], None]] = {}
         self._troubles: dict[tuple[str, int], tuple[str, float]] = {}
         self._task = asyncio.ensure_future(self._look_again())
-        self._rows: list[dict[str, Any]] | None = None
+        self._rows: list[MeshSummary] | None = None
 
     @property
-    def rows(self) -> list[dict[str, Any]] | None:
+    def rows(self) -> list[MeshSummary] | None:
         """The rows, or None if nobody has looked yet."""
         if self._rows is None:
             return None
         rows = []
         for row in self._rows:
-            link = self._links.get((row["name"], row["pid"]))
+            link = self._links.get((row.name, row.pid))
             rows.append(link.mirror.summary() if link is not None and link.mirror.known else row)
         return rows
 
@@ -125,10 +124,7 @@ class MeshList:
         await asyncio.gather(
             *(self._watch(key, c) for key, c in connections.items() if key not in self._links)
         )
-        rows = [
-            {"name": c.name, "pid": c.pid, "sizes": [], "states": {}, "trouble": self._trouble(key)}
-            for key, c in connections.items()
-        ]
+        rows = [MeshSummary(c.name, c.pid, trouble=self._trouble(key)) for key, c in connections.items()]
         if rows != self._rows:
             self._rows = rows
             self._on_change()

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from monarch_nb.status import Versioned, summary
-
-Change = dict[str, Any]
+from monarch_nb.status import FullStatus, MeshStatus, MeshSummary, StatusChange, Versioned
 
 
 class Mirror:
@@ -24,15 +21,16 @@ class Mirror:
         """Whether anything has been heard."""
         return bool(self.rows.order)
 
-    def take_change(self, change: Change) -> None:
+    def take_change(self, change: StatusChange) -> None:
         """Take what a controller says."""
-        if "full" in change:
-            full = change["full"]
-            self.rows = Versioned(tuple(r["rank"] for r in full["ranks"]), self.rows.version + 1)
-            head = {k: v for k, v in full.items() if k not in ("hosts", "ranks")}
-            self.rows.put_all(head, full["hosts"], full["ranks"])
+        if isinstance(change, FullStatus):
+            full = change.status
+            self.rows = Versioned(tuple(r.rank for r in full.ranks), self.rows.version + 1)
+            self.rows.put_head(full)
+            self.rows.put_rows(full.hosts, full.ranks)
         else:
-            self.rows.put_all(change["mesh"], change["hosts"], change["ranks"])
+            self.rows.change_head(change.mesh)
+            self.rows.put_rows(change.hosts, change.ranks)
         self._tell()
 
     def set_gone(self, reason: str) -> None:
@@ -40,17 +38,17 @@ class Mirror:
         self.gone = self.gone or reason
         self._tell()
 
-    def unseen_changes(self, seen: int) -> Change | None:
-        """Return what is new since change number `seen`: {"full": ...}, a change, or None."""
+    def unseen_changes(self, seen: int) -> StatusChange | None:
+        """Return what is new since change number `seen`, or None."""
         return self.rows.unseen_changes(seen) if self.known else None
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> MeshStatus:
         """Return all that is known."""
-        return dict(self.rows.full()["full"])
+        return self.rows.full()
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> MeshSummary:
         """Return the row that stands for this mesh in a list."""
-        return summary(self.status())
+        return self.status().summary()
 
     def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener` whenever there's something new; returns how to stop."""

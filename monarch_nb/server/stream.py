@@ -12,6 +12,7 @@ import json
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from jupyter_server.auth.decorator import ws_authenticated
 from jupyter_server.base.handlers import JupyterHandler
 from jupyter_server.base.websocket import WebSocketMixin
@@ -24,6 +25,7 @@ from monarch_nb.server.debug import DebugWatch
 from monarch_nb.server.meshes import Meshes, MeshList
 from monarch_nb.server.protocol import PROTOCOL
 from monarch_nb.server.watch import Send, Watch
+from monarch_nb.status import FullStatus, MeshSummary
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,7 +46,7 @@ class ListWatch(Watch):
     """The list of meshes."""
 
     _list: MeshList | None = None
-    _sent: list[dict[str, Any]] | None = None
+    _sent: list[MeshSummary] | None = None
     _timer: asyncio.TimerHandle | None = None
 
     async def begin_watch(self) -> None:
@@ -103,9 +105,9 @@ class StatusWatch(Watch):
         if mirror is None or change is None:
             return None
         self._seen = mirror.rows.version
-        if "full" in change:
-            return {"type": "status", "status": change["full"]}
-        return {"type": "delta", **change}
+        if isinstance(change, FullStatus):
+            return {"type": "status", "status": change.status}
+        return {"type": "delta", "mesh": change.mesh, "hosts": change.hosts, "ranks": change.ranks}
 
     def close(self) -> None:
         self.over = True
@@ -279,7 +281,7 @@ class StreamHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
 
     def _write(self, message: dict[str, Any]) -> None:
         with suppress(WebSocketClosedError):
-            self.write_message(json.dumps(message))
+            self.write_message(msgspec.json.encode(message).decode())
 
     def on_close(self) -> None:
         """The browser has gone."""

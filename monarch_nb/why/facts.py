@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
+from monarch_nb._protocol import hang
+from monarch_nb._protocol.hang import HangFacts, HangRow, ThreadFacts
 from monarch_nb._protocol.states import RankState
 from monarch_nb._shape import format_ranks
 from monarch_nb.stacks import innermost
@@ -134,108 +135,91 @@ Members = Mapping[int, int]
 
 
 def rank_facts(
-    row: RankStatus, found: Mapping[str, Any] | None, members: Members, procs: Mapping[int, int]
+    row: RankStatus, found: HangRow | None, members: Members, procs: Mapping[int, int]
 ) -> RankFacts:
     """Return what is known of a rank from its status and its answer.
 
     Args:
-        found: what `Looks.hang` describes; None: it wasn't asked.
+        found: None: it wasn't asked.
         procs: proc id to rank.
     """
-    known = {"rank": row.rank, "state": row.state, "reason": row.reason, "cell": row.cell}
+    known = RankFacts(row.rank, row.state, row.reason, row.cell)
     if found is None:
-        return RankFacts(**known, how="")  # type: ignore[arg-type]
-    facts = found["facts"]
+        return replace(known, how="")
+    facts = found.facts
     if facts is None:
-        place = innermost(found).removeprefix("is ")
-        return RankFacts(**known, silent=place, how=found.get("how") or found.get("missing", ""))  # type: ignore[arg-type]
-    activities = [_activity(row, thread, members, procs) for thread in facts["threads"]]
+        place = innermost(found.stacks).removeprefix("is ")
+        return replace(known, silent=place, how=found.stacks.get("how") or found.stacks.get("missing", ""))
+    activities = [_activity(row, thread, members, procs) for thread in facts.threads]
     activities += _on_device(row.rank, facts, members) if not any(a.operation for a in activities) else []
-    sequences = {name: group["sequence"] for name, group in facts["groups"].items()}
-    return RankFacts(**known, activities=tuple(activities), sequences=sequences)  # type: ignore[arg-type]
+    sequences = {name: group.sequence for name, group in facts.groups.items()}
+    return replace(known, activities=tuple(activities), sequences=sequences)
 
 
-def _activity(
-    row: RankStatus, thread: Mapping[str, Any], members: Members, procs: Mapping[int, int]
-) -> Activity:
-    blocked = thread["blocked"] or {"kind": "", "text": ""}
+def _activity(row: RankStatus, thread: ThreadFacts, members: Members, procs: Mapping[int, int]) -> Activity:
+    blocked = thread.blocked
     return Activity(
         rank=row.rank,
-        label=f"cell #{thread['origin']}" if thread["label"] == "cell" else thread["label"],
-        actor=thread["actor"],
-        serves=_keys(thread["serves"], procs),
-        queued=_keys(thread["queued"], procs),
+        label=f"cell #{thread.origin}" if thread.label == "cell" else thread.label,
+        actor=thread.actor,
+        serves=_keys(thread.serves, procs),
+        queued=_keys(thread.queued, procs),
         place=_place(thread),
-        source=thread["source"],
-        doing=thread["doing"],
-        operation=_operation(row, thread["operation"], members),
-        kind=blocked["kind"],
-        blocked_on=blocked["text"],
+        source=thread.source,
+        doing=thread.doing,
+        operation=_operation(row, thread.operation, members),
+        kind="" if blocked is None else blocked.kind,
+        blocked_on="" if blocked is None else blocked.text,
         calls=tuple(
-            Call(c["what"], c["ref"], tuple(procs[p] for p in c["procs"] if p in procs))
-            for c in thread["calls"]
+            Call(c.what, c.ref, tuple(procs[p] for p in c.procs if p in procs)) for c in thread.calls
         ),
     )
 
 
-def _keys(pairs: Any, procs: Mapping[int, int]) -> tuple[tuple[int | None, int], ...]:
+def _keys(pairs: Iterable[tuple[int, int]], procs: Mapping[int, int]) -> tuple[tuple[int | None, int], ...]:
     return tuple((procs.get(src), ref) for src, ref in pairs)
 
 
-def _place(thread: Mapping[str, Any]) -> str:
-    if thread["cell"] is not None:
-        inside = "" if thread["function"] == "<module>" else f" in {thread['function']}"
-        return f"cell [{thread['cell']}] line {thread['line']}{inside}"
-    return f"{thread['file']}, line {thread['line']}, in {thread['function']}" if thread["file"] else ""
+def _place(thread: ThreadFacts) -> str:
+    if thread.cell is not None:
+        inside = "" if thread.function == "<module>" else f" in {thread.function}"
+        return f"cell [{thread.cell}] line {thread.line}{inside}"
+    return f"{thread.file}, line {thread.line}, in {thread.function}" if thread.file else ""
 
 
-def _operation(row: RankStatus, found: Mapping[str, Any] | None, members: Members) -> Operation | None:
+def _operation(row: RankStatus, found: hang.Operation | None, members: Members) -> Operation | None:
     if found is None:
         return None
-    since = found["since"]
+    since = found.since
     known = row.collective
-    if (
-        since is None
-        and known is not None
-        and (known.name, known.sequence) == (found["name"], found["sequence"])
-    ):
+    if since is None and known is not None and (known.name, known.sequence) == (found.name, found.sequence):
         since = known.since
-    ranks = tuple(members.get(r, r) for r in found["ranks"])
-    if not ranks and found["num_ranks"] == len(members):
+    ranks = tuple(members.get(r, r) for r in found.ranks)
+    if not ranks and found.num_ranks == len(members):
         ranks = tuple(sorted(members.values()))
-    peer = found["peer"]
-    return Operation(
-        found["name"],
-        found["group"],
-        ranks,
-        found["sequence"],
-        None if found["shape"] is None else tuple(found["shape"]),
-        found["dtype"],
-        since,
-        None if peer is None else members.get(peer, peer),
-    )
+    peer = None if found.peer is None else members.get(found.peer, found.peer)
+    return Operation(found.name, found.group, ranks, found.sequence, found.shape, found.dtype, since, peer)
 
 
-def _on_device(rank: int, facts: Mapping[str, Any], members: Members) -> list[Activity]:
+def _on_device(rank: int, facts: HangFacts, members: Members) -> list[Activity]:
     """Return what nccl waits for on the device, whatever the threads do."""
-    if not facts["on_device"]:
+    if not facts.on_device:
         return []
-    oldest = facts["on_device"][0]
-    ranks = tuple(members.get(r, r) for r in facts["groups"].get("default", {}).get("ranks", ()))
-    shape = None if oldest["shape"] is None else tuple(oldest["shape"])
+    oldest = facts.on_device[0]
+    default = facts.groups.get("default")
+    ranks = () if default is None else tuple(members.get(r, r) for r in default.ranks)
     operation = Operation(
-        oldest["name"], "default", ranks, oldest["sequence"], shape, oldest["dtype"], oldest["since"]
+        oldest.name, "default", ranks, oldest.sequence, oldest.shape, oldest.dtype, oldest.since
     )
     return [Activity(rank, "nccl", -1, operation=operation)]
 
 
-def members_of(status: MeshStatus, found: Mapping[int, Mapping[str, Any]]) -> dict[int, int]:
+def members_of(status: MeshStatus, found: Mapping[int, HangRow]) -> dict[int, int]:
     """Return which rank of the mesh each rank of the default process group is; those that don't say it
     count as the same.
     """
     members = {r.rank: r.rank for r in status.ranks}
     for rank, each in found.items():
-        own = (each.get("facts") or {}).get("dist_rank")
-        if own is not None:
-            members[own] = rank
+        if each.facts is not None and each.facts.dist_rank is not None:
+            members[each.facts.dist_rank] = rank
     return members

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from monarch_nb._protocol.hang import Hang, HangRow, ThreadFacts
 from monarch_nb._protocol.states import RankState
-from monarch_nb._protocol.status import Hang
 from monarch_nb.actor.handle import placement_of, session_of
 from monarch_nb.why.diagnoses import Situation, diagnose
 from monarch_nb.why.facts import RankFacts, members_of, rank_facts
@@ -22,7 +22,7 @@ GAP_S = 0.5
 BUSY_SHARE = 0.2
 """Of the time between, on a processor: a thread that takes more computes."""
 
-Answers = Mapping[int, Mapping[str, Any]]
+Answers = Mapping[int, HangRow]
 
 
 def explain(mesh: Mesh, ranks: Sequence[int] | None = None) -> HangReport:
@@ -35,8 +35,8 @@ def explain(mesh: Mesh, ranks: Sequence[int] | None = None) -> HangReport:
     procs = {proc: rank for rank, proc in enumerate(placement_of(mesh).procs)}
     first = _ask(mesh, [r.rank for r in status.ranks if r.state not in (RankState.LOST, RankState.STOPPED)])
     began = time.monotonic()
-    answered = [r for r, found in first.items() if found["facts"] is not None]
-    if any(found["facts"]["threads"] for found in first.values() if found["facts"] is not None):
+    answered = [r for r, found in first.items() if found.facts is not None]
+    if any(found.facts.threads for found in first.values() if found.facts is not None):
         time.sleep(GAP_S)
         second = {**first, **_ask(mesh, answered)}
     else:
@@ -64,32 +64,30 @@ def _ask(mesh: Mesh, ranks: Sequence[int]) -> Answers:
     return found
 
 
-def _with_moves(
-    facts: RankFacts, first: Mapping[str, Any] | None, second: Mapping[str, Any] | None, gap_s: float
-) -> RankFacts:
+def _with_moves(facts: RankFacts, first: HangRow | None, second: HangRow | None, gap_s: float) -> RankFacts:
     """Mark the activities that have made progress since the first look."""
-    if first is None or second is None or not first["facts"] or not second["facts"]:
+    if first is None or second is None or first.facts is None or second.facts is None:
         return facts
-    before = {_key(t): t for t in first["facts"]["threads"]}
-    moved = [_has_moved(before.get(_key(t)), t, gap_s) for t in second["facts"]["threads"]]
+    before = {_key(t): t for t in first.facts.threads}
+    moved = [_has_moved(before.get(_key(t)), t, gap_s) for t in second.facts.threads]
     moved += [False] * (len(facts.activities) - len(moved))
     return replace(
         facts, activities=tuple(replace(a, moved=m) for a, m in zip(facts.activities, moved, strict=True))
     )
 
 
-def _key(thread: Mapping[str, Any]) -> tuple[Any, ...]:
-    return (thread["actor"], thread["label"], thread["origin"], tuple(map(tuple, thread["serves"])))
+def _key(thread: ThreadFacts) -> tuple[object, ...]:
+    return (thread.actor, thread.label, thread.origin, thread.serves)
 
 
-def _has_moved(before: Mapping[str, Any] | None, now: Mapping[str, Any], gap_s: float) -> bool:
+def _has_moved(before: ThreadFacts | None, now: ThreadFacts, gap_s: float) -> bool:
     if before is None:
         return True  # it has begun since
-    if before["at"] != now["at"] or now["cpu_s"] - before["cpu_s"] > BUSY_SHARE * gap_s:
+    if before.at != now.at or now.cpu_s - before.cpu_s > BUSY_SHARE * gap_s:
         return True
-    return bool(_sequence(before) != _sequence(now))
+    return _sequence(before) != _sequence(now)
 
 
-def _sequence(thread: Mapping[str, Any]) -> Any:
-    operation = thread["operation"]
-    return None if operation is None else (operation["name"], operation["sequence"])
+def _sequence(thread: ThreadFacts) -> tuple[str, int] | None:
+    operation = thread.operation
+    return None if operation is None else (operation.name, operation.sequence)

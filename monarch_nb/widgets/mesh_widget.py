@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anywidget
+import msgspec
 import traitlets
 
 from monarch_nb.commands.command import Place, at_place
 from monarch_nb.commands.table import COMMANDS
 from monarch_nb.exceptions import MeshError
-from monarch_nb.status import MeshStatus
+from monarch_nb.status import FullStatus, MeshStatus, StatusChange, StatusDelta
 
 if TYPE_CHECKING:
     from monarch_nb._client.state import StatusFeed
@@ -35,7 +36,7 @@ class MeshWidget(anywidget.AnyWidget):
 
     Attributes:
         snapshot: the state, as `MeshStatus.as_dict` gives it.
-        delta: what has changed last (see `status.Versioned`), with a count so that equal changes differ.
+        delta: what has changed last (a `StatusDelta`), with a count so that equal changes differ.
         ended: why there's nothing more to come.
     """
 
@@ -45,9 +46,9 @@ class MeshWidget(anywidget.AnyWidget):
     ended = traitlets.Unicode().tag(sync=True)
 
     def __init__(self, mesh: Mesh, status: MeshStatus) -> None:
-        super().__init__(snapshot=status.as_dict())
+        super().__init__(snapshot=_as_json(status))
         self._mesh = mesh
-        self._feed: StatusFeed | None = None
+        self._feed: StatusFeed[StatusChange] | None = None
         self._num_views = 0
         self._tick = 0
         self._lock = threading.Lock()
@@ -56,13 +57,13 @@ class MeshWidget(anywidget.AnyWidget):
 
     # --- state; `_take_change` runs in the reading thread
 
-    def _take_change(self, change: dict[str, Any]) -> None:
+    def _take_change(self, change: StatusChange) -> None:
         with self._lock:
             self._tick += 1
-            if "full" in change:
-                self.snapshot = _plain(change["full"])
+            if isinstance(change, FullStatus):
+                self.snapshot = _as_json(change.status)
             else:
-                self.delta = {**_plain(change), "tick": self._tick}
+                self.delta = {**_as_json(change), "tick": self._tick}
             feed = self._feed
         if feed is not None:
             feed.taken()
@@ -110,13 +111,10 @@ class MeshWidget(anywidget.AnyWidget):
         return _SAYS.get(action, text)
 
 
-def _plain(value: Any) -> Any:
+def _as_json(value: MeshStatus | StatusDelta) -> dict[str, Any]:
     """Return data as JSON has it: lists for tuples."""
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    return value
+    found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(value))
+    return found
 
 
 def _answer_beside_cells(widget: MeshWidget) -> None:

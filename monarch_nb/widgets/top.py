@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from monarch_nb.status import MeshStatus, apply
+from monarch_nb.status import MeshStatus, StatusChange, apply
 
 if TYPE_CHECKING:
     from monarch_nb.mesh import Mesh
@@ -31,7 +31,7 @@ class Watch:
     def __init__(self, mesh: Mesh) -> None:
         self._new = threading.Event()
         self._over = threading.Event()
-        self._data: dict[str, Any] = {}
+        self._status: MeshStatus | None = None
         self._last = 0.0
         self._feed = mesh.watch_status(self._take_change, self.stop_showing)
 
@@ -54,8 +54,8 @@ class Watch:
         self._over.set()
         self._new.set()
 
-    def _take_change(self, change: dict[str, Any]) -> None:
-        self._data = apply(self._data, change)
+    def _take_change(self, change: StatusChange) -> None:
+        self._status = apply(self._status, change)
         self._new.set()
 
     def _next(self, every_s: float) -> MeshStatus | None:
@@ -63,9 +63,9 @@ class Watch:
         wait_s = self._last + every_s - time.monotonic()
         if wait_s > 0:
             self._over.wait(wait_s)
-        if self._data:
+        if self._status is not None:
             self._feed.taken()
         self._new.wait()
         self._new.clear()
         self._last = time.monotonic()
-        return None if self._over.is_set() else MeshStatus.of(self._data)
+        return None if self._over.is_set() else self._status

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import signal
@@ -16,10 +17,10 @@ from sample_actors import AsyncHolder, Holder
 
 from monarch_nb import mesh as meshes
 from monarch_nb._protocol.names import GetMesh
-from monarch_nb._protocol.status import Snapshot
 from monarch_nb.actor.handle import placement_of
 from monarch_nb.mesh import CellInterrupted, Mesh
-from monarch_nb.status import MeshStatus, RankStatus, apply
+from monarch_nb.status import MeshStatus, RankStatus, StatusChange, apply
+from monarch_nb.status.messages import Snapshot
 
 PATIENCE_S = 60.0
 
@@ -36,17 +37,18 @@ class Watcher:
     """Keeps the state up to date by changes, as every display does."""
 
     def __init__(self, mesh: Mesh) -> None:
-        self._changes: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self._data: dict[str, Any] = {}
+        self._changes: queue.SimpleQueue[StatusChange] = queue.SimpleQueue()
+        self._status: MeshStatus | None = None
         self._feed = mesh.watch_status(self._changes.put)
 
     def until(self, wanted: Callable[[MeshStatus], bool]) -> MeshStatus:
         """Return the first state that is wanted."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
-            if self._data and wanted(MeshStatus.of(self._data)):
-                return MeshStatus.of(self._data)
-            self._data = apply(self._data, self._changes.get(timeout=max(0.1, deadline - time.monotonic())))
+            if self._status is not None and wanted(self._status):
+                return self._status
+            change = self._changes.get(timeout=max(0.1, deadline - time.monotonic()))
+            self._status = apply(self._status, change)
             self._feed.taken()
 
     def close(self) -> None:
@@ -234,6 +236,7 @@ def test_one_who_looks_on_is_no_client_and_holds_no_lease(mesh: Mesh) -> None:
     other._session.close()
 
 
-def test_rows_are_what_the_dataclasses_say(mesh: Mesh) -> None:
-    rows = mesh._session.request(Snapshot(placement_of(mesh).group))["ranks"]
-    assert all(set(row) == set(RankStatus.__dataclass_fields__) for row in rows)
+def test_a_snapshot_is_what_the_types_say_and_survives_json(mesh: Mesh) -> None:
+    found = mesh._session.request(Snapshot(placement_of(mesh).group))
+    assert all(set(row) == set(RankStatus.__struct_fields__) for row in found.as_dict()["ranks"])
+    assert MeshStatus.of(json.loads(json.dumps(found.as_dict()))) == found

@@ -331,7 +331,7 @@ def test_all_members_in_one_operation_are_no_mismatch() -> None:
 
 
 def test_a_diagnosis_is_given_once() -> None:
-    status = MeshStatus("m", 1, 0.0, (("gpus", 1),), None, (), (), ())
+    status = MeshStatus("m", 1, 0.0, (("gpus", 1),), None, (), hosts=(), ranks=())
     assert status.health == "ok"
     said: list[str] = []
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from monarch_nb._protocol.hang import Blocked
 from monarch_nb._protocol.keyboard import Typed
 from monarch_nb._rank import keyboard
 from monarch_nb._rank.blocking import what_blocks
@@ -52,7 +53,7 @@ def test_a_question_that_nobody_has_answered(source: str, monkeypatch: pytest.Mo
     thread.start()
     reader.is_waiting.wait()
     try:
-        assert what_blocks(list(frames_of(thread))) == {"kind": "question", "text": source}
+        assert what_blocks(list(frames_of(thread))) == Blocked("question", source)
     finally:
         reader.go.set()
         thread.join()

@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 import monarch_nb._host
 import monarch_nb._protocol
 import monarch_nb._workspace
+import monarch_nb.status
 from monarch_nb._client.session import HandleEvents, Session
 from monarch_nb._host.agent import HostAgent
 from monarch_nb._host.process import HostProcess
@@ -52,7 +53,11 @@ def classes_of(package: types.ModuleType) -> list[type]:
 
 RECORDS = [
     c
-    for c in [*classes_of(monarch_nb._protocol), *classes_of(monarch_nb._workspace)]
+    for c in [
+        *classes_of(monarch_nb._protocol),
+        *classes_of(monarch_nb._workspace),
+        *classes_of(monarch_nb.status),
+    ]
     if issubclass(c, msgspec.Struct) and c.__module__ != Record.__module__
 ]
 REQUESTS = [c for c in RECORDS if issubclass(c, Request)]
@@ -85,6 +90,7 @@ SIMPLE: dict[Any, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
     float: st.floats(allow_nan=False),
     type(None): st.none(),
+    msgspec.UnsetType: st.just(msgspec.UNSET),
     Any: plain,
 }
 
@@ -106,6 +112,9 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         return st.dictionaries(values_of(arguments[0]), values_of(arguments[1]), max_size=3)
     if issubclass(kind, StrEnum):
         return st.sampled_from(kind)
+    if typing.is_typeddict(kind):
+        hints = typing.get_type_hints(kind)
+        return st.fixed_dictionaries({}, optional={name: values_of(each) for name, each in hints.items()})
     names = [f.name for f in dataclass_fields(kind)] if is_dataclass(kind) else list(kind.__struct_fields__)
     hints = typing.get_type_hints(kind)
     return st.builds(kind, **{name: values_of(hints[name]) for name in names})

@@ -193,7 +193,8 @@ EXAMPLES = [
     "server.bodies",
     "server.starting",
     "stacks",
-    "status",
+    "status.delta",
+    "status.text",
     "units",
 ]
 """Modules whose examples need no mesh."""

@@ -11,7 +11,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+from msgspec import convert
+
 from monarch_nb._host.gpus import GpuReader
+from monarch_nb._protocol.base import decode, encode
 from monarch_nb._wire.activity_page import (
     BUSY,
     DEBUGGING,
@@ -22,7 +26,19 @@ from monarch_nb._wire.activity_page import (
     read_page,
 )
 from monarch_nb.display import card_html, top
-from monarch_nb.status import MeshStatus, Versioned, apply, summary
+from monarch_nb.status import (
+    FullStatus,
+    GpuProcess,
+    HeadChange,
+    HostStatus,
+    MeshHead,
+    MeshStatus,
+    RankStatus,
+    StatusChange,
+    StatusDelta,
+    Versioned,
+    apply,
+)
 
 HISTORY = {"interval_s": 5.0, "cpu_percent": [10.0, None, 90.0], "memory_percent": [], "gpu_percent": []}
 
@@ -85,35 +101,74 @@ def full(ranks: list[dict[str, Any]], sizes: list[list[Any]] | None = None, **fi
     return {**head, "hosts": [host()], "ranks": ranks, **fields}
 
 
-def put_all(versioned: Versioned, status: dict[str, Any]) -> None:
-    versioned.put_head({k: v for k, v in status.items() if k not in ("hosts", "ranks")})
-    for row in status["hosts"]:
-        versioned.put_host(row["index"], row)
-    for row in status["ranks"]:
-        versioned.put_rank(row["rank"], row)
+def versioned_of(status: MeshStatus) -> Versioned:
+    found = Versioned(tuple(r.rank for r in status.ranks))
+    found.put_head(head_of(status))
+    found.put_rows(status.hosts, status.ranks)
+    return found
+
+
+def head_of(status: MeshStatus, **fields: Any) -> MeshHead:
+    return MeshHead(**{**{name: getattr(status, name) for name in MeshHead.__struct_fields__}, **fields})
+
+
+def state_of(number: int, state: str) -> RankStatus:
+    return convert(rank(number, state), RankStatus)
 
 
 def test_changes_put_together_are_the_newest_state() -> None:
-    versioned = Versioned((0, 1, 2))
-    put_all(versioned, full([rank(0), rank(1), rank(2)]))
-    seen, mine = versioned.version, versioned.full()["full"]
+    mine = MeshStatus.of(full([rank(0), rank(1), rank(2)]))
+    versioned = versioned_of(mine)
+    seen = versioned.version
     for state in ("busy", "idle", "lost"):
-        versioned.put_rank(1, rank(1, state))
-        versioned.put_head({"num_cells": len(state)})
+        versioned.put_rank(1, state_of(1, state))
+        versioned.put_head(head_of(mine, num_cells=len(state)))
     change = versioned.changed_since(seen)
-    assert [(r["rank"], r["state"]) for r in change["ranks"]] == [(1, "lost")]
-    assert change["mesh"] == {"num_cells": 4} and change["hosts"] == []
-    assert apply(mine, change) == versioned.full()["full"]
-    assert mine["ranks"][1]["state"] == "idle", "the old state is left as it was"
+    assert [(r.rank, r.state) for r in change.ranks] == [(1, "lost")]
+    assert change.mesh == HeadChange(num_cells=4) and change.hosts == ()
+    assert apply(mine, change) == versioned.full()
+    assert mine.ranks[1].state == "idle", "the old state is left as it was"
+
+
+def test_a_change_says_no_more_than_what_is_new() -> None:
+    """It goes to everybody who watches, twenty times a second."""
+    mine = MeshStatus.of(full([rank(0), rank(1)]))
+    versioned = versioned_of(mine)
+    versioned.put_head(head_of(mine, lease_left_s=7.0))
+    seen, now = versioned.version - 1, versioned.unseen_changes(versioned.version - 1)
+    assert isinstance(now, StatusDelta) and len(encode(now)) < 60
+    assert decode(dict[str, Any], encode(now)) == {
+        "type": "delta", "mesh": {"lease_left_s": 7.0}, "hosts": [], "ranks": [],
+    }  # fmt: skip
+    assert decode(StatusChange, encode(now)) == now
+    assert apply(mine, now).lease_left_s == 7.0
+    assert versioned.unseen_changes(seen + 1) is None
+
+
+def test_the_first_change_has_all_of_it() -> None:
+    versioned = versioned_of(MeshStatus.of(full([rank(0)])))
+    first = versioned.unseen_changes(-1)
+    assert isinstance(first, FullStatus) and apply(None, first) == versioned.full()
+    with pytest.raises(ValueError, match=r"the first change .* has all of it"):
+        apply(None, versioned.changed_since(-1))
+
+
+def test_a_host_that_is_gone_stands_nowhere() -> None:
+    mine = MeshStatus.of(full([rank(0)]))
+    versioned = versioned_of(mine)
+    versioned.put_host(0, None)
+    assert versioned.full().hosts == ()
+    versioned.put_host(1, convert(host(index=1), HostStatus))
+    assert [h.index for h in versioned.full().hosts] == [1]
 
 
 def test_what_stays_the_same_is_no_change() -> None:
-    versioned = Versioned((0,))
-    row = rank(0)
-    versioned.put_rank(0, row)
+    mine = MeshStatus.of(full([rank(0)]))
+    versioned = versioned_of(mine)
     seen = versioned.version
-    versioned.put_rank(0, dict(row))
-    assert versioned.version == seen and versioned.changed_since(seen)["ranks"] == []
+    versioned.put_rank(0, MeshStatus.of(mine.as_dict()).ranks[0])
+    versioned.put_head(head_of(mine))
+    assert versioned.version == seen and versioned.changed_since(seen).ranks == ()
 
 
 def test_a_snapshot_travels_as_plain_data() -> None:
@@ -150,7 +205,7 @@ def test_text_says_it_once() -> None:
     )
     assert "rank 7 lost: the process was killed by SIGKILL" in text
     assert status.health == "trouble"
-    assert summary(status.as_dict())["states"] == {"busy": 7, "lost": 1}
+    assert status.summary().states == {"busy": 7, "lost": 1}
 
 
 def test_a_thousand_ranks_make_a_short_table() -> None:
@@ -294,10 +349,10 @@ class FakeNvml:
 
 def test_a_gpu_that_does_not_tell_is_still_listed() -> None:
     first, second = GpuReader(FakeNvml()).read()
-    assert (first["name"], first["utilization_percent"], first["memory_used_bytes"]) == ("H200", 42.0, 5)
-    assert first["temperature_c"] is None
-    assert first["processes"] == [{"pid": 11, "memory_bytes": 4, "rank": None}]
-    assert second["utilization_percent"] is None and second["processes"] == []
+    assert (first.name, first.utilization_percent, first.memory_used_bytes) == ("H200", 42.0, 5)
+    assert first.temperature_c is None
+    assert first.processes == (GpuProcess(11, 4),)
+    assert second.utilization_percent is None and second.processes == ()
 
 
 def test_without_a_driver_there_are_no_gpus() -> None:

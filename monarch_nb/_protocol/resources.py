@@ -1,0 +1,132 @@
+"""What a host process sees of its machine and of its ranks: on its way to the controller, and part of what
+people see of a mesh. Shares are in per cent, sizes in bytes, times seconds since the epoch; what isn't known
+is None.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from monarch_nb._protocol.base import Record
+
+
+class GpuProcess(Record, frozen=True):
+    """A process on a GPU."""
+
+    pid: int
+    memory_bytes: int | None
+    rank: int | None = None
+    """None: it's none of the mesh's."""
+
+
+class GpuStatus(Record, frozen=True):
+    """A GPU, as NVIDIA's driver sees it."""
+
+    index: int
+    name: str
+    uuid: str
+    utilization_percent: float | None
+    memory_used_bytes: int | None
+    memory_total_bytes: int | None
+    temperature_c: float | None
+    processes: tuple[GpuProcess, ...] = ()
+    """Those of others, too."""
+
+
+class History(Record, frozen=True):
+    """The last minutes of a machine, oldest first; None where there was no reading."""
+
+    interval_s: float
+    cpu_percent: tuple[float | None, ...]
+    memory_percent: tuple[float | None, ...]
+    gpu_percent: tuple[float | None, ...]
+    """The GPUs' average."""
+
+
+class Collective(Record, frozen=True):
+    """The operation of a process group that a rank is in."""
+
+    name: str
+    sequence: int
+    """How many of the group's operations the rank has entered, this one included; 0: the backend doesn't
+    count.
+    """
+    since: float
+    shape: tuple[int, ...] | None = None
+    """Of its (first) tensor."""
+    dtype: str = ""
+
+
+class Transfers(Record, frozen=True):
+    """What a rank has moved by one path of the data plane, as far as it asked for it."""
+
+    path: str
+    """`shm`, `cuda_ipc`, `verbs`, `tcp`, ..."""
+    num: int
+    """How many transfers."""
+    read_bytes: int
+    written_bytes: int
+    seconds: float
+    """How long they took, one after the other."""
+
+
+class Standing(Record, frozen=True):
+    """Where a rank's user code stands just now.
+
+    Attributes:
+        line: as in "In [3], line 4: loss.backward()"; empty if no thread runs any.
+        collective: `since`: when it was looked.
+        num_queued: messages that wait for it.
+        in_function: whether its main thread runs a function that was called.
+    """
+
+    line: str = ""
+    collective: Collective | None = None
+    num_queued: int = 0
+    in_function: bool = False
+
+
+class MonitoredRank(Record, frozen=True):
+    """What a host process sees of one of its ranks.
+
+    Attributes:
+        busy: whether a thread is at work, or was since the look before.
+        debugging: whether one stands at a breakpoint.
+        doing: what it's busy with, and `since` when.
+        is_cell: whether that's a cell.
+        is_before_cells: whether its main thread does something that cells wait behind.
+        was_brief: whether it was at work only between two looks.
+        gpus: indices of its host's GPUs that are its own.
+    """
+
+    busy: bool = False
+    debugging: bool = False
+    doing: str = ""
+    since: float = 0.0
+    is_cell: bool = False
+    is_before_cells: bool = False
+    was_brief: bool = False
+    line: str = ""
+    collective: Collective | None = None
+    num_queued: int = 0
+    cpu_percent: float | None = None
+    memory_bytes: int | None = None
+    gpus: tuple[int, ...] = ()
+    gpu_memory_bytes: int | None = None
+    transfers: tuple[Transfers, ...] = ()
+
+
+HISTORY_S: Final = 5.0
+"""Between two points of a machine's history."""
+NO_HISTORY: Final = History(HISTORY_S, (), (), ())
+UNMONITORED: Final = MonitoredRank()
+
+
+class MonitoredHost(Record, frozen=True):
+    """What a host process sees of its machine."""
+
+    cpu_percent: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    gpus: tuple[GpuStatus, ...] = ()
+    history: History = NO_HISTORY

@@ -1,0 +1,198 @@
+"""A mesh's state in words; sizes, shares and durations as people read and write them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from monarch_nb._protocol.resources import Collective, Transfers
+from monarch_nb._protocol.states import RankState
+from monarch_nb._shape import format_ranks
+
+if TYPE_CHECKING:
+    from monarch_nb.status.model import HostStatus, MeshStatus, RankStatus
+
+MAX_CELLS_NAMED = 4
+"""Of those that wait for a rank."""
+MAX_DURATION_S = 3650 * 86400
+"""What somebody may ask for; clocks and locks can't take any number."""
+
+
+def status_text(status: MeshStatus) -> str:
+    """Return a mesh's state as plain text, one line for what is equal."""
+    dims = ", ".join(f"{k}={v}" for k, v in status.sizes)
+    lines = [
+        (
+            f"mesh {status.name!r}: {len(status.ranks)} ranks ({dims}), controller pid {status.pid}, up "
+            f"{duration(max(0.0, time.time() - status.started))}"
+        )
+    ]
+    lines += [f"  {state:<9} ranks {ranks}" for state, ranks in status.ranks_by_state().items()]
+    lines += [f"  host {h.index}: {_host_text(status, h)}" for h in status.hosts]
+    lines += _doing_lines(status.ranks)
+    lines += [f"  rank {r.rank} {r.state}: {r.reason}" for r in status.ranks if r.reason]
+    lines += _transfer_lines(status.ranks)
+    if status.is_healing:
+        lines.append("  is being healed")
+    if status.idle_timeout_s:
+        left = "" if status.lease_left_s is None else f"; {duration(status.lease_left_s)} left"
+        lines.append(
+            f"  lease: ends after {duration(status.idle_timeout_s)} without a client and a running cell{left}"
+        )
+    if status.owner_pid:
+        lines.append(f"  ends with its kernel (pid {status.owner_pid})")
+    if status.num_cells:
+        lines.append(f"  {status.num_cells} cell{'s' * (status.num_cells > 1)} running; see %mesh history")
+    if status.versions:
+        lines.append(
+            f"  {', '.join(f'{k} {v}' for k, v in status.versions.items())}; environment {status.environment}"
+        )
+    if status.journal:
+        lines.append(
+            "  journal: "
+            f"{status.journal}{status.journal_trouble and f'; not written: {status.journal_trouble}'}"
+        )
+    lines += [f"  client: {c}" for c in status.clients]
+    return "\n".join(lines)
+
+
+def _host_text(status: MeshStatus, host: HostStatus) -> str:
+    ranks = format_ranks(r.rank for r in status.ranks if r.host == host.index) or "none"
+    parts = [
+        f"{host.hostname} {host.state}",
+        f"{host.num_cores} cores" + percent_text(host.cpu_percent, " {} busy"),
+    ]
+    if host.memory_used_bytes is not None and host.memory_total_bytes:
+        parts.append(f"memory {bytes_text(host.memory_used_bytes)} of {bytes_text(host.memory_total_bytes)}")
+    parts.append(f"{host.num_gpus} GPUs")
+    parts += [
+        f"GPU {g.index} {percent_text(g.utilization_percent)} {bytes_text(g.memory_used_bytes)}"
+        for g in host.gpus
+    ]
+    return ", ".join([*parts, f"ranks {ranks}"])
+
+
+def _doing_lines(ranks: Iterable[RankStatus]) -> list[str]:
+    """Return what busy ranks do, equal things once."""
+    found: dict[str, list[RankStatus]] = {}
+    for rank in ranks:
+        if rank.state in (RankState.BUSY, RankState.DEBUGGING, RankState.UNRESPONSIVE) and rank.doing:
+            found.setdefault(rank_text(rank), []).append(rank)
+    now = time.time()
+    return [
+        (
+            f"  ranks {format_ranks(r.rank for r in ranks)}: {text}, for "
+            f"{duration(max(0.0, now - min(r.since for r in ranks)))}"
+        )
+        for text, ranks in found.items()
+    ]
+
+
+def _transfer_lines(ranks: Iterable[RankStatus]) -> list[str]:
+    """Return what ranks have moved, a line for each path."""
+    found: dict[str, list[tuple[int, Transfers]]] = {}
+    for rank in ranks:
+        for each in rank.transfers:
+            found.setdefault(each.path, []).append((rank.rank, each))
+    return [
+        (f"  moved by {path}: {_moved_text([t for _, t in all_])} (ranks {format_ranks(r for r, _ in all_)})")
+        for path, all_ in found.items()
+    ]
+
+
+def rank_text(rank: RankStatus) -> str:
+    """Return what a rank does, in words."""
+    parts = [
+        f"{rank.state} with {rank.doing}" if rank.state == RankState.BUSY else f"{rank.state} in {rank.doing}"
+    ]
+    if rank.collective is not None:
+        parts.append(f"in {collective_text(rank.collective)}")
+    if rank.line:
+        parts.append(f"at {rank.line}")
+    return ", ".join(parts) + waiting_text(rank.cells_waiting)
+
+
+def waiting_text(cells: Sequence[int]) -> str:
+    """Return which cells wait, to be put behind what they wait for; empty if none does.
+
+    >>> waiting_text([4, 5])
+    '; cells #4, #5 wait'
+    """
+    if not cells:
+        return ""
+    names = ", ".join(f"#{n}" for n in cells[:MAX_CELLS_NAMED]) + (
+        ", ..." if len(cells) > MAX_CELLS_NAMED else ""
+    )
+    return f"; cell {names} waits" if len(cells) == 1 else f"; cells {names} wait"
+
+
+def collective_text(collective: Collective) -> str:
+    """Return an operation in words: "all_reduce #41 float32[1024]"."""
+    number = f" #{collective.sequence}" if collective.sequence else ""
+    shape = (
+        "" if collective.shape is None else f" {collective.dtype}[{', '.join(map(str, collective.shape))}]"
+    )
+    return f"{collective.name}{number}{shape}"
+
+
+def bytes_text(num: int | None) -> str:
+    """Return a size as people write it; "n/a" if it isn't known.
+
+    >>> bytes_text(1_310_000_000)
+    '1.31 GB'
+    """
+    if num is None:
+        return "n/a"
+    size = float(num)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"
+
+
+def percent_text(share: float | None, form: str = "{}") -> str:
+    """Return a share as text; nothing if it isn't known."""
+    return "" if share is None else form.format(f"{share:.0f}%")
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as people write it: 90 s, 5 min, 8 h.
+
+    >>> duration(28800)
+    '8 h'
+    """
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size or (seconds >= size and seconds % size == 0):
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds in `90`, `90s`, `5m`, `8h` or `2d`.
+
+    Raises:
+        ValueError: saying what was expected.
+
+    >>> parse_duration("8h")
+    28800.0
+    """
+    units = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+    number = text.rstrip("abcdefghijklmnopqrstuvwxyz")
+    unit = text[len(number) :] or "s"
+    try:
+        seconds = float(number) * units[unit]
+    except (ValueError, KeyError):
+        raise ValueError(f"a duration is a number with s, m, h or d, as in 90s or 8h; not {text!r}") from None
+    if not 0 < seconds <= MAX_DURATION_S:
+        raise ValueError(f"a duration is more than 0 and at most {MAX_DURATION_S // 86400} d, not {text!r}")
+    return seconds
+
+
+def _moved_text(all_: Sequence[Transfers]) -> str:
+    num_bytes = sum(t.read_bytes + t.written_bytes for t in all_)
+    seconds = sum(t.seconds for t in all_)
+    rate = f", {num_bytes / seconds / 1e9:.3g} GB/s" if seconds else ""
+    num = sum(t.num for t in all_)
+    return f"{bytes_text(num_bytes)} in {num} transfer{'s' * (num != 1)}{rate}"
