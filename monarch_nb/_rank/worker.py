@@ -301,8 +301,8 @@ class Worker:
     @does(Work.BIND)
     def work_bind(self, message: Message) -> None:
         """Take an array that is being put into memory of this machine, as a variable."""
-        from monarch_nb.rdma.host_broadcast import ArrayLocation
-        from monarch_nb.rdma.leader import bind_when_filled
+        from monarch_nb.rdma.broadcast.hosts import ArrayLocation
+        from monarch_nb.rdma.broadcast.leader import bind_when_filled
 
         name, *location, barrier = self._fields(message)
         bind_when_filled(name, ArrayLocation(*location), barrier)

@@ -51,9 +51,9 @@ PRELOAD_IDLE = (  # in pieces: a request waits for the piece that is being loade
     "torch.distributed.fsdp",
     "monarch_nb.rdma.action",
     "monarch_nb.rdma.published",
-    "monarch_nb.rdma.host_broadcast",
-    "monarch_nb.rdma.paths.tcp",
-    "monarch_nb.rdma.paths.verbs",
+    "monarch_nb.rdma.broadcast.hosts",
+    "monarch_nb.rdma.paths.tcp.path",
+    "monarch_nb.rdma.paths.verbs.path",
 )
 SHELL = PRELOAD_IDLE[0]
 """The shell that ranks run cells in."""

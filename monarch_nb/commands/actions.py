@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from monarch_nb.mesh import Mesh
     from monarch_nb.mesh.environment import EnvironmentDifference
     from monarch_nb.mesh.history import Entries
-    from monarch_nb.rdma.doctor import Report as DoctorReport
+    from monarch_nb.rdma.doctor.report import Report as DoctorReport
     from monarch_nb.sync import SyncReceipt
     from monarch_nb.why import HangReport
 

@@ -35,6 +35,12 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f" Did you mean {found[0]}?" if found else ""
 
 
+def _ends(pattern: re.Pattern[str], text: str | int) -> tuple[int, int] | None:
+    """Return both ends of a range that was typed, a single number being both; None if it's none."""
+    found = pattern.fullmatch(str(text))
+    return None if found is None else (int(found[1]), int(found[2] or found[1]))
+
+
 @dataclass(frozen=True)
 class HostRange:
     """How many hosts: at least so many are needed, more are taken up to `most`."""
@@ -58,12 +64,12 @@ class HostRange:
         >>> HostRange.parse("2..8")
         HostRange(least=2, most=8)
         """
-        found = None if isinstance(text, bool) else _RANGE.fullmatch(str(text))
-        if found is None:
+        ends = _ends(_RANGE, text)
+        if ends is None:
             raise MeshUsageError(
                 f"a number of hosts is N or LEAST..MOST, as in 4 or 2..8; not {str(text)[:60]!r}"
             )
-        return cls(int(found[1]), int(found[2] or found[1]))
+        return cls(*ends)
 
     def __str__(self) -> str:
         return f"{self.least}" if self.least == self.most else f"{self.least}..{self.most}"
@@ -86,8 +92,7 @@ class PortRange:
         >>> PortRange.parse("29400-29500")
         PortRange(first=29400, last=29500)
         """
-        found = None if isinstance(text, bool) else _PORTS.fullmatch(str(text))
-        first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+        first, last = _ends(_PORTS, text) or (0, 0)
         if not 1 <= first <= last <= 65535:
             raise MeshUsageError(f"ports are FIRST-LAST, as in 29400-29500; not {str(text)[:60]!r}")
         return cls(first, last)

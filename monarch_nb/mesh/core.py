@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from monarch_nb._protocol.script import Script
     from monarch_nb.debug.client import MeshDebugger
     from monarch_nb.profile import Profile, ProfileRequest
-    from monarch_nb.rdma.doctor import Report as DoctorReport
+    from monarch_nb.rdma.doctor.report import Report as DoctorReport
     from monarch_nb.why import HangReport
 
 RESTART_S = 60.0
@@ -465,7 +465,7 @@ class Mesh(ProcMesh):
             >>> print(mesh.doctor("0,1").measurements[1].gb_per_s)     # doctest: +SKIP
             9.3
         """
-        from monarch_nb.rdma.doctor import diagnose
+        from monarch_nb.rdma.doctor.report import diagnose
 
         return diagnose(self, ranks, size_bytes, measures, all_paths=all_paths)
 
@@ -740,6 +740,6 @@ class Mesh(ProcMesh):
 
 def host_broadcast() -> Any:
     """Return what brings big arrays to other machines: loaded where there are any."""
-    from monarch_nb.rdma import host_broadcast
+    from monarch_nb.rdma.broadcast import hosts as host_broadcast
 
     return host_broadcast

@@ -18,7 +18,7 @@ from monarch_nb.rdma import broadcasting as _broadcasting
 if TYPE_CHECKING:
     from monarch_nb.rdma.action import RDMAAction
     from monarch_nb.rdma.availability import get_rdma_backend, is_ibverbs_available
-    from monarch_nb.rdma.broadcast import BroadcastReceipt
+    from monarch_nb.rdma.broadcast.buffers import BroadcastReceipt
     from monarch_nb.rdma.buffer import RDMABuffer
     from monarch_nb.rdma.paths import use_path
     from monarch_nb.rdma.published import Published, load_into, publish
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from monarch_nb.rdma.transfer import Receipt, Transfer
 
 _WHERE = {
-    "BroadcastReceipt": "broadcast",
+    "BroadcastReceipt": "broadcast.buffers",
     "Published": "published",
     "RDMAAction": "action",
     "RDMABuffer": "buffer",
@@ -57,7 +57,8 @@ __all__ = [
 
 
 def _broadcasts() -> tuple[Any, Any]:
-    from monarch_nb.rdma import broadcast, leader  # loaded by the first broadcast
+    from monarch_nb.rdma.broadcast import buffers as broadcast  # loaded by the first broadcast
+    from monarch_nb.rdma.broadcast import leader
 
     return broadcast, leader
 

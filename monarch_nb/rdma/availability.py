@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from monarch_nb.rdma.paths import chosen
-from monarch_nb.rdma.paths.verbs_report import unavailable_reason
+from monarch_nb.rdma.paths.verbs.report import unavailable_reason
 
 _BACKENDS = {"verbs": "ibverbs", "tcp": "tcp"}
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from monarch_nb.actor.future import Future
     from monarch_nb.actor.proc_mesh import ProcMesh
-    from monarch_nb.rdma.broadcast import BroadcastReceipt
+    from monarch_nb.rdma.broadcast.buffers import BroadcastReceipt
     from monarch_nb.rdma.buffer import RDMABuffer
     from monarch_nb.rdma.data_plane import DataPlane
     from monarch_nb.rdma.link import Answer
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class BroadcastToBuffers(Protocol):
-    """`rdma.broadcast`."""
+    """`rdma.broadcast.buffers`."""
 
     def begin_spread(
         self, source: RDMABuffer, targets: Iterable[RDMABuffer], timeout: float | None = ..., /
@@ -30,7 +30,7 @@ class BroadcastToBuffers(Protocol):
 
 
 class BroadcastToMesh(Protocol):
-    """`rdma.leader`."""
+    """`rdma.broadcast.leader`."""
 
     def begin_broadcast(
         self, source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None, /

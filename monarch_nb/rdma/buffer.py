@@ -24,7 +24,7 @@ from monarch_nb.units import size_text
 
 if TYPE_CHECKING:
     from monarch_nb.actor.future import Future
-    from monarch_nb.rdma.broadcast import BroadcastReceipt
+    from monarch_nb.rdma.broadcast.buffers import BroadcastReceipt
 
 DEFAULT_TIMEOUT_S = 60.0
 

@@ -28,8 +28,8 @@ from monarch_nb.exceptions import (
     TransferTimeout,
 )
 from monarch_nb.rdma import RDMABuffer, Receipt, empty, use_path
-from monarch_nb.rdma import leader as leader_module
-from monarch_nb.rdma.broadcast import Spread
+from monarch_nb.rdma.broadcast import leader as leader_module
+from monarch_nb.rdma.broadcast.buffers import Spread
 from monarch_nb.rdma.handle import Handle
 from monarch_nb.rdma.link import ask_later
 

@@ -18,12 +18,12 @@ from own_meshes import own_mesh
 
 from monarch_nb.exceptions import MeshUsageError, RankSetError
 from monarch_nb.mesh import Mesh
-from monarch_nb.rdma import doctor
-from monarch_nb.rdma.advice import CHANGE, NOTE, OK, Advice
-from monarch_nb.rdma.advice_mesh import advise
-from monarch_nb.rdma.doctor import Report
-from monarch_nb.rdma.measuring import Measurement, pairs, representatives
-from monarch_nb.rdma.probe import described, probe_process
+from monarch_nb.rdma.doctor import report as doctor
+from monarch_nb.rdma.doctor.advice import CHANGE, NOTE, OK, Advice
+from monarch_nb.rdma.doctor.advice_mesh import advise
+from monarch_nb.rdma.doctor.measuring import Measurement, pairs, representatives
+from monarch_nb.rdma.doctor.probe import described, probe_process
+from monarch_nb.rdma.doctor.report import Report
 
 SIZE_BYTES = 1 << 20
 
@@ -142,7 +142,7 @@ def test_hosts_are_read_in_both_directions() -> None:
 
 
 def test_what_can_not_be_looked_at_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from monarch_nb.rdma import probe
+    from monarch_nb.rdma.doctor import probe
 
     def fail() -> None:
         raise OSError("no such thing")
@@ -491,8 +491,8 @@ def test_many_different_answers_are_cut_short() -> None:
     assert rows[-1] == ("", "[8-19]", "12 more")
 
 
-@pytest.mark.parametrize("name", ["doctor", "measuring"])
+@pytest.mark.parametrize("name", ["report", "measuring"])
 def test_examples(name: str) -> None:
-    result = doctest.testmod(importlib.import_module(f"monarch_nb.rdma.{name}"))
+    result = doctest.testmod(importlib.import_module(f"monarch_nb.rdma.doctor.{name}"))
     assert result.attempted > 0
     assert result.failed == 0

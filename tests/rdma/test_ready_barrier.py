@@ -11,17 +11,20 @@ import threading
 import pytest
 from waiting import wait_until
 
-from monarch_nb.rdma.ready_barrier import BarrierAddress, ReadyBarrier, wait_at
+from monarch_nb.rdma.broadcast.ready_barrier import BarrierAddress, ReadyBarrier, wait_at
 
 T = 60
 FCNTL = "72" if os.uname().machine == "x86_64" else "25"
 """The number of the system call."""
 HOLDER = (
-    "import sys\nfrom monarch_nb.rdma.ready_barrier import ReadyBarrier\nbarrier = ReadyBarrier()\n"
+    "import sys\nfrom monarch_nb.rdma.broadcast.ready_barrier import ReadyBarrier\nbarrier = ReadyBarrier()\n"
     "print(*barrier.where, flush=True)\nsys.stdin.read()"
 )
 
-WAITER = "import ast\nfrom monarch_nb.rdma.ready_barrier import wait_at\nwait_at(ast.literal_eval(input()))"
+WAITER = (
+    "import ast\nfrom monarch_nb.rdma.broadcast.ready_barrier import wait_at\n"
+    "wait_at(ast.literal_eval(input()))"
+)
 
 
 def waiting_at(where: BarrierAddress) -> tuple[threading.Thread, list[bool]]:

@@ -27,11 +27,15 @@ from monarch_nb.rdma.handle import Handle
 from monarch_nb.rdma.layout import Layout, Piece
 from monarch_nb.rdma.memory import memory_of
 from monarch_nb.rdma.path import Job
-from monarch_nb.rdma.paths import notice, tcp_address, tcp_checksum, tcp_listener, tcp_wire
-from monarch_nb.rdma.paths.tcp import TcpPath
-from monarch_nb.rdma.paths.tcp_dial import Unreachable, dial
-from monarch_nb.rdma.paths.tcp_exchange import chunks
-from monarch_nb.rdma.paths.tcp_handshake import Answering, Dialling, NotAuthenticated
+from monarch_nb.rdma.paths import notice
+from monarch_nb.rdma.paths.tcp import address as tcp_address
+from monarch_nb.rdma.paths.tcp import checksum as tcp_checksum
+from monarch_nb.rdma.paths.tcp import listener as tcp_listener
+from monarch_nb.rdma.paths.tcp import wire as tcp_wire
+from monarch_nb.rdma.paths.tcp.dial import Unreachable, dial
+from monarch_nb.rdma.paths.tcp.exchange import chunks
+from monarch_nb.rdma.paths.tcp.handshake import Answering, Dialling, NotAuthenticated
+from monarch_nb.rdma.paths.tcp.path import TcpPath
 
 PATIENCE_S = 30.0
 SECRET = b"s" * 32
@@ -727,7 +731,7 @@ def test_closing_in_the_middle_ends_the_transfer(own: TwoPlanes, between: Middle
 def test_memory_of_a_gpu_goes_through_host_memory(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
     """Without a GPU: memory that counts as one's is never touched by its address."""
     torch = pytest.importorskip("torch")
-    from monarch_nb.rdma.paths import tcp_reach
+    from monarch_nb.rdma.paths.tcp import reach as tcp_reach
 
     tensor = torch.from_numpy(data(1, 2 * nbytes))
     memory = replace(memory_of(tensor), device="cuda:0", address=16)

@@ -610,7 +610,7 @@ def posting_leaks_nothing(pair: Pair) -> str:
 @check
 def devices_and_backend(pair: Pair) -> str:
     from monarch_nb.rdma.availability import get_rdma_backend, is_ibverbs_available
-    from monarch_nb.rdma.paths.verbs_report import describe_devices, memlock_text, unavailable_reason
+    from monarch_nb.rdma.paths.verbs.report import describe_devices, memlock_text, unavailable_reason
 
     assert is_ibverbs_available()
     assert get_rdma_backend() == "ibverbs"
@@ -630,7 +630,7 @@ def devices_and_backend(pair: Pair) -> str:
 
 @check
 def refusals(pair: Pair) -> str:
-    from monarch_nb.rdma.paths import verbs_device
+    from monarch_nb.rdma.paths.verbs import device as verbs_device
 
     buffer = pair.far("make", data=bytes_of(10))
     here = memory_of(bytearray(10))

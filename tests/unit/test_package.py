@@ -177,18 +177,18 @@ EXAMPLES = [
     "profile.operators",
     "profile.trace_file",
     "rdma.box",
-    "rdma.doctor",
+    "rdma.doctor.report",
     "rdma.layout",
     "rdma.local_future",
-    "rdma.measuring",
-    "rdma.paths.tcp_checksum",
-    "rdma.paths.tcp_dial",
-    "rdma.paths.tcp_exchange",
-    "rdma.paths.tcp_handshake",
-    "rdma.paths.verbs_errors",
-    "rdma.paths.verbs_plan",
-    "rdma.paths.verbs_port",
-    "rdma.ready_barrier",
+    "rdma.doctor.measuring",
+    "rdma.paths.tcp.checksum",
+    "rdma.paths.tcp.dial",
+    "rdma.paths.tcp.exchange",
+    "rdma.paths.tcp.handshake",
+    "rdma.paths.verbs.errors",
+    "rdma.paths.verbs.plan",
+    "rdma.paths.verbs.port",
+    "rdma.broadcast.ready_barrier",
     "rdma.segments",
     "server.bodies",
     "server.starting",
@@ -207,10 +207,13 @@ def test_examples_in_docstrings(name: str) -> None:
     assert result.failed == 0
 
 
+RDMA_ROOMS = ("rdma.broadcast", "rdma.doctor", "rdma.paths", "rdma.paths.tcp", "rdma.paths.verbs")
+
+
 def test_no_example_of_the_pure_rooms_is_left_out() -> None:
     finder = doctest.DocTestFinder(exclude_empty=True)
     found = set()
-    for room in ("_shape", "_wire", "_journal", "display", "rdma", "rdma.paths"):
+    for room in ("_shape", "_wire", "_journal", "display", "rdma", *RDMA_ROOMS):
         package = importlib.import_module(f"monarch_nb.{room}")
         for info in pkgutil.iter_modules(package.__path__, f"{room}."):
             tests = finder.find(importlib.import_module(f"monarch_nb.{info.name}"))

@@ -22,18 +22,16 @@ from monarch_nb.rdma import segments
 from monarch_nb.rdma.availability import get_rdma_backend, is_ibverbs_available
 from monarch_nb.rdma.layout import Layout, pieces
 from monarch_nb.rdma.memory import memory_of
-from monarch_nb.rdma.paths import (
-    use_path,
-    verbs_device,
-    verbs_errors,
-    verbs_library,
-    verbs_memory,
-    verbs_report,
-)
-from monarch_nb.rdma.paths.verbs_errors import call_text, memlock_text, status_text
-from monarch_nb.rdma.paths.verbs_library import Constants, LibraryMissing, library
-from monarch_nb.rdma.paths.verbs_plan import Part, Request, chains, packed, requests
-from monarch_nb.rdma.paths.verbs_port import Gid, Port, choose_gid, nearest
+from monarch_nb.rdma.paths import use_path
+from monarch_nb.rdma.paths.verbs import device as verbs_device
+from monarch_nb.rdma.paths.verbs import errors as verbs_errors
+from monarch_nb.rdma.paths.verbs import library as verbs_library
+from monarch_nb.rdma.paths.verbs import memory as verbs_memory
+from monarch_nb.rdma.paths.verbs import report as verbs_report
+from monarch_nb.rdma.paths.verbs.errors import call_text, memlock_text, status_text
+from monarch_nb.rdma.paths.verbs.library import Constants, LibraryMissing, library
+from monarch_nb.rdma.paths.verbs.plan import Part, Request, chains, packed, requests
+from monarch_nb.rdma.paths.verbs.port import Gid, Port, choose_gid, nearest
 
 IB, V1, V2 = "IB", "RoCE v1", "RoCE v2"
 
@@ -101,7 +99,7 @@ def test_the_distribution_folder_stays_off_the_search_path(tmp_path: Path) -> No
     (tmp_path / "stray.py").touch()
     code = (
         "import sys; sys.path = [p for p in sys.path if 'dist-packages' not in p]; before = list(sys.path)\n"
-        "from monarch_nb.rdma.paths.verbs_library import library\n"
+        "from monarch_nb.rdma.paths.verbs.library import library\n"
         f"found = library([{str(tmp_path)!r}])\n"
         "assert found.constants.IBV_QPT_RC == 2 and found.DmaBufMR is None and not found.forgets_to_free\n"
         "assert sys.path == before\n"
@@ -128,9 +126,9 @@ def test_constants_of_both_layouts() -> None:
 
 def test_looking_imports_nothing_heavy_without_a_device(tmp_path: Path) -> None:
     code = (
-        "import sys, pathlib; from monarch_nb.rdma.paths import verbs_device, verbs, verbs_report\n"
-        f"verbs_device.CLASS = pathlib.Path({str(tmp_path)!r})\n"
-        "print(verbs_report.unavailable_reason())\n"
+        "import sys, pathlib; from monarch_nb.rdma.paths.verbs import device, path, report\n"
+        f"device.CLASS = pathlib.Path({str(tmp_path)!r})\n"
+        "print(report.unavailable_reason())\n"
         "print([m for m in ('pyverbs', 'torch', 'numpy') if m in sys.modules])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

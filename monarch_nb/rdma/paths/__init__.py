@@ -20,12 +20,12 @@ VARIABLE = "MONARCH_NB_RDMA_PATH"
 ENCRYPTED = "MONARCH_NB_RDMA_ENCRYPTED"
 """If set, nothing goes to other machines in the clear: not by tcp or verbs, but in the mesh's messages."""
 OURS = (
-    ("local", "LocalPath"),
-    ("cuda_ipc", "CudaIpcPath"),
-    ("shm", "ShmPath"),
-    ("verbs", "VerbsPath"),
-    ("tcp", "TcpPath"),
-    ("message", "MessagePath"),
+    ("local", "local", "LocalPath"),
+    ("cuda_ipc", "cuda_ipc", "CudaIpcPath"),
+    ("shm", "shm", "ShmPath"),
+    ("verbs", "verbs.path", "VerbsPath"),
+    ("tcp", "tcp.path", "TcpPath"),
+    ("message", "message", "MessagePath"),
 )
 """In the order in which they're tried; others' come after `shm`."""
 
@@ -34,7 +34,10 @@ _forced: ContextVar[str | None] = ContextVar("monarch_nb_rdma_path", default=Non
 
 def load_paths(plane: DataPlane) -> dict[str, Path]:
     """Make all ways of this process."""
-    ours = {name: getattr(importlib.import_module(f"{__name__}.{name}"), cls)(plane) for name, cls in OURS}
+    ours = {
+        name: getattr(importlib.import_module(f"{__name__}.{module}"), cls)(plane)
+        for name, module, cls in OURS
+    }
     theirs = {}
     for point in entry_points(group=GROUP):
         try:

@@ -17,7 +17,7 @@ from ipaddress import IPv6Address
 from pathlib import Path
 from typing import Any
 
-from monarch_nb.rdma.paths.verbs_port import INFINIBAND, ROCE_V1, Gid, Port
+from monarch_nb.rdma.paths.verbs.port import INFINIBAND, ROCE_V1, Gid, Port
 
 VARIABLE = "MONARCH_NB_RDMA_DEVICES"
 """Names of the devices that may be used, separated by commas, each with a port if wanted:

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from monarch_nb.rdma.paths.tcp_address import Address
-from monarch_nb.rdma.paths.tcp_handshake import Connection, Dialling, PendingConnection
+from monarch_nb.rdma.paths.tcp.address import Address
+from monarch_nb.rdma.paths.tcp.handshake import Connection, Dialling, PendingConnection
 
 BETTER_S = 0.05
 """When an address answers, better ones have so much longer."""

@@ -19,9 +19,9 @@ from typing import Any
 
 from monarch_nb.rdma import segments
 from monarch_nb.rdma.memory import Memory
-from monarch_nb.rdma.paths import verbs_gpu
-from monarch_nb.rdma.paths.verbs_errors import VerbsError
-from monarch_nb.rdma.paths.verbs_nic import Nic, Registration
+from monarch_nb.rdma.paths.verbs import gpu as verbs_gpu
+from monarch_nb.rdma.paths.verbs.errors import VerbsError
+from monarch_nb.rdma.paths.verbs.nic import Nic, Registration
 
 MAX_KEPT = 512
 MAX_KEPT_PART = 0.25

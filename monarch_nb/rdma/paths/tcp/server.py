@@ -14,9 +14,9 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from monarch_nb.rdma.paths import tcp_wire as wire
-from monarch_nb.rdma.paths.tcp_handshake import Connection
-from monarch_nb.rdma.paths.tcp_reach import Reach
+from monarch_nb.rdma.paths.tcp import wire as wire
+from monarch_nb.rdma.paths.tcp.handshake import Connection
+from monarch_nb.rdma.paths.tcp.reach import Reach
 
 if TYPE_CHECKING:
     from monarch_nb.rdma.data_plane import DataPlane

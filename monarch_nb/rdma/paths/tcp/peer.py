@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from monarch_nb.exceptions import RDMAError
 from monarch_nb.rdma.path import Job, PathUnavailable
-from monarch_nb.rdma.paths.tcp_address import INTERFACE_VARIABLE, Address, port_range, this_network
-from monarch_nb.rdma.paths.tcp_dial import Unreachable, dial
-from monarch_nb.rdma.paths.tcp_handshake import Connection
-from monarch_nb.rdma.paths.tcp_server import IDLE_S, NAME, set_options
+from monarch_nb.rdma.paths.tcp.address import INTERFACE_VARIABLE, Address, port_range, this_network
+from monarch_nb.rdma.paths.tcp.dial import Unreachable, dial
+from monarch_nb.rdma.paths.tcp.handshake import Connection
+from monarch_nb.rdma.paths.tcp.server import IDLE_S, NAME, set_options
 
 if TYPE_CHECKING:
-    from monarch_nb.rdma.paths.tcp import TcpPath
+    from monarch_nb.rdma.paths.tcp.path import TcpPath
 
 DIAL_S = 3.0
 """All addresses of a process are tried for so long."""

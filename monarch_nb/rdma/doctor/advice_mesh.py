@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from monarch_nb._wire.mesh_address import APART
-from monarch_nb.rdma.advice import CHANGE, NOTE, OF_A_RANK, OK, SEVERITIES, Advice
-from monarch_nb.rdma.measuring import ANY, Measurement
-from monarch_nb.rdma.probe import PREFIX, ProbeResult
+from monarch_nb.rdma.doctor.advice import CHANGE, NOTE, OF_A_RANK, OK, SEVERITIES, Advice
+from monarch_nb.rdma.doctor.measuring import ANY, Measurement
+from monarch_nb.rdma.doctor.probe import PREFIX, ProbeResult
 
 GOOD_SHARE = 0.8
 """Of a NIC's speed: less by tcp is worth a word."""

@@ -16,7 +16,7 @@ from monarch_nb._transport import process_context
 from monarch_nb._wire import address
 from monarch_nb.actor.handle import placement_of
 from monarch_nb.actor.proc_mesh import part_at
-from monarch_nb.rdma.broadcast import BroadcastReceipt, spread
+from monarch_nb.rdma.broadcast.buffers import BroadcastReceipt, spread
 from monarch_nb.rdma.buffer import RDMABuffer, handle_of
 from monarch_nb.rdma.extract import extract, restore, snapshot
 from monarch_nb.rdma.segments import view

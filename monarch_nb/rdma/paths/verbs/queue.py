@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ipaddress import IPv6Address
 from typing import Any
 
-from monarch_nb.rdma.paths.verbs_nic import Nic
+from monarch_nb.rdma.paths.verbs.nic import Nic
 
 TIMEOUT_CODE = 16
 """An unanswered packet is sent again after 4.096 us * 2^16 = 0.27 s (NICs may take up to four times that),"""

@@ -1,19 +1,19 @@
 """Memory of another machine by RDMA: NICs read and write it, and the owner's process does nothing.
 
-    verbs_library     pyverbs, wherever it is
-    verbs_device      the machine's NICs, as its kernel describes them
-    verbs_port        which of them to take, and which of their addresses
-    verbs_nic         an opened NIC
-    verbs_gpu         GPU memory that a NIC reaches
-    verbs_memory      local memory that stays registered
-    verbs_queue       queue pairs
-    verbs_connection  posting, and waiting
-    verbs_routes      connections to other processes, kept for the next transfer
-    verbs_plan        how a transfer is cut
-    verbs_mover       a transfer
-    verbs_owner       the owner's answers
-    verbs_errors      what goes wrong, in words
-    verbs_report      what there is, for people
+    library           pyverbs, wherever it is
+    device            the machine's NICs, as its kernel describes them
+    port              which of them to take, and which of their addresses
+    nic               an opened NIC
+    gpu               GPU memory that a NIC reaches
+    memory            local memory that stays registered
+    queue             queue pairs
+    connection        posting, and waiting
+    routes            connections to other processes, kept for the next transfer
+    plan              how a transfer is cut
+    mover             a transfer
+    owner             the owner's answers
+    errors            what goes wrong, in words
+    report            what there is, for people
 
 Keys and addresses of queue pairs travel in the mesh's own messages. A connection serves one transfer at a
 time, so that one that fails or is given up takes no other with it; it's closed then, and the next transfer
@@ -32,16 +32,17 @@ from monarch_nb.exceptions import BufferGone, PathFailed, RDMAError
 from monarch_nb.rdma.handle import Handle
 from monarch_nb.rdma.memory import Memory
 from monarch_nb.rdma.path import READ, Job, Path, PathUnavailable
-from monarch_nb.rdma.paths import verbs_device, verbs_gpu
-from monarch_nb.rdma.paths.verbs_connection import BOUNCE_BYTES
-from monarch_nb.rdma.paths.verbs_errors import RETRY_EXCEEDED, CompletionError, VerbsError, blocked_text
-from monarch_nb.rdma.paths.verbs_library import LibraryMissing
-from monarch_nb.rdma.paths.verbs_memory import LocalMemories
-from monarch_nb.rdma.paths.verbs_mover import Local, Mover, Target
-from monarch_nb.rdma.paths.verbs_nic import Nic, Nics
-from monarch_nb.rdma.paths.verbs_owner import OwnerSide, port_for
-from monarch_nb.rdma.paths.verbs_report import unavailable_reason
-from monarch_nb.rdma.paths.verbs_routes import ASK_S, Route, Routes
+from monarch_nb.rdma.paths.verbs import device as verbs_device
+from monarch_nb.rdma.paths.verbs import gpu as verbs_gpu
+from monarch_nb.rdma.paths.verbs.connection import BOUNCE_BYTES
+from monarch_nb.rdma.paths.verbs.errors import RETRY_EXCEEDED, CompletionError, VerbsError, blocked_text
+from monarch_nb.rdma.paths.verbs.library import LibraryMissing
+from monarch_nb.rdma.paths.verbs.memory import LocalMemories
+from monarch_nb.rdma.paths.verbs.mover import Local, Mover, Target
+from monarch_nb.rdma.paths.verbs.nic import Nic, Nics
+from monarch_nb.rdma.paths.verbs.owner import OwnerSide, port_for
+from monarch_nb.rdma.paths.verbs.report import unavailable_reason
+from monarch_nb.rdma.paths.verbs.routes import ASK_S, Route, Routes
 
 if TYPE_CHECKING:
     from monarch_nb.rdma.data_plane import DataPlane

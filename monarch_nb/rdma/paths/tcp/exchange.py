@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from monarch_nb.exceptions import PathFailed, RDMAError
 from monarch_nb.rdma.layout import Piece
 from monarch_nb.rdma.path import READ, Job, PathUnavailable
-from monarch_nb.rdma.paths import tcp_wire as wire
-from monarch_nb.rdma.paths.tcp_peer import TICK_S, Peer, Stream
+from monarch_nb.rdma.paths.tcp import wire as wire
+from monarch_nb.rdma.paths.tcp.peer import TICK_S, Peer, Stream
 
 CHUNK_BYTES = 8 * wire.BLOCK_BYTES
 """What one request moves of something large. What Python does in between finds nothing of its own in the

@@ -1,9 +1,9 @@
 """Bytes over plain TCP: between any two processes of a mesh that can connect at all, in whichever direction.
 
 The reading or writing side asks for chunks over several streams; the owner's threads serve them
-(`tcp_server.py`). Chunks go from memory to memory, each with a checksum, and with the owner's word that the
-buffer was still there (`tcp_wire.py`). The mesh's control plane carries addresses and the secret by which
-both sides know each other (`tcp_handshake.py`); the bytes themselves are not encrypted.
+(`server.py`). Chunks go from memory to memory, each with a checksum, and with the owner's word that the
+buffer was still there (`wire.py`). The mesh's control plane carries addresses and the secret by which
+both sides know each other (`handshake.py`); the bytes themselves are not encrypted.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from monarch_nb.rdma.handle import Handle
 from monarch_nb.rdma.memory import Memory
 from monarch_nb.rdma.path import WRITE, Job, Path, PathUnavailable
 from monarch_nb.rdma.paths.notice import Notices
-from monarch_nb.rdma.paths.tcp_address import num_streams, this_network
-from monarch_nb.rdma.paths.tcp_exchange import Exchange
-from monarch_nb.rdma.paths.tcp_listener import Listener
-from monarch_nb.rdma.paths.tcp_peer import Peer, answer_dial
-from monarch_nb.rdma.paths.tcp_server import NAME, Server
-from monarch_nb.rdma.paths.tcp_wire import SMALL_BYTES, Broken
+from monarch_nb.rdma.paths.tcp.address import num_streams, this_network
+from monarch_nb.rdma.paths.tcp.exchange import Exchange
+from monarch_nb.rdma.paths.tcp.listener import Listener
+from monarch_nb.rdma.paths.tcp.peer import Peer, answer_dial
+from monarch_nb.rdma.paths.tcp.server import NAME, Server
+from monarch_nb.rdma.paths.tcp.wire import SMALL_BYTES, Broken
 
 if TYPE_CHECKING:
     from monarch_nb.rdma.data_plane import DataPlane

@@ -8,11 +8,11 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from monarch_nb.rdma.memory import Memory
-from monarch_nb.rdma.paths import verbs_gpu
-from monarch_nb.rdma.paths.verbs_device import usable_ports
-from monarch_nb.rdma.paths.verbs_errors import VerbsError, call_text
-from monarch_nb.rdma.paths.verbs_library import library
-from monarch_nb.rdma.paths.verbs_port import Port
+from monarch_nb.rdma.paths.verbs import gpu as verbs_gpu
+from monarch_nb.rdma.paths.verbs.device import usable_ports
+from monarch_nb.rdma.paths.verbs.errors import VerbsError, call_text
+from monarch_nb.rdma.paths.verbs.library import library
+from monarch_nb.rdma.paths.verbs.port import Port
 
 T = TypeVar("T")
 MAX_SGE = 16

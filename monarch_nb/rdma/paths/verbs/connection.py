@@ -19,9 +19,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from monarch_nb.rdma.paths.verbs_errors import SUCCESS, CompletionError
-from monarch_nb.rdma.paths.verbs_nic import Nic
-from monarch_nb.rdma.paths.verbs_queue import QPInfo, QueuePair
+from monarch_nb.rdma.paths.verbs.errors import SUCCESS, CompletionError
+from monarch_nb.rdma.paths.verbs.nic import Nic
+from monarch_nb.rdma.paths.verbs.queue import QPInfo, QueuePair
 
 DEPTH = 256
 """So many requests may be posted at a time."""

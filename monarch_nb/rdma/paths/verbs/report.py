@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from monarch_nb.rdma.paths import verbs_device
-from monarch_nb.rdma.paths.verbs_errors import memlock_text
-from monarch_nb.rdma.paths.verbs_library import LibraryMissing, library
+from monarch_nb.rdma.paths.verbs import device as verbs_device
+from monarch_nb.rdma.paths.verbs.errors import memlock_text
+from monarch_nb.rdma.paths.verbs.library import LibraryMissing, library
 
 __all__ = ["describe_devices", "memlock_text", "unavailable_reason"]
 

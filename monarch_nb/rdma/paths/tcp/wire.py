@@ -7,7 +7,7 @@ memory. Several requests are on their way at once.
     read   ->  request                      <-  answer, bytes, trailer
     write  ->  request, bytes, trailer      <-  answer
 
-The bytes are not encrypted. Who may connect is decided before (`tcp_handshake.py`).
+The bytes are not encrypted. Who may connect is decided before (`handshake.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from monarch_nb.rdma.paths.tcp_checksum import MASK, ROW_BYTES, Sum, sealed, summed_up
+from monarch_nb.rdma.paths.tcp.checksum import MASK, ROW_BYTES, Sum, sealed, summed_up
 
 BLOCK_ROWS = 256
 BLOCK_BYTES = BLOCK_ROWS * ROW_BYTES

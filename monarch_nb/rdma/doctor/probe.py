@@ -58,7 +58,7 @@ def _place() -> dict[str, Any]:
 
 
 def _rdma() -> dict[str, Any]:
-    from monarch_nb.rdma.paths.verbs_report import describe_devices, unavailable_reason
+    from monarch_nb.rdma.paths.verbs.report import describe_devices, unavailable_reason
 
     return {"why_not": unavailable_reason(), "ports": describe_devices()}
 
@@ -92,7 +92,7 @@ def _gpus() -> dict[str, Any]:
 
 def _why_no_nic(in_use: bool) -> str:
     """Return why NICs can't reach GPU memory; without CUDA, what the kind of driver lets expect."""
-    from monarch_nb.rdma.paths import verbs_gpu
+    from monarch_nb.rdma.paths.verbs import gpu as verbs_gpu
 
     if in_use or verbs_gpu.has_peermem():
         return verbs_gpu.why_not()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from monarch_nb.rdma.memory import Memory
-from monarch_nb.rdma.paths.verbs_errors import VerbsError
+from monarch_nb.rdma.paths.verbs.errors import VerbsError
 
 MODULES = (Path("/sys/module/nvidia_peermem"), Path("/sys/module/nv_peer_mem"))
 _DMA_BUF_SUPPORTED = 124

@@ -15,12 +15,12 @@ from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb.actor.proc_mesh import work_on
 from monarch_nb.display.table import html_table, text_table
 from monarch_nb.exceptions import MeshError, MeshUsageError
-from monarch_nb.rdma import measuring
-from monarch_nb.rdma.advice import CHANGE, NOTE, OK, Advice, Severity
-from monarch_nb.rdma.advice_mesh import advise
-from monarch_nb.rdma.benchmark import SMALL_BYTES, reason
-from monarch_nb.rdma.measuring import MAX_CHOSEN, Measurement
-from monarch_nb.rdma.probe import ProbeResult, described, probe_process
+from monarch_nb.rdma.doctor import measuring
+from monarch_nb.rdma.doctor.advice import CHANGE, NOTE, OK, Advice, Severity
+from monarch_nb.rdma.doctor.advice_mesh import advise
+from monarch_nb.rdma.doctor.benchmark import SMALL_BYTES, reason
+from monarch_nb.rdma.doctor.measuring import MAX_CHOSEN, Measurement
+from monarch_nb.rdma.doctor.probe import ProbeResult, described, probe_process
 from monarch_nb.units import size_text, time_text
 
 if TYPE_CHECKING:

@@ -13,13 +13,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.rdma.path import gone
-from monarch_nb.rdma.paths import verbs_device
-from monarch_nb.rdma.paths.verbs_device import usable_ports
-from monarch_nb.rdma.paths.verbs_errors import VerbsError
-from monarch_nb.rdma.paths.verbs_library import LibraryMissing
-from monarch_nb.rdma.paths.verbs_nic import Nic, Nics, Registration, port_named
-from monarch_nb.rdma.paths.verbs_port import Port, nearest
-from monarch_nb.rdma.paths.verbs_queue import QueuePair
+from monarch_nb.rdma.paths.verbs import device as verbs_device
+from monarch_nb.rdma.paths.verbs.device import usable_ports
+from monarch_nb.rdma.paths.verbs.errors import VerbsError
+from monarch_nb.rdma.paths.verbs.library import LibraryMissing
+from monarch_nb.rdma.paths.verbs.nic import Nic, Nics, Registration, port_named
+from monarch_nb.rdma.paths.verbs.port import Port, nearest
+from monarch_nb.rdma.paths.verbs.queue import QueuePair
 from monarch_nb.rdma.table import KEY_BYTES, NUM_SLOTS
 
 if TYPE_CHECKING:

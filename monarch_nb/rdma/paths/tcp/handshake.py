@@ -19,8 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from monarch_nb.rdma.paths.tcp_address import Address
-from monarch_nb.rdma.paths.tcp_wire import Broken
+from monarch_nb.rdma.paths.tcp.address import Address
+from monarch_nb.rdma.paths.tcp.wire import Broken
 
 NONCE_BYTES = PROOF_BYTES = SECRET_BYTES = 32
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb._wire import address
 from monarch_nb.actor.handle import placement_of
 from monarch_nb.exceptions import MeshError
-from monarch_nb.rdma.benchmark import SMALL_BYTES, copy_once, hold, let_go, read_by_paths, reason
 from monarch_nb.rdma.buffer import RDMABuffer
+from monarch_nb.rdma.doctor.benchmark import SMALL_BYTES, copy_once, hold, let_go, read_by_paths, reason
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.core import Mesh

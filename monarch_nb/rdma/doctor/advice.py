@@ -8,8 +8,8 @@ from typing import Any, Final, Literal
 
 from monarch_nb._shape import name_ranks
 from monarch_nb._wire.mesh_address import APART
+from monarch_nb.rdma.doctor.probe import PREFIX, SHARED_MEMORY, ProbeResult
 from monarch_nb.rdma.paths import VARIABLE
-from monarch_nb.rdma.probe import PREFIX, SHARED_MEMORY, ProbeResult
 from monarch_nb.units import size_text
 
 Severity = Literal["change", "note", "ok"]
@@ -158,22 +158,17 @@ def _huge_pages(found: ProbeResult) -> Iterator[Advice]:
         )
 
 
+_EFFECTS = {
+    VARIABLE: "all transfers go this way and no other",
+    APART: "ranks for which it differs take each other for other machines",
+}
+
+
 def _settings(found: ProbeResult) -> Iterator[Advice]:
     settings = found.get("settings") or {}
-    if settings.get(VARIABLE):
-        yield Advice(
-            NOTE,
-            f"{VARIABLE}={settings[VARIABLE]}",
-            "all transfers go this way and no other",
-            f"unset {VARIABLE}",
-        )
-    if settings.get(APART):
-        yield Advice(
-            NOTE,
-            f"{APART}={settings[APART]}",
-            "ranks for which it differs take each other for other machines",
-            f"unset {APART}",
-        )
+    for name, effect in _EFFECTS.items():
+        if settings.get(name):
+            yield Advice(NOTE, f"{name}={settings[name]}", effect, f"unset {name}")
 
 
 def _not_known(found: ProbeResult) -> Iterator[Advice]:

@@ -20,10 +20,8 @@ from monarch_nb._transport import process_context
 from monarch_nb.actor.handle import placement_of, transport_of
 from monarch_nb.actor.proc_mesh import part_at, work_on
 from monarch_nb.exceptions import RankTimeout, RDMAError, TransferTimeout
-from monarch_nb.rdma.broadcast import BroadcastReceipt
-from monarch_nb.rdma.buffer import RDMABuffer, deadline_of, handle_of
-from monarch_nb.rdma.data_plane import LEAD, LEFT, data_plane
-from monarch_nb.rdma.host_broadcast import (
+from monarch_nb.rdma.broadcast.buffers import BroadcastReceipt
+from monarch_nb.rdma.broadcast.hosts import (
     ArrayLocation,
     allocate_room,
     bind,
@@ -31,12 +29,14 @@ from monarch_nb.rdma.host_broadcast import (
     can_map,
     release,
 )
+from monarch_nb.rdma.broadcast.ready_barrier import BarrierAddress, ReadyBarrier, wait_at
+from monarch_nb.rdma.buffer import RDMABuffer, deadline_of, handle_of
+from monarch_nb.rdma.data_plane import LEAD, LEFT, data_plane
 from monarch_nb.rdma.link import Answer, ask_later
 from monarch_nb.rdma.local_future import LocalFuture
 from monarch_nb.rdma.memory import memory_of
 from monarch_nb.rdma.path import READ, Job
 from monarch_nb.rdma.paths import chosen
-from monarch_nb.rdma.ready_barrier import BarrierAddress, ReadyBarrier, wait_at
 
 if TYPE_CHECKING:
     from monarch_nb.actor.future import Future

@@ -10,8 +10,8 @@ import threading
 from typing import Any, Protocol
 
 from monarch_nb.rdma.path import Job
-from monarch_nb.rdma.paths.verbs_connection import Connection
-from monarch_nb.rdma.paths.verbs_nic import Nic
+from monarch_nb.rdma.paths.verbs.connection import Connection
+from monarch_nb.rdma.paths.verbs.nic import Nic
 
 ASK_S = 15.0
 """So long one waits for an owner's answer."""

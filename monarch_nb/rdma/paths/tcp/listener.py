@@ -1,5 +1,5 @@
 """Listen for tcp connections, once somebody asks for one, and reject whoever doesn't know a secret
-(`tcp_handshake.py`).
+(`handshake.py`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from monarch_nb.rdma.paths.tcp_address import Address, local_addresses, no_address
-from monarch_nb.rdma.paths.tcp_handshake import SECRET_BYTES, Answering, Connection, PendingConnection
+from monarch_nb.rdma.paths.tcp.address import Address, local_addresses, no_address
+from monarch_nb.rdma.paths.tcp.handshake import SECRET_BYTES, Answering, Connection, PendingConnection
 
 HANDSHAKE_S = 3.0
 """A connection whose handshake takes longer is cut."""

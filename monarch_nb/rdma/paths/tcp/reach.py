@@ -10,7 +10,7 @@ from typing import Any
 from monarch_nb.rdma import staging
 from monarch_nb.rdma.layout import Layout
 from monarch_nb.rdma.memory import Memory
-from monarch_nb.rdma.paths.tcp_wire import Request, gathered, scatter
+from monarch_nb.rdma.paths.tcp.wire import Request, gathered, scatter
 
 
 class Reach:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from monarch_nb.rdma.layout import Piece
 from monarch_nb.rdma.path import READ, Job
-from monarch_nb.rdma.paths.verbs_connection import LINE_BYTES, Connection, Work
-from monarch_nb.rdma.paths.verbs_plan import Request, chains, packed, requests
+from monarch_nb.rdma.paths.verbs.connection import LINE_BYTES, Connection, Work
+from monarch_nb.rdma.paths.verbs.plan import Request, chains, packed, requests
 from monarch_nb.rdma.table import KEY_BYTES
 
 CHUNK_BYTES = 2 << 20

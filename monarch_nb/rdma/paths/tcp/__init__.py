@@ -1,0 +1,1 @@
+"""Several TCP streams between machines, with checksums: `path` is what the data plane asks."""

@@ -1,0 +1,1 @@
+"""RDMA verbs between machines, by pyverbs: `path` is what the data plane asks."""
