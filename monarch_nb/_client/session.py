@@ -380,8 +380,10 @@ class Session:
                 self.local_actors.stop()
         with suppress(Exception):
             self.settle_output()
+        with suppress(Exception):  # also if the controller is too busy to say what is still to be printed
             if self.notebook is None:
                 self.note_calls(_program(), self._began)
+        with suppress(Exception):
             self.tell(ShutDown() if self.private else Goodbye())
         with suppress(Exception):
             self.transport.drop_unread()

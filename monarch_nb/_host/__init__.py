@@ -16,11 +16,11 @@ imports torch; the zygote, its child, does (`_rank.zygote`).
 The controller's services, and what they use:
 
     registry     which hosts, procs, groups, clients and names there are; pure data
-    clients      programs that use the mesh; lease: how long it lives; names
+    clients      programs that use the mesh; lease, lease_state: how long it lives; names
     hosts        other machines; link: the sockets to them
-    ranks        how they start and end; waiting: who waits for that
-    cells        which cell runs on which ranks, and how it ends
-    escalation   what is done about a cell that shall end; interrupts: who wants that
+    ranks        how they start and end; waiting: who waits for that; exits: who hears of ends, in which order
+    cells        which cell runs on which ranks; cell_states: how it ends (pure), by cell_events
+    escalation   how far one has gone to end a cell (pure); interrupts: who wants that
     journal_service what was done and printed; output_service, watch: who is shown what of it
     asking       questions to ranks
     environment  what a mesh runs with, for the journal
@@ -28,5 +28,6 @@ The controller's services, and what they use:
     looks        stacks, and what ranks wait for; stack_service: of those that don't answer
     debug_service   who stands at a breakpoint
     question_service  what ranks ask whoever can type
-    healing      what is done about losses; reshaping, spawn specs, groups, checkpoints
+    healing      what is done about losses, as heal_states decides (pure); orphans, reshaping, spawn specs,
+                 groups, checkpoints
 """

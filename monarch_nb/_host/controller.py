@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from monarch_nb._host.asking import Asking
@@ -36,6 +37,7 @@ from monarch_nb._host.interrupts import InterruptService
 from monarch_nb._host.journal_service import JournalService
 from monarch_nb._host.lease import Lease
 from monarch_nb._host.looks import Looks
+from monarch_nb._host.loop import guarded
 from monarch_nb._host.mesh_name import MeshName
 from monarch_nb._host.names import NameService
 from monarch_nb._host.orphans import Orphans
@@ -51,6 +53,7 @@ from monarch_nb._host.status_publisher import StatusPublisher
 from monarch_nb._host.supervisor import Rank
 from monarch_nb._host.waiting import WaitingService
 from monarch_nb._host.warming import Zygote
+from monarch_nb._protocol.base import Event
 from monarch_nb._protocol.events import Leave, MeshEnding, WatchResources
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.programs import Books, ProcRow, ProgramRow, ShutDown, Status
@@ -243,12 +246,18 @@ class ControllerProcess(HostProcess):
         return LATER
 
     def shut_down(self, how: str = "") -> None:
-        self.mesh_name.hide()
-        for client in self.registry.clients:
-            self.event(client, MeshEnding(how))
-        self.cells.mesh_ends(how or "has ended")
-        self.hosts.tell_all(Leave())
+        for step in (
+            self.mesh_name.hide,
+            partial(self._tell_programs, MeshEnding(how)),
+            partial(self.cells.mesh_ends, how or "has ended"),
+            partial(self.hosts.tell_all, Leave()),
+        ):
+            guarded(step)  # whatever goes wrong in one, this process ends, and its hosts do
         super().shut_down()
+
+    def _tell_programs(self, event: Event) -> None:
+        for client in list(self.registry.clients):
+            self.event(client, event)
 
     def close_link(self) -> None:
         self.journal.close()

@@ -9,7 +9,6 @@ which engines keep: `start` shows it when a host doesn't come.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import socket as sockets
@@ -23,7 +22,7 @@ from typing import Any, NamedTuple
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from monarch_nb._host.starting import host_command
+from monarch_nb._host.starting import start_host_process
 from monarch_nb._version import __version__
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.directory import new_directory
@@ -273,17 +272,8 @@ def _start(place: Place, *, detach: bool) -> subprocess.Popen[bytes]:
         "log": os.environ.get("MONARCH_NB_HOST_LOG"),
         "launcher_pid": None if detach else os.getpid(),
     }
-    process = subprocess.Popen(
-        host_command(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        env=host_environment(os.environ),
-    )
-    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-    process.stdin.write(json.dumps(config).encode())
-    process.stdin.close()
+    process = start_host_process(config, host_environment(os.environ), subprocess.PIPE)
+    assert process.stdout is not None and process.stderr is not None
     if process.stdout.readline() != b"ready\n":
         error = process.stderr.read().decode(errors="replace").strip()
         raise LauncherError(f"the host process did not start (exit code {process.wait()}): {error}")

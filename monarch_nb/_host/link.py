@@ -9,11 +9,9 @@ nobody can take over the route of messages to it.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,7 +21,7 @@ from msgspec.structs import asdict
 
 from monarch_nb._host.process import BEAT_S, LOST_AFTER_S
 from monarch_nb._host.registry import Host
-from monarch_nb._host.starting import PROCESS_JOB, host_command
+from monarch_nb._host.starting import PROCESS_JOB, start_host_process
 from monarch_nb._protocol.base import encode
 from monarch_nb._protocol.events import Beat, HostJoined, Leave, TakePlace
 from monarch_nb._protocol.ranks import Ticket
@@ -311,17 +309,7 @@ class HostLink:
             "sys_path": controller.config["sys_path"],
             "log": controller.config.get("log"),
         }
-        process = subprocess.Popen(
-            host_command(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            env={**os.environ, **env},
-        )
-        assert process.stdin is not None
-        process.stdin.write(json.dumps(config).encode())
-        process.stdin.close()
+        process = start_host_process(config, {**os.environ, **env})
         process.returncode = 0  # our child; it's reaped with the orphans of ranks
 
     # --- the end

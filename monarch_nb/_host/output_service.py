@@ -78,32 +78,20 @@ class OutputService:
         def wanted(record: Record) -> bool:
             return record.origin == n
 
-        watch = Watch(
-            self._controller.loop,
-            self._store,
-            self._controller.send_local,
-            client,
-            ref,
-            wanted,
-            position,
-            until,
-        )
-        return self.watches.add(watch, n)
+        return self._watch(client, ref, wanted, position, until, cell=n)
 
     def _watch(
-        self, client: int, ref: int, wanted: Wanted, position: int | None = None, until: int | None = None
+        self,
+        client: int,
+        ref: int,
+        wanted: Wanted,
+        position: int | None = None,
+        until: int | None = None,
+        cell: int | None = None,
     ) -> Watch:
-        watch = Watch(
-            self._controller.loop,
-            self._store,
-            self._controller.send_local,
-            client,
-            ref,
-            wanted,
-            position,
-            until,
-        )
-        return self.watches.add(watch)
+        send = self._controller.send_local
+        watch = Watch(self._controller.loop, self._store, send, client, ref, wanted, position, until)
+        return self.watches.add(watch, cell)
 
     @handles(SettleOutput)
     def do_settle_output(self, request: SettleOutput, sender: Sender) -> None:

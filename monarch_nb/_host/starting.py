@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 PROCESS_JOB = "process"
 """Hosts of this kind are processes of the controller's own machine: it can start one anew by itself."""
@@ -30,3 +34,29 @@ _CODE = "import sys; sys.path[:0] = sys.argv[1:]; from monarch_nb._host.main imp
 def host_command() -> list[str]:
     """Return the command line of a host process; it takes its configuration from standard input."""
     return [sys.executable, "-c", _CODE, PACKAGE_ROOT]
+
+
+def start_host_process(
+    config: Mapping[str, Any], env: Mapping[str, str], output: int = subprocess.DEVNULL
+) -> subprocess.Popen[bytes]:
+    """Start a host process, in a session of its own, and give it its configuration.
+
+    Args:
+        env: its environment.
+        output: where its two output streams go, as `Popen` takes it.
+
+    Raises:
+        OSError: if it can't be started.
+    """
+    process = subprocess.Popen(
+        host_command(),
+        stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
+        env=dict(env),
+    )
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(config).encode())
+    process.stdin.close()
+    return process

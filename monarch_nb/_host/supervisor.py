@@ -399,7 +399,7 @@ class Supervisor:
         if self._zygote is not None:
             self._zygote.kill()
             self._zygote.wait()
-        _kill_children()
+        kill_children()
 
 
 def _become_subreaper() -> None:
@@ -429,15 +429,18 @@ def _gpu_of(own: dict[str, Any], spec: dict[str, Any]) -> str:
     return str(gpus[own["local_rank"] % len(gpus)])
 
 
-def _kill_children() -> None:
-    """Kill every child of this process, adopted ones included, until there's none."""
-    limit = time.monotonic() + STOP_GRACE_S
+def kill_children(grace_s: float = STOP_GRACE_S) -> None:
+    """Kill every child of this process, adopted ones included, until there's none; but don't wait for one
+    that can't be killed (it has become another user's), for this process is to end.
+    """
+    limit = time.monotonic() + grace_s
     while time.monotonic() < limit:
         for pid in _children():
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         try:
-            os.waitid(os.P_ALL, 0, os.WEXITED)
+            if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG) is None:
+                time.sleep(0.001)
         except ChildProcessError:
             return
 

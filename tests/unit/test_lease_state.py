@@ -36,6 +36,12 @@ def test_a_shorter_lease_is_looked_at_sooner_and_by_one_timer() -> None:
     assert lease.next_look_s(LOOK_S) is None
 
 
+def test_the_time_counts_from_when_somebody_was_last_seen_there() -> None:
+    lease = LeaseState(60.0, 0.0)
+    lease.look(5.0, is_held=True, has_name=True)  # by a cell, say, of which nobody tells when it ends
+    assert lease.left_s(30.0, is_held=False) == 35.0
+
+
 class AnyTime(RuleBasedStateMachine):
     """Clients come and go, the lease changes: the mesh lives while somebody is there, and ends soon after its
     time.

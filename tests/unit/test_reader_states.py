@@ -102,18 +102,29 @@ def test_the_background_reader_keeps_the_lead_if_nobody_wants_it_any_more(reader
     assert reader._leader is reader._background_reader
 
 
+def test_who_has_asked_for_the_lead_and_waits_no_more_gets_none(reader: Reader) -> None:
+    assert reader._take_lead_if_free(-1)
+    actor, other = Waiting("actor", urgent=False), Waiting("other", urgent=True)
+    reader._enter(actor)
+    reader._enter(other)
+    assert not reader._leave_followers(actor)
+    assert reader._successor is None
+    assert reader._hand_over()
+    assert reader._leader is other, "somebody must read for it"
+
+
 class AnyOrder(RuleBasedStateMachine):
     """Each rule is what one thread does while it holds the lock. Somebody reads for who waits for an answer;
     nobody is forgotten.
     """
 
-    waiters = st.integers(0, 4)
+    waiters = st.integers(0, 2)
 
     def __init__(self) -> None:
         super().__init__()
         self.reader = make_reader()
-        self.all = [Waiting(f"urgent{i}", urgent=True) for i in range(3)]
-        self.all += [Waiting(f"idle{i}", urgent=False) for i in range(2)]
+        self.all = [Waiting(f"urgent{i}", urgent=True) for i in range(2)]
+        self.all.append(Waiting("idle", urgent=False))
         self.entered: set[int] = set()
 
     def leads(self, waiter: Waiting) -> bool:
@@ -203,4 +214,4 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+TestAnyOrder.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
