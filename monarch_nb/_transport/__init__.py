@@ -9,6 +9,7 @@ frame to each message and give nothing here, since the header names the sender.
     reader    which thread reads the PULL socket: normally the one that waits for the answer
     pending   what waits for an answer: calls, streams, channels
     transport    sockets, routes, sending, and where each arrived message goes
+    call      the one way to make a call and to answer it
     port      a handle on something that waits in another process
     failure   an error on its way to the caller, as plain data
     origin    in whose name something is done: a cell's number

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from monarch_nb.exceptions import MeshUsageError, TransferTimeout
-from monarch_nb.rdma.buffer import RDMABuffer, make_job
+from monarch_nb.rdma.buffer import RDMABuffer, handle_of, make_job
 from monarch_nb.rdma.data_plane import data_plane
 from monarch_nb.rdma.path import READ
 
@@ -51,7 +51,7 @@ def forget(counters: Sequence[RDMABuffer]) -> None:
     """These were dropped."""
     with _lock:
         for counter in counters:
-            if counter._handle.is_ours:
+            if handle_of(counter).is_ours:
                 _ours.pop(_key(counter), None)
 
 
@@ -78,7 +78,7 @@ def _own(counters: Sequence[RDMABuffer]) -> Any:
         raise MeshUsageError("updating: it was published without a version: publish(state, version=0)")
     with _lock:
         found = next(
-            (m for c in counters if c._handle.is_ours and (m := _ours.get(_key(c))) is not None), None
+            (m for c in counters if handle_of(c).is_ours and (m := _ours.get(_key(c))) is not None), None
         )
     if found is None:
         raise MeshUsageError(
@@ -95,7 +95,7 @@ def _finish_on_devices() -> None:
 
 
 def _key(counter: RDMABuffer) -> tuple[int, int]:
-    return counter._handle.slot, counter._handle.key
+    return handle_of(counter).slot, handle_of(counter).key
 
 
 # --- readers

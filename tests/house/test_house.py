@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 REACHED = {
     "imports against the stated order": 0,
     "modules in the largest circle of imports": 2,
-    "foreign private accesses per 1,000 lines": 0.7,
+    "foreign private accesses per 1,000 lines": 0.65,
     "dict[str, Any] per 1,000 lines": 7.6,
     "lines over 110 columns per 1,000": 0.9,
     "lines of a function, median": 5,

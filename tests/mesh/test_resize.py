@@ -14,6 +14,7 @@ from sample_actors import Counter
 from monarch_nb._client import session as sessions
 from monarch_nb._protocol.programs import Status
 from monarch_nb.actor import HostMesh, MeshFailure, ProcMesh, this_host
+from monarch_nb.actor.handle import placement_of
 from monarch_nb.exceptions import HealError, SupervisionError
 from monarch_nb.job import ProcessJob
 from monarch_nb.spmd import setup_torch_elastic_env
@@ -55,7 +56,10 @@ def test_a_line_grows_and_shrinks(line: ProcMesh) -> None:
     setup_torch_elastic_env(line)
     counter = line.spawn("counter", Counter, 7)
     counter.increment.call().get(T)
+    before, part = placement_of(line), line.slice(gpus=slice(0, 2))
     report = line.resize(gpus=5)
+    assert placement_of(line).procs[:3] == before.procs == placement_of(part).all_procs
+    assert len(placement_of(line).procs) == len(placement_of(counter).procs) == 5
     assert (report.ranks, report.actors) == ((3, 4), {"counter": (3, 4)})
     assert dict(line.sizes) == {"gpus": 5}
     assert list(counter.increment.call().get(T).values()) == [9, 9, 9, 8, 8]
