@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from monarch_nb.tensor.movement import replicated as replicated
     from monarch_nb.tensor.movement import show as show
     from monarch_nb.tensor.tensor import Tensor as Tensor
+    from monarch_nb.tracking import track as track
 
 _WHERE = {
     "Mesh": "monarch_nb.mesh",
@@ -65,6 +66,7 @@ _WHERE = {
     "redistribute": "monarch_nb.tensor.distribute",
     "replicated": "monarch_nb.tensor.movement",
     "show": "monarch_nb.tensor.movement",
+    "track": "monarch_nb.tracking",
 }
 
 __all__ = [
@@ -88,6 +90,7 @@ __all__ = [
     "replicated",
     "show",
     "start",
+    "track",
 ]
 
 

@@ -1,0 +1,143 @@
+"""TensorBoard, Weights & Biases and MLflow, as far as a run needs them. Each is imported where it's used."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from monarch_nb.exceptions import MeshUsageError
+
+_RANK = re.compile(r"/(rank\d+)$")
+Config = Mapping[str, str | int | float | bool]
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """A run, before it has begun.
+
+    Attributes:
+        to: which tracker.
+        name: of the run.
+        project: what it belongs to (MLflow: the experiment).
+        key: makes it unique; a run of the same key goes on.
+        folder: where it's kept, if the tracker keeps it on this machine; empty: its own default.
+        config: what the user says of it.
+        facts: what the mesh says of itself.
+    """
+
+    to: str
+    name: str
+    project: str
+    key: str
+    folder: str = ""
+    config: Config = field(default_factory=dict)
+    facts: Config = field(default_factory=dict)
+
+    @property
+    def all_config(self) -> dict[str, str | int | float | bool]:
+        """The user's and the mesh's, whose names begin with `mesh/`."""
+        return {**self.config, **{f"mesh/{name}": value for name, value in self.facts.items()}}
+
+
+class Backend(Protocol):
+    """A run that has begun."""
+
+    where: str
+    """Where people find it."""
+
+    def write(self, values: Mapping[str, float], step: int) -> None:
+        """Record values of a step."""
+
+    def finish(self) -> None:
+        """End the run."""
+
+
+class TensorBoard:
+    """Event files, written by torch's SummaryWriter."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        module = _module("torch.utils.tensorboard", spec.to)
+        self.where = os.path.join(spec.folder or "runs", spec.project, spec.name)
+        self._writer = module.SummaryWriter(self.where)
+        for name, value in spec.all_config.items():
+            self._writer.add_text(name, str(value))
+
+    def write(self, values: Mapping[str, float], step: int) -> None:
+        """See `Backend`."""
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def finish(self) -> None:
+        """See `Backend`."""
+        self._writer.close()
+
+
+class WandB:
+    """One run of Weights & Biases; offline if WANDB_MODE says so. It prints nothing."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        wandb = _module("wandb", spec.to)
+        self._run = wandb.init(
+            project=spec.project, name=spec.name, id=spec.key, resume="allow", config=spec.all_config,
+            dir=spec.folder or None, settings=wandb.Settings(silent=True, console="off"),
+        )  # fmt: skip
+        # Ranks may be at different steps, and W&B drops what comes for an earlier one: so it's a value.
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+        self.where = self._run.dir if self._run.offline else self._run.url
+
+    def write(self, values: Mapping[str, float], step: int) -> None:
+        """See `Backend`."""
+        self._run.log({**values, "step": step})
+
+    def finish(self) -> None:
+        """See `Backend`."""
+        self._run.finish()
+
+
+class MLflow:
+    """One run of an MLflow experiment."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        tracking = _module("mlflow.tracking", spec.to)
+        self._client = tracking.MlflowClient(spec.folder or None)
+        known = self._client.get_experiment_by_name(spec.project)
+        experiment = self._client.create_experiment(spec.project) if known is None else known.experiment_id
+        found = self._client.search_runs([experiment], f"tags.monarch_nb = '{spec.key}'", max_results=1)
+        tags = {"monarch_nb": spec.key}
+        run = found[0] if found else self._client.create_run(experiment, tags=tags, run_name=spec.name)
+        self._id = run.info.run_id
+        for name, value in spec.all_config.items():
+            self._client.log_param(self._id, name, value)
+        self.where = f"experiment {spec.project!r}, run {self._id}"
+
+    def write(self, values: Mapping[str, float], step: int) -> None:
+        """See `Backend`."""
+        for name, value in values.items():
+            # Its store of files can't have both `loss` and `loss/rank0`.
+            self._client.log_metric(self._id, _RANK.sub(r".\1", name), value, step=step)
+
+    def finish(self) -> None:
+        """See `Backend`."""
+        self._client.set_terminated(self._id)
+
+
+BACKENDS: dict[str, Callable[[RunSpec], Backend]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WandB,
+    "mlflow": MLflow,
+}
+
+
+def _module(name: str, to: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        package = "mlflow" if to == "mlflow" else to
+        raise MeshUsageError(
+            f"track: {to} isn't installed where the ranks run ({error}): pip install {package}"
+        ) from None

@@ -1,0 +1,46 @@
+"""What is recorded of a mesh by itself."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from contextlib import suppress
+
+from monarch_nb.mesh import Mesh
+
+_GIT_S = 5.0
+
+
+def facts_of(mesh: Mesh) -> dict[str, str | int]:
+    """Return a mesh's name, sizes, hosts, its environment's id, the commit of the working directory, and
+    versions.
+    """
+    found: dict[str, str | int] = {
+        "name": mesh.name,
+        "num_ranks": len(mesh),
+        "num_hosts": len(mesh.host_indices),
+        **{f"size_{label}": size for label, size in mesh.sizes.items()},
+        "python": platform.python_version(),
+    }
+    if (torch := sys.modules.get("torch")) is not None:
+        found["torch"] = str(torch.__version__)
+    for name, value in (("environment", mesh.status(fresh=False).environment), ("commit", _commit())):
+        if value:
+            found[name] = str(value)
+    return found
+
+
+def _commit() -> str:
+    """Return the commit that the working directory is at, with `+changes` if files differ from it; empty
+    without git.
+    """
+    commit = _git("rev-parse", "HEAD")
+    return f"{commit}+changes" if commit and _git("status", "--porcelain", "-uno") else commit
+
+
+def _git(*arguments: str) -> str:
+    with suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=_GIT_S, check=True)
+        return done.stdout.strip()
+    return ""

@@ -1,0 +1,48 @@
+"""The mean over ranks of a value, once all have reported it."""
+
+from __future__ import annotations
+
+MAX_OPEN = 64
+"""So many steps of a value wait for ranks that haven't reported them; then the oldest is taken as it is. So
+what only one rank records has its mean, too."""
+
+
+class Means:
+    """Of one run.
+
+    Args:
+        num_ranks: of the mesh.
+
+    >>> means = Means(2)
+    >>> means.add("loss", 0, 0, 1.0), means.add("loss", 1, 0, 3.0)
+    ([], [(0, 2.0)])
+    >>> means.add("accuracy", 0, 5, 0.5), means.rest()
+    ([], [('accuracy', 5, 0.5)])
+    """
+
+    def __init__(self, num_ranks: int) -> None:
+        self._num_ranks = num_ranks
+        self._open: dict[str, dict[int, dict[int, float]]] = {}
+        """By name, step and rank."""
+
+    def add(self, name: str, rank: int, step: int, value: float) -> list[tuple[int, float]]:
+        """Take a rank's value; return steps that are complete with their means, in order."""
+        steps = self._open.setdefault(name, {})
+        steps.setdefault(step, {})[rank] = value
+        over = {each for each in steps if len(steps[each]) == self._num_ranks}
+        if len(steps) - len(over) > MAX_OPEN:
+            over.add(min(steps))
+        return [(each, _mean(steps.pop(each))) for each in sorted(over)]
+
+    def rest(self) -> list[tuple[str, int, float]]:
+        """Return what is left, at the end: names, steps, means."""
+        left, self._open = self._open, {}
+        return [
+            (name, step, _mean(found))
+            for name, steps in left.items()
+            for step, found in sorted(steps.items())
+        ]
+
+
+def _mean(found: dict[int, float]) -> float:
+    return sum(found.values()) / len(found)

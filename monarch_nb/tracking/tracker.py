@@ -1,0 +1,187 @@
+"""`monarch_nb.track`: one run for all ranks. An actor on the first rank has it, so that it outlives the
+notebook; other ranks send their values there.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb._transport import process_context
+from monarch_nb.actor import Actor, endpoint
+from monarch_nb.exceptions import MeshUsageError
+from monarch_nb.mesh import current
+from monarch_nb.tracking.backends import BACKENDS, Config, RunSpec
+from monarch_nb.tracking.facts import facts_of
+from monarch_nb.tracking.means import Means
+
+if TYPE_CHECKING:
+    from monarch_nb.mesh import Mesh
+
+LOG_S = 60.0
+"""How long a tracker may take for one step, a first connection to its server included."""
+_current: TrackedRun | None = None
+"""The run of the mesh that this process is in."""
+
+
+class RunActor(Actor):
+    """Has the run of a tracker. Made again when its rank heals, it goes on with the same run."""
+
+    def __init__(self, spec: RunSpec, num_ranks: int) -> None:
+        self._backend = BACKENDS[spec.to](spec)
+        self._means = Means(num_ranks)
+        self._is_finished = False
+
+    @endpoint
+    def where(self) -> str:
+        """Return where people find the run."""
+        return self._backend.where
+
+    @endpoint
+    def log(self, values: dict[str, float], step: int, rank: int | None) -> None:
+        """Record values of a rank, and means that are complete by them; without a rank, as they are."""
+        if self._is_finished:
+            raise MeshUsageError("log: this run is finished: begin another one with monarch_nb.track()")
+        if rank is None:
+            self._backend.write(values, step)
+            return
+        self._backend.write({f"{name}/rank{rank}": value for name, value in values.items()}, step)
+        for name, value in values.items():
+            for each, mean in self._means.add(name, rank, step, value):
+                self._backend.write({name: mean}, each)
+
+    @endpoint
+    def finish(self) -> None:
+        """Record what is left, and end the run."""
+        if not self._is_finished:
+            self._is_finished = True
+            for name, step, mean in self._means.rest():
+                self._backend.write({name: mean}, step)
+            self._backend.finish()
+
+
+class TrackedRun:
+    """A run of a tracker. It travels in messages; each rank's `log` goes to the same one.
+
+    Attributes:
+        where: a folder, an address, or a name under which people find it.
+
+    Example:
+        >>> run = monarch_nb.track(mesh, to="wandb", project="llama")    # doctest: +SKIP
+        >>> run.log({"loss": 0.5}, step=3)                               # doctest: +SKIP
+        >>> run.finish()                                                 # doctest: +SKIP
+    """
+
+    def __init__(self, actor: Any, where: str) -> None:
+        self._actor = actor
+        self.where = where
+
+    def log(self, values: Mapping[str, Any], step: int) -> None:
+        """Record scalars of a step. On a rank, `loss` is recorded as `loss/rank3` at once; and as `loss`, the
+        mean over ranks, when all have reported that step, or at the end (MLflow has `loss.rank3`). In a
+        notebook or a program: as it is.
+
+        Args:
+            values: numbers, or tensors and arrays of one element.
+
+        Raises:
+            MeshUsageError: naming what is no number, or if the run is finished.
+        """
+        __tracebackhide__ = True
+        if not isinstance(step, int) or isinstance(step, bool):
+            raise MeshUsageError(f"log: a step is a whole number, not {step!r}")
+        numbers = {str(name): _number(name, value) for name, value in values.items()}
+        rank = process_context.rank.rank if process_context.rank is not None else None
+        self._actor.log.call_one(numbers, step, rank).get(LOG_S)
+
+    def finish(self) -> None:
+        """End the run: what is recorded is complete when this returns. May be called again."""
+        self._actor.finish.call_one().get(LOG_S)
+
+    def __enter__(self) -> TrackedRun:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.finish()
+
+    def __repr__(self) -> str:
+        return f"<TrackedRun at {self.where}>"
+
+
+def track(
+    mesh: Mesh | None = None,
+    *,
+    to: str = "tensorboard",
+    project: str = "",
+    name: str = "",
+    folder: str | os.PathLike[str] = "",
+    config: Config | None = None,
+) -> TrackedRun:
+    """Begin a run that takes scalars of all ranks of a mesh. Its size, hosts, environment and git commit are
+    recorded by themselves.
+
+    Ranks record by `run.log(...)` of the handle, or by `monarch_nb.tracking.log(...)`, which scripts of
+    `%mesh run` can import, too.
+
+    Args:
+        mesh: by default the current one.
+        to: `tensorboard`, `wandb` (offline with WANDB_MODE=offline in the ranks' environment), or `mlflow`.
+        project: by default the mesh's name; MLflow's experiment.
+        name: of the run; by default the mesh's name and the time.
+        folder: where it's kept on the first rank's machine; of MLflow: the address of its store.
+        config: numbers and words that are recorded once.
+
+    Raises:
+        MeshUsageError: if there's no such tracker, or it isn't installed where the ranks run.
+
+    Example:
+        >>> run = monarch_nb.track(to="tensorboard", config={"lr": 0.1})    # doctest: +SKIP
+        >>> mesh.push({"run": run})                                         # doctest: +SKIP
+        >>> mesh.run("run.log({'loss': loss}, step=3)")                     # doctest: +SKIP
+    """
+    if to not in BACKENDS:
+        raise MeshUsageError(f"track: to is one of {', '.join(BACKENDS)}; not {to!r}")
+    mesh = mesh or current()
+    if mesh is None:
+        raise MeshUsageError("track needs a mesh: %mesh start, or monarch_nb.start()")
+    key = secrets.token_hex(4)
+    chosen = name or f"{mesh.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    place = os.fspath(folder)
+    place = place if not place or "://" in place else os.path.abspath(place)
+    spec = RunSpec(to, chosen, project or mesh.name, key, place, dict(config or {}), facts_of(mesh))
+    actor = mesh.part([0]).spawn(f"track-{key}", RunActor, spec, len(mesh))
+    run = TrackedRun(actor, actor.where.call_one().get(LOG_S))
+    mesh.execute(_adopt, run).get(LOG_S)
+    return run
+
+
+def log(values: Mapping[str, Any], step: int) -> None:
+    """Record scalars of this rank in the run that `monarch_nb.track` has begun last.
+
+    Raises:
+        MeshUsageError: as `TrackedRun.log`; or if there's no run.
+    """
+    __tracebackhide__ = True
+    if _current is None:
+        raise MeshUsageError(
+            "log: no run has begun on this rank: monarch_nb.track(mesh) in the notebook; on a rank that was "
+            "started since, use its handle: %mesh push run"
+        )
+    _current.log(values, step)
+
+
+def _adopt(run: TrackedRun) -> None:
+    global _current
+    _current = run
+
+
+def _number(name: object, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise MeshUsageError(
+            f"log: {name} is a {type(value).__name__}, not a number (or a tensor of one element)"
+        ) from None

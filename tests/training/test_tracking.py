@@ -1,0 +1,150 @@
+"""Scalars of all ranks in one run, read back by each tracker's own library; each is skipped where that
+isn't installed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from own_meshes import own_mesh
+
+import monarch_nb
+from monarch_nb.exceptions import ActorError, DeviceMeshError, MeshUsageError
+from monarch_nb.mesh import Mesh
+
+TRAIN = """
+from monarch_nb.tracking import log
+import torch
+for step in range(3):
+    log({"loss": torch.tensor(float(10 * step + rank))}, step)
+if rank == 0:
+    run.log({"accuracy": 0.5}, 7)
+"""
+MEANS = [(0, 0.5), (1, 10.5), (2, 20.5)]
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[Mesh]:
+    env = {"WANDB_MODE": "offline", "MLFLOW_ALLOW_FILE_STORE": "true"}
+    with own_mesh("tracked", {"gpus": 2}, env=env) as found:
+        yield found
+
+
+def train(mesh: Mesh, **options: Any) -> monarch_nb.tracking.TrackedRun:
+    run = monarch_nb.track(mesh, config={"lr": 0.1}, **options)
+    mesh.push({"run": run})
+    mesh.run(TRAIN, quiet=True)
+    run.log({"evaluated": 3}, 1)
+    run.finish()
+    run.finish()
+    return run
+
+
+def test_tensorboard(mesh: Mesh, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard isn't installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = train(mesh, to="tensorboard", folder=tmp_path)
+    events = EventAccumulator(run.where)
+    events.Reload()
+    found = {name: [(e.step, e.value) for e in events.Scalars(name)] for name in events.Tags()["scalars"]}
+    assert found == {
+        "loss": MEANS, "loss/rank0": [(0, 0.0), (1, 10.0), (2, 20.0)],
+        "loss/rank1": [(0, 1.0), (1, 11.0), (2, 21.0)],
+        "accuracy": [(7, 0.5)], "accuracy/rank0": [(7, 0.5)], "evaluated": [(1, 3.0)],
+    }  # fmt: skip
+    assert {"mesh/num_ranks/text_summary", "lr/text_summary"} <= set(events.Tags()["tensors"])
+
+
+def test_wandb_offline(mesh: Mesh, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("wandb", reason="wandb isn't installed")
+    run = train(mesh, to="wandb", folder=tmp_path)
+    folders = list((tmp_path / "wandb").glob("offline-run-*"))
+    assert len(folders) == 1 and str(folders[0]) in run.where
+    data = b"".join(file.read_bytes() for file in folders[0].glob("*.wandb"))
+    assert b"loss/rank1" in data and b"mesh/num_ranks" in data and b"accuracy" in data
+    shown = capfd.readouterr()
+    assert "wandb" not in shown.out + shown.err
+
+
+def test_mlflow(mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a database needs more than mlflow-skinny
+    pytest.importorskip("mlflow", reason="mlflow isn't installed")
+    from mlflow.tracking import MlflowClient
+
+    store = f"file://{tmp_path}/runs"
+    try:
+        client = MlflowClient(store)
+        client.search_experiments()
+    except Exception as error:
+        pytest.skip(f"mlflow has no store of files here: {error}")
+    train(mesh, to="mlflow", folder=store, project="tests", name="first")
+    experiment = client.get_experiment_by_name("tests")
+    (found,) = client.search_runs([experiment.experiment_id])
+    assert [(m.step, m.value) for m in client.get_metric_history(found.info.run_id, "loss")] == MEANS
+    assert found.data.params["mesh/num_ranks"] == "2" and found.data.params["lr"] == "0.1"
+    assert found.info.run_name == "first" and found.info.status == "FINISHED"
+
+
+def test_a_script_logs_to_it(mesh: Mesh, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard isn't installed")
+    script = tmp_path / "train.py"
+    script.write_text("from monarch_nb.tracking import log\nlog({'score': 1.5}, 0)\n")
+    with monarch_nb.track(mesh, folder=tmp_path):
+        mesh.run_script(script)
+    with pytest.raises(ActorError, match="this run is finished"):
+        mesh.run_script(script, quiet=True)
+
+
+def test_a_run_goes_on_when_its_rank_was_healed(mesh: Mesh, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard isn't installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = monarch_nb.track(mesh, folder=tmp_path)
+    run.log({"x": 1}, 0)
+    with pytest.raises(DeviceMeshError):
+        mesh.part([0]).execute(os._exit, 3).get(60)
+    mesh.heal()
+    run.log({"x": 2}, 1)
+    run.finish()
+    events = EventAccumulator(run.where)
+    events.Reload()
+    assert [e.value for e in events.Scalars("x")][-1] == 2.0
+
+
+def test_facts_are_recorded(mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from monarch_nb.tracking.facts import facts_of
+
+    monkeypatch.chdir(tmp_path)
+    assert "commit" not in facts_of(mesh)
+    git = ["git", "-c", "user.name=t", "-c", "user.email=t@t"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "x"], check=True)
+    found = facts_of(mesh)
+    assert len(str(found["commit"])) == 40
+    assert (found["name"], found["num_ranks"], found["size_gpus"], found["num_hosts"]) == ("tracked", 2, 2, 1)
+
+
+def test_bad_input_is_named(mesh: Mesh, tmp_path: Path) -> None:
+    with pytest.raises(MeshUsageError, match="to is one of tensorboard, wandb, mlflow; not 'excel'"):
+        monarch_nb.track(mesh, to="excel")
+    pytest.importorskip("tensorboard", reason="tensorboard isn't installed")
+    with monarch_nb.track(mesh, folder=tmp_path) as run:
+        with pytest.raises(MeshUsageError, match="log: loss is a list, not a number"):
+            run.log({"loss": [1, 2]}, 0)
+        with pytest.raises(MeshUsageError, match="a step is a whole number, not '3'"):
+            run.log({"loss": 1.0}, "3")  # type: ignore[arg-type]
+
+
+def test_a_tracker_that_is_not_installed_is_named(mesh: Mesh) -> None:
+    for name in ("wandb", "mlflow", "tensorboard"):
+        try:
+            __import__(name)
+        except ImportError:
+            with pytest.raises(DeviceMeshError, match=f"track: {name} isn't installed where the ranks run"):
+                monarch_nb.track(mesh, to=name)
