@@ -56,9 +56,11 @@ labextension/node_modules: labextension/package-lock.json $(VENV)/.node
 	touch $@
 
 labextension: labextension/node_modules
+	$(PY) labextension/generate_state.py
 	cd labextension && npm run build:prod
 
 labcheck: labextension/node_modules
+	$(PY) labextension/generate_state.py --check
 	cd labextension && npm run lint && npm test && npm run build:prod
 	@test -z "$$(git status --porcelain -- labextension/bundle monarch_nb/widgets/static monarch_nb/server/static)" || \
 	  { git status --short -- labextension/bundle monarch_nb/widgets/static monarch_nb/server/static; echo "the committed bundle isn't what the sources give: commit it"; exit 1; }

@@ -1,138 +1,15 @@
 /**
  * What the server extension (`monarch_nb.server`) says and takes: one snapshot per mesh, changes to it, logs, actions.
  *
- * The types mirror the dataclasses of `monarch_nb/status.py`, which are the one description of a mesh's state. Times are seconds since
- * the epoch, durations seconds, sizes bytes, shares per cent. A number that isn't known is null.
+ * A mesh's state is in `state.ts`, which is generated from the Python types. Times are seconds since the epoch, durations seconds, sizes
+ * bytes, shares per cent. A number that isn't known is null.
  */
+
+import type { IHost, IMeshHead, IMeshStatus, IMeshSummary, IRank, StopState } from './state';
 
 export const PROTOCOL = 1;
 
-export type RankState =
-  'starting' | 'idle' | 'busy' | 'debugging' | 'unresponsive' | 'stopping' | 'stopped' | 'lost';
-export type HostState = 'expected' | 'up' | 'leaving' | 'lost' | 'stopped';
-
-/** The operation that a rank's process group is in. */
-export interface ICollective {
-  name: string;
-  /** How many of the group's operations have been entered, this one included; 0: the backend doesn't count. */
-  sequence: number;
-  since: number;
-  /** Of its (first) tensor. */
-  shape: number[] | null;
-  dtype: string;
-}
-
-export interface IRank {
-  rank: number;
-  /** Index into the mesh's hosts' `index`, not a position. */
-  host: number;
-  pid: number;
-  state: RankState;
-  /** Why it's lost or unresponsive, in words; empty else. */
-  reason: string;
-  /** What it's busy with: "cell #17", "Trainer.step"; empty if idle. */
-  doing: string;
-  /** Since when it's in this state. */
-  since: number;
-  /** Number of the cell that runs, in the journal. */
-  cell: number | null;
-  /** Where it stands: "In [3], line 4: loss.backward()"; empty if not known. */
-  line: string;
-  collective: ICollective | null;
-  cpu_percent: number | null;
-  /** Proportional set size: memory that it shares is divided by how many share it. */
-  memory_bytes: number | null;
-  /** Indices into its host's `gpus`. */
-  gpus: number[];
-  gpu_memory_bytes: number | null;
-  last_line: string;
-  /** Messages and cells that wait for it. */
-  num_queued: number;
-  /** Numbers of the cells among them, the next one first; older snapshots lack it. */
-  cells_waiting?: number[];
-  /** What it has moved through the data plane, by path; older snapshots lack it. */
-  transfers?: ITransfers[];
-}
-
-export interface ITransfers {
-  path: string;
-  num: number;
-  read_bytes: number;
-  written_bytes: number;
-  seconds: number;
-}
-
-export interface IGpu {
-  index: number;
-  name: string;
-  utilization_percent: number | null;
-  memory_used_bytes: number | null;
-  memory_total_bytes: number | null;
-  temperature_c: number | null;
-  /** Processes on it, those of others too; `rank` is null for those. */
-  processes: { pid: number; memory_bytes: number | null; rank: number | null }[];
-}
-
-/** The last minutes of a host, oldest first; null where there was no reading. */
-export interface IHistory {
-  interval_s: number;
-  cpu_percent: (number | null)[];
-  memory_percent: (number | null)[];
-  gpu_percent: (number | null)[];
-}
-
-export interface IHost {
-  index: number;
-  hostname: string;
-  state: HostState;
-  pid: number;
-  num_cores: number;
-  num_gpus: number;
-  cpu_percent: number | null;
-  memory_used_bytes: number | null;
-  memory_total_bytes: number | null;
-  gpus: IGpu[];
-  history: IHistory;
-}
-
-/** A mesh without its hosts and ranks. */
-export interface IMeshHead {
-  name: string;
-  pid: number;
-  started: number;
-  /** Named dimensions, outermost first; ranks are in row-major order. */
-  sizes: [string, number][];
-  idle_timeout_s: number | null;
-  /** Seconds until it ends if nobody comes; null while a client or a cell holds it. */
-  lease_left_s: number | null;
-  num_cells: number;
-  /** Whether lost ranks are being put back just now. */
-  is_healing: boolean;
-  /** stop, heal, shrink or call: what is done when a rank dies. */
-  on_failure: string;
-  journal: string;
-  clients: string[];
-  versions: { [name: string]: string };
-  environment: string;
-}
-
-export interface IMeshStatus extends IMeshHead {
-  hosts: IHost[];
-  ranks: IRank[];
-}
-
-/** One row of the list of meshes. */
-export interface IMeshSummary {
-  name: string;
-  pid: number;
-  sizes: [string, number][];
-  /** How many ranks are in each state. */
-  states: { [state: string]: number };
-  /** Why it can't be talked to (another version, no answer); empty if all is well. */
-  trouble: string;
-  /** Jupyter's ids of the kernels that use it, and when each has made it the one that it uses; missing in what an older server says. */
-  kernels?: { [kernel: string]: number };
-}
+export type * from './state';
 
 /** A line that a rank has written. */
 export interface ILogLine {
@@ -169,7 +46,7 @@ export interface IStop {
   /** The source line. */
   text: string;
   /** running: a step hasn't come back yet. */
-  state: 'stopped' | 'running';
+  state: StopState;
   /** breakpoint, step, exception, post-mortem. */
   reason: string;
   /** What was raised, after an error. */
