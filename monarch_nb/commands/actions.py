@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from monarch_nb.mesh import Mesh
     from monarch_nb.mesh.environment import EnvironmentDifference
     from monarch_nb.mesh.history import Entries
+    from monarch_nb.mesh.shipping import HostsDifference
     from monarch_nb.rdma.doctor.report import Report as DoctorReport
     from monarch_nb.sync import SyncReceipt
     from monarch_nb.why import HangReport
@@ -129,8 +130,10 @@ def doctor(mesh: Mesh, arguments: Namespace) -> DoctorReport:
     )
 
 
-def diff_env(mesh: Mesh, arguments: Namespace) -> EnvironmentDifference:
-    """Return where ranks run with different things."""
+def diff_env(mesh: Mesh, arguments: Namespace) -> EnvironmentDifference | HostsDifference:
+    """Return where ranks run with different things; with `--hosts`, which packages hosts have otherwise."""
+    if arguments.hosts:
+        return mesh.diff_hosts()
     return mesh.diff_env(arguments.ranks, shows_all=arguments.all)
 
 

@@ -62,6 +62,9 @@ FOLLOW = argument("--follow", "-f", about="go on until interrupted", action="sto
 ALL_DIFFERENCES = argument(
     "--all", "-a", about="what is equal, too, and what is each rank's own", action="store_true"
 )
+BY_HOST = argument(
+    "--hosts", about="packages that hosts have otherwise: version, build, edited by hand", action="store_true"
+)
 CELL_NUMBER_HELP = "number in %%mesh history"
 JSON = argument(
     "--json", about="for programs; with --watch, one object a line", only=TERMINAL, action="store_true"

@@ -9,6 +9,7 @@ from monarch_nb.commands import actions
 from monarch_nb.commands.arguments import (
     ALL_DIFFERENCES,
     ASYNC,
+    BY_HOST,
     CELL_NUMBER_HELP,
     DOCTOR,
     FOLLOW,
@@ -402,6 +403,7 @@ _CODE = (
                 action="store_true",
             ),
             replace(ALL_DIFFERENCES, about=f"with --env: {ALL_DIFFERENCES.about}"),
+            replace(BY_HOST, about=f"with --env: {BY_HOST.about}"),
             RANKS,
             NAME_FLAG,
         ),
@@ -411,7 +413,7 @@ _CODE = (
     Command(
         "diff-env",
         "Show where ranks run with different versions, variables, code, settings; status 1 if they do.",
-        (*OF_MESH, RANKS, ALL_DIFFERENCES),
+        (*OF_MESH, RANKS, ALL_DIFFERENCES, BY_HOST),
         places=IN_TERMINAL,
         run=actions.diff_env,
         text=lambda found: str(found.text()),

@@ -52,6 +52,8 @@ def diff(state: State, arguments: Namespace) -> Any:
         if arguments.variable is not None:
             raise MeshUsageError(f"%mesh diff takes a variable or --env, not both: {arguments.variable}")
         return actions.diff_env(mesh, arguments)
+    if arguments.hosts:
+        raise MeshUsageError("%mesh diff --hosts compares packages: %mesh diff --env --hosts")
     if arguments.variable is None:
         raise MeshUsageError(
             "%mesh diff needs a variable, as in %mesh diff model; or --env for versions, variables "

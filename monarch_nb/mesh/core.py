@@ -33,6 +33,7 @@ from monarch_nb.actor.proc_mesh import HEAL_S, ProcMesh, part_at, work_on
 from monarch_nb.actor.value_mesh import ValueMesh
 from monarch_nb.display import CellView, LiveDisplay, ViewWatcher, card_html
 from monarch_nb.exceptions import ActorError, MeshError, MeshUsageError
+from monarch_nb.mesh import shipping
 from monarch_nb.mesh.actors import Actors
 from monarch_nb.mesh.always import forget, remember
 from monarch_nb.mesh.cell_run import CellResult, CellRun
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from monarch_nb._client.feed import Watcher
     from monarch_nb._protocol.script import Script
     from monarch_nb.debug.client import MeshDebugger
+    from monarch_nb.mesh.shipping import HostsDifference
     from monarch_nb.profile import Profile, ProfileRequest
     from monarch_nb.rdma.doctor.report import Report as DoctorReport
     from monarch_nb.why import HangReport
@@ -627,6 +629,14 @@ class Mesh(ProcMesh):
             shows_all: its text has what is equal, too, and what is each rank's own.
         """
         return find_environment_difference(self, self.select(ranks), shows_all=shows_all)
+
+    def diff_hosts(self) -> HostsDifference:
+        """Return the packages that hosts have otherwise than this program: version, build, edited by hand.
+
+        Raises:
+            EnvironmentSyncError: if this program runs in a distribution's own environment.
+        """
+        return shipping.compare_hosts(self._session, self.living().host_indices)
 
     def _note(self, kind: str, names: Sequence[str], ranks: tuple[int, ...], **fields: Any) -> None:
         source = f"%mesh {kind} {', '.join(names)}"

@@ -5,8 +5,10 @@ path.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib import metadata
 from importlib.machinery import PathFinder
 
 from monarch_nb import exceptions
@@ -18,6 +20,12 @@ from monarch_nb.exceptions import MeshError, RankFailure
 from monarch_nb.sync.following import known_workspaces
 
 _NO_MODULE = re.compile(r"No module named '([\w.]+)'")
+_NO_NAME = re.compile(r"cannot import name '(?P<name>\w+)' from '(?P<module>[\w.]+)'")
+_NO_ATTRIBUTE = re.compile(r"Can't get attribute '(?P<name>\w+)' on <module '(?P<module>[\w.]+)'")
+_SEND_ENV = (
+    "%mesh sync --env (mesh.sync(env=True)) brings hosts what is installed here, then %mesh restart; "
+    "%mesh diff --env --hosts says what else differs"
+)
 _NO_FILE = re.compile(r"No such file or directory: '(/[^']*)'")
 
 
@@ -32,12 +40,50 @@ def advice(failures: Sequence[RankFailure]) -> str:
 
     Only programs have hints that use other hosts, some of which don't see this machine's files.
     """
+    packages = [_of_package(f) or _of_name(f) for f in failures]
+    if any(packages):
+        return next(filter(None, packages)) if _have_other_hosts() else ""
     found = [
         _of_module(f) or _of_file(f)
         for f in failures
         if f.type in ("ModuleNotFoundError", "FileNotFoundError")
     ]
     return next(filter(None, found), "") if any(found) and _may_see_other_files() else ""
+
+
+def _of_package(failure: RankFailure) -> str:
+    """Return what to do about a package that is here and not there; a value that can't be unpickled for want
+    of one says so, too.
+    """
+    found = _NO_MODULE.search(failure.message)
+    file = _place_of(found[1]) if found is not None else ""
+    if found is None or not file or not is_library(file):
+        return ""
+    return f"{_installed_as(found[1])} is installed here ({file}), and not where that rank runs: {_SEND_ENV}"
+
+
+def _of_name(failure: RankFailure) -> str:
+    """Return what to do about a package whose version there lacks a name that it has here."""
+    found = _NO_NAME.search(failure.message) or _NO_ATTRIBUTE.search(failure.message)
+    module = sys.modules.get(found["module"]) if found is not None else None
+    file = getattr(module, "__file__", None) or ""
+    if found is None or not is_library(file) or not file or not hasattr(module, found["name"]):
+        return ""
+    what = _installed_as(found["module"])
+    return f"{what} has {found['name']} here ({file}), and what that rank has hasn't: {_SEND_ENV}"
+
+
+def _installed_as(module: str) -> str:
+    """Return the distribution that a module is of, and its version; the module's name if none says so."""
+    top = module.partition(".")[0]
+    with suppress(Exception):  # metadata of the user's may be anything
+        name = metadata.packages_distributions()[top][0]
+        return f"{name} {metadata.version(name)}"
+    return top
+
+
+def _have_other_hosts() -> bool:
+    return any(_has_other_hosts(session) for session in sessions.open_sessions())
 
 
 def _may_see_other_files() -> bool:
@@ -68,17 +114,22 @@ def _of_module(failure: RankFailure) -> str:
 
 def _find(module: str) -> str:
     """Return the file of a module of the user's that this program would import; "" if there's none."""
-    top = module.partition(".")[0]
+    place = _place_of(module)
+    return place if place and not is_library(place) else ""
+
+
+def _place_of(module: str) -> str:
+    """Return the file, or the folder, of a module that this program would import; "" if there's none.
+    Nothing is imported for that.
+    """
+    names = module.split(".")
     with suppress(Exception):  # finders of the user's may raise anything
-        spec = PathFinder.find_spec(top)
-        places = (
-            [spec.origin]
-            if spec is not None and spec.origin
-            else list(spec.submodule_search_locations or ())
-            if spec
-            else []
-        )
-        return next((place for place in places if not is_library(place)), "")
+        spec = PathFinder.find_spec(names[0])
+        for n in range(2, len(names) + 1):
+            spec = PathFinder.find_spec(".".join(names[:n]), spec and spec.submodule_search_locations)
+        places = [] if spec is None else [spec.origin or "", *(spec.submodule_search_locations or ())]
+        places = [place for place in places if place]
+        return next((place for place in places if not is_library(place)), next(iter(places), ""))
     return ""
 
 

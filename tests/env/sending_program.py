@@ -25,7 +25,7 @@ from monarch_nb._protocol.programs import Status
 from monarch_nb._protocol.ranks import Restart
 from monarch_nb.actor import Actor, HostMesh, endpoint
 from monarch_nb.job import ProcessJob
-from monarch_nb.mesh.shipping import sending, spreading
+from monarch_nb.mesh.shipping import agents, sending, spreading
 from monarch_nb.mesh.shipping.agent import SyncAgent, Taken
 from monarch_nb.mesh.shipping.report import EnvironmentPart
 
@@ -120,7 +120,7 @@ def kill_agent(session: Session, host: int) -> Callable[[int, int], None]:
 
     def progress(done: int, total: int) -> None:
         for row in session.request(Status()).procs if done > total / 2 else ():
-            if row.group.startswith(f"{sending.GROUP}-{host}") and row.state == "running":
+            if row.group.startswith(f"{agents.GROUP}-{host}") and row.state == "running":
                 os.kill(row.pid, signal.SIGKILL)
 
     return progress
@@ -145,7 +145,7 @@ def killed(folder: Path) -> dict[str, Any]:
 
 def corrupting(folder: Path) -> dict[str, Any]:
     """One of three hosts passes on what isn't right."""
-    sending.SyncAgent = Corrupting  # type: ignore[misc]
+    agents.SyncAgent = Corrupting  # type: ignore[misc]
     spreading.HOME_FEEDS = 1  # the others read from the first that has it
     with hosts(folder, 3, CORRUPTS="1") as (session, meshes):
         part = sending.send_environment(session, indices(meshes), sending.scan_here(), copies=True)

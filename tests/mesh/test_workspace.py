@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from apart_hosts import files_of, hosts_apart, mesh_apart
 from waiting import wait_until
 
 from monarch_nb import _reload
+from monarch_nb._protocol.programs import Status
 from monarch_nb._reload import loaded as loaded_modules
 from monarch_nb.actor.workspace import Workspace
 from monarch_nb.exceptions import ActorError, MeshUsageError, StaleCode
@@ -76,8 +78,24 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def mesh(project: Path, store: Path) -> Iterator[Mesh]:
-    with mesh_apart("apart", {"gpus": 2}, 2, [project, store], size="4m") as found:
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where a package is installed that hosts don't have."""
+    folder = tmp_path_factory.mktemp("own") / "site-packages"
+    (folder / "onlyhere").mkdir(parents=True)
+    (folder / "onlyhere" / "__init__.py").write_text("class Kept:\n    pass\n")
+    (folder / "onlyhere-1.5.dist-info").mkdir()
+    (folder / "onlyhere-1.5.dist-info" / "METADATA").write_text("Name: onlyhere\nVersion: 1.5\n")
+    (folder / "onlyhere-1.5.dist-info" / "top_level.txt").write_text("onlyhere\n")
+    (folder / "onlyhere-1.5.dist-info" / "RECORD").write_text("onlyhere/__init__.py,,\n")
+    sys.path.append(str(folder))
+    yield folder
+    sys.path.remove(str(folder))
+    sys.modules.pop("onlyhere", None)
+
+
+@pytest.fixture(scope="module")
+def mesh(project: Path, store: Path, site: Path) -> Iterator[Mesh]:
+    with mesh_apart("apart", {"gpus": 2}, 2, [project, store, site], size="4m") as found:
         yield found
 
 
@@ -144,6 +162,33 @@ def test_files_are_there_and_ranks_import_them_by_the_notebooks_paths(mesh: Mesh
     copied = copy_of(mesh, receipt) / "src" / "modelled.py"
     assert copied.stat().st_mtime_ns == (project / "src" / "modelled.py").stat().st_mtime_ns
     assert sorted(os.listdir(copy_of(mesh, receipt))) == [".gitignore", "data.txt", "src"]
+
+
+def test_a_package_that_hosts_lack_is_named_with_what_to_type(mesh: Mesh, site: Path) -> None:
+    import onlyhere
+
+    named = rf"(?s)No module named 'onlyhere'.*onlyhere 1.5 is installed here \({site}.*%mesh sync --env"
+    with pytest.raises(ActorError, match=named):
+        mesh.run("import onlyhere")
+    with pytest.raises(ActorError, match=named):
+        mesh.push({"kept": onlyhere.Kept()})
+    with pytest.raises(ActorError) as caught:
+        mesh.run("import json.missing")
+    assert "%mesh sync --env" not in str(caught.value), "it isn't here, either"
+
+
+def test_packages_that_hosts_have_otherwise_are_listed_by_host(mesh: Mesh) -> None:
+    found = mesh.diff_hosts()
+    assert found and not found.problems
+    assert [(each.name, dict(each.groups)) for each in found.packages] == [
+        ("onlyhere", {("1", "2"): "not there", ("here",): "1.5"})
+    ]
+    text = found.text()
+    assert re.search(r"onlyhere +hosts 1-2 +not there\n +here +1.5\n", text), text
+    assert f"hosts 1-2: 1 of {found.num_packages} packages differs" in text and "%mesh sync --env" in text
+    assert "onlyhere" in found._repr_html_()
+    rows = mesh._session.request(Status()).procs
+    assert [row for row in rows if "agents" in row.group and row.state == "running"] == []
 
 
 def test_an_edit_is_sent_and_reloaded_and_a_deleted_file_goes(synced: Mesh, project: Path) -> None:
@@ -347,6 +392,11 @@ def test_a_host_that_shares_the_files_is_sent_nothing(project: Path, monkeypatch
     job.kill()
 
 
+def num_complete(disk: Path) -> int:
+    """Return how many contents have come all the way, the manifest among them."""
+    return sum(not path.name.endswith(".part") for path in disk.glob("work/*.new-*/*"))
+
+
 def test_a_killed_host_is_named_and_what_had_arrived_isnt_sent_again(
     project: Path, tmp_path: Path, unhandled: object
 ) -> None:
@@ -369,7 +419,7 @@ def test_a_killed_host_is_named_and_what_had_arrived_isnt_sent_again(
     def pieces(workspace: object, entry: object) -> Iterator[bytes]:
         begun.append(entry)
         if len(begun) == 13:
-            wait_until(lambda: len(list(disk.glob("work/*.new-*/*"))) > 10, "half of the files have come")
+            wait_until(lambda: num_complete(disk) > 10, "half of the files have come")
             killed.append(job._processes[0].kill())
         yield from real_pieces(workspace, entry)  # type: ignore[arg-type]
 

@@ -2,6 +2,8 @@
 
 packs       content in packs of 16 MiB (pure)
 receiving   what an agent does with a pack: verify, write
+agents      one on each host, for one piece of work
+comparing   which packages hosts have otherwise
 agent       a process on each host, in a group of its own: it has the host's store
 spreading   a pack from the notebook's machine to all agents, from agent to agent
 sending     the whole: survey, what is missing, packs, prefixes, other zygotes
@@ -17,17 +19,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from monarch_nb.mesh.shipping.comparing import HostsDifference, compare_hosts
     from monarch_nb.mesh.shipping.sending import scan_here, send_environment
     from monarch_nb.mesh.shipping.upkeep import clean_here, export_here
 
 _WHERE = {
+    "HostsDifference": "comparing",
     "clean_here": "upkeep",
+    "compare_hosts": "comparing",
     "export_here": "upkeep",
     "scan_here": "sending",
     "send_environment": "sending",
 }
 
-__all__ = ["clean_here", "export_here", "scan_here", "send_environment"]
+__all__ = ["HostsDifference", "clean_here", "compare_hosts", "export_here", "scan_here", "send_environment"]
 
 
 def __getattr__(name: str) -> Any:

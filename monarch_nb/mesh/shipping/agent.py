@@ -15,7 +15,11 @@ from monarch_nb.rdma import RDMABuffer, empty
 from monarch_nb.sync.env import manifest as manifests
 from monarch_nb.sync.env.errors import EnvironmentSyncError
 from monarch_nb.sync.env.fits import no_room, refusal, this_machine, try_prefix, warnings
+from monarch_nb.sync.env.installed import installed
+from monarch_nb.sync.env.interpreter import this_interpreter
+from monarch_nb.sync.env.layers import find_layers
 from monarch_nb.sync.env.mounts import Identity, identity_of
+from monarch_nb.sync.env.packages import PackageDigest
 from monarch_nb.sync.env.place import Prefix, find_prefix, missing_content, place
 from monarch_nb.sync.env.store import Store, default_store
 
@@ -98,6 +102,11 @@ class SyncAgent(Actor):
             os.uname().nodename, root, prefix, unknown, is_shared,
             refusal(found.facts, machine), tuple(warnings(found.facts, machine)),
         )  # fmt: skip
+
+    @endpoint
+    def packages(self) -> dict[str, PackageDigest]:
+        """Return what is installed where ranks of this host are started; nothing is written."""
+        return installed(find_layers(this_interpreter()))
 
     @endpoint
     def learn(self, texts: Sequence[bytes]) -> Lack:

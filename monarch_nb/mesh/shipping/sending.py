@@ -9,20 +9,18 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from contextlib import suppress
+from dataclasses import replace
 
 from monarch_nb._client.session import Session
 from monarch_nb._protocol.environment import GetEnvironments, RankEnvironment, UseEnvironments
 from monarch_nb.actor.future import Future
-from monarch_nb.actor.host_mesh import HostMesh
-from monarch_nb.exceptions import MeshError
 from monarch_nb.mesh.shipping.agent import Lack, Survey, SyncAgent, Taken, bytes_of
+from monarch_nb.mesh.shipping.agents import AGENT_S, Agents, agents_on
 from monarch_nb.mesh.shipping.packs import PACK_BYTES, Pack, packs_of
 from monarch_nb.mesh.shipping.receiving import sums_of
 from monarch_nb.mesh.shipping.report import EnvironmentPart, HostEnvironment
-from monarch_nb.mesh.shipping.spreading import Outcome, Refused, Trust, spread
+from monarch_nb.mesh.shipping.spreading import Outcome, Refused, spread
 from monarch_nb.rdma import RDMABuffer, empty
 from monarch_nb.sync.env.cache import HashCache
 from monarch_nb.sync.env.interpreter import this_interpreter
@@ -36,45 +34,14 @@ from monarch_nb.sync.env.treatment import Treater
 
 SLOTS = 3
 """Packs under way at once."""
-AGENT_S = 60.0
 PLACE_S = 900.0
 SWITCH_S = 150.0
-GROUP = "environment-agents"
 _TRIED = ("zmq", "cloudpickle", "monarch_nb._protocol.base")
 
-_Answer = TypeVar("_Answer")
 _Room = Mapping[int, Sequence[RDMABuffer]]
 """Buffers of agents, by host."""
 Progress = Callable[[int, int], None]
 """Told bytes that are there, and all that go."""
-
-
-@dataclass
-class _Agents:
-    """Agents by host, and what has become of them."""
-
-    by_host: dict[int, SyncAgent]
-    trust: Trust[int] = field(default_factory=Trust)
-
-    def ask(
-        self,
-        ask: Callable[[SyncAgent], Future[_Answer]],
-        timeout_s: float,
-        hosts: Iterable[int] | None = None,
-    ) -> dict[int, _Answer]:
-        """Ask agents the same at once; those that fail are left out from then on."""
-        futures = {}
-        for host in list(self.by_host if hosts is None else hosts):
-            if host not in self.trust.lost:
-                futures[host] = ask(self.by_host[host])
-        answers: dict[int, _Answer] = {}
-        deadline = time.monotonic() + timeout_s
-        for host, future in futures.items():
-            try:
-                answers[host] = future.get(max(0.1, deadline - time.monotonic()))
-            except Exception as error:
-                self.trust.lose(host, _reason(error))
-        return answers
 
 
 def send_environment(
@@ -99,7 +66,7 @@ def send_environment(
         EnvironmentSyncError: if a file here isn't what was believed. What hosts can't do is in the result.
     """
     start = time.monotonic()
-    with _agents_on(session, hosts) as agents:
+    with agents_on(session, hosts) as agents:
         surveys = _survey(agents, scanned)
         shared = [] if copies else [host for host, survey in surveys.items() if survey.is_shared]
         for host, survey in surveys.items():
@@ -131,36 +98,14 @@ def send_environment(
     )
 
 
-@contextmanager
-def _agents_on(session: Session, hosts: Sequence[int]) -> Iterator[_Agents]:
-    """Give an agent on each host: a process of its own group, so that one's end is nobody else's."""
-    with ExitStack() as stack:
-        agents = _Agents({})
-        for host in hosts:
-            try:
-                procs = HostMesh((host,), session=session).spawn_procs(name=f"{GROUP}-{host}")
-            except MeshError as error:  # it's lost, or has no room
-                agents.trust.lose(host, _reason(error))
-                continue
-            stack.callback(_stop, procs)
-            agents.by_host[host] = procs.spawn("agent", SyncAgent)
-        stack.callback(lambda: agents.ask(lambda agent: agent.close.call_one(), AGENT_S))
-        yield agents
-
-
-def _stop(procs: Any) -> None:
-    with suppress(Exception):  # it's gone already
-        procs.stop().get(AGENT_S)
-
-
-def _survey(agents: _Agents, scanned: Scanned) -> dict[int, Survey]:
+def _survey(agents: Agents, scanned: Scanned) -> dict[int, Survey]:
     text = scanned.manifest.text
     roots = {root: identity_of(root) for root in scanned.roots.values()}
     return agents.ask(lambda agent: agent.survey.call_one(text, roots), AGENT_S)
 
 
 def _lacks(
-    agents: _Agents, scanned: Scanned, hosts: Sequence[int], surveys: Mapping[int, Survey], *, dry_run: bool
+    agents: Agents, scanned: Scanned, hosts: Sequence[int], surveys: Mapping[int, Survey], *, dry_run: bool
 ) -> dict[int, Lack]:
     """Return what hosts lack; for a dry run, what parts that they don't know have."""
     if dry_run:
@@ -185,7 +130,7 @@ def _contents(scanned: Scanned, parts: Iterable[str]) -> dict[str, int]:
     return {e.content: e.size for part in parts for e in scanned.parts[part].entries if e.kind != "l"}
 
 
-def _send(agents: _Agents, scanned: Scanned, lacks: Mapping[int, Lack], progress: Progress | None) -> None:
+def _send(agents: Agents, scanned: Scanned, lacks: Mapping[int, Lack], progress: Progress | None) -> None:
     """Send hosts what they lack: hosts that lack the same as one."""
     groups: dict[frozenset[int], dict[str, int]] = {}
     for sha256, size in {s: n for lack in lacks.values() for s, n in lack.sizes.items()}.items():
@@ -200,7 +145,7 @@ def _send(agents: _Agents, scanned: Scanned, lacks: Mapping[int, Lack], progress
 class _Sender:
     """Reads packs and has them spread, `SLOTS` at once."""
 
-    def __init__(self, agents: _Agents, scanned: Scanned, progress: Progress | None, num_bytes: int) -> None:
+    def __init__(self, agents: Agents, scanned: Scanned, progress: Progress | None, num_bytes: int) -> None:
         self._agents = agents
         self._scanned = scanned
         self._treater = Treater(scanned.roots)
@@ -284,7 +229,7 @@ def _and_then(first: Sequence[Pack], left: queue.SimpleQueue[Pack]) -> Iterator[
             yield left.get_nowait()
 
 
-def _place(agents: _Agents, hosts: Sequence[int]) -> dict[int, Prefix]:
+def _place(agents: Agents, hosts: Sequence[int]) -> dict[int, Prefix]:
     modules = tried_modules()
     return agents.ask(lambda agent: agent.place.call_one(modules), PLACE_S, hosts)
 
@@ -297,7 +242,7 @@ def tried_modules() -> list[str]:
 
 
 def _switch(
-    session: Session, agents: _Agents, scanned: Scanned, shared: Sequence[int], placed: Mapping[int, Prefix]
+    session: Session, agents: Agents, scanned: Scanned, shared: Sequence[int], placed: Mapping[int, Prefix]
 ) -> set[int]:
     """Have host processes start zygotes in the environment; return those that ran another one."""
     here = RankEnvironment(scanned.manifest.id, sys.executable, tuple(sys.path))
@@ -326,15 +271,6 @@ def _host_environment(
         problem=problem,
         warnings=() if survey is None else survey.warnings,
     )
-
-
-def _reason(error: BaseException) -> str:
-    """Return what has gone wrong on a host, in one line: what the agent has raised, without how it got
-    here."""
-    cause: BaseException = error
-    while cause.__cause__ is not None:
-        cause = cause.__cause__
-    return str(cause).splitlines()[0] if str(cause) else type(cause).__name__
 
 
 def scan_here(*, verify: bool = False) -> Scanned:

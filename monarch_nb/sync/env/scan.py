@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 from monarch_nb.sync.env import bytecode, fits, layers, manifest
 from monarch_nb.sync.env.cache import Content, HashCache
 from monarch_nb.sync.env.errors import EnvironmentSyncError
+from monarch_nb.sync.env.installed import packages_of
 from monarch_nb.sync.env.layers import Layer, Layers
 from monarch_nb.sync.env.manifest import Entry, Manifest, Part
-from monarch_nb.sync.env.records import Claim, Package, conda_packages, wheel_glibc, wheel_packages
+from monarch_nb.sync.env.records import Claim, Package, wheel_glibc
 from monarch_nb.sync.env.treatment import BYTE_CODE, PREFIX, RAW, STALE, Source, Treater
 from monarch_nb.sync.env.tree import Found, files_of
 
@@ -148,7 +149,7 @@ class _LayerScan:
         self._treater = treater
         self._cache = cache
         self._verify = verify
-        self._packages = {package.name: package for package in _packages(layer)}
+        self._packages = {package.name: package for package in packages_of(layer)}
         self._owners = {path: name for name, package in self._packages.items() for path in package.files}
         self._status: dict[str, os.stat_result] = {}
         self._links: dict[str, str] = {}
@@ -292,13 +293,6 @@ class _LayerScan:
         name = max(inside, key=lambda n: len(self._treater.roots[n]))
         there = os.path.join(name, os.path.relpath(absolute, self._treater.roots[name]))
         return os.path.relpath(os.path.normpath(there), os.path.dirname(f"{self._layer.name}/{path}"))
-
-
-def _packages(layer: Layer) -> Iterator[Package]:
-    if layer.kind == layers.CONDA:
-        yield from conda_packages(layer.root)
-    for site in layer.sites:
-        yield from wheel_packages(layer.root, site)
 
 
 def _kind(content: Content, info: os.stat_result) -> str:
