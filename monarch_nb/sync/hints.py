@@ -126,7 +126,8 @@ def _place_of(module: str) -> str:
     with suppress(Exception):  # finders of the user's may raise anything
         spec = PathFinder.find_spec(names[0])
         for n in range(2, len(names) + 1):
-            spec = PathFinder.find_spec(".".join(names[:n]), spec and spec.submodule_search_locations)
+            below = [] if spec is None else spec.submodule_search_locations or []
+            spec = PathFinder.find_spec(".".join(names[:n]), below)
         places = [] if spec is None else [spec.origin or "", *(spec.submodule_search_locations or ())]
         places = [place for place in places if place]
         return next((place for place in places if not is_library(place)), next(iter(places), ""))
