@@ -220,6 +220,45 @@ class SlurmJob(EngineJob):
         )
 
 
+class RayJob(EngineJob):
+    """Nodes of a Ray cluster.
+
+    Args:
+        meshes: number of nodes by mesh name.
+        address: of the cluster, as `ray.init` takes it.
+        python_exe: interpreter on the nodes; it needs no ray.
+        driver: interpreter here that has ray, in the cluster's version.
+        job_start_timeout: seconds that `state` waits for; by default for ever.
+
+    Example:
+        >>> job = RayJob({"trainers": 4}, gpus_per_node=8)                 # doctest: +SKIP
+        >>> procs = job.state().trainers.spawn_procs({"gpus": 8})          # doctest: +SKIP
+        >>> job.kill()                                                     # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        meshes: Mapping[str, int],
+        address: str = "auto",
+        python_exe: str = sys.executable,
+        driver: str = sys.executable,
+        gpus_per_node: int | None = None,
+        cpus_per_node: int = 1,
+        setup: Sequence[str] = (),
+        job_start_timeout: float | None = None,
+    ) -> None:
+        super().__init__(meshes, job_start_timeout)
+        self.meshes, self.address, self.python_exe, self.driver = self._sizes, address, python_exe, driver
+        self.gpus_per_node, self.cpus_per_node, self.setup = gpus_per_node, cpus_per_node, tuple(setup)
+        self.job_start_timeout = job_start_timeout
+
+    def spec(self) -> HostSpec:
+        num = sum(self.meshes.values())
+        own = (("address", self.address), ("driver", self.driver), ("cpus", str(self.cpus_per_node)))
+        wanted, python, setup = HostRange(num, num), self.python_exe, self.setup
+        return HostSpec("ray", wanted, gpus=self.gpus_per_node, python=python, setup=setup, own=own)
+
+
 def _flag(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not key.startswith("--") or len(shlex.split(text)) != 1 or "\n" in text:

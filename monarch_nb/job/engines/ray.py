@@ -1,0 +1,157 @@
+"""Hosts by Ray: a placement group that spreads over nodes, and on each an actor that runs the launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket as sockets
+import sys
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from monarch_nb._wire.invitation import Invitation
+from monarch_nb.job.allocation import Allocation
+from monarch_nb.job.engines import shell
+from monarch_nb.job.engines.base import Capabilities, Engine, EngineError, Look, State, Usable
+from monarch_nb.job.spec import HostSpec
+
+DRIVER_S = 60.0
+_DRIVER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ray_driver.py")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What the keeper answers; see `ray_driver`."""
+
+    state: str
+    reason: str
+    nodes: tuple[str, ...]
+    words: tuple[str, ...]
+    is_over: bool
+
+
+class Ray(Engine):
+    """Hosts by Ray."""
+
+    name = "ray"
+    can = Capabilities(queue=True)
+    own_keys = ("address", "driver", "cpus")
+
+    def __init__(self) -> None:
+        self._words: tuple[str, ...] = ()
+
+    def usable(self, spec: HostSpec) -> Usable:
+        python = _driver(spec)
+        if shutil.which(python) is None:
+            return Usable(f"there is no {python}: driver = an interpreter that has ray, in [.ray]")
+        done = shell.run(
+            [python, "-P", "-c", "import importlib.util as u; print(u.find_spec('ray') is not None)"]
+        )
+        if done.out.strip() != "True":
+            return Usable(
+                f"{python} has no ray: pip install 'ray' there, in the cluster's version; or name another "
+                "interpreter: driver = in [.ray]"
+            )
+        return Usable(_unreachable(spec.own_value("address")))
+
+    def check(self, spec: HostSpec) -> list[str]:
+        if not _is_number(spec.own_value("cpus", "1")):
+            return [f"[ray] cpus = {spec.own_value('cpus')!r}: expected a number of cores for each host"]
+        num, there = self._fitting(spec)
+        if spec.wanted.least > num:
+            gpus = f" with {spec.gpus} GPUs" if spec.gpus else ""
+            return [
+                f"{spec.wanted.least} hosts were asked for, and {num} of Ray's {there} nodes{gpus} would do"
+            ]
+        return []
+
+    def submit(self, allocation: Allocation, invitation: Invitation) -> Allocation:
+        spec = allocation.spec
+        name = f"monarch-nb-{allocation.mesh}-{os.urandom(3).hex()}"
+        num = min(spec.wanted.most + allocation.plan.num_spares, self._fitting(spec)[0])
+        self._ask(
+            spec,
+            do="submit",
+            name=name,
+            num=max(num, spec.wanted.least),
+            bundle=_bundle(spec),
+            script=shell.host_script(spec),
+            invitation=invitation.to_json(),
+        )
+        return replace(allocation, id=name)
+
+    def look(self, allocation: Allocation) -> Look:
+        if not allocation.id:
+            return Look(State.ENDED, "ray was never asked")
+        answer = self._ask(allocation.spec, do="look", name=allocation.id)
+        kept: Kept | None = msgspec.json.decode(answer, type=Kept | None)
+        if kept is None:
+            return Look(State.ENDED, "ray has no such actor any more")
+        self._words = kept.words
+        if kept.is_over:
+            return Look(State.ENDED, "all launchers have ended")
+        if kept.state == "CREATED":
+            return Look(State.GRANTED, nodes=kept.nodes)
+        return Look(State.QUEUED, kept.reason or kept.state)
+
+    def end(self, allocation: Allocation) -> None:
+        if allocation.id:
+            self._ask(allocation.spec, do="end", name=allocation.id)
+
+    def logs(self, allocation: Allocation) -> list[str]:
+        return [f"node {words}" for words in self._words]
+
+    def script(self, allocation: Allocation) -> str:
+        spec = allocation.spec
+        return f"on {spec.wanted} nodes, in bundles of {_bundle(spec)}:\n{shell.host_script(spec)}"
+
+    def _fitting(self, spec: HostSpec) -> tuple[int, int]:
+        """Return how many nodes have what a host needs, and how many there are."""
+        nodes = msgspec.json.decode(self._ask(spec, do="nodes"), type=list[dict[str, float]])
+        bundle = _bundle(spec)
+        return sum(all(node.get(k, 0) >= v for k, v in bundle.items()) for node in nodes), len(nodes)
+
+    def _ask(self, spec: HostSpec, **request: object) -> str:
+        """Run the driver with a request; return its answer, JSON.
+
+        Raises:
+            EngineError: with what Ray says, if it can't be reached.
+        """
+        text = json.dumps({"address": spec.own_value("address", "auto"), **request})
+        done = shell.run([_driver(spec), "-P", _DRIVER], text, DRIVER_S)
+        if done.code != 0:
+            raise EngineError(f"ray at {spec.own_value('address', 'auto')}: {done.words}")
+        return done.out.strip().splitlines()[-1]
+
+
+def _driver(spec: HostSpec) -> str:
+    return os.path.expanduser(spec.own_value("driver", sys.executable))
+
+
+def _unreachable(address: str) -> str:
+    """Return why nothing listens at HOST:PORT, which Ray itself would try for minutes; empty if something
+    does, or if the address is another kind.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or "/" in address or not port.isdigit():
+        return ""
+    try:
+        sockets.create_connection((host.strip("[]"), int(port)), timeout=2.0).close()
+    except (OSError, OverflowError) as error:
+        return f"no Ray answers at {address} ({error}): address = in [.ray]; `ray status` says where it is"
+    return ""
+
+
+def _bundle(spec: HostSpec) -> dict[str, float]:
+    """Return what each host takes of its node."""
+    found = {"CPU": float(spec.own_value("cpus", "1"))}
+    return found | {"GPU": float(spec.gpus)} if spec.gpus else found
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return float(text) > 0
+    except ValueError:
+        return False

@@ -1,0 +1,141 @@
+"""Meshes on a real Ray of two nodes; skipped where no interpreter has ray, which is large."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from processes import TAG, wait_for_exit
+from sshd import Profiles
+
+from monarch_nb._client import session as sessions
+from monarch_nb.exceptions import MeshError, MeshStartError, MeshUsageError
+from monarch_nb.job import RayJob, job_loads
+from monarch_nb.job.allocation import Plan, list_records, read_record
+from monarch_nb.job.engines import ENGINES, State, engine_of
+from monarch_nb.job.profiles import find_profile
+from monarch_nb.mesh import Mesh, on_engine
+
+T = 60
+PYTHON = os.environ.get("MONARCH_NB_TEST_RAY", sys.executable)
+HAS_RAY = sys.executable != PYTHON or importlib.util.find_spec("ray") is not None
+needs_ray = pytest.mark.skipif(
+    not HAS_RAY, reason="no ray: pip install ray; or MONARCH_NB_TEST_RAY = an interpreter that has it"
+)
+SETUP = f"export {'='.join(TAG)}"
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """Two nodes of Ray on this machine."""
+    os.environ.update(RAY_AUTH_MODE="disabled", RAY_USAGE_STATS_ENABLED="0")
+    program = [PYTHON, str(Path(__file__).with_name("ray_cluster.py"))]
+    with subprocess.Popen(
+        program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+
+
+@pytest.fixture
+def lab(address: str, profiles: Profiles) -> Iterator[None]:
+    own = f'address = "{address}"\ndriver = "{PYTHON}"\n'
+    general = f'engine = "ray"\nsetup = [{SETUP!r}]\n'
+    profiles(
+        f"[two]\n{general}hosts = 2\n[two.ray]\n{own}[three]\n{general}hosts = 3\n[three.ray]\n{own}"
+        f'[broken]\n{general}python = "/none/python"\n[broken.ray]\n{own}'
+        f"[gpus]\n{general}gpus = 8\n[gpus.ray]\n{own}"
+        f'[away]\n{general}[away.ray]\naddress = "127.0.0.1:1"\ndriver = "{PYTHON}"\n'
+    )
+    current = sessions._current
+    yield
+    sessions._current = current
+    assert list_records() == []
+
+
+def start(name: str, profile: str) -> Mesh:
+    return on_engine.start_on(name, find_profile(profile, ENGINES), Plan((("procs", 1),)))
+
+
+def rays_variables() -> list[str]:
+    return sorted(k for k in os.environ if k.startswith("RAY_"))
+
+
+@needs_ray
+@pytest.mark.timeout(240)
+def test_a_mesh_runs_on_rays_nodes_and_gives_them_back(lab: None) -> None:
+    mesh = start("big", "two")
+    asked = read_record("big")
+    assert asked is not None
+    try:
+        assert mesh.sizes == {"hosts": 2, "procs": 1}
+        assert set(map(tuple, mesh.execute(rays_variables).get(T).values())) == {()}, "ranks are no workers"
+        look = engine_of(asked.spec).look(asked)
+        assert look.state == State.GRANTED and len(look.nodes) == 2
+        pids = [host.pid for host in mesh.status().hosts if host.index]
+        with pytest.raises(MeshUsageError, match="3 hosts were asked for, and 2 of Ray's 2 nodes would do"):
+            start("more", "three")
+    finally:
+        on_engine.cancel("big")
+    assert all(wait_for_exit(pid) for pid in pids)
+    assert engine_of(asked.spec).look(asked).state == State.ENDED
+
+
+@needs_ray
+@pytest.mark.timeout(240)
+def test_a_worker_that_is_killed_takes_its_host_along(lab: None) -> None:
+    mesh = start("hurt", "two")
+    try:
+        victim = next(host.pid for host in mesh.status().hosts if host.index)
+        os.kill(_parent(_parent(victim)), signal.SIGKILL)
+        assert wait_for_exit(victim), "on a node that Ray takes for free nothing of ours may run"
+        with pytest.raises(MeshError):
+            mesh.execute(os.getpid).get(T)
+    finally:
+        on_engine.cancel("hurt")
+
+
+@needs_ray
+@pytest.mark.timeout(240)
+def test_a_ray_job_gives_nodes_by_name(address: str) -> None:
+    job = job_loads(RayJob({"trainers": 1}, address, driver=PYTHON, setup=[SETUP]).dumps())
+    try:
+        procs = job.state().trainers.spawn_procs({"procs": 1})
+        assert len(procs.execute(os.getpid).get(T)) == 1 and len(list_records()) == 1
+    finally:
+        job.kill()
+    assert list_records() == []
+
+
+def _parent(pid: int) -> int:
+    with open(f"/proc/{pid}/stat") as file:
+        return int(file.read().rpartition(")")[2].split()[1])
+
+
+@needs_ray
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("profile", "error", "said"),
+    [
+        ("gpus", MeshUsageError, "1 hosts were asked for, and 0 of Ray's 2 nodes with 8 GPUs would do"),
+        ("broken", MeshStartError, "/none/python"),
+        ("away", MeshUsageError, r"no Ray answers at 127.0.0.1:1 \(.*refused"),
+    ],
+)
+def test_what_does_not_come_is_said(lab: None, profile: str, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        start("gone", profile)
+
+
+def test_without_ray_it_says_what_to_type(profiles: Profiles) -> None:
+    profiles('[far]\nengine = "ray"\n[far.ray]\ndriver = "/none/python"\n')
+    with pytest.raises(
+        MeshUsageError, match="there is no /none/python: driver = an interpreter that has ray"
+    ):
+        start("gone", "far")
