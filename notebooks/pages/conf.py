@@ -52,6 +52,7 @@ _GUIDE = (
     "clusters",
     "scripts",
     "monarch",
+    "coming_from",
     "speed",
     "reference",
 )
