@@ -159,8 +159,13 @@ class Session:
             welcome = session.request(
                 Hello(os.getpid(), what or _program(), PROGRAM_NUMBER, listens, observes, kernel_id), HELLO_S
             )
-        except RankTimeout:
-            transport.close(0)
+        except BaseException as error:  # it may be about to end, or somebody may have lost patience
+            with suppress(Exception):
+                session.tell(Goodbye())  # if it reads the first words later, it reads these, too
+            session.stop_notices.close()
+            transport.close(500)
+            if not isinstance(error, RankTimeout):
+                raise
             what_is = process_trouble(connection.pid) or f"does not answer; end it: kill {connection.pid}"
             raise MeshStartError(
                 f"the controller of mesh {connection.name!r} (pid {connection.pid}) {what_is}"

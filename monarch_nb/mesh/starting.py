@@ -243,9 +243,11 @@ def default_dims(session: Session) -> dict[str, int]:
 
 def abandon(session: Session) -> None:
     """End a controller that no mesh has come of."""
-    with suppress(MeshError):
-        session.request(ShutDown())
-    session.close()
+    try:
+        with suppress(MeshError):
+            session.request(ShutDown())
+    finally:
+        session.close()
 
 
 def attach(name: str | None = None, *, listens: bool = True, observes: bool = False, what: str = "") -> Mesh:

@@ -6,8 +6,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
+import pytest
 from processes import wait_for_exit
+
+from monarch_nb._client.connection_file import Connection
+from monarch_nb._client.session import Session
+from monarch_nb.exceptions import MeshEnded
 
 T = 60
 
@@ -79,3 +86,13 @@ def test_a_private_mesh_ends_with_its_session_though_the_controller_was_too_busy
             assert program.poll() is None
         finally:
             program.stdin.close()
+
+
+def test_who_attaches_to_a_mesh_that_has_just_ended_keeps_no_thread(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    with subprocess.Popen(["sleep", "600"]) as controller:
+        controller.kill()
+        assert wait_for_exit(controller.pid)
+        with pytest.raises(MeshEnded):
+            Session.connect(Connection(name="late", directory=str(tmp_path), pid=controller.pid))
+    assert [t.name for t in set(threading.enumerate()) - before if t.name.startswith("monarch_nb")] == []
