@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from monarch_nb._host.asking import Answers
+from monarch_nb._host.asking import Answers, Asking
+from monarch_nb._host.loop import Loop
 from monarch_nb._host.workflow import Workflow
 from monarch_nb._protocol.failure import Failure
 from monarch_nb._protocol.questions import DescribeProcessGroup, ProcessGroup, WhereNow
 from monarch_nb._protocol.work import Work
 from monarch_nb._shape import name_ranks
-
-if TYPE_CHECKING:
-    from monarch_nb._host.controller import ControllerProcess
 
 _DESCRIBE_S = 2.0
 _START_S = 5.0
@@ -27,13 +25,35 @@ _BROKEN = "the process group is broken and was not made anew"
 _ADVICE = f"{_BROKEN}{{}}: on all ranks, dist.destroy_process_group() and dist.init_process_group(...)"
 
 
+class KnowsBusy(Protocol):
+    """Knows what runs on ranks."""
+
+    def busy(self, ranks: Mapping[int, int]) -> str:
+        """Return which of some ranks can't do anything just now, as a rank set; empty if all can."""
+        ...
+
+
+class Parts(Protocol):
+    """What of a controller is needed here."""
+
+    @property
+    def asking(self) -> Asking:
+        """Questions to ranks."""
+        ...
+
+    @property
+    def cells(self) -> KnowsBusy:
+        """What runs where."""
+        ...
+
+    @property
+    def loop(self) -> Loop:
+        """Timers."""
+        ...
+
+
 def remake_groups(
-    controller: ControllerProcess,
-    ranks: dict[int, int],
-    *,
-    size_before: int = 0,
-    if_torn: bool = False,
-    retry: str = "",
+    controller: Parts, ranks: dict[int, int], *, size_before: int = 0, if_torn: bool = False, retry: str = ""
 ) -> Workflow[str]:
     """Make the default process group anew on ranks (rank to proc), if they have one of all of them.
 
@@ -92,7 +112,7 @@ def remake_groups(
     )
 
 
-def _busy_with_functions(controller: ControllerProcess, ranks: dict[int, int]) -> Workflow[str]:
+def _busy_with_functions(controller: Parts, ranks: dict[int, int]) -> Workflow[str]:
     """Wait for functions that run on main threads, for a while; return which ranks still run one, or nothing.
 
     What makes the group waits behind them, and ranks that are free would wait for them in it, for as long as
@@ -109,7 +129,7 @@ def _busy_with_functions(controller: ControllerProcess, ranks: dict[int, int]) -
         yield partial(_after, controller, _LOOK_S)
 
 
-def _after(controller: ControllerProcess, seconds: float, go_on: Callable[[Any], None]) -> None:
+def _after(controller: Parts, seconds: float, go_on: Callable[[Any], None]) -> None:
     controller.loop.call_later(seconds, lambda: go_on(None))
 
 
