@@ -188,6 +188,13 @@ def logs(mesh: Mesh, arguments: Namespace) -> None:
 # --- hosts of engines
 
 
+def extend(mesh: Mesh, arguments: Namespace) -> str:
+    """Ask the engine for more time; return how much is left."""
+    from monarch_nb.mesh import on_engine
+
+    return "\n".join(on_engine.extend(mesh.name, arguments.time))
+
+
 def hosts(mesh: Mesh, _arguments: Namespace) -> str:
     """Return the hosts of a mesh as a table."""
     from monarch_nb.commands.clusters import hosts_text

@@ -77,6 +77,16 @@ _LIFE = (
         observes=True,
     ),
     Command(
+        "extend",
+        "Ask the engine to leave a mesh its hosts for longer: extend 1h.",
+        (
+            NAME_NEEDED.at(TERMINAL),
+            argument("time", about="how much longer", type=seconds, metavar="TIME"),
+            NAME_FLAG,
+        ),
+        run=actions.extend,
+    ),
+    Command(
         "host",
         "Let this machine be a host of a mesh that has invited it.",
         (

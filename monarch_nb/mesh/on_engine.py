@@ -274,6 +274,20 @@ def cancel(name: str) -> Allocation:
     return asked
 
 
+def extend(name: str, seconds: float) -> list[str]:
+    """Ask the engine to leave a mesh its hosts for longer; return how it is now, in lines.
+
+    Raises:
+        MeshUsageError: if the mesh isn't on hosts of an engine: then there's no end to put off.
+        EngineError: if the engine gives no more time, with what it says.
+    """
+    asked = records.read_record(name)
+    if asked is None:
+        raise MeshUsageError(f"mesh {name!r} is on no hosts of an engine, so its time isn't limited")
+    engine_of(asked.spec).extend(asked, seconds)
+    return allocation_lines(name)
+
+
 def give_back(name: str) -> None:
     """A mesh has ended: so has what it was on, if that was an engine's."""
     if records.read_record(name) is not None:

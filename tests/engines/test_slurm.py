@@ -75,6 +75,24 @@ def test_a_mesh_is_a_job(cluster: Cluster) -> None:
 
 
 @pytest.mark.usefixtures("lab")
+def test_a_job_gets_more_time(cluster: Cluster) -> None:
+    asked = on_engine.Allocation.new("more", "lab", find_profile("lab", ENGINES).spec, Plan())
+    run = ("--time=10", "--output=/dev/null", "--wrap=sleep 600")
+    asked = replace(asked, id=cluster.command("sbatch", "--parsable", *run))
+    on_engine.records.write_record(asked)
+    try:
+        wait_until(lambda: engine_of(asked.spec).look(asked).state == State.GRANTED, "a job that runs")
+        (line,) = on_engine.extend("more", 3600.0)
+        assert ": granted, " in line and cluster.command("squeue", "-h", "-o", "%l") == "1:10:00"
+        with pytest.raises(MeshUsageError, match="is on no hosts of an engine"):
+            on_engine.extend("none", 60.0)
+    finally:
+        on_engine.cancel("more")
+    with pytest.raises(MeshError, match=rf"slurm job {asked.id} got no more time: .*"):
+        engine_of(asked.spec).extend(asked, 60.0)
+
+
+@pytest.mark.usefixtures("lab")
 def test_fewer_hosts_than_there_could_be_are_taken(cluster: Cluster) -> None:
     mesh = start("some", "spread", {"procs": 1})
     sizes = mesh.sizes

@@ -104,6 +104,12 @@ class Engine(ABC):
     def end(self, allocation: Allocation) -> None:
         """Give all hosts back. What has ended already is no error."""
 
+    def extend(self, allocation: Allocation, seconds: float) -> None:
+        """Ask for more time than was asked for before. An engine without limits can't."""
+        raise EngineError(
+            f"{allocation.described()}: engine {self.name} gives no time that could be extended"
+        )
+
     def logs(self, allocation: Allocation) -> list[str]:
         """Return the last words of launchers that have failed: what is shown when hosts don't come."""
         return []

@@ -198,6 +198,16 @@ class Slurm(Engine):
             raise EngineError(f"scancel {allocation.id}: {done.words}; it goes on")
         self._run(allocation.spec, ["rm", "-f", _log_path(allocation)])
 
+    def extend(self, allocation: Allocation, seconds: float) -> None:
+        update = ["scontrol", "update", f"JobId={allocation.id}", f"TimeLimit=+{_minutes(seconds)}"]
+        done = self._run(allocation.spec, update)
+        if done.code == 0:
+            return
+        said = done.words.removeprefix("slurm_update error: ")
+        if "permission" in said.lower():
+            said += ". Slurm lets only its administrators lengthen a job that has begun: ask them, or save"
+        raise EngineError(f"slurm job {allocation.id} got no more time: {said}")
+
     def logs(self, allocation: Allocation) -> list[str]:
         path = _log_path(allocation)
         done = self._run(allocation.spec, ["tail", "-c", "65536", path])
