@@ -11,6 +11,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from monarch_nb._protocol.variables import VariableRow
 from monarch_nb._transport.failure import class_name, message_of
 from monarch_nb.exceptions import NotDefinedHere
 
@@ -67,7 +68,7 @@ def is_a(value: Any, kind: Any) -> bool:
     return issubclass(type(value), kind)
 
 
-def describe(name: str, value: Any) -> dict[str, Any]:
+def describe(name: str, value: Any) -> VariableRow:
     """Return a row about a variable: type, shape, dtype, device, norm, text, and a digest of its content.
 
     An object that can't be looked at has a row that says so.
@@ -75,8 +76,8 @@ def describe(name: str, value: Any) -> dict[str, Any]:
     return _row(name, value, lambda outline: _content(value, outline))
 
 
-def _row(name: str, value: Any, content: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
-    row: dict[str, Any] = {"name": name, "type": class_name(value)}
+def _row(name: str, value: Any, content: Callable[[VariableRow], VariableRow]) -> VariableRow:
+    row: VariableRow = {"name": name, "type": class_name(value)}
     try:
         outline = _outline(value)
         return {**row, **outline, **content(outline)}
@@ -90,41 +91,37 @@ def _row(name: str, value: Any, content: Callable[[dict[str, Any]], dict[str, An
         }
 
 
-def _content(value: Any, outline: dict[str, Any]) -> dict[str, Any]:
+def _content(value: Any, outline: VariableRow) -> VariableRow:
     """Return what of a row takes reading all data."""
-    row = {"norm": _norm(value)} if "norm" in outline else {}
+    row: VariableRow = {"norm": _norm(value)} if "norm" in outline else {}
     return {**row, "digest": digest(value) if _num_bytes(value) <= LARGE_BYTES else repr(row.get("norm"))}
 
 
-def _outline(value: Any) -> dict[str, Any]:
+def _outline(value: Any) -> VariableRow:
     """Return what of a row costs nothing; a norm that could be told is None."""
-    row: dict[str, Any] = {}
     torch = sys.modules.get("torch")
     numpy = sys.modules.get("numpy")
     if torch is not None and _is_dtensor(value):
-        row.update(
-            shape=tuple(value.shape),
-            dtype=_dtype(value),
-            device=str(value.device),
-            sharded=_placements(value),
-        )
-    elif torch is not None and is_a(value, torch.Tensor):
-        row.update(shape=tuple(value.shape), dtype=_dtype(value), device=str(value.device), norm=None)
-    elif torch is not None and is_a(value, torch.nn.Module):
+        return {**_tensor_outline(value), "sharded": _placements(value)}
+    if torch is not None and is_a(value, torch.Tensor):
+        return {**_tensor_outline(value), "norm": None}
+    if torch is not None and is_a(value, torch.nn.Module):
         parameters = list(value.parameters())
-        row.update(
-            shape=(sum(p.numel() for p in parameters),),
-            dtype=", ".join(sorted({_dtype(p) for p in parameters})),
-            device=", ".join(sorted({str(p.device) for p in parameters})),
-            norm=None,
-        )
-    elif numpy is not None and is_a(value, numpy.ndarray):
-        row.update(shape=value.shape, dtype=str(value.dtype), norm=None)
-    elif is_a(value, str | bytes | list | tuple | dict | set | frozenset):
-        row.update(shape=(len(value),), text=_short(value))
-    else:
-        row.update(text=_short(value))
-    return row
+        return {
+            "shape": (sum(p.numel() for p in parameters),),
+            "dtype": ", ".join(sorted({_dtype(p) for p in parameters})),
+            "device": ", ".join(sorted({str(p.device) for p in parameters})),
+            "norm": None,
+        }
+    if numpy is not None and is_a(value, numpy.ndarray):
+        return {"shape": value.shape, "dtype": str(value.dtype), "norm": None}
+    if is_a(value, str | bytes | list | tuple | dict | set | frozenset):
+        return {"shape": (len(value),), "text": _short(value)}
+    return {"text": _short(value)}
+
+
+def _tensor_outline(value: Any) -> VariableRow:
+    return {"shape": tuple(value.shape), "dtype": _dtype(value), "device": str(value.device)}
 
 
 def _norm(value: Any) -> float | None:
@@ -335,7 +332,7 @@ a tooltip.
 GLANCE_ITEMS = 8
 
 
-def glance(name: str, value: Any) -> dict[str, Any]:
+def glance(name: str, value: Any) -> VariableRow:
     """Return what a tooltip says of a variable on one rank: a row, the content of what is small, a digest
     unless it's large.
     """
@@ -347,14 +344,14 @@ def glance(name: str, value: Any) -> dict[str, Any]:
     return row
 
 
-def _num_items(row: Mapping[str, Any]) -> int:
+def _num_items(row: VariableRow) -> int:
     num = 1
     for size in row.get("shape", ()):
         num *= size
     return num
 
 
-def look_at(name: str, value: Any) -> dict[str, Any]:
+def look_at(name: str, value: Any) -> VariableRow:
     """Return what `NAME?` shows: type, text, signature, documentation, source file."""
     import inspect
 

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monarch_nb._protocol.states import CellStatus
+from monarch_nb._protocol.variables import VariableRow
 from monarch_nb._protocol.work import Work, does, works_of
 from monarch_nb._rank import collectives, environment, profiling, rendezvous, variables, workspace
 from monarch_nb._rank.debugger import place
@@ -462,7 +463,7 @@ class Worker:
         return {n: self.namespace[n] for n in names}
 
     @does(Work.VARS)
-    def work_vars(self, message: Message) -> list[dict[str, Any]]:
+    def work_vars(self, message: Message) -> list[VariableRow]:
         """Return a row about each of the user's variables, or those that are named."""
         names = self._fields(message) or variables.user_names(self.namespace)
         return [variables.describe(n, self.namespace[n]) for n in names if n in self.namespace]
@@ -531,7 +532,7 @@ class Worker:
         return variables.complete(self.namespace, self._fields(message))
 
     @does(Work.LOOK_AT)
-    def work_look_at(self, message: Message) -> dict[str, Any] | None:
+    def work_look_at(self, message: Message) -> VariableRow | None:
         """Return what `NAME?` shows of a name here, or (is_brief) what of it may differ between ranks;
         None if there's no such name.
         """

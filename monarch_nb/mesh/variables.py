@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._protocol.variables import VariableRow
 from monarch_nb._protocol.work import Work
 from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb.actor.proc_mesh import work_on
@@ -77,16 +78,16 @@ class Variables:
         by_rank: for each rank, a row (a dict) for each variable.
     """
 
-    def __init__(self, by_rank: Mapping[int, Sequence[Mapping[str, Any]]]) -> None:
+    def __init__(self, by_rank: Mapping[int, Sequence[VariableRow]]) -> None:
         self.by_rank = {rank: list(rows) for rank, rows in by_rank.items()}
 
     def names(self) -> list[str]:
         """Return the names of all variables."""
         return sorted({row["name"] for rows in self.by_rank.values() for row in rows})
 
-    def groups(self, name: str) -> list[tuple[tuple[int, ...], Mapping[str, Any] | None]]:
+    def groups(self, name: str) -> list[tuple[tuple[int, ...], VariableRow | None]]:
         """Return a variable's distinct rows with their ranks; None for ranks that don't have it."""
-        found: dict[str, tuple[list[int], Mapping[str, Any] | None]] = {}
+        found: dict[str, tuple[list[int], VariableRow | None]] = {}
         for rank, rows in self.by_rank.items():
             row = next((r for r in rows if r["name"] == name), None)
             key = (
@@ -141,7 +142,7 @@ class Variables:
 _MARKED = " style='font-weight:bold' title='differs between ranks'"
 
 
-def _cells(ranks: tuple[int, ...], name: str, row: Mapping[str, Any] | None) -> tuple[str, ...]:
+def _cells(ranks: tuple[int, ...], name: str, row: VariableRow | None) -> tuple[str, ...]:
     label = f"[{format_ranks(ranks)}]"
     if row is None:
         return (label, name, "not defined", "", "", "", "", "")
