@@ -25,20 +25,20 @@ export const STATES: readonly RankState[] = [
 const TROUBLE: ReadonlySet<string> = new Set(['lost', 'unresponsive', 'stopped']);
 const BUSY: ReadonlySet<string> = new Set(['busy', 'debugging']);
 
-/** Return a size as people write it: "1.31 GB". */
+/** Return a size in powers of 1024, by its IEC name: "1.22 GiB". */
 export function bytes(n: number | null): string {
   if (n === null) {
     return UNKNOWN;
   }
-  const units = ['B', 'kB', 'MB', 'GB', 'TB'];
+  const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB'];
   let size = n;
   let unit = 0;
-  // 999.6 would be written as 1000, so it's already one of the next unit.
-  while (size >= 999.5 && unit < units.length - 1) {
-    size /= 1000;
+  // 1023.6 would be written as 1024, so it's already one of the next unit.
+  while (size >= 1023.5 && unit < units.length - 1) {
+    size /= 1024;
     unit += 1;
   }
-  return `${threeDigits(size)} ${units[unit]}`;
+  return `${size < 999.5 ? threeDigits(size) : Math.round(size)} ${units[unit]}`;
 }
 
 /** Return a duration as people write it: "12 s", "5 min", "3 h". */
@@ -158,7 +158,7 @@ function threeDigits(size: number): string {
   return String(Number(size.toPrecision(3)));
 }
 
-/** Return what went through the data plane: "shm 1.5 GB, 8.1 GB/s; tcp 12 MB, 0.9 GB/s". */
+/** Return what went through the data plane: "shm 1.5 GiB, 8.1 GB/s; tcp 12 MiB, 0.9 GB/s". */
 export function transfersText(all: ITransfers[] | undefined, t: Translate): string {
   return (all ?? [])
     .map(({ path, read_bytes, written_bytes, seconds }) => {

@@ -44,7 +44,7 @@ describe('MeshCard', () => {
   it('shows the mesh, its hosts and how it does', () => {
     expect(text('.mnb-card-name')).toBe('dev');
     expect(text('.mnb-card-facts')).toContain('4 ranks: 4 idle');
-    expect(text('.mnb-card-hosts tbody')).toBe('node-012%4 GB');
+    expect(text('.mnb-card-hosts tbody')).toBe('node-012%3.73 GiB');
     expect(text('.mnb-card-health')).toBe('ok');
     change(rank(1, { state: 'lost', reason: 'killed' }));
     expect(text('.mnb-card-health')).toBe('trouble');

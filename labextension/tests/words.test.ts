@@ -16,10 +16,11 @@ describe('words', () => {
   it.each([
     [null, 'n/a'],
     [0, '0 B'],
-    [999.7, '1 kB'],
-    [1_310_000_000, '1.31 GB'],
-    [88e9, '88 GB'],
-    [2.5e15, '2500 TB']
+    [999.7, '1000 B'],
+    [1023.7, '1 KiB'],
+    [1_310_000_000, '1.22 GiB'],
+    [88 * 2 ** 30, '88 GiB'],
+    [2500 * 2 ** 40, '2500 TiB']
   ])('writes %s bytes as %s', (n, text) => expect(bytes(n)).toBe(text));
 
   it.each([
@@ -39,9 +40,9 @@ describe('words', () => {
   ])('writes ranks %j as %j', (ranks, text) => expect(rankSet(ranks)).toBe(text));
 
   it('says what was moved', () => {
-    const shm = { path: 'shm', num: 3, read_bytes: 3e9, written_bytes: 1e9, seconds: 0.5 };
+    const shm = { path: 'shm', num: 3, read_bytes: 3 * 2 ** 30, written_bytes: 2 ** 30, seconds: 0.5 };
     const tcp = { path: 'tcp', num: 1, read_bytes: 0, written_bytes: 0, seconds: 0 };
-    expect(transfersText([shm, tcp], untranslated)).toBe('shm 4 GB, 8 GB/s; tcp 0 B, 0 GB/s');
+    expect(transfersText([shm, tcp], untranslated)).toBe('shm 4 GiB, 8.59 GB/s; tcp 0 B, 0 GB/s');
     expect(transfersText(undefined, untranslated)).toBe('');
   });
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-from monarch_nb.status import bytes_text
+from monarch_nb.units import size_text
 
 RANK_BYTES = 32 << 20
 """What an idle rank with torch takes of its own, at least."""
@@ -74,7 +74,7 @@ def _soft() -> Iterator[tuple[int, str]]:
     free = _free_memory()
     yield (
         free // RANK_BYTES,
-        f"{bytes_text(free)} of memory are free, and each takes {bytes_text(RANK_BYTES)} at least",
+        f"{size_text(free)} of memory are free, and each takes {size_text(RANK_BYTES)} at least",
     )
     cores = len(os.sched_getaffinity(0))
     yield max(FEW_RANKS, RANKS_PER_CORE * cores), f"{cores} cores"
@@ -83,7 +83,7 @@ def _soft() -> Iterator[tuple[int, str]]:
 def _hard() -> Iterator[tuple[int, str]]:
     yield MOST_RANKS, "a host has no more"
     free = _free_memory()
-    yield free // LEAST_RANK_BYTES, f"{bytes_text(free)} of memory are free"
+    yield free // LEAST_RANK_BYTES, f"{size_text(free)} of memory are free"
     threads = _free_threads()
     yield threads // THREADS_PER_RANK, f"the system lets {threads:,} more threads be started"
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

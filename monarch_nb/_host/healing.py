@@ -34,6 +34,7 @@ from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb.exceptions import describe_end
+from monarch_nb.units import size_text
 
 if TYPE_CHECKING:
     from monarch_nb._host.controller import ControllerProcess
@@ -424,7 +425,7 @@ class Healing:
         if not spec.kept:
             report.problems.append(
                 f"actor {spec.name!r} was not made again on {name_ranks(ranks)}: its "
-                f"{spec.size_bytes >> 20} MiB of arguments are not kept; spawn it anew"
+                f"{size_text(spec.size_bytes)} of arguments are not kept; spawn it anew"
             )
             return
         try:

@@ -35,7 +35,7 @@ from monarch_nb._protocol.registry import Sender, handles
 from monarch_nb._protocol.states import CellStatus, EntryKind
 from monarch_nb._shape import format_ranks
 from monarch_nb.exceptions import describe_end
-from monarch_nb.status import bytes_text
+from monarch_nb.units import size_text
 
 if TYPE_CHECKING:
     from monarch_nb._host.controller import ControllerProcess
@@ -127,7 +127,7 @@ class JournalService:
             check_room(_existing(self._place))
             self._go_there()
             missing = (
-                f"{bytes_text(self.store.num_unkept_bytes)} of output from {_clock(self._since)} to "
+                f"{size_text(self.store.num_unkept_bytes)} of output from {_clock(self._since)} to "
                 f"{_clock(time.time())} were not kept: {self.trouble}"
             )
             self.store.resume(missing + "\n")

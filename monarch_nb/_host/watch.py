@@ -18,7 +18,7 @@ from monarch_nb._protocol.base import encode
 from monarch_nb._protocol.cells import CaughtUp, RecordsPrinted, WatchMessage
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
-from monarch_nb.status import bytes_text
+from monarch_nb.units import size_text
 
 WINDOW_BYTES = 8 << 20
 _BATCH_BYTES = 1 << 18
@@ -106,7 +106,7 @@ class Watch:
             num, self._num_unkept_bytes = self._num_unkept_bytes, 0
             self._add(
                 _note(
-                    f"{bytes_text(num)} of output are missing here: the journal can't be written, and "
+                    f"{size_text(num)} of output are missing here: the journal can't be written, and "
                     "they came faster than they could be shown"
                 )
             )
@@ -179,8 +179,8 @@ class Watch:
         if scan.num_lost_bytes:
             self._add(
                 _note(
-                    f"{_size(scan.num_lost_bytes)} of older output were dropped: the journal keeps "
-                    f"{self._store.max_bytes >> 20} MiB"
+                    f"{size_text(scan.num_lost_bytes)} of older output were dropped: the journal keeps "
+                    f"{size_text(self._store.max_bytes)}"
                 )
             )
         if scan.data:
@@ -235,10 +235,6 @@ class Watch:
 
 def _note(text: str) -> bytes:
     return records.pack(Record(records.NOTE, "stderr", 0, 0, 0, 0, 0.0, text.encode()))
-
-
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes / 2**20:.3g} MiB" if num_bytes >= 1 << 20 else f"{num_bytes} bytes"
 
 
 class Watches:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import errno
 import os
 
-from monarch_nb.status import bytes_text
+from monarch_nb.units import size_text
 
 ROOM_BYTES = 8 << 20
 """So much must be free before something that has failed for lack of room is tried again; of a small file
@@ -50,5 +50,5 @@ def _disk(path: str) -> str:
         return path
     while not os.path.ismount(path):
         path = os.path.dirname(path)
-    free, whole = (bytes_text(n * found.f_frsize) for n in (found.f_bavail, found.f_blocks))
+    free, whole = (size_text(n * found.f_frsize) for n in (found.f_bavail, found.f_blocks))
     return f"the disk at {path} ({free} of {whole} free)"

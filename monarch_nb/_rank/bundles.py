@@ -12,6 +12,7 @@ from json import loads as from_json
 from typing import Any
 
 from monarch_nb._transport.failure import class_name, clipped, message_of
+from monarch_nb.units import size_text
 
 MAX_TEXT = 1 << 20
 TEXT_LEFT = 18_000
@@ -105,6 +106,4 @@ def _encoded_json(value: Any) -> Any:
 
 
 def _too_large(num_bytes: int) -> str:
-    return (
-        f"{num_bytes / 2**20:.0f} MiB of it, and {MAX_RICH_BYTES >> 20} MiB are the limit; {_HOW_TO_GET_ALL}"
-    )
+    return f"{size_text(num_bytes)} of it, and {size_text(MAX_RICH_BYTES)} are the limit; {_HOW_TO_GET_ALL}"

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb._protocol.ranks import Stop
 from monarch_nb._shape import name_ranks
 from monarch_nb.commands.parser import Namespace
-from monarch_nb.status import MeshStatus, duration
+from monarch_nb.status import MeshStatus
+from monarch_nb.units import duration
 
 if TYPE_CHECKING:
     from monarch_nb._client.heal_report import HealReport

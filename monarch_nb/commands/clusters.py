@@ -16,7 +16,7 @@ from monarch_nb.job.profiles import Profile, find_profile, read_profiles, user_f
 from monarch_nb.job.spec import HostRange, HostSpec, machines
 from monarch_nb.mesh import Mesh, on_engine
 from monarch_nb.mesh.running import Asked
-from monarch_nb.status import duration
+from monarch_nb.units import duration
 
 _OF_ENGINES = {
     "time": "time_s",

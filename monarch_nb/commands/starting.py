@@ -16,7 +16,7 @@ from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.job.allocation import Plan, read_record
 from monarch_nb.mesh import on_engine, starting
 from monarch_nb.mesh.running import Asked
-from monarch_nb.status import duration
+from monarch_nb.units import duration
 
 if TYPE_CHECKING:
     from monarch_nb.mesh import Mesh

@@ -7,7 +7,7 @@ import re
 
 from monarch_nb._client.mesh_name import check_mesh_name
 from monarch_nb.commands.parser import shortened
-from monarch_nb.status import parse_duration
+from monarch_nb.units import parse_duration
 
 DEFAULT_NAME = "mesh"
 """Of a mesh that is given no other."""

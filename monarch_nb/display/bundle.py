@@ -17,6 +17,7 @@ from typing import Any
 
 from monarch_nb.display import ansi
 from monarch_nb.display.template import Markup, render
+from monarch_nb.units import size_text
 
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 NATIVE_TYPES = frozenset(
@@ -97,7 +98,7 @@ class Bundle:
             if isinstance(data, str | bytes) and len(data) > MAX_RICH_CHARS
         ]
         return clipped(text) + "".join(
-            f"\n... {mime} of {len(self.data[mime]) / 2**20:.0f} MiB not shown"
+            f"\n... {mime} of {size_text(len(self.data[mime]))} not shown"
             for mime in large
             if mime != "text/plain"
         )

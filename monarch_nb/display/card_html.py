@@ -14,15 +14,8 @@ from itertools import product
 from monarch_nb.display.style import style_for
 from monarch_nb.display.template import Markup, joined
 from monarch_nb.display.template import render as fill
-from monarch_nb.status import (
-    HostStatus,
-    MeshStatus,
-    RankStatus,
-    bytes_text,
-    duration,
-    percent_text,
-    rank_text,
-)
+from monarch_nb.status import HostStatus, MeshStatus, RankStatus, rank_text
+from monarch_nb.units import duration, percent_text, size_text
 
 ROW = 32
 """How many ranks of a single long dimension stand in a row."""
@@ -85,9 +78,9 @@ def _host_text(host: HostStatus) -> str:
         f"{host.num_cores} cores" + percent_text(host.cpu_percent, " {}"),
     ]
     if host.memory_used_bytes is not None:
-        parts.append(f"{bytes_text(host.memory_used_bytes)} of {bytes_text(host.memory_total_bytes)}")
+        parts.append(f"{size_text(host.memory_used_bytes)} of {size_text(host.memory_total_bytes)}")
     parts += [
-        f"GPU {g.index} {percent_text(g.utilization_percent)} {bytes_text(g.memory_used_bytes)}"
+        f"GPU {g.index} {percent_text(g.utilization_percent)} {size_text(g.memory_used_bytes)}"
         for g in host.gpus
     ]
     return ", ".join(parts)

@@ -15,10 +15,11 @@ from monarch_nb.display.bundle import Bundle
 from monarch_nb.display.cell_text import cut_line, timing
 from monarch_nb.display.errors import ErrorGroup
 from monarch_nb.display.fold import NOTE, Row, prefix_of
-from monarch_nb.display.progress import CellState, duration, progress_text, strip_shown
+from monarch_nb.display.progress import CellState, progress_text, strip_shown
 from monarch_nb.display.style import style_for
 from monarch_nb.display.template import Markup, joined
 from monarch_nb.display.template import render as fill
+from monarch_nb.units import elapsed_text
 
 if TYPE_CHECKING:
     from monarch_nb.display.cell_view import Snapshot
@@ -146,7 +147,7 @@ def _timing(state: CellState) -> Markup:
         fill(
             "bar.html",
             percent=max(4, round(100 * seconds / slowest)),
-            title=f"rank {rank}: {duration(seconds)}",
+            title=f"rank {rank}: {elapsed_text(seconds)}",
         )
         for rank, seconds in sorted(state.seconds.items())
     ]

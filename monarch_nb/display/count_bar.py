@@ -6,8 +6,8 @@ import html
 import time
 from collections.abc import Callable
 
-from monarch_nb.display.progress import duration
 from monarch_nb.display.transfer_bar import show_until_over
+from monarch_nb.units import elapsed_text
 
 SHOWN_AFTER_S = 2.0
 
@@ -27,9 +27,9 @@ class Counted:
         """Return such as `31 of 100 done, 6.2 s, 14 s left`."""
         done, total = self._state()
         seconds = time.monotonic() - self._began
-        parts = [f"{done:,}{f' of {total:,}' if total is not None else ''} done", duration(seconds)]
+        parts = [f"{done:,}{f' of {total:,}' if total is not None else ''} done", elapsed_text(seconds)]
         if total is not None and 0 < done < total:
-            parts.append(f"{duration(seconds / done * (total - done))} left")
+            parts.append(f"{elapsed_text(seconds / done * (total - done))} left")
         return ", ".join(parts)
 
     def mimebundle(self) -> dict[str, str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from monarch_nb._shape.rank_set import format_ranks
+from monarch_nb.units import elapsed_text
 
 PROGRESS_AFTER_S = 2.0
 MIN_STRIP_S = 0.5
@@ -54,7 +55,7 @@ def progress_text(state: CellState) -> str:
         return ""
     who = format_ranks(state.running)
     rest = f"not finished: {who}" if state.closed else f"waiting for {who}"
-    return f"{state.num_over} of {len(state.ranks)} ranks done, {duration(state.elapsed_s)}; {rest}"
+    return f"{state.num_over} of {len(state.ranks)} ranks done, {elapsed_text(state.elapsed_s)}; {rest}"
 
 
 def strip_shown(state: CellState) -> bool:
@@ -71,26 +72,10 @@ def strip_text(state: CellState) -> str:
         return ""
     groups: dict[str, list[int]] = {}
     for rank, seconds in sorted(state.seconds.items(), key=lambda item: (item[1], item[0])):
-        groups.setdefault(duration(seconds), []).append(rank)
+        groups.setdefault(elapsed_text(seconds), []).append(rank)
     if len(groups) > MAX_STRIP_GROUPS:
-        middle = duration(median(state.seconds.values()))
+        middle = elapsed_text(median(state.seconds.values()))
         (fastest, first), *_, (slowest, last) = groups.items()
         ends = (f"fastest [{format_ranks(first)}] {fastest}", f"slowest [{format_ranks(last)}] {slowest}")
         return f"time: {ends[0]}, median {middle}, {ends[1]}"
     return "time: " + ", ".join(f"[{format_ranks(sorted(ranks))}] {text}" for text, ranks in groups.items())
-
-
-def duration(seconds: float) -> str:
-    """Return a time for people: `0.14 s`, `3.4 s`, `25 s`, `2 min 5 s`, `3 h 12 min`.
-
-    >>> [duration(seconds) for seconds in (0.138, 3.44, 25.2, 125, 11520)]
-    ['0.14 s', '3.4 s', '25 s', '2 min 5 s', '3 h 12 min']
-    """
-    if seconds < 9.95:
-        return f"{seconds:.2f} s" if seconds < 0.995 else f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    return (
-        f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
-    )

@@ -7,7 +7,8 @@ import time
 from typing import TYPE_CHECKING
 
 from monarch_nb._shape import format_ranks
-from monarch_nb.status import MeshStatus, RankStatus, bytes_text, collective_text, duration, percent_text
+from monarch_nb.status import MeshStatus, RankStatus, collective_text
+from monarch_nb.units import duration, percent_text, size_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -53,12 +54,12 @@ def _hosts(status: MeshStatus) -> RenderableType:
         found.add_column(column)
     for host in status.hosts:
         gpus = "  ".join(
-            f"{g.index}: {percent_text(g.utilization_percent)} {bytes_text(g.memory_used_bytes)} "
+            f"{g.index}: {percent_text(g.utilization_percent)} {size_text(g.memory_used_bytes)} "
             + ("" if g.temperature_c is None else f"{g.temperature_c:.0f} C")
             for g in host.gpus
         )
         memory = (
-            f"{bytes_text(host.memory_used_bytes)} of {bytes_text(host.memory_total_bytes)}"
+            f"{size_text(host.memory_used_bytes)} of {size_text(host.memory_total_bytes)}"
             if host.memory_total_bytes
             else "n/a"
         )
@@ -99,7 +100,7 @@ def _ranks(status: MeshStatus) -> RenderableType:
             Text(first.state, COLOURS.get(first.state, "")),
             duration(max(0.0, round(now - min(r.since for r in ranks)))) if first.since else "",
             f"{sum(cpu) / len(cpu):.0f}%" if cpu else "",
-            bytes_text(round(sum(memory) / len(memory))) if memory else "",
+            size_text(round(sum(memory) / len(memory))) if memory else "",
             Text(_doing(first)),
         )
     return found

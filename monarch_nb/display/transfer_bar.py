@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from monarch_nb.display.progress import duration
-from monarch_nb.units import size_text
+from monarch_nb.units import elapsed_text, size_text
 
 INTERVAL_S = 0.2
 
@@ -45,9 +44,9 @@ class TransferBar:
         rate = done / seconds if seconds > 0 else 0.0
         parts = [f"{size_text(done)} of {size_text(total)}", f"{rate / 1e9:.2f} GB/s"]
         if self._transfer.done():
-            parts.append(duration(seconds))
+            parts.append(elapsed_text(seconds))
         elif rate:
-            parts.append(f"{duration((total - done) / rate)} left")
+            parts.append(f"{elapsed_text((total - done) / rate)} left")
         return ", ".join(parts)
 
     def mimebundle(self) -> dict[str, str]:

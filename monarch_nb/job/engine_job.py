@@ -22,7 +22,7 @@ from monarch_nb.job.base import JobState, JobTrait, check_meshes
 from monarch_nb.job.engines import engine_of
 from monarch_nb.job.joining import Wait, reserve
 from monarch_nb.job.spec import HostRange, HostSpec, machines
-from monarch_nb.status import parse_duration
+from monarch_nb.units import parse_duration
 
 _numbers = itertools.count(1)
 

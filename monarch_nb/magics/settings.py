@@ -12,7 +12,7 @@ from monarch_nb.commands.settings import SETTINGS
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.magics import sync
 from monarch_nb.magics.state import State
-from monarch_nb.status import duration, parse_duration
+from monarch_nb.units import duration, parse_duration
 
 if TYPE_CHECKING:
     from monarch_nb.mesh import Mesh

@@ -19,6 +19,7 @@ from monarch_nb.display.fold import Fold
 from monarch_nb.exceptions import MeshUsageError, RankFailure, fold_alike
 from monarch_nb.mesh.cell_run import CellRun
 from monarch_nb.mesh.export import export
+from monarch_nb.units import size_text
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.core import Mesh
@@ -221,7 +222,7 @@ class History:
             entries.note = f"(the journal isn't written: {trouble})"
         elif dropped:
             entries.note = (
-                f"(the oldest {dropped / 2**20:.3g} MiB of output were dropped: the journal is at its limit)"
+                f"(the oldest {size_text(dropped)} of output were dropped: the journal is at its limit)"
             )
         else:
             entries.note = (

@@ -28,7 +28,7 @@ from monarch_nb.job.profiles import Profile
 from monarch_nb.mesh import starting
 from monarch_nb.mesh.always import define_on
 from monarch_nb.mesh.core import Mesh
-from monarch_nb.status import duration
+from monarch_nb.units import duration
 
 SPAWN_S = 120.0
 """How long ranks may take to start on hosts that are there."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from monarch_nb._shape import format_ranks
 from monarch_nb.profile.operators import spread
-from monarch_nb.status import bytes_text
+from monarch_nb.units import size_text
 
 SIZES = {
     "resident": "resident_bytes",
@@ -43,7 +43,7 @@ def line_rows(reports: Mapping[int, Mapping[str, Any]], num_top: int) -> list[tu
 
     >>> report = {"lines": [("In [3] line 1", 2_000_000, 5)]}
     >>> line_rows({0: report, 1: report}, 10)
-    [('In [3] line 1', '[0-1]', '2 MB', '5')]
+    [('In [3] line 1', '[0-1]', '1.907 MiB', '5')]
     """
     found: dict[str, list[tuple[int, int, int]]] = {}
     for rank, report in sorted(reports.items()):
@@ -55,7 +55,7 @@ def line_rows(reports: Mapping[int, Mapping[str, Any]], num_top: int) -> list[tu
         (
             place,
             f"[{format_ranks(r for r, _, _ in found[place])}]",
-            bytes_text(round(means[place])),
+            size_text(round(means[place])),
             f"{_mean([n for _, _, n in found[place]]):,.0f}",
         )
         for place in top
@@ -69,8 +69,8 @@ def _mean(figures: Sequence[int]) -> float:
 def change_text(num_bytes: float) -> str:
     """Return a change of size with its sign.
 
-    >>> change_text(-2_000_000), change_text(0), change_text(1000)
-    ('-2 MB', '0 B', '+1 kB')
+    >>> change_text(-2 << 20), change_text(0), change_text(1024)
+    ('-2 MiB', '0 bytes', '+1 KiB')
     """
     sign = "-" if num_bytes < 0 else "+" if num_bytes > 0 else ""
-    return f"{sign}{bytes_text(abs(round(num_bytes)))}"
+    return f"{sign}{size_text(abs(round(num_bytes)))}"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from monarch_nb.units import time_text
+
 Row = tuple[str, int, float, float]
 """Of one rank: name, calls, its own CPU time, its own GPU time in microseconds."""
 
@@ -90,15 +92,3 @@ def _times(found: Spread, several: bool) -> tuple[str, ...]:
 
 def _calls(found: Spread) -> str:
     return f"{found.most:,.0f}" if found.least == found.most else f"{found.least:,.0f}-{found.most:,.0f}"
-
-
-def time_text(seconds: float) -> str:
-    """Return a short time as people write it.
-
-    >>> time_text(0.0123), time_text(0)
-    ('12.3 ms', '0')
-    """
-    for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return "0" if not seconds else f"{seconds * 1e6:.2g} us"

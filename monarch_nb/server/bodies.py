@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from monarch_nb._client.launch import connection_path
-from monarch_nb.status import parse_duration
+from monarch_nb.units import parse_duration
 
 JOBS = ("local", "process")
 PROCESS_GROUPS = ("", "auto", "nccl", "gloo")

@@ -3,7 +3,7 @@
 model     the snapshot, its hosts and ranks
 delta     what changes of it
 messages  how it's asked for
-text      it, and sizes and durations, as people read them
+text      it in words
 """
 
 from monarch_nb._protocol.resources import Collective, GpuProcess, GpuStatus, History, Transfers
@@ -17,15 +17,7 @@ from monarch_nb.status.model import (
     MeshSummary,
     RankStatus,
 )
-from monarch_nb.status.text import (
-    bytes_text,
-    collective_text,
-    duration,
-    parse_duration,
-    percent_text,
-    rank_text,
-    waiting_text,
-)
+from monarch_nb.status.text import collective_text, rank_text, waiting_text
 
 __all__ = [
     "STATES",
@@ -46,11 +38,7 @@ __all__ = [
     "Transfers",
     "Versioned",
     "apply",
-    "bytes_text",
     "collective_text",
-    "duration",
-    "parse_duration",
-    "percent_text",
     "rank_text",
     "waiting_text",
 ]

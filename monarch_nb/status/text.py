@@ -1,4 +1,4 @@
-"""A mesh's state in words; sizes, shares and durations as people read and write them."""
+"""A mesh's state in words, and what a rank does."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 from monarch_nb._protocol.resources import Collective, Transfers
 from monarch_nb._protocol.states import RankState
 from monarch_nb._shape import format_ranks
+from monarch_nb.units import duration, percent_text, size_text
 
 if TYPE_CHECKING:
     from monarch_nb.status.model import HostStatus, MeshStatus, RankStatus
 
 MAX_CELLS_NAMED = 4
 """Of those that wait for a rank."""
-MAX_DURATION_S = 3650 * 86400
-"""What somebody may ask for; clocks and locks can't take any number."""
 
 
 def status_text(status: MeshStatus) -> str:
@@ -64,10 +63,10 @@ def _host_text(status: MeshStatus, host: HostStatus) -> str:
         f"{host.num_cores} cores" + percent_text(host.cpu_percent, " {} busy"),
     ]
     if host.memory_used_bytes is not None and host.memory_total_bytes:
-        parts.append(f"memory {bytes_text(host.memory_used_bytes)} of {bytes_text(host.memory_total_bytes)}")
+        parts.append(f"memory {size_text(host.memory_used_bytes)} of {size_text(host.memory_total_bytes)}")
     parts.append(f"{host.num_gpus} GPUs")
     parts += [
-        f"GPU {g.index} {percent_text(g.utilization_percent)} {bytes_text(g.memory_used_bytes)}"
+        f"GPU {g.index} {percent_text(g.utilization_percent)} {size_text(g.memory_used_bytes)}"
         for g in host.gpus
     ]
     return ", ".join([*parts, f"ranks {ranks}"])
@@ -136,63 +135,9 @@ def collective_text(collective: Collective) -> str:
     return f"{collective.name}{number}{shape}"
 
 
-def bytes_text(num: int | None) -> str:
-    """Return a size as people write it; "n/a" if it isn't known.
-
-    >>> bytes_text(1_310_000_000)
-    '1.31 GB'
-    """
-    if num is None:
-        return "n/a"
-    size = float(num)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB"
-
-
-def percent_text(share: float | None, form: str = "{}") -> str:
-    """Return a share as text; nothing if it isn't known."""
-    return "" if share is None else form.format(f"{share:.0f}%")
-
-
-def duration(seconds: float) -> str:
-    """Return a duration as people write it: 90 s, 5 min, 8 h.
-
-    >>> duration(28800)
-    '8 h'
-    """
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * size or (seconds >= size and seconds % size == 0):
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds:.3g} s"
-
-
-def parse_duration(text: str) -> float:
-    """Return the seconds in `90`, `90s`, `5m`, `8h` or `2d`.
-
-    Raises:
-        ValueError: saying what was expected.
-
-    >>> parse_duration("8h")
-    28800.0
-    """
-    units = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
-    number = text.rstrip("abcdefghijklmnopqrstuvwxyz")
-    unit = text[len(number) :] or "s"
-    try:
-        seconds = float(number) * units[unit]
-    except (ValueError, KeyError):
-        raise ValueError(f"a duration is a number with s, m, h or d, as in 90s or 8h; not {text!r}") from None
-    if not 0 < seconds <= MAX_DURATION_S:
-        raise ValueError(f"a duration is more than 0 and at most {MAX_DURATION_S // 86400} d, not {text!r}")
-    return seconds
-
-
 def _moved_text(all_: Sequence[Transfers]) -> str:
     num_bytes = sum(t.read_bytes + t.written_bytes for t in all_)
     seconds = sum(t.seconds for t in all_)
     rate = f", {num_bytes / seconds / 1e9:.3g} GB/s" if seconds else ""
     num = sum(t.num for t in all_)
-    return f"{bytes_text(num_bytes)} in {num} transfer{'s' * (num != 1)}{rate}"
+    return f"{size_text(num_bytes)} in {num} transfer{'s' * (num != 1)}{rate}"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from monarch_nb.exceptions import MeshUsageError
+from monarch_nb.units import size_text
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
@@ -155,13 +156,7 @@ def _reason(folder: str, path: str, exclude: GitIgnoreSpec) -> str:
         size = os.lstat(os.path.join(folder, path)).st_size
     except OSError:
         return ""
-    return (
-        f"{size / 1e9:.1f} GB: --include"
-        if size > 1e9
-        else f"{size / 1e6:.0f} MB: --include"
-        if size > BIG_BYTES
-        else ""
-    )
+    return f"{size_text(size)}: --include" if size > BIG_BYTES else ""
 
 
 @cache

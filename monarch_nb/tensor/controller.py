@@ -38,6 +38,7 @@ from monarch_nb.tensor.propagation import Outcome, Propagation
 from monarch_nb.tensor.slots import Handle, Slots
 from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.tensor import Tensor
+from monarch_nb.units import size_text
 
 _numbers = itertools.count(1)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -517,10 +518,10 @@ class Engine:
         if name in self._told:
             return
         self._told.add(name)
-        size = sum(t.mesh_meta.num_bytes for t in tensors) / 2**20
+        size = size_text(sum(t.mesh_meta.num_bytes for t in tensors))
         warnings.warn(
             f"{name} can't be done on shards ({', '.join(repr(t.mesh_meta) for t in tensors[:3])}): "
-            f"every rank gathers its inputs, {size:.1f} MiB, and does all of it; the result is the "
+            f"every rank gathers its inputs, {size}, and does all of it; the result is the "
             f"same. ({reason[:200]})",
             stacklevel=6,
         )

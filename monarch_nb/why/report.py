@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from monarch_nb._protocol.states import RankState
 from monarch_nb._shape import format_ranks, name_ranks
-from monarch_nb.status import duration
+from monarch_nb.units import duration
 from monarch_nb.why.diagnoses import Diagnosis, Situation
 from monarch_nb.why.facts import Activity, RankFacts
 

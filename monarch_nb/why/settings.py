@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from monarch_nb.status import parse_duration
+from monarch_nb.units import parse_duration
 
 DEFAULT_S = 30.0
 _chosen: list[float | None] = []

@@ -347,7 +347,7 @@ def test_what_can_not_be_meant(synced: Mesh, project: Path) -> None:
     (project / "huge.bin").touch()
     os.truncate(project / "huge.bin", 2 << 30)
     receipt = synced.sync(dry_run=True)
-    assert "huge.bin (2.1 GB: --include)" in str(receipt)
+    assert "huge.bin (2 GiB: --include)" in str(receipt)
     (project / "huge.bin").unlink()
 
 

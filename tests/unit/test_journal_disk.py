@@ -116,7 +116,7 @@ def test_who_cant_write_is_told_which_disk_it_is(disk: SmallDisk) -> None:
         disks.check_room(str(disk.path))
     assert (
         disks.why(error.value, str(disk.path / "a" / "b"))
-        == f"no space left on the disk at {disk.path} (0 B of 1.05 MB free)"
+        == f"no space left on the disk at {disk.path} (0 bytes of 1 MiB free)"
     )
     disk.free()
     disks.check_room(str(disk.path))

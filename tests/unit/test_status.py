@@ -190,7 +190,7 @@ def test_a_snapshot_travels_as_plain_data() -> None:
     status = MeshStatus.of(data)
     assert MeshStatus.of(status.as_dict()) == status
     assert "all_reduce #41 float32[2, 3]" in status.text()
-    assert "GPU 0 80% 1 GB" in status.text()
+    assert "GPU 0 80% 953.7 MiB" in status.text()
     assert hash(status.ranks[0].collective)
 
 

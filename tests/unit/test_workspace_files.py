@@ -102,7 +102,7 @@ def test_include_and_exclude(folder: Path) -> None:
 def test_big_files_are_left_out_and_told(folder: Path) -> None:
     os.truncate(folder / "model.py", 101 << 20)
     paths, left_out = listed(folder)
-    assert "model.py" not in paths and left_out["model.py"] == "106 MB: --include"
+    assert "model.py" not in paths and left_out["model.py"] == "101 MiB: --include"
     assert "model.py" in listed(folder, include=("model.py",))[0]
 
 

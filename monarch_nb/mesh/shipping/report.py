@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from monarch_nb._shape import format_ranks
-from monarch_nb.status import bytes_text
+from monarch_nb.units import size_text
 
 SHORT = 6
 MAX_NAMED = 8
@@ -83,7 +83,7 @@ class EnvironmentPart:
         return [*lines, *self._notes()]
 
     def _line(self, host: HostEnvironment) -> str:
-        what = f"environment {self.id[:SHORT]}, {self.num_packages} packages, {bytes_text(self.num_bytes)}"
+        what = f"environment {self.id[:SHORT]}, {self.num_packages} packages, {size_text(self.num_bytes)}"
         if host.problem:
             return f"{what}: not there, {host.problem}"
         if host.is_shared:
@@ -91,7 +91,7 @@ class EnvironmentPart:
         elif host.was_there:
             there = "is there already"
         else:
-            there = f"{bytes_text(host.sent_bytes)} {'to send' if self.is_dry else 'sent, verified'}"
+            there = f"{size_text(host.sent_bytes)} {'to send' if self.is_dry else 'sent, verified'}"
         return f"{what}: {there}{self._done(host)}"
 
     def _done(self, host: HostEnvironment) -> str:

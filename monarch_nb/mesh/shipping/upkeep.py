@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 
 from monarch_nb.mesh.shipping.sending import scan_here, tried_modules
-from monarch_nb.status import bytes_text
 from monarch_nb.sync.env.clean import clean
 from monarch_nb.sync.env.local import export
 from monarch_nb.sync.env.store import default_store
+from monarch_nb.units import size_text
 
 
 def clean_here() -> str:
@@ -20,7 +20,7 @@ def clean_here() -> str:
     root = default_store()
     done = clean(root)
     num = len(done.prefixes)
-    files = f"{done.num_objects} files ({bytes_text(done.num_bytes)})"
+    files = f"{done.num_objects} files ({size_text(done.num_bytes)})"
     return (
         f"{root}: {num} environment{'s' * (num != 1)}, {files} removed; in use: "
         f"{', '.join(done.in_use) or 'none'}"

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from monarch_nb.status import bytes_text
 from monarch_nb.sync.env.place import Prefix
+from monarch_nb.units import size_text
 
 TEST_S = 120.0
 SLACK_BYTES = 64 << 20
@@ -98,8 +98,8 @@ def warnings(facts: Mapping[str, str], there: Machine) -> Iterator[str]:
 def no_room(num_bytes: int, num_files: int, there: Machine) -> str:
     """Return why there's no room for so much more; empty if there is."""
     if num_bytes + SLACK_BYTES > there.free_bytes:
-        free = bytes_text(there.free_bytes)
-        return f"{bytes_text(num_bytes)} are needed, {free} are free: monarch-nb sync --gc there frees some"
+        free = size_text(there.free_bytes)
+        return f"{size_text(num_bytes)} are needed, {free} are free: monarch-nb sync --gc there frees some"
     if 2 * num_files > there.free_inodes:
         return f"{num_files:,} files are needed, and the file system has {there.free_inodes:,} inodes left"
     return ""

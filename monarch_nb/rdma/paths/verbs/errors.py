@@ -7,6 +7,8 @@ import os
 import resource
 from typing import NamedTuple
 
+from monarch_nb.units import size_text
+
 
 class Status(NamedTuple):
     """A status that a work request can complete with: what people call it, and its likely cause."""
@@ -92,7 +94,7 @@ def memlock_text() -> str:
     if soft == resource.RLIM_INFINITY:
         return ""
     return (
-        f"this process may lock {soft >> 10:,} KiB of memory: ulimit -l unlimited "
+        f"this process may lock {size_text(soft)} of memory: ulimit -l unlimited "
         "(/etc/security/limits.conf; systemd: LimitMEMLOCK=infinity; docker: --ulimit memlock=-1)"
     )
 
