@@ -23,6 +23,7 @@ from typing import Any
 
 from monarch_nb import _reload
 from monarch_nb._frames.owner import Owner, is_users, owner_of_file
+from monarch_nb._rank.fresh_accelerate import fresh_accelerate
 from monarch_nb._rank.fresh_torch import fresh_torch
 
 _SIGNALS = (
@@ -63,8 +64,10 @@ def fresh_process(env: Mapping[str, str], workdir: str) -> Iterator[ExitFunction
         stack.callback(
             gc.collect
         )  # last of all: the program's models are gone before another one makes its own
-        for keeper in (_directory(workdir), _environment(env), _interpreter(), _reload.imported_anew(), _loggers(), _handlers(),  # noqa: E501
-                       _start_method(), exit_functions.registered(), fresh_torch()):  # fmt: skip
+        for keeper in (
+            _directory(workdir), _environment(env), _interpreter(), _reload.imported_anew(), _loggers(),
+            _handlers(), _start_method(), exit_functions.registered(), fresh_torch(), fresh_accelerate(),
+        ):  # fmt: skip
             stack.enter_context(keeper)
         yield exit_functions
 

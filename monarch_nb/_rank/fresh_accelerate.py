@@ -1,0 +1,37 @@
+"""accelerate as in a fresh process: it keeps in its classes how many processes there are, and which it is.
+Those of a run before would hold, and no process group would be made. transformers' Trainer uses it, too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_MODULE = "accelerate.state"
+_CLASSES = ("PartialState", "AcceleratorState", "GradientState")
+
+
+@contextmanager
+def fresh_accelerate() -> Iterator[None]:
+    """Have a program find accelerate as in a new process; afterwards it's as before."""
+    before = {name: dict(state) for name, state in _states()}
+    _set({})
+    try:
+        yield
+    finally:
+        _set(before)  # also if the program has imported it: it's loaded then, and new
+
+
+def _set(states: dict[str, dict[str, Any]]) -> None:
+    for name, state in _states():
+        state.clear()
+        state.update(states.get(name, {}))
+
+
+def _states() -> list[tuple[str, dict[str, Any]]]:
+    """Return what its classes share with their objects, if it's loaded."""
+    module = sys.modules.get(_MODULE)
+    classes: list[tuple[str, Any]] = [(name, getattr(module, name, None)) for name in _CLASSES]
+    return [(name, cls._shared_state) for name, cls in classes if hasattr(cls, "_shared_state")]

@@ -1,0 +1,89 @@
+"""accelerate and transformers in cells and scripts: a tiny model, nothing is downloaded. Skipped where they
+aren't installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from own_meshes import own_mesh
+
+from monarch_nb.mesh import Mesh
+from monarch_nb.spmd import setup_torch_elastic_env
+
+pytest.importorskip("accelerate", reason="accelerate isn't installed")
+
+ACCELERATE = """
+import torch
+from accelerate import Accelerator
+
+accelerator = Accelerator(cpu=True)
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+data = torch.utils.data.DataLoader(torch.arange(32.0).view(8, 4) / 32, batch_size=2)
+model, optimizer, data = accelerator.prepare(model, optimizer, data)
+num_batches = 0
+for batch in data:
+    loss = model(batch).square().mean()
+    accelerator.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+    num_batches += 1
+weight = accelerator.gather(next(model.parameters()).detach()).sum(1)
+found = accelerator.num_processes, accelerator.process_index, num_batches, len(set(weight.tolist()))
+print("trained", found[0], *found[2:])
+"""
+
+TRAINER = """
+import torch
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+
+class Words(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, i):
+        return {"input_ids": torch.full((4,), i), "labels": torch.tensor(i % 2)}
+
+torch.manual_seed(0)
+config = BertConfig(vocab_size=16, hidden_size=8, num_hidden_layers=1, num_attention_heads=1,
+                    intermediate_size=8, max_position_embeddings=8)
+arguments = TrainingArguments(folder, num_train_epochs=1, per_device_train_batch_size=2, use_cpu=True,
+                              report_to=[], save_strategy="no", disable_tqdm=True, logging_strategy="no")
+trainer = Trainer(BertForSequenceClassification(config), arguments, train_dataset=Words())
+result = trainer.train()
+found = trainer.args.world_size, result.global_step
+"""
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[Mesh]:
+    with own_mesh("huggingface", {"gpus": 2}, env={"ACCELERATE_USE_CPU": "1"}) as found:
+        setup_torch_elastic_env(found)
+        yield found
+
+
+def test_accelerate_in_cells(mesh: Mesh) -> None:
+    mesh.run(ACCELERATE, quiet=True, timeout=100)
+    assert list(mesh.pull("found").values()) == [(2, 0, 2, 1), (2, 1, 2, 1)]
+
+
+def test_transformers_trainer_in_cells(mesh: Mesh, tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="transformers isn't installed")
+    mesh.push({"folder": str(tmp_path)})
+    mesh.run(TRAINER, quiet=True, timeout=150)
+    assert set(mesh.pull("found").values()) == {(2, 2)}
+
+
+def test_accelerate_in_a_script(mesh: Mesh, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "train.py").write_text(ACCELERATE)
+    for _ in range(2):
+        mesh.run_script(tmp_path / "train.py", timeout=100)
+    assert capsys.readouterr().out.count("[0-1] trained 2 2 1") == 2
+
+
+def test_what_cells_had_is_as_before(mesh: Mesh) -> None:
+    mesh.run("found = accelerator.num_processes, accelerator.gather(torch.ones(1)).tolist()", quiet=True)
+    assert set(map(str, mesh.pull("found").values())) == {"(2, [1.0, 1.0])"}
