@@ -16,29 +16,24 @@ from monarch_nb._client.session import Session
 from monarch_nb._client.state import StatusFeed
 from monarch_nb._protocol.cells import ForgetDefinitions, RunCell
 from monarch_nb._protocol.hang import RankStacks, Stacks
-from monarch_nb._protocol.journal import Note
 from monarch_nb._protocol.names import GetMesh, GroupRecord
 from monarch_nb._protocol.programs import SetLease
 from monarch_nb._protocol.ranks import Interrupt, Restart
-from monarch_nb._protocol.states import EntryKind
-from monarch_nb._protocol.work import Work
 from monarch_nb._reload import SyncMode
 from monarch_nb._shape import Extent, Shape, format_ranks, parse_ranks
 from monarch_nb._transport.transport import TransportClosed
 from monarch_nb._wire.process import wait_until_gone
 from monarch_nb.actor.future import Future
-from monarch_nb.actor.handle import is_on_other_hosts
 from monarch_nb.actor.placement import Placement
-from monarch_nb.actor.proc_mesh import HEAL_S, ProcMesh, part_at, work_on
+from monarch_nb.actor.proc_mesh import HEAL_S, ProcMesh, part_at
 from monarch_nb.actor.value_mesh import ValueMesh
 from monarch_nb.display import CellView, LiveDisplay, ViewWatcher, card_html
-from monarch_nb.exceptions import ActorError, MeshError, MeshUsageError
-from monarch_nb.mesh import shipping
+from monarch_nb.exceptions import MeshError, MeshUsageError
+from monarch_nb.mesh import namespace, shipping
 from monarch_nb.mesh.actors import Actors
 from monarch_nb.mesh.always import forget, remember
 from monarch_nb.mesh.cell_run import CellResult, CellRun
 from monarch_nb.mesh.environment import EnvironmentDifference, find_environment_difference
-from monarch_nb.mesh.export import literals
 from monarch_nb.mesh.history import Entries, History
 from monarch_nb.mesh.log_page import read_page
 from monarch_nb.mesh.replay import replay as run_again
@@ -54,7 +49,7 @@ from monarch_nb.mesh.sync import (
     sync_mode,
 )
 from monarch_nb.mesh.tasks import MapRun, MeshExecutor
-from monarch_nb.mesh.variables import Difference, Variables, check_name, explained, find_difference
+from monarch_nb.mesh.variables import Difference, Variables, check_name, find_difference
 from monarch_nb.status import MeshStatus, StatusChange
 from monarch_nb.status.messages import Snapshot, UnwatchStatus, WatchStatus
 from monarch_nb.sync import SyncOptions, SyncReceipt
@@ -549,14 +544,7 @@ class Mesh(ProcMesh):
 
     def push(self, variables: Mapping[str, Any], ranks: str | Sequence[int] = "all") -> None:
         """Set variables in the cells' namespace of ranks."""
-        for name in variables:
-            check_name(name)
-        part = self.part(ranks)
-        if is_on_other_hosts(part):
-            host_broadcast().push(part, variables)
-        else:
-            work_on(part, Work.PUSH, dict(variables), f"push of {', '.join(variables)}").get()
-        self._note("push", list(variables), self.select(ranks), values=literals(variables))
+        namespace.push(self, variables, ranks)
 
     def scatter(self, name: str, value: Any, ranks: str | Sequence[int] = "all", *, dim: int = 0) -> None:
         """Give each rank a part of a value, as a variable of that name: sizes of parts differ by one at most.
@@ -584,20 +572,7 @@ class Mesh(ProcMesh):
         Raises:
             UnknownVariable: (an ActorError and a NameError) if a rank has no such variable.
         """
-        for name in names:
-            check_name(name)
-        chosen = self.select(ranks)
-        part = self.part(ranks) if ranks != "all" else self
-        try:
-            found: ValueMesh[Any] = (
-                host_broadcast().pull(part, names)
-                if is_on_other_hosts(part)
-                else work_on(part, Work.PULL, list(names), f"pull of {', '.join(names)}").get()
-            )
-        except ActorError as error:
-            raise explained(error, chosen) from None
-        self._note("pull", names, chosen)
-        return found.map(lambda values: values[names[0]]) if len(names) == 1 else found
+        return namespace.pull(self, names, ranks)
 
     def vars(self, ranks: str | Sequence[int] = "all", names: Sequence[str] = ()) -> Variables:
         """Return what ranks hold in the cells' namespace: type, shape, dtype, device, norm; where they
@@ -606,9 +581,7 @@ class Mesh(ProcMesh):
         Args:
             names: only these.
         """
-        chosen = self.select(ranks)
-        found = work_on(self.part(chosen), Work.VARS, list(names), "vars").get()
-        return Variables(dict(zip(chosen, found.values(), strict=True)))
+        return namespace.described(self, ranks, names)
 
     def diff(self, name: str, ranks: str | Sequence[int] = "all") -> Difference:
         """Return where ranks disagree on a variable: a tensor, a module, a state dict, or anything else.
@@ -637,11 +610,6 @@ class Mesh(ProcMesh):
             EnvironmentSyncError: if this program runs in a distribution's own environment.
         """
         return shipping.compare_hosts(self._session, self.living().host_indices)
-
-    def _note(self, kind: str, names: Sequence[str], ranks: tuple[int, ...], **fields: Any) -> None:
-        source = f"%mesh {kind} {', '.join(names)}"
-        entry = {"source": source, "ranks": format_ranks(ranks), "names": list(names), **fields}
-        self._session.tell(Note(EntryKind.VARIABLES, entry))
 
     # --- the journal
 
@@ -746,10 +714,3 @@ class Mesh(ProcMesh):
 
     def __repr__(self) -> str:
         return f"<Mesh {self._name!r}: {self.extent}>"
-
-
-def host_broadcast() -> Any:
-    """Return what brings big arrays to other machines: loaded where there are any."""
-    from monarch_nb.rdma.broadcast import hosts as host_broadcast
-
-    return host_broadcast
