@@ -79,9 +79,14 @@ $(VENV)/.docs: $(VENV)/.ready
 docs: $(VENV)/.docs
 	$(PY) -m sphinx -q -W --keep-going -b html -c notebooks/pages . build/docs
 
+# Frameworks are many and large: where the registry lacks one, the tests go on without, and say so.
+$(VENV)/.frameworks: $(VENV)/.ready
+	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[frameworks]' || echo "not all frameworks can be installed here: tests of those that are missing are skipped"
+	touch $@
+
 # Two processes run the tests: they mostly wait. Tests that failed beside others get one more try alone, and the report names them: what a busy machine
 # makes slow isn't broken, what fails alone is. Processes that are left behind (exit status 7), and all else that isn't a test that failed, get none.
-test: lint labcheck docs
+test: lint labcheck docs $(VENV)/.frameworks
 	$(PY) -m pytest tests -n 2 --dist loadscope --durations 30 || { [ $$? = 1 ] && echo "=== once more, alone: what failed" && \
 	  $(PY) -m pytest tests --last-failed --last-failed-no-failures none -v; }
 	$(MAKE) notebooks
