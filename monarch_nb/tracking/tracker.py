@@ -19,7 +19,7 @@ from monarch_nb.tracking.facts import facts_of
 from monarch_nb.tracking.means import Means
 
 if TYPE_CHECKING:
-    from monarch_nb.mesh import Mesh
+    import monarch_nb.mesh
 
 LOG_S = 60.0
 """How long a tracker may take for one step, a first connection to its server included."""
@@ -112,7 +112,7 @@ class TrackedRun:
 
 
 def track(
-    mesh: Mesh | None = None,
+    mesh: monarch_nb.mesh.Mesh | None = None,
     *,
     to: str = "tensorboard",
     project: str = "",
