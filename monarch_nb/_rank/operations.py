@@ -28,6 +28,8 @@ _GRAPH = "torch.autograd.graph"
 UNKNOWN = "an operation"
 FRESH_S = 0.1
 _PEERS = {"recv": "src", "send": "dst"}
+_COMPLETED = "completed"
+"""What nccl's recorder says of an operation that is over."""
 
 
 def find(frames: Sequence[FrameType]) -> Operation | None:
@@ -164,7 +166,7 @@ def pending_on_device() -> tuple[RecordedOperation, ...]:
     """Return nccl's operations that have been begun and aren't over, oldest first: the threads that began
     them have gone on.
     """
-    return tuple(e for e in _entries("_dump_nccl_trace_json", only_active=True) if e.state != "completed")
+    return tuple(e for e in _entries("_dump_nccl_trace_json", only_active=True) if e.state != _COMPLETED)
 
 
 def recorded() -> dict[str, RecordedOperation]:

@@ -109,7 +109,7 @@ def test_each_state_of_a_process_is_one_that_people_may_see() -> None:
 
 
 def test_the_front_end_knows_the_same_states() -> None:
-    text = (Path(__file__).parents[2] / "labextension/src/protocol.ts").read_text()
+    text = (Path(__file__).parents[2] / "labextension/src/state.ts").read_text()
     (union,) = re.findall(r"(?m)^ *'starting' .*;$", text)
     assert set(re.findall(r"'(\w+)'", union)) == {state.value for state in RankState}
 

@@ -19,6 +19,8 @@ from monarch_nb.job.spec import HostSpec
 
 DRIVER_S = 60.0
 _DRIVER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ray_driver.py")
+_PLACED = "CREATED"
+"""What Ray says of a placement group that has its nodes."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ class Ray(Engine):
         self._words = kept.words
         if kept.is_over:
             return Look(State.ENDED, "all launchers have ended")
-        if kept.state == "CREATED":
+        if kept.state == _PLACED:
             return Look(State.GRANTED, nodes=kept.nodes)
         return Look(State.QUEUED, kept.reason or kept.state)
 
