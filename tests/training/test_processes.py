@@ -119,7 +119,8 @@ def test_hydras_main_in_a_cell_and_in_a_script(
     mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("hydra", reason="hydra isn't installed")
-    (tmp_path / "config.yaml").write_text("lr: 0.1\nsteps: 3\n")
+    kept = f"hydra:\n  run:\n    dir: {tmp_path}/out\n"  # hydra's logs: not where the tests were started
+    (tmp_path / "config.yaml").write_text(f"lr: 0.1\nsteps: 3\n{kept}")
     source = HYDRA.format(folder=str(tmp_path))
     mesh.run(f"{source}\nmain()", quiet=True)
     mesh.run("main()", quiet=True)
@@ -128,5 +129,5 @@ def test_hydras_main_in_a_cell_and_in_a_script(
     script = tmp_path / "train.py"
     script.write_text(f"{source}\nif __name__ == '__main__':\n    main()\n    print('trained', *found)\n")
     for lr in (0.5, 0.25):
-        mesh.run_script(script, f"lr={lr}", f"hydra.run.dir={tmp_path}/out")
+        mesh.run_script(script, f"lr={lr}")
         assert f"[0-1] trained {lr} 3" in capsys.readouterr().out
