@@ -89,7 +89,7 @@ def test_an_interrupted_cell_has_its_trace(notebook: Notebook, tmp_path: Path) -
 
 def test_memory_names_the_line(text: Callable[[str], str]) -> None:
     shown = text("%%mesh --memory\nheld = None\nheld = [bytes(1000) for _ in range(3000)]")
-    assert re.search(r"^In \[\d+\] line 2 +\[0-2\] +3\.\d+ MB", shown, re.MULTILINE), shown
+    assert re.search(r"^In \[\d+\] line 2 +\[0-2\] +\d\.\d+ MiB", shown, re.MULTILINE), shown
     assert re.search(r"^resident ", shown, re.MULTILINE)
     assert "trace of" not in shown
 
