@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from monarch_nb._protocol.registry import LATER, Later, Sender, handles
-from monarch_nb._wire.process import machine_id
+from monarch_nb._wire.process import files_id
 from monarch_nb._workspace import entry as entries
 from monarch_nb._workspace.answers import (
     EditWorkspace,
@@ -135,16 +135,6 @@ class WorkspaceService:
     def do_link_workspace(self, request: LinkWorkspace, sender: Sender) -> str | Later:
         """Make a link to the folder at the notebook's path."""
         return self._later(sender, lambda: self._placer(request.name).link_to(request.path))
-
-
-def files_id() -> str:
-    """Return what two processes have in common that see the same files: the machine, as long as it runs,
-    and the mount namespace.
-    """
-    try:
-        return f"{machine_id()} {os.readlink('/proc/self/ns/mnt')}"
-    except OSError:
-        return ""
 
 
 def sees_the_same(where: Whereabouts) -> bool:

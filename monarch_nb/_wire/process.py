@@ -126,3 +126,13 @@ def machine_id() -> str:
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return boot
+
+
+def files_id() -> str:
+    """Return what two processes have in common that see the same files: the machine, as long as it runs,
+    and the mount namespace.
+    """
+    try:
+        return f"{machine_id()} {os.readlink('/proc/self/ns/mnt')}"
+    except OSError:
+        return ""

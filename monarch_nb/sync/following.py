@@ -18,7 +18,7 @@ import msgspec
 from msgspec import structs
 
 from monarch_nb._client.session import Session
-from monarch_nb._host.workspace_service import files_id
+from monarch_nb._wire.process import files_id
 from monarch_nb._workspace.answers import EditWorkspace, Hello, LinkWorkspace, SetElsewhere, Whereabouts
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.sync.hosts import FileMoved, HostRequests, HostTrouble, bring, edit_between, greet

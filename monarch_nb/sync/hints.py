@@ -8,7 +8,6 @@ import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib import metadata
 from importlib.machinery import PathFinder
 
 from monarch_nb import exceptions
@@ -76,6 +75,8 @@ def _of_name(failure: RankFailure) -> str:
 def _installed_as(module: str) -> str:
     """Return the distribution that a module is of, and its version; the module's name if none says so."""
     top = module.partition(".")[0]
+    from importlib import metadata  # 10 ms with what it imports, for programs that never need it
+
     with suppress(Exception):  # metadata of the user's may be anything
         name = metadata.packages_distributions()[top][0]
         return f"{name} {metadata.version(name)}"
