@@ -48,6 +48,27 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             return _scope(nodeid)
 
+        def remove_node(self, node: Any) -> str | None:
+            """Give others what a process that died had left to do, without the test it died of.
+
+            The scheduler's own runs that test again, until no process is left, and then waits for ever for
+            an answer to units that have nothing to do.
+            """
+            units = self.assigned_work.pop(node)
+            left = [(scope, name) for scope, unit in units.items() for name, done in unit.items() if not done]
+            if not left:
+                return None
+            scope, died = left[0]
+            units[scope][died] = True
+            self.workqueue.update({s: unit for s, unit in units.items() if not all(unit.values())})
+            for other in self.registered_collections.keys() & self.assigned_work.keys():
+                self._reschedule(other)
+            return died
+
+        def _reschedule(self, node: Any) -> None:
+            if node in self.registered_collections:  # a process that is new has not said yet what it found
+                super()._reschedule(node)
+
     config.option.loadscopereorder = False
     return ByPlace(config, log)
 

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, as_completed
 from pathlib import Path
@@ -148,8 +149,14 @@ def test_ctrl_c_ends_it(mesh: Mesh, tmp_path: Path) -> None:
 
     run = mesh.map(slow, range(9))
 
+    def waits_for_result() -> bool:
+        frame = sys._current_frames()[threading.main_thread().ident or 0]
+        names = [each.name for each in traceback.extract_stack(frame)]
+        return "__next__" in names and names[-1] == "wait"
+
     def press() -> None:
         wait_until(lambda: len(list(tmp_path.glob("on*"))) == 3, "three at work")
+        wait_until(waits_for_result, "the main thread waits for the first result")
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     presser = threading.Thread(target=press)
