@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from own_meshes import own_mesh
 
@@ -22,7 +23,7 @@ from monarch_nb.rdma.doctor import report as doctor
 from monarch_nb.rdma.doctor.advice import CHANGE, NOTE, OK, Advice
 from monarch_nb.rdma.doctor.advice_mesh import advise
 from monarch_nb.rdma.doctor.measuring import Measurement, pairs, representatives
-from monarch_nb.rdma.doctor.probe import described, probe_process
+from monarch_nb.rdma.doctor.probe import ProbeResult, described, probe_process
 from monarch_nb.rdma.doctor.report import Report
 
 SIZE_BYTES = 1 << 20
@@ -58,7 +59,9 @@ def test_paths_are_measured_and_nothing_stays_registered(mesh: Mesh) -> None:
     assert copied.gb_per_s is not None
     assert not [m for m in report.measurements if m.path in ("local", "message")]
     assert ((1, 0, "shm") in found) == (len(set(report.hosts.values())) == 2)
-    if not report.probes[0]["rdma"]["ports"]:
+    rdma = report.probes[0].rdma
+    assert rdma is not None
+    if not rdma.ports:
         assert found[0, 1, "verbs"].why_not == "there's no RDMA device on this machine"
     assert any(a.severity == OK and "read each other's memory" in a.what for a in report.advice)
     assert list(mesh.execute(_num_regions).get().values()) == [0, 0]
@@ -147,10 +150,13 @@ def test_what_can_not_be_looked_at_hides_nothing(monkeypatch: pytest.MonkeyPatch
     def fail() -> None:
         raise OSError("no such thing")
 
-    monkeypatch.setitem(probe._PROBES, "huge pages", fail)
+    monkeypatch.setitem(probe._PROBES, "huge_pages", fail)
     found = probe_process()
-    assert found["failed"] == {"huge pages": "OSError: no such thing"}
-    assert found["place"]["pid"] == os.getpid()
+    assert found.failed == {"huge pages": "OSError: no such thing"}
+    assert found.huge_pages is None
+    assert found.place is not None
+    assert found.place.pid == os.getpid()
+    assert "huge pages" not in msgspec.to_builtins(found)
     assert described(found)["huge pages"] == "not known (OSError: no such thing)"
     assert {"host", "RDMA", "locked memory", "GPUs", "ptrace", "/dev/shm"} <= set(described(found))
 
@@ -163,8 +169,9 @@ def test_looking_at_gpus_starts_no_cuda(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(torch.cuda, "is_available", fail)
     found = probe_process()
-    assert found["failed"] == {}
-    assert found["gpus"]["is_in_use"] is False
+    assert found.failed == {}
+    assert found.gpus is not None
+    assert found.gpus.is_in_use is False
 
 
 # --- advice
@@ -185,7 +192,7 @@ DOWN = {**PORT, "state": "DOWN", "usable": False}
 BUSY_GPUS = {"num": 8, "is_in_use": True, "visible": None, "no_nic": ""}
 
 
-def healthy(**changes: Any) -> dict[str, Any]:
+def healthy(**changes: Any) -> ProbeResult:
     """Return what a rank has where nothing is wrong, with changes: topic=value, or topic={some fields}."""
     found: dict[str, Any] = {
         "place": {"host": "one", "pid": 1, "boot": "b1", "machine": "b1/p/0/", "ipc": "ipc:[1]"},
@@ -207,7 +214,7 @@ def healthy(**changes: Any) -> dict[str, Any]:
         found[topic] = (
             {**found[topic], **value} if isinstance(value, dict) and isinstance(found[topic], dict) else value
         )
-    return found
+    return msgspec.convert(found, ProbeResult)
 
 
 ELSEWHERE = {"host": "two", "boot": "b2", "machine": "b2/p/0/", "ipc": "ipc:[2]"}
@@ -422,7 +429,7 @@ def test_paths_that_ought_to_work() -> None:
 def test_findings_that_are_missing_are_no_reason_to_fail() -> None:
     assert (
         advise(
-            {0: {"failed": {}}, 1: {"failed": {}}},
+            {0: ProbeResult(failed={}), 1: ProbeResult(failed={})},
             [Measurement(0, 1, "tcp", 1.0, 1e-4), Measurement(0, 1, "shm", why_not="x")],
         )
         == []

@@ -616,15 +616,10 @@ def devices_and_backend(pair: Pair) -> str:
     assert get_rdma_backend() == "ibverbs"
     assert unavailable_reason() == ""
     (device,) = describe_devices()
-    assert device["usable"], device
-    assert (device["name"], device["port"], device["link_layer"], device["state"]) == (
-        "rxe0",
-        1,
-        "Ethernet",
-        "ACTIVE",
-    )
-    assert device["gid"].startswith("192.0.2.1 (RoCE v2"), device
-    assert device["mtu"] == 4200
+    assert device.usable, device
+    assert (device.name, device.port, device.link_layer, device.state) == ("rxe0", 1, "Ethernet", "ACTIVE")
+    assert device.gid.startswith("192.0.2.1 (RoCE v2"), device
+    assert device.mtu == 4200
     return f"{device} {memlock_text()}"
 
 

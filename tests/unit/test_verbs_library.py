@@ -251,10 +251,10 @@ def test_ports_as_the_kernel_describes_them(machine: Path) -> None:
     make_device(machine, "mlx5_10", "1: DOWN")
     make_device(machine, "mlx5_2", gids=("fe80::1", "::ffff:10.0.0.7"))
     first, second = verbs_report.describe_devices()
-    assert (first["name"], second["name"]) == ("mlx5_2", "mlx5_10"), "in the order of numbers"
-    assert (first["gid"], first["gb_per_s"], first["usable"]) == ("10.0.0.7 (RoCE v2, index 1)", 100.0, True)
-    assert first["gids"] == ["fe80::1 (RoCE v2, index 0)", "10.0.0.7 (RoCE v2, index 1)"]
-    assert (second["state"], second["usable"]) == ("DOWN", False)
+    assert (first.name, second.name) == ("mlx5_2", "mlx5_10"), "in the order of numbers"
+    assert (first.gid, first.gb_per_s, first.usable) == ("10.0.0.7 (RoCE v2, index 1)", 100.0, True)
+    assert first.gids == ("fe80::1 (RoCE v2, index 0)", "10.0.0.7 (RoCE v2, index 1)")
+    assert (second.state, second.usable) == ("DOWN", False)
     assert [p.name for p in verbs_device.usable_ports()] == ["mlx5_2:1"]
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal
+
+from msgspec import UNSET
 
 from monarch_nb._shape import name_ranks
 from monarch_nb._wire.mesh_address import APART
 from monarch_nb.rdma.doctor.probe import PREFIX, SHARED_MEMORY, ProbeResult
 from monarch_nb.rdma.paths import VARIABLE
+from monarch_nb.rdma.paths.verbs.report import PortReport
 from monarch_nb.units import size_text
 
 Severity = Literal["change", "note", "ok"]
@@ -46,27 +49,27 @@ class Advice:
 
 
 def _devices(found: ProbeResult) -> Iterator[Advice]:
-    rdma = found.get("rdma")
-    if not rdma or not rdma["ports"]:
+    rdma = found.rdma
+    if rdma is None or not rdma.ports:
         return
-    why_not = rdma["why_not"]
+    why_not = rdma.why_not
     if why_not:
         yield Advice(
             CHANGE, "there's an RDMA device, but it can't be used", why_not, _device_command(why_not)
         )
         return
-    yield Advice(OK, f"RDMA by {', '.join(_names(p for p in rdma['ports'] if p['usable']))}")
-    idle = [p for p in rdma["ports"] if p["state"] != "ACTIVE"]
+    yield Advice(OK, f"RDMA by {', '.join(_names(p for p in rdma.ports if p.usable))}")
+    idle = [p for p in rdma.ports if p.state != "ACTIVE"]
     if idle:
         yield Advice(
             NOTE,
             "some RDMA ports are not in use",
-            ", ".join(f"{n} is {p['state']}" for n, p in zip(_names(idle), idle, strict=True)),
+            ", ".join(f"{n} is {p.state}" for n, p in zip(_names(idle), idle, strict=True)),
         )
 
 
-def _names(ports: Any) -> list[str]:
-    return [f"{p['name']}:{p['port']}" for p in ports]
+def _names(ports: Iterable[PortReport]) -> list[str]:
+    return [f"{p.name}:{p.port}" for p in ports]
 
 
 def _device_command(why_not: str) -> str:
@@ -89,14 +92,14 @@ def _device_command(why_not: str) -> str:
 
 
 def _memlock(found: ProbeResult) -> Iterator[Advice]:
-    memlock, rdma, memory = (found.get(topic) for topic in ("memlock", "rdma", "memory"))
-    if not memlock or not rdma or not rdma["ports"] or memlock["bytes"] is None or memlock["is_exempt"]:
+    memlock, rdma, memory = found.memlock, found.rdma, found.memory
+    if not memlock or not rdma or not rdma.ports or memlock.bytes is None or memlock.is_exempt:
         return
-    if memory and memlock["bytes"] >= memory["total_bytes"]:
+    if memory and memlock.bytes >= memory.total_bytes:
         return
     yield Advice(
         CHANGE,
-        f"only {size_text(memlock['bytes'])} may be locked",
+        f"only {size_text(memlock.bytes)} may be locked",
         "a NIC registers memory by locking it, so larger transfers go another way",
         "ulimit -l unlimited; for good: '* - memlock unlimited' in /etc/security/limits.conf, "
         "LimitMEMLOCK=infinity (systemd), --ulimit memlock=-1 (docker)",
@@ -104,17 +107,17 @@ def _memlock(found: ProbeResult) -> Iterator[Advice]:
 
 
 def _gpu_memory(found: ProbeResult) -> Iterator[Advice]:
-    gpus, rdma = found.get("gpus"), found.get("rdma")
-    if not gpus or not gpus["num"]:
+    gpus, rdma = found.gpus, found.rdma
+    if not gpus or not gpus.num:
         return
-    if rdma and rdma["ports"] and not rdma["why_not"] and gpus["no_nic"]:
+    if rdma and rdma.ports and not rdma.why_not and gpus.no_nic:
         yield Advice(
             CHANGE,
             "NICs can't reach GPU memory",
-            f"{gpus['no_nic']}; it goes through host memory",
+            f"{gpus.no_nic}; it goes through host memory",
             "modprobe nvidia-peermem",
         )
-    if not gpus["is_in_use"]:
+    if not gpus.is_in_use:
         yield Advice(
             NOTE, "GPU memory was not measured", "the process doesn't use its GPU yet",
             "%%mesh torch.zeros(1, device='cuda'), and %mesh doctor again",
@@ -122,9 +125,9 @@ def _gpu_memory(found: ProbeResult) -> Iterator[Advice]:
 
 
 def _shared_memory(found: ProbeResult) -> Iterator[Advice]:
-    if "shared memory" not in found:
+    shared = found.shared_memory
+    if shared is UNSET:
         return
-    shared = found["shared memory"]
     if shared is None:
         yield Advice(
             CHANGE,
@@ -132,14 +135,14 @@ def _shared_memory(found: ProbeResult) -> Iterator[Advice]:
             "torch's DataLoader needs it",
             f"mount -t tmpfs tmpfs {SHARED_MEMORY}",
         )
-    elif shared["total_bytes"] <= DEFAULT_SHM_BYTES:
+    elif shared.total_bytes <= DEFAULT_SHM_BYTES:
         yield Advice(
             CHANGE,
-            f"{SHARED_MEMORY} has {size_text(shared['total_bytes'])}, as docker gives it",
+            f"{SHARED_MEMORY} has {size_text(shared.total_bytes)}, as docker gives it",
             "workers of a DataLoader die of it",
             f"docker run --shm-size=16g ...; or mount -o remount,size=16g {SHARED_MEMORY}",
         )
-    elif shared["free_bytes"] * 10 < shared["total_bytes"]:
+    elif shared.free_bytes * 10 < shared.total_bytes:
         yield Advice(
             CHANGE,
             f"{SHARED_MEMORY} is nearly full",
@@ -149,7 +152,7 @@ def _shared_memory(found: ProbeResult) -> Iterator[Advice]:
 
 
 def _huge_pages(found: ProbeResult) -> Iterator[Advice]:
-    if found.get("huge pages") == "never":
+    if found.huge_pages == "never":
         yield Advice(
             CHANGE,
             "transparent huge pages are off",
@@ -165,14 +168,14 @@ _EFFECTS = {
 
 
 def _settings(found: ProbeResult) -> Iterator[Advice]:
-    settings = found.get("settings") or {}
+    settings = found.settings or {}
     for name, effect in _EFFECTS.items():
         if settings.get(name):
             yield Advice(NOTE, f"{name}={settings[name]}", effect, f"unset {name}")
 
 
 def _not_known(found: ProbeResult) -> Iterator[Advice]:
-    for topic, why in found["failed"].items():
+    for topic, why in found.failed.items():
         yield Advice(NOTE, f"{topic}: couldn't be looked at", why)
 
 

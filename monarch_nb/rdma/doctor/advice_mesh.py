@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Literal
 
 from monarch_nb._wire.mesh_address import APART
 from monarch_nb.rdma.doctor.advice import CHANGE, NOTE, OF_A_RANK, OK, SEVERITIES, Advice
 from monarch_nb.rdma.doctor.measuring import ANY, Measurement
-from monarch_nb.rdma.doctor.probe import PREFIX, ProbeResult
+from monarch_nb.rdma.doctor.probe import PREFIX, Place, ProbeResult, Tracing
 
 GOOD_SHARE = 0.8
 """Of a NIC's speed: less by tcp is worth a word."""
@@ -55,53 +55,57 @@ def _reading(probes: ProbeResults, measurements: Measurements) -> Iterator[Advic
             _tracing_command(probes[ranks[0]]),
             ranks,
         )
-    strict = tuple(r for r, found in probes.items() if not tried and _is_strict(found.get("tracing")))
+    strict = tuple(r for r, found in probes.items() if not tried and _is_strict(found.tracing))
     if strict:
-        scope = probes[strict[0]]["tracing"]["scope"]
+        tracing = probes[strict[0]].tracing
+        scope = tracing and tracing.scope
         why = "processes of one machine can't read each other's memory"
         yield Advice(
             CHANGE, f"kernel.yama.ptrace_scope is {scope}", why, _tracing_command(probes[strict[0]]), strict
         )
 
 
-def _is_strict(tracing: Mapping[str, Any] | None) -> bool:
+def _is_strict(tracing: Tracing | None) -> bool:
     """Whether Yama forbids what `prctl(PR_SET_PTRACER)` can't allow."""
     return (
         tracing is not None
-        and tracing["scope"] is not None
-        and (tracing["scope"] > 2 or (tracing["scope"] == 2 and not tracing["is_exempt"]))
+        and tracing.scope is not None
+        and (tracing.scope > 2 or (tracing.scope == 2 and not tracing.is_exempt))
     )
 
 
 def _tracing_command(found: ProbeResult) -> str:
-    tracing = found.get("tracing")
-    if tracing and tracing["scope"] == 3:
+    tracing = found.tracing
+    if tracing and tracing.scope == 3:
         return "kernel.yama.ptrace_scope = 1 in /etc/sysctl.d, and a reboot: 3 can't be taken back"
     if _is_strict(tracing):
         return "sysctl kernel.yama.ptrace_scope=1"
     return "docker run --cap-add SYS_PTRACE ... (Kubernetes: securityContext.capabilities.add: [SYS_PTRACE])"
 
 
-def _share(probes: ProbeResults, measured: Measurement, key: str) -> bool:
-    ends = [probes.get(rank, {}).get("place") for rank in (measured.source, measured.reader)]
-    return all(ends) and len({place[key] for place in ends if place}) == 1
+def _share(probes: ProbeResults, measured: Measurement, key: Literal["machine", "boot"]) -> bool:
+    ends = [_places(probes).get(rank) for rank in (measured.source, measured.reader)]
+    return all(ends) and len({getattr(place, key) for place in ends}) == 1
+
+
+def _places(probes: ProbeResults) -> dict[int, Place]:
+    return {rank: found.place for rank, found in probes.items() if found.place is not None}
 
 
 def _by_machine(probes: ProbeResults) -> dict[str, list[int]]:
     """Return which ranks run under one kernel."""
     found: dict[str, list[int]] = {}
-    for rank, probed in probes.items():
-        if "place" in probed:
-            found.setdefault(probed["place"]["boot"], []).append(rank)
+    for rank, place in _places(probes).items():
+        found.setdefault(place.boot, []).append(rank)
     return found
 
 
 def _apart(probes: ProbeResults, _: Measurements) -> Iterator[Advice]:
     """Ranks of one machine that a container or a user keeps apart."""
     for ranks in _by_machine(probes).values():
-        places = [probes[r]["place"] for r in ranks]
-        wanted = any(APART in (probes[r].get("settings") or {}) for r in ranks)
-        if len({p["machine"] for p in places}) > 1 and not wanted:
+        places = [_places(probes)[r] for r in ranks]
+        wanted = any(APART in (probes[r].settings or {}) for r in ranks)
+        if len({p.machine for p in places}) > 1 and not wanted:
             yield Advice(
                 CHANGE,
                 "ranks of one machine can't see each other",
@@ -109,9 +113,7 @@ def _apart(probes: ProbeResults, _: Measurements) -> Iterator[Advice]:
                 "run them as one user in one container, or with docker run --pid=host --ipc=host ...",
                 tuple(ranks),
             )
-        elif len({p["ipc"] for p in places}) > 1 and any(
-            (probes[r].get("gpus") or {}).get("num") for r in ranks
-        ):
+        elif len({p.ipc for p in places}) > 1 and any(_has_gpus(probes[r]) for r in ranks):
             why = "CUDA opens no memory of another IPC namespace"
             yield Advice(
                 CHANGE,
@@ -122,14 +124,18 @@ def _apart(probes: ProbeResults, _: Measurements) -> Iterator[Advice]:
             )
 
 
+def _has_gpus(found: ProbeResult) -> bool:
+    return found.gpus is not None and found.gpus.num > 0
+
+
 def _between_machines(probes: ProbeResults, _: Measurements) -> Iterator[Advice]:
     by_machine = _by_machine(probes)
     if len(by_machine) < 2:
         return
-    bare = tuple(r for r, found in probes.items() if not (found.get("rdma") or {}).get("ports"))
+    bare = tuple(r for r, found in probes.items() if found.rdma is None or not found.rdma.ports)
     if bare:
         yield Advice(NOTE, "there's no RDMA device", "bytes to and from other machines go by tcp", ranks=bare)
-    lonely = tuple(r for r, found in probes.items() if found.get("network") == [])
+    lonely = tuple(r for r, found in probes.items() if found.network == ())
     if lonely:
         yield Advice(
             CHANGE,
@@ -146,7 +152,7 @@ def _tcp_speed(probes: ProbeResults, measurements: Measurements) -> Iterator[Adv
     for m in measurements:
         if m.path != "tcp" or m.gb_per_s is None or m.source_device != "cpu" or _share(probes, m, "boot"):
             continue
-        ends = [_fastest(probes.get(rank, {})) for rank in (m.source, m.reader)]
+        ends = [_fastest(probes.get(rank)) for rank in (m.source, m.reader)]
         limit = min(megabits for megabits, _ in ends) / 1000
         if limit and m.gb_per_s * 8 < GOOD_SHARE * limit:
             slow.append((m.gb_per_s * 8 / limit, m, limit, min(mtu for _, mtu in ends)))
@@ -164,18 +170,17 @@ def _tcp_speed(probes: ProbeResults, measurements: Measurements) -> Iterator[Adv
     )
 
 
-def _fastest(found: ProbeResult) -> tuple[int, int]:
+def _fastest(found: ProbeResult | None) -> tuple[int, int]:
     """Return megabits per second and MTU of the fastest interface; zeros if not known."""
-    return max(((one["megabits_per_s"], one["mtu"]) for one in found.get("network") or ()), default=(0, 0))
+    interfaces = (found and found.network) or ()
+    return max(((one.megabits_per_s, one.mtu) for one in interfaces), default=(0, 0))
 
 
 def _broken(probes: ProbeResults, measurements: Measurements) -> Iterator[Advice]:
     """What can be tried by all that's known, and then doesn't work."""
     ranks: dict[tuple[str, str], set[int]] = {}
     for m in measurements:
-        can_rdma = all(
-            (probes.get(rank, {}).get("rdma") or {}).get("why_not") == "" for rank in (m.source, m.reader)
-        )
+        can_rdma = all(_can_rdma(probes.get(rank)) for rank in (m.source, m.reader))
         if m.why_not and (m.path in ("tcp", ANY) or (m.path == "verbs" and can_rdma)):
             ranks.setdefault((m.path, m.why_not), set()).update((m.source, m.reader))
     for (path, why), where in ranks.items():
@@ -183,6 +188,10 @@ def _broken(probes: ProbeResults, measurements: Measurements) -> Iterator[Advice
             "not all of them could be measured" if path == ANY else f"{path} doesn't work between all of them"
         )
         yield Advice(CHANGE, what, why, _BROKEN.get(path, ""), tuple(sorted(where)))
+
+
+def _can_rdma(found: ProbeResult | None) -> bool:
+    return found is not None and found.rdma is not None and not found.rdma.why_not
 
 
 _BROKEN = {

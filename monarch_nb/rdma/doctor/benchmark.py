@@ -15,6 +15,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
+from monarch_nb._protocol.base import Record
 from monarch_nb.exceptions import DeviceMeshError, RankTimeout
 from monarch_nb.rdma.buffer import RDMABuffer, handle_of
 from monarch_nb.rdma.data_plane import data_plane
@@ -28,6 +31,24 @@ READ_S = 30.0
 KEPT_S = 900.0
 ASIDE = ("local", "message")
 """Paths that say nothing about the machines: only by wish."""
+
+
+class Reading(Record, frozen=True):
+    """Reads of a buffer by one path.
+
+    Attributes:
+        reader_device: where the memory lay that was read into.
+        gb_per_s: of the large reads, the best, in 1e9 bytes per second; None if there were none.
+        latency_s: of reads of 4 KiB, the best.
+        why_not: why there's no figure.
+    """
+
+    path: str
+    reader_device: str = ""
+    gb_per_s: float | None = None
+    latency_s: float | None = None
+    why_not: str = ""
+
 
 _held: dict[str, tuple[float, RDMABuffer]] = {}
 
@@ -58,9 +79,7 @@ def let_go(token: str) -> None:
         _held.pop(token)[1].drop()
 
 
-def read_by_paths(
-    buffer: RDMABuffer, only: Sequence[str], all_paths: bool, large: bool
-) -> list[dict[str, Any]]:
+def read_by_paths(buffer: RDMABuffer, only: Sequence[str], all_paths: bool, large: bool) -> list[Reading]:
     """Read a buffer by each path and return what was measured.
 
     Args:
@@ -71,7 +90,7 @@ def read_by_paths(
     room = _room_for(buffer)
     local = memory_of(room)
     return [
-        {"path": name, "reader_device": local.device, **_benchmark(buffer, room, name, large)}
+        replace(_benchmark(buffer, room, name, large), reader_device=local.device)
         for name, path in data_plane().paths.items()
         if (name in only if only else all_paths or name not in ASIDE)
         and path.concerns(handle_of(buffer), local)
@@ -85,21 +104,21 @@ def _room_for(buffer: RDMABuffer) -> Any:
     return memoryview(mmap.mmap(-1, buffer.size(), flags=mmap.MAP_PRIVATE))
 
 
-def _benchmark(buffer: RDMABuffer, room: Any, path: str, large: bool) -> dict[str, Any]:
+def _benchmark(buffer: RDMABuffer, room: Any, path: str, large: bool) -> Reading:
     small, small_room = buffer[:SMALL_BYTES], room[:SMALL_BYTES]
     try:
         refused = _refusal(buffer, room, path)
         if refused:
-            return {"why_not": refused}
+            return Reading(path, why_not=refused)
         small.read_into(small_room, READ_S, path=path).get()  # connects
         latency_s = _best(lambda: small.read_into(small_room, READ_S, path=path).get(), NUM_SMALL_READS)
         if not large:
-            return {"latency_s": latency_s}
+            return Reading(path, latency_s=latency_s)
         buffer.read_into(room, READ_S, path=path).get()  # touches the memory, and what lies between
         seconds = _best(lambda: buffer.read_into(room, READ_S, path=path).get(), NUM_READS)
     except Exception as error:  # paths may be somebody else's code
-        return {"why_not": _refusal(buffer, room, path) or reason(error)}
-    return {"latency_s": latency_s, "gb_per_s": buffer.size() / seconds / 1e9}
+        return Reading(path, why_not=_refusal(buffer, room, path) or reason(error))
+    return Reading(path, gb_per_s=buffer.size() / seconds / 1e9, latency_s=latency_s)
 
 
 def _refusal(buffer: RDMABuffer, room: Any, path: str) -> str:

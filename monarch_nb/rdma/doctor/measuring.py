@@ -8,6 +8,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import asdict
+
 from monarch_nb._wire import address
 from monarch_nb.actor.handle import placement_of
 from monarch_nb.exceptions import MeshError
@@ -129,7 +131,7 @@ def _measured(
             for reader in readers:
                 try:
                     for row in ask(mesh, reader, read_by_paths, buffer, only, all_paths, large):
-                        yield Measurement(source, reader, source_device=buffer.device, **row)
+                        yield Measurement(source, reader, source_device=buffer.device, **asdict(row))
                 except MeshError as error:
                     yield Measurement(source, reader, ANY, why_not=reason(error))
     except MeshError as error:

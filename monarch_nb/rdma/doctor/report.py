@@ -8,7 +8,9 @@ import html
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from msgspec import to_builtins
 
 from monarch_nb._protocol.work import Work
 from monarch_nb._shape import format_ranks, name_ranks
@@ -42,7 +44,7 @@ class Report:
     Attributes:
         name: the mesh's.
         hosts: the host's index, by rank.
-         probes: what each rank has, by topic.
+        probes: what each rank has.
         measurements: what each path gives between chosen ranks; empty if nothing was measured.
         advice: what to change first.
         silent: ranks that said nothing, and why.
@@ -93,12 +95,12 @@ class Report:
         )
         return "".join([*parts, f"<ul>{remarks}</ul>" if remarks else ""])
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return all of it as plain data, for JSON."""
         return {
             "name": self.name,
             "hosts": dict(self.hosts),
-            "probes": {r: dict(e) for r, e in self.probes.items()},
+            "probes": {rank: to_builtins(found) for rank, found in self.probes.items()},
             "measurements": [asdict(m) for m in self.measurements],
             "advice": [asdict(a) for a in self.advice],
             "silent": dict(self.silent),

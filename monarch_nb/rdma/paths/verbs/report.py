@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
+from monarch_nb._protocol.base import Record
 from monarch_nb.rdma.paths.verbs import device as verbs_device
 from monarch_nb.rdma.paths.verbs.errors import memlock_text
 from monarch_nb.rdma.paths.verbs.library import LibraryMissing, library
 
-__all__ = ["describe_devices", "memlock_text", "unavailable_reason"]
+__all__ = ["PortReport", "describe_devices", "memlock_text", "unavailable_reason"]
 
 _missing = ("", 0.0)
 """Why there's no library, and until when that's believed."""
@@ -35,26 +35,45 @@ def _library_reason() -> str:
     return ""
 
 
-def describe_devices() -> list[dict[str, Any]]:
-    """Return all RDMA ports of this machine, usable or not.
+class PortReport(Record, frozen=True):
+    """An RDMA port.
 
-    Each has `name`, `port`, `state`, `link_layer`, `gid` (the address that would be used), `gids` (all),
-    `mtu` (bytes, of the network device beneath; 0 if not known), `gb_per_s` (gigabits; 0 if not known),
-    `numa` (-1 if not known), and `usable`.
+    Attributes:
+        name, port: of the device, and the port's number on it.
+        gid: the address that would be used; empty if it has none.
+        gids: all addresses.
+        mtu: bytes, of the network device beneath; 0 if not known.
+        gb_per_s: gigabits per second; 0 if not known.
+        numa: the NUMA node; -1 if not known.
     """
+
+    name: str
+    port: int
+    state: str
+    link_layer: str
+    gid: str
+    gids: tuple[str, ...]
+    mtu: int
+    gb_per_s: float
+    numa: int
+    usable: bool
+
+
+def describe_devices() -> tuple[PortReport, ...]:
+    """Return all RDMA ports of this machine, usable or not."""
     usable = {p.name for p in verbs_device.usable_ports()}
-    return [
-        {
-            "name": port.device,
-            "port": port.number,
-            "state": port.state,
-            "link_layer": port.link_layer,
-            "gid": "" if port.gid is None else str(port.gid),
-            "gids": [str(g) for g in port.gids],
-            "mtu": port.netdev_mtu,
-            "gb_per_s": port.gb_per_s,
-            "numa": port.numa,
-            "usable": port.name in usable,
-        }
+    return tuple(
+        PortReport(
+            name=port.device,
+            port=port.number,
+            state=port.state,
+            link_layer=port.link_layer,
+            gid="" if port.gid is None else str(port.gid),
+            gids=tuple(map(str, port.gids)),
+            mtu=port.netdev_mtu,
+            gb_per_s=port.gb_per_s,
+            numa=port.numa,
+            usable=port.name in usable,
+        )
         for port in verbs_device.read_ports(verbs_device.CLASS)
-    ]
+    )
