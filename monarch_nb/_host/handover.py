@@ -94,6 +94,8 @@ class Handover:
             self._guests.add(guest)
             if self._keeper is None and _peer(guest) == self._controller.lease.owner_pid:
                 self._keeper = guest
+                if self._controller.supervisor.warm:  # the zygote was quicker than the keeper
+                    self._tell_keeper(WARM)
             self._controller.loop.watch_file(guest.fileno(), lambda: self._hear(guest))
 
     def _hear(self, guest: socket.socket) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -120,6 +121,19 @@ def read_text(body: Mapping[str, Any], field: str, default: str, *, empty_is_def
     if not isinstance(value, str) or not value:
         raise BadBody(f"{field} must be text, not {value!r}")
     return value
+
+
+def number(name: str, text: str) -> int | None:
+    """Return a number of at most 18 digits that stands in an address; None if nothing does.
+
+    Raises:
+        BadBody: if something else stands there.
+    """
+    if not text:
+        return None
+    if not re.fullmatch("[0-9]{1,18}", text):
+        raise BadBody(f"{name} must be a number of at most 18 digits, not {text[:40]!r}")
+    return int(text)
 
 
 def _is_count(value: Any, least: int = 1) -> bool:

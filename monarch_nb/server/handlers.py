@@ -18,7 +18,7 @@ from monarch_nb._shape.rank_set import RankSetError
 from monarch_nb._version import __version__
 from monarch_nb.commands.table import COMMANDS
 from monarch_nb.exceptions import MeshError, MeshNotFound, MeshUsageError, RankTimeout
-from monarch_nb.server.bodies import BadBody, read_resize, read_start, read_text
+from monarch_nb.server.bodies import BadBody, number, read_resize, read_start, read_text
 from monarch_nb.server.protocol import PROTOCOL
 from monarch_nb.server.starting import start_mesh
 
@@ -233,19 +233,13 @@ class LogsHandler(MeshHandler):
 
         ranks = self.get_query_argument("ranks", "") or "all"
         grep = self.get_query_argument("grep", "")
-        before = self._number("before")
-        limit = self._number("limit")
+        before = number("before", self.get_query_argument("before", ""))
+        limit = number("limit", self.get_query_argument("limit", ""))
         chosen = 500 if limit is None else max(1, min(limit, MAX_LINES))
         page = await self.on_mesh(
             name, lambda mesh: read_page(mesh, mesh.select(ranks), grep=grep, before=before, limit=chosen)
         )
         self.answer(page.as_dict())
-
-    def _number(self, name: str) -> int | None:
-        text = self.get_query_argument(name, "")
-        if text and not text.isdigit():
-            raise BadBody(f"{name} must be a number, not {text!r}")
-        return int(text) if text else None
 
 
 class StacksHandler(MeshHandler):
@@ -270,8 +264,6 @@ class JournalHandler(MeshHandler):
     @authorized
     async def get(self, name: str) -> None:
         """Return the last entries, oldest first: ?limit=100."""
-        limit = self.get_query_argument("limit", "100")
-        if not limit.isdigit():
-            raise BadBody(f"limit must be a number, not {limit!r}")
-        rows = await self.on_mesh(name, lambda mesh: mesh.journal.rows(int(limit)))
+        limit = number("limit", self.get_query_argument("limit", ""))
+        rows = await self.on_mesh(name, lambda mesh: mesh.journal.rows(100 if limit is None else limit))
         self.answer(rows)

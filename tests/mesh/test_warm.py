@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from processes import mesh_processes, wait_for_exit
+from processes import PATIENCE_S, mesh_processes, wait_for_exit
 from waiting import wait_until
 
-from monarch_nb._client import keeper, warm
+from monarch_nb._client import keeper, launch, warm, warm_key
 from monarch_nb._client.warm import Kept
 from monarch_nb._client.warm_key import why_path_differs
-from monarch_nb._host.handover import CLAIM, YOURS, socket_path
+from monarch_nb._host.handover import CLAIM, WARM, YOURS, socket_path
 from monarch_nb._wire.directory import socket_root
 
 SCRIPT = """
@@ -265,6 +265,21 @@ def test_packages_that_were_installed_since(
     assert program.said()["controller"] != controller_of(kept)
     program.end()
     assert wait_for_exit(kept.pid) and wait_for_exit(controller_of(kept))  # nobody could take it any more
+
+
+def test_keeper_that_connects_late_hears_that_it_is_warm(folder: Path) -> None:
+    requirements = warm_key.requirements()
+    controller = launch.start_controller(
+        owner_pid=os.getpid(), warm_claim=str(folder.parent / "claim"), requirements=requirements
+    )
+    wait_until(
+        lambda: os.path.exists(os.path.join(controller.directory, "warm.json")), "what it has imported"
+    )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as keeps:
+        keeps.settimeout(PATIENCE_S)
+        keeps.connect(socket_path(controller.directory))
+        assert keeps.recv(64) == WARM
+    assert wait_for_exit(controller.pid)
 
 
 # --- ends

@@ -183,6 +183,9 @@ BAD: list[tuple[tuple[str, ...], str, Any, int, str]] = [
     (("meshes",), "POST", {"name": "a b"}, 400, "a mesh's name is letters"),
     (("meshes", "demo", "logs?before=x"), "GET", None, 400, "before must be a number"),
     (("meshes", "demo", "journal?limit=x"), "GET", None, 400, "limit must be a number"),
+    (("meshes", "demo", "journal?limit=" + "9" * 40), "GET", None, 400, "of at most 18 digits"),
+    (("meshes", "demo", "logs?before=" + "9" * 400), "GET", None, 400, "of at most 18 digits"),
+    (("meshes", "demo", "logs?limit=%C2%B2"), "GET", None, 400, "limit must be a number"),
 ]
 
 
