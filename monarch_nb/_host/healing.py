@@ -164,13 +164,17 @@ class Healing:
     def resize(self, asked: Resize, done: Done, client: int = 0) -> None:
         """Give a group other sizes; without sizes: leave out what is lost."""
         group, shapes = self._controller.registry.group(asked.group), Reshaping(self._controller, client)
-        sizes = asked.sizes
-        self._enqueue(
-            group.name,
-            lambda: shapes.shrink(group) if sizes is None else shapes.resize(group, sizes),
-            done,
-            client,
-        )
+
+        def begin() -> Workflow[Report]:
+            if asked.leave:
+                return shapes.leave(group, asked.leave)
+            return (
+                shapes.shrink(group)
+                if asked.sizes is None
+                else shapes.resize(group, asked.sizes, asked.joined)
+            )
+
+        self._enqueue(group.name, begin, done, client)
 
     def _enqueue(self, group: str, begin: Callable[[], Workflow[Report]], done: Done, client: int) -> None:
         """Run a workflow once those of its group before it are over."""

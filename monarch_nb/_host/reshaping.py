@@ -37,8 +37,8 @@ class Reshaping:
         self._controller = controller
         self._client = client
 
-    def resize(self, group: Group, sizes: Mapping[str, int]) -> Workflow[Report]:
-        """Give a group other sizes.
+    def resize(self, group: Group, sizes: Mapping[str, int], joined: Sequence[int] = ()) -> Workflow[Report]:
+        """Give a group other sizes; new rows are put on the hosts `joined`, if any are named.
 
         Raises:
             ValueError: for a dimension that it doesn't have, a size below 1, or cells that run on it.
@@ -59,9 +59,25 @@ class Reshaping:
         places = {tuple(point.values()): proc for point, proc in zip(kept, group.procs, strict=True)}
         return (
             yield from self._rearrange(
-                group, new, [places.get(tuple(dict(p).values())) for p in new.points()]
+                group, new, [places.get(tuple(dict(p).values())) for p in new.points()], joined
             )
         )
+
+    def leave(self, group: Group, hosts: Sequence[int]) -> Workflow[Report]:
+        """Go on without some hosts: their rows leave the dimension `hosts`.
+
+        Raises:
+            ValueError: for a host without ranks of the group, or if none would be left.
+        """
+        strange = [i for i in hosts if i not in group.hosts]
+        if strange or HOSTS not in group.extent.labels:
+            raise ValueError(f"the mesh has no ranks of its own on host {(strange or hosts)[0]}: %mesh hosts")
+        left = [i for i in group.hosts if i not in hosts]
+        if not left:
+            raise ValueError("no host would be left; end a mesh with %mesh stop")
+        sizes = [len(left) if n == HOSTS else group.extent[n] for n in group.extent.labels]
+        kept = [proc for proc in group.procs if address.host_of(proc) in left]
+        return (yield from self._rearrange(group, Extent(group.extent.labels, sizes), kept))
 
     def shrink(self, group: Group) -> Workflow[Report]:
         """Leave out what is lost: of the dimensions, the one that costs the fewest living ranks gets
@@ -91,12 +107,14 @@ class Reshaping:
         ]
         return (yield from self._rearrange(group, new, kept))
 
-    def _rearrange(self, group: Group, new: Extent, procs: Sequence[int | None]) -> Workflow[Report]:
+    def _rearrange(
+        self, group: Group, new: Extent, procs: Sequence[int | None], joined: Sequence[int] = ()
+    ) -> Workflow[Report]:
         """Make `procs` the group's, in the order of the extent `new`; None is a rank to be started."""
         controller, report, began = self._controller, Report(), time.monotonic()
         self._refuse_running(group)
         old_procs, size_before = list(group.procs), len(group.procs)
-        hosts = yield from self._hosts_for(group, new, procs, report)
+        hosts = yield from self._hosts_for(group, new, procs, report, joined)
         one_state = [
             r
             for r in controller.healing.spawn_specs.on(set(old_procs))
@@ -143,7 +161,7 @@ class Reshaping:
             raise ValueError(f"cell #{running[0]} runs on this mesh: wait for it, or %mesh interrupt")
 
     def _hosts_for(
-        self, group: Group, new: Extent, procs: Sequence[int | None], report: Report
+        self, group: Group, new: Extent, procs: Sequence[int | None], report: Report, joined: Sequence[int]
     ) -> Workflow[dict[int, int]]:
         """Return the host of each place where a rank is to be started."""
         row = group.extent.nelements // group.extent[HOSTS] if HOSTS in group.extent.labels else 0
@@ -151,21 +169,31 @@ class Reshaping:
         own_hosts = len(set(by_row)) > 1 or (by_row and by_row[0] != 0)
         missing = new[HOSTS] - len(by_row) if own_hosts else 0
         if missing > 0:
-            added = yield from self._add_hosts(missing, by_row)
+            added = self._free(joined, missing) if joined else (yield from self._add_hosts(missing, by_row))
             by_row += [h.index for h in added]
-            report.hosts += [h.label for h in added]
+            report.messages.append(f"on host{'s' * (len(added) > 1)} {', '.join(h.label for h in added)}")
         found = {}
         for place, point in enumerate(new.points()):
             if procs[place] is None:
                 found[place] = by_row[point[HOSTS]] if own_hosts else address.host_of(group.procs[0])
         return found
 
+    def _free(self, joined: Sequence[int], num: int) -> list[Host]:
+        """Return hosts that are up and have no ranks."""
+        registry = self._controller.registry
+        hosts = [registry.hosts[i] for i in joined if i in registry.hosts]
+        free = [h for h in hosts if h.state == HostState.UP and not registry.alive_on(h.index)]
+        if len(free) < num:
+            raise ValueError(f"{num} free hosts are needed, and there are {len(free)}: %mesh hosts")
+        return free[:num]
+
     def _add_hosts(self, num: int, like: Sequence[int]) -> Workflow[list[Host]]:
         controller = self._controller
         model = controller.registry.hosts[like[0]]
         if model.kind != PROCESS_JOB:
             raise ValueError(
-                f"hosts of this mesh can't be added from here; start a mesh with {HOSTS}={len(like) + num}"
+                f"hosts of this mesh can't be added from here. If an engine has given them: %mesh grow "
+                f"{num}; else start a mesh with {HOSTS}={len(like) + num}"
             )
         added = [controller.registry.new_host(f"host{len(like) + i}", PROCESS_JOB) for i in range(num)]
         for host in added:

@@ -80,10 +80,17 @@ class Heal(Request[Report], frozen=True):
 
 
 class Resize(Request[Report], frozen=True):
-    """Give a group other sizes; without sizes: leave out what is lost."""
+    """Give a group other sizes; without sizes: leave out what is lost.
+
+    Attributes:
+        joined: hosts that are up and have no ranks: new rows are put on these, in their order.
+        leave: hosts that the group does without from now on; then there are no sizes.
+    """
 
     group: str
     sizes: dict[str, int] | None = None
+    joined: list[int] = []
+    leave: list[int] = []
 
 
 # --- checkpoints

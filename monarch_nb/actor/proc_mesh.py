@@ -269,6 +269,31 @@ class ProcMesh(MeshHandle):
         """Go on without what is lost: the dimension that costs the fewest living ranks gets smaller."""
         return self._settle(self._session.request(Resize(self._placement.group), timeout_s))
 
+    def take_hosts(self, hosts: Sequence[int], *, timeout_s: float = HEAL_S) -> HealReport:
+        """Start ranks on further hosts, which have joined and have no ranks: the dimension `hosts` grows.
+
+        Args:
+            hosts: their indices.
+
+        Raises:
+            HealError: if there's no such dimension, or a host that isn't free; while a cell runs.
+        """
+        sizes = {"hosts": self.sizes.get("hosts", 0) + len(hosts)}
+        asked = Resize(self._placement.group, sizes, list(hosts))
+        return self._settle(self._session.request(asked, timeout_s))
+
+    def leave_hosts(self, hosts: Sequence[int], *, timeout_s: float = HEAL_S) -> HealReport:
+        """Go on without some hosts: their ranks leave, with what they hold.
+
+        Args:
+            hosts: their indices.
+
+        Raises:
+            HealError: if the mesh has no ranks there, or none elsewhere; while a cell runs.
+        """
+        asked = Resize(self._placement.group, leave=list(hosts))
+        return self._settle(self._session.request(asked, timeout_s))
+
     def _settle(self, found: Report) -> HealReport:
         self._session.healed(found.actor_ids)
         report = HealReport.of(found)

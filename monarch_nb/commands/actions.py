@@ -84,8 +84,10 @@ def heal(mesh: Mesh, arguments: Namespace) -> HealReport:
 
 
 def resize(mesh: Mesh, arguments: Namespace) -> HealReport:
-    """Give a mesh other sizes."""
-    return mesh.resize(**arguments.sizes)
+    """Give a mesh other sizes; hosts of an engine that have no ranks then are given back."""
+    from monarch_nb.commands.clusters import resized
+
+    return resized(mesh, arguments)
 
 
 def lost_by_resize(mesh: Mesh, arguments: Namespace) -> str:
@@ -95,9 +97,25 @@ def lost_by_resize(mesh: Mesh, arguments: Namespace) -> str:
     return f"ranks of mesh {mesh.name!r} leave, and what they hold is lost"
 
 
-def shrink(mesh: Mesh, _arguments: Namespace) -> HealReport:
-    """Have a mesh go on without what is lost."""
-    return mesh.shrink()
+def grow(mesh: Mesh, arguments: Namespace) -> HealReport:
+    """Give a mesh more hosts or ranks."""
+    from monarch_nb.commands.clusters import grown
+
+    return grown(mesh, arguments)
+
+
+def shrink(mesh: Mesh, arguments: Namespace) -> HealReport:
+    """Have a mesh do with fewer, or go on without what is lost."""
+    from monarch_nb.commands.clusters import shrunk
+
+    return shrunk(mesh, arguments)
+
+
+def lost_by_shrink(mesh: Mesh, arguments: Namespace) -> str:
+    """Return what it costs to do with fewer: nothing if only what is lost is left out."""
+    if not (arguments.num or arguments.hosts):
+        return ""
+    return f"ranks of mesh {mesh.name!r} leave, and what they hold is lost"
 
 
 def on_failure(mesh: Mesh, arguments: Namespace) -> str:

@@ -72,6 +72,9 @@ JSON = argument(
 
 # --- starting
 
+DIM = argument(
+    "--dim", about="of which dimension; without it: hosts, or the first one", type=word, metavar="D"
+)
 ON_ENGINE = (
     argument(
         "--on", about="hosts of a profile of clusters.toml, or of an engine; %%mesh clusters lists them",

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_nb.commands.parser import Namespace
 from monarch_nb.exceptions import MeshError, MeshUsageError
@@ -14,9 +14,12 @@ from monarch_nb.job.allocation import Allocation, Plan, read_record
 from monarch_nb.job.engines import ENGINES, engine_of
 from monarch_nb.job.profiles import Profile, find_profile, read_profiles, user_file
 from monarch_nb.job.spec import HostRange, HostSpec, machines
-from monarch_nb.mesh import Mesh, on_engine
+from monarch_nb.mesh import Mesh, growing, on_engine
 from monarch_nb.mesh.running import Asked
 from monarch_nb.units import duration
+
+if TYPE_CHECKING:
+    from monarch_nb._client.heal_report import HealReport
 
 _OF_ENGINES = {
     "time": "time_s",
@@ -90,6 +93,35 @@ def start_on(arguments: Namespace, plan: Plan) -> Mesh:
             keeps_queued=arguments.keep_queued or arguments.wait is None,
             on_wait=line.show,
         )
+
+
+def grown(mesh: Mesh, arguments: Namespace) -> HealReport:
+    """Give a mesh more hosts or ranks, and show meanwhile how the request is."""
+    names = machines(arguments.hosts) if arguments.hosts else ()
+    if names and arguments.num not in (None, len(names)):
+        raise MeshUsageError(f"grow: {arguments.num} hosts, and {len(names)} names of some; give one of them")
+    with WaitingLine() as line:
+        return growing.grow(
+            mesh,
+            len(names) or arguments.num or 1,
+            dim=arguments.dim or "",
+            machines=names,
+            as_spares=arguments.spares,
+            wait_s=arguments.wait,
+            on_wait=line.show,
+        )
+
+
+def shrunk(mesh: Mesh, arguments: Namespace) -> HealReport:
+    """Have a mesh do with fewer hosts or ranks, or go on without what is lost."""
+    return growing.shrink(mesh, arguments.num or 0, dim=arguments.dim or "", hosts=arguments.hosts or ())
+
+
+def resized(mesh: Mesh, arguments: Namespace) -> HealReport:
+    """Give a mesh other sizes; hosts of an engine that have no ranks then are given back."""
+    report = mesh.resize(**arguments.sizes)
+    growing.give_back_idle(mesh)
+    return report
 
 
 def wait_on(arguments: Namespace) -> Mesh:

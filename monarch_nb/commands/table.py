@@ -11,6 +11,7 @@ from monarch_nb.commands.arguments import (
     ASYNC,
     BY_HOST,
     CELL_NUMBER_HELP,
+    DIM,
     DOCTOR,
     FOLLOW,
     GROUP,
@@ -35,6 +36,7 @@ from monarch_nb.commands.settings import SETTINGS
 from monarch_nb.commands.values import (
     cell_number,
     dims,
+    host_names,
     mesh_names,
     mesh_or_pid,
     num_bytes,
@@ -44,6 +46,7 @@ from monarch_nb.commands.values import (
     variable_name,
     variable_part,
     whole,
+    word,
 )
 from monarch_nb.stacks import stacks_text
 
@@ -228,10 +231,44 @@ _LIFE = (
         loss=actions.lost_by_resize,
     ),
     Command(
+        "grow",
+        "Give a mesh that is up more hosts (its engine is asked for them), or more ranks: grow 2.",
+        (
+            NAME_NEEDED.at(TERMINAL),
+            argument("num", about="how many more; without it: 1", nargs="?", type=positive, metavar="N"),
+            NAME_FLAG,
+            DIM,
+            argument("--hosts", about="which hosts, where they have names: a,b[1-4]", type=word),
+            argument(
+                "--spares", about="without ranks: they wait to take a lost one's place", action="store_true"
+            ),
+            argument(
+                "--wait",
+                about="how long to wait for hosts; then the request is cancelled",
+                type=seconds,
+                metavar="T",
+            ),
+        ),
+        run=actions.grow,
+    ),
+    Command(
         "shrink",
-        "Go on without what is lost: the dimension that costs the fewest living ranks gets smaller.",
-        OF_MESH,
+        "Have a mesh do with fewer hosts or ranks: shrink 2. Without a number: go on without what is lost.",
+        (
+            NAME_NEEDED.at(TERMINAL),
+            argument("num", about="how many fewer", nargs="?", type=positive, metavar="N"),
+            NAME_FLAG,
+            DIM,
+            argument(
+                "--hosts", about="which hosts leave, by number or name: 3,5", type=host_names, metavar="H,..."
+            ),
+            argument(
+                "--force", "-f", about="don't ask if ranks leave, with what they hold", action="store_true"
+            ),
+        ),
+        "Hosts without ranks go back to their engine.",
         run=actions.shrink,
+        loss=actions.lost_by_shrink,
     ),
     Command(
         "on-failure",

@@ -146,6 +146,14 @@ def host_count(text: str) -> str:
     return text
 
 
+def host_names(text: str) -> tuple[str, ...]:
+    """Read numbers or names of hosts: `3,5`."""
+    found = tuple(part.strip() for part in text.split(","))
+    if not all(found):
+        raise argparse.ArgumentTypeError(f"expected hosts, as in 3,5 or n3,n5; not {shortened(text)}")
+    return found
+
+
 def word(text: str) -> str:
     """Read a word that a command of an engine is given."""
     if not text or text.startswith("-") or not text.isprintable() or len(text) > 4096:

@@ -56,6 +56,7 @@ class Allocation:
         directory: where the launchers write, if that's a directory of this machine.
         submitted_at: seconds since the epoch.
         is_up: whether the mesh is there; until then, it waits for its hosts.
+        added: what the engine was asked for later, so that the mesh grows.
     """
 
     mesh: str
@@ -69,6 +70,12 @@ class Allocation:
     submitted_by: int = 0
     plan: Plan = Plan()
     is_up: bool = False
+    added: tuple[Allocation, ...] = ()
+
+    @property
+    def requests(self) -> tuple[Allocation, ...]:
+        """All that the engine was asked for, each by itself."""
+        return (replace(self, added=()), *self.added)
 
     @classmethod
     def new(cls, mesh: str, profile: str, spec: HostSpec, plan: Plan) -> Self:
@@ -96,15 +103,17 @@ class Allocation:
             found = dict(json.loads(text))
             if found.pop("version") != VERSION:
                 raise ValueError("it's of another version of monarch_nb")
-            spec = _spec(dict(found.pop("spec")))
-            plan = _plan(dict(found.pop("plan")))
-            parts, hosts = tuple(found.pop("parts")), tuple(found.pop("hosts"))
-            return replace(
-                cls(spec=spec, plan=plan, parts=parts, hosts=hosts, **found),
-                mesh=check_mesh_name(found["mesh"]),
-            )
+            return cls._of(found)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise MeshUsageError(f"this is no record of an allocation: {error}") from None
+
+    @classmethod
+    def _of(cls, found: dict[str, Any]) -> Self:
+        spec, plan = _spec(dict(found.pop("spec"))), _plan(dict(found.pop("plan")))
+        parts, hosts = tuple(found.pop("parts")), tuple(found.pop("hosts"))
+        added = tuple(cls._of(dict(each)) for each in found.pop("added", ()))
+        made = cls(spec=spec, plan=plan, parts=parts, hosts=hosts, added=added, **found)
+        return replace(made, mesh=check_mesh_name(found["mesh"]))
 
 
 def _plan(table: dict[str, Any]) -> Plan:

@@ -78,7 +78,7 @@ def start_on(
     try:
         asked = _ask(session, engine, asked, with_program)
     except BaseException:
-        _drop(engine, asked)
+        _drop(asked)
         starting.abandon(session)
         raise
     return _finish(session, engine, asked, wait_s, on_wait, keeps_queued=keeps_queued)
@@ -126,8 +126,19 @@ def _check_ended(name: str) -> None:
     """
     left = records.read_record(name)
     if left is not None and launch.find_claim(name) is None:
-        engine_of(left.spec).end(left)
+        end_all(left)
         records.remove_record(name)
+
+
+def end_all(asked: Allocation) -> None:
+    """Give back all that an engine was asked for by a mesh.
+
+    Raises:
+        EngineError: if the engine can't be reached.
+    """
+    engine = engine_of(asked.spec)
+    for each in asked.requests:
+        engine.end(each)
 
 
 def _ask(session: Session, engine: Engine, asked: Allocation, with_program: bool | None) -> Allocation:
@@ -152,10 +163,10 @@ def _ask(session: Session, engine: Engine, asked: Allocation, with_program: bool
     return asked
 
 
-def _drop(engine: Engine, asked: Allocation) -> None:
+def _drop(asked: Allocation) -> None:
     """Give back whatever an engine has given; what can't be given back stays on record."""
     with suppress(MeshError):
-        engine.end(asked)
+        end_all(asked)
         records.remove_record(asked.mesh)
 
 
@@ -182,11 +193,11 @@ def _finish(
                 f"{asked.mesh}; give up: %mesh cancel {asked.mesh}; it's given up by itself after "
                 f"{duration(asked.plan.idle_timeout_s)} without anybody"
             ) from None
-        _drop(engine, asked)
+        _drop(asked)
         starting.abandon(session)
         raise _given_up(error, asked, wait_s) from None
     except BaseException:
-        _drop(engine, asked)
+        _drop(asked)
         starting.abandon(session)
         raise
 
@@ -215,7 +226,7 @@ def _spawn_on(session: Session, joined: list[int], asked: Allocation) -> Mesh:
     if session.request(SetName("spawner", me, only_if_new=True)) != me:
         return _spawned_by_another(session, asked)
     plan = asked.plan
-    indices = joined[: max(1, len(joined) - plan.num_spares)]
+    indices = joined[: max(min(len(joined), asked.spec.wanted.least), len(joined) - plan.num_spares)]
     hosts = HostMesh(indices, Shape.full(Extent(["hosts"], [len(indices)])), session)
     dims = dict(plan.dims) if plan.dims is not None else _default_dims(session, indices)
     procs = hosts.spawn_procs(dims, name=asked.mesh, env=dict(plan.env), method=plan.method)
@@ -269,7 +280,7 @@ def cancel(name: str) -> Allocation:
     with suppress(MeshNotFound):
         session = Session.connect(launch.find_connection(name), "", observes=True)
         starting.abandon(session)
-    engine_of(asked.spec).end(asked)
+    end_all(asked)
     records.remove_record(name)
     return asked
 
@@ -284,7 +295,8 @@ def extend(name: str, seconds: float) -> list[str]:
     asked = records.read_record(name)
     if asked is None:
         raise MeshUsageError(f"mesh {name!r} is on no hosts of an engine, so its time isn't limited")
-    engine_of(asked.spec).extend(asked, seconds)
+    for each in asked.requests:
+        engine_of(asked.spec).extend(each, seconds)
     return allocation_lines(name)
 
 
@@ -303,18 +315,30 @@ def looks() -> list[tuple[Allocation, Look]]:
     """
     found = []
     for asked in records.list_records():
-        try:
-            look = engine_of(asked.spec).look(asked)
-        except MeshError as error:
-            found.append((asked, Look(State.QUEUED, reason=f"unknown: {error}")))
-            continue
         is_alone = launch.find_claim(asked.mesh) is None
-        if is_alone and look.state in (State.GRANTED, State.QUEUED):
-            look = replace(look, reason=f"its mesh is gone: %mesh cancel {asked.mesh} gives it back")
-        found.append((asked, look))
-        if look.state == State.ENDED and is_alone:
+        rows = [(each, _look(each)) for each in asked.requests]
+        for each, look in rows:
+            if is_alone and look.state in (State.GRANTED, State.QUEUED):
+                gone = f"its mesh is gone: %mesh cancel {asked.mesh} gives it back"
+                look = replace(look, reason=look.reason if look.reason.startswith(_UNKNOWN) else gone)
+            found.append((each, look))
+        if is_alone and all(look.state == State.ENDED for _, look in rows):
             records.remove_record(asked.mesh)
     return found
+
+
+_UNKNOWN = "unknown: "
+
+
+def _look(asked: Allocation) -> Look:
+    """Return how a request is; an engine that can't be reached is no reason not to show the others."""
+    try:
+        return engine_of(asked.spec).look(asked)
+    except MeshError as error:
+        return Look(State.QUEUED, reason=f"{_UNKNOWN}{error}")
+
+
+NO_RANKS = "none"
 
 
 @dataclass(frozen=True)
@@ -344,7 +368,7 @@ def host_rows(mesh: Mesh) -> list[HostRow]:
             str(h.state),
             h.num_cores,
             h.num_gpus,
-            format_ranks(on[h.index]) if on[h.index] else "none",
+            format_ranks(on[h.index]) if on[h.index] else NO_RANKS,
         )
         for h in status.hosts
     ]
@@ -355,11 +379,13 @@ def allocation_lines(name: str) -> list[str]:
     a mesh on this machine.
     """
     asked = records.read_record(name)
-    if asked is None:
-        return []
+    return [] if asked is None else [_allocation_line(each) for each in asked.requests]
+
+
+def _allocation_line(asked: Allocation) -> str:
     look, now = engine_of(asked.spec).look(asked), time.time()
     left = f", {duration(round(look.ends_at - now))} left" if look.ends_at and look.ends_at > now else ""
     cost = asked.spec.usd_per_gpu_hour
     gpus = (asked.spec.gpus or 0) * (len(look.nodes) or asked.spec.wanted.least)
     price = f", about {cost * gpus * (now - asked.submitted_at) / 3600:.2f} $ so far" if cost and gpus else ""
-    return [f"{asked.described()}: {look.state}{left}{price}"]
+    return f"{asked.described()}: {look.state}{left}{price}"

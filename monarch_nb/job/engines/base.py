@@ -7,14 +7,15 @@ allocation; no state is inferred from silence.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import ClassVar
 
 from monarch_nb._wire.invitation import Invitation
 from monarch_nb.exceptions import MeshError
 from monarch_nb.job.allocation import Allocation
-from monarch_nb.job.spec import HostSpec
+from monarch_nb.job.spec import HostRange, HostSpec
 
 
 class EngineError(MeshError):
@@ -103,6 +104,21 @@ class Engine(ABC):
     @abstractmethod
     def end(self, allocation: Allocation) -> None:
         """Give all hosts back. What has ended already is no error."""
+
+    def further(self, asked: Sequence[Allocation], num: int) -> HostSpec:
+        """Return what to ask for, so that a mesh gets `num` hosts besides those that it has for `asked`.
+
+        Raises:
+            EngineError: if it's known that there are no more, with what to type.
+        """
+        return replace(asked[0].spec, hosts=HostRange(num, num))
+
+    def release(self, allocation: Allocation, nodes: Sequence[str]) -> Allocation:
+        """Some hosts have left their mesh: see that they aren't kept. Return what is left of the allocation.
+
+        Hosts of most engines are had one by one, and are given back when their launcher has ended.
+        """
+        return allocation
 
     def extend(self, allocation: Allocation, seconds: float) -> None:
         """Ask for more time than was asked for before. An engine without limits can't."""

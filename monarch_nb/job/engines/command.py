@@ -138,6 +138,13 @@ class Command(Engine):
             with suppress(FileNotFoundError):
                 os.unlink(allocation.directory)
 
+    def further(self, asked: Sequence[Allocation], num: int) -> HostSpec:
+        has_each = bool(asked[0].spec.own_value("start"))
+        return self._each.further(asked, num) if has_each else super().further(asked, num)
+
+    def release(self, allocation: Allocation, nodes: Sequence[str]) -> Allocation:
+        return self._each.release(allocation, nodes) if allocation.spec.own_value("start") else allocation
+
     def logs(self, allocation: Allocation) -> list[str]:
         return self._each.logs(allocation)
 

@@ -7,13 +7,14 @@ The engine needs no docker: who runs notebooks in a container gets no right to s
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 
 from monarch_nb._host import pool
 from monarch_nb._wire.invitation import Invitation
 from monarch_nb.job.allocation import Allocation
 from monarch_nb.job.engines.base import Capabilities, Engine, EngineError, Look, State, Usable
-from monarch_nb.job.spec import HostSpec
+from monarch_nb.job.spec import HostRange, HostSpec
 
 DIRECTORY = "/run/monarch_nb"
 
@@ -70,6 +71,12 @@ class Compose(Engine):
         for host in taken:
             pool.invite(directory, host, invitation.to_json())
         return replace(allocation, parts=tuple(taken), directory=directory)
+
+    def further(self, asked: Sequence[Allocation], num: int) -> HostSpec:
+        return replace(asked[0].spec, machines=(), hosts=HostRange(num, num))
+
+    def release(self, allocation: Allocation, nodes: Sequence[str]) -> Allocation:
+        return replace(allocation, parts=tuple(p for p in allocation.parts if p not in nodes))
 
     def look(self, allocation: Allocation) -> Look:
         """Hosts of this kind are had at once, or not at all; one that has ended is of no mesh any more."""

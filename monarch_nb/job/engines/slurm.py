@@ -19,7 +19,7 @@ from monarch_nb._wire.invitation import Invitation
 from monarch_nb.job.allocation import Allocation, records_directory
 from monarch_nb.job.engines import shell
 from monarch_nb.job.engines.base import Capabilities, Engine, EngineError, Look, State, Usable
-from monarch_nb.job.spec import HostSpec, nearest
+from monarch_nb.job.spec import HostRange, HostSpec, nearest
 
 _NODE_WORDS = re.compile(r"^(?:\d+: )?(node \S+: .+)$", re.MULTILINE)
 _FIELDS = "%T|%S|%e|%N|%D|%r"
@@ -197,6 +197,31 @@ class Slurm(Engine):
         if done.code != 0 and "Invalid job id" not in done.err:
             raise EngineError(f"scancel {allocation.id}: {done.words}; it goes on")
         self._run(allocation.spec, ["rm", "-f", _log_path(allocation)])
+
+    def further(self, asked: Sequence[Allocation], num: int) -> HostSpec:
+        spec = asked[0].spec
+        looks = [self.look(each) for each in asked]
+        used = [node for look in looks for node in look.nodes]
+        most = max((p.num_nodes for p in self._partitions(spec) if spec.partition in ("", p.name)), default=0)
+        if len(used) + num > most:
+            raise EngineError(
+                f"{num} more hosts were asked for; the mesh has {len(used)}, and {_of(spec)} has {most}"
+            )
+        own = dict(spec.own)
+        excluded = ",".join(filter(None, [own.get("exclude", ""), *used]))  # a node is one host, not two
+        return replace(spec, hosts=HostRange(num, num), own=tuple({**own, "exclude": excluded}.items()))
+
+    def release(self, allocation: Allocation, nodes: Sequence[str]) -> Allocation:
+        left = [node for node in self.look(allocation).nodes if node not in nodes]
+        if left:  # else it has ended, as the last launcher has
+            update = ["scontrol", "update", f"JobId={allocation.id}", f"NodeList={','.join(left)}"]
+            done = self._run(allocation.spec, update)
+            if done.code != 0:
+                why = done.words
+                if "Invalid node name" in why:
+                    why += ". A job keeps the node that its script runs on, until all its nodes go back"
+                raise EngineError(f"slurm job {allocation.id} keeps {', '.join(nodes)}: {why}")
+        return allocation
 
     def extend(self, allocation: Allocation, seconds: float) -> None:
         update = ["scontrol", "update", f"JobId={allocation.id}", f"TimeLimit=+{_minutes(seconds)}"]

@@ -15,7 +15,7 @@ from monarch_nb._wire.invitation import Invitation
 from monarch_nb.job.allocation import Allocation
 from monarch_nb.job.engines import shell
 from monarch_nb.job.engines.base import Capabilities, Engine, EngineError, Look, State, Usable
-from monarch_nb.job.spec import HostSpec
+from monarch_nb.job.spec import HostRange, HostSpec
 
 AT_ONCE = 16
 JOIN_S = 90.0
@@ -52,7 +52,7 @@ class NamedHosts(Engine):
 
     def submit(self, allocation: Allocation, invitation: Invitation) -> Allocation:
         spec, text = allocation.spec, invitation.to_json()
-        machines = list(enumerate(spec.machines[: spec.wanted.most]))
+        machines = list(enumerate(_chosen(allocation)))
         done = self._on_all(
             machines, lambda place, machine: shell.run(self.start_command(spec, place, machine), text, JOIN_S)
         )
@@ -78,6 +78,20 @@ class NamedHosts(Engine):
         """Return why a host hasn't come."""
         return f"host {shell.launcher_trouble(machine, done, spec)}"
 
+    def further(self, asked: Sequence[Allocation], num: int) -> HostSpec:
+        used = {part.split()[0] for each in asked for part in each.parts}
+        named = dict.fromkeys(m for each in asked for m in each.spec.machines)
+        free = tuple(m for m in named if m not in used)
+        if num > len(free):
+            raise EngineError(
+                f"{num} more hosts were asked for, and of those that are named {len(free)} are free"
+                f"{': ' + ', '.join(free[:8]) if free else ''}. Name others: --hosts a,b"
+            )
+        return replace(asked[0].spec, machines=free, hosts=HostRange(num, num))
+
+    def release(self, allocation: Allocation, nodes: Sequence[str]) -> Allocation:
+        return replace(allocation, parts=tuple(p for p in allocation.parts if p.split()[0] not in nodes))
+
     def look(self, allocation: Allocation) -> Look:
         """Hosts of this kind are had at once, or not at all."""
         return Look(State.GRANTED, nodes=tuple(part.split()[0] for part in allocation.parts))
@@ -98,9 +112,7 @@ class NamedHosts(Engine):
 
     def script(self, allocation: Allocation) -> str:
         spec = allocation.spec
-        return "\n".join(
-            " ".join(self.start_command(spec, i, m)) for i, m in enumerate(spec.machines[: spec.wanted.most])
-        )
+        return "\n".join(" ".join(self.start_command(spec, i, m)) for i, m in enumerate(_chosen(allocation)))
 
     def _on_all(
         self, each: Sequence[tuple[int, str]], what: Callable[[int, str], shell.Done]
@@ -113,6 +125,12 @@ class NamedHosts(Engine):
 
         with ThreadPoolExecutor(AT_ONCE) as pool:
             return list(pool.map(guarded, each))
+
+
+def _chosen(allocation: Allocation) -> tuple[str, ...]:
+    """Return the machines that are used: as many as are wanted, and spares."""
+    spec = allocation.spec
+    return spec.machines[: spec.wanted.most + allocation.plan.num_spares]
 
 
 def _pid(done: shell.Done) -> str:

@@ -1,0 +1,241 @@
+"""A mesh that is up gets more hosts or ranks, or does with fewer; hosts that it has no use for go back to
+their engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from monarch_nb._client.heal_report import HealReport
+from monarch_nb._client.session import Session
+from monarch_nb._protocol.gate import Withdraw
+from monarch_nb._protocol.ranks import StopHosts
+from monarch_nb._protocol.states import HostState
+from monarch_nb.actor.handle import session_of
+from monarch_nb.exceptions import MeshUsageError
+from monarch_nb.job import allocation as records
+from monarch_nb.job.allocation import Allocation
+from monarch_nb.job.engines import Engine, EngineError, engine_of
+from monarch_nb.job.joining import Wait, reserve
+from monarch_nb.job.spec import HostRange
+from monarch_nb.mesh import on_engine
+from monarch_nb.mesh.core import Mesh
+
+HOSTS = "hosts"
+
+
+# --- more
+
+
+def grow(
+    mesh: Mesh,
+    num: int = 1,
+    *,
+    dim: str = "",
+    machines: Sequence[str] = (),
+    as_spares: bool = False,
+    wait_s: float | None = None,
+    on_wait: Callable[[str], None] = lambda _text: None,
+) -> HealReport:
+    """Give a mesh that is up `num` more along a dimension. Hosts come from where the mesh's hosts are from:
+    its engine is asked for them, and they're waited for. Ranks that are there keep what they hold.
+
+    Args:
+        num: how many more.
+        dim: of which dimension; by default `hosts`, or the first one of a mesh without hosts.
+        machines: which hosts, for an engine that knows them by name.
+        as_spares: hosts get no ranks, and wait to take the place of one that is lost.
+        wait_s: how long hosts are waited for; by default for ever. Then the request is cancelled.
+        on_wait: told in a line how the request is, again and again.
+
+    Raises:
+        MeshUsageError: for an unknown dimension; if no engine has given the mesh its hosts.
+        EngineError: if the engine has no more.
+        MeshStartError: naming the hosts that haven't come, and why.
+        TimeoutError: after `wait_s`.
+        HealError: if ranks can't be started: while a cell runs, say.
+
+    Example:
+        >>> grow(mesh, 2).messages                       # doctest: +SKIP
+        ('on hosts n3, n4', 'the mesh is now {hosts: 4, gpus: 8}')
+    """
+    dim = _dimension(mesh, dim)
+    asked = records.read_record(mesh.name) if dim == HOSTS else None
+    if asked is None:
+        _refuse_hosts(mesh, machines, as_spares=as_spares)
+        return mesh.resize(**{dim: mesh.sizes[dim] + num})
+    part, joined = _more_hosts(mesh, asked, num, machines, wait_s, on_wait)
+    if as_spares:
+        _edit(
+            mesh.name, lambda a: replace(a, plan=replace(a.plan, num_spares=a.plan.num_spares + len(joined)))
+        )
+        return HealReport(messages=(f"{len(joined)} more host{'s' * (len(joined) > 1)} wait as spares",))
+    try:
+        return mesh.take_hosts(joined)
+    except BaseException:
+        _give_back(session_of(mesh), mesh.name, part)
+        raise
+
+
+def _dimension(mesh: Mesh, dim: str) -> str:
+    dim = dim or (HOSTS if HOSTS in mesh.sizes else next(iter(mesh.sizes)))
+    if dim not in mesh.sizes:
+        raise MeshUsageError(f"there is no dimension {dim!r}; mesh {mesh.name!r} has {', '.join(mesh.sizes)}")
+    return dim
+
+
+def _refuse_hosts(mesh: Mesh, machines: Sequence[str], *, as_spares: bool) -> None:
+    if machines or as_spares:
+        raise MeshUsageError(
+            f"mesh {mesh.name!r} has no hosts of an engine, which could be asked for {'spares' if as_spares else machines[0]}; "  # noqa: E501
+            "start one that has: %mesh start NAME --on PROFILE"
+        )
+
+
+def _more_hosts(
+    mesh: Mesh,
+    asked: Allocation,
+    num: int,
+    machines: Sequence[str],
+    wait_s: float | None,
+    on_wait: Callable[[str], None],
+) -> tuple[Allocation, list[int]]:
+    """Ask a mesh's engine for more hosts, and wait until they have joined; what was asked for, and their
+    indices. Whatever goes wrong, nothing of it is kept.
+    """
+    session, engine = session_of(mesh), engine_of(asked.spec)
+    part = _request_for(engine, asked, num, machines)
+    part, invitation = reserve(session, engine, part)
+    _put(mesh.name, part)  # first: if we end now, whoever looks finds it
+    try:
+        part = engine.submit(part, invitation)
+        _put(mesh.name, part)
+        return part, Wait(session, engine, part, on_wait).until_joined(wait_s)
+    except BaseException:
+        _give_back(session, mesh.name, part)
+        raise
+
+
+def _request_for(engine: Engine, asked: Allocation, num: int, machines: Sequence[str]) -> Allocation:
+    if machines and not engine.can.names:
+        raise MeshUsageError(
+            f"engine {engine.name} chooses hosts by itself: give a number, as in %mesh grow {len(machines)}"
+        )
+    if machines:
+        spec = replace(asked.spec, machines=tuple(machines), hosts=HostRange(len(machines), len(machines)))
+    else:
+        spec = engine.further(asked.requests, num)
+    problems = engine.check(spec)
+    if problems:
+        raise EngineError("; ".join(problems))
+    return Allocation.new(asked.mesh, asked.profile, spec, replace(asked.plan, num_spares=0))
+
+
+# --- fewer
+
+
+def shrink(mesh: Mesh, num: int = 0, *, dim: str = "", hosts: Sequence[str] = ()) -> HealReport:
+    """Have a mesh do with fewer. Hosts without ranks go back to their engine; ranks that stay keep what they
+    hold.
+
+    Args:
+        num: by how many; 0: leave out what is lost, of the dimension that costs the fewest living ranks.
+        dim: of which dimension, the last ones; by default `hosts`, or the first one of a mesh without hosts.
+        hosts: which hosts leave, by index or name, as `%mesh hosts` lists them.
+
+    Raises:
+        MeshUsageError: for an unknown dimension or host, and if nothing would be left.
+        EngineError: if the engine can't be reached.
+        HealError: while a cell runs.
+    """
+    if hosts:
+        report = mesh.leave_hosts(_indices(mesh, hosts))
+    elif num:
+        dim = _dimension(mesh, dim)
+        if num >= mesh.sizes[dim]:
+            raise MeshUsageError(
+                f"mesh {mesh.name!r} has {dim}={mesh.sizes[dim]}: {num} fewer would leave nothing. End it: "
+                f"%mesh stop {mesh.name}"
+            )
+        report = mesh.resize(**{dim: mesh.sizes[dim] - num})
+    else:
+        report = mesh.shrink()
+    return replace(report, messages=(*report.messages, *give_back_idle(mesh)))
+
+
+def _indices(mesh: Mesh, hosts: Sequence[str]) -> list[int]:
+    rows = {str(r.index): r.index for r in on_engine.host_rows(mesh) if r.ranks != on_engine.NO_RANKS}
+    rows |= {r.name: r.index for r in on_engine.host_rows(mesh) if r.ranks != on_engine.NO_RANKS}
+    strange = [h for h in hosts if h not in rows]
+    if strange:
+        raise MeshUsageError(
+            f"mesh {mesh.name!r} has no ranks on a host {strange[0]!r}; it has them on {', '.join(rows)}"
+        )
+    return list(dict.fromkeys(rows[h] for h in hosts))
+
+
+def give_back_idle(mesh: Mesh) -> list[str]:
+    """Give back those hosts of an engine that have no ranks, but for spares; return what there is to say."""
+    asked = records.read_record(mesh.name)
+    if asked is None:
+        return []
+    ours = {i for each in asked.requests for i in each.hosts}
+    idle = [
+        row
+        for row in on_engine.host_rows(mesh)
+        if row.index in ours and row.state == HostState.UP and row.ranks == on_engine.NO_RANKS
+    ]
+    idle = idle[asked.plan.num_spares :]
+    if not idle:
+        return []
+    session_of(mesh).request(StopHosts([row.index for row in idle]))
+    said = [f"host{'s' * (len(idle) > 1)} {', '.join(row.name for row in idle)} left the mesh"]
+    _edit(mesh.name, lambda found: _without(mesh, found, idle, said))
+    return said
+
+
+def _without(mesh: Mesh, asked: Allocation, left: Sequence[on_engine.HostRow], said: list[str]) -> Allocation:
+    """Return what is left of a mesh's requests when hosts have left; what has none any more is ended."""
+    engine = engine_of(asked.spec)
+    up = {row.index for row in on_engine.host_rows(mesh) if row.state == HostState.UP}
+    kept: list[Allocation] = []
+    for each in asked.requests:
+        if up & set(each.hosts):
+            kept.append(_smaller(engine, each, [row.name for row in left if row.index in each.hosts], said))
+        else:
+            engine.end(each)
+            said.append(f"{each.described()} was given back")
+    first, *others = kept or asked.requests
+    return replace(first, plan=asked.plan, is_up=asked.is_up, added=tuple(others))
+
+
+def _smaller(engine: Engine, asked: Allocation, names: Sequence[str], said: list[str]) -> Allocation:
+    """Return a request without hosts that have left; if the engine keeps them, that is said."""
+    try:
+        return engine.release(asked, names) if names else asked
+    except EngineError as error:
+        said.append(str(error))
+        return asked
+
+
+# --- the record
+
+
+def _edit(name: str, change: Callable[[Allocation], Allocation]) -> None:
+    asked = records.read_record(name)
+    if asked is not None:
+        records.write_record(change(asked))
+
+
+def _put(name: str, part: Allocation) -> None:
+    """Enter a further request into the record of a mesh."""
+    _edit(name, lambda a: replace(a, added=(*(p for p in a.added if p.hosts != part.hosts), part)))
+
+
+def _give_back(session: Session, name: str, part: Allocation) -> None:
+    """Give back all of a further request, and forget it."""
+    session.request(Withdraw(part.plan.guest))  # else it would wait for those that have never come
+    session.request(StopHosts(list(part.hosts)))
+    engine_of(part.spec).end(part)
+    _edit(name, lambda asked: replace(asked, added=tuple(p for p in asked.added if p.hosts != part.hosts)))

@@ -1,0 +1,186 @@
+"""Meshes that are up get more hosts of their engine, do with fewer, and have spares: on a real Slurm, a real
+sshd and hosts that wait.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+from slurmd import SETUP, Cluster
+from sshd import Profiles, Sshd
+from waiting import wait_until
+
+from monarch_nb._client import session as sessions
+from monarch_nb.exceptions import HealError, MeshError, MeshUsageError
+from monarch_nb.job.allocation import Allocation, Plan, list_records, read_record
+from monarch_nb.job.engines import ENGINES, EngineError, State, engine_of
+from monarch_nb.job.profiles import find_profile
+from monarch_nb.mesh import Mesh, growing, on_engine
+
+T = 60
+ONE_RANK = Plan((("procs", 1),))
+
+
+@pytest.fixture(autouse=True)
+def before() -> Iterator[None]:
+    current = sessions._current
+    yield
+    sessions._current = current
+
+
+@pytest.fixture
+def lab(cluster: Cluster, profiles: Profiles, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    monkeypatch.setenv("SLURM_CONF", str(cluster.config))
+    general = f'engine = "slurm"\nsetup = [{SETUP!r}]\n'
+    profiles(f"[one]\n{general}hosts = 1\n[two]\n{general}hosts = 2\n")
+    yield cluster
+    assert list_records() == []
+    wait_until(lambda: cluster.idle_nodes() == 3, f"idle nodes: {cluster.command('squeue')}")
+
+
+def start(name: str, profile: str, plan: Plan = ONE_RANK) -> Mesh:
+    return on_engine.start_on(name, find_profile(profile, ENGINES), plan)
+
+
+def jobs(cluster: Cluster) -> list[str]:
+    return sorted(cluster.command("squeue", "-h", "-t", "RUNNING", "-o", "%D").split())
+
+
+def node() -> str:
+    return os.environ["SLURMD_NODENAME"]
+
+
+def remember(value: int) -> None:
+    os.environ["MNB_HELD"] = str(value)
+
+
+def held() -> str:
+    return os.environ.get("MNB_HELD", "nothing")
+
+
+def record(name: str) -> Allocation:
+    found = read_record(name)
+    assert found is not None
+    return found
+
+
+def test_a_mesh_gets_more_nodes_and_gives_them_back(lab: Cluster) -> None:
+    mesh = start("big", "one")
+    try:
+        mesh.execute(remember, 7).get(T)
+        report = growing.grow(mesh, 2)
+        assert mesh.sizes == {"hosts": 3, "procs": 1} and report.ranks == (1, 2), report
+        nodes = list(mesh.execute(node).get(T).values())
+        assert len(set(nodes)) == 3 and jobs(lab) == ["1", "2"], "a node is one host, not two"
+        assert list(mesh.execute(held).get(T).values()) == ["7", "nothing", "nothing"]
+        assert (
+            len(record("big").requests)
+            == 2
+            == len(on_engine.looks())
+            == len(on_engine.allocation_lines("big"))
+        )
+        with pytest.raises(EngineError, match=r"1 more hosts were asked for; the mesh has 3, and .* has 3"):
+            growing.grow(mesh, 1)
+        report = growing.shrink(mesh, 1)
+        assert mesh.sizes == {"hosts": 2, "procs": 1} and f"host {nodes[2]} left the mesh" in report.messages
+        wait_until(lambda: jobs(lab) == ["1", "1"], "a node that the job has no more")
+        assert list(mesh.execute(node).get(T).values()) == nodes[:2]
+        growing.grow(mesh, 1)
+        report = growing.shrink(mesh, hosts=[nodes[0]])
+        assert len(record("big").requests) == 2 and "was given back" in report.messages[-1], report
+        report = growing.shrink(mesh, 1)
+        wait_until(lambda: jobs(lab) == ["1"], "a job that has ended")
+        assert mesh.sizes == {"hosts": 1, "procs": 1} and len(record("big").requests) == 1
+    finally:
+        on_engine.cancel("big")
+
+
+def test_the_hosts_that_a_mesh_began_with_may_leave(lab: Cluster) -> None:
+    mesh = start("moved", "one")
+    try:
+        growing.grow(mesh)
+        first, second = mesh.execute(node).get(T).values()
+        growing.shrink(mesh, hosts=[first])
+        assert list(mesh.execute(node).get(T).values()) == [second]
+        look = engine_of(record("moved").spec).look(record("moved"))
+        assert look.state == State.GRANTED and look.nodes == (second,) and record("moved").is_up
+    finally:
+        on_engine.cancel("moved")
+
+
+def test_a_spare_takes_the_place_of_a_lost_node(lab: Cluster) -> None:
+    plan = Plan((("procs", 1),), num_spares=1, on_failure="heal")
+    mesh = start("safe", "two", plan)
+    try:
+        assert mesh.sizes == {"hosts": 2, "procs": 1}
+        lost = mesh.status().hosts[2]
+        os.kill(lost.pid, signal.SIGKILL)
+        wait_until(lambda: _is_whole(mesh), "a mesh that is healed")
+        assert lost.hostname not in mesh.execute(node).get(T).values()
+        assert growing.give_back_idle(mesh) == []
+    finally:
+        on_engine.cancel("safe")
+
+
+def _is_whole(mesh: Mesh) -> bool:
+    try:
+        return len(set(mesh.execute(node).get(T).values())) == 2
+    except MeshError:
+        return False
+
+
+@pytest.fixture
+def logins(two_hosts: Sshd, profiles: Profiles) -> None:
+    config = f'config = "{two_hosts.config}"\n'
+    profiles(
+        f'[lab]\nengine = "ssh"\nhosts = ["he[1-2]"]\n[lab.ssh]\n{config}'
+        f'[one]\nengine = "ssh"\nhosts = ["he1"]\n[one.ssh]\n{config}'
+    )
+
+
+@pytest.mark.usefixtures("logins")
+def test_hosts_are_named_and_spares_come_later() -> None:
+    mesh = start("few", "one", Plan((("procs", 1),), on_failure="heal"))
+    try:
+        with pytest.raises(
+            EngineError, match=r"of those that are named 0 are free. Name others: --hosts a,b"
+        ):
+            growing.grow(mesh, 1)
+        growing.grow(mesh, 1, machines=["he2"], as_spares=True)
+        assert mesh.sizes == {"hosts": 1, "procs": 1} and record("few").plan.num_spares == 1
+        lost = mesh.status().hosts[1]
+        os.kill(lost.pid, signal.SIGKILL)
+        wait_until(lambda: _answers(mesh), "a mesh that is healed")
+        assert [r.name for r in on_engine.host_rows(mesh) if r.ranks != "none"] == ["he1"], "its place's name"
+    finally:
+        on_engine.cancel("few")
+
+
+def _answers(mesh: Mesh) -> bool:
+    try:
+        return mesh.execute(os.getpid).get(T) is not None
+    except MeshError:
+        return False
+
+
+@pytest.mark.usefixtures("logins")
+def test_what_cannot_be_had_changes_nothing() -> None:
+    mesh = start("few", "one")
+    try:
+        with pytest.raises(MeshError, match="nowhere"):
+            growing.grow(mesh, 1, machines=["nowhere.invalid"])
+        with pytest.raises(MeshUsageError, match="there is no dimension 'gpu'; mesh 'few' has hosts, procs"):
+            growing.grow(mesh, 1, dim="gpu")
+        with pytest.raises(MeshUsageError, match="has hosts=1: 1 fewer would leave nothing"):
+            growing.shrink(mesh, 1)
+        with pytest.raises(MeshUsageError, match="has no ranks on a host 'he9'; it has them on 1, he1"):
+            growing.shrink(mesh, hosts=["he9"])
+        with pytest.raises(HealError, match="no host would be left"):
+            growing.shrink(mesh, hosts=["1"])
+        assert len(record("few").requests) == 1 and mesh.sizes == {"hosts": 1, "procs": 1}
+        assert growing.grow(mesh, 1, dim="procs").ranks == (1,) and mesh.sizes == {"hosts": 1, "procs": 2}
+    finally:
+        on_engine.cancel("few")
