@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -157,6 +158,9 @@ class Page:
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.on("request", self._on_request)
         self.page.set_default_timeout(PATIENCE_MS)
+        # A server that is busy gives no style sheet in time, and Jupyter's dialog lies over the page.
+        theme = self.page.get_by_role("dialog", name=re.compile("Error Loading Theme"))
+        self.page.add_locator_handler(theme, lambda: theme.get_by_role("button").last.click())
         self.page.goto(lab.url.replace("/notebooks?", f"/notebooks/{name}?"))
         self.page.wait_for_function("window.jupyterapp && !document.querySelector('#jupyterlab-splash')")
         self.page.evaluate(_OPEN if lab.app == "lab" else _READY, name)
