@@ -4,8 +4,13 @@ in place, loaded at first use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from monarch_nb._protocol.base import Record
+from monarch_nb.rdma.handle import Handle
+from monarch_nb.rdma.question import Question
+from monarch_nb.rdma.transfer import Receipt
 
 if TYPE_CHECKING:
     from monarch_nb.actor.future import Future
@@ -17,6 +22,30 @@ if TYPE_CHECKING:
     from monarch_nb.rdma.local_future import LocalFuture
 
 
+class Fill(Question[Receipt], frozen=True):
+    """Reads another buffer, `source`, into this one."""
+
+    to = "fill"
+    source: Handle
+    timeout_s: float
+
+
+class Lead(Record, frozen=True):
+    """Asks the first rank of a machine to bring a buffer to all ranks of it; answered by a
+    `BroadcastReceipt`.
+
+    Attributes:
+        name: the variable that the buffer becomes on each rank.
+        timeout: seconds until the reading rank gives up; None: never.
+    """
+
+    to: ClassVar[str] = "lead"
+    source: RDMABuffer
+    mesh: ProcMesh
+    name: str
+    timeout: float | None
+
+
 class BroadcastToBuffers(Protocol):
     """`rdma.broadcast.buffers`."""
 
@@ -25,7 +54,7 @@ class BroadcastToBuffers(Protocol):
     ) -> LocalFuture[BroadcastReceipt]:
         """Copy a buffer into others."""
 
-    def fill(self, plane: DataPlane, fields: Mapping[str, Any], /) -> dict[str, Any]:
+    def fill(self, plane: DataPlane, question: Fill, /) -> Receipt:
         """Read another's buffer into one of this process, as somebody asks."""
 
 
@@ -37,7 +66,7 @@ class BroadcastToMesh(Protocol):
     ) -> Future[BroadcastReceipt]:
         """Make a buffer a variable of a mesh's cells."""
 
-    def lead_asked(self, fields: Mapping[str, Any], /) -> Answer:
+    def lead_asked(self, question: Lead, /) -> Answer:
         """Bring a buffer to all ranks of this machine, as somebody asks."""
 
 

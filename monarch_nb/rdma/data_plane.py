@@ -13,10 +13,10 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import TypeVar
 
 from monarch_nb._client import session as sessions
 from monarch_nb._transport import process_context
@@ -25,11 +25,13 @@ from monarch_nb.exceptions import MeshError, MeshUsageError, PathFailed, RDMAErr
 from monarch_nb.rdma import broadcasting, segments, staging
 from monarch_nb.rdma import handle as handles
 from monarch_nb.rdma.batch import Batch, together
+from monarch_nb.rdma.broadcasting import Fill, Lead
 from monarch_nb.rdma.handle import Handle, Owner, this_machine
 from monarch_nb.rdma.link import Answer, Answerer, Link, MeshLink
 from monarch_nb.rdma.memory import Memory
 from monarch_nb.rdma.path import Job, Path, PathUnavailable, gone
 from monarch_nb.rdma.paths import ENCRYPTED, chosen, load_paths, only_encrypted, use_path
+from monarch_nb.rdma.question import Done, Drop, Question
 from monarch_nb.rdma.regions import Region, Regions
 from monarch_nb.rdma.totals import Totals
 from monarch_nb.rdma.transfer import Receipt, Transfer
@@ -40,11 +42,8 @@ INLINE_BYTES = 256 << 10
 MAX_MOVES = 8
 MAX_ANSWERS = 64
 """More than may ever wait for each other; threads are made when they're needed."""
-DROP, FILL, LEAD = "", "fill", "lead"
-"""What processes are asked, besides of their paths: end a registration; read another buffer into this one;
-bring one to all ranks of this machine.
-"""
 LEFT = "this process has left its mesh"
+T = TypeVar("T")
 _PR_SET_PTRACER = 0x59616D61
 _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 
@@ -73,7 +72,7 @@ class DataPlane:
         self._moves = ThreadPoolExecutor(MAX_MOVES, "monarch_nb-rdma")
         self._answers = ThreadPoolExecutor(MAX_ANSWERS, "monarch_nb-rdma-answer")
         self.services: dict[str, Answerer] = {
-            DROP: self._drop_asked, FILL: self._fill_asked, LEAD: self._lead_asked,
+            Drop.to: self._drop_asked, Fill.to: self._fill_asked, Lead.to: self._lead_asked,
         }  # fmt: skip
         """What others may ask of this process, besides of its paths."""
         _let_peers_read_us()
@@ -110,7 +109,7 @@ class DataPlane:
     def drop(self, handle: Handle) -> None:
         """End a registration, here or at its owner. The second time does nothing."""
         if not handle.is_ours:
-            self.ask(handle, DROP, {})
+            self.ask(Drop(handle))
             return
         region = self.regions.remove(handle.key)
         if region is None:
@@ -119,17 +118,16 @@ class DataPlane:
             for name in list(region.made):
                 self.paths[name].forget(region)
 
-    def _drop_asked(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        handle: Handle = fields["handle"]
-        if self.regions.holds(handle):
-            self.drop(handle)
-        return {}
+    def _drop_asked(self, question: Drop) -> Done:
+        if self.regions.holds(question.handle):
+            self.drop(question.handle)
+        return Done()
 
-    def _fill_asked(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        return broadcasting.to_buffers().fill(self, fields)
+    def _fill_asked(self, question: Fill) -> Receipt:
+        return broadcasting.to_buffers().fill(self, question)
 
-    def _lead_asked(self, fields: Mapping[str, Any]) -> Answer:
-        return broadcasting.to_mesh().lead_asked(fields)
+    def _lead_asked(self, question: Lead) -> Answer:
+        return broadcasting.to_mesh().lead_asked(question)
 
     def region_of(self, handle: Handle) -> Region:
         """Return the region that a handle of this process names.
@@ -247,23 +245,22 @@ class DataPlane:
 
     # --- asking, and answering
 
-    def ask(
-        self, handle: Handle, path: str, fields: Mapping[str, Any], timeout_s: float = 30.0
-    ) -> dict[str, Any]:
-        """Ask the owner of a buffer, about it: the same path there answers (`Path.answer`).
+    def ask(self, question: Question[T], timeout_s: float = 30.0) -> T:
+        """Ask the owner of a buffer, about it: the path there that the question names answers
+        (`Path.answer`).
 
         Raises:
             BufferGone: if the owner or the buffer is gone.
             RDMAError: if the owner's path raised.
         """
-        return self.link.ask(handle, {"path": path, "handle": handle, **fields}, timeout_s)
+        return self.link.ask(question, timeout_s)
 
-    def answer(self, fields: Mapping[str, Any]) -> dict[str, Any] | Answer:
+    def answer(self, question: Question[object]) -> object:
         """Answer another process."""
-        name = fields["path"]
-        if name in self.services:
-            return self.services[name](fields)
-        return self.paths[name].answer(fields, self.region_of(fields["handle"]))
+        service = self.services.get(question.to)
+        if service is not None:
+            return service(question)
+        return self.paths[question.to].answer(question, self.region_of(question.handle))
 
     def in_background(self, function: Callable[[], None]) -> bool:
         """Run a function in a thread that answers others; False if this process is leaving its mesh: then

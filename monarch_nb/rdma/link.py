@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import pickle
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -24,8 +24,10 @@ from monarch_nb._wire import message as wire
 from monarch_nb._wire.message import Message
 from monarch_nb.actor.future import Future
 from monarch_nb.exceptions import MeshError, RDMAError, TransferTimeout
+from monarch_nb.rdma.broadcasting import Lead
 from monarch_nb.rdma.handle import Addresses, Handle
 from monarch_nb.rdma.path import gone
+from monarch_nb.rdma.question import Question
 
 ASK = b"__rdma__"
 T = TypeVar("T")
@@ -35,11 +37,12 @@ T = TypeVar("T")
 class Answer:
     """An answer with something that is done once it has been sent, whether that went well or not."""
 
-    fields: dict[str, Any]
+    value: object
     afterwards: Callable[[], None]
 
 
-Answerer = Callable[[Mapping[str, Any]], "dict[str, Any] | Answer"]
+Answerer = Callable[[Any], object]
+"""Answers a question, by what its type says or by an `Answer` that holds it."""
 
 
 class Link(Protocol):
@@ -53,8 +56,8 @@ class Link(Protocol):
     def label(self) -> str:
         """What people call this process."""
 
-    def ask(self, handle: Handle, fields: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Ask the owner of `handle` and wait for what its `Answerer` returns.
+    def ask(self, question: Question[T], timeout_s: float) -> T:
+        """Ask the owner of the question's buffer and wait for what its `Answerer` returns.
 
         Raises:
             BufferGone: if the owner has ended, or says so.
@@ -67,8 +70,8 @@ class Link(Protocol):
 
 
 def ask_process(
-    transport: Transport, proc: int, fields: Mapping[str, Any], timeout_s: float, who: str
-) -> dict[str, Any] | None:
+    transport: Transport, proc: int, question: Question[T], timeout_s: float, who: str
+) -> T | None:
     """Ask the data plane of a process, and wait; None if that has ended.
 
     Raises:
@@ -77,13 +80,14 @@ def ask_process(
     """
     reply = OneReply(transport, (proc,))
     try:
-        _send(reply, fields)
+        _send(reply, question)
         in_time = transport.reader.wait(reply, time.monotonic() + timeout_s)
     finally:
         transport.forget(reply.ref)
     if not in_time:
         raise _silent(who, timeout_s)
-    return _read(reply, who)
+    found: T | None = _read(reply, who)
+    return found
 
 
 class _LateReply(OneReply):
@@ -112,10 +116,10 @@ class _LateReply(OneReply):
 def ask_later(
     transport: Transport,
     proc: int,
-    fields: Mapping[str, Any],
+    question: Question[Any] | Lead,
     timeout_s: float,
     who: str,
-    finish: Callable[[dict[str, Any] | None, float], T],
+    finish: Callable[[Any, float], T],
 ) -> Future[T]:
     """Ask the data plane of a process as `ask_process` does, and don't wait.
 
@@ -126,7 +130,7 @@ def ask_later(
     reply = _LateReply(transport, (proc,))
     reply.started = time.perf_counter()
     reply.due = time.monotonic() + timeout_s
-    _send(reply, fields)
+    _send(reply, question)
 
     def read(_pending: Any) -> T:
         if reply.body is None and reply.end is None:
@@ -136,10 +140,9 @@ def ask_later(
     return Future(reply, read, who)
 
 
-def _send(reply: OneReply, fields: Mapping[str, Any]) -> None:
-    body = codec.Encoded(
-        pickle.dumps(dict(fields), 5)
-    )  # what is asked is made of basic types and of our own classes: nothing for cloudpickle
+def _send(reply: OneReply, question: Question[Any] | Lead) -> None:
+    # A question is made of basic types and of our own classes: nothing for cloudpickle.
+    body = codec.Encoded(pickle.dumps(question, 5))
     call_one(reply, reply.procs[0], ASK, body)
 
 
@@ -147,7 +150,8 @@ def _silent(who: str, timeout_s: float) -> TransferTimeout:
     return TransferTimeout(f"{who} didn't answer the data plane within {timeout_s:g} s")
 
 
-def _read(reply: OneReply, who: str) -> dict[str, Any] | None:
+def _read(reply: OneReply, who: str) -> Any:
+    """Return the answer; None if the process has ended."""
     reply.check_fault()
     if reply.body is None:
         return None
@@ -159,7 +163,7 @@ def _read(reply: OneReply, who: str) -> dict[str, Any] | None:
             if isinstance(error, MeshError)
             else RDMAError(f"{who} says: {failure.type}: {failure.message}")
         )
-    return dict(reply.body.value())
+    return reply.body.value()
 
 
 class MeshLink:
@@ -205,9 +209,10 @@ class MeshLink:
             "connected to"
         )
 
-    def ask(self, handle: Handle, fields: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+    def ask(self, question: Question[T], timeout_s: float) -> T:
         """See `Link`."""
-        answer = ask_process(*self._way_to(handle), fields, timeout_s, str(handle.owner))
+        handle = question.handle
+        answer = ask_process(*self._way_to(handle), question, timeout_s, str(handle.owner))
         if answer is None:
             raise gone(handle, f"{handle.owner} has ended")
         return answer
@@ -231,10 +236,10 @@ class MeshLink:
     def _answer(self, transport: Transport, answerer: Answerer, message: Message, body: Body) -> None:
         flags, afterwards = 0, None
         try:
-            answer = answerer(body.value())
+            answer: Any = answerer(body.value())
             if isinstance(answer, Answer):
-                afterwards = answer.afterwards
-            found = codec.encode(answer.fields if isinstance(answer, Answer) else answer)
+                answer, afterwards = answer.value, answer.afterwards
+            found = codec.encode(answer)
         except Exception as error:
             flags = wire.ERROR
             found = encode_failure(describe(error, **process_context.whereabouts(), endpoint="rdma"))
@@ -258,15 +263,15 @@ class LoopLink:
         self.label = label
         self._answerer: Answerer | None = None
 
-    def ask(self, handle: Handle, fields: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+    def ask(self, question: Question[T], timeout_s: float) -> T:
         """See `Link`."""
-        if not handle.is_ours or self._answerer is None:
-            raise gone(handle, "its owner can't be asked from here")
-        answer = self._answerer(fields)
+        if not question.handle.is_ours or self._answerer is None:
+            raise gone(question.handle, "its owner can't be asked from here")
+        answer: Any = self._answerer(question)
         if isinstance(answer, Answer):
             answer.afterwards()
-            return answer.fields
-        return answer
+            answer = answer.value
+        return answer  # type: ignore[no-any-return]
 
     def serve(self, answerer: Answerer, submit: Callable[[Callable[[], None]], object]) -> None:
         """See `Link`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -17,6 +17,7 @@ from monarch_nb.exceptions import BufferGone, RDMAError, TransferTimeout
 from monarch_nb.rdma.handle import Handle
 from monarch_nb.rdma.layout import Piece, pieces
 from monarch_nb.rdma.memory import Memory
+from monarch_nb.rdma.question import Question
 
 if TYPE_CHECKING:
     from monarch_nb.rdma.data_plane import DataPlane
@@ -172,9 +173,9 @@ class Path(ABC):
         for job in jobs:
             self.transfer(job)
 
-    def answer(self, fields: Mapping[str, Any], region: Region | None) -> dict[str, Any]:
+    def answer(self, question: Question[object], region: Region) -> object:
         """Answer what the same path in another process asks by `DataPlane.ask`; `region` is the buffer it
-        asks about, if it names one.
+        asks about.
         """
         raise NotImplementedError(f"{self.name} asks nothing")
 

@@ -8,7 +8,7 @@ until all receivers have fetched it or have ended.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -22,13 +22,11 @@ from monarch_nb.exceptions import RDMAError
 from monarch_nb.rdma.buffer import RDMABuffer, handle_of
 from monarch_nb.rdma.data_plane import DataPlane, data_plane
 from monarch_nb.rdma.paths import only_encrypted
+from monarch_nb.rdma.question import Done, Fetched
 from monarch_nb.rdma.segments import allocate
 
 MIN_BYTES = 4 << 20
 """Smaller bodies travel in the message: a fetch has a round trip of its own."""
-FETCHED = "fetched"
-"""What an owner is told when a receiver has fetched."""
-
 
 Receiver = tuple[str, int]
 """A mesh, and a proc id in it."""
@@ -43,7 +41,7 @@ class RemoteArguments:
         self._left: dict[int, tuple[RDMABuffer, set[Receiver]]] = {}
         """By key: the buffer, and who has still to fetch it."""
         self._watched: set[str] = set()
-        plane.services[FETCHED] = self.fetched
+        plane.services[Fetched.to] = self.fetched
 
     def add(self, transport: Transport, buffer: RDMABuffer, receivers: Sequence[int]) -> None:
         """Keep a buffer until all receivers have it, or have ended."""
@@ -58,10 +56,10 @@ class RemoteArguments:
                 handle_of(buffer).key, {(mesh, proc) for proc in receivers if proc in transport.ends}
             )
 
-    def fetched(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """A receiver has fetched."""
-        self._settle(fields["handle"].key, set(fields["by"]))
-        return {}
+    def fetched(self, question: Fetched) -> Done:
+        """Take note that a receiver has fetched."""
+        self._settle(question.handle.key, set(question.by))
+        return Done()
 
     def ended(self, gone: set[Receiver]) -> None:
         """Receivers that have ended won't fetch any more. Called in the reading thread."""
@@ -156,4 +154,4 @@ def fetch(payload: bytes, buffer: RDMABuffer, sizes: Sequence[int]) -> Any:
 
 def _notify_fetched(plane: DataPlane, buffer: RDMABuffer) -> None:
     with suppress(RDMAError, TransportClosed):  # the owner has ended, or we are about to
-        plane.ask(handle_of(buffer), FETCHED, {"by": plane.owner.addresses})
+        plane.ask(Fetched(handle_of(buffer), plane.owner.addresses))

@@ -30,6 +30,7 @@ from monarch_nb.exceptions import (
 from monarch_nb.rdma import RDMABuffer, Receipt, empty, use_path
 from monarch_nb.rdma.broadcast import leader as leader_module
 from monarch_nb.rdma.broadcast.buffers import Spread
+from monarch_nb.rdma.broadcasting import Lead
 from monarch_nb.rdma.handle import Handle
 from monarch_nb.rdma.link import ask_later
 
@@ -234,7 +235,7 @@ def test_a_leader_that_does_not_answer_is_named() -> None:
         asked = ask_later(
             mesh._transport,
             placement_of(mesh).procs[0],
-            {"path": "lead"},
+            Lead(RDMABuffer(bytearray(1)), mesh, "weights", 0.1),
             0.1,
             "rank 0",
             lambda found, _seconds: found,
@@ -245,7 +246,7 @@ def test_a_leader_that_does_not_answer_is_named() -> None:
         asked = ask_later(
             mesh._transport,
             placement_of(mesh).procs[0],
-            {"path": "lead"},
+            Lead(RDMABuffer(bytearray(1)), mesh, "weights", 0.1),
             0.1,
             "rank 0",
             lambda found, _seconds: found,

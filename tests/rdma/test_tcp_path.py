@@ -19,6 +19,7 @@ import numpy
 import psutil
 import pytest
 from middleman import Middleman
+from msgspec import structs
 from two_planes import TwoPlanes
 
 from monarch_nb.exceptions import BufferGone, MeshUsageError, PathFailed, RDMAError, TransferTimeout
@@ -36,6 +37,8 @@ from monarch_nb.rdma.paths.tcp.dial import Unreachable, dial
 from monarch_nb.rdma.paths.tcp.exchange import chunks
 from monarch_nb.rdma.paths.tcp.handshake import Answering, Dialling, NotAuthenticated
 from monarch_nb.rdma.paths.tcp.path import TcpPath
+from monarch_nb.rdma.paths.tcp.questions import Dial, Open
+from monarch_nb.rdma.question import Question
 
 PATIENCE_S = 30.0
 SECRET = b"s" * 32
@@ -124,15 +127,13 @@ def between(own: TwoPlanes) -> Iterator[Middleman]:
     """A proxy through which all streams of `own` go."""
     made: list[Middleman] = []
 
-    def divert(asked: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
-        return {**answer, "addresses": [middleman.address]} if asked.get("op") == "open" else answer
+    def divert(asked: Question[Any], answer: Any) -> Any:
+        return structs.replace(answer, addresses=[middleman.address]) if isinstance(asked, Open) else answer
 
     path = own.plane.paths["tcp"]
     assert isinstance(path, TcpPath)
     probe = own.far(give, 0, 1)
-    where = own.plane.ask(probe, "tcp", {"op": "open", "process": 1, "network": tcp_address.this_network()})[
-        "addresses"
-    ]
+    where = own.plane.ask(Open(probe, 1, tcp_address.this_network())).addresses
     middleman = Middleman(where[0])
     made.append(middleman)
     own.link.on_ask = divert
@@ -271,7 +272,7 @@ def test_streams_are_used_again(own: TwoPlanes, monkeypatch: pytest.MonkeyPatch)
         move(own, "read", handle, into)
     assert 1 <= own.far(num_streams) <= 3
     assert (
-        len([a for a in own.link.asked if a["path"] == "tcp"]) <= 3
+        len([a for a in own.link.asked if a.to == "tcp"]) <= 3
     )  # for each new stream none, but for the first
     own.far(cut_all)
     into[:] = 0
@@ -492,9 +493,8 @@ def test_memory_of_this_process_is_none_of_its_business(two: TwoPlanes) -> None:
 def where(two: TwoPlanes) -> tuple[tuple[str, int], bytes]:
     """Return where the other process listens, and a secret for 7."""
     probe = two.far(give, 0, 1)
-    fields = {"op": "open", "process": 7, "network": tcp_address.this_network()}
-    found = two.plane.ask(probe, "tcp", fields)
-    return found["addresses"][0], found["secret"]
+    found = two.plane.ask(Open(probe, 7, tcp_address.this_network()))
+    return found.addresses[0], found.secret
 
 
 def heard(sock: socket.socket) -> bytes:
@@ -576,13 +576,13 @@ def test_the_handshake_without_a_network() -> None:
 
 def test_an_owner_that_cannot_be_reached_dials(own: TwoPlanes) -> None:
     own.link.on_ask = lambda asked, answer: (
-        {**answer, "addresses": [closed_address()]} if asked["op"] == "open" else answer
+        structs.replace(answer, addresses=[closed_address()]) if isinstance(asked, Open) else answer
     )
     handle = own.far(give, 1, 8 * MIB)
     into = numpy.zeros(8 * MIB, numpy.uint8)
     move(own, "read", handle, into)
     assert (into == data(1, 8 * MIB)).all()
-    assert "dial" in [a.get("op") for a in own.link.asked]
+    assert any(isinstance(asked, Dial) for asked in own.link.asked)
     move(own, "write", handle, into[::-1].copy())
     assert (own.far(content, handle) == into[::-1]).all()
 
@@ -590,7 +590,7 @@ def test_an_owner_that_cannot_be_reached_dials(own: TwoPlanes) -> None:
 def test_nobody_can_reach_anybody(own: TwoPlanes, monkeypatch: pytest.MonkeyPatch) -> None:
     closed = closed_address()
     own.link.on_ask = lambda asked, answer: (
-        {**answer, "addresses": [closed]} if asked["op"] == "open" else answer
+        structs.replace(answer, addresses=[closed]) if isinstance(asked, Open) else answer
     )
     monkeypatch.setattr(own.plane.paths["tcp"].listener, "open", lambda near: [closed_address()])  # type: ignore[attr-defined]
     handle = own.far(give, 1, 100)
@@ -620,9 +620,9 @@ def test_far_processes_are_told_other_addresses(two: TwoPlanes) -> None:
     others = [h for h, _ in tcp_address.local_addresses(near=False)]
     if not others:
         pytest.skip("this machine has no address but the loopback's")
-    found = two.plane.ask(probe, "tcp", {"op": "open", "process": 9, "network": "another machine"})
-    assert [host for host, _ in found["addresses"]] == others
-    dial(found["addresses"], 9, found["secret"], PATIENCE_S).sock.close()
+    found = two.plane.ask(Open(probe, 9, "another machine"))
+    assert [host for host, _ in found.addresses] == others
+    dial(found.addresses, 9, found.secret, PATIENCE_S).sock.close()
 
 
 def test_addresses_are_restricted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -705,7 +705,7 @@ def test_nothing_is_left_after_close() -> None:
     with TwoPlanes() as own:
         handle = own.far(give, 1, 32 * MIB)
         own.link.on_ask = lambda asked, answer: (
-            {**answer, "addresses": [closed_address()]} if asked["op"] == "open" else answer
+            structs.replace(answer, addresses=[closed_address()]) if isinstance(asked, Open) else answer
         )
         move(own, "read", handle, numpy.zeros(32 * MIB, numpy.uint8))
         assert any(t.name == "monarch_nb-rdma-tcp-listener" for t in threading.enumerate())

@@ -19,17 +19,18 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import cloudpickle
 
 from monarch_nb.exceptions import RDMAError, TransferTimeout
 from monarch_nb.rdma import data_plane
 from monarch_nb.rdma.data_plane import DataPlane
-from monarch_nb.rdma.handle import Handle
 from monarch_nb.rdma.path import gone
+from monarch_nb.rdma.question import Question
 
 PATIENCE_S = 30.0
+T = TypeVar("T")
 _LENGTH = struct.Struct("<Q")
 
 
@@ -44,13 +45,13 @@ class PairLink:
         self._waiting: dict[int, Future[Any]] = {}
         self._lock = threading.Lock()
         self._calls = ThreadPoolExecutor(16, "two-planes-call")
-        self._answerer: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
-        self._submit: Callable[[Callable[[], None]], None] | None = None
+        self._answerer: Callable[[Question[Any]], Any] | None = None
+        self._submit: Callable[[Callable[[], None]], object] | None = None
         self.plane: DataPlane | None = None
         self.ended = threading.Event()
-        self.asked: list[dict[str, Any]] = []
+        self.asked: list[Question[Any]] = []
         """All that this side has asked, for tests to look at."""
-        self.on_ask: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]] | None = None
+        self.on_ask: Callable[[Question[Any], Any], Any] | None = None
         """May change an answer before the path sees it: given what was asked, and the answer."""
         self._reader = threading.Thread(target=self._read, name="two-planes-reader", daemon=True)
 
@@ -61,10 +62,11 @@ class PairLink:
 
     # --- Link
 
-    def ask(self, handle: Handle, fields: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        self.asked.append(dict(fields))
+    def ask(self, question: Question[T], timeout_s: float) -> T:
+        handle = question.handle
+        self.asked.append(question)
         try:
-            found = self._request("ask", dict(fields)).result(timeout_s)
+            found: T = self._request("ask", question).result(timeout_s)
         except TimeoutError:
             raise TransferTimeout(
                 f"{handle.owner} didn't answer the data plane within {timeout_s:g} s"
@@ -75,11 +77,9 @@ class PairLink:
             raise
         except Exception as error:
             raise RDMAError(f"{handle.owner} says: {type(error).__name__}: {error}") from None
-        return self.on_ask(dict(fields), found) if self.on_ask else found
+        return self.on_ask(question, found) if self.on_ask else found
 
-    def serve(
-        self, answerer: Callable[..., dict[str, Any]], submit: Callable[[Callable[[], None]], None]
-    ) -> None:
+    def serve(self, answerer: Callable[..., Any], submit: Callable[[Callable[[], None]], object]) -> None:
         self._answerer, self._submit = answerer, submit
 
     # --- calls

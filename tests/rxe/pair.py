@@ -10,8 +10,9 @@ import socket
 import struct
 import threading
 import traceback
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy
 
@@ -20,6 +21,8 @@ from monarch_nb.rdma import RDMABuffer, empty
 from monarch_nb.rdma.data_plane import DataPlane, use
 from monarch_nb.rdma.handle import Handle
 from monarch_nb.rdma.path import gone
+from monarch_nb.rdma.paths.verbs.questions import Connect, Connected
+from monarch_nb.rdma.question import Question
 
 CONTROLLER = 0
 
@@ -36,11 +39,7 @@ class Wire:
         self._ended = False
         self.thread: threading.Thread | None = None
 
-    def serve(
-        self,
-        answerer: Callable[[Mapping[str, Any]], dict[str, Any]],
-        submit: Callable[[Callable[[], None]], None],
-    ) -> None:
+    def serve(self, answerer: Callable[[Any], Any], submit: Callable[[Callable[[], None]], None]) -> None:
         def read() -> None:
             while (message := self._receive()) is not None:
                 kind, number, value = message
@@ -57,10 +56,11 @@ class Wire:
         self.thread = threading.Thread(target=read, name="wire", daemon=True)
         self.thread.start()
 
-    def ask(self, handle: Handle | None, fields: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+    def ask(self, question: Question[Any] | Do, timeout_s: float) -> Any:
+        handle = question.handle
         number = next(self._numbers)
         try:
-            self._send(("ask", number, dict(fields)))
+            self._send(("ask", number, question))
         except OSError:
             raise gone(handle, "its owner has ended") from None
         with self._state:
@@ -74,11 +74,9 @@ class Wire:
             return value
         raise value if isinstance(value, RDMAError) else RDMAError(f"the owner says: {value}")
 
-    def _answer(
-        self, answerer: Callable[[Mapping[str, Any]], dict[str, Any]], number: int, fields: Mapping[str, Any]
-    ) -> None:
+    def _answer(self, answerer: Callable[[Any], Any], number: int, question: Any) -> None:
         try:
-            message = ("good", number, answerer(fields))
+            message = ("good", number, answerer(question))
         except RDMAError as error:
             message = ("bad", number, error)
         except Exception:
@@ -111,6 +109,16 @@ class Wire:
         self._end.close()
 
 
+@dataclass(frozen=True)
+class Do:
+    """What the test tells an owner to do; it's about no buffer."""
+
+    do: str
+    fields: dict[str, Any]
+    handle: Handle | None = None
+    to: ClassVar[str] = "test"
+
+
 class SocketLink:
     """A `Link` of several wires, by the proc id at their other end."""
 
@@ -119,14 +127,10 @@ class SocketLink:
         self.label = label
         self._wires = wires
 
-    def ask(self, handle: Handle, fields: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        return self._wires[handle.owner.proc].ask(handle, fields, timeout_s)
+    def ask(self, question: Question[Any], timeout_s: float) -> Any:
+        return self._wires[question.handle.owner.proc].ask(question, timeout_s)
 
-    def serve(
-        self,
-        answerer: Callable[[Mapping[str, Any]], dict[str, Any]],
-        submit: Callable[[Callable[[], None]], None],
-    ) -> None:
+    def serve(self, answerer: Callable[[Any], Any], submit: Callable[[Callable[[], None]], None]) -> None:
         for wire in self._wires.values():
             wire.serve(answerer, submit)
 
@@ -147,7 +151,7 @@ class Far:
         self.wire = Wire(ours)
 
     def __call__(self, do: str, timeout_s: float = 60.0, **fields: Any) -> Any:
-        return self.wire.ask(None, {"path": "test", "do": do, **fields}, timeout_s)["value"]
+        return self.wire.ask(Do(do, fields), timeout_s)
 
     def kill(self) -> None:
         os.kill(self.pid, signal.SIGKILL)
@@ -165,12 +169,8 @@ class _Life:
         self.plane = plane
         self.kept: dict[int, tuple[Any, RDMABuffer]] = {}
 
-    def __call__(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            "value": getattr(self, fields["do"])(
-                **{k: v for k, v in fields.items() if k not in ("path", "do")}
-            )
-        }
+    def __call__(self, question: Do) -> Any:
+        return getattr(self, question.do)(**question.fields)
 
     def make(self, data: Any, kind: str = "array") -> RDMABuffer:
         if kind == "array":
@@ -213,8 +213,8 @@ class _Life:
             del side._connect
             return
 
-        def connect(fields: Mapping[str, Any]) -> dict[str, Any]:
-            found = type(side)._connect(side, fields)
+        def connect(question: Connect) -> Connected:
+            found = type(side)._connect(side, question)
             side.disconnect_all()
             return found
 
@@ -240,7 +240,7 @@ def _live(proc: int, end: socket.socket) -> None:
         wire = Wire(end)
         plane = DataPlane(SocketLink(proc, f"owner {proc}", {CONTROLLER: wire}))
         use(plane)
-        plane.services["test"] = _Life(plane)
+        plane.services[Do.to] = _Life(plane)
         wire.thread.join()
         plane.close()
         left = [t.name for t in threading.enumerate() if t.name.startswith("monarch_nb")]

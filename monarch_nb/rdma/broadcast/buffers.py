@@ -11,14 +11,14 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 from monarch_nb.exceptions import MeshUsageError
+from monarch_nb.rdma.broadcasting import Fill
 from monarch_nb.rdma.buffer import DEFAULT_TIMEOUT_S, RDMABuffer, deadline_of, handle_of
-from monarch_nb.rdma.data_plane import FILL, DataPlane, data_plane
+from monarch_nb.rdma.data_plane import DataPlane, data_plane
 from monarch_nb.rdma.handle import Handle
 from monarch_nb.rdma.local_future import LocalFuture
 from monarch_nb.rdma.path import READ, Job
@@ -190,18 +190,15 @@ def _check(source: Handle, target: Handle) -> None:
 def _fill(plane: DataPlane, source: Handle, target: Handle, deadline: float | None) -> Receipt:
     """Have the target's owner read the source into it."""
     timeout_s = 3600.0 if deadline is None else max(0.001, deadline - time.monotonic())
-    fields = {"source": source, "timeout_s": timeout_s}
-    if target.is_ours:
-        return fill(plane, {"handle": target, **fields})["receipt"]  # type: ignore[no-any-return]
-    return plane.ask(target, FILL, fields, timeout_s + 5.0)["receipt"]  # type: ignore[no-any-return]
+    question = Fill(target, source, timeout_s)
+    return fill(plane, question) if target.is_ours else plane.ask(question, timeout_s + 5.0)
 
 
-def fill(plane: DataPlane, fields: Mapping[str, Any]) -> dict[str, Any]:
+def fill(plane: DataPlane, question: Fill) -> Receipt:
     """Read another's buffer into one of this process, as somebody asks."""
-    target: Handle = fields["handle"]
-    region = plane.region_of(target)
-    memory = region.memory.at(target.layout)
-    return {"receipt": plane.run(Job(READ, fields["source"], memory, deadline_of(fields["timeout_s"])))}
+    target = question.handle
+    memory = plane.region_of(target).memory.at(target.layout)
+    return plane.run(Job(READ, question.source, memory, deadline_of(question.timeout_s)))
 
 
 def begin_spread(

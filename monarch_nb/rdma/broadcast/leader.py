@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextvars
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -30,8 +29,9 @@ from monarch_nb.rdma.broadcast.hosts import (
     release,
 )
 from monarch_nb.rdma.broadcast.ready_barrier import BarrierAddress, ReadyBarrier, wait_at
+from monarch_nb.rdma.broadcasting import Lead
 from monarch_nb.rdma.buffer import RDMABuffer, deadline_of, handle_of
-from monarch_nb.rdma.data_plane import LEAD, LEFT, data_plane
+from monarch_nb.rdma.data_plane import LEFT, data_plane
 from monarch_nb.rdma.link import Answer, ask_later
 from monarch_nb.rdma.local_future import LocalFuture
 from monarch_nb.rdma.memory import memory_of
@@ -140,23 +140,22 @@ def _ask_to_lead(
     source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None
 ) -> Future[BroadcastReceipt]:
     """On one machine: its first rank does it all, which saves messages to and fro."""
-    fields = {"path": LEAD, "source": source, "mesh": mesh, "name": name, "timeout": timeout}
+    question = Lead(source, mesh, name, timeout)
     wait_s = (3600.0 if timeout is None else timeout) + 5.0
     who = f"rank {placement_of(mesh).shape.ranks[0]}"
 
-    def finish(found: dict[str, Any] | None, seconds: float) -> BroadcastReceipt:
-        if found is None:
+    def finish(receipt: BroadcastReceipt | None, seconds: float) -> BroadcastReceipt:
+        if receipt is None:
             raise RDMAError(f"{who} has ended; %mesh heal puts it back")
-        receipt: BroadcastReceipt = found["receipt"]
         return replace(receipt, seconds=seconds)
 
-    return ask_later(transport_of(mesh), placement_of(mesh).procs[0], fields, wait_s, who, finish)
+    return ask_later(transport_of(mesh), placement_of(mesh).procs[0], question, wait_s, who, finish)
 
 
-def lead_asked(fields: Mapping[str, Any]) -> Answer:
+def lead_asked(question: Lead) -> Answer:
     """On the first rank of a machine, for somebody on another: lead."""
-    receipt, barrier = lead(fields["source"], fields["mesh"], fields["name"], fields["timeout"])
-    return Answer({"receipt": receipt}, barrier.close)
+    receipt, barrier = lead(question.source, question.mesh, question.name, question.timeout)
+    return Answer(receipt, barrier.close)
 
 
 def lead(

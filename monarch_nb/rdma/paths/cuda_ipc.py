@@ -12,27 +12,47 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._protocol.base import Record
 from monarch_nb.exceptions import PathFailed
 from monarch_nb.rdma import staging
 from monarch_nb.rdma.handle import Handle
 from monarch_nb.rdma.memory import Memory
 from monarch_nb.rdma.path import READ, Job, Path, PathUnavailable
 from monarch_nb.rdma.paths.shm import Peer, ShmPath
+from monarch_nb.rdma.question import Question
 from monarch_nb.rdma.regions import Region
 
 if TYPE_CHECKING:
     from monarch_nb.rdma.data_plane import DataPlane
 
 MAX_OPEN = 256
+NAME = "cuda_ipc"
+
+
+class SharedStorage(Record, frozen=True):
+    """What opens GPU memory in another process.
+
+    Attributes:
+        storage: what torch's `_share_cuda_` gives, without the device.
+        first: where in the storage the region begins, in bytes.
+    """
+
+    storage: tuple[Any, ...]
+    first: int
+
+
+class ShareStorage(Question[SharedStorage], frozen=True):
+    """Asks for what opens a region's GPU memory."""
+
+    to = NAME
 
 
 class CudaIpcPath(Path):
     """See the module."""
 
-    name = "cuda_ipc"
+    name = NAME
     reaches_gpus = True
     takes_strides = True
 
@@ -60,14 +80,13 @@ class CudaIpcPath(Path):
 
     # --- the owner's side
 
-    def answer(self, fields: Mapping[str, Any], region: Region | None) -> dict[str, Any]:
+    def answer(self, question: Question[object], region: Region) -> SharedStorage:
         """Return what the asker needs to open the memory of a region: made anew for each, for torch counts
         who has it open.
 
         Whoever has it open keeps the memory; that the buffer was dropped is seen in the table, after each
         copy.
         """
-        assert region is not None
         return _share(region.memory)
 
     # --- the side that asks
@@ -129,14 +148,14 @@ class CudaIpcPath(Path):
         with self._lock:
             found = self._open.get(handle.key)
         if found is None:
-            answer = self.plane.ask(handle, self.name, {})
+            answer = self.plane.ask(ShareStorage(handle))
             try:
-                storage = torch.UntypedStorage._new_shared_cuda(device, *answer["storage"])
+                storage = torch.UntypedStorage._new_shared_cuda(device, *answer.storage)
             except RuntimeError as error:
                 reason = f"memory of GPU {handle.gpu} can't be opened here: {str(error).splitlines()[0]}"
                 self._failed[handle.owner.process, handle.gpu] = reason
                 raise PathUnavailable(reason) from None
-            found = (storage, answer["first"])
+            found = (storage, answer.first)
             with self._lock:
                 while len(self._open) >= MAX_OPEN:
                     self._open.pop(next(iter(self._open)))
@@ -163,7 +182,7 @@ def _gpus(torch: Any) -> dict[str, int]:
     return {str(torch.cuda.get_device_properties(i).uuid): i for i in range(torch.cuda.device_count())}
 
 
-def _share(memory: Memory) -> dict[str, Any]:
+def _share(memory: Memory) -> SharedStorage:
     """Return torch's handle on the allocation that `memory` lies in, and where in it the region begins."""
     import torch
 
@@ -171,4 +190,4 @@ def _share(memory: Memory) -> dict[str, Any]:
     # What was queued before is there when others look.
     torch.cuda.current_stream(memory.keepalive.device).synchronize()
     _, *rest = storage._share_cuda_()
-    return {"storage": tuple(rest), "first": memory.address - storage.data_ptr()}
+    return SharedStorage(tuple(rest), memory.address - storage.data_ptr())

@@ -6,8 +6,7 @@ several copies and the time of both host processes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.rdma import staging
@@ -15,17 +14,34 @@ from monarch_nb.rdma.handle import Handle
 from monarch_nb.rdma.layout import Layout, Piece, batches
 from monarch_nb.rdma.memory import Memory
 from monarch_nb.rdma.path import READ, Job, Path
+from monarch_nb.rdma.question import Done, Question
 from monarch_nb.rdma.regions import Region
 
 CHUNK_BYTES = 4 << 20
 MAX_PIECES = 10_000
 ANSWER_S = 60.0
+NAME = "message"
+
+
+class ReadBytes(Question[bytes], frozen=True):
+    """Asks for parts of a region, one after the other: where each begins, and its length in bytes."""
+
+    to = NAME
+    parts: list[tuple[int, int]]
+
+
+class WriteBytes(Question[Done], frozen=True):
+    """Writes `data` into parts of a region, one after the other."""
+
+    to = NAME
+    parts: list[tuple[int, int]]
+    data: bytes
 
 
 class MessagePath(Path):
     """See the module."""
 
-    name = "message"
+    name = NAME
     encrypts = True
 
     def refusal(self, handle: Handle, local: Memory) -> str:
@@ -37,29 +53,30 @@ class MessagePath(Path):
             job.moved(sum(piece.nbytes for piece in batch))
 
     def _move(self, job: Job, batch: Sequence[Piece]) -> None:
-        fields: dict[str, Any] = {"parts": [(piece.there, piece.nbytes) for piece in batch]}
+        parts = [(piece.there, piece.nbytes) for piece in batch]
+        timeout_s = job.remaining_s(ANSWER_S)
         if job.op != READ:
-            fields["data"] = b"".join(job.local.bytes_at(piece.here, piece.nbytes) for piece in batch)
-        answer = self.plane.ask(job.handle, self.name, fields, job.remaining_s(ANSWER_S))
-        if job.op == READ:
-            data, at = memoryview(answer["data"]), 0
-            for piece in batch:
-                job.local.bytes_at(piece.here, piece.nbytes)[:] = data[at : at + piece.nbytes]
-                at += piece.nbytes
+            data = b"".join(job.local.bytes_at(piece.here, piece.nbytes) for piece in batch)
+            self.plane.ask(WriteBytes(job.handle, parts, data), timeout_s)
+            return
+        found, at = memoryview(self.plane.ask(ReadBytes(job.handle, parts), timeout_s)), 0
+        for piece in batch:
+            job.local.bytes_at(piece.here, piece.nbytes)[:] = found[at : at + piece.nbytes]
+            at += piece.nbytes
 
-    def answer(self, fields: Mapping[str, Any], region: Region | None) -> dict[str, Any]:
-        assert region is not None
+    def answer(self, question: Question[object], region: Region) -> bytes | Done:
+        assert isinstance(question, ReadBytes | WriteBytes)
         memory = region.memory
-        if not all(0 <= start <= start + nbytes <= memory.span_bytes for start, nbytes in fields["parts"]):
+        if not all(0 <= start <= start + nbytes <= memory.span_bytes for start, nbytes in question.parts):
             raise MeshUsageError(f"bytes beyond the {memory.span_bytes:,} of a buffer")
-        parts = [memory.at(Layout.contiguous((nbytes,), 1, start)) for start, nbytes in fields["parts"]]
+        parts = [memory.at(Layout.contiguous((nbytes,), 1, start)) for start, nbytes in question.parts]
         with region.lock:  # dropping waits
-            if "data" not in fields:
-                return {"data": b"".join(staging.load(part) for part in parts)}
+            if isinstance(question, ReadBytes):
+                return b"".join(staging.load(part) for part in parts)
             if memory.read_only:
                 raise MeshUsageError("the buffer is read-only")
-            data, at = memoryview(fields["data"]), 0
+            data, at = memoryview(question.data), 0
             for part in parts:
                 staging.store(data[at : at + part.nbytes], part)
                 at += part.nbytes
-        return {}
+        return Done()

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from monarch_nb.exceptions import PathFailed, RDMAError, TransferTimeout
 from monarch_nb.rdma.handle import Handle
@@ -24,8 +23,10 @@ from monarch_nb.rdma.paths.tcp.address import num_streams, this_network
 from monarch_nb.rdma.paths.tcp.exchange import Exchange
 from monarch_nb.rdma.paths.tcp.listener import Listener
 from monarch_nb.rdma.paths.tcp.peer import Peer, answer_dial
-from monarch_nb.rdma.paths.tcp.server import NAME, Server
+from monarch_nb.rdma.paths.tcp.questions import NAME, Cut, Dial, Listening, Open
+from monarch_nb.rdma.paths.tcp.server import Server
 from monarch_nb.rdma.paths.tcp.wire import SMALL_BYTES, Broken
+from monarch_nb.rdma.question import Done, Question
 
 if TYPE_CHECKING:
     from monarch_nb.rdma.data_plane import DataPlane
@@ -101,7 +102,7 @@ class TcpPath(Path):
     def _settle(self, exchange: Exchange, job: Job, timeout_s: float) -> None:
         """See to it that nothing of broken streams arrives any more, and whether the owner lives."""
         try:
-            self.plane.ask(job.handle, NAME, {"op": "cut", "streams": list(exchange.broken)}, timeout_s)
+            self.plane.ask(Cut(job.handle, list(exchange.broken)), timeout_s)
         except TransferTimeout:
             job.check()
             raise PathFailed(f"the connection to {job.handle.owner} broke, and it doesn't answer") from None
@@ -133,25 +134,22 @@ class TcpPath(Path):
 
     # --- the owner
 
-    def answer(self, fields: Mapping[str, Any], region: Region | None) -> dict[str, Any]:
-        op = fields["op"]
-        if op == "open":
-            return self._open(fields)
-        if op == "dial":
-            connection = answer_dial(fields["addresses"], fields["name"], fields["secret"])
-            self.server.on_connection(connection)
-            return {"number": connection.number}
-        if op == "cut":
-            self.server.cut(fields["streams"])
-            return {}
-        raise RDMAError(f"tcp doesn't know {op!r}")
+    def answer(self, question: Question[object], region: Region) -> Listening | int | Done:
+        match question:
+            case Open():
+                return self._open(question)
+            case Dial(addresses=addresses, name=name, secret=secret):
+                connection = answer_dial(addresses, name, secret)
+                self.server.on_connection(connection)
+                return connection.number
+            case Cut(streams=streams):
+                self.server.cut(streams)
+                return Done()
+        raise RDMAError(f"tcp doesn't know {type(question).__name__}")
 
-    def _open(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        addresses = self.listener.open(fields["network"] == this_network())
-        return {
-            "addresses": addresses,
-            "secret": self.listener.expect(fields["process"], self.server.on_connection),
-        }
+    def _open(self, question: Open) -> Listening:
+        addresses = self.listener.open(question.network == this_network())
+        return Listening(addresses, self.listener.expect(question.process, self.server.on_connection))
 
     def forget(self, region: Region) -> None:
         region.made[NAME].wait_until_unused()

@@ -15,7 +15,8 @@ from monarch_nb.rdma.path import Job, PathUnavailable
 from monarch_nb.rdma.paths.tcp.address import INTERFACE_VARIABLE, Address, port_range, this_network
 from monarch_nb.rdma.paths.tcp.dial import Unreachable, dial
 from monarch_nb.rdma.paths.tcp.handshake import Connection
-from monarch_nb.rdma.paths.tcp.server import IDLE_S, NAME, set_options
+from monarch_nb.rdma.paths.tcp.questions import Dial, Open
+from monarch_nb.rdma.paths.tcp.server import IDLE_S, set_options
 
 if TYPE_CHECKING:
     from monarch_nb.rdma.paths.tcp.path import TcpPath
@@ -167,9 +168,9 @@ class Peer:
 
     def _ask_where(self, job: Job) -> None:
         plane = self._path.plane
-        fields = {"op": "open", "process": plane.owner.process, "network": this_network()}
-        found = plane.ask(job.handle, NAME, fields, job.remaining_s(ASK_S))
-        self._known = (found["addresses"], plane.owner.process, found["secret"])
+        question = Open(job.handle, plane.owner.process, this_network())
+        found = plane.ask(question, job.remaining_s(ASK_S))
+        self._known = (found.addresses, plane.owner.process, found.secret)
 
     def _dial(self, job: Job) -> Connection:
         assert self._known is not None
@@ -197,8 +198,8 @@ class Peer:
         try:
             addresses = self._path.listener.open(owner.machine == plane.owner.machine)
             secret = self._path.listener.expect(owner.process, caller.on_connection)
-            fields = {"op": "dial", "addresses": addresses, "name": owner.process, "secret": secret}
-            number = plane.ask(job.handle, NAME, fields, job.remaining_s(ASK_S))["number"]
+            question = Dial(job.handle, addresses, owner.process, secret)
+            number = plane.ask(question, job.remaining_s(ASK_S))
             found = caller.wait_for(number, job.remaining_s(DIAL_S))
         except RDMAError as error:
             if type(error) is not RDMAError:  # it's gone, or time is up

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from monarch_nb.rdma.paths.tcp import wire as wire
 from monarch_nb.rdma.paths.tcp.handshake import Connection
+from monarch_nb.rdma.paths.tcp.questions import NAME
 from monarch_nb.rdma.paths.tcp.reach import Reach
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from monarch_nb.rdma.memory import Memory
     from monarch_nb.rdma.regions import Region
 
-NAME = "tcp"
 IDLE_S = 60
 """A stream on which nothing was asked for so long is closed."""
 NEAR_BUFFER_BYTES = 1 << 20

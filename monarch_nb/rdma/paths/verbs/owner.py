@@ -8,7 +8,6 @@ given up; when a process of the same place in the mesh comes with another number
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +16,12 @@ from monarch_nb.rdma.paths.verbs import device as verbs_device
 from monarch_nb.rdma.paths.verbs.device import usable_ports
 from monarch_nb.rdma.paths.verbs.errors import VerbsError
 from monarch_nb.rdma.paths.verbs.library import LibraryMissing
+from monarch_nb.rdma.paths.verbs.mover import Target
 from monarch_nb.rdma.paths.verbs.nic import Nic, Nics, Registration, port_named
 from monarch_nb.rdma.paths.verbs.port import Port, nearest
+from monarch_nb.rdma.paths.verbs.questions import NAME, Connect, Connected, Refused, Register
 from monarch_nb.rdma.paths.verbs.queue import QueuePair
+from monarch_nb.rdma.question import Done, Question
 from monarch_nb.rdma.table import KEY_BYTES, NUM_SLOTS
 
 if TYPE_CHECKING:
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from monarch_nb.rdma.memory import Memory
     from monarch_nb.rdma.regions import Region
 
-NAME = "verbs"
 MAX_QUEUE_PAIRS = 1024
 
 
@@ -51,48 +52,48 @@ class OwnerSide:
         self._queue_pairs: dict[int, list[QueuePair]] = {}
         self._process_at: dict[tuple[str, int], int] = {}
 
-    def answer(self, fields: Mapping[str, Any], region: Region) -> dict[str, Any]:
-        """Answer one question; `refused` tells why there's no answer."""
+    def answer(self, question: Question[object], region: Region) -> Target | Connected | Done | Refused:
+        """Answer one question."""
         try:
-            if fields["op"] == "register":
-                return self._register(fields, region)
-            if fields["op"] == "connect":
-                return self._connect(fields)
-            return {}  # alive, and the buffer holds: else nobody would have come here
+            if isinstance(question, Register):
+                return self._register(question, region)
+            if isinstance(question, Connect):
+                return self._connect(question)
+            return Done()  # alive, and the buffer holds: else nobody would have come here
         except (VerbsError, LibraryMissing) as error:
-            return {"refused": str(error)}
+            return Refused(str(error))
 
-    def _register(self, fields: Mapping[str, Any], region: Region) -> dict[str, Any]:
+    def _register(self, question: Register, region: Region) -> Target:
         why = verbs_device.no_device_reason()
-        ports = [p for p in usable_ports() if p.link_layer == fields["link_layer"]]
+        ports = [p for p in usable_ports() if p.link_layer == question.link_layer]
         if not ports:
-            raise VerbsError(why or f"no active {fields['link_layer']} port on {self._plane.owner.host}")
-        port = port_for(region.memory, ports, fields["port"])
+            raise VerbsError(why or f"no active {question.link_layer} port on {self._plane.owner.host}")
+        port = port_for(region.memory, ports, question.port)
         nic = self._nics.get(port)
         with region.lock:
             if (
                 self._plane.regions.find(region.key) is not region
             ):  # dropped meanwhile, and nobody will forget what we make now
-                raise gone(fields["handle"])
+                raise gone(question.handle)
             made = region.made.setdefault(NAME, {})
             if port.name not in made:
                 made[port.name] = nic.register(region.memory, remote=True)
             found: Registration = made[port.name]
-        return {"port": port.name, "rkey": found.rkey, "shift": found.shift}
+        return Target(port.name, found.rkey, found.shift)
 
-    def _connect(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        nic = self._nics.get(port_named(fields["port"]))
+    def _connect(self, question: Connect) -> Connected:
+        nic = self._nics.get(port_named(question.port))
         with self._lock:
-            self._clear(fields["places"], fields["process"], fields["given_up"])
+            self._clear(question.places, question.process, question.given_up)
             table = self._table(nic)
             queue_pair = QueuePair(nic, self._completion_queue(nic), 1, 1)
             try:
-                queue_pair.connect(fields["qp"], serves=True)
+                queue_pair.connect(question.qp, serves=True)
             except BaseException:
                 queue_pair.close()
                 raise
-            self._queue_pairs.setdefault(fields["process"], []).append(queue_pair)
-        return {"qp": queue_pair.info, "table": self._plane.regions.table.address, "rkey": table.rkey}
+            self._queue_pairs.setdefault(question.process, []).append(queue_pair)
+        return Connected(queue_pair.info, (self._plane.regions.table.address, table.rkey))
 
     def _table(self, nic: Nic) -> Registration:
         found = self._tables.get(nic.port.name)

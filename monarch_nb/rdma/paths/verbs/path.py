@@ -24,9 +24,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from monarch_nb.exceptions import BufferGone, PathFailed, RDMAError
 from monarch_nb.rdma.handle import Handle
@@ -41,13 +41,16 @@ from monarch_nb.rdma.paths.verbs.memory import LocalMemories
 from monarch_nb.rdma.paths.verbs.mover import Local, Mover, Target
 from monarch_nb.rdma.paths.verbs.nic import Nic, Nics
 from monarch_nb.rdma.paths.verbs.owner import OwnerSide, port_for
+from monarch_nb.rdma.paths.verbs.questions import Connected, IsAlive, Refused, Register
 from monarch_nb.rdma.paths.verbs.report import unavailable_reason
 from monarch_nb.rdma.paths.verbs.routes import ASK_S, Route, Routes
+from monarch_nb.rdma.question import Done, Question
 
 if TYPE_CHECKING:
     from monarch_nb.rdma.data_plane import DataPlane
     from monarch_nb.rdma.regions import Region
 
+T = TypeVar("T")
 SILENCE_S = 2.0
 """If nothing arrives for so long, the owner is asked whether it's still there."""
 AVOID_S = 60.0
@@ -68,7 +71,7 @@ class VerbsPath(Path):
         self.owner_side = OwnerSide(plane, self.nics)
         self._memories: dict[str, LocalMemories] = {}
         self._targets: dict[tuple[int, str], Target] = {}
-        self.routes = Routes(self._ask)
+        self.routes = Routes(self._ask, lambda: plane.owner)
         self._avoided: dict[tuple[int, str], tuple[float, str]] = {}
         self._num_busy = 0
         self._closing = False
@@ -188,7 +191,7 @@ class VerbsPath(Path):
     def _ask_alive(self, job: Job) -> None:
         timeout_s = job.remaining_s(SILENCE_S)
         try:
-            self._ask(job, timeout_s, op="alive")
+            self._ask(job, timeout_s, IsAlive(job.handle))
         except BufferGone:
             raise
         except (RDMAError, PathUnavailable):
@@ -196,32 +199,27 @@ class VerbsPath(Path):
 
     # --- asking the owner
 
-    def _ask(self, job: Job, timeout_s: float, **fields: Any) -> dict[str, Any]:
-        owner = self.plane.owner
-        found = self.plane.ask(
-            job.handle, self.name, {**fields, "places": owner.addresses, "process": owner.process}, timeout_s
-        )
-        if "refused" in found:
-            raise PathUnavailable(f"{job.handle.owner} says: {found['refused']}")
+    def _ask(self, job: Job, timeout_s: float, question: Question[T | Refused], /) -> T:
+        found = self.plane.ask(question, timeout_s)
+        if isinstance(found, Refused):
+            raise PathUnavailable(f"{job.handle.owner} says: {found.why}")
         return found
 
     def _target(self, job: Job, nic: Nic) -> Target:
         key = (job.handle.key, nic.port.name)
         target = self._targets.get(key)
         if target is None:
-            found = self._registered(job, nic)
-            target = Target(found["port"], found["rkey"], found["shift"])
+            target = self._registered(job, nic)
             with self._state:
                 while len(self._targets) >= MAX_TARGETS:
                     self._targets.pop(next(iter(self._targets)))
                 self._targets[key] = target
         return target
 
-    def _registered(self, job: Job, nic: Nic) -> dict[str, Any]:
+    def _registered(self, job: Job, nic: Nic) -> Target:
         try:
-            return self._ask(
-                job, job.remaining_s(ASK_S), op="register", port=nic.port.name, link_layer=nic.port.link_layer
-            )
+            question = Register(job.handle, nic.port.name, nic.port.link_layer)
+            return self._ask(job, job.remaining_s(ASK_S), question)
         except PathUnavailable as error:
             if job.handle.gpu:
                 self._avoid(job.handle.owner.process, job.handle.gpu, str(error))
@@ -236,7 +234,7 @@ class VerbsPath(Path):
             self._targets.pop((handle.key, nic.port.name), None)
         try:
             timeout_s = ASK_S if job.deadline is None else job.deadline - time.monotonic()
-            self._ask(job, max(1.0, min(ASK_S, timeout_s)), op="alive")
+            self._ask(job, max(1.0, min(ASK_S, timeout_s)), IsAlive(handle))
         except BufferGone as gone:
             return gone
         except (RDMAError, PathUnavailable) as also:
@@ -265,10 +263,9 @@ class VerbsPath(Path):
 
     # --- the owner's side, and the end
 
-    def answer(self, fields: Mapping[str, Any], region: Region | None) -> dict[str, Any]:
-        assert region is not None
+    def answer(self, question: Question[object], region: Region) -> Target | Connected | Done | Refused:
         with self._busy():
-            return self.owner_side.answer(fields, region)
+            return self.owner_side.answer(question, region)
 
     def forget(self, region: Region) -> None:
         self.owner_side.forget(region)

@@ -7,22 +7,31 @@ queue pair.
 from __future__ import annotations
 
 import threading
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeVar
 
+from monarch_nb.rdma.handle import Owner
 from monarch_nb.rdma.path import Job
 from monarch_nb.rdma.paths.verbs.connection import Connection
 from monarch_nb.rdma.paths.verbs.nic import Nic
+from monarch_nb.rdma.paths.verbs.questions import Connect, Refused
+from monarch_nb.rdma.question import Question
 
 ASK_S = 15.0
 """So long one waits for an owner's answer."""
 MAX_IDLE = 64
+T = TypeVar("T")
 
 
 class Ask(Protocol):
     """Asks the owner of a job's buffer."""
 
-    def __call__(self, job: Job, timeout_s: float, **fields: Any) -> dict[str, Any]:
-        """Return the answer."""
+    def __call__(self, job: Job, timeout_s: float, question: Question[T | Refused], /) -> T:
+        """Return the answer.
+
+        Raises:
+            PathUnavailable: if the owner refuses.
+        """
 
 
 class Route:
@@ -43,8 +52,10 @@ class Route:
 class Routes:
     """This process' connections. Thread-safe."""
 
-    def __init__(self, ask: Ask) -> None:
+    def __init__(self, ask: Ask, own: Callable[[], Owner]) -> None:
         self._ask = ask
+        self._own = own
+        """Returns this process, as handles name it just now."""
         self.idle: dict[tuple[int, str, str], list[Route]] = {}
         """By the owner's process, our port and its port."""
         self._given_up: dict[int, list[int]] = {}
@@ -64,21 +75,20 @@ class Routes:
         Raises:
             VerbsError: if there's no way to the other NIC's address.
         """
-        process = job.handle.owner.process
+        process, own = job.handle.owner.process, self._own()
         with self._lock:
             given_up = self._given_up.pop(process, [])
         connection = Connection(nic)
         try:
-            found = self._ask(
-                job, job.remaining_s(ASK_S), op="connect", port=port, qp=connection.info, given_up=given_up
-            )
-            connection.connect(found["qp"])
+            question = Connect(job.handle, port, connection.info, given_up, own.addresses, own.process)
+            found = self._ask(job, job.remaining_s(ASK_S), question)
+            connection.connect(found.qp)
         except BaseException:
             connection.close()
             with self._lock:
                 self._given_up.setdefault(process, []).extend(given_up)
             raise
-        return Route(connection, process, port, found["qp"].number, (found["table"], found["rkey"]))
+        return Route(connection, process, port, found.qp.number, found.table)
 
     def give_back(self, route: Route) -> None:
         """Keep a connection for the next transfer."""

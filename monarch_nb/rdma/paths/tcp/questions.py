@@ -1,0 +1,51 @@
+"""What a process asks the owner of a buffer, so that TCP streams between them come about and end."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from monarch_nb._protocol.base import Record
+from monarch_nb.rdma.paths.tcp.address import Address
+from monarch_nb.rdma.question import Done, Question
+
+NAME: Final = "tcp"
+
+
+class Listening(Record, frozen=True):
+    """Where an owner listens, the best first, and the secret that proves who connects."""
+
+    addresses: list[Address]
+    secret: bytes
+
+
+class Open(Question[Listening], frozen=True):
+    """Asks the owner to listen.
+
+    Attributes:
+        process: who will connect; see `Owner.process`.
+        network: what the asker's addresses mean something in; see `this_network`.
+    """
+
+    to = NAME
+    process: int
+    network: str
+
+
+class Dial(Question[int], frozen=True):
+    """Asks the owner to connect to whoever asks; the answer is the connection's number.
+
+    Attributes:
+        name: of the owner, as the listening side expects it.
+    """
+
+    to = NAME
+    addresses: list[Address]
+    name: int
+    secret: bytes
+
+
+class Cut(Question[Done], frozen=True):
+    """Asks the owner to close streams that have broken, by their numbers."""
+
+    to = NAME
+    streams: list[int]
