@@ -82,6 +82,15 @@ def parse_duration(text: str) -> float:
     return seconds
 
 
+def counted(num: int, noun: str) -> str:
+    """Return how many there are.
+
+    >>> counted(1, "rank"), counted(4, "rank")
+    ('1 rank', '4 ranks')
+    """
+    return f"{num} {noun}{'s' * (num != 1)}"
+
+
 def percent_text(share: float | None, form: str = "{}") -> str:
     """Return a share as text; nothing if nobody knows it.
 

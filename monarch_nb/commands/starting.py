@@ -9,6 +9,7 @@ from msgspec.structs import asdict
 
 from monarch_nb import mesh as meshes
 from monarch_nb._protocol.programs import Status
+from monarch_nb._shape import name_ranks
 from monarch_nb.actor.handle import session_of
 from monarch_nb.commands import clusters
 from monarch_nb.commands.parser import Namespace
@@ -160,7 +161,7 @@ def read_dims(arguments: Namespace) -> dict[str, int] | None:
 
 def describe(mesh: Mesh) -> str:
     """Return a mesh in some words."""
-    return f"mesh {mesh.name!r} ({mesh.extent}: ranks 0-{len(mesh) - 1})"
+    return f"mesh {mesh.name!r} ({mesh.extent}: {name_ranks(range(len(mesh)))})"
 
 
 def prepare_distributed(mesh: Mesh, backend: str | None, timeout_s: float | None) -> str:

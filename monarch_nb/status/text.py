@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from monarch_nb._protocol.resources import Collective, Transfers
 from monarch_nb._protocol.states import RankState
-from monarch_nb._shape import format_ranks
-from monarch_nb.units import duration, percent_text, size_text
+from monarch_nb._shape import name_ranks
+from monarch_nb.units import counted, duration, percent_text, size_text
 
 if TYPE_CHECKING:
     from monarch_nb.status.model import HostStatus, MeshStatus, RankStatus
@@ -21,13 +21,11 @@ MAX_CELLS_NAMED = 4
 def status_text(status: MeshStatus) -> str:
     """Return a mesh's state as plain text, one line for what is equal."""
     dims = ", ".join(f"{k}={v}" for k, v in status.sizes)
-    lines = [
-        (
-            f"mesh {status.name!r}: {len(status.ranks)} ranks ({dims}), controller pid {status.pid}, up "
-            f"{duration(max(0.0, time.time() - status.started))}"
-        )
-    ]
-    lines += [f"  {state:<9} ranks {ranks}" for state, ranks in status.ranks_by_state().items()]
+    up = duration(max(0.0, time.time() - status.started))
+    size = f"{counted(len(status.ranks), 'rank')} ({dims})"
+    lines = [f"mesh {status.name!r}: {size}, controller pid {status.pid}, up {up}"]
+    for state, ranks in status.ranks_by_state().items():
+        lines.append(f"  {state:<9} {'rank' if ranks.isdigit() else 'ranks'} {ranks}")
     lines += [f"  host {h.index}: {_host_text(status, h)}" for h in status.hosts]
     lines += _doing_lines(status.ranks)
     lines += [f"  rank {r.rank} {r.state}: {r.reason}" for r in status.ranks if r.reason]
@@ -42,7 +40,7 @@ def status_text(status: MeshStatus) -> str:
     if status.owner_pid:
         lines.append(f"  ends with its kernel (pid {status.owner_pid})")
     if status.num_cells:
-        lines.append(f"  {status.num_cells} cell{'s' * (status.num_cells > 1)} running; see %mesh history")
+        lines.append(f"  {counted(status.num_cells, 'cell')} running; see %mesh history")
     if status.versions:
         lines.append(
             f"  {', '.join(f'{k} {v}' for k, v in status.versions.items())}; environment {status.environment}"
@@ -57,19 +55,19 @@ def status_text(status: MeshStatus) -> str:
 
 
 def _host_text(status: MeshStatus, host: HostStatus) -> str:
-    ranks = format_ranks(r.rank for r in status.ranks if r.host == host.index) or "none"
+    found = [r.rank for r in status.ranks if r.host == host.index]
     parts = [
         f"{host.hostname} {host.state}",
-        f"{host.num_cores} cores" + percent_text(host.cpu_percent, " {} busy"),
+        counted(host.num_cores, "core") + percent_text(host.cpu_percent, " {} busy"),
     ]
     if host.memory_used_bytes is not None and host.memory_total_bytes:
         parts.append(f"memory {size_text(host.memory_used_bytes)} of {size_text(host.memory_total_bytes)}")
-    parts.append(f"{host.num_gpus} GPUs")
+    parts.append(counted(host.num_gpus, "GPU"))
     parts += [
         f"GPU {g.index} {percent_text(g.utilization_percent)} {size_text(g.memory_used_bytes)}"
         for g in host.gpus
     ]
-    return ", ".join([*parts, f"ranks {ranks}"])
+    return ", ".join([*parts, name_ranks(found) if found else "no ranks"])
 
 
 def _doing_lines(ranks: Iterable[RankStatus]) -> list[str]:
@@ -81,7 +79,7 @@ def _doing_lines(ranks: Iterable[RankStatus]) -> list[str]:
     now = time.time()
     return [
         (
-            f"  ranks {format_ranks(r.rank for r in ranks)}: {text}, for "
+            f"  {name_ranks(r.rank for r in ranks)}: {text}, for "
             f"{duration(max(0.0, now - min(r.since for r in ranks)))}"
         )
         for text, ranks in found.items()
@@ -95,7 +93,7 @@ def _transfer_lines(ranks: Iterable[RankStatus]) -> list[str]:
         for each in rank.transfers:
             found.setdefault(each.path, []).append((rank.rank, each))
     return [
-        (f"  moved by {path}: {_moved_text([t for _, t in all_])} (ranks {format_ranks(r for r, _ in all_)})")
+        (f"  moved by {path}: {_moved_text([t for _, t in all_])} ({name_ranks(r for r, _ in all_)})")
         for path, all_ in found.items()
     ]
 

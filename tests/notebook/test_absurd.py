@@ -223,7 +223,7 @@ def test_sockets_whose_directory_lies_deep(tmp_path: Path) -> None:
     deep = tmp_path / ("d" * 120)
     deep.mkdir()
     found = ran("start", "deep", "--procs", "1", TMPDIR=str(deep), XDG_RUNTIME_DIR="")
-    assert "mesh 'deep' (procs=1: ranks 0-0) is ready" in found.stdout
+    assert "mesh 'deep' (procs=1: rank 0) is ready" in found.stdout
     assert ran("exec", "deep", "rank + 41").stdout == "41\n"
     assert "has ended" in ran("stop", "deep").stdout
 
