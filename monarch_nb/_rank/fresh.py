@@ -66,7 +66,8 @@ def fresh_process(env: Mapping[str, str], workdir: str) -> Iterator[ExitFunction
         )  # last of all: the program's models are gone before another one makes its own
         for keeper in (
             _directory(workdir), _environment(env), _interpreter(), _reload.imported_anew(), _loggers(),
-            _handlers(), _start_method(), exit_functions.registered(), fresh_torch(), fresh_accelerate(),
+            _handlers(), _garbage(), _start_method(), exit_functions.registered(), fresh_torch(),
+            fresh_accelerate(),
         ):  # fmt: skip
             stack.enter_context(keeper)
         yield exit_functions
@@ -198,6 +199,17 @@ def _handlers() -> Iterator[None]:
         for number, handler in before.items():
             if handler is not None and signal.getsignal(number) != handler:
                 set_handler(number, handler)
+
+
+@contextmanager
+def _garbage() -> Iterator[None]:
+    """When garbage is collected: trainers switch it off, and a rank lives on."""
+    was_on, thresholds = gc.isenabled(), gc.get_threshold()
+    try:
+        yield
+    finally:
+        (gc.enable if was_on else gc.disable)()
+        gc.set_threshold(*thresholds)
 
 
 @contextmanager

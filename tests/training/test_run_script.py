@@ -4,6 +4,7 @@ and the cells' state is as before.
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -24,7 +25,7 @@ from monarch_nb.exceptions import ActorError, DeviceMeshError, MeshUsageError
 from monarch_nb.mesh import Mesh
 
 TRAIN = """
-import argparse, atexit, logging, os, sys, torch
+import argparse, atexit, gc, logging, os, sys, torch
 import torch.distributed as dist
 import model
 logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="log %(message)s")
@@ -56,6 +57,7 @@ if __name__ == "__main__":
     leftover = os.environ["LEFTOVER"] = "here"
     atexit.register(print, "the end")
     torch.set_default_dtype(torch.float32)
+    gc.disable()
     main()
 """
 
@@ -101,13 +103,19 @@ def test_it_runs_again_and_again_as_in_a_fresh_process(
     assert [line for line in shown if "trained" in line] == ["[0-2] trained", "[0-2] log trained"] * 4
     assert shown.count("[0-2] the end") == 4
     pulled = mesh.part("all").execute(_state_of_rank).get(60)
-    assert set(pulled.values()) == {(5, False, False, False)}
+    assert set(pulled.values()) == {(5, False, False, False, True)}
 
 
-def _state_of_rank() -> tuple[object, bool, bool, bool]:
+def _state_of_rank() -> tuple[object, bool, bool, bool, bool]:
     main = sys.modules["__main__"]
     dist = sys.modules["torch.distributed"]
-    return vars(main).get("mine"), "LEFTOVER" in os.environ, "model" in sys.modules, dist.is_initialized()
+    return (
+        vars(main).get("mine"),
+        "LEFTOVER" in os.environ,
+        "model" in sys.modules,
+        dist.is_initialized(),
+        gc.isenabled(),
+    )
 
 
 def test_losses_are_those_of_torchrun(mesh: Mesh, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,44 @@
+"""What TorchTitan needs to train a small Llama without downloads: a text, a tokenizer of its words and a
+config of the user's own.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+CONFIG = """
+from torchtitan.models.llama3.config_registry import llama3_debugmodel
+from torchtitan.trainer import Trainer
+
+def small() -> Trainer.Config:
+    config = llama3_debugmodel()
+    del config.model_spec.model.layers[1:]
+    config.hf_assets_path, config.dataloader.dataset_path = "tokenizer", "text"
+    config.training.steps, config.training.seq_len, config.training.local_batch_size = 3, 32, 1
+    config.training.mixed_precision_param = "float32"
+    config.parallelism.spmd_backend = "partial_dtensor"
+    config.metrics.disable_color_printing = True
+    config.debug.seed = 1
+    return config
+"""
+WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "runs", "away"]
+
+
+def write_titan_files(folder: Path) -> None:
+    """Write `small_llama.py`, `text` and `tokenizer` into a folder."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    (folder / "small_llama.py").write_text(CONFIG)
+    chosen = random.Random(0)
+    rows = [{"text": " ".join(chosen.choices(WORDS, k=50))} for _ in range(20)]
+    for name in ("text", "tokenizer"):
+        (folder / name).mkdir()
+    (folder / "text" / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = {word: number for number, word in enumerate(["<s>", "</s>", *WORDS])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<s>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer" / "tokenizer.json"))
+    special = {"bos_token": "<s>", "eos_token": "</s>"}
+    (folder / "tokenizer" / "tokenizer_config.json").write_text(json.dumps(special))
