@@ -7,7 +7,6 @@ to the watcher, which must be quick. The thread that waits for the end usually i
 from __future__ import annotations
 
 import codecs
-import json
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -27,6 +26,7 @@ from monarch_nb._protocol.cells import (
 )
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.ranks import InterruptCell
+from monarch_nb._protocol.shown import CellEnd, Shown
 from monarch_nb._protocol.states import CellStatus
 from monarch_nb._transport.pending import Body, Pending
 from monarch_nb._transport.transport import Transport
@@ -45,12 +45,12 @@ class Watcher(Protocol):
         """A rank has written."""
         ...
 
-    def display(self, rank: int, content: dict[str, Any]) -> None:
+    def display(self, rank: int, shown: Shown) -> None:
         """A rank shows something rich."""
         ...
 
-    def ended(self, rank: int, ended: Mapping[str, Any]) -> None:
-        """A cell has ended on a rank: status, value, error, seconds."""
+    def ended(self, rank: int, end: CellEnd) -> None:
+        """A cell has ended on a rank."""
         ...
 
     def ended_well(self, seconds: Mapping[int, float]) -> None:
@@ -130,10 +130,10 @@ class Feed(Pending):
             if record.kind == records.TEXT:
                 self._watcher.text(record.rank, record.stream, self._decode(record))
             elif record.kind == records.DISPLAY:
-                self._watcher.display(record.rank, json.loads(record.data))
+                self._watcher.display(record.rank, Shown.of_json(record.data))
             elif record.kind == records.RESULT:
                 self._ended.add(record.rank)
-                self._watcher.ended(record.rank, json.loads(record.data))
+                self._watcher.ended(record.rank, CellEnd.of_json(record.data))
             else:
                 self._watcher.message(record.data.decode())
         self._acknowledge(len(data))
@@ -202,16 +202,8 @@ class Feed(Pending):
         if rank not in self._ended:
             self._ended.add(rank)
             text = f"{ename}: {evalue} (its traceback was not kept)"
-            self._watcher.ended(
-                rank,
-                {
-                    "status": CellStatus.ERROR,
-                    "ename": ename,
-                    "evalue": evalue,
-                    "traceback": text,
-                    "when": failure.when,
-                },
-            )
+            end = CellEnd(CellStatus.ERROR, None, ename, evalue, text, when=failure.when)
+            self._watcher.ended(rank, end)
 
     def _done(self, rank: int, seconds: float) -> None:
         """A rank has ended the cell; those that have nothing to show are told of here only."""

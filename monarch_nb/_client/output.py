@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import codecs
 import contextvars
-import json
 import sys
 import threading
 import time
@@ -27,6 +26,7 @@ from monarch_nb._client.waiting import Wakeup
 from monarch_nb._journal import record as records
 from monarch_nb._journal.record import Record
 from monarch_nb._protocol.cells import Taken
+from monarch_nb._protocol.shown import Shown
 from monarch_nb._transport.pending import in_callback
 from monarch_nb._transport.transport import Transport, TransportClosed
 from monarch_nb._wire import address
@@ -86,7 +86,7 @@ class OutputHub:
                 group = self.groups.get(record.group, str(record.group))
                 self.default.text(record.origin, group, record.rank, record.stream, self._decode(record))
             elif record.kind == records.DISPLAY:
-                self.default.display(record.origin, json.loads(record.data))
+                self.default.display(record.origin, Shown.of_json(record.data))
             elif record.kind == records.SETTLED:
                 self._settled(*records.MARK.unpack(record.data))
         self._num_taken += len(data)
@@ -170,7 +170,7 @@ class StandardOutput:
         self.enabled = True
         self.window_s: float | None = FOLD_S
         self.write: Callable[[str, str], None] = _write
-        self.show: Callable[[dict[str, Any]], None] = _show
+        self.show: Callable[[Shown], None] = _show
         self.sizes: dict[str, int] = {}
         """Number of ranks of each group of procs, as far as known."""
 
@@ -207,10 +207,10 @@ class StandardOutput:
             self._armed = True
         self._transport.reader.call_at(time.monotonic() + self.window_s, self.flush)
 
-    def display(self, origin: int, content: dict[str, Any]) -> None:
+    def display(self, origin: int, shown: Shown) -> None:
         """Show something rich."""
         if self._is_on:
-            self._run(origin, self.show, content)
+            self._run(origin, self.show, shown)
 
     def _run(self, origin: int, function: Callable[..., None], *args: Any) -> None:
         context = self._contexts.get(origin)
@@ -245,17 +245,16 @@ def _write(stream: str, text: str) -> None:
         return  # the program's own output is closed: nobody to tell
 
 
-def _show(content: dict[str, Any]) -> None:
+def _show(shown: Shown) -> None:
     """Show what an actor displays, where there is a front end; else its text."""
-    bar = content.get("bar")
-    if bar is not None:
-        _write("stdout", f"\r{bar['text']}" if bar["text"] else "")
-    if not content["data"]:
+    if shown.bar is not None:
+        _write("stdout", f"\r{shown.bar.text}" if shown.bar.text else "")
+    if not shown.data:
         return  # what else is there isn't the actor's to take away
     ipython = sys.modules.get("IPython")
     if ipython is not None and ipython.get_ipython() is not None:
         from IPython.display import display
 
-        display(content["data"], raw=True, metadata=content["metadata"])
+        display(shown.data, raw=True, metadata=shown.metadata)
     else:
-        _write("stdout", str(content["data"].get("text/plain", "")) + "\n")
+        _write("stdout", str(shown.data.get("text/plain", "")) + "\n")

@@ -4,10 +4,11 @@ that can't any more.
 
 from __future__ import annotations
 
-import json
+from msgspec.structs import replace
 
 from monarch_nb._protocol.cells import CellFailure
 from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.shown import CellEnd
 from monarch_nb._protocol.states import CellStatus
 
 INTERRUPT = "KeyboardInterrupt"
@@ -17,27 +18,20 @@ MAX_MESSAGE = 2000
 
 def read_failure(rank: int, body: bytes) -> CellFailure:
     """Return the error of a rank's result."""
-    found = json.loads(body)
-    return CellFailure(rank, found["ename"], found["evalue"][:MAX_MESSAGE], found["when"])
+    found = CellEnd.of_json(body)
+    return CellFailure(rank, found.ename, found.evalue[:MAX_MESSAGE], found.when)
 
 
 def as_interrupted(body: bytes) -> bytes:
     """Return an error's result as one of somebody's who has interrupted the cell."""
-    return json.dumps({**json.loads(body), "status": CellStatus.INTERRUPTED}).encode()
+    return replace(CellEnd.of_json(body), status=CellStatus.INTERRUPTED).as_json()
 
 
 def never_begun(when: float) -> bytes:
     """Return the result of a rank on which a cell was interrupted before it began."""
-    found = {
-        "status": CellStatus.INTERRUPTED,
-        "ename": INTERRUPT,
-        "evalue": "",
-        "traceback": "",
-        "when": when,
-    }
-    return json.dumps(found).encode()
+    return CellEnd(CellStatus.INTERRUPTED, ename=INTERRUPT, when=when).as_json()
 
 
 def lost(end: RankExit, when: float) -> bytes:
     """Return the result of a rank that has died."""
-    return json.dumps({"status": CellStatus.LOST, "end": end.plain(), "when": when}, default=str).encode()
+    return CellEnd(CellStatus.LOST, when=when, end=end).as_json()

@@ -7,7 +7,6 @@ handed to it, and what it says is done.
 
 from __future__ import annotations
 
-import pickle
 import signal
 import time
 from collections import deque
@@ -45,7 +44,7 @@ from monarch_nb._host.workflow import run_workflow
 from monarch_nb._journal import record as records
 from monarch_nb._journal.secrets import logged_source
 from monarch_nb._protocol import cells as protocol
-from monarch_nb._protocol.base import Plain
+from monarch_nb._protocol.base import Plain, encode
 from monarch_nb._protocol.cells import CellOver, RunCell, WatchCell
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.questions import AbortCollectives, CancelCell
@@ -283,8 +282,7 @@ class Cells:
     @staticmethod
     def _frame(request: RunCell, n: int) -> bytes:
         """Return what ranks are sent."""
-        wanted = {k: v for k, v in (("profile", request.profile), ("script", request.script)) if v}
-        payload = pickle.dumps({"source": request.source, "number": request.number or n, **wanted}, 5)
+        work = protocol.CellWork(request.source, request.number or n, request.profile, request.script)
         return wire.pack(
             wire.CALL,
             src=address.CONTROLLER,
@@ -293,7 +291,7 @@ class Cells:
             name=Work.RUN.encode(),
             origin=n,
             context=request.context,
-            payload=payload,
+            payload=encode(work),
         )
 
     def _refuse_stuck(self, procs: Mapping[int, int]) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from monarch_nb._protocol.base import Plain, Record, Request
+from monarch_nb._protocol.base import Record, Request
 from monarch_nb._protocol.hang import RankStacks
+from monarch_nb._protocol.profiles import ProfileOptions
 from monarch_nb._protocol.script import Script
 from monarch_nb._protocol.states import CellStatus
 
@@ -33,9 +34,18 @@ class RunCell(Request[None], frozen=True):
     timeout_s: float | None = None
     rerun_of: int = 0
     replay_of: int = 0
-    profile: Plain = None
+    profile: ProfileOptions | None = None
     script: Script | None = None
     always: bool = False
+
+
+class CellWork(Record, frozen=True):
+    """What a rank is told of a cell that it runs; fields as of `RunCell`."""
+
+    source: str
+    number: int
+    profile: ProfileOptions | None = None
+    script: Script | None = None
 
 
 class ForgetDefinitions(Request[int], frozen=True):

@@ -11,6 +11,7 @@ from json import dumps as to_json
 from json import loads as from_json
 from typing import Any
 
+from monarch_nb._protocol.shown import MimeBundle
 from monarch_nb._transport.failure import class_name, clipped, message_of
 from monarch_nb.units import size_text
 
@@ -27,7 +28,7 @@ class _Refused(Exception):
     """Why something can't be shown."""
 
 
-def encode_bundle(data: Any) -> dict[str, Any]:
+def encode_bundle(data: Any) -> MimeBundle:
     """Return a mimebundle that JSON can carry: bytes become base64; what can't be shown is named in its
     text.
     """
@@ -35,7 +36,7 @@ def encode_bundle(data: Any) -> dict[str, Any]:
         return {
             "text/plain": f"<nothing to show: expected a dict of data by MIME type, not {class_name(data)}>"
         }
-    found: dict[str, Any] = {}
+    found: MimeBundle = {}
     refused: list[str] = []
     for mime, value in list(data.items()):
         try:
@@ -50,7 +51,7 @@ def encode_bundle(data: Any) -> dict[str, Any]:
     return found
 
 
-def encode_metadata(metadata: Any) -> dict[str, Any]:
+def encode_metadata(metadata: Any) -> MimeBundle:
     """Return metadata that JSON can carry; what it can't carry is left out."""
     try:
         found = from_json(to_json(metadata or {}))

@@ -26,6 +26,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import display
 
 from monarch_nb._frames.owner import Owner, owner_of_file
+from monarch_nb._protocol.shown import MimeBundle, Shown
 from monarch_nb._rank import tqdm_bars
 from monarch_nb._rank.bundles import encode_bundle, encode_metadata
 from monarch_nb._rank.chain import bound_chain
@@ -63,12 +64,12 @@ MAX_DISPLAYS = 1000
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
-def _origin_of(content: dict[str, Any], origins: dict[str, int]) -> int:
+def _origin_of(shown: Shown, origins: dict[str, int]) -> int:
     """Return the cell that a display belongs to: an update goes where the first one of its id was shown."""
-    key = content["display_id"]
+    key = shown.display_id
     if key is None:
         return current_origin()
-    if content["update"]:
+    if shown.update:
         return origins.get(key) or current_origin()
     origins[key] = current_origin()
     if len(origins) > MAX_DISPLAYS:
@@ -76,7 +77,7 @@ def _origin_of(content: dict[str, Any], origins: dict[str, int]) -> int:
     return origins[key]
 
 
-def _without_widgets(data: dict[str, Any], pipe: OutputPipe) -> dict[str, Any]:
+def _without_widgets(data: MimeBundle, pipe: OutputPipe) -> MimeBundle:
     """Return what can be shown of a widget: it needs a kernel to talk to, and a rank is none. Says so,
     once.
     """
@@ -105,21 +106,19 @@ class Publisher(DisplayPublisher):
 
     def publish(self, data: Any, metadata: Any = None, *, transient: Any = None, update: bool = False,
                 **_: Any) -> None:  # fmt: skip
-        content = {
-            "data": _without_widgets(encode_bundle(data), self.shell.pipe),
-            "metadata": encode_metadata(metadata),
-            "display_id": _display_id(transient),
-            "update": bool(update),
-        }
-        self.shell.pipe.display(_origin_of(content, self.shell.origins), content)
+        shown = Shown(
+            _without_widgets(encode_bundle(data), self.shell.pipe),
+            encode_metadata(metadata),
+            _display_id(transient),
+            bool(update),
+        )
+        self.shell.pipe.display(_origin_of(shown, self.shell.origins), shown)
 
     def clear_output(self, wait: bool = False) -> None:
         """Take away what this rank has shown in its cell."""
         for stream in self.shell.pipe.streams.values():
             stream.flush()
-        content: dict[str, Any] = {"data": {}, "metadata": {}, "display_id": None, "update": False}
-        content["clear"] = "wait" if wait else "now"
-        self.shell.pipe.display(current_origin(), content)
+        self.shell.pipe.display(current_origin(), Shown(clear="wait" if wait else "now"))
 
 
 class Hook(DisplayHook):
@@ -143,9 +142,7 @@ class Hook(DisplayHook):
 class Formatter(DisplayFormatter):
     """Names what couldn't be shown."""
 
-    def format(
-        self, obj: Any, include: Any = None, exclude: Any = None
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+    def format(self, obj: Any, include: Any = None, exclude: Any = None) -> tuple[MimeBundle, MimeBundle]:
         errors: list[BaseException] = []
         before, self.parent.format_errors = self.parent.format_errors, errors
         try:
@@ -165,7 +162,7 @@ class CellIPython(InteractiveShell):
 
     pipe: Any = None
     """Where what is displayed goes; set when a rank takes the shell."""
-    last_bundle: dict[str, Any] | None = None
+    last_bundle: MimeBundle | None = None
     last_value: Any = None
     on_value: Any = None
     last_traceback = ""

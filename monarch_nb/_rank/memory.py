@@ -15,6 +15,7 @@ from typing import Any
 
 from monarch_nb._frames.cells import cell_number
 from monarch_nb._frames.owner import hidden_patterns
+from monarch_nb._protocol.profiles import MemoryReport
 
 MAX_LINES = 50
 MIN_LINE_BYTES = 1000
@@ -30,7 +31,7 @@ class MemoryRecording:
     """
 
     def __init__(self) -> None:
-        self.report: dict[str, Any] = {}
+        self.report: MemoryReport | None = None
         self._cuda = _cuda()
         if self._cuda is not None:
             self._cuda.reset_peak_memory_stats()
@@ -52,15 +53,18 @@ class MemoryRecording:
         lines = self._lines()
         if not self._was_tracing:
             tracemalloc.stop()
-        self.report = {
-            "resident_bytes": resident - self._resident_before,
-            "proportional_bytes": proportional - self._proportional_before,
-            "peak_bytes": max(0, _status("VmHWM") - self._resident_before) if self._knows_peak else None,
-            "python_bytes": now - self._python_before,
-            "python_peak_bytes": peak - self._python_before,
-            "lines": lines,
-            **self._cuda_report(),
-        }
+        cuda_bytes, cuda_peak_bytes, cuda_snapshot = self._cuda_report()
+        self.report = MemoryReport(
+            resident_bytes=resident - self._resident_before,
+            proportional_bytes=proportional - self._proportional_before,
+            peak_bytes=max(0, _status("VmHWM") - self._resident_before) if self._knows_peak else None,
+            python_bytes=now - self._python_before,
+            python_peak_bytes=peak - self._python_before,
+            lines=tuple(lines),
+            cuda_bytes=cuda_bytes,
+            cuda_peak_bytes=cuda_peak_bytes,
+            cuda_snapshot=cuda_snapshot,
+        )
 
     def _lines(self) -> list[tuple[str, int, int]]:
         """Return place, bytes and number of what the cell has allocated and still holds, most first."""
@@ -73,19 +77,16 @@ class MemoryRecording:
         rows = [(_place(s.traceback[0]), *_held(s)) for s in found]
         return [row for row in rows if row[1] >= MIN_LINE_BYTES][:MAX_LINES]
 
-    def _cuda_report(self) -> dict[str, Any]:
+    def _cuda_report(self) -> tuple[int | None, int | None, bytes | None]:
+        """Return how much is allocated more than before, the peak above that, and a snapshot."""
         cuda = self._cuda
         if cuda is None:
-            return {"cuda_bytes": None, "cuda_peak_bytes": None, "cuda_snapshot": None}
-        snapshot = pickle.dumps(
-            cuda.memory._snapshot(), 4
-        )  # a file for pytorch.org/memory_viz; nobody here reads it
+            return None, None, None
+        # A file for pytorch.org/memory_viz; nobody here reads it.
+        snapshot = pickle.dumps(cuda.memory._snapshot(), 4)
         cuda.memory._record_memory_history(enabled=None)
-        return {
-            "cuda_bytes": cuda.memory_allocated() - self._cuda_before,
-            "cuda_peak_bytes": cuda.max_memory_allocated() - self._cuda_before,
-            "cuda_snapshot": snapshot,
-        }
+        grown = cuda.memory_allocated() - self._cuda_before
+        return grown, cuda.max_memory_allocated() - self._cuda_before, snapshot
 
 
 def sizes() -> tuple[int, int]:

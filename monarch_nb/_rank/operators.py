@@ -4,10 +4,12 @@ builds an object for each event: minutes for long cells.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
+
+from monarch_nb._rank.trace import ChromeEvent
 
 _ON_CPU = frozenset({"cpu_op", "user_annotation"})
 _ON_GPU = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
@@ -16,7 +18,7 @@ Row = tuple[str, int, float, float]
 """Name, calls, its own CPU time and its own time on the GPU in microseconds."""
 
 
-def operators(events: Iterable[Mapping[str, Any]]) -> list[Row]:
+def operators(events: Iterable[ChromeEvent]) -> list[Row]:
     """Return a row per operator; times are without those of operators that it calls.
 
     >>> op = {"ph": "X", "cat": "cpu_op", "pid": 1, "tid": 1}
@@ -24,7 +26,7 @@ def operators(events: Iterable[Mapping[str, Any]]) -> list[Row]:
     ...            {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 20.0, "dur": 3.0, "args": {"External id": 5}}])
     [('matmul', 1, 2.0, 0.0), ('mm', 1, 8.0, 3.0)]
     """  # noqa: E501
-    by_thread: dict[tuple[Any, Any], list[Mapping[str, Any]]] = {}
+    by_thread: dict[tuple[Any, Any], list[ChromeEvent]] = {}
     launched: dict[Any, float] = {}
     for event in events:
         kind = event.get("cat") if event.get("ph") == "X" else None
@@ -54,7 +56,7 @@ class _Call(msgspec.Struct):
     num_called: int = 0
 
 
-def _add_times(events: Sequence[Mapping[str, Any]], found: dict[str, list[float]]) -> None:
+def _add_times(events: Sequence[ChromeEvent], found: dict[str, list[float]]) -> None:
     """Add calls and CPU times of a thread's events: an event that begins within another one is called by
     it.
     """

@@ -11,14 +11,15 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from monarch_nb._protocol.profiles import ProfileOptions, ProfileReport
 from monarch_nb._rank.memory import MemoryRecording
 from monarch_nb._rank.operators import operators
-from monarch_nb._rank.trace import packed
+from monarch_nb._rank.trace import ChromeTrace, packed
 from monarch_nb.exceptions import MeshUsageError
 
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
@@ -30,21 +31,20 @@ class CellRecording:
 
     Args:
         n: the cell's number in the journal.
-        options: "trace", "memory": whether; "shapes", "stacks": whether the trace has them; "base_ns": from
-            when it counts.
+        options: what to record.
 
     Raises:
         MeshUsageError: if a trace is wanted and there's no torch.
     """
 
-    def __init__(self, n: int, options: Mapping[str, Any], *, rank: int, host: str) -> None:
+    def __init__(self, n: int, options: ProfileOptions, rank: int, host: str) -> None:
         self.n = n
         self._options = options
         self._rank = rank
         self._host = host
         self._is_over = False
-        self._profiler = _start_profiler(options) if options.get("trace") else None
-        self._memory = MemoryRecording() if options.get("memory") else None
+        self._profiler = _start_profiler(options) if options.trace else None
+        self._memory = MemoryRecording() if options.memory else None
 
     def end_recording(self) -> None:
         """The cell is over, or has its value. Further calls do nothing."""
@@ -57,54 +57,51 @@ class CellRecording:
             with _quiet():
                 self._profiler.stop()
 
-    def report(self) -> dict[str, Any]:
-        """Return "trace" (compressed), "operators" and "memory", None for what wasn't recorded; "host" and
-        "pid".
-        """
-        trace = None if self._profiler is None else _exported(self._profiler)
-        place: dict[str, Any] = {"host": self._host, "pid": os.getpid()}
-        return {
-            **place,
-            "trace": None
-            if trace is None
-            else packed(trace, rank=self._rank, base_ns=self._options["base_ns"], **place),
-            "operators": None if trace is None else operators(trace["traceEvents"]),
-            "memory": None if self._memory is None else self._memory.report,
-        }
+    def report(self) -> ProfileReport:
+        """Return what was recorded."""
+        memory = None if self._memory is None else self._memory.report
+        pid = os.getpid()
+        if self._profiler is None:
+            return ProfileReport(self._host, pid, memory=memory)
+        trace = _exported(self._profiler)
+        return ProfileReport(
+            self._host,
+            pid,
+            trace=packed(trace, rank=self._rank, host=self._host, pid=pid, base_ns=self._options.base_ns),
+            operators=operators(trace["traceEvents"]),
+            memory=memory,
+        )
 
 
-def _exported(profiler: Any) -> dict[str, Any]:
+def _exported(profiler: Any) -> ChromeTrace:
     with tempfile.TemporaryDirectory(prefix="monarch_nb-") as folder:
         file = Path(folder, "trace.json")
         with _quiet():
             profiler.export_chrome_trace(str(file))
-        trace: dict[str, Any] = json.loads(
-            file.read_bytes(), strict=False
-        )  # names of operators may hold anything
+        # Names of operators may hold anything.
+        trace: ChromeTrace = json.loads(file.read_bytes(), strict=False)
     return trace
 
 
-def begin_recording(
-    n: int, options: Mapping[str, Any] | None, *, rank: int, host: str
-) -> CellRecording | None:
+def begin_recording(n: int, options: ProfileOptions | None, rank: int, host: str) -> CellRecording | None:
     """Begin the profile of a cell, if this rank shall have one.
 
     Raises:
         MeshUsageError: if a trace is wanted and there's no torch.
     """
-    if not options or rank not in options["ranks"]:
+    if options is None or rank not in options.ranks:
         return None
-    return CellRecording(n, options, rank=rank, host=host)
+    return CellRecording(n, options, rank, host)
 
 
-def _start_profiler(options: Mapping[str, Any]) -> Any:
+def _start_profiler(options: ProfileOptions) -> Any:
     profiler = _new_profiler(options)
     with _quiet():
         profiler.start()
     return profiler
 
 
-def _new_profiler(options: Mapping[str, Any]) -> Any:
+def _new_profiler(options: ProfileOptions) -> Any:
     try:
         import torch
         from torch.profiler import ProfilerActivity, profile
@@ -114,15 +111,13 @@ def _new_profiler(options: Mapping[str, Any]) -> Any:
             f"--profile-ranks, or install torch in {sys.prefix}"
         ) from None
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
-    found: dict[str, Any] = {}
-    stacks = bool(options.get("stacks"))
+    found: dict[str, object] = {}
+    stacks = options.stacks
     for config in ({"profile_all_threads": True, "trace_only": True}, {"profile_all_threads": True}):
         with suppress(AttributeError, TypeError):  # an older torch: only the main thread, or slower to end
             found["experimental_config"] = torch._C._profiler._ExperimentalConfig(verbose=stacks, **config)
             break
-    return profile(
-        activities=activities, record_shapes=bool(options.get("shapes")), with_stack=stacks, **found
-    )
+    return profile(activities=activities, record_shapes=options.shapes, with_stack=stacks, **found)
 
 
 @contextmanager

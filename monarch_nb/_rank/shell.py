@@ -13,6 +13,9 @@ from contextlib import suppress
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
+from monarch_nb._protocol.shown import CellEnd
 from monarch_nb._protocol.states import CellStatus
 from monarch_nb._rank.debugger import CellParts
 from monarch_nb._rank.script import exit_message, run_script
@@ -56,8 +59,8 @@ class CellShell:
 
     def run(
         self, source: str, number: int, on_value: Callable[[], None] | None = None
-    ) -> tuple[dict[str, Any], Any]:
-        """Run a cell; return how it ended (status, value as a mimebundle, error) and the object that the last
+    ) -> tuple[CellEnd, Any]:
+        """Run a cell; return how it ended and the object that the last
         expression gave.
 
         Args:
@@ -75,7 +78,7 @@ class CellShell:
         value, shell.last_value = shell.last_value, None
         return self._ended(error, number), value
 
-    def run_script(self, script: Script, me: int, number: int) -> dict[str, Any]:
+    def run_script(self, script: Script, me: int, number: int) -> CellEnd:
         """Run a script as a program of its own; return how it ended, as `run` does.
 
         Args:
@@ -109,18 +112,17 @@ class CellShell:
         shell.last_traceback = ""
         shell.num_hidden, shell.raised_at = 0, 0.0
 
-    def _ended(self, error: BaseException | None, number: int) -> dict[str, Any]:
+    def _ended(self, error: BaseException | None, number: int) -> CellEnd:
         """Return how a cell has ended."""
         shell = self._shell
         if error is None or is_plain_exit(error):
-            return {"status": CellStatus.OK, "value": shell.last_bundle}
+            return CellEnd(CellStatus.OK, shell.last_bundle)
         self._keep_error(error, number)
         traceback = (
             traceback_text(shell.last_traceback, error, shell.num_hidden) if shell.last_traceback else ""
         )
-        ended = describe_cell_error(error, traceback)
-        ended["when"] = shell.raised_at or ended["when"]
-        return {"value": shell.last_bundle, **ended}
+        end = describe_cell_error(error, traceback)
+        return replace(end, value=shell.last_bundle, when=shell.raised_at or end.when)
 
     def _keep_error(self, error: BaseException, number: int) -> None:
         """Keep an error for the debugger; stop there, if that's wanted."""
@@ -181,21 +183,21 @@ def is_plain_exit(error: BaseException) -> bool:
 _MAX_EXCEPTION_BYTES = 1 << 16
 
 
-def describe_cell_error(error: BaseException, traceback: str = "") -> dict[str, Any]:
-    """Return an error as JSON can carry it; the exception itself in base64, if it can travel and isn't
+def describe_cell_error(error: BaseException, traceback: str = "") -> CellEnd:
+    """Return how a cell has ended that has raised; the exception itself in base64, if it can travel and isn't
     large.
     """
     pickled = _pickled(error)
     if pickled is not None and len(pickled) > _MAX_EXCEPTION_BYTES:
         pickled = None
-    return {
-        "status": CellStatus.ERROR,
-        "ename": class_name(error),
-        "evalue": message_of(error),
-        "traceback": traceback or traceback_of(error),
-        "exception": None if pickled is None else b64encode(pickled).decode(),
-        "when": time.time(),
-    }
+    return CellEnd(
+        CellStatus.ERROR,
+        ename=class_name(error),
+        evalue=message_of(error),
+        traceback=traceback or traceback_of(error),
+        exception=None if pickled is None else b64encode(pickled).decode(),
+        when=time.time(),
+    )
 
 
 CANCEL_S = 1.0

@@ -21,6 +21,7 @@ import time
 from functools import partial
 from typing import Any
 
+from monarch_nb._protocol.shown import Shown
 from monarch_nb._transport.context import call_context
 from monarch_nb._transport.failure import class_name, message_of
 from monarch_nb._wire import marks
@@ -109,11 +110,11 @@ class OutputPipe:
             _write_all(self._kept[1], marks.mark(self._token, marks.SETTLED, origin, str(self._num_marks)))
             return self._num_marks
 
-    def display(self, origin: int, content: dict[str, Any]) -> None:
+    def display(self, origin: int, shown: Shown) -> None:
         """Put a rich display between the lines."""
         with self.lock:
             self.unsettled.add(origin)
-            self._write_all(marks.display_mark(self._token, origin, content))
+            self._write_all(marks.display_mark(self._token, origin, shown))
 
     def _write_all(self, data: bytes) -> None:
         try:

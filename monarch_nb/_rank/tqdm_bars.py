@@ -15,6 +15,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._protocol.shown import Bar, Shown
 from monarch_nb._transport.context import current_origin
 
 if TYPE_CHECKING:
@@ -77,14 +78,7 @@ def _patch_bars(bars: Any, pipe: OutputPipe) -> None:
         return getattr(bar.fp, "_wrapped", bar.fp) in pipe.streams.values()
 
     def send(bar: Any, text: str) -> None:
-        content = {
-            "data": {},
-            "metadata": {},
-            "display_id": None,
-            "update": False,
-            "bar": {"key": f"{id(bar):x}", "text": text},
-        }
-        pipe.display(current_origin(), content)
+        pipe.display(current_origin(), Shown(bar=Bar(f"{id(bar):x}", text)))
 
     def display_bar(bar: Any, msg: str | None = None, pos: int | None = None) -> Any:
         last = getattr(bar, "_last_shown", None)

@@ -10,9 +10,13 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
+ChromeTrace = dict[str, Any]
+"""What torch writes: a JSON file of Chrome's tracing."""
+ChromeEvent = dict[str, Any]
+"""One of its `traceEvents`."""
 _PIDS_PER_RANK = 1000
 """What calls itself a process in one rank's trace: the process, and each of its GPUs."""
 
@@ -21,7 +25,7 @@ _FLOWS = frozenset("stfbne")
 _NAMES = frozenset({"process_name", "process_labels", "process_sort_index"})
 
 
-def packed(trace: Mapping[str, Any], *, rank: int, host: str, pid: int, base_ns: int) -> bytes:
+def packed(trace: ChromeTrace, *, rank: int, host: str, pid: int, base_ns: int) -> bytes:
     """Return the events of a trace as JSON, one behind the other with commas between, and compressed."""
     text = ",\n".join(
         json.dumps(event, separators=(",", ":")) for event in rewritten(trace, rank, host, pid, base_ns)
@@ -29,9 +33,7 @@ def packed(trace: Mapping[str, Any], *, rank: int, host: str, pid: int, base_ns:
     return zlib.compress(text.encode(), 1)
 
 
-def rewritten(
-    trace: Mapping[str, Any], rank: int, host: str, pid: int, base_ns: int
-) -> Iterator[dict[str, Any]]:
+def rewritten(trace: ChromeTrace, rank: int, host: str, pid: int, base_ns: int) -> Iterator[ChromeEvent]:
     """Yield the events of a trace with times since `base_ns`, process ids of this rank's own, and names that
     say the rank.
 
@@ -60,7 +62,7 @@ def rewritten(
         yield {"ph": "M", "name": "process_sort_index", "pid": new, "tid": 0, "args": {"sort_index": new}}
 
 
-def _moved(event: Mapping[str, Any], pid: int, rank: int, shift_us: float) -> dict[str, Any]:
+def _moved(event: ChromeEvent, pid: int, rank: int, shift_us: float) -> ChromeEvent:
     moved = {**event, "pid": pid}
     if "ts" in event:
         moved["ts"] = round(event["ts"] + shift_us, 3)

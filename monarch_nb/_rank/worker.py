@@ -10,10 +10,14 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from json import dumps as to_json  # a cell may put something else into the module
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from msgspec.structs import replace
+
+from monarch_nb._protocol.cells import CellWork
+from monarch_nb._protocol.profiles import ProfileReport
+from monarch_nb._protocol.shown import CellEnd
 from monarch_nb._protocol.states import CellStatus
 from monarch_nb._protocol.variables import VariableRow
 from monarch_nb._protocol.work import Work, does, works_of
@@ -58,11 +62,11 @@ class CellAnswer(NamedTuple):
     failed: bool
 
 
-def _cell_answer(ended: dict[str, Any], seconds: float) -> CellAnswer:
-    """Return how a cell ended, as the controller takes it: what is in it is plain already."""
-    failed = ended["status"] != CellStatus.OK
-    plain = not failed and ended["value"] is None
-    body = b"" if plain else to_json({**ended, "seconds": seconds}).encode()
+def _cell_answer(end: CellEnd, seconds: float) -> CellAnswer:
+    """Return how a cell ended, as the controller takes it."""
+    failed = end.status != CellStatus.OK
+    plain = not failed and end.value is None
+    body = b"" if plain else replace(end, seconds=seconds).as_json()
     return CellAnswer(wire.CELL_SECONDS.pack(seconds) + body, failed)
 
 
@@ -316,31 +320,32 @@ class Worker:
             if self._shell is None:
                 self._make_shell()
                 start = time.perf_counter()  # that wasn't the cell's time
-            ended = self._run_cell(message.origin, self._fields(message))
+            end = self._run_cell(message.origin, Body(self.rank.transport, message).read(CellWork))
         except (
             BaseException
         ) as error:  # an interrupt between two lines of ours, or a shell that can't be made
             self._interruptible = False
             self._mender.restore_builtins()
-            ended = describe_cell_error(error)
-        return _cell_answer(ended, time.perf_counter() - start)
+            end = describe_cell_error(error)
+        return _cell_answer(end, time.perf_counter() - start)
 
-    def _run_cell(self, n: int, fields: dict[str, Any]) -> dict[str, Any]:
+    def _run_cell(self, n: int, work: CellWork) -> CellEnd:
         assert self._shell is not None
         self.rank.pipe.begin_origin(n)
         self._last_value = None
         self._num_hits = 0
-        self._recording = recording = profiling.begin_recording(n, fields.get("profile"), **self._who())
+        host = self.rank.spec["hostname"]
+        self._recording = recording = profiling.begin_recording(n, work.profile, self.rank.rank, host)
         try:
             self._interruptible = True
             if n in self.cancelled:
                 raise KeyboardInterrupt
-            if fields.get("script") is not None:
-                ended = self._shell.run_script(fields["script"], self.rank.transport.me, fields["number"])
+            if work.script is not None:
+                end = self._shell.run_script(work.script, self.rank.transport.me, work.number)
             else:
                 self._write_message(self.rank.reloader.before_cell())
-                ended, self._last_value = self._shell.run(
-                    fields["source"], fields["number"], None if recording is None else recording.end_recording
+                end, self._last_value = self._shell.run(
+                    work.source, work.number, None if recording is None else recording.end_recording
                 )  # the profile is the cell's, not that of printing its value
             self._flush_replaced()
         finally:
@@ -348,9 +353,9 @@ class Worker:
             self.cancelled.discard(n)
             if recording is not None:
                 recording.end_recording()
-        if self._num_hits and ended.get("ename") == "CancelledError":
-            ended["ename"] = "KeyboardInterrupt"  # that's how an event loop is interrupted
-        return ended
+        if self._num_hits and end.ename == "CancelledError":  # that's how an event loop is interrupted
+            return replace(end, ename="KeyboardInterrupt")
+        return end
 
     def _flush_replaced(self) -> None:
         """Flush what the user has put into the place of our streams; say what it raises, once."""
@@ -393,7 +398,7 @@ class Worker:
         return self._last_value
 
     @does(Work.PROFILE)
-    def work_profile(self, message: Message) -> dict[str, Any] | None:
+    def work_profile(self, message: Message) -> ProfileReport | None:
         """Return the profile of a cell; None if there's none: it didn't begin here, or another one has
         followed.
         """
@@ -404,9 +409,6 @@ class Worker:
     def work_environment(self, message: Message) -> dict[str, dict[str, str]]:
         """Return what this rank runs with; see `environment.describe`."""
         return environment.describe(self._fields(message))
-
-    def _who(self) -> dict[str, Any]:
-        return {"rank": self.rank.rank, "host": self.rank.spec["hostname"]}
 
     @does(Work.REMAKE_GROUP)
     def work_remake_group(self, message: Message) -> None:

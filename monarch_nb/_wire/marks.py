@@ -11,9 +11,10 @@ would show nothing.
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from monarch_nb._protocol.shown import Shown
 
 TEXT = "t"  #: what follows is text of this origin and stream
 DISPLAY = "d"  #: a rich display; the argument is base64 of JSON
@@ -36,9 +37,9 @@ def mark(token: str, kind: str, origin: int, argument: str = "") -> bytes:
     return f"\x1b]777;{token};{kind};{origin};{argument}\x07".encode()
 
 
-def display_mark(token: str, origin: int, content: dict[str, Any]) -> bytes:
+def display_mark(token: str, origin: int, shown: Shown) -> bytes:
     """Return the mark of a rich display."""
-    return mark(token, DISPLAY, origin, base64.b64encode(json.dumps(content).encode()).decode())
+    return mark(token, DISPLAY, origin, base64.b64encode(shown.as_json()).decode())
 
 
 class Parser:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.shown import CellEnd, Shown
 from monarch_nb._protocol.states import CellStatus
 from monarch_nb.display.cell_view import CellView
 from monarch_nb.display.errors import ErrorInfo
@@ -27,29 +26,22 @@ class ViewWatcher:
         """A rank has written."""
         self._view.output(rank, stream, text)
 
-    def display(self, rank: int, content: dict[str, Any]) -> None:
+    def display(self, rank: int, shown: Shown) -> None:
         """A rank shows something rich, or takes away what it has shown."""
-        if content.get("clear"):
-            self._view.clear(rank, wait=content["clear"] == "wait")
-            return
-        if content.get("bar"):
-            self._view.bar(rank, content["bar"]["key"], content["bar"]["text"])
-            return
-        self._view.display(
-            rank,
-            content["data"],
-            content["metadata"],
-            display_id=content["display_id"],
-            update=content["update"],
-        )
+        if shown.clear:
+            self._view.clear(rank, wait=shown.clear == "wait")
+        elif shown.bar is not None:
+            self._view.bar(rank, shown.bar.key, shown.bar.text)
+        else:
+            self._view.display(rank, shown.data, shown.metadata, shown.display_id, shown.update)
 
-    def ended(self, rank: int, ended: Mapping[str, Any]) -> None:
+    def ended(self, rank: int, end: CellEnd) -> None:
         """The cell has ended on a rank."""
-        if ended.get("value") is not None:
-            self._view.result(rank, ended["value"])
-        if self._show_errors and ended["status"] in (CellStatus.ERROR, CellStatus.LOST):
-            self._view.error(rank, _error_info(rank, ended))
-        self._view.done(rank, ended.get("seconds", 0.0))
+        if end.value is not None:
+            self._view.result(rank, end.value)
+        if self._show_errors and end.status in (CellStatus.ERROR, CellStatus.LOST):
+            self._view.error(rank, _error_info(rank, end))
+        self._view.done(rank, end.seconds or 0.0)
 
     def ended_well(self, seconds: Mapping[int, float]) -> None:
         """The cell has ended well on ranks, with no value to show."""
@@ -64,7 +56,7 @@ class ViewWatcher:
         self._view.note(text)
 
 
-def _error_info(rank: int, ended: Mapping[str, Any]) -> ErrorInfo:
-    if ended["status"] == CellStatus.LOST:
-        return ErrorInfo(rank, "lost", describe_end(RankExit.of(ended["end"])), "", when=ended["when"])
-    return ErrorInfo(rank, ended["ename"], ended["evalue"], ended["traceback"], when=ended["when"])
+def _error_info(rank: int, end: CellEnd) -> ErrorInfo:
+    if end.end is not None:
+        return ErrorInfo(rank, "lost", describe_end(end.end), "", when=end.when)
+    return ErrorInfo(rank, end.ename, end.evalue, end.traceback, when=end.when)

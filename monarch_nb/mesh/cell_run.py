@@ -15,9 +15,9 @@ from monarch_nb._client.feed import Feed, Watcher
 from monarch_nb._client.interrupts import Interrupts
 from monarch_nb._client.kernel import KernelShutDown
 from monarch_nb._protocol.base import Request
-from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.hang import RankStacks
 from monarch_nb._protocol.journal import Seen
+from monarch_nb._protocol.shown import CellEnd, Shown
 from monarch_nb._protocol.states import CellStatus, EndReason
 from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb._transport.failure import revive
@@ -165,8 +165,8 @@ class _Nobody:
     """Watches nothing."""
 
     def text(self, rank: int, stream: str, text: str) -> None: ...
-    def display(self, rank: int, content: dict[str, Any]) -> None: ...
-    def ended(self, rank: int, ended: Mapping[str, Any]) -> None: ...
+    def display(self, rank: int, shown: Shown) -> None: ...
+    def ended(self, rank: int, end: CellEnd) -> None: ...
     def ended_well(self, seconds: Mapping[int, float]) -> None: ...
     def waits(self, text: str) -> None: ...
     def message(self, text: str) -> None: ...
@@ -200,20 +200,20 @@ class CellRun:
         """A rank has written."""
         self._watcher.text(rank, stream, text)
 
-    def display(self, rank: int, content: dict[str, Any]) -> None:
+    def display(self, rank: int, shown: Shown) -> None:
         """A rank shows something rich."""
-        self._watcher.display(rank, content)
+        self._watcher.display(rank, shown)
 
-    def ended(self, rank: int, ended: Mapping[str, Any]) -> None:
+    def ended(self, rank: int, end: CellEnd) -> None:
         """The cell has ended on a rank."""
         result = self.result
-        if "seconds" in ended:
-            result.seconds[rank] = ended["seconds"]
-        if ended["status"] in (CellStatus.ERROR, CellStatus.LOST):
-            result.failures[rank] = failure_of(rank, ended)
-        elif ended.get("value") is not None:
-            result.bundles[rank] = ended["value"]
-        self._watcher.ended(rank, ended)
+        if end.seconds is not None:
+            result.seconds[rank] = end.seconds
+        if end.status in (CellStatus.ERROR, CellStatus.LOST):
+            result.failures[rank] = failure_of(rank, end)
+        elif end.value is not None:
+            result.bundles[rank] = end.value
+        self._watcher.ended(rank, end)
 
     def ended_well(self, seconds: Mapping[int, float]) -> None:
         """The cell has ended well on ranks, with no value to show."""
@@ -375,19 +375,17 @@ class CellRun:
             session_of(self._mesh).tell(Seen([self._feed.n]))
 
 
-def failure_of(rank: int, ended: Mapping[str, Any]) -> RankFailure:
+def failure_of(rank: int, end: CellEnd) -> RankFailure:
     """Return the failure of a rank from its answer."""
-    if ended["status"] == CellStatus.LOST:
-        end = RankExit.of(ended["end"])
-        return RankFailure((rank,), "lost", describe_end(end), when=ended["when"], end=end.plain())
-    data = ended.get("exception")
+    if end.end is not None:
+        return RankFailure((rank,), "lost", describe_end(end.end), when=end.when, end=end.end.plain())
     return RankFailure(
         ranks=(rank,),
-        type=ended["ename"],
-        message=ended["evalue"],
-        traceback=ended["traceback"],
-        exception=revive(base64.b64decode(data)) if data else None,
-        when=ended["when"],
+        type=end.ename,
+        message=end.evalue,
+        traceback=end.traceback,
+        exception=revive(base64.b64decode(end.exception)) if end.exception else None,
+        when=end.when,
     )
 
 

@@ -180,7 +180,7 @@ class Mesh(ProcMesh):
                 timeout_s=timeout,
                 rerun_of=rerun_of,
                 replay_of=replay_of,
-                profile=None if profile is None else profile.fields(),
+                profile=None if profile is None else profile.options,
                 script=script,
                 always=always,
             )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb._client.feed import Feed, Watcher
 from monarch_nb._protocol.cells import Unwatch, WatchCell, WatchOutput
 from monarch_nb._protocol.journal import GetEntry, GetHistory, GetMissed, JournalSettings, SetJournal
+from monarch_nb._protocol.shown import CellEnd, Shown
 from monarch_nb._protocol.states import CellStatus, EntryKind
 from monarch_nb.actor.handle import placement_of, session_of, transport_of
 from monarch_nb.display.fold import Fold
@@ -363,12 +364,12 @@ class LogLines:
                 if self._pattern.search(line):
                     self._fold.feed(rank, stream, line + "\n")
 
-    def display(self, rank: int, content: dict[str, Any]) -> None:
+    def display(self, rank: int, shown: Shown) -> None:
         """A rank has shown something rich: its text."""
-        if content["data"]:
-            self.text(rank, "stdout", str(content["data"].get("text/plain", "")) + "\n")
+        if shown.data:
+            self.text(rank, "stdout", str(shown.data.get("text/plain", "")) + "\n")
 
-    def ended(self, rank: int, ended: Mapping[str, Any]) -> None:
+    def ended(self, rank: int, end: CellEnd) -> None:
         """How cells end isn't in the logs."""
 
     def ended_well(self, seconds: Mapping[int, float]) -> None:

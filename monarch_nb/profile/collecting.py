@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from monarch_nb._protocol.profiles import ProfileReport
 from monarch_nb._protocol.work import Work
 from monarch_nb._shape import name_ranks
 from monarch_nb.actor.proc_mesh import work_on
@@ -27,21 +28,23 @@ def collect(mesh: Mesh, result: CellResult, request: ProfileRequest) -> Profile:
     stuck = tuple(r for r in request.ranks if r in result.unfinished)
     asked = tuple(r for r in request.ranks if r in living and r not in stuck)
     answers = work_on(mesh.part(asked), Work.PROFILE, result.n, "profile").get().values() if asked else []
-    reports = {rank: answer for rank, answer in zip(asked, answers, strict=True) if answer is not None}
+    reports: dict[int, ProfileReport] = {
+        rank: answer for rank, answer in zip(asked, answers, strict=True) if answer is not None
+    }
     without = tuple(r for r in asked if r not in reports)
     problems = [
         f"no profile of {name_ranks(ranks)}: {why}"
         for ranks, why in ((lost, _LOST), (stuck, _STUCK), (without, _WITHOUT))
         if ranks
     ]
-    traced = {rank: report for rank, report in reports.items() if report["trace"] is not None}
+    traced = {rank: report for rank, report in reports.items() if report.trace is not None}
     file = _write(traced, result.n, request, problems)
     return Profile(
         n=result.n,
         ranks=tuple(reports),
         file=None if file is None else str(file),
-        operators=tuple(fold_operators({rank: report["operators"] for rank, report in traced.items()})),
-        memory={rank: report["memory"] for rank, report in reports.items() if report["memory"]},
+        operators=tuple(fold_operators({rank: report.operators or [] for rank, report in traced.items()})),
+        memory={rank: report.memory for rank, report in reports.items() if report.memory is not None},
         snapshots=_write_snapshots(reports, result.n, request),
         problems=tuple(problems),
         result=result,
@@ -55,7 +58,7 @@ _WITHOUT = "the cell didn't begin there, or another cell with a profile has foll
 
 
 def _write(
-    traced: Mapping[int, Mapping[str, Any]], n: int, request: ProfileRequest, problems: list[str]
+    traced: Mapping[int, ProfileReport], n: int, request: ProfileRequest, problems: list[str]
 ) -> Path | None:
     if not traced:
         return None
@@ -70,12 +73,10 @@ def _write(
     return path
 
 
-def _write_snapshots(
-    reports: Mapping[int, Mapping[str, Any]], n: int, request: ProfileRequest
-) -> dict[int, str]:
+def _write_snapshots(reports: Mapping[int, ProfileReport], n: int, request: ProfileRequest) -> dict[int, str]:
     written = {}
     for rank, report in reports.items():
-        snapshot = (report["memory"] or {}).pop("cuda_snapshot", None)
+        snapshot = None if report.memory is None else report.memory.cuda_snapshot
         if snapshot is not None:
             path = request.path(n, f"memory-rank{rank}", ".pickle")
             path.write_bytes(snapshot)

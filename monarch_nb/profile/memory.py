@@ -5,8 +5,8 @@ allocated.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from monarch_nb._protocol.profiles import MemoryReport
 from monarch_nb._shape import format_ranks
 from monarch_nb.profile.operators import spread
 from monarch_nb.units import size_text
@@ -24,30 +24,31 @@ SIZE_COLUMNS = ("memory", "mean", "min", "max", "rank of max")
 LINE_COLUMNS = ("held by", "ranks", "size", "objects")
 
 
-def size_rows(reports: Mapping[int, Mapping[str, Any]]) -> list[tuple[str, ...]]:
+def size_rows(reports: Mapping[int, MemoryReport]) -> list[tuple[str, ...]]:
     """Return how much each kind of memory has changed over the cell, and its peak above what it was
     before.
     """
     rows = []
     for name, key in SIZES.items():
-        figures = {rank: float(report[key]) for rank, report in reports.items() if report[key] is not None}
+        found = {rank: getattr(report, key) for rank, report in reports.items()}
+        figures = {rank: float(size) for rank, size in found.items() if size is not None}
         if figures:
-            found = spread(figures)
-            rows.append((name, *map(change_text, (found.mean, found.least, found.most)), str(found.rank)))
+            all_ = spread(figures)
+            rows.append((name, *map(change_text, (all_.mean, all_.least, all_.most)), str(all_.rank)))
     return rows
 
 
-def line_rows(reports: Mapping[int, Mapping[str, Any]], num_top: int) -> list[tuple[str, ...]]:
+def line_rows(reports: Mapping[int, MemoryReport], num_top: int) -> list[tuple[str, ...]]:
     """Return which lines hold the most of what the cell has allocated in Python; one row per line, with the
     mean over its ranks.
 
-    >>> report = {"lines": [("In [3] line 1", 2_000_000, 5)]}
+    >>> report = MemoryReport(0, 0, None, 0, 0, lines=(("In [3] line 1", 2_000_000, 5),))
     >>> line_rows({0: report, 1: report}, 10)
     [('In [3] line 1', '[0-1]', '1.907 MiB', '5')]
     """
     found: dict[str, list[tuple[int, int, int]]] = {}
     for rank, report in sorted(reports.items()):
-        for place, size, num in report["lines"]:
+        for place, size, num in report.lines:
             found.setdefault(place, []).append((rank, size, num))
     means = {place: _mean([size for _, size, _ in each]) for place, each in found.items()}
     top = sorted(found, key=lambda place: (-means[place], place))[:num_top]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from monarch_nb._protocol.profiles import MemoryReport
 from monarch_nb._shape import format_ranks
 from monarch_nb.display.table import html_table, text_table
 from monarch_nb.display.template import joined, render
@@ -47,7 +48,7 @@ class Profile:
     ranks: tuple[int, ...]
     file: str | None
     operators: tuple[Operator, ...]
-    memory: Mapping[int, Mapping[str, Any]]
+    memory: Mapping[int, MemoryReport]
     snapshots: Mapping[int, str]
     problems: tuple[str, ...]
     result: CellResult

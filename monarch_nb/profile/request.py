@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from monarch_nb._protocol.profiles import ProfileOptions
 from monarch_nb._shape import format_ranks
 from monarch_nb.exceptions import MeshUsageError
 
@@ -38,12 +38,10 @@ class ProfileRequest:
     num_top: int = 20
     base_ns: int = field(default_factory=time.time_ns)
 
-    def fields(self) -> dict[str, Any]:
-        """Return what the ranks are told."""
-        return {
-            "ranks": list(self.ranks), "trace": self.trace, "memory": self.memory, "shapes": self.shapes,
-            "stacks": self.stacks, "base_ns": self.base_ns,
-        }  # fmt: skip
+    @property
+    def options(self) -> ProfileOptions:
+        """What the ranks are told."""
+        return ProfileOptions(self.ranks, self.trace, self.memory, self.shapes, self.stacks, self.base_ns)
 
     def path(self, n: int, kind: str = "profile", suffix: str = ".json.gz") -> Path:
         """Return where a file about cell `n` goes."""

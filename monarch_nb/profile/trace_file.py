@@ -10,12 +10,14 @@ import os
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, cast
+
+from monarch_nb._protocol.profiles import ProfileReport
 
 _LEVEL = 5
 
 
-def write_trace(path: Path, reports: Mapping[int, Mapping[str, Any]], *, base_ns: int, about: str) -> None:
+def write_trace(path: Path, reports: Mapping[int, ProfileReport], *, base_ns: int, about: str) -> None:
     """Write the traces of ranks into one file; compressed, if its name ends in .gz. Not there before it's
     whole.
     """
@@ -35,17 +37,16 @@ def _opened(path: Path, *, is_compressed: bool) -> IO[bytes]:
     )
 
 
-def pieces(reports: Mapping[int, Mapping[str, Any]], base_ns: int, about: str) -> Iterator[bytes]:
+def pieces(reports: Mapping[int, ProfileReport], base_ns: int, about: str) -> Iterator[bytes]:
     """Yield the file's content.
 
     >>> part = zlib.compress(b'{"ph":"X","name":"aten::mm"}')
-    >>> text = b"".join(pieces({0: {"trace": part, "host": "h", "pid": 7}, 1: {"trace": part, "host": "h", "pid": 8}}, 5, "cell #1"))
+    >>> text = b"".join(pieces({rank: ProfileReport("h", 7 + rank, part) for rank in (0, 1)}, 5, "cell #1"))
     >>> len(json.loads(text)["traceEvents"])
     2
-    """  # noqa: E501
+    """
     ranks = [
-        {"rank": rank, "host": report["host"], "pid": report["pid"]}
-        for rank, report in sorted(reports.items())
+        {"rank": rank, "host": report.host, "pid": report.pid} for rank, report in sorted(reports.items())
     ]
     head = {
         "schemaVersion": 1,
@@ -57,7 +58,7 @@ def pieces(reports: Mapping[int, Mapping[str, Any]], base_ns: int, about: str) -
     yield json.dumps(head).encode().removesuffix(b"}") + b', "traceEvents": [\n'
     is_first = True
     for _, report in sorted(reports.items()):
-        events = zlib.decompress(report["trace"])
+        events = zlib.decompress(report.trace or b"")
         if events:
             yield events if is_first else b",\n" + events
             is_first = False

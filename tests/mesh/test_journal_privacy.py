@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 from own_meshes import own_mesh
@@ -15,6 +14,7 @@ from monarch_nb._client import launch
 from monarch_nb._journal.retention import keep_s, set_keep_s
 from monarch_nb._journal.secrets import mask
 from monarch_nb._protocol.programs import SettleOutput
+from monarch_nb._protocol.shown import CellEnd, Shown
 from monarch_nb.commands.parser import Namespace
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.magics import settings
@@ -38,8 +38,8 @@ class Seen:
     def text(self, rank: int, stream: str, text: str) -> None:
         self.shown += text
 
-    def display(self, rank: int, content: dict[str, Any]) -> None: ...
-    def ended(self, rank: int, ended: Mapping[str, Any]) -> None: ...
+    def display(self, rank: int, shown: Shown) -> None: ...
+    def ended(self, rank: int, end: CellEnd) -> None: ...
     def ended_well(self, seconds: Mapping[int, float]) -> None: ...
 
     def message(self, text: str) -> None:

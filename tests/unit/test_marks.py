@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from itertools import groupby
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from monarch_nb._protocol.shown import Shown
 from monarch_nb._wire import marks
 from monarch_nb._wire.marks import DISPLAY, TEXT, Parser, Piece, display_mark, mark
 
@@ -27,7 +27,7 @@ def stream_of(parts: list[tuple[str, bytes, int]]) -> bytes:
         elif kind == "switch":
             data += mark(TOKEN, TEXT, number, "stderr" if number % 2 else "stdout")
         else:
-            data += display_mark(TOKEN, number, {"n": number})
+            data += display_mark(TOKEN, number, Shown({"n": number}))
     return data
 
 
@@ -52,12 +52,12 @@ def test_cuts_do_not_matter(parts: list[tuple[str, bytes, int]], cuts: list[int]
 
 
 def test_pieces_have_origin_and_stream() -> None:
-    data = b"a" + mark(TOKEN, TEXT, 5, "stderr") + b"b" + display_mark(TOKEN, 6, {"x": 1})
+    data = b"a" + mark(TOKEN, TEXT, 5, "stderr") + b"b" + display_mark(TOKEN, 6, Shown({"x": 1}))
     pieces = list(Parser(TOKEN, "stdout").feed(data))
     assert pieces[:2] == [
         Piece(TEXT, 0, "stdout", b"a"), Piece(TEXT, 5, "stderr", b"b"),
     ]  # fmt: skip
-    assert (pieces[2].kind, pieces[2].origin, json.loads(pieces[2].data)) == (DISPLAY, 6, {"x": 1})
+    assert (pieces[2].kind, pieces[2].origin, Shown.of_json(pieces[2].data)) == (DISPLAY, 6, Shown({"x": 1}))
 
 
 def test_a_garbled_display_is_said() -> None:

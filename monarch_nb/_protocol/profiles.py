@@ -1,0 +1,72 @@
+"""Profiles of cells: what is asked of ranks, and what each has recorded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from monarch_nb._protocol.base import Record
+
+
+class ProfileOptions(Record, frozen=True):
+    """What ranks record of a cell.
+
+    Attributes:
+        ranks: those that record.
+        trace: torch.profiler around the cell.
+        memory: sizes before and after, and who has allocated.
+        shapes: whether the trace has the shapes of operators' inputs.
+        stacks: whether it has Python's stacks.
+        base_ns: the moment from which all ranks count, in Unix time.
+    """
+
+    ranks: tuple[int, ...]
+    trace: bool
+    memory: bool
+    shapes: bool
+    stacks: bool
+    base_ns: int
+
+
+class MemoryReport(Record, frozen=True):
+    """How a cell has changed the memory of a rank; a size that isn't known is None.
+
+    Attributes:
+        resident_bytes, proportional_bytes: how much these sizes of the process have grown.
+        peak_bytes: the largest resident size, above what it was before.
+        python_bytes, python_peak_bytes: of Python's own allocations.
+        lines: what Python has allocated and still holds: place, bytes and number, most first.
+        cuda_bytes, cuda_peak_bytes: of tensors on the GPU.
+        cuda_snapshot: for pytorch.org/memory_viz; nobody here reads it.
+    """
+
+    resident_bytes: int
+    proportional_bytes: int
+    peak_bytes: int | None
+    python_bytes: int
+    python_peak_bytes: int
+    lines: tuple[tuple[str, int, int], ...]
+    cuda_bytes: int | None = None
+    cuda_peak_bytes: int | None = None
+    cuda_snapshot: bytes | None = None
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a field by its name: `profile.memory[0]["resident_bytes"]`."""
+        if name not in self.__struct_fields__:
+            raise KeyError(name)
+        return getattr(self, name)
+
+
+class ProfileReport(Record, frozen=True):
+    """What a rank has recorded of a cell; None: that wasn't asked for.
+
+    Attributes:
+        host, pid: of the rank's process.
+        trace: events of the trace, as JSON, compressed by zlib.
+        operators: name, calls, own CPU time and own time on the GPU in microseconds, of each.
+    """
+
+    host: str
+    pid: int
+    trace: bytes | None = None
+    operators: list[tuple[str, int, float, float]] | None = None
+    memory: MemoryReport | None = None

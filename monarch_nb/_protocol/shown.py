@@ -1,0 +1,89 @@
+"""What ranks show, and how a cell has ended on one of them, as the journal keeps it: JSON that the rank has
+made.
+"""
+
+from __future__ import annotations
+
+from json import dumps as to_json  # by name: a cell may put something else into the modules
+from json import loads as from_json
+from typing import Self
+
+import msgspec
+from msgspec import convert, to_builtins
+
+from monarch_nb._protocol.base import Plain
+from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.states import CellStatus
+
+MimeBundle = dict[str, Plain]
+"""Data by MIME type, as Jupyter has it. What is in it is the user's, and may hold NaN: `msgspec.json` has
+none, so that `json` writes it.
+"""
+
+
+class _Kept(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Something that the journal keeps as JSON; fields of later versions are passed over."""
+
+    def as_json(self) -> bytes:
+        """Return it as the journal has it."""
+        return to_json(to_builtins(self)).encode()
+
+    @classmethod
+    def of_json(cls, data: bytes | memoryview) -> Self:
+        """Read what `as_json` has returned.
+
+        Raises:
+            ValueError: if it's something else.
+        """
+        return convert(from_json(bytes(data)), cls)
+
+
+class Bar(msgspec.Struct, frozen=True):
+    """How a progress bar looks now; an empty text: it has gone. `key` is the same as long as it lives."""
+
+    key: str
+    text: str
+
+
+class Shown(_Kept, frozen=True, omit_defaults=True):
+    """What a rank shows between its lines: something rich, a progress bar, or that what was shown is cleared.
+
+    Attributes:
+        display_id: under which it's updated later; None: never.
+        update: whether it takes the place of what was shown under that id.
+        clear: "now", or "wait" until something new is shown; empty: nothing is cleared.
+
+    Example:
+        >>> Shown.of_json(Shown({"text/plain": "42"}).as_json()).data
+        {'text/plain': '42'}
+    """
+
+    data: MimeBundle = {}
+    metadata: MimeBundle = {}
+    display_id: str | None = None
+    update: bool = False
+    clear: str = ""
+    bar: Bar | None = None
+
+
+class CellEnd(_Kept, frozen=True, omit_defaults=True):
+    """How a cell has ended on a rank.
+
+    Attributes:
+        value: of the last expression; None: it has none.
+        ename, evalue, traceback: of the error that was raised.
+        exception: the error itself, pickled and in base64, if it can travel and isn't large.
+        when: the error was raised, or the rank was lost: seconds since the epoch.
+        seconds: the cell's run time; None: unknown.
+        end: how the rank's process has ended, if it's lost.
+    """
+
+    status: CellStatus
+    value: MimeBundle | None = None
+    ename: str = ""
+    evalue: str = ""
+    traceback: str = ""
+    exception: str | None = None
+    when: float = 0.0
+    seconds: float | None = None
+    end: RankExit | None = None
