@@ -84,6 +84,7 @@ class HostAgent(HostProcess):
             self.hostname, os.getpid(), machine_id(), len(os.sched_getaffinity(0)), len(visible_gpus())
         )
         self.event(address.CONTROLLER, joined)
+        self._is_told = False
         self._watch_launcher(config.get("launcher_pid"))
         self.loop.call_later(BEAT_S, self._beats)
 
@@ -194,7 +195,10 @@ class HostAgent(HostProcess):
     # --- the end
 
     def preempted(self) -> None:
-        self.event(address.CONTROLLER, HostPreempted())
+        if self._is_told:  # a scheduler tells all processes of a job, and then our launcher tells us again
+            return
+        self._is_told = True
+        self.event(address.CONTROLLER, HostPreempted(self.config.get("job", "")))
         self.loop.call_later(self.config.get("preempt_s", PREEMPT_S), self.shut_down)
 
     def shut_down(self) -> None:

@@ -293,6 +293,8 @@ class CheckpointService:
     @handles(HostPreempted)
     def on_preempted(self, event: HostPreempted, sender: Sender) -> None:
         """Another host is: it leaves when what its ranks hold has been saved."""
+        host = self._controller.registry.hosts[address.host_of(sender.proc)]
+        host.taken = event.described(host.hostname)
         theirs = {p.proc for p in self._controller.registry.alive_on(address.host_of(sender.proc))}
         self.save_then(theirs, lambda: self._controller.event(sender.proc, Leave()))
 

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 Done = Callable[[Report], None]
 
 START_S = 60.0
+TAKEN_S = 60.0
+"""How long a heal waits for hosts that are being taken away."""
 CONSTRUCT_S = 120.0
 _ABORT_S = 2.0
 _ASK_S = 5.0
@@ -243,6 +245,7 @@ class Healing:
     def _heal(self, request: Heal) -> Workflow[Report]:
         controller, group, asked, report = self._controller, request.group, request.procs, Report()
         began = time.monotonic()
+        yield partial(self._when_taken, group)
         members = {
             p.proc: p
             for p in controller.registry.procs.values()
@@ -271,6 +274,20 @@ class Healing:
         self._tell_all(group, report)
         report.seconds = time.monotonic() - began
         return report
+
+    def _when_taken(self, group: str, go_on: Callable[[Any], None]) -> None:
+        """Wait for hosts that are being taken away: their ranks save what they hold, and then are lost."""
+        registry, limit = self._controller.registry, time.monotonic() + TAKEN_S
+
+        def look() -> None:
+            taken = {h.index for h in registry.hosts.values() if h.taken}
+            leaving = [p for p in registry.alive() if p.group == group and address.host_of(p.proc) in taken]
+            if leaving and time.monotonic() < limit:
+                self._controller.loop.call_later(0.05, look)
+            else:
+                go_on(None)
+
+        look()
 
     def _restart(self, hanging: list[Proc], report: Report) -> Workflow[None]:
         if not hanging:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from monarch_nb._host import capacity
 from monarch_nb._host.link import HostLink
-from monarch_nb._host.process import LOST_AFTER_S
 from monarch_nb._host.registry import Host
 from monarch_nb._host.request import RequestError
 from monarch_nb._protocol.base import Event, Request, encode
@@ -236,7 +235,7 @@ class HostService:
                     host.hostname,
                     entry.pid,
                     stopped=host.state == HostState.STOPPED,
-                    reason=f"host {host.hostname} has not been heard of for {LOST_AFTER_S:g} s",
+                    reason=f"is lost: host {host.hostname} {host.why_lost or 'has left'}",
                 )
             )
 

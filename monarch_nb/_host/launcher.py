@@ -271,6 +271,7 @@ def _start(place: Place, *, detach: bool) -> subprocess.Popen[bytes]:
         "sys_path": [os.path.abspath(p) for p in sys.path if p],
         "log": os.environ.get("MONARCH_NB_HOST_LOG"),
         "launcher_pid": None if detach else os.getpid(),
+        "job": _job(os.environ),
     }
     process = start_host_process(config, host_environment(os.environ), subprocess.PIPE)
     assert process.stdout is not None and process.stderr is not None
@@ -280,6 +281,16 @@ def _start(place: Place, *, detach: bool) -> subprocess.Popen[bytes]:
     process.stdout.close()
     process.stderr.close()
     return process
+
+
+def _job(environment: Mapping[str, str]) -> str:
+    """Return what has given this host.
+
+    >>> _job({"SLURM_JOB_ID": "7"})
+    'slurm job 7'
+    """
+    number = environment.get("SLURM_JOB_ID", "")
+    return f"slurm job {number}" if number else ""
 
 
 def host_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from monarch_nb._host.controller import ControllerProcess
 
 _BIG_BYTES = 1 << 16
+BACK_S = BEAT_S + 0.2
+"""How long a host whose connection has ended may take to be heard of by another one: it beats meanwhile."""
+STILL_READ_S = 0.15
 _IDENTITY = re.compile(rb"h(\d{1,9})\.(\d{1,9})\.[0-9a-f]+")
 
 
@@ -74,6 +77,10 @@ class HostLink:
         self._keys: KeyPair | None = None
         self._endpoints: dict[str, str] = {}
         self._identities: dict[int, bytes] = {}
+        self._connections: dict[int, int] = {}
+        """The host that spoke last by a connection, by descriptor."""
+        self._heard: dict[int, float] = {}
+        """When a host has spoken last, by the loop's clock."""
         self.num_refused = 0
         """Messages of hosts that spoke as another one."""
         self._directories: list[str] = []
@@ -146,7 +153,7 @@ class HostLink:
         link.setsockopt(zmq.RCVHWM, 0)
         link.setsockopt(zmq.LINGER, 500)
         link.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        self._strangers = Strangers(controller.context, link)
+        self._strangers = Strangers(controller.context, link, self._connection_ended)
         controller.loop.watch_socket(self._strangers.monitor, self._strangers.read_event)
         link.curve_server = True
         link.curve_secretkey, link.curve_publickey = self._keys.secret.encode(), self._keys.public.encode()
@@ -175,7 +182,28 @@ class HostLink:
             self._refuse(frames[0], index)
             return
         self._identities[index] = identity
+        self._connections[int(frames[0].get(zmq.SRCFD))] = index
+        self._heard[index] = self._controller.loop.clock()
         self._controller.receive_remote(parts)
+
+    def _connection_ended(self, fd: int) -> None:
+        """A host that only lost its connection is back at once, and beats by the new one; one whose process
+        has ended isn't. What it had sent before may still be read.
+        """
+        index = self._connections.pop(fd, None)
+        host = None if index is None else self._controller.registry.hosts.get(index)
+        if host is None or host.state != HostState.UP:
+            return
+        generation, since = host.generation, self._controller.loop.clock() + STILL_READ_S
+
+        def judge() -> None:
+            if (host.state, host.generation) != (HostState.UP, generation):
+                return
+            if self._heard.get(host.index, 0.0) <= since:
+                host.state, host.why_lost = HostState.LOST, "is gone: its connection has ended"
+                self._on_lost(host)
+
+        self._controller.loop.call_later(BACK_S, judge)
 
     def _refuse(self, frame: zmq.Frame, index: int) -> None:
         """A host that has a key speaks as another one: its words count for nothing, and the log has it."""
@@ -255,7 +283,7 @@ class HostLink:
                 self._on_lost(host)  # ranks of it whose end wasn't heard
         for host in self.remote_hosts():
             if now - host.last_beat > LOST_AFTER_S:
-                host.state = HostState.LOST
+                host.state, host.why_lost = HostState.LOST, f"has not been heard of for {LOST_AFTER_S:g} s"
                 self._on_lost(host)
             else:
                 self._controller.event(address.host_proc(host.index), Beat())
@@ -273,7 +301,7 @@ class HostLink:
                 "--spares, or anew"
             )
         host.generation += 1
-        host.state, host.backlog = HostState.EXPECTED, []
+        host.state, host.backlog, host.taken = HostState.EXPECTED, [], ""
         ticket = self.ticket(host, (spare or host).endpoint)  # the way by which it can reach us
         if spare is None:
             self.start(ticket, host.env)

@@ -13,6 +13,7 @@ import socket as sockets
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from types import FrameType
 from typing import Any
 
 import zmq
@@ -96,8 +97,14 @@ class HostProcess:
         self._pull.bind(address.endpoint(self.directory, self.me))
         self.loop.watch_socket(self._pull, self._take_local)
         for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, lambda _number, _frame: self.loop.call_soon_threadsafe(self.preempted))
+            signal.signal(number, self._on_signal)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        """This machine is about to be taken away. Ranks, which may be told as well, see the file."""
+        with suppress(OSError):
+            os.close(os.open(address.told_path(self.directory), os.O_CREAT | os.O_WRONLY, 0o600))
+        self.loop.call_soon_threadsafe(self.preempted)
 
     # --- sending
 
@@ -253,7 +260,12 @@ class HostProcess:
     @handles(StartRanks)
     def do_start_ranks(self, request: StartRanks, sender: Sender) -> None:
         """Start ranks here. Asked by the controller."""
-        own = {"directory": self.directory, "hostname": self.hostname, "gpus": visible_gpus()}
+        own = {
+            "directory": self.directory,
+            "hostname": self.hostname,
+            "gpus": visible_gpus(),
+            "launched": bool(self.config.get("launcher_pid")),
+        }
         self.supervisor.start([asdict(place) for place in request.ranks], request.spec | own, request.method)
 
     @handles(StopRanks)

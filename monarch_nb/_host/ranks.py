@@ -229,6 +229,9 @@ class RankService:
         entry, group = controller.registry.procs.get(proc), controller.registry.groups.get(end.group)
         if entry is not None:
             end = replace(end, rank=entry.rank)  # it may have got another number since it started
+            taken = controller.registry.hosts[address.host_of(proc)].taken
+            if taken and entry.state != ProcState.STOPPING:
+                end = replace(end, stopped=False, reason=taken)
         return replace(
             end,
             point=_point(end, group),

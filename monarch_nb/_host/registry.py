@@ -43,6 +43,10 @@ class Host:
     endpoint: str = ""
     env: dict[str, str] = field(default_factory=dict)
     """Environment variables for another process in this place, if the controller starts it."""
+    why_lost: str = ""
+    """What is said of it once it's lost, after its name."""
+    taken: str = ""
+    """Why it's being taken away, if it was told to end: what becomes of its ranks is a loss, then."""
     elsewhere: tuple[tuple[str, str], ...] = ()
     """Folders of the notebook's, and where they lie on this machine."""
 

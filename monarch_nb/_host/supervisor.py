@@ -30,6 +30,7 @@ from monarch_nb._host.zygote_switch import ZygoteSwitch
 from monarch_nb._protocol.environment import RankEnvironment
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.states import ProcState
+from monarch_nb._wire import address
 from monarch_nb._wire.process import count_oom_kills, set_process_name
 
 STOP_GRACE_S = 3.0
@@ -203,6 +204,8 @@ class Supervisor:
             own["token"] = secrets.token_hex(4)
             rank = self.ranks[own["proc"]] = Rank(own["proc"], own["rank"], spec["group"], own["token"])
             rank.gpu = _gpu_of(own, spec)
+            with suppress(OSError):  # of the one that was at this place before
+                os.unlink(address.stop_path(self._directory, rank.proc))
         if method == "spawn" or spec.get("commands") or (spec.get("python") or python) != python:
             for own in ranks:
                 self._spawn(own, spec)
@@ -373,6 +376,8 @@ class Supervisor:
         ]
         for rank in leaving:
             rank.state = ProcState.STOPPING
+            with suppress(OSError):
+                os.close(os.open(address.stop_path(self._directory, rank.proc), os.O_CREAT, 0o600))
             self._signal(rank, signal.SIGTERM if grace_s > 0 else signal.SIGKILL)
         if grace_s > 0:
             self._loop.call_later(grace_s, lambda: self._kill(leaving))

@@ -99,7 +99,22 @@ class HostLeft(Event, frozen=True):
 
 
 class HostPreempted(Event, frozen=True):
-    """A machine is about to be taken away."""
+    """A machine is about to be taken away.
+
+    Attributes:
+        job: what has given it: `slurm job 4711`; empty if that isn't known.
+    """
+
+    job: str = ""
+
+    def described(self, host: str) -> str:
+        """Return what is said of ranks that end because of it.
+
+        >>> HostPreempted("slurm job 7").described("n1")
+        "was ended with slurm job 7, which was cancelled or whose time is up: host n1 was told to end"
+        """
+        of_job = f" with {self.job}, which was cancelled or whose time is up" if self.job else ""
+        return f"was ended{of_job}: host {host} was told to end"
 
 
 class ResourcesSeen(Event, frozen=True):

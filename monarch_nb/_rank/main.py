@@ -38,6 +38,7 @@ from monarch_nb._wire.dump import DumpFile
 from monarch_nb._wire.mesh_address import MeshAddress
 
 _PR_SET_NAME = 15
+_TOLD_S = 0.5
 _PR_SET_PDEATHSIG = 1
 _ADOPTION_S = 5.0
 GUEST_LINGER_MS = 500
@@ -157,10 +158,27 @@ def run_rank(spec: dict[str, Any], host_pid: int) -> None:
 
 def _on_terminate(rank: Rank, number: int, frame: FrameType | None) -> None:
     """Leave. Once: a scheduler tells all processes of a job, and then our host process tells us again."""
-    if rank.worker.inbox.closed:
+    if rank.worker.inbox.closed or _is_for_host(rank.spec):
         return
     rank.worker.inbox.closed = True  # IPython swallows a SystemExit inside a cell
     raise SystemExit(0)
+
+
+def _is_for_host(spec: dict[str, Any]) -> bool:
+    """Say whether a SIGTERM is one that our host process gets as well, from what has started it there: then
+    it has things saved, and tells us when to leave. Who is told first isn't settled, so this waits a little.
+    """
+    if not spec.get("launched"):
+        return False
+    told, stop = address.told_path(spec["directory"]), address.stop_path(spec["directory"], spec["proc"])
+    limit = time.monotonic() + _TOLD_S
+    while not os.path.exists(stop):
+        if os.path.exists(told):
+            return True
+        if time.monotonic() > limit:
+            return False
+        time.sleep(0.01)
+    return False
 
 
 def _tie_to_host(host_pid: int) -> None:

@@ -62,6 +62,16 @@ def dump_path(directory: str, proc: int) -> str:
     return f"{directory}/d{local_of(proc):x}"
 
 
+def told_path(directory: str) -> str:
+    """Return the path of the file that is there once the host process was told to end."""
+    return f"{directory}/told"
+
+
+def stop_path(directory: str, proc: int) -> str:
+    """Return the path of the file that is there once the host process has told the rank `proc` to end."""
+    return f"{directory}/x{local_of(proc):x}"
+
+
 def endpoint(directory: str, proc: int) -> str:
     """Return the ZeroMQ endpoint that `proc` binds on its machine."""
     return "ipc://" + socket_path(directory, proc)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket as sockets
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -28,12 +29,20 @@ class Strangers:
     """Watches the connections of a socket that listens. Make it before the socket binds; owned by the thread
     that uses the socket.
 
+    Args:
+        on_gone: told the descriptor of each connection that has ended.
+
     Attributes:
         monitor: call `read_event` whenever it's readable.
     """
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes]) -> None:
-        self._socket = socket
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        socket: zmq.Socket[bytes],
+        on_gone: Callable[[int], None] = lambda _fd: None,
+    ) -> None:
+        self._socket, self._on_gone = socket, on_gone
         self._waiting: dict[int, Peer] = {}
         """By descriptor, in the order in which they came."""
         socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES)
@@ -50,6 +59,7 @@ class Strangers:
         fd = int(event["value"])
         if event["event"] == zmq.EVENT_DISCONNECTED:
             self._waiting.pop(fd, None)
+            self._on_gone(fd)
             return
         peer = _peer(fd)
         if peer is not None:

@@ -80,7 +80,9 @@ def lost_by_restart(mesh: Mesh, arguments: Namespace) -> str:
 
 def heal(mesh: Mesh, arguments: Namespace) -> HealReport:
     """Put back what a mesh has lost."""
-    return mesh.heal(replay=arguments.replay)
+    from monarch_nb.commands.clusters import healed
+
+    return healed(mesh, arguments)
 
 
 def resize(mesh: Mesh, arguments: Namespace) -> HealReport:

@@ -112,6 +112,12 @@ def grown(mesh: Mesh, arguments: Namespace) -> HealReport:
         )
 
 
+def healed(mesh: Mesh, arguments: Namespace) -> HealReport:
+    """Put back what a mesh has lost; show meanwhile how hosts come that its engine is asked for."""
+    with WaitingLine() as line:
+        return growing.heal(mesh, replay=arguments.replay, on_wait=line.show)
+
+
 def shrunk(mesh: Mesh, arguments: Namespace) -> HealReport:
     """Have a mesh do with fewer hosts or ranks, or go on without what is lost."""
     return growing.shrink(mesh, arguments.num or 0, dim=arguments.dim or "", hosts=arguments.hosts or ())

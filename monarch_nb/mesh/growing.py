@@ -16,7 +16,7 @@ from monarch_nb.actor.handle import session_of
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.job import allocation as records
 from monarch_nb.job.allocation import Allocation
-from monarch_nb.job.engines import Engine, EngineError, engine_of
+from monarch_nb.job.engines import Engine, EngineError, State, engine_of
 from monarch_nb.job.joining import Wait, reserve
 from monarch_nb.job.spec import HostRange
 from monarch_nb.mesh import on_engine
@@ -206,8 +206,7 @@ def _without(mesh: Mesh, asked: Allocation, left: Sequence[on_engine.HostRow], s
         else:
             engine.end(each)
             said.append(f"{each.described()} was given back")
-    first, *others = kept or asked.requests
-    return replace(first, plan=asked.plan, is_up=asked.is_up, added=tuple(others))
+    return _of_requests(asked, kept)
 
 
 def _smaller(engine: Engine, asked: Allocation, names: Sequence[str], said: list[str]) -> Allocation:
@@ -217,6 +216,52 @@ def _smaller(engine: Engine, asked: Allocation, names: Sequence[str], said: list
     except EngineError as error:
         said.append(str(error))
         return asked
+
+
+# --- what was lost
+
+
+def heal(
+    mesh: Mesh, *, replay: bool = False, on_wait: Callable[[str], None] = lambda _text: None
+) -> HealReport:
+    """Put back what a mesh has lost, as `Mesh.heal` does; if that's hosts of an engine, and too few spares
+    wait, the engine is asked for others first.
+
+    Raises:
+        EngineError: if the engine has no more.
+        MeshStartError: naming the hosts that haven't come, and why.
+        HealError: if something could not be put back.
+    """
+    asked = records.read_record(mesh.name)
+    if asked is not None:
+        _replace_lost(mesh, asked, on_wait)
+    return mesh.heal(replay=replay)
+
+
+def _replace_lost(mesh: Mesh, asked: Allocation, on_wait: Callable[[str], None]) -> None:
+    rows = on_engine.host_rows(mesh)
+    lost = [r for r in rows if r.index and r.ranks != on_engine.NO_RANKS and r.state != HostState.UP]
+    spares = [r for r in rows if r.index and r.ranks == on_engine.NO_RANKS and r.state == HostState.UP]
+    num = len(lost) - len(spares)
+    if num > 0:
+        gone = [r.name for r in rows if r.index and r.state != HostState.UP]
+        _edit(mesh.name, lambda found: _without_lost(found, gone))
+        _more_hosts(mesh, records.read_record(mesh.name) or asked, num, (), None, on_wait)
+        _edit(mesh.name, lambda found: _of_requests(found, [r for r in found.requests if r.id or r.parts]))
+
+
+def _without_lost(asked: Allocation, names: Sequence[str]) -> Allocation:
+    """Return what is left of a mesh's requests when some have ended, and others have lost hosts."""
+    engine = engine_of(asked.spec)
+    left = [r for r in asked.requests if engine.look(r).state not in (State.ENDED, State.LEAVING)]
+    kept = [replace(r, parts=tuple(p for p in r.parts if p.split()[0] not in names)) for r in left]
+    return _of_requests(asked, kept or [replace(asked, id="", parts=(), added=())])
+
+
+def _of_requests(asked: Allocation, requests: Sequence[Allocation]) -> Allocation:
+    """Return a mesh's record with other requests."""
+    first, *others = requests or asked.requests
+    return replace(first, plan=asked.plan, is_up=asked.is_up, added=tuple(others))
 
 
 # --- the record

@@ -125,6 +125,26 @@ def test_a_spare_takes_the_place_of_a_lost_node(lab: Cluster) -> None:
         on_engine.cancel("safe")
 
 
+def test_a_cancelled_job_is_named_and_heal_asks_for_another(lab: Cluster) -> None:
+    mesh = start("again", "two", Plan((("procs", 2),)))
+    try:
+        before = record("again").id
+        waiting = mesh.execute(signal.pause)
+        lab.command("scancel", before)
+        with pytest.raises(MeshError, match=rf"slurm job {before}, which was cancelled or whose time is up"):
+            waiting.get(T)
+        report = growing.heal(mesh)
+        assert report.ranks == (0, 1, 2, 3) and len(report.hosts) == 2, report
+        found = set(mesh.execute(job).get(T).values())
+        assert {r.id for r in record("again").requests if r.id} == found and before not in found
+    finally:
+        on_engine.cancel("again")
+
+
+def job() -> str:
+    return os.environ["SLURM_JOB_ID"]
+
+
 def _is_whole(mesh: Mesh) -> bool:
     try:
         return len(set(mesh.execute(node).get(T).values())) == 2

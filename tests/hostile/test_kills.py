@@ -28,7 +28,12 @@ from monarch_nb._wire.directory import new_directory
 PATIENCE_S = 150.0
 DELAYS_S = (0.0, 0.1) if FULL else (0.02,)
 """So long after a step has begun the kill comes."""
-LATE = ("has not been heard of", "killed by SIGKILL", "the zygote, which forks ranks, had died")
+LATE = (
+    "its connection has ended",
+    "has not been heard of",
+    "killed by SIGKILL",
+    "the zygote, which forks ranks, had died",
+)
 """What may be said of a kill by what comes right after it."""
 NUM_HOSTS = 3
 """The controller, and the two of the mesh."""
