@@ -21,7 +21,7 @@ from typing import Any
 
 from monarch_nb._client import launch, warm_key
 from monarch_nb._client.connection_file import Connection
-from monarch_nb._host.handover import TAKEN, WARM, socket_path
+from monarch_nb._host.controller.handover import TAKEN, WARM, socket_path
 from monarch_nb._wire.claim import Claim
 from monarch_nb._wire.process import machine_id, set_process_name, start_time
 from monarch_nb.exceptions import MeshStartError

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from monarch_nb._client import children, launch, warm_key
 from monarch_nb._client.connection_file import Connection
-from monarch_nb._host.handover import CLAIM, THANKS, YOURS, read_facts, socket_path
+from monarch_nb._host.controller.handover import CLAIM, THANKS, YOURS, read_facts, socket_path
 from monarch_nb._host.starting import PACKAGE_ROOT
 from monarch_nb._wire.claim import Claim, holder
 from monarch_nb._wire.directory import socket_root

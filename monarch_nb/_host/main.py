@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from monarch_nb._host.warming import start_zygote
 
 if TYPE_CHECKING:
-    from monarch_nb._host.process import HostProcess
+    from monarch_nb._host.agent.process import HostProcess
 
 
 def main() -> None:
@@ -18,8 +18,8 @@ def main() -> None:
     config = json.loads(sys.stdin.buffer.read())
     zygote = start_zygote(config["sys_path"], config["directory"]) if config.get("warm", True) else None
     from monarch_nb import sources
-    from monarch_nb._host.agent import HostAgent  # takes half a second, while the zygote imports, too
-    from monarch_nb._host.controller import ControllerProcess
+    from monarch_nb._host.agent.agent import HostAgent  # takes half a second, while the zygote imports, too
+    from monarch_nb._host.controller.controller import ControllerProcess
 
     sources.guard()
     process: HostProcess = (

@@ -3,7 +3,7 @@
 A *stop* is one thread that stands at a breakpoint. It tells the controller where it stands, and then reads
 lines from an inbox as it would read mail, so it may read the process' socket itself while it waits. What pdb
 prints after a line goes back as that line's answer, when pdb asks for the next line or lets the program run
-on. Who may send lines is the controller's business (`_host/debug_service`).
+on. Who may send lines is the controller's business (`_host/controller/debug_service`).
 """
 
 from __future__ import annotations

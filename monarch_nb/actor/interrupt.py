@@ -1,9 +1,9 @@
 """Ctrl-C while a call is waited for: the ranks at work are interrupted, too.
 
-The steps are those of a cell (`_host.escalation`): a KeyboardInterrupt where the endpoint or function runs;
-after `INTERRUPT_S`, collectives are aborted on all ranks of the call; after `ABORT_S` more the wait ends and
-says which ranks hang, and where. Ctrl-C again takes the next step at once. In a kernel that is being shut
-down, nobody is interrupted, and the call goes on.
+The steps are those of a cell (`_host.controller.escalation`): a KeyboardInterrupt where the endpoint or
+function runs; after `INTERRUPT_S`, collectives are aborted on all ranks of the call; after `ABORT_S` more the
+wait ends and says which ranks hang, and where. Ctrl-C again takes the next step at once. In a kernel that is
+being shut down, nobody is interrupted, and the call goes on.
 """
 
 from __future__ import annotations

@@ -278,7 +278,7 @@ class CellRun:
         self._feed.when_ready(callback)
 
     def interrupt(self) -> None:
-        """Interrupt it; again, and the next step is taken at once (see `_host.escalation`)."""
+        """Interrupt it; again, and the next step is taken at once (see `_host.controller.escalation`)."""
         self._feed.interrupt()
 
     def wait(self, timeout: float | None = None, *, interrupts: Interrupts | None = None) -> CellResult:

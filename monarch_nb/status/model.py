@@ -1,8 +1,8 @@
 """The one snapshot of a mesh, as data: everything that shows its state renders this.
 
-The controller makes it (`_host/status_publisher`), `Mesh.status()` returns it, and text, widget, server
-extension, sidebar and command line show it. Times are seconds since the epoch, durations seconds, sizes
-bytes, shares per cent; what isn't known is None.
+The controller makes it (`_host/controller/status_publisher`), `Mesh.status()` returns it, and text, widget,
+server extension, sidebar and command line show it. Times are seconds since the epoch, durations seconds,
+sizes bytes, shares per cent; what isn't known is None.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from monarch_nb import mesh as meshes
-from monarch_nb._host.process import count_gpus
+from monarch_nb._host.agent.process import count_gpus
 from monarch_nb.commands.parser import Namespace
 from monarch_nb.commands.script import prepared
 from monarch_nb.display import CellView, LiveDisplay, ViewWatcher

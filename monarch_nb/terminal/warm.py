@@ -7,7 +7,7 @@ from contextlib import suppress
 from monarch_nb._client import warm
 from monarch_nb._client.warm import Kept
 from monarch_nb._client.warm_key import differences, requirements
-from monarch_nb._host.handover import read_facts
+from monarch_nb._host.controller.handover import read_facts
 
 DEFAULT_S = 1800.0
 

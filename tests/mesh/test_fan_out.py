@@ -6,8 +6,8 @@ import pytest
 from sample_actors import Where
 
 from monarch_nb._client import session
+from monarch_nb._host.agent.router import Router
 from monarch_nb._host.loop import Loop
-from monarch_nb._host.router import Router
 from monarch_nb._transport.transport import Route
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from own_meshes import own_mesh
 
-from monarch_nb._host.dumped import from_faulthandler, from_py_spy, is_whole
-from monarch_nb._host.stack_service import find_py_spy
+from monarch_nb._host.agent.dumped import from_faulthandler, from_py_spy, is_whole
+from monarch_nb._host.agent.stack_service import find_py_spy
 from monarch_nb._wire import dump
 from monarch_nb.mesh import Mesh
 from monarch_nb.stacks import stacks_text
@@ -133,7 +133,7 @@ def test_native_frames(held: Mesh) -> None:
 
 
 def test_without_py_spy_it_is_said(held: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    from monarch_nb._host import stack_service
+    from monarch_nb._host.agent import stack_service
 
     monkeypatch.setattr(stack_service, "find_py_spy", lambda: "")
     found: dict[str, Any] = {"stacks": None, "how": "", "missing": "it has no handler for the signal"}

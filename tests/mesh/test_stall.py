@@ -8,7 +8,7 @@ import signal
 import time
 
 from monarch_nb._client import session
-from monarch_nb._host.process import LOST_AFTER_S
+from monarch_nb._host.agent.process import LOST_AFTER_S
 from monarch_nb._protocol.programs import Status
 from monarch_nb._protocol.states import HostState
 from monarch_nb.job import ProcessJob

@@ -23,7 +23,7 @@ from waiting import wait_until
 from monarch_nb._client import keeper, launch, warm, warm_key
 from monarch_nb._client.warm import Kept
 from monarch_nb._client.warm_key import why_path_differs
-from monarch_nb._host.handover import CLAIM, WARM, YOURS, socket_path
+from monarch_nb._host.controller.handover import CLAIM, WARM, YOURS, socket_path
 from monarch_nb._wire.directory import socket_root
 
 SCRIPT = """

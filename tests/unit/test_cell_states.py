@@ -15,8 +15,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from monarch_nb._host import cell_events as do
-from monarch_nb._host.cell_events import (
+from monarch_nb._host.controller import cell_events as do
+from monarch_nb._host.controller.cell_events import (
     Aborted,
     Effect,
     EndedWell,
@@ -31,8 +31,8 @@ from monarch_nb._host.cell_events import (
     Submitted,
     TellDone,
 )
-from monarch_nb._host.cell_states import GRACE_S, CellStates
-from monarch_nb._host.escalation import ABORT_S, INTERRUPT_S
+from monarch_nb._host.controller.cell_states import GRACE_S, CellStates
+from monarch_nb._host.controller.escalation import ABORT_S, INTERRUPT_S
 from monarch_nb._protocol.cells import CellFailure, CellOver, CellSaid, CellWaits, RankDone
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.states import CellStatus, EndReason

@@ -20,7 +20,7 @@ T = 60
 
 FAILING_CONTROLLER = """
 import sys
-from monarch_nb._host.controller import ControllerProcess
+from monarch_nb._host.controller.controller import ControllerProcess
 
 def fail(*_args):
     raise RuntimeError("a mistake")
@@ -33,7 +33,7 @@ controller.run()
 
 UNKILLABLE_CHILD = """
 import os, subprocess, sys
-from monarch_nb._host import supervisor
+from monarch_nb._host.agent import supervisor
 
 child = subprocess.Popen(["sleep", "600"])
 kill = os.kill

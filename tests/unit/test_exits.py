@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from monarch_nb._host import exits
-from monarch_nb._host.exits import Exited, Subscriber
-from monarch_nb._host.orphans import CONTROLLERS, Orphans
-from monarch_nb._host.registry import Group, Registry
-from monarch_nb._host.spawn_specs import SpawnSpecs
+from monarch_nb._host.controller import exits
+from monarch_nb._host.controller.exits import Exited, Subscriber
+from monarch_nb._host.controller.orphans import CONTROLLERS, Orphans
+from monarch_nb._host.controller.registry import Group, Registry
+from monarch_nb._host.controller.spawn_specs import SpawnSpecs
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.healing import ActorSpawned
 from monarch_nb._shape import Extent

@@ -26,7 +26,7 @@ from monarch_nb._frames.owner import (
     owner_of_file,
     users_index,
 )
-from monarch_nb._host import dumped
+from monarch_nb._host.agent import dumped
 from monarch_nb._rank import blocking, hang, memory, operations
 from monarch_nb._runtime.inbox import Inbox
 from monarch_nb.actor import future

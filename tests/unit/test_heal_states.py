@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from monarch_nb._host.heal_states import FIRST_DELAY_S, MAX_DELAY_S, TOGETHER_S, Losses, Turns
-from monarch_nb._host.registry import Policy
+from monarch_nb._host.controller.heal_states import FIRST_DELAY_S, MAX_DELAY_S, TOGETHER_S, Losses, Turns
+from monarch_nb._host.controller.registry import Policy
 from monarch_nb._protocol.states import OnFailure
 
 

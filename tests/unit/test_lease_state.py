@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from monarch_nb._host.lease_state import LOOK_S, LeaseState
+from monarch_nb._host.controller.lease_state import LOOK_S, LeaseState
 
 LEASES = st.sampled_from([0.0, 0.5, 3.0, 60.0])
 

@@ -28,8 +28,8 @@ import monarch_nb._protocol
 import monarch_nb._workspace
 import monarch_nb.status
 from monarch_nb._client.session import HandleEvents, Session
-from monarch_nb._host.agent import HostAgent
-from monarch_nb._host.process import HostProcess
+from monarch_nb._host.agent.agent import HostAgent
+from monarch_nb._host.agent.process import HostProcess
 from monarch_nb._protocol.base import Event, Malformed, Record, Request, decode, encode
 from monarch_nb._protocol.names import SetName
 from monarch_nb._protocol.registry import Handlers, handled_by

@@ -112,7 +112,7 @@ def test_importing_the_model_imports_no_torch() -> None:
 
 def test_the_host_process_imports_no_torch() -> None:
     assert (
-        loaded_by("import monarch_nb._host.controller, monarch_nb._host.agent")
+        loaded_by("import monarch_nb._host.controller.controller, monarch_nb._host.agent.agent")
         & {"torch", "IPython", "numpy", "cloudpickle"}
         == set()
     )
@@ -126,10 +126,10 @@ EXAMPLES = [
     "_client.subscribers",
     "_frames.cells",
     "_frames.owner",
-    "_host.dumped",
+    "_host.agent.dumped",
     "_protocol.base",
     "_protocol.registry",
-    "_host.workflow",
+    "_host.controller.workflow",
     "_journal.disk",
     "_journal.entries",
     "_journal.record",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from monarch_nb._host import resource_monitor
+from monarch_nb._host.agent import resource_monitor
+from monarch_nb._host.agent.resource_monitor import ResourceMonitor
+from monarch_nb._host.agent.supervisor import Supervisor
 from monarch_nb._host.loop import Loop
-from monarch_nb._host.resource_monitor import ResourceMonitor
-from monarch_nb._host.supervisor import Supervisor
 
 NUM_TOGGLES = 30
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from msgspec import convert
 
-from monarch_nb._host.gpus import GpuReader
+from monarch_nb._host.agent.gpus import GpuReader
 from monarch_nb._protocol.base import decode, encode
 from monarch_nb._wire.activity_page import (
     BUSY,

@@ -11,7 +11,7 @@ from pathlib import Path
 PROGRAM = """
 import json, os, select, signal, sys
 from monarch_nb._host.loop import Loop
-from monarch_nb._host.supervisor import Supervisor
+from monarch_nb._host.agent.supervisor import Supervisor
 
 told = {}
 

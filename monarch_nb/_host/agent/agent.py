@@ -1,0 +1,235 @@
+"""A host process that has dialled the controller: it does what the controller says for the ranks of its
+machine, and passes messages on.
+
+When the controller is gone it ends, with its ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from typing import Any
+
+import zmq
+from msgspec.structs import asdict
+
+from monarch_nb._host.agent.process import BEAT_S, LOST_AFTER_S, PREEMPT_S, HostProcess, visible_gpus
+from monarch_nb._host.agent.resource_monitor import Rows
+from monarch_nb._host.agent.stack_service import Found
+from monarch_nb._host.agent.supervisor import Rank
+from monarch_nb._host.warming import Zygote
+from monarch_nb._protocol.environment import EnvironmentSwitched
+from monarch_nb._protocol.events import (
+    Beat,
+    HostJoined,
+    HostLeaving,
+    HostLeft,
+    HostLooked,
+    HostPreempted,
+    Leave,
+    LookNow,
+    RankEnded,
+    RankHeartbeat,
+    RankIsUp,
+    RankPrinted,
+    RanksEnded,
+    RanksRevived,
+    ResourcesSeen,
+    StacksTaken,
+    TakePlace,
+    TakeStacks,
+    WatchResources,
+)
+from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.registry import Sender, handles
+from monarch_nb._protocol.resources import MonitoredHost
+from monarch_nb._protocol.work import Work
+from monarch_nb._wire import address
+from monarch_nb._wire import message as wire
+from monarch_nb._wire.marks import Piece
+from monarch_nb._wire.message import Message
+from monarch_nb._wire.pieces import cut, join
+from monarch_nb._wire.process import machine_id
+
+SILENT_S = 60.0
+"""How long the controller may say nothing though the connection stands: its process was stopped, or its
+machine is out of reach."""
+_HANDSHAKE_MS = 5000
+
+
+class HostAgent(HostProcess):
+    """A host process that has dialled the controller."""
+
+    def __init__(self, config: dict[str, Any], zygote: Zygote | None = None) -> None:
+        super().__init__(config, zygote)
+        link = self._link = self.context.socket(zmq.DEALER)
+        link.setsockopt(zmq.SNDHWM, 0)
+        link.setsockopt(zmq.RCVHWM, 0)
+        link.setsockopt(zmq.LINGER, 500)
+        link.setsockopt(
+            zmq.IDENTITY,
+            b"h%d.%d.%s" % (self.index, config.get("generation", 0), secrets.token_hex(8).encode()),
+        )
+        link.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+        link.curve_serverkey = config["controller_key"].encode()
+        link.curve_publickey, link.curve_secretkey = config["public"].encode(), config["secret"].encode()
+        self._controller_gone = link.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        link.setsockopt(zmq.IPV6, int("[" in config["controller"]))
+        link.connect(config["controller"])
+        self.loop.watch_socket(link, self._take_link)
+        self.loop.watch_socket(self._controller_gone, self._on_disconnect)
+        self._last_beat = self.loop.clock() + LOST_AFTER_S
+        self._limit_s = LOST_AFTER_S
+        joined = HostJoined(
+            self.hostname, os.getpid(), machine_id(), len(os.sched_getaffinity(0)), len(visible_gpus())
+        )
+        self.event(address.CONTROLLER, joined)
+        self._is_told = False
+        self._watch_launcher(config.get("launcher_pid"))
+        self.loop.call_later(BEAT_S, self._beats)
+
+    def _watch_launcher(self, pid: int | None) -> None:
+        """End with the process that an engine has started on this host: when the engine takes the host
+        away, that one is killed.
+        """
+        if pid is None:
+            return
+        try:
+            fd = os.pidfd_open(pid)
+        except OSError:
+            self.loop.call_later(0, self.shut_down)
+            return
+
+        def gone() -> None:
+            self.loop.forget_file(fd)
+            os.close(fd)
+            self.shut_down()
+
+        self.loop.watch_file(fd, gone)
+
+    def _take_link(self) -> None:
+        self.receive_remote(join([f.buffer for f in self._link.recv_multipart(copy=False)]))
+
+    def before_accept(self, message: Message) -> None:
+        """What ranks write before a cell begins belongs to the one before: read it first."""
+        if message.kind == wire.FANOUT and message.src == address.CONTROLLER:
+            receivers, inner_frame = wire.unpack_fanout(message)
+            inner = wire.unpack(inner_frame)
+            if inner.name == Work.RUN.encode():
+                self.begin_cell([proc for proc, _ in receivers], inner.origin)
+
+    def before_export(self, message: Message) -> None:
+        if message.kind == wire.REPLY and message.dst == address.CONTROLLER:
+            self.supervisor.drain()  # what a cell has printed goes before the news of its end
+
+    def _on_disconnect(self) -> None:
+        self._controller_gone.recv_multipart()
+        # A controller that only lost the connection is back within its beat; one that ended isn't.
+        self._limit_s = LOST_AFTER_S
+        self._last_beat = min(self._last_beat, self.loop.clock() - LOST_AFTER_S + 2 * BEAT_S)
+
+    def send_remote(self, host: int, frames: list[Any]) -> None:
+        self._link.send_multipart(cut(frames), copy=sum(map(len, frames)) < 1 << 16)
+
+    # --- what the controller and ranks tell
+
+    @handles(RankIsUp)
+    def on_up(self, event: RankIsUp, sender: Sender) -> None:
+        """A rank here answers: the controller wants to know."""
+        self.rank_is_up(sender.proc)
+        self.event(address.CONTROLLER, event, src=sender.proc)
+
+    @handles(RanksEnded)
+    def on_exit(self, event: RanksEnded, sender: Sender) -> None:
+        """Ranks have ended somewhere."""
+        for end in event.ends:
+            self.router.forget(end.proc)
+        self.spread_ends(event.ends)
+
+    @handles(RanksRevived)
+    def on_revived(self, event: RanksRevived, sender: Sender) -> None:
+        """Ranks have been started again somewhere."""
+        for proc in [p for p in self._routes if not address.is_client(p) and p not in event.procs]:
+            self.event(proc, event)
+
+    @handles(Beat)
+    def on_beat(self, event: Beat, sender: Sender) -> None:
+        """The controller lives. From now on its end is seen by the connection's; if that stands, it's only
+        being slow."""
+        self._last_beat, self._limit_s = self.loop.clock(), SILENT_S
+
+    @handles(WatchResources)
+    def on_watch_vitals(self, event: WatchResources, sender: Sender) -> None:
+        """Somebody watches the state of the mesh, or nobody does any more."""
+        self.resource_monitor.watch(event.on)
+
+    @handles(LookNow)
+    def on_look(self, event: LookNow, sender: Sender) -> None:
+        """The controller wants to know how everything is now."""
+        self.resource_monitor.look(lambda: self.event(address.CONTROLLER, HostLooked(event.ref)))
+
+    @handles(TakeStacks)
+    def on_take_stacks(self, event: TakeStacks, sender: Sender) -> None:
+        """The controller wants the stacks of ranks that don't answer."""
+
+        def taken(found: Found) -> None:
+            self.event(address.CONTROLLER, StacksTaken(event.ref, found))
+
+        self.stack_service.take(event.procs, event.native, taken)
+
+    @handles(Leave)
+    def on_leave(self, event: Leave, sender: Sender) -> None:
+        """This host isn't needed any more."""
+        self.shut_down()
+
+    @handles(TakePlace)
+    def on_take_place(self, event: TakePlace, sender: Sender) -> None:
+        """Another host is lost: begin anew in its place."""
+        self.successor = {
+            **self.config,
+            **asdict(event.ticket),
+            "directory": f"{self.directory}.{event.ticket.host}",
+        }
+        self.shut_down()
+
+    # --- the end
+
+    def preempted(self) -> None:
+        if self._is_told:  # a scheduler tells all processes of a job, and then our launcher tells us again
+            return
+        self._is_told = True
+        self.event(address.CONTROLLER, HostPreempted(self.config.get("job", "")))
+        self.loop.call_later(self.config.get("preempt_s", PREEMPT_S), self.shut_down)
+
+    def shut_down(self) -> None:
+        self.event(address.CONTROLLER, HostLeaving())
+        super().shut_down()
+
+    def _beats(self) -> None:
+        if self.loop.clock() - self._last_beat > self._limit_s:
+            self.shut_down()
+            return
+        self.event(address.CONTROLLER, Beat())
+        self.loop.call_later(BEAT_S, self._beats)
+
+    def rank_ended(self, end: RankExit) -> None:
+        super().rank_ended(end)
+        self.event(address.CONTROLLER, RankEnded(end))
+
+    def environment_switched(self, number: int, problem: str) -> None:
+        self.event(address.CONTROLLER, EnvironmentSwitched(number, problem))
+
+    def rank_pulse(self, proc: int, trouble: str) -> None:
+        self.event(address.CONTROLLER, RankHeartbeat(proc, trouble))
+
+    def vitals_changed(self, rows: Rows, host: MonitoredHost | None) -> None:
+        self.event(address.CONTROLLER, ResourcesSeen(rows, host))
+
+    def rank_printed(self, rank: Rank, piece: Piece) -> None:
+        self.event(address.CONTROLLER, RankPrinted(rank.rank, piece), src=rank.proc)
+
+    def close_link(self) -> None:
+        self.event(address.CONTROLLER, HostLeft())  # the last word: the ends of all ranks here have been told
+        self._link.disable_monitor()
+        self._link.close(500)
+        self._controller_gone.close(0)

@@ -1,0 +1,385 @@
+"""The host process: its sockets, and what it answers.
+
+What the controller (`controller`) and host agents (`far`) share: ranks of this machine, local sockets,
+messages to and fro.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket as sockets
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+import zmq
+from msgspec.structs import asdict
+
+from monarch_nb._host.agent.heartbeat import PING_REF, Heartbeat
+from monarch_nb._host.agent.resource_monitor import WHERE_REF, ResourceMonitor, Rows
+from monarch_nb._host.agent.router import Router
+from monarch_nb._host.agent.stack_service import StackService
+from monarch_nb._host.agent.supervisor import Rank, Supervisor
+from monarch_nb._host.agent.workspace_service import WorkspaceService
+from monarch_nb._host.loop import Loop
+from monarch_nb._host.request import RequestError
+from monarch_nb._host.warming import Zygote
+from monarch_nb._protocol.base import Event, encode
+from monarch_nb._protocol.environment import SwitchEnvironment
+from monarch_nb._protocol.events import RanksEnded
+from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.ranks import SignalRanks, StartRanks, StopRanks
+from monarch_nb._protocol.registry import LATER, Handler, Handlers, Sender, handles
+from monarch_nb._protocol.resources import MonitoredHost
+from monarch_nb._protocol.states import ProcState
+from monarch_nb._wire import address
+from monarch_nb._wire import message as wire
+from monarch_nb._wire.directory import private_directory
+from monarch_nb._wire.marks import Piece
+from monarch_nb._wire.message import Message
+
+BEAT_S = 1.0
+LOST_AFTER_S = 4.0
+PREEMPT_S = 30.0
+"""How long a host that is about to be taken away waits for its ranks to save their states."""
+
+
+class HostProcess:
+    """State and behaviour that controller and host agents share. Owned by the loop thread.
+
+    Args:
+        zygote: the one that was started already, if one was.
+    """
+
+    def __init__(self, config: dict[str, Any], zygote: Zygote | None = None) -> None:
+        self.config = config
+        self.index: int = config["host"]
+        self.me = address.host_proc(self.index)
+        self.directory: str = config["directory"]
+        self.hostname = config.get("label") or sockets.gethostname()
+        self.successor: dict[str, Any] | None = None
+        """The configuration to begin again with, for a spare that takes another host's place."""
+        private_directory(self.directory)
+        self.loop = Loop()
+        self.handlers = Handlers(self, WorkspaceService(self))
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.context.set(zmq.MAX_SOCKETS, 65535)
+        self._pull = self.context.socket(zmq.PULL)
+        self._pull.setsockopt(zmq.RCVHWM, 0)
+        self._routes: dict[int, zmq.Socket[bytes]] = {}
+        self.router = Router(self.me, self.loop, self.send_local, self.send_remote)
+        self.supervisor = Supervisor(
+            self.loop,
+            self.index,
+            self.hostname,
+            self.rank_ended,
+            self.rank_printed,
+            config["sys_path"],
+            self.directory,
+            zygote,
+        )
+        self.heartbeat = Heartbeat(self.me, self.loop, self.supervisor, self.send_local, self.rank_pulse)
+        self.resource_monitor = ResourceMonitor(
+            self.me,
+            self.directory,
+            self.loop,
+            self.supervisor,
+            self.send_local,
+            lambda rows, host: self.vitals_changed(rows, host),
+        )
+        self.stack_service = StackService(self.directory, self.loop, self.supervisor)
+        if config.get("warm", True):
+            self.supervisor.warm_up()
+        self._pull.bind(address.endpoint(self.directory, self.me))
+        self.loop.watch_socket(self._pull, self._take_local)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        """This machine is about to be taken away. Ranks, which may be told as well, see the file."""
+        with suppress(OSError):
+            os.close(os.open(address.told_path(self.directory), os.O_CREAT | os.O_WRONLY, 0o600))
+        self.loop.call_soon_threadsafe(self.preempted)
+
+    # --- sending
+
+    def send_local(self, dst: int, frame: bytes) -> None:
+        """Send to a process of this machine; to one that's gone, drop."""
+        socket = self._routes.get(dst)
+        if socket is None:
+            if not os.path.exists(address.socket_path(self.directory, dst)) and not self._is_coming(dst):
+                return
+            socket = self._routes[dst] = self.context.socket(zmq.PUSH)
+            socket.setsockopt(zmq.SNDHWM, 0)
+            socket.setsockopt(zmq.LINGER, 500)
+            socket.setsockopt(zmq.RECONNECT_IVL, 10)
+            socket.connect(address.endpoint(self.directory, dst))
+        socket.send(frame)
+
+    def _is_coming(self, dst: int) -> bool:
+        rank = self.supervisor.ranks.get(dst)
+        return rank is not None and rank.state == ProcState.STARTING
+
+    def has_route(self, dst: int) -> bool:
+        """Say whether something was sent to a process of this machine."""
+        return dst in self._routes
+
+    def drop_route(self, dst: int) -> None:
+        """Close the way to a process that has ended."""
+        socket = self._routes.pop(dst, None)
+        if socket is not None:
+            socket.close(0)
+
+    def send_remote(self, host: int, frames: list[Any]) -> None:
+        """Send frames towards another host."""
+        raise NotImplementedError
+
+    def event(self, dst: int, event: Event, src: int | None = None) -> None:
+        """Tell one process of something; `src`: in whose name, if not our own."""
+        src = self.me if src is None else src
+        frame = wire.pack(wire.EVENT, src=src, dst=dst, name=event.wire_name.encode(), payload=encode(event))
+        if address.host_of(dst) == self.index:
+            self.send_local(dst, frame)
+        else:
+            self.send_remote(address.host_of(dst), [frame])
+
+    def reply(self, dst: int, ref: int, value: object, *, error: bool = False, last: bool = False) -> None:
+        """Answer a request."""
+        if not ref:
+            return
+        frame = wire.pack(
+            wire.REPLY,
+            src=self.me,
+            dst=dst,
+            ref=ref,
+            flags=(wire.ERROR if error else 0) | (wire.END if last else 0),
+            payload=encode(value),
+        )
+        if address.host_of(dst) == self.index:
+            self.send_local(dst, frame)
+        else:
+            self.send_remote(address.host_of(dst), [frame])
+
+    # --- receiving
+
+    def _take_local(self) -> None:
+        message = wire.unpack(self._pull.recv())
+        if message.kind == wire.RELEASE and message.dst == self.me:
+            self.router.pool.release(message.ref, message.src)
+        elif message.dst == self.me and message.kind != wire.FANOUT:
+            self.handle(message)
+        elif address.host_of(message.dst) != self.index:
+            self.before_export(message)
+            self.router.export(message)
+        elif message.kind == wire.FANOUT:
+            self.router.accept(message.frame, ())
+        else:
+            self.send_local(message.dst, message.frame)
+
+    def before_export(self, message: Message) -> None:
+        """A message of a rank here is about to leave for another host."""
+
+    def before_accept(self, message: Message) -> None:
+        """A message of another host is about to be delivered to ranks here."""
+
+    def begin_cell(self, procs: Sequence[int], origin: int) -> None:
+        """Ranks here are about to run a cell: what they write without a mark from now on belongs to that."""
+        self.supervisor.drain()
+        for proc in procs:
+            rank = self.supervisor.ranks.get(proc)
+            if rank is not None:
+                for output in rank.outputs:
+                    output.begin_origin(origin)
+
+    def receive_remote(self, frames: Sequence[Any]) -> None:
+        """Take a message from the link to other hosts."""
+        frame = bytes(frames[0])
+        message = wire.unpack(frame)
+        if address.host_of(message.dst) != self.index:
+            self.send_remote(address.host_of(message.dst), [frame, *frames[1:]])
+        elif message.dst == self.me and message.kind != wire.FANOUT:
+            self.handle(message)
+        else:
+            self.before_accept(message)
+            self.router.accept(frame, frames[1:])
+
+    def handle(self, message: Message) -> None:
+        """Do what a message to this host process says."""
+        if message.kind in (wire.REPLY, wire.COMBINED):
+            if message.ref == PING_REF:
+                self.heartbeat.answered(message.src)
+            elif message.ref == WHERE_REF:
+                payload = b"" if message.flags & wire.ERROR else message.payload
+                self.resource_monitor.answered(message.src, payload)
+            else:
+                self.take_answer(message)
+            return
+        if message.kind == wire.EVENT:
+            handler = self.handlers.find(message.name.decode("utf-8", "replace"))
+            if handler is not None:
+                handler(message.payload, Sender(message.src))
+        elif message.kind == wire.CONTROL:
+            self._answer(message)
+
+    def _answer(self, message: Message) -> None:
+        """Answer a request, whatever comes of it: who asks waits."""
+        try:
+            answer = self._handler(message)(message.payload, Sender(message.src, message.ref))
+            if answer is not LATER:
+                self.reply(message.src, message.ref, answer)
+        except (RequestError, ValueError) as error:
+            self.reply(message.src, message.ref, str(error), error=True)
+        except Exception as error:
+            known = isinstance(error, LookupError) and not isinstance(error, KeyError | IndexError)
+            text = (
+                str(error)
+                if known
+                else f"the host process could not do this: {type(error).__name__}: {error}"
+            )
+            self.reply(message.src, message.ref, text, error=True)
+            if not known:
+                raise  # into the log
+
+    def _handler(self, message: Message) -> Handler:
+        name = message.name.decode("utf-8", "replace")
+        found = self.handlers.find(name)
+        if found is None:
+            raise RequestError(f"this host process knows no request {name!r}; is it of another version?")
+        return found
+
+    def take_answer(self, message: Message) -> None:
+        """Take a rank's answer to something that we asked."""
+
+    # --- ranks of this machine
+
+    @handles(StartRanks)
+    def do_start_ranks(self, request: StartRanks, sender: Sender) -> None:
+        """Start ranks here. Asked by the controller."""
+        own = {
+            "directory": self.directory,
+            "hostname": self.hostname,
+            "gpus": visible_gpus(),
+            "launched": bool(self.config.get("launcher_pid")),
+        }
+        self.supervisor.start([asdict(place) for place in request.ranks], request.spec | own, request.method)
+
+    @handles(StopRanks)
+    def do_stop_ranks(self, request: StopRanks, sender: Sender) -> None:
+        """Stop ranks here."""
+        self.supervisor.stop(request.procs, request.grace_s)
+
+    @handles(SignalRanks)
+    def do_signal_ranks(self, request: SignalRanks, sender: Sender) -> None:
+        """Send a signal to ranks here."""
+        others = {
+            p for p in request.procs if request.cell and self.resource_monitor.does_other(p, request.cell)
+        }
+        self.supervisor.signal([p for p in request.procs if p not in others], request.number)
+
+    @handles(SwitchEnvironment)
+    def do_switch_environment(self, request: SwitchEnvironment, sender: Sender) -> None:
+        """Start ranks in another environment from now on. Asked by the controller."""
+        number = request.number
+        self.supervisor.switch(
+            request.environment, lambda problem: self.environment_switched(number, problem)
+        )
+
+    def environment_switched(self, number: int, problem: str) -> None:
+        """Ranks here are started in another environment from now on; or not, for a reason."""
+        raise NotImplementedError
+
+    def rank_is_up(self, proc: int) -> None:
+        """Note that a rank here answers."""
+        rank = self.supervisor.ranks.get(proc)
+        if rank is not None and rank.state == ProcState.STARTING:
+            rank.state = ProcState.RUNNING
+
+    def rank_ended(self, end: RankExit) -> None:
+        """A rank here has ended."""
+        self.drop_route(end.proc)
+        self.heartbeat.forget(end.proc)
+        self.resource_monitor.forget(end.proc)
+        self.stack_service.forget(end.proc)
+        self.router.forget(end.proc)
+        with suppress(OSError):
+            os.unlink(address.socket_path(self.directory, end.proc))
+
+    def rank_pulse(self, proc: int, trouble: str) -> None:
+        """A rank here doesn't react, or does again (no trouble)."""
+        raise NotImplementedError
+
+    def vitals_changed(self, rows: Rows, host: MonitoredHost | None) -> None:
+        """There's something new about ranks here, or about this machine."""
+        raise NotImplementedError
+
+    def rank_printed(self, rank: Rank, piece: Piece) -> None:
+        """A rank here has printed something."""
+        raise NotImplementedError
+
+    def spread_ends(self, ends: Sequence[RankExit]) -> None:
+        """Tell all processes of this machine who has ended."""
+        event = RanksEnded(tuple(ends))
+        for proc in [p for p in self._routes if p != self.me]:
+            self.event(proc, event)
+        for proc, rank in self.supervisor.ranks.items():
+            if rank.state == ProcState.RUNNING and proc not in self._routes:
+                self.event(proc, event)
+
+    # --- the end
+
+    def run(self) -> None:
+        """Serve until shut down; leave nothing behind."""
+        try:
+            try:
+                self.loop.run()
+            finally:
+                self.supervisor.close()
+            for socket in self._routes.values():
+                socket.close(200)
+            self._pull.close(0)
+            self.close_link()
+            self.context.term()
+            self.router.pool.close()
+        finally:
+            shutil.rmtree(self.directory, ignore_errors=True)
+            with suppress(OSError):
+                os.rmdir(os.path.dirname(self.directory))
+
+    def close_link(self) -> None:
+        """Close the sockets to other hosts."""
+
+    def preempted(self) -> None:
+        """This machine is about to be taken away (SIGTERM): leave, when what can be saved has been."""
+        self.shut_down()
+
+    def shut_down(self) -> None:
+        """Stop all ranks here, then leave."""
+        self.supervisor.stop(list(self.supervisor.ranks))
+        self._leave_when_empty(time.monotonic() + 4.0)
+
+    def _leave_when_empty(self, limit: float) -> None:
+        if self.supervisor.num_alive == 0 or time.monotonic() > limit:
+            self.loop.stop()
+        else:
+            self.loop.call_later(0.01, lambda: self._leave_when_empty(limit))
+
+
+def count_gpus() -> int:
+    """Return the number of NVIDIA GPUs of this machine, as the driver lists them; torch isn't asked."""
+    try:
+        return len(os.listdir("/proc/driver/nvidia/gpus"))
+    except OSError:
+        return 0
+
+
+def visible_gpus() -> list[str]:
+    """Return what CUDA_VISIBLE_DEVICES would name each GPU here, within what we were given ourselves."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        return [d.strip() for d in given.split(",") if d.strip()]
+    return [str(i) for i in range(count_gpus())]

@@ -1,0 +1,462 @@
+"""The ranks of this machine: start them through the zygote, hear of their end from the kernel, stop them.
+
+A rank's end is a pidfd that becomes readable, not a time-out. The rank is a session of its own, so what it
+started goes with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from monarch_nb._host.agent.output import OutputReader
+from monarch_nb._host.agent.rank_command import rank_command
+from monarch_nb._host.agent.zygote_switch import ZygoteSwitch
+from monarch_nb._host.loop import Loop
+from monarch_nb._host.starting import RANKS_PER_REQUEST
+from monarch_nb._host.warming import Zygote, start_zygote
+from monarch_nb._protocol.environment import RankEnvironment
+from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.states import ProcState
+from monarch_nb._wire import address
+from monarch_nb._wire.process import count_oom_kills, set_process_name
+
+STOP_GRACE_S = 3.0
+COMMAND_S = 120.0
+"""How long a command of the user's may take until it's a rank."""
+_PR_SET_CHILD_SUBREAPER = 36
+_LAST_LINES = 20
+
+
+@dataclass
+class Rank:
+    """One rank of this machine, as the host process sees it."""
+
+    proc: int
+    rank: int
+    group: str
+    token: str
+    pid: int = 0
+    pidfd: int = -1
+    state: ProcState = ProcState.STARTING
+    outputs: list[OutputReader] = field(default_factory=list)
+    tail: list[bytes] = field(default_factory=list)
+    gpu: str = ""
+    """What CUDA_VISIBLE_DEVICES gives it, if we do that."""
+    asked: socket.socket | None = None
+    """The way to the zygote that was asked to fork it."""
+
+    def remember(self, text: bytes) -> None:
+        """Keep the last lines for the obituary."""
+        joined = b"".join([*self.tail, text])
+        self.tail = joined.splitlines(True)[-_LAST_LINES:]
+
+
+class Supervisor:
+    """Starts, watches and stops ranks. Owned by the loop thread."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        host: int,
+        hostname: str,
+        on_end: Callable[[RankExit], None],
+        on_piece: Callable[[Rank, Any], None],
+        sys_path: list[str],
+        directory: str,
+        zygote: Zygote | None = None,
+    ) -> None:
+        self.ranks: dict[int, Rank] = {}
+        self._loop = loop
+        self._host = host
+        self._hostname = hostname
+        self._on_end = on_end
+        self._on_piece = on_piece
+        self._sys_path = sys_path
+        self._directory = directory
+        self._num_oom_kills = count_oom_kills()
+        self._pipes = select.epoll()
+        self._readers: dict[int, OutputReader] = {}
+        self._zygote: subprocess.Popen[bytes] | None = None
+        self._link: socket.socket | None = None
+        self.warm = False
+        """Whether the zygote has loaded all that it means to."""
+        self.on_warm: Callable[[dict[str, list[str]]], None] = lambda _modules: None
+        """Told the top-level modules, by the directory that they come from, when it has."""
+        self._environment: RankEnvironment | None = None
+        self._held: list[int] = []
+        self._switch: ZygoteSwitch | None = None
+        _become_subreaper()
+        if zygote is not None:
+            self._use(zygote)
+
+    # --- the zygote
+
+    def warm_up(self) -> None:
+        """Start the zygote, if it isn't there."""
+        if self._zygote is not None and self._zygote.poll() is None:
+            return
+        self._use(start_zygote(self._sys_path, self._directory, self._environment, self._held))
+
+    def switch(self, environment: RankEnvironment, done: Callable[[str], None]) -> None:
+        """Have ranks be forked from a zygote in another environment from now on; those that are asked for
+        meanwhile wait for it.
+
+        Args:
+            done: told why that can't be; an empty text if it's so.
+        """
+        if self._switch is not None:
+            done("another environment is being switched to: again in a moment")
+            return
+        self._switch = ZygoteSwitch(self._loop, self._directory, environment, self._switched, done)
+        self._switch.begin()
+
+    def _switched(self, switch: ZygoteSwitch) -> None:
+        """Take the new zygote, if it has come up, and start what has waited."""
+        self._switch = None
+        if switch.zygote is not None:
+            old = self._link
+            self._environment, self._sys_path = switch.environment, list(switch.environment.path)
+            for fd in self._held:
+                os.close(fd)
+            self._held = switch.held
+            self._use(switch.zygote)
+            if old is not None:
+                with suppress(OSError):  # it has died already
+                    old.send(b'{"retire": true}')
+        for ranks, spec, method in switch.waiting:
+            self.start(ranks, spec, method)
+
+    def move(self, belongings: dict[str, Any], sys_path: list[str]) -> None:
+        """Have the zygote, and those that come after it, run with what another program has."""
+        self._sys_path = sys_path
+        assert self._link is not None
+        fd = _in_memory(json.dumps(belongings).encode())
+        with suppress(OSError):  # it has just died; its successor inherits all that
+            socket.send_fds(self._link, [b'{"move": true}'], [fd])
+        os.close(fd)
+
+    def _use(self, zygote: Zygote) -> None:
+        process, link = self._zygote, self._link = zygote
+        self._loop.watch_file(
+            link.fileno(), lambda: self._on_zygote(process, link)
+        )  # its end may be heard after its successor's start
+
+    @property
+    def zygote_pid(self) -> int | None:
+        """Pid of the zygote, if it's running."""
+        return self._zygote.pid if self._zygote is not None and self._zygote.poll() is None else None
+
+    def _on_zygote(self, process: subprocess.Popen[bytes], link: socket.socket) -> None:
+        try:
+            data = link.recv(65536)
+        except OSError:
+            data = b""
+        if data:
+            answer = json.loads(data)
+            if "ready" in answer:
+                return
+            if "groups" in answer:  # of a zygote that has retired
+                with suppress(OSError):
+                    if self._link is not None:
+                        self._link.send(json.dumps({"adopt": answer["groups"]}).encode())
+                return
+            if "warm" in answer:
+                self.warm = True
+                self.on_warm(answer["modules"])
+                return
+            self._started(self.ranks[answer["proc"]], answer["pid"])
+            return
+        self._loop.forget_file(link.fileno())
+        link.close()
+        process.wait()
+        for rank in [
+            r for r in self.ranks.values() if r.state == ProcState.STARTING and not r.pid and r.asked is link
+        ]:
+            self._ended(rank, None, "was never started: the zygote, which forks ranks, had died")
+
+    # --- starting
+
+    def start(self, ranks: list[dict[str, Any]], spec: dict[str, Any], method: str) -> None:
+        """Start ranks; `ranks` has what is each one's own, `spec` what they share."""
+        if self._switch is not None:
+            self._switch.waiting.append((ranks, spec, method))
+            return
+        python = sys.executable
+        if self._environment is not None:
+            python = self._environment.python
+            workspaces = [there for there, _ in spec.get("elsewhere", ())]
+            spec = {**spec, "sys_path": self._environment.translated_path(spec["sys_path"], workspaces)}
+            spec["python"] = spec.get("python") or python
+        for own in ranks:
+            own["token"] = secrets.token_hex(4)
+            rank = self.ranks[own["proc"]] = Rank(own["proc"], own["rank"], spec["group"], own["token"])
+            rank.gpu = _gpu_of(own, spec)
+            with suppress(OSError):  # of the one that was at this place before
+                os.unlink(address.stop_path(self._directory, rank.proc))
+        if method == "spawn" or spec.get("commands") or (spec.get("python") or python) != python:
+            for own in ranks:
+                self._spawn(own, spec)
+            return
+        self.warm_up()
+        for i in range(0, len(ranks), RANKS_PER_REQUEST):
+            self._ask_zygote(ranks[i : i + RANKS_PER_REQUEST], spec)
+
+    def _ask_zygote(self, ranks: list[dict[str, Any]], spec: dict[str, Any]) -> None:
+        assert self._link is not None
+        fds = [_in_memory(pickle.dumps(spec, 5))]
+        for own in ranks:
+            self.ranks[own["proc"]].asked = self._link
+            fds += self._make_pipes(self.ranks[own["proc"]])
+        with suppress(OSError):  # it has just died: `_on_zygote` hears of it
+            socket.send_fds(self._link, [json.dumps({"ranks": ranks}).encode()], fds)
+        for fd in fds:
+            os.close(fd)
+
+    def _make_pipes(self, rank: Rank) -> list[int]:
+        ends = []
+        for stream in ("stdout", "stderr"):
+            reader = OutputReader(self._loop, rank.token, stream, lambda piece: self._take_piece(rank, piece))
+            rank.outputs.append(reader)
+            ends.append(reader.write_end)
+            self._readers[reader.fd] = reader
+            self._pipes.register(reader.fd, select.EPOLLIN)
+            reader.on_close = self._forget_pipe
+        return ends
+
+    def _forget_pipe(self, reader: OutputReader) -> None:
+        self._readers.pop(reader.fd, None)
+        self._pipes.unregister(reader.fd)
+
+    def _take_piece(self, rank: Rank, piece: Any) -> None:
+        if piece.kind == "t":
+            rank.remember(piece.data)
+        self._on_piece(rank, piece)
+
+    def _spawn(self, own: dict[str, Any], spec: dict[str, Any]) -> None:
+        """Start a rank as a fresh interpreter, or by the user's own command: slow, but it shares nothing
+        with the zygote.
+        """
+        rank = self.ranks[own["proc"]]
+        out_fd, err_fd = self._make_pipes(rank)
+        spec_fd = _in_memory(pickle.dumps(spec | own, 5))
+        command = rank_command(own, spec, spec_fd)
+        try:
+            process = subprocess.Popen(
+                command.argv,
+                executable=command.program,
+                pass_fds=[spec_fd],
+                stdin=subprocess.DEVNULL,
+                stdout=out_fd,
+                stderr=err_fd,
+                env=command.env,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            reason = (
+                f"was never started: {command.program!r}: "
+                f"{error.strerror if isinstance(error, OSError) else error}"
+            )
+            self._loop.call_later(
+                0.0, lambda: self._ended(rank, None, reason)
+            )  # who has asked for it is to know of it first
+            return
+        finally:
+            for fd in (spec_fd, out_fd, err_fd):
+                os.close(fd)
+        process.returncode = 0  # ours to wait for, by pidfd; Popen must not
+        self._started(rank, process.pid)
+        if command.is_users:
+            self._loop.call_later(COMMAND_S, lambda: self._give_up(rank))
+
+    def _give_up(self, rank: Rank) -> None:
+        """The user's command had time enough to become a rank."""
+        if rank.state == ProcState.STARTING:
+            rank.tail.append(
+                (
+                    f"bootstrap_command has not become a rank within {COMMAND_S:g} s: it is to run "
+                    "`python -m monarch_nb._rank.bootstrap`\n"
+                ).encode()
+            )
+            self._signal(rank, signal.SIGKILL)
+
+    def _started(self, rank: Rank, pid: int) -> None:
+        rank.pid = pid
+        rank.pidfd = os.pidfd_open(pid)
+        self._loop.watch_file(rank.pidfd, lambda: self._reap(rank))
+        if rank.state == ProcState.STOPPING:
+            self._signal(rank, signal.SIGKILL)
+
+    def drain(self) -> None:
+        """Read whatever ranks have written so far. One look at all pipes: it's done twice for each cell
+        and rank.
+        """
+        for fd, _ in self._pipes.poll(0):
+            reader = self._readers.get(fd)
+            if reader is not None:
+                reader.drain()
+
+    # --- ending
+
+    def _reap(self, rank: Rank) -> None:
+        self._loop.forget_file(rank.pidfd)
+        try:
+            status = os.waitid(os.P_PIDFD, rank.pidfd, os.WEXITED)
+        except ChildProcessError:
+            status = None
+        os.close(rank.pidfd)
+        rank.pidfd = -1
+        with suppress(OSError):
+            os.killpg(rank.pid, signal.SIGKILL)  # what it had started and not taken along
+        self._ended(rank, status)
+        reap_strangers({r.pid for r in self.ranks.values() if r.pidfd >= 0} | {self.zygote_pid or 0})
+
+    def _ended(self, rank: Rank, status: Any, reason: str = "") -> None:
+        for output in rank.outputs:
+            output.drain()
+            output.close()
+        rank.outputs.clear()
+        stopped = rank.state == ProcState.STOPPING
+        rank.state = ProcState.STOPPED if stopped else ProcState.LOST
+        signaled = status is not None and status.si_code != os.CLD_EXITED
+        if (
+            signaled
+            and status.si_status == signal.SIGKILL
+            and not stopped
+            and count_oom_kills() > self._num_oom_kills
+        ):
+            self._num_oom_kills += 1
+            reason = "was killed by the kernel (SIGKILL): out of memory"
+        self._on_end(
+            RankExit(
+                proc=rank.proc,
+                rank=rank.rank,
+                group=rank.group,
+                host=self._hostname,
+                pid=rank.pid,
+                signal=status.si_status if status is not None and signaled else None,
+                exit_code=None if signaled or status is None else status.si_status,
+                stopped=stopped,
+                reason=reason,
+                last_lines=b"".join(rank.tail).decode(errors="replace"),
+            )
+        )
+
+    def signal(self, procs: list[int], number: int) -> None:
+        """Send a signal to ranks (not to what they started)."""
+        for proc in procs:
+            rank = self.ranks.get(proc)
+            if rank is not None:
+                self._signal(rank, number)
+
+    @staticmethod
+    def _signal(rank: Rank, number: int) -> None:
+        if rank.pidfd >= 0:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(rank.pidfd, number)
+
+    def stop(self, procs: list[int], grace_s: float = STOP_GRACE_S) -> None:
+        """Ask ranks to leave, and kill after `grace_s` those that haven't."""
+        leaving = [
+            r
+            for p in procs
+            if (r := self.ranks.get(p)) is not None and r.state in (ProcState.STARTING, ProcState.RUNNING)
+        ]
+        for rank in leaving:
+            rank.state = ProcState.STOPPING
+            with suppress(OSError):
+                os.close(os.open(address.stop_path(self._directory, rank.proc), os.O_CREAT, 0o600))
+            self._signal(rank, signal.SIGTERM if grace_s > 0 else signal.SIGKILL)
+        if grace_s > 0:
+            self._loop.call_later(grace_s, lambda: self._kill(leaving))
+
+    def _kill(self, ranks: list[Rank]) -> None:
+        for rank in ranks:
+            self._signal(rank, signal.SIGKILL)
+
+    @property
+    def num_alive(self) -> int:
+        """Ranks that haven't ended."""
+        return sum(
+            r.state in (ProcState.STARTING, ProcState.RUNNING, ProcState.STOPPING)
+            for r in self.ranks.values()
+        )
+
+    def close(self) -> None:
+        """Kill what is left, zygote included, and wait for it."""
+        for rank in self.ranks.values():
+            if rank.pidfd >= 0:
+                self._signal(rank, signal.SIGKILL)
+                with suppress(OSError):
+                    os.killpg(rank.pid, signal.SIGKILL)
+        if self._zygote is not None:
+            self._zygote.kill()
+            self._zygote.wait()
+        kill_children()
+
+
+def _become_subreaper() -> None:
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    set_process_name("mnb-host")
+
+
+def reap_strangers(known: set[int]) -> None:
+    """Reap orphans of ranks, which the kernel has made our children."""
+    while True:
+        try:
+            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if found is None or found.si_pid in known:
+            return
+        with suppress(ChildProcessError):
+            os.waitid(os.P_PID, found.si_pid, os.WEXITED | os.WNOHANG)
+
+
+def _gpu_of(own: dict[str, Any], spec: dict[str, Any]) -> str:
+    gpus = spec.get("gpus")
+    if not gpus or not spec.get("gpu_dimension"):
+        return ""
+    return str(gpus[own["local_rank"] % len(gpus)])
+
+
+def kill_children(grace_s: float = STOP_GRACE_S) -> None:
+    """Kill every child of this process, adopted ones included, until there's none; but don't wait for one
+    that can't be killed (it has become another user's), for this process is to end.
+    """
+    limit = time.monotonic() + grace_s
+    while time.monotonic() < limit:
+        for pid in _children():
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG) is None:
+                time.sleep(0.001)
+        except ChildProcessError:
+            return
+
+
+def _children() -> list[int]:
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        return [int(p) for p in file.read().split()]
+
+
+def _in_memory(data: bytes) -> int:
+    fd = os.memfd_create("monarch_nb-spec", os.MFD_CLOEXEC)
+    with open(os.dup(fd), "wb") as file:
+        file.write(data)
+    return fd

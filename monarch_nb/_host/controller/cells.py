@@ -1,0 +1,423 @@
+"""Cells: the controller runs them, so that they and what they print outlive whoever typed them.
+
+What a cell prints, and how it ends on each rank, goes into the journal; who watches reads it from there
+(`watch`). What happens to cells, and what follows from it, is decided in `cell_states`; here events are
+handed to it, and what it says is done.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, assert_never
+
+from msgspec import convert
+from msgspec.structs import asdict
+
+from monarch_nb._host.controller import cell_events as to_do
+from monarch_nb._host.controller import cell_results
+from monarch_nb._host.controller.cell_events import (
+    Aborted,
+    EndedWell,
+    EndedWith,
+    EndWanted,
+    Event,
+    GroupsRemade,
+    MeshEnds,
+    RankGone,
+    Said,
+    StacksFound,
+    Submitted,
+    TellDone,
+)
+from monarch_nb._host.controller.cell_states import CellStates
+from monarch_nb._host.controller.escalation import INTERRUPT_S
+from monarch_nb._host.controller.exits import Exited
+from monarch_nb._host.controller.groups import remake_groups
+from monarch_nb._host.controller.watch import Watch
+from monarch_nb._host.controller.workflow import run_workflow
+from monarch_nb._host.request import RequestError
+from monarch_nb._journal import record as records
+from monarch_nb._journal.secrets import logged_source
+from monarch_nb._protocol import cells as protocol
+from monarch_nb._protocol.base import Plain, encode
+from monarch_nb._protocol.cells import CellOver, RunCell, WatchCell
+from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.questions import AbortCollectives, CancelCell
+from monarch_nb._protocol.registry import LATER, Later, Sender, handles
+from monarch_nb._protocol.states import CellStatus, EndReason, EntryKind
+from monarch_nb._protocol.work import Work
+from monarch_nb._shape import format_ranks, name_ranks
+from monarch_nb._wire import address
+from monarch_nb._wire import message as wire
+from monarch_nb.cells import DefinitionCell
+
+if TYPE_CHECKING:
+    from monarch_nb._host.controller.asking import Answers
+    from monarch_nb._host.controller.controller import ControllerProcess
+
+LATE_BYTES = 16 << 20
+"""How much of the journal after a cell's end is searched for its late output."""
+
+MAX_SOURCE_SHOWN = 100_000
+
+WhenOver = Callable[[CellOver], None]
+_ABORT_ANSWER_S = 1.0
+
+
+@dataclass
+class _Running:
+    """What is kept of a cell that isn't over, besides its state: what ranks are sent, and who watches."""
+
+    frame: bytes
+    when_over: WhenOver
+    watches: list[Watch] = field(default_factory=list)
+
+    @property
+    def watchers(self) -> list[Watch]:
+        """Watches that aren't over."""
+        return [w for w in self.watches if not w.over]
+
+
+class _Facts:
+    """What the states of cells ask about ranks."""
+
+    def __init__(self, controller: ControllerProcess) -> None:
+        self._controller = controller
+        self._procs = controller.registry.procs
+
+    def end_of(self, proc: int) -> RankExit | None:
+        return self._procs[proc].end
+
+    def is_attended(self, proc: int) -> bool:
+        return self._controller.debug.is_stopped(proc) or self._controller.questions.is_asking(proc)
+
+    def living_of(self, group: str) -> dict[int, int]:
+        return {p.rank: p.proc for p in self._procs.values() if p.group == group and p.end is None}
+
+
+class Cells:
+    """Hands events to the states of cells, and does what follows. Owned by the loop thread."""
+
+    def __init__(self, controller: ControllerProcess) -> None:
+        self._controller = controller
+        self._states = CellStates(_Facts(controller))
+        self._running: dict[int, _Running] = {}
+        self._to_do: deque[to_do.Effect] = deque()
+        self._is_doing = False
+        self.on = self._states.on
+        self.at = self._states.at
+        self.is_busy = self._states.is_busy
+
+    @property
+    def num_running(self) -> int:
+        """Cells that aren't over."""
+        return self._states.num_running
+
+    def waiters_of(self, proc: int) -> list[tuple[int, int]]:
+        """Return who watches the cells that run or wait on a rank, and so hears of its end: clients and
+        their refs.
+        """
+        return [(w.client, w.ref) for n in self._states.on(proc) for w in self._running[n].watchers]
+
+    def is_stuck(self, proc: int) -> bool:
+        """Say whether a rank is still busy with a cell that was given up."""
+        return self._states.stuck_in(proc) != 0
+
+    def busy(self, ranks: Mapping[int, int]) -> str:
+        """Return which of some ranks can't do anything just now, as a rank set; empty if all can."""
+        return format_ranks(r for r, p in ranks.items() if not self._states.is_free(p))
+
+    # --- events and effects
+
+    def _happens(self, event: Event) -> None:
+        """Take an event and do what follows. What that makes happen in turn is done after it.
+
+        Raises:
+            Exception: the first that was raised; whatever else is to be done has been done then.
+        """
+        self._to_do += self._states.handle(event)
+        if self._is_doing:
+            return
+        self._is_doing, errors = True, []
+        try:
+            while self._to_do:
+                try:
+                    self._do(self._to_do.popleft())
+                except Exception as error:
+                    errors.append(error)
+        finally:
+            self._is_doing = False
+        if errors:
+            raise errors[0]
+
+    def _do(self, effect: to_do.Effect) -> None:
+        controller = self._controller
+        match effect:
+            case to_do.Touch():
+                controller.status_publisher.touch(effect.procs)
+            case to_do.Tell():
+                for watch in self._running[effect.n].watches:
+                    watch.tell(effect.message)
+            case to_do.Send():
+                controller.send_cell(effect.receivers, effect.n, self._running[effect.n].frame)
+            case to_do.Write():
+                controller.output.write(
+                    records.RESULT, "stdout", effect.group, effect.rank, effect.n, effect.body
+                )
+            case to_do.Shortly():
+                controller.loop.call_shortly(partial(self._happens, effect.event))
+            case to_do.After():
+                controller.loop.call_later(effect.delay_s, partial(self._happens, effect.event))
+            case to_do.Over():
+                self._end(effect)
+            case to_do.Interrupt():
+                self._interrupt(effect)
+            case to_do.Abort():
+                aborted = partial(self._on_aborted, effect.n)
+                controller.asking.ask(effect.procs, AbortCollectives(), aborted, _ABORT_ANSWER_S)
+            case to_do.Look():
+                controller.looks.stacks(
+                    effect.procs, lambda found: self._happens(StacksFound(effect.n, found))
+                )
+            case to_do.Remake():
+                run_workflow(
+                    remake_groups(controller, dict(effect.procs)),
+                    lambda said: self._happens(GroupsRemade(effect.n, str(said))),
+                )
+            case _:
+                assert_never(effect)
+
+    def _interrupt(self, effect: to_do.Interrupt) -> None:
+        # First the message, for a rank that hasn't begun yet; then the signal, for one that has.
+        controller, n = self._controller, effect.n
+        controller.asking.ask(effect.procs, CancelCell(n), lambda _answers: None, INTERRUPT_S)
+        controller.ranks.signal(list(effect.procs.values()), int(signal.SIGINT), n)
+
+    def _on_aborted(self, n: int, answers: Answers) -> None:
+        self._happens(Aborted(n, sum(1 for found in answers.values() if found)))
+
+    # --- beginning
+
+    @handles(RunCell)
+    def do_run_cell(self, request: RunCell, sender: Sender) -> Later | None:
+        """Run a cell; news of it go to whoever asked.
+
+        Raises:
+            ValueError: if a rank is stuck in a cell that was given up.
+        """
+        self.begin(request, self._controller.clients.who(sender.proc), (sender.proc, sender.ref))
+        return LATER
+
+    def begin(
+        self,
+        request: RunCell,
+        who: str,
+        watcher: tuple[int, int] = (0, 0),
+        when_over: WhenOver = lambda _over: None,
+    ) -> None:
+        """Run a cell.
+
+        Args:
+            who: has asked for it, for the journal.
+            watcher: the client that is told how it goes, and the ref of its question; ref 0: nobody is.
+            when_over: called with how it has ended.
+
+        Raises:
+            ValueError: if a rank is stuck in a cell that was given up.
+        """
+        procs: dict[int, int] = dict(zip(request.ranks, request.procs, strict=True))
+        self._refuse_stuck(procs)
+        is_free = {proc: self._states.is_free(proc) for proc in procs.values()}  # raises for an unknown one
+        n = self._enter(request, who)
+        running = self._running[n] = _Running(
+            self._frame(request, n), partial(self._when_over, request, n, when_over)
+        )
+        submitted = Submitted(n, request.group, procs)
+        if all(is_free.values()):
+            self._happens(submitted)  # the ranks begin while the rest is done
+        self._add_asker(running, n, *watcher)
+        if not all(is_free.values()):  # there's something to tell: that it waits, or that ranks are lost
+            self._happens(submitted)
+        if request.timeout_s is not None:
+            time_is_up = EndWanted(n, f"timeout {request.timeout_s:g}")
+            self._controller.loop.call_later(request.timeout_s, partial(self._happens, time_is_up))
+
+    def _add_asker(self, running: _Running, n: int, client: int, ref: int) -> None:
+        """Let whoever has asked for a cell watch it."""
+        if ref:
+            watch = self._controller.output.watch_cell(client, ref, n, None, None)
+            watch.tell(protocol.CellBegan(n), soon=True)
+            running.watches.append(watch)
+
+    def _enter(self, request: RunCell, who: str) -> int:
+        """Begin a cell's entry in the journal; return its number."""
+        controller = self._controller
+        entry = controller.journal.entries.begin_entry(
+            EntryKind.CELL,
+            who=who,
+            when=time.time(),
+            **logged_source(request.source[:MAX_SOURCE_SHOWN]),
+            ranks=request.rank_set,
+            group=request.group,
+            number=request.number,
+            env=controller.environment_id,
+            position=controller.journal.store.end,
+            **_repeated(request),
+            **({"script": True} if request.script is not None else {}),
+            **({"always": True} if request.always else {}),
+        )
+        return int(entry["n"])
+
+    def _when_over(self, request: RunCell, n: int, when_over: WhenOver, over: CellOver) -> None:
+        if request.always and over.status == CellStatus.OK:
+            definition = DefinitionCell(request.source, request.number or n, n)
+            self._controller.definitions.add(request.group, definition)
+        when_over(over)
+
+    @staticmethod
+    def _frame(request: RunCell, n: int) -> bytes:
+        """Return what ranks are sent."""
+        work = protocol.CellWork(request.source, request.number or n, request.profile, request.script)
+        return wire.pack(
+            wire.CALL,
+            src=address.CONTROLLER,
+            dst=0,
+            ref=n,
+            name=Work.RUN.encode(),
+            origin=n,
+            context=request.context,
+            payload=encode(work),
+        )
+
+    def _refuse_stuck(self, procs: Mapping[int, int]) -> None:
+        stuck = {rank: n for rank, proc in procs.items() if (n := self._states.stuck_in(proc))}
+        if stuck:
+            ranks = format_ranks(stuck)
+            free = format_ranks(r for r in procs if r not in stuck)
+            leave = f" leave {'it' if len(stuck) == 1 else 'them'} out: --ranks {free};" if free else ""
+            raise ValueError(
+                f"{name_ranks(stuck)} still {'hang' if len(stuck) > 1 else 'hangs'} in cell "
+                f"#{', #'.join(map(str, sorted(set(stuck.values()))))}, which was given up.{leave} "
+                f"see where: %mesh stacks --ranks {ranks}; or restart: %mesh restart --ranks {ranks}"
+            )
+
+    # --- ending on a rank
+
+    def answered(self, n: int, rank: int, flags: int, payload: Any) -> None:
+        """Take a rank's answer to a cell."""
+        (seconds,) = wire.CELL_SECONDS.unpack_from(payload)
+        body = bytes(payload[wire.CELL_SECONDS.size :])
+        if not body:
+            self._happens(EndedWell(n, rank, seconds))
+            return
+        failure = cell_results.read_failure(rank, body) if flags & wire.ERROR else None
+        self._happens(EndedWith(n, rank, seconds, body, failure))
+
+    def rank_exited(self, exited: Exited) -> None:
+        """A rank is dead: what ran or waited there has failed."""
+        self._happens(RankGone(exited.end))
+
+    # --- making it end
+
+    def interrupt(self, n: int) -> bool:
+        """The user wants a cell to end; asked again, the next step is taken at once. False if it's over."""
+        if not self._states.knows(n):
+            return False
+        self._happens(EndWanted(n, EndReason.USER))
+        return True
+
+    def interrupt_procs(self, procs: set[int]) -> None:
+        """Interrupt all cells that run or wait on some ranks."""
+        for n in self._states.on_any(procs):
+            self.interrupt(n)
+
+    # --- the end
+
+    def _end(self, over: to_do.Over) -> None:
+        self._controller.supervisor.drain()  # what its ranks have printed goes before the news of its end
+        running = self._running.pop(over.n)
+        self._book(over.n, over.summary, seen=bool(running.watchers))
+        if over.is_told:
+            for watch in running.watches:
+                watch.tell(over.summary, last=True)
+            running.when_over(over.summary)
+
+    def mesh_ends(self, how: str) -> None:
+        """End the entries of what runs or waits."""
+        self._happens(MeshEnds(how))
+
+    def _book(self, n: int, summary: CellOver, *, seen: bool) -> None:
+        """Enter the end of a cell into the journal."""
+        kept = {
+            **asdict(summary),
+            "failures": [asdict(f) for f in summary.failures],
+            **self._unkept(n, summary),
+        }
+        journal = self._controller.journal
+        journal.entries.add(n, ended=time.time(), end_position=journal.store.end, seen=seen, **kept)
+
+    def _unkept(self, n: int, summary: CellOver) -> dict[str, Plain]:
+        """Return what the journal has otherwise than those who watch; they have seen it all."""
+        journal = self._controller.journal
+        if journal.is_unlogged(n):
+            failures = [{**asdict(f), "message": "(not kept)"} for f in summary.failures]
+            return {"failures": failures, "missing": "this cell's source and output are not kept: # nolog"}
+        if not journal.trouble:
+            return {}
+        text = f"what it has printed may be missing here; the journal isn't written: {journal.trouble}"
+        return {"missing": text}
+
+    # --- watching
+
+    @handles(WatchCell)
+    def do_watch_cell(self, request: WatchCell, sender: Sender) -> Later | None:
+        """Show a cell from its beginning."""
+        entry = self._controller.journal.entries.entries.get(request.n)
+        if entry is None or entry["kind"] != EntryKind.CELL:
+            raise RequestError(f"the journal has no cell #{request.n}; see %mesh history")
+        if self._states.knows(request.n):
+            self._watch_running(sender, request.n, entry["position"])
+        else:
+            self._watch_over(sender, request.n, entry)
+        return LATER
+
+    def _watch_running(self, sender: Sender, n: int, position: int) -> None:
+        self._happens(TellDone(n))  # to those who watch already: the new one learns it from the history
+        watch = self._controller.output.watch_cell(sender.proc, sender.ref, n, position, None)
+        self._running[n].watches.append(watch)
+        for message in self._states.history(n):
+            watch.tell(message)
+
+    def _watch_over(self, sender: Sender, n: int, entry: Mapping[str, Plain]) -> None:
+        controller = self._controller
+        until = min(entry["end_position"] + LATE_BYTES, controller.journal.store.end)
+        watch = controller.output.watch_cell(sender.proc, sender.ref, n, entry["position"], until)
+        watch.tell(protocol.CellBegan(n))
+        if "missing" in entry:
+            watch.tell(protocol.CellSaid(entry["missing"]))
+        known = CellOver.__struct_fields__
+        watch.tell(convert({name: entry[name] for name in known}, CellOver))
+
+    def watchers(self, n: int) -> list[int]:
+        """Return the clients that watch a cell that isn't over."""
+        running = self._running.get(n)
+        return [w.client for w in running.watchers] if running is not None else []
+
+    def is_watched(self, n: int) -> bool:
+        """Say whether somebody watches a cell that isn't over."""
+        return bool(self.watchers(n))
+
+    def say_on(self, proc: int, text: str) -> None:
+        """Tell those who watch the cell that runs on a rank."""
+        self._happens(Said(proc, text))
+
+
+def _repeated(request: RunCell) -> dict[str, Plain]:
+    """Return which entries of the journal a cell repeats, for its own."""
+    found = {"rerun_of": request.rerun_of, "replay_of": request.replay_of}
+    return {name: of for name, of in found.items() if of}

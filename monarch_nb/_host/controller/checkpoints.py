@@ -1,0 +1,324 @@
+"""Where ranks meet that save together, and which checkpoints count.
+
+Members give a value for each phase and get all of them back; when one of them dies, the others hear at once.
+A checkpoint is written beside its place and gets its name when all have written: what has a name is whole.
+When one can't write, the others hear why, and what was written goes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from monarch_nb._host.agent.process import PREEMPT_S
+from monarch_nb._host.controller.exits import Exited
+from monarch_nb._host.controller.spawn_specs import SpawnSpec
+from monarch_nb._host.controller.workflow import run_workflow
+from monarch_nb._journal.disk import why
+from monarch_nb._protocol.events import CheckpointEpoch, HostPreempted, Leave, Notice
+from monarch_nb._protocol.healing import CheckpointFailed, CheckpointGather, Gathered
+from monarch_nb._protocol.registry import LATER, Later, Sender, handles
+from monarch_nb._protocol.states import CheckpointPhase, EntryKind
+from monarch_nb._shape import name_ranks
+from monarch_nb._wire import address
+
+if TYPE_CHECKING:
+    from monarch_nb._host.controller.controller import ControllerProcess
+
+GATHER_S = 180.0
+
+Key = tuple[int, int, str]
+"""Actor, version, phase."""
+
+
+@dataclass
+class _Gathering:
+    members: dict[int, CheckpointGather] = field(default_factory=dict)
+    asking: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def first(self) -> CheckpointGather:
+        """What the first member has said, of those that have come."""
+        return self.members[min(self.members)]
+
+
+@dataclass
+class _Failure:
+    """A checkpoint that won't be: why, and who hasn't been told yet."""
+
+    reason: str
+    left: set[int]
+
+
+@dataclass
+class Saved:
+    """A checkpoint on disk: after how many calls, and where."""
+
+    version: int
+    path: str
+
+
+class CheckpointService:
+    """Owned by the loop thread."""
+
+    def __init__(self, controller: ControllerProcess) -> None:
+        self._controller = controller
+        self._gatherings: dict[Key, _Gathering] = {}
+        self._saved: dict[int, list[Saved]] = {}
+        self._failures: dict[tuple[int, int], _Failure] = {}
+        """By actor and version."""
+        self._writing: dict[int, set[str]] = {}
+        """Where something is being written, by actor."""
+        self._in_trouble: set[int] = set()
+        """Actors whose last checkpoint couldn't be written, as programs have been told."""
+        self._epochs: dict[int, int] = {}
+        """How often members of an actor were lost, or it went back: what began to be saved before that
+        isn't completed.
+        """
+
+    def newest(self, actor_id: int) -> Saved | None:
+        """Return an actor's newest checkpoint that is whole."""
+        found = self._saved.get(actor_id)
+        return found[-1] if found else None
+
+    def epoch(self, actor_id: int) -> int:
+        """Return what members must know to save together."""
+        return self._epochs.get(actor_id, 0)
+
+    def tell_epoch(self, actor_id: int, procs: Iterable[int]) -> None:
+        """Let all members save together again."""
+        for proc in procs:
+            self._controller.event(proc, CheckpointEpoch(actor_id, self.epoch(actor_id)))
+
+    @handles(CheckpointGather)
+    def do_checkpoint_gather(self, request: CheckpointGather, sender: Sender) -> Gathered | Later:
+        """A rank that saves has got to a phase; answers once all have.
+
+        Raises:
+            ValueError: if not all members live.
+        """
+        controller = self._controller
+        spec = controller.healing.spawn_specs.find(request.actor_id)
+        dead = [] if spec is None else [p for p in spec.procs if controller.registry.procs[p].end is not None]
+        if spec is None or dead:
+            raise ValueError(f"{_ranks(controller, dead)} lost" if dead else "the actor was stopped")
+        if request.epoch != self.epoch(request.actor_id):
+            raise ValueError("a member was lost since this was begun")
+        failure = self._failures.get((request.actor_id, request.version))
+        if failure is not None and request.slot in failure.left:
+            raise ValueError(failure.reason)
+        self._leave_behind(spec, request)
+        key = (request.actor_id, request.version, request.phase)
+        gathering = self._gatherings.get(key)
+        if gathering is None:
+            gathering = self._gatherings[key] = _Gathering()
+            controller.loop.call_later(GATHER_S, lambda: self._give_up(key, gathering))
+        gathering.members[request.slot] = request
+        gathering.asking.append((sender.proc, sender.ref))
+        if len(gathering.members) == request.size:
+            try:
+                self._complete(key, gathering, spec.name)
+            except OSError as error:
+                self._refuse(key, why(error, self._base(gathering, key, spec.name)))
+        return LATER
+
+    @handles(CheckpointFailed)
+    def do_checkpoint_failed(self, request: CheckpointFailed, sender: Sender) -> None:
+        """A rank doesn't save any more: it can't write, or has heard that another one can't."""
+        actor_id, version, slot, reason = request.actor_id, request.version, request.slot, request.reason
+        if request.epoch == self.epoch(actor_id):
+            failure = self._failures.get((actor_id, version))
+            if failure is None and reason:
+                failure = self._failures[actor_id, version] = self._fail(request)
+            if failure is not None:
+                failure.left.discard(slot)
+                if not failure.left:
+                    del self._failures[actor_id, version]
+        if request.path:
+            shutil.rmtree(request.path, ignore_errors=True)
+
+    def _fail(self, failed: CheckpointFailed) -> _Failure:
+        """Tell those who wait for a rank that it can't write; and programs, unless one has asked for this
+        checkpoint.
+        """
+        actor_id, version = failed.actor_id, failed.version
+        spec = self._controller.healing.spawn_specs.find(actor_id)
+        who = (
+            _ranks(self._controller, [spec.procs[failed.slot]])
+            if spec is not None
+            else f"member {failed.slot}"
+        )
+        failure = _Failure(f"{who}: {failed.reason}", set(range(failed.size)))
+        for key in [k for k in self._gatherings if k[:2] == (actor_id, version)]:
+            self._refuse(key, failure.reason)
+        if not failed.asked and actor_id not in self._in_trouble:
+            self._in_trouble.add(actor_id)
+            self._tell_trouble(actor_id, version, failure.reason)
+        return failure
+
+    def _tell_trouble(self, actor_id: int, version: int, reason: str) -> None:
+        spec, last = self._controller.healing.spawn_specs.find(actor_id), self.newest(actor_id)
+        name = spec.name if spec is not None else f"{actor_id:x}"
+        good = f"the last good one is {last.path}" if last is not None else "there is none yet"
+        what = (
+            f"the checkpoint of actor {name!r} after {version} calls could not be written: {reason}. "
+            f"Calls go on; {good}"
+        )
+        self._controller.clients.tell_listeners(Notice("", what))
+
+    def _leave_behind(self, spec: SpawnSpec, member: CheckpointGather) -> None:
+        """Members save one version after the other: who has got to this one isn't coming to what others still
+        wait at, nor do those who are past it come back.
+
+        Raises:
+            ValueError: if others have gone on to a later version.
+        """
+        slot, version, phase = member.slot, member.version, member.phase
+        others = {
+            k: g for k, g in self._gatherings.items() if k[0] == spec.actor_id and slot not in g.members
+        }
+        later = next((k for k in others if k[1] > version), None)
+        if later is not None:
+            ahead = [spec.procs[s] for s in others[later].members]
+            raise ValueError(
+                f"{_ranks(self._controller, ahead)} went on to the checkpoint after {later[1]} calls"
+            )
+        for key in others:
+            if key[1:] != (version, phase):
+                self._refuse(
+                    key,
+                    (
+                        f"{_ranks(self._controller, [spec.procs[slot]])} went on to the checkpoint after "
+                        f"{version} calls"
+                    ),
+                )
+
+    def _base(self, gathering: _Gathering, key: Key, name: str) -> str:
+        """Return where the checkpoints of an actor are."""
+        first = gathering.first
+        folder = first.directory or os.path.join(self._controller.journal.store.directory, "checkpoints")
+        return os.path.join(folder, f"{name}-{key[0] & 0xFFFF:04x}")
+
+    def _complete(self, key: Key, gathering: _Gathering, name: str) -> None:
+        """All members have got to a phase: do what is to be done, and let them go on.
+
+        Raises:
+            OSError: if the disk can't be written to; they're still there then.
+        """
+        actor_id, version, phase = key
+        first, base = gathering.first, self._base(gathering, key, name)
+        # The epoch: members of before a loss may still be writing there.
+        writing, final = (
+            os.path.join(base, f".step-{version}.{first.epoch}.writing"),
+            os.path.join(base, f"step-{version}"),
+        )
+        path = writing
+        if phase == CheckpointPhase.BEGIN:
+            os.makedirs(base, mode=0o700, exist_ok=True)
+            shutil.rmtree(writing, ignore_errors=True)
+            os.mkdir(writing, 0o700)
+            self._writing.setdefault(actor_id, set()).add(writing)
+        elif phase == CheckpointPhase.DONE:
+            shutil.rmtree(final, ignore_errors=True)
+            os.rename(writing, final)
+            self._writing[actor_id].discard(writing)
+            self._in_trouble.discard(actor_id)
+            self._enter(actor_id, Saved(version, final), first.keep)
+            path = final
+        del self._gatherings[key]
+        values = (
+            []
+            if phase in tuple(CheckpointPhase)
+            else [gathering.members[s].value for s in sorted(gathering.members)]
+        )
+        for src, ref in gathering.asking:
+            self._controller.reply(src, ref, Gathered(path, values))
+
+    def _enter(self, actor_id: int, saved: Saved, keep: int) -> None:
+        kept = [
+            s for s in self._saved.get(actor_id, ()) if s.version < saved.version
+        ]  # later ones were taken back
+        kept.append(saved)
+        for old in kept[: -max(1, keep)]:
+            shutil.rmtree(old.path, ignore_errors=True)
+        self._saved[actor_id] = kept[-max(1, keep) :]
+
+    def _give_up(self, key: Key, gathering: _Gathering) -> None:
+        if self._gatherings.get(key) is gathering:
+            missing = gathering.first.size - len(gathering.members)
+            self._refuse(key, f"{missing} ranks did not save after {key[1]} calls within {GATHER_S:g} s")
+
+    def _refuse(self, key: Key, text: str) -> None:
+        for src, ref in self._gatherings.pop(key).asking:
+            self._controller.reply(src, ref, text, error=True)
+
+    def rank_exited(self, exited: Exited) -> None:
+        """A rank has died: what was being saved with it isn't completed."""
+        entry = exited.entry
+        if entry is None:
+            return
+        for spec in self._controller.healing.spawn_specs.on({entry.proc}):
+            self._drop_unfinished(spec.actor_id)
+        for key in list(self._gatherings):
+            found = self._controller.healing.spawn_specs.find(key[0])
+            if found is None or entry.proc in found.procs:
+                self._refuse(key, f"rank {entry.rank} was lost")
+
+    def begin_anew(self, actor_id: int, version: int) -> None:
+        """An actor goes back to a version: what is under way is dropped, and later versions don't count."""
+        for key in [k for k in self._gatherings if k[0] == actor_id]:
+            self._refuse(key, "the actor has gone back to an earlier checkpoint")
+        self._drop_unfinished(actor_id)
+        for later in [s for s in self._saved.get(actor_id, ()) if s.version > version]:
+            self._saved[actor_id].remove(later)
+            with suppress(OSError):
+                shutil.rmtree(later.path)
+
+    def _drop_unfinished(self, actor_id: int) -> None:
+        """What was begun isn't completed; who still writes hears of it, and what that leaves goes then
+        (`do_checkpoint_failed`).
+        """
+        self._epochs[actor_id] = self.epoch(actor_id) + 1
+        for path in self._writing.pop(actor_id, ()):
+            shutil.rmtree(path, ignore_errors=True)
+        for key in [k for k in self._failures if k[0] == actor_id]:
+            del self._failures[key]
+
+    # --- a host is about to be taken away
+
+    @handles(HostPreempted)
+    def on_preempted(self, event: HostPreempted, sender: Sender) -> None:
+        """Another host is: it leaves when what its ranks hold has been saved."""
+        host = self._controller.registry.hosts[address.host_of(sender.proc)]
+        host.taken = event.described(host.hostname)
+        theirs = {p.proc for p in self._controller.registry.alive_on(address.host_of(sender.proc))}
+        self.save_then(theirs, lambda: self._controller.event(sender.proc, Leave()))
+
+    def save_then(self, procs: set[int], go_on: Callable[[], None]) -> None:
+        """Have the actors that some ranks belong to save what they hold, as far as they can in the time
+        there is; then go on.
+        """
+        controller = self._controller
+        deadline_s = controller.config.get("preempt_s", PREEMPT_S)
+        specs = [r for r in controller.healing.spawn_specs.on(procs) if r.checkpointed]
+        left = [True]
+
+        def once(_outcome: object = None) -> None:
+            if left:
+                left.clear()
+                go_on()
+
+        if specs:
+            controller.journal.note(
+                0, EntryKind.NOTE, text="this host is about to be taken away: states are saved"
+            )
+            controller.loop.call_later(deadline_s, once)
+        run_workflow(controller.healing.save(specs, deadline_s), once)
+
+
+def _ranks(controller: ControllerProcess, procs: list[int]) -> str:
+    return name_ranks(controller.registry.procs[p].rank for p in procs)

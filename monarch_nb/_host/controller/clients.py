@@ -1,0 +1,121 @@
+"""Keep the list of programs that use a mesh: who comes, who goes."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from monarch_nb._host.controller.registry import Client
+from monarch_nb._protocol.base import Event
+from monarch_nb._protocol.events import Notice
+from monarch_nb._protocol.programs import Goodbye, Hello, InUse, Leaving, Welcome
+from monarch_nb._protocol.registry import Sender, handles
+from monarch_nb._wire import address
+
+if TYPE_CHECKING:
+    from monarch_nb._host.controller.controller import ControllerProcess
+
+_MAX_LEFT = 100
+
+
+class ClientService:
+    """Owned by the loop thread."""
+
+    def __init__(self, controller: ControllerProcess) -> None:
+        self._controller = controller
+        self._left: dict[int, str] = {}
+        """What those who have left were known by, the last ones: the kernel may tell of a program's end
+        before its last message is read.
+        """
+
+    @handles(Hello)
+    def do_hello(self, request: Hello, sender: Sender) -> Welcome:
+        """A client comes."""
+        controller = self._controller
+        client = Client(
+            sender.proc, request.pid, request.what, request.number, request.listens, request.observes
+        )
+        client.kernel = request.kernel
+        with suppress(OSError):
+            client.pidfd = os.pidfd_open(client.pid)
+            controller.loop.watch_file(client.pidfd, lambda: self._gone(client))
+        controller.registry.clients[sender.proc] = client
+        controller.status_publisher.touch()
+        if client.listens:
+            controller.output.watch_own(client)
+            if controller.journal.notice:
+                controller.event(sender.proc, Notice("", controller.journal.notice))
+        return Welcome(os.getpid(), controller.name, controller.mesh_address, controller.journal.store.groups)
+
+    @handles(Leaving)
+    def do_leaving(self, request: Leaving, sender: Sender) -> None:
+        """A client is about to go, and shows nothing any more: a kernel that is being shut down."""
+        client = self._controller.registry.clients.get(sender.proc)
+        if client is not None:
+            self._shows_nothing(client)
+
+    def _shows_nothing(self, client: Client) -> None:
+        listened, client.listens = client.listens, False
+        if listened and not self.anybody_listens:
+            self._controller.journal.is_alone()
+        self._controller.output.watches.drop_client(client.proc)
+
+    @handles(InUse)
+    def do_in_use(self, request: InUse, sender: Sender) -> None:
+        """A notebook uses this mesh from now on, of those that it's connected to."""
+        client = self._controller.registry.clients.get(sender.proc)
+        if client is not None:
+            client.used = time.time()
+            self._controller.status_publisher.touch()
+
+    @handles(Goodbye)
+    def do_goodbye(self, request: Goodbye, sender: Sender) -> None:
+        """A client goes."""
+        client = self._controller.registry.clients.get(sender.proc)
+        if client is not None:
+            self._gone(client)
+
+    def _gone(self, client: Client) -> None:
+        controller = self._controller
+        if client.pidfd >= 0:
+            controller.loop.forget_file(client.pidfd)
+            os.close(client.pidfd)
+            client.pidfd = -1
+        self._left[client.proc] = self.who(client.proc)
+        while len(self._left) > _MAX_LEFT:
+            del self._left[next(iter(self._left))]
+        controller.registry.clients.pop(client.proc, None)
+        self._shows_nothing(client)
+        controller.status_publisher.drop(client.proc)
+        controller.singletons.client_gone(client)
+        controller.debug.client_gone(client.proc)
+        controller.questions.client_gone(client.proc)
+        controller.status_publisher.touch()
+        controller.drop_route(client.proc)
+        controller.router.forget(client.proc)
+        if not client.observes:
+            controller.lease.begin_anew()
+        with suppress(OSError):
+            os.unlink(address.socket_path(controller.directory, client.proc))
+
+    @property
+    def anybody_listens(self) -> bool:
+        """Whether some client shows what ranks print."""
+        return any(c.listens for c in self._controller.registry.clients.values())
+
+    def tell_listeners(self, event: Event) -> None:
+        """Tell the clients that show what ranks print of something."""
+        for client in self._controller.registry.clients.values():
+            if client.listens:
+                self._controller.event(client.proc, event)
+
+    def who(self, proc: int) -> str:
+        """Return what people know a client by."""
+        found = self._controller.registry.clients.get(proc)
+        return (
+            f"{found.what} (pid {found.pid})"
+            if found is not None
+            else self._left.get(proc, "a program that has left")
+        )

@@ -1,0 +1,120 @@
+"""Which environment each host's ranks are started in. The controller keeps the registry, each host starts a
+zygote in it.
+
+Ranks that live keep what they were started in; those that are started from then on (by a restart, a heal, a
+resize, another spawn)
+get the new one. A host process that takes a lost one's place is told when it joins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from monarch_nb._protocol.environment import (
+    EnvironmentSwitched,
+    GetEnvironments,
+    RankEnvironment,
+    SwitchEnvironment,
+    UseEnvironments,
+)
+from monarch_nb._protocol.registry import LATER, Later, Sender, handles
+from monarch_nb._wire import address
+
+if TYPE_CHECKING:
+    from monarch_nb._host.controller.controller import ControllerProcess
+
+SWITCH_S = 120.0
+"""How long a zygote may take until it answers."""
+
+
+@dataclass
+class _Switch:
+    """A request that is answered when all hosts have said how it went."""
+
+    src: int
+    ref: int
+    left: set[int]
+    problems: dict[int, str] = field(default_factory=dict)
+
+
+class EnvironmentService:
+    """Owned by the loop thread."""
+
+    def __init__(self, controller: ControllerProcess) -> None:
+        self._controller = controller
+        self._in_use: dict[int, RankEnvironment] = {}
+        self._switches: dict[int, _Switch] = {}
+        self._num_switches = 0
+
+    @handles(UseEnvironments)
+    def do_use_environments(self, request: UseEnvironments, sender: Sender) -> dict[int, str] | Later:
+        """Have hosts start ranks in other environments from now on; answers with the problems of those that
+        can't, by host."""
+        wanted = request.environments
+        for index in wanted:
+            self._controller.hosts.get(index)
+        if not wanted:
+            return {}
+        self._num_switches += 1
+        number = self._num_switches
+        self._switches[number] = _Switch(sender.proc, sender.ref, set(wanted))
+        for index, environment in wanted.items():
+            self._in_use[index] = environment  # before it's asked: our own host may answer at once
+            self._controller.hosts.ask(index, SwitchEnvironment(environment, number))
+        self._controller.loop.call_later(SWITCH_S, lambda: self._give_up(number))
+        return LATER
+
+    @handles(GetEnvironments)
+    def do_get_environments(self, request: GetEnvironments, sender: Sender) -> dict[int, RankEnvironment]:
+        """Return the environments that hosts start ranks in, by host; those that have never been told aren't
+        in it."""
+        return dict(self._in_use)
+
+    def id_on(self, host: int) -> str:
+        """Return the id of the environment that a host starts ranks in; "" for the one that it was started
+        in itself.
+        """
+        found = self._in_use.get(host)
+        return "" if found is None else found.id
+
+    @handles(EnvironmentSwitched)
+    def on_environment_switched(self, event: EnvironmentSwitched, sender: Sender) -> None:
+        """Another host has a new zygote, or says why not."""
+        self.switched(address.host_of(sender.proc), event.number, event.problem)
+
+    def switched(self, host: int, number: int, problem: str) -> None:
+        """A host has a new zygote, or says why not."""
+        if problem:
+            self._in_use.pop(host, None)
+        switch = self._switches.get(number)
+        if switch is not None and host in switch.left:
+            switch.left.discard(host)
+            if problem:
+                switch.problems[host] = problem
+            if not switch.left:
+                self._answer(number)
+
+    def joined(self, host: int) -> None:
+        """A host process has joined: if it takes another's place, it starts ranks in what that was told."""
+        if host in self._in_use:
+            self._controller.hosts.ask(host, SwitchEnvironment(self._in_use[host], 0))
+
+    def lost(self, host: int) -> None:
+        """A host is lost: who waits for it is told. What takes its place is still to use its environment."""
+        for number, switch in list(self._switches.items()):
+            if host in switch.left:
+                kept = self._in_use.get(host)
+                self.switched(host, number, "it was lost meanwhile")
+                if kept is not None:
+                    self._in_use[host] = kept
+
+    def _give_up(self, number: int) -> None:
+        switch = self._switches.get(number)
+        for host in list(switch.left) if switch is not None else ():
+            self.switched(host, number, f"its zygote has not answered within {SWITCH_S:g} s")
+
+    def _answer(self, number: int) -> None:
+        switch = self._switches.pop(number)
+        self._controller.status_publisher.touch()
+        self._controller.reply(switch.src, switch.ref, switch.problems)

@@ -1,0 +1,172 @@
+"""A rank's exit: which parts of the controller hear of it, in which order, and why in that order.
+
+`subscribers` is the one list. A part hears of each exit once, in the loop's thread. What one part raises goes
+into the log, and those behind it hear of the exit nevertheless: else one mistake would leave a cell running
+for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from msgspec import Struct
+
+from monarch_nb._host.controller.registry import Proc
+from monarch_nb._host.loop import guarded
+from monarch_nb._protocol.exits import RankExit
+
+
+class Exited(Struct, frozen=True):
+    """A rank's process has ended.
+
+    Attributes:
+        end: how, with what the registry knows of it.
+        again: whether another process takes its place at once.
+        entry: the rank in the registry, if it's there.
+    """
+
+    end: RankExit
+    again: bool = False
+    entry: Proc | None = None
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether nobody has wanted it."""
+        return not self.end.stopped and not self.again
+
+
+class Subscriber(NamedTuple):
+    """A part that hears of exits."""
+
+    name: str
+    hear: Callable[[Exited], None]
+
+
+class Forgets(Protocol):
+    """Keeps something for processes."""
+
+    def forget(self, proc: int) -> None:
+        """Drop what is kept for one that has ended."""
+        ...
+
+
+class HearsOfProcs(Protocol):
+    """Keeps something for ranks, by proc id."""
+
+    def proc_has_ended(self, proc: int) -> None:
+        """A rank has ended."""
+        ...
+
+
+class HearsOfExits(Protocol):
+    """Does something about exits."""
+
+    def rank_exited(self, exited: Exited) -> None:
+        """A rank has ended."""
+        ...
+
+
+class Ranks(Protocol):
+    """Knows the ranks."""
+
+    def note_exit(self, exited: Exited) -> None:
+        """Enter an exit into the registry, and tell other processes of it."""
+        ...
+
+    def start_again(self, proc: int) -> None:
+        """Start a rank that has ended anew."""
+        ...
+
+
+class Parts(Protocol):
+    """What a controller is made of, as far as it hears of exits."""
+
+    @property
+    def router(self) -> Forgets:
+        """Messages between machines."""
+        ...
+
+    @property
+    def asking(self) -> Forgets:
+        """Questions to ranks."""
+        ...
+
+    @property
+    def ranks(self) -> Ranks:
+        """Their lives."""
+        ...
+
+    @property
+    def journal(self) -> HearsOfExits:
+        """What has happened."""
+        ...
+
+    @property
+    def healing(self) -> HearsOfExits:
+        """What is done about losses."""
+        ...
+
+    @property
+    def checkpoints(self) -> HearsOfExits:
+        """What actors save."""
+        ...
+
+    @property
+    def orphans(self) -> HearsOfExits:
+        """What actors of a process have spawned elsewhere."""
+        ...
+
+    @property
+    def cells(self) -> HearsOfExits:
+        """What runs where."""
+        ...
+
+    @property
+    def status_publisher(self) -> HearsOfProcs:
+        """The state, live."""
+        ...
+
+    @property
+    def debug(self) -> HearsOfProcs:
+        """Who stands at a breakpoint."""
+        ...
+
+    @property
+    def questions(self) -> HearsOfProcs:
+        """What ranks ask people."""
+        ...
+
+
+def subscribers(parts: Parts) -> tuple[Subscriber, ...]:
+    """Return who hears of exits, first things first."""
+    return (
+        # Answers of the dead come no more: what waits for them goes on with those of others.
+        Subscriber("router", lambda e: parts.router.forget(e.end.proc)),
+        Subscriber("asking", lambda e: parts.asking.forget(e.end.proc)),
+        # From here on the registry says that it's dead; all below rely on that. Programs and ranks are told
+        # before anything is done about it, so that nothing that is done overtakes the news.
+        Subscriber("ranks", parts.ranks.note_exit),
+        Subscriber("journal", parts.journal.rank_exited),
+        # Peers are released from collectives and owners asked before cells hear of it: a cell whose other
+        # ranks hang in a collective with the dead one shall end by their own errors.
+        Subscriber("healing", parts.healing.rank_exited),
+        # What is being saved is refused while the spawn specs still name its members.
+        Subscriber("checkpoints", parts.checkpoints.rank_exited),
+        # Forgets the spawn specs of a rank that was stopped, then stops what its actors owned elsewhere.
+        Subscriber("orphans", parts.orphans.rank_exited),
+        Subscriber("cells", parts.cells.rank_exited),
+        # Built of what the registry and cells say.
+        Subscriber("status", lambda e: parts.status_publisher.proc_has_ended(e.end.proc)),
+        Subscriber("debug", lambda e: parts.debug.proc_has_ended(e.end.proc)),
+        Subscriber("questions", lambda e: parts.questions.proc_has_ended(e.end.proc)),
+        # Last: from then on the same proc id belongs to another process.
+        Subscriber("restart", lambda e: parts.ranks.start_again(e.end.proc) if e.again else None),
+    )
+
+
+def tell(heard_by: Iterable[Subscriber], exited: Exited) -> None:
+    """Tell subscribers of an exit, one after the other; an error of one goes into the log."""
+    for subscriber in heard_by:
+        guarded(partial(subscriber.hear, exited))

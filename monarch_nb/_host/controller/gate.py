@@ -1,0 +1,210 @@
+"""The gate: hosts of an engine come in by an invitation.
+
+The invitation has a key that opens nothing but a knock. A knock names the key that the host has made for
+itself; if there's a place, that key is let in, and the host process dials with it. An invitation ends when
+all its places are taken, when its time is up, or when it's withdrawn.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket as sockets
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import psutil
+import zmq
+
+from monarch_nb._host import capacity
+from monarch_nb._host.controller.registry import Host
+from monarch_nb._host.request import RequestError
+from monarch_nb._protocol.gate import Invite, Invited, Refusals, Withdraw
+from monarch_nb._protocol.registry import Sender, handles
+from monarch_nb._protocol.states import HostState
+from monarch_nb._wire import message as wire
+from monarch_nb._wire.invitation import Admission, Invitation, InvitationError, Knock
+from monarch_nb._wire.keys import KeyPair
+
+if TYPE_CHECKING:
+    from monarch_nb._host.controller.controller import ControllerProcess
+
+MAX_REFUSALS = 20
+
+
+@dataclass
+class _Open:
+    """An invitation that still lets hosts in."""
+
+    hosts: list[int]
+    addresses: tuple[str, ...]
+    taken: set[int] = field(default_factory=set)
+
+
+class Gate:
+    """Owned by the loop thread."""
+
+    def __init__(self, controller: ControllerProcess) -> None:
+        self._controller = controller
+        self._guests: dict[str, _Open] = {}
+        """By the key that may only knock."""
+        self._refusals: deque[str] = deque(maxlen=MAX_REFUSALS)
+
+    # --- inviting
+
+    @handles(Invite)
+    def do_invite(self, request: Invite, sender: Sender) -> Invited:
+        """Reserve places for hosts that will come; return their indices, and what lets them in."""
+        num = request.num
+        capacity.check_room(num, force=True)
+        link = self._controller.hosts.link
+        addresses = tuple(
+            f"tcp://{_bracketed(a)}:{port}" for a, port in self._listen(request.network, request.ports)
+        )
+        keys = KeyPair.new()
+        hosts = [self._controller.registry.new_host(label) for label in request.labels or [""] * num]
+        self._guests[keys.public] = _Open([h.index for h in hosts], addresses)
+        link.let_in(keys.public)
+        self._controller.loop.call_later(request.expires_s, lambda: self._close(keys.public))
+        invitation = Invitation(
+            request.name, wire.VERSION, addresses, link.public_key, *keys, num, request.scratch
+        )
+        return Invited([h.index for h in hosts], invitation.to_json(), keys.public)
+
+    @handles(Withdraw)
+    def do_withdraw(self, request: Withdraw, sender: Sender) -> None:
+        """Let nobody in any more by an invitation; places that nobody has taken are given up."""
+        found = self._guests.get(request.guest)
+        self._close(request.guest)
+        for index in found.hosts if found else ():
+            host = self._controller.registry.hosts[index]
+            if host.state == HostState.EXPECTED:
+                self._controller.hosts.link.give_up(host)
+
+    @handles(Refusals)
+    def do_refusals(self, request: Refusals, sender: Sender) -> list[str]:
+        """Return who has knocked and wasn't let in, and why."""
+        return list(self._refusals)
+
+    def _close(self, guest: str) -> None:
+        if self._guests.pop(guest, None) is not None:
+            self._controller.hosts.link.keep_out(guest)
+
+    def _listen(self, network: str, ports: Sequence[int]) -> list[tuple[str, int]]:
+        """Listen for hosts; return addresses and ports that they may reach.
+
+        Raises:
+            RequestError: if this machine has no address there, or all ports are taken.
+        """
+        addresses = own_addresses(network)
+        if not addresses:
+            raise RequestError(
+                f"this machine has no address in {network}; it has {', '.join(own_addresses(''))}: "
+                "network = in the profile"
+            )
+        return (
+            [(address, self._port(f"tcp://{_bracketed(address)}", ports)) for address in addresses]
+            if network
+            else self._everywhere(addresses, ports)
+        )
+
+    def _everywhere(self, addresses: Sequence[str], ports: Sequence[int]) -> list[tuple[str, int]]:
+        where = "tcp://[::]" if sockets.has_dualstack_ipv6() else "tcp://0.0.0.0"
+        port = self._port(where, ports)
+        return [(address, port) for address in addresses if "[" in where or ":" not in address]
+
+    def _port(self, where: str, ports: Sequence[int]) -> int:
+        for port in range(ports[0], ports[1] + 1) if ports else ("*",):
+            try:
+                return int(self._controller.hosts.link.listen_on(f"{where}:{port}").rpartition(":")[2])
+            except zmq.ZMQError as error:
+                if error.errno != zmq.EADDRINUSE:
+                    raise RequestError(f"this machine can't listen at {where}:{port}: {error}") from None
+        raise RequestError(
+            f"ports {ports[0]}-{ports[1]} of this machine are all taken; name others: ports = in the profile"
+        )
+
+    # --- knocks
+
+    def is_guest(self, key: str) -> bool:
+        """Say whether a key may only knock."""
+        return key in self._guests
+
+    def answer(self, key: str, payload: bytes, peer: str) -> bytes:
+        """Return the answer to a knock; nothing in it can harm us."""
+        try:
+            knock = Knock.from_json(payload)
+            host = self._place(key, knock)
+        except InvitationError as error:
+            self._refusals.append(f"{peer}: {error}")
+            return Admission(error=str(error)).to_json()
+        self._controller.hosts.link.admit(host, knock.public, knock.address)
+        return Admission(host.index, host.generation, host.label).to_json()
+
+    def _place(self, guest: str, knock: Knock) -> Host:
+        """Return the place that a knock may have.
+
+        Raises:
+            InvitationError: if there's none, or if it speaks another language.
+        """
+        if knock.wire_version != wire.VERSION:
+            raise InvitationError(
+                f"node {knock.node} has another version of monarch_nb (protocol {knock.wire_version}; "
+                f"the mesh speaks {wire.VERSION}): install the same one there, or name its "
+                "interpreter: python = in the profile"
+            )
+        hosts, opened = self._controller.registry.hosts, self._guests[guest]
+        if knock.address not in opened.addresses:
+            raise InvitationError(f"node {knock.node} came by an address that wasn't given to it")
+        known = next((hosts[i] for i in opened.taken if hosts[i].public_key == knock.public), None)
+        host = known or self._free(opened, knock.place)
+        if host is None:
+            raise InvitationError(
+                f"no place is left for node {knock.node}: {len(opened.taken)} of {len(opened.hosts)} "
+                "have joined"
+            )
+        opened.taken.add(host.index)
+        host.label = host.label or knock.node
+        if len(opened.taken) == len(
+            opened.hosts
+        ):  # answered first: what was asked by this connection goes on
+            self._controller.loop.call_later(1.0, lambda: self._close(guest))
+        return host
+
+    def _free(self, opened: _Open, place: int | None) -> Host | None:
+        hosts = self._controller.registry.hosts
+        left = [
+            hosts[i] for i in opened.hosts if i not in opened.taken and hosts[i].state == HostState.EXPECTED
+        ]
+        if place is None:
+            return next(iter(left), None)
+        return next(
+            (h for h in left if 0 <= place < len(opened.hosts) and h.index == opened.hosts[place]), None
+        )
+
+
+def own_addresses(network: str) -> list[str]:
+    """Return the addresses of this machine in a network; without one, all that others may reach, or the
+    loopback if there's nothing else.
+    """
+    inside = ipaddress.ip_network(network) if network else None
+    found = [ipaddress.ip_address(text) for text in _interface_addresses()]
+    if inside is not None:
+        return [str(a) for a in found if a in inside]
+    others = [
+        str(a) for a in sorted(found, key=lambda a: a.version) if not a.is_loopback and not a.is_link_local
+    ]
+    return others or ["127.0.0.1"]
+
+
+def _interface_addresses() -> Iterator[str]:
+    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    for name, each in psutil.net_if_addrs().items():
+        for entry in each:
+            if name in up and entry.family in (sockets.AF_INET, sockets.AF_INET6):
+                yield entry.address.partition("%")[0]
+
+
+def _bracketed(address: str) -> str:
+    return f"[{address}]" if ":" in address else address

@@ -1,0 +1,220 @@
+"""A controller that was started for whoever comes first: it gives itself to one program, and belongs to that
+as if the program had started it.
+
+It listens at a socket in its private directory (SOCK_SEQPACKET). Its keeper (`_client/keeper`) connects first
+and hears of it: that it's warm, that it was taken. A program sends what it has and a new interpreter would
+have inherited, in a memory file; the controller takes that on, answers `YOURS`, and waits for `THANKS`. Who
+leaves without that may not have heard of it, so the controller ends, rather than belong to somebody who
+doesn't know. Whose it is, is the pid that the kernel gives for the connection, nothing that is said on it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import struct
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from monarch_nb._wire.claim import Claim
+
+if TYPE_CHECKING:
+    from monarch_nb._host.controller.controller import ControllerProcess
+
+CLAIM, YOURS, THANKS, TAKEN, WARM = b"claim", b"yours", b"thanks", b"taken", b"warm"
+_FACTS = "warm.json"
+_MAX_BYTES = 8 << 20
+_PEER = struct.Struct("3i")
+
+
+class Belongings(NamedTuple):
+    """What a program hands over.
+
+    Attributes:
+        environ: its environment.
+        path: its module path.
+        cwd: its working directory.
+    """
+
+    environ: dict[str, str]
+    path: list[str]
+    cwd: str
+
+
+def socket_path(directory: str) -> str:
+    """Return where a controller listens for programs that take it."""
+    return os.path.join(directory, "handover")
+
+
+def read_facts(directory: str) -> dict[str, Any]:
+    """Return what a warm controller says of itself: `path`, the module path that it has imported from;
+    `modules`, what was imported, by directory; `requirements`, what programs must have in common with it.
+
+    Raises:
+        OSError, ValueError: if it has gone.
+    """
+    with open(os.path.join(directory, _FACTS)) as file:
+        found = json.load(file)
+    if not isinstance(found, dict):
+        raise ValueError("this isn't what a warm controller says of itself")
+    return found
+
+
+class Handover:
+    """Owned by the loop thread. Does nothing in a controller that belongs to whoever has started it."""
+
+    def __init__(self, controller: ControllerProcess) -> None:
+        self._controller = controller
+        self._keeper: socket.socket | None = None
+        self._taker: socket.socket | None = None
+        self._guests: set[socket.socket] = set()
+        self._listener: socket.socket | None = None
+        self._claim_path: str = controller.config.get("warm_claim") or ""
+        if self._claim_path:
+            listener = self._listener = socket.socket(
+                socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK
+            )
+            listener.bind(socket_path(controller.directory))
+            listener.listen(64)
+            controller.loop.watch_file(listener.fileno(), self._accept)
+            controller.supervisor.on_warm = self._is_warm
+
+    @property
+    def _is_free(self) -> bool:
+        return self._listener is not None and self._taker is None
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        with suppress(OSError):
+            guest, _ = self._listener.accept()
+            guest.setblocking(False)
+            self._guests.add(guest)
+            if self._keeper is None and _peer(guest) == self._controller.lease.owner_pid:
+                self._keeper = guest
+                if self._controller.supervisor.warm:  # the zygote was quicker than the keeper
+                    self._tell_keeper(WARM)
+            self._controller.loop.watch_file(guest.fileno(), lambda: self._hear(guest))
+
+    def _hear(self, guest: socket.socket) -> None:
+        fds: list[int] = []
+        try:
+            data, fds, _, _ = socket.recv_fds(guest, 64, 1)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        try:
+            if guest is self._taker:
+                self._settle(data)
+            elif guest is self._keeper:
+                self._keeper_has_gone()
+            elif data == CLAIM and len(fds) == 1 and self._is_free:
+                self._offer(guest, fds[0])
+            else:
+                self._dismiss(guest)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _is_warm(self, modules: dict[str, list[str]]) -> None:
+        """All has been imported: programs may come."""
+        config = self._controller.config
+        facts = {"path": config["sys_path"], "modules": modules, "requirements": config["requirements"]}
+        path = os.path.join(self._controller.directory, _FACTS)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            json.dump(facts, file)
+        self._tell_keeper(WARM)
+
+    def _offer(self, guest: socket.socket, fd: int) -> None:
+        """Become a program's, and tell it so."""
+        controller = self._controller
+        try:
+            belongings = _read(fd)
+        except (OSError, ValueError, TypeError, KeyError):
+            self._dismiss(guest)
+            return
+        if not controller.supervisor.warm or controller.supervisor.zygote_pid is None:
+            self._dismiss(guest)
+            controller.shut_down()  # it isn't what it was kept for; the keeper starts another
+            return
+        self._taker = guest
+        try:
+            controller.lease.belong_to(_peer(guest))
+            self._take_on(belongings)
+            guest.send(YOURS)
+        except OSError:
+            controller.shut_down()
+        self._tell_keeper(TAKEN)
+
+    def _take_on(self, belongings: Belongings) -> None:
+        """Have what a process has that the program had started itself."""
+        controller = self._controller
+        os.environ.clear()
+        os.environ.update(belongings.environ)
+        with suppress(OSError):
+            os.chdir(belongings.cwd)
+        controller.config["sys_path"] = belongings.path
+        controller.registry.started = time.time()
+        controller.supervisor.move(belongings._asdict(), belongings.path)
+
+    def _settle(self, data: bytes) -> None:
+        """The program that has taken us has heard of it, or else has gone."""
+        if data != THANKS:
+            self._controller.shut_down()
+        for guest in list(self._guests):
+            self._dismiss(guest)
+        assert self._listener is not None
+        self._controller.loop.forget_file(self._listener.fileno())
+        self._listener.close()
+        self._listener = None
+        for name in (_FACTS, os.path.basename(socket_path(""))):
+            with suppress(OSError):
+                os.unlink(os.path.join(self._controller.directory, name))
+
+    def _keeper_has_gone(self) -> None:
+        assert self._keeper is not None
+        self._dismiss(self._keeper)
+        self._keeper = None
+        if self._is_free:
+            self._controller.shut_down()
+
+    def close(self) -> None:
+        """This controller ends. If nobody has taken it, and its keeper was killed, then what that has left
+        goes, too."""
+        if self._is_free:
+            with suppress(OSError):
+                claim = Claim.acquire(self._claim_path, {})
+                if claim is not None:
+                    claim.release()
+
+    def _tell_keeper(self, event: bytes) -> None:
+        if self._keeper is not None:
+            with suppress(OSError):
+                self._keeper.send(event)
+
+    def _dismiss(self, guest: socket.socket) -> None:
+        if guest in self._guests:
+            self._guests.remove(guest)
+            self._controller.loop.forget_file(guest.fileno())
+            guest.close()
+
+
+def _peer(connection: socket.socket) -> int:
+    """Return the pid of the process at the other end."""
+    return int(_PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))[0])
+
+
+def _read(fd: int) -> Belongings:
+    """Read what a program hands over; never waits, whatever the descriptor is."""
+    about = os.fstat(fd)
+    if not stat.S_ISREG(about.st_mode) or not 0 < about.st_size <= _MAX_BYTES:
+        raise ValueError("this is no memory file")
+    found = json.loads(os.pread(fd, about.st_size, 0))
+    belongings = Belongings(dict(found["environ"]), list(found["path"]), found["cwd"])
+    texts = [*belongings.environ, *belongings.environ.values(), *belongings.path, belongings.cwd]
+    if not all(isinstance(text, str) and "\0" not in text for text in texts):
+        raise ValueError("this isn't what a program has")
+    return belongings

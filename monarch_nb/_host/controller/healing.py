@@ -1,0 +1,491 @@
+"""Heal a mesh when ranks are lost: release their peers, notify the owners, and put everything back
+in its place.
+
+A rank that is made again keeps its proc id, so every handle on it works again; what it held is made again
+from the spawn specs of its actors and what they have saved. One heal of a group runs at a time.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from msgspec import to_builtins
+
+from monarch_nb._host.controller.exits import Exited
+from monarch_nb._host.controller.groups import remake_groups
+from monarch_nb._host.controller.heal_states import TOGETHER_S, Losses, Turns
+from monarch_nb._host.controller.registry import Group, Policy, Proc, Waiting
+from monarch_nb._host.controller.reshaping import Reshaping
+from monarch_nb._host.controller.spawn_specs import SpawnSpec, SpawnSpecs
+from monarch_nb._host.controller.workflow import Workflow, run_workflow
+from monarch_nb._protocol.base import encode
+from monarch_nb._protocol.events import ActorsHealed, Notice
+from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.failure import ActorFailed, Failure
+from monarch_nb._protocol.healing import ActorSpawned, ActorStopped, Heal, Report, Resize, SetPolicy
+from monarch_nb._protocol.questions import AbortCollectives, CheckpointVersions, LivingActors, WhereNow
+from monarch_nb._protocol.registry import LATER, Later, Sender, handles
+from monarch_nb._protocol.states import CellStatus, CheckpointKind, EntryKind, HostState, OnFailure, ProcState
+from monarch_nb._shape import format_ranks, name_ranks
+from monarch_nb._wire import address
+from monarch_nb._wire import message as wire
+from monarch_nb.exceptions import describe_end
+from monarch_nb.units import size_text
+
+if TYPE_CHECKING:
+    from monarch_nb._host.controller.controller import ControllerProcess
+
+Done = Callable[[Report], None]
+
+START_S = 60.0
+TAKEN_S = 60.0
+"""How long a heal waits for hosts that are being taken away."""
+CONSTRUCT_S = 120.0
+_ABORT_S = 2.0
+_ASK_S = 5.0
+_BUSY_S = 1.0
+_RETRY = "end that, and heal again: %mesh interrupt, %mesh heal"
+
+_SILENT = Failure("RankTimeout", f"no answer within {CONSTRUCT_S:g} s")
+
+
+class _Turn(NamedTuple):
+    """A heal or a resize of a group, which `client` (0: nobody) has asked for."""
+
+    group: str
+    begin: Callable[[], Workflow[Report]]
+    done: Done
+    client: int
+
+
+class Healing:
+    """Losses and heals of a mesh. Owned by the loop thread."""
+
+    def __init__(self, controller: ControllerProcess, specs: SpawnSpecs) -> None:
+        self._controller = controller
+        self.spawn_specs = specs
+        self._turns: Turns[_Turn] = Turns()
+        self._losses = Losses()
+
+    # --- a loss
+
+    def rank_exited(self, exited: Exited) -> None:
+        """A rank has died: collectives that wait for it end, the owners of its actors are asked, the
+        policy is followed.
+        """
+        if not exited.is_loss:
+            return
+        end = exited.end
+        self._release_peers(end)
+        for spec in self.spawn_specs.on({end.proc}):
+            self._tell_owner(spec, end)
+        self._follow_policy(end)
+
+    def _release_peers(self, end: RankExit) -> None:
+        """Abort the collectives of groups that the dead rank was in: those of the whole mesh; of others,
+        nobody knows.
+        """
+        peers = {p.rank: p.proc for p in self._controller.registry.alive() if p.group == end.group}
+        size = len(self._controller.registry.groups[end.group].procs)
+        self._controller.asking.ask(peers, AbortCollectives(size), lambda _answers: None, _ABORT_S)
+
+    def _tell_owner(self, spec: SpawnSpec, end: RankExit) -> None:
+        """Ask the actor that has spawned a lost one; clients hear of each end anyway."""
+        proc, actor = self._living_owner(spec)
+        if not actor:
+            return
+        failure = Failure(
+            "lost",
+            describe_end(end),
+            when=time.time(),
+            dead=True,
+            rank=end.rank,
+            host=end.host,
+            pid=end.pid,
+            actor=spec.name,
+            end=end,
+        )
+        payload = encode(ActorFailed(spec.actor_id, failure))
+        frame = wire.pack(
+            wire.CALL, src=address.CONTROLLER, dst=proc, target=actor, name=b"__supervise__", payload=payload
+        )
+        self._controller.send_to_rank(proc, frame)
+
+    def _living_owner(self, spec: SpawnSpec) -> tuple[int, int]:
+        """Return the nearest owner that lives; (0, 0) if it's no actor."""
+        owner = spec.creator
+        while owner[1]:
+            entry = self._controller.registry.procs.get(owner[0])
+            if (entry is not None and entry.end is None) or owner[0] in self._controller.registry.clients:
+                return owner
+            above = self.spawn_specs.find(owner[1])
+            owner = above.creator if above is not None else (0, 0)
+        return 0, 0
+
+    # --- what is asked
+
+    @handles(ActorSpawned)
+    def do_actor_spawned(self, request: ActorSpawned, sender: Sender) -> None:
+        """Keep what makes some actors again."""
+        self.spawn_specs.add(request)
+
+    @handles(ActorStopped)
+    def do_actor_stopped(self, request: ActorStopped, sender: Sender) -> None:
+        """Forget what made some actors."""
+        self.spawn_specs.stopped(request.actor_id, request.procs)
+
+    @handles(SetPolicy)
+    def do_policy(self, request: SetPolicy, sender: Sender) -> None:
+        """Say what is done when a rank of a group dies."""
+        group = self._controller.registry.group(request.group)
+        group.policy = Policy(request.on_failure, request.max_restarts, request.window_s)
+        self._controller.status_publisher.touch()
+
+    @handles(Heal)
+    def do_heal(self, request: Heal, sender: Sender) -> Report | Later:
+        """Put back what a group has lost; answers with a report."""
+        self.heal(request, partial(self._controller.reply, sender.proc, sender.ref), sender.proc)
+        return LATER
+
+    @handles(Resize)
+    def do_resize(self, request: Resize, sender: Sender) -> Report | Later:
+        """Give a group other sizes; answers with a report."""
+        self.resize(request, partial(self._controller.reply, sender.proc, sender.ref), sender.proc)
+        return LATER
+
+    # --- one thing after the other
+
+    def heal(self, asked: Heal, done: Done, client: int = 0) -> None:
+        """Put back what a group has lost; `done` gets the report. `client` has asked for it."""
+        self._enqueue(asked.group, lambda: self._heal(asked), done, client)
+
+    def resize(self, asked: Resize, done: Done, client: int = 0) -> None:
+        """Give a group other sizes; without sizes: leave out what is lost."""
+        group, shapes = self._controller.registry.group(asked.group), Reshaping(self._controller, client)
+
+        def begin() -> Workflow[Report]:
+            if asked.leave:
+                return shapes.leave(group, asked.leave)
+            return (
+                shapes.shrink(group)
+                if asked.sizes is None
+                else shapes.resize(group, asked.sizes, asked.joined)
+            )
+
+        self._enqueue(group.name, begin, done, client)
+
+    def _enqueue(self, group: str, begin: Callable[[], Workflow[Report]], done: Done, client: int) -> None:
+        """Run a workflow once those of its group before it are over."""
+        turn = _Turn(group, begin, done, client)
+        if self._turns.add(group, turn):
+            self._begin(turn)
+
+    def is_busy(self, group: str) -> bool:
+        """Say whether a group is being healed or resized."""
+        return self._turns.is_busy(group)
+
+    def _begin(self, turn: _Turn) -> None:
+        self._controller.status_publisher.touch()
+        run_workflow(turn.begin(), partial(self._finished, turn))
+
+    def _finished(self, turn: _Turn, outcome: Report | Exception) -> None:
+        """Say how it went, and begin what has waited for this, whatever goes wrong in saying so."""
+        following = self._turns.end(turn.group)
+        try:
+            self._controller.status_publisher.touch()
+            report = outcome if isinstance(outcome, Report) else Report(problems=[_problem(outcome)])
+            self._note(turn.group, report, turn.client)
+            turn.done(report)
+        finally:
+            if following is not None:
+                self._begin(following)
+
+    def _note(self, group: str, report: Report, client: int) -> None:
+        if report.ranks or report.actors or report.problems:
+            text = f"healed {name_ranks(report.ranks)}" if report.ranks else "healed"
+            self._controller.journal.note(
+                client, EntryKind.HEAL, text=text, group=group, ranks=format_ranks(report.ranks),
+                status=CellStatus.ERROR if report.problems else CellStatus.OK, report=to_builtins(report),
+            )  # fmt: skip
+
+    # --- by itself
+
+    def _follow_policy(self, end: RankExit) -> None:
+        """Do what is to be done when a rank of this group dies."""
+        group = self._controller.registry.groups.get(end.group)
+        if group is None:
+            return
+        planned = self._losses.lost(group.name, group.policy, time.monotonic())
+        if isinstance(planned, str):
+            self._tell(group.name, planned)
+        elif planned is not None:
+            self._controller.loop.call_later(planned, partial(self._act, group))
+
+    def _act(self, group: Group) -> None:
+        is_running = any(self._controller.cells.is_busy(p) for p in group.procs)
+        if not self._losses.due(group.name, group.policy, is_running=is_running):
+            self._controller.loop.call_later(TOGETHER_S, partial(self._act, group))
+            return
+        done = partial(self._tell, group.name)
+        if group.policy.on_failure == OnFailure.HEAL:
+            self.heal(Heal(group.name), done)
+        elif group.policy.on_failure == OnFailure.SHRINK:  # it may have got another policy meanwhile
+            self.resize(Resize(group.name), done)
+
+    def _tell(self, group: str, what: Report | str) -> None:
+        """Have programs show what was done about a loss."""
+        self._controller.clients.tell_listeners(Notice(group, what))
+
+    # --- healing
+
+    def _heal(self, request: Heal) -> Workflow[Report]:
+        controller, group, asked, report = self._controller, request.group, request.procs, Report()
+        began = time.monotonic()
+        yield partial(self._when_taken, group)
+        members = {
+            p.proc: p
+            for p in controller.registry.procs.values()
+            if p.group == group and p.state != ProcState.STOPPED
+        }
+        wanted = set(members) if asked is None else set(asked)
+        lost = [p for p in members.values() if p.end is not None and p.proc in wanted]
+        # Who asks wants a mesh that works. By itself nothing is ended that still lives: somebody may want to
+        # look at it.
+        hanging = [
+            p for p in members.values() if p.proc in (asked or ()) and controller.cells.is_stuck(p.proc)
+        ]
+        yield from self._restart(hanging, report)
+        yield from self._start_ranks(lost, report)
+        ranks = {p.rank: p.proc for p in members.values() if p.end is None}
+        report.ranks = sorted(p.rank for p in (*lost, *hanging) if p.end is None)
+        said = yield from remake_groups(controller, ranks, if_torn=not report.ranks, retry=_RETRY)
+        report.messages += [said] if said else []
+        new = {rank: ranks[rank] for rank in report.ranks}
+        yield from controller.definitions.run(controller.registry.groups[group], new, report)
+        yield from self.make_actors(set(ranks.values()) & wanted, report)
+        if report.ranks and asked:
+            yield from self._say_who_is_busy(
+                {r: p for r, p in ranks.items() if r not in report.ranks}, report
+            )
+        self._tell_all(group, report)
+        report.seconds = time.monotonic() - began
+        return report
+
+    def _when_taken(self, group: str, go_on: Callable[[Any], None]) -> None:
+        """Wait for hosts that are being taken away: their ranks save what they hold, and then are lost."""
+        registry, limit = self._controller.registry, time.monotonic() + TAKEN_S
+
+        def look() -> None:
+            taken = {h.index for h in registry.hosts.values() if h.taken}
+            leaving = [p for p in registry.alive() if p.group == group and address.host_of(p.proc) in taken]
+            if leaving and time.monotonic() < limit:
+                self._controller.loop.call_later(0.05, look)
+            else:
+                go_on(None)
+
+        look()
+
+    def _restart(self, hanging: list[Proc], report: Report) -> Workflow[None]:
+        if not hanging:
+            return
+        self._controller.ranks.restart([p.proc for p in hanging])
+        report.messages.append(f"{name_ranks(p.rank for p in hanging)} hung in a cell that was given up")
+        yield from self._await_start(hanging, report)
+
+    def _start_ranks(self, lost: list[Proc], report: Report) -> Workflow[None]:
+        controller = self._controller
+        yield from self._replace_hosts(lost, report)
+        startable = [
+            p for p in lost if controller.registry.hosts[address.host_of(p.proc)].state == HostState.UP
+        ]
+        for entry in startable:
+            controller.ranks.start_again(entry.proc)
+        yield from self._await_start(startable, report)
+
+    def _await_start(self, entries: list[Proc], report: Report) -> Workflow[None]:
+        """Wait until ranks that are being started are up, or have failed."""
+        yield partial(self.when_settled, {p.proc for p in entries})
+        for entry in entries:
+            if entry.end is not None:
+                report.problems.append(f"rank {entry.rank} did not start: {describe_end(entry.end)}")
+            elif entry.state == ProcState.STARTING:
+                report.problems.append(f"rank {entry.rank} did not start within {START_S:g} s")
+
+    def _say_who_is_busy(self, ranks: dict[int, int], report: Report) -> Workflow[None]:
+        """Functions of a call that has failed go on elsewhere, and whatever comes next waits for them:
+        nobody else would say so.
+        """
+        found = yield partial(self._controller.asking.ask, ranks, WhereNow(), timeout_s=_BUSY_S)
+        busy = sorted(r for r, where in found.items() if where.in_function)
+        if busy:
+            what = (
+                "a function that was called before" if len(busy) == 1 else "functions that were called before"
+            )
+            report.messages.append(
+                f"{name_ranks(busy)} still {'runs' if len(busy) == 1 else 'run'} {what}; to end that: "
+                "%mesh interrupt (mesh.interrupt())"
+            )
+
+    def _replace_hosts(self, lost: list[Proc], report: Report) -> Workflow[None]:
+        indices = {address.host_of(p.proc) for p in lost}
+        hosts = [
+            h for i in sorted(indices) if (h := self._controller.registry.hosts[i]).state != HostState.UP
+        ]
+        for host in hosts:
+            problem = self._controller.hosts.link.replace(host)
+            if problem:
+                report.problems.append(problem)
+        replaced = {address.host_proc(h.index) for h in hosts if h.state == HostState.EXPECTED}
+        yield partial(self.when_settled, replaced)
+        for host in hosts:
+            if host.state == HostState.UP:
+                report.hosts.append(host.label or host.hostname)
+            elif host.state == HostState.EXPECTED:
+                report.problems.append(
+                    f"host {host.label or host.index} did not come back within {START_S:g} s"
+                )
+
+    def when_settled(self, who: set[int], go_on: Callable[[Any], None]) -> None:
+        """Go on once ranks (or hosts) are up or have ended, or the time is up."""
+        controller = self._controller
+        if not who:
+            go_on(None)
+            return
+        waiting = Waiting(0, 0, set(who), lambda: go_on(None))
+        controller.registry.waiting.append(waiting)
+
+        def give_up() -> None:
+            if waiting in controller.registry.waiting:
+                controller.registry.waiting.remove(waiting)
+                go_on(None)
+
+        controller.loop.call_later(START_S, give_up)
+
+    # --- actors
+
+    def save(self, specs: list[SpawnSpec], timeout_s: float) -> Workflow[None]:
+        """Have the actors of some spawns save what they hold now."""
+        for spec in specs:
+            slots = self.spawn_specs.living_slots(spec, {p.proc for p in self._controller.registry.alive()})
+            yield partial(
+                self._controller.asking.have_done,
+                slots,
+                "__save__",
+                None,
+                timeout_s=timeout_s,
+                target=spec.actor_id,
+                context=spec.context,
+            )
+
+    def make_actors(
+        self, procs: set[int], report: Report, anew: frozenset[int] = frozenset()
+    ) -> Workflow[None]:
+        """Make the actors again that belong on some procs and aren't there, or have failed; `anew`: these
+        in any case.
+        """
+        specs = self.spawn_specs.on(procs)
+        if not specs:
+            return
+        asked = dict(enumerate(sorted(procs)))
+        answers = yield partial(self._controller.asking.ask, asked, LivingActors(), timeout_s=_ASK_S)
+        living = {asked[i]: set(found) for i, found in answers.items()}
+        for spec in specs:
+            slots = self.spawn_specs.living_slots(spec, procs)
+            missing = {s: p for s, p in slots.items() if p in living and spec.actor_id not in living[p]}
+            if not missing and spec.actor_id not in anew:
+                continue
+            wish = None
+            if spec.checkpointed and (spec.checkpointed != CheckpointKind.OWN or not anew):
+                wish = yield from self._choose_checkpoint(spec, slots, missing, report)
+            made = slots if wish is not None else missing
+            if made:
+                yield from self._make_actor(spec, made, wish, report)
+            if spec.checkpointed:
+                self._controller.checkpoints.tell_epoch(spec.actor_id, slots.values())
+
+    def _choose_checkpoint(
+        self, spec: SpawnSpec, slots: dict[int, int], missing: dict[int, int], report: Report
+    ) -> Workflow[dict[str, Any] | None]:
+        """Return what all actors of a spawn can go on from; None if nothing was saved."""
+        service, survivors = (
+            self._controller.checkpoints,
+            {s: p for s, p in slots.items() if s not in missing},
+        )
+        saved = service.newest(spec.actor_id)
+        wish: dict[str, Any] | None = (
+            None if saved is None else {"version": saved.version, "path": saved.path}
+        )
+        where = "disk"
+        if spec.checkpointed == CheckpointKind.REPLICATED and survivors:
+            answers = yield partial(
+                self._controller.asking.ask, survivors, CheckpointVersions(), timeout_s=_ASK_S
+            )
+            versions = [set(found.get(spec.actor_id, ())) for found in answers.values()]
+            common = set.intersection(*versions) if len(versions) == len(survivors) else set()
+            if common and (saved is None or max(common) >= saved.version):
+                wish = {"version": max(common), "peer": next(iter(survivors.values()))}
+                where = "the others' memory"
+        if wish is None:
+            report.messages.append(f"actor {spec.name!r} begins anew on what was lost: it had no checkpoint")
+            return None
+        service.begin_anew(spec.actor_id, wish["version"])
+        wish["epoch"] = service.epoch(spec.actor_id)
+        report.messages.append(
+            f"actor {spec.name!r} goes on from its state after {wish['version']} calls (from {where})"
+        )
+        return wish
+
+    def _make_actor(
+        self, spec: SpawnSpec, slots: dict[int, int], wish: dict[str, Any] | None, report: Report
+    ) -> Workflow[None]:
+        ranks = [self._controller.registry.procs[p].rank for p in slots.values()]
+        if not spec.kept:
+            report.problems.append(
+                f"actor {spec.name!r} was not made again on {name_ranks(ranks)}: its "
+                f"{size_text(spec.size_bytes)} of arguments are not kept; spawn it anew"
+            )
+            return
+        try:
+            data = self.spawn_specs.read(spec)
+        except OSError as error:
+            report.problems.append(
+                f"actor {spec.name!r} was not made again on {name_ranks(ranks)}: {error}; spawn it anew"
+            )
+            return
+        if wish is None and spec.checkpointed:
+            wish = {"epoch": self._controller.checkpoints.epoch(spec.actor_id)}
+        answers = yield partial(
+            self._controller.asking.have_done,
+            slots,
+            "__respawn__",
+            None,
+            timeout_s=CONSTRUCT_S,
+            keeps_refusals=True,
+            target=spec.actor_id,
+            context=spec.context,
+            payload=pickle.dumps((data, wish), 5),
+        )
+        made = [s for s in slots if not isinstance(answers.get(s, _SILENT), Failure)]
+        report.actors[spec.name] = sorted(self._controller.registry.procs[slots[s]].rank for s in made)
+        report.actor_ids.append(spec.actor_id)
+        for slot in [s for s in slots if s not in made]:
+            refusal = answers.get(slot, _SILENT)
+            rank = self._controller.registry.procs[slots[slot]].rank
+            report.problems.append(
+                f"actor {spec.name!r} was not made again on rank {rank}: {refusal.type}: {refusal.message}"
+            )
+
+    def _tell_all(self, group: str, report: Report) -> None:
+        """Have handles on healed actors work again, everywhere."""
+        for to in self._controller.everybody():
+            self._controller.event(to, ActorsHealed(group, tuple(report.actor_ids)))
+
+
+def _problem(error: Exception) -> str:
+    """Return what people are told of an error that has ended a heal."""
+    known = isinstance(error, ValueError | RuntimeError)
+    return str(error) if known else f"{type(error).__name__}: {error}"

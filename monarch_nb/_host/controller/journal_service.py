@@ -1,0 +1,278 @@
+"""The journal of a mesh: what was printed, what was done by whom, and what nobody has seen yet.
+
+When its disk is full, or can't be written to for another reason, the mesh goes on without: programs are told,
+once, and told again when it's kept again.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb._host.controller.exits import Exited
+from monarch_nb._journal.disk import check_room, why
+from monarch_nb._journal.entries import EntryLog
+from monarch_nb._journal.output import OutputStore
+from monarch_nb._journal.retention import KEEP_S, set_keep_s
+from monarch_nb._journal.secrets import logged_source
+from monarch_nb._protocol.base import Plain
+from monarch_nb._protocol.events import Notice
+from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.journal import (
+    GetEntry,
+    GetHistory,
+    GetMissed,
+    JournalPart,
+    JournalSettings,
+    Note,
+    Seen,
+    SetJournal,
+    Unseen,
+)
+from monarch_nb._protocol.registry import Sender, handles
+from monarch_nb._protocol.states import CellStatus, EntryKind
+from monarch_nb._shape import format_ranks
+from monarch_nb.exceptions import describe_end
+from monarch_nb.units import size_text
+
+if TYPE_CHECKING:
+    from monarch_nb._host.controller.controller import ControllerProcess
+
+DROP_S = 3600.0
+"""How often what is too old is looked for."""
+RETRY_S = 1.0
+MAX_RETRY_S = 60.0
+"""How long it takes until the disk is tried again; twice as long each time that it has failed again within
+the maximum.
+"""
+
+
+class JournalService:
+    """Owned by the loop thread.
+
+    Attributes:
+        store: what was printed.
+        entries: what was done.
+        trouble: why nothing is kept just now; empty if all is.
+    """
+
+    def __init__(self, controller: ControllerProcess) -> None:
+        self._controller = controller
+        directory = os.path.join(controller.directory, "journal")
+        self.store = OutputStore(directory, **controller.config.get("journal_limits", {}))
+        self.entries = EntryLog(directory)
+        self.entries.when_dirty = lambda: controller.loop.call_shortly(self.entries.flush)
+        self._missed_from: int | None = None
+        self.trouble = ""
+        self.is_off = False
+        self._place = directory
+        self._since = 0.0
+        self._retry_s = RETRY_S
+        self._back_at = -MAX_RETRY_S
+        controller.loop.call_later(DROP_S, self._drop_old_again)
+        self.store.when_broken = self.entries.when_broken = self._broken
+        if self.entries.problem is not None:
+            controller.loop.call_later(0.0, partial(self._broken, self.entries.problem))
+
+    def move(self, directory: str) -> None:
+        """Keep everything at another place, as soon as that can be written to."""
+        self._place = directory
+        if self.trouble:
+            return
+        try:
+            self._go_there()
+        except OSError as error:
+            self._broken(error)
+
+    def _go_there(self) -> None:
+        for part in (self.store, self.entries):
+            if part.directory != self._place:
+                part.move(self._place)
+
+    # --- a disk that can't be written to
+
+    def _broken(self, error: OSError) -> None:
+        """Go on without, and try again now and then."""
+        if self.trouble:
+            return
+        self.trouble, self._since = why(error, self._place), time.time()
+        for part in (self.store, self.entries):
+            if not part.is_paused:
+                part.pause()
+        relapsed = time.monotonic() - self._back_at < MAX_RETRY_S
+        self._retry_s = min(MAX_RETRY_S, 2 * self._retry_s) if relapsed else RETRY_S
+        self._controller.loop.call_later(self._retry_s, self._try_again)
+        self._tell(self.notice)
+
+    @property
+    def notice(self) -> str:
+        """What people are told while nothing is kept; empty if all is."""
+        if self.is_off:
+            return (
+                f"the journal of mesh {self._controller.name!r} is off: what cells print isn't kept. Turn "
+                "it on: %mesh set journal on"
+            )
+        return self.trouble and (
+            f"the journal of mesh {self._controller.name!r} can't be written: {self.trouble}. Cells "
+            "run on and show what they print, but nothing is kept of it. Make room; the journal goes "
+            "on by itself"
+        )
+
+    def _try_again(self) -> None:
+        if self.is_off or not self.trouble:
+            return
+        try:
+            check_room(_existing(self._place))
+            self._go_there()
+            missing = (
+                f"{size_text(self.store.num_unkept_bytes)} of output from {_clock(self._since)} to "
+                f"{_clock(time.time())} were not kept: {self.trouble}"
+            )
+            self.store.resume(missing + "\n")
+            self.entries.resume()
+        except OSError as error:
+            self.trouble = why(error, self._place)
+            if not self.store.is_paused:
+                self.store.pause()
+            self._controller.loop.call_later(self._retry_s, self._try_again)
+            return
+        self.trouble, self._back_at = "", time.monotonic()
+        self.note(0, EntryKind.NOTE, text=missing)
+        if self.store.max_age_s != KEEP_S:
+            self._keep_for(self.store.max_age_s)
+        self._tell(f"the journal of mesh {self._controller.name!r} is written again; {missing}")
+
+    # --- what is kept, and for how long
+
+    def is_unlogged(self, n: int) -> bool:
+        """Say whether a cell is one that isn't to be kept."""
+        entry = self.entries.entries.get(n)
+        return entry is not None and "nolog" in entry
+
+    @handles(SetJournal)
+    def do_set_journal(self, request: SetJournal, sender: Sender) -> JournalSettings:
+        """Turn the journal off or on, or say for how many seconds it's kept; None leaves that as it is.
+        Returns what holds.
+        """
+        if request.off is not None and request.off != self.is_off:
+            self._turn_off() if request.off else self._turn_on()
+        if request.keep_s is not None:
+            self._keep_for(request.keep_s)
+        return JournalSettings(self.is_off, self.store.max_age_s, self.store.directory, self.trouble)
+
+    def _turn_off(self) -> None:
+        self.is_off, self.trouble, self._since = True, "it was turned off (%mesh set journal on)", time.time()
+        self.store.pause()
+        self.entries.pause()
+        self._controller.status_publisher.touch()
+
+    def _turn_on(self) -> None:
+        self.is_off = False
+        self._try_again()
+
+    def _keep_for(self, seconds: float) -> None:
+        """Keep things for so long: while the mesh runs, and its directory after that."""
+        self.store.max_age_s = seconds
+        self._drop_old()
+        try:
+            set_keep_s(self.store.directory, seconds)
+        except OSError as error:
+            self._broken(error)
+
+    def _drop_old(self) -> None:
+        self.store.drop_old()
+        self.entries.drop_before(time.time() - self.store.max_age_s)
+
+    def _drop_old_again(self) -> None:
+        self._controller.loop.call_later(DROP_S, self._drop_old_again)
+        self._drop_old()
+
+    def _tell(self, text: str) -> None:
+        self._controller.status_publisher.touch()
+        self._controller.clients.tell_listeners(Notice("", text))
+
+    def close(self) -> None:
+        """Write out what there is."""
+        self.store.close()
+        self.entries.close()
+
+    def is_alone(self) -> None:
+        """Nobody sees what is printed from now on."""
+        if self._missed_from is None:
+            self._missed_from = self.store.end
+
+    def note(self, client: int, kind: EntryKind, **fields: Any) -> None:
+        """Enter a command, or an event, that is over already; `client` 0: nobody has asked for it."""
+        now = time.time()
+        if "source" in fields:
+            fields |= logged_source(fields["source"])
+        who = self._controller.clients.who(client) if client else "the host process"
+        self.entries.begin_entry(
+            kind, who=who, **{"when": now, "ended": now, "status": CellStatus.OK, **fields}
+        )
+
+    def rank_exited(self, exited: Exited) -> None:
+        """Enter a loss; what was wanted isn't one."""
+        if exited.is_loss:
+            end = exited.end
+            known = {k: v for k, v in end.plain().items() if k != "last_lines"}
+            ranks = format_ranks([end.rank])
+            self.note(0, EntryKind.LOST, text=self._loss(end), ranks=ranks, status=CellStatus.LOST, end=known)
+
+    def _loss(self, end: RankExit) -> str:
+        """Return who was lost, and how, in one line."""
+        mesh = self._controller.registry.mesh
+        is_mesh = mesh is not None and mesh.group == end.group
+        where = f"mesh {self._controller.name!r}" if is_mesh else end.group
+        return f"rank {end.rank} of {where} {describe_end(end).splitlines()[0].removeprefix('the process ')}"
+
+    @handles(Note)
+    def do_note(self, request: Note, sender: Sender) -> None:
+        """Enter what a client has done without the controller: calls, pushes."""
+        self.note(sender.proc, request.kind, env=self._controller.environment_id, **request.fields)
+
+    @handles(GetHistory)
+    def do_history(self, request: GetHistory, sender: Sender) -> JournalPart:
+        """Return the last entries, oldest first, how much output was dropped, and why nothing is kept, if
+        that's so.
+        """
+        entries = sorted(self.entries.entries.values(), key=lambda e: int(e["n"]))
+        return JournalPart(entries[-request.limit :], self.store.start, self.trouble, self.store.max_age_s)
+
+    @handles(GetEntry)
+    def do_entry(self, request: GetEntry, sender: Sender) -> dict[str, Plain] | None:
+        """Return one entry, or None."""
+        return self.entries.entries.get(request.n)
+
+    @handles(GetMissed)
+    def do_missed(self, request: GetMissed, sender: Sender) -> Unseen:
+        """Return what nobody has seen: cells, and from where in the journal on other output."""
+        cells = [
+            dict(e)
+            for e in self.entries.entries.values()
+            if e["kind"] == EntryKind.CELL
+            and not e.get("seen")
+            and not self._controller.cells.is_watched(e["n"])
+        ]
+        return Unseen(cells, self._missed_from)
+
+    @handles(Seen)
+    def do_seen(self, request: Seen, sender: Sender) -> None:
+        """A client has shown how cells ended, or what else was missed."""
+        for n in request.cells:
+            self.entries.add(n, seen=True)
+        if request.others:
+            self._missed_from = None
+
+
+def _existing(path: str) -> str:
+    """Return the directory, of a path and those above it, that is there."""
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def _clock(when: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(when))

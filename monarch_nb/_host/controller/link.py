@@ -1,0 +1,352 @@
+"""The controller's link to other hosts: who may dial in, what goes there, and who hasn't been heard of.
+
+A host that is given up isn't let in again: its ranks count as dead, and another may have its place. A place
+has a generation, which is part of the identity that a host process dials in with. The identity is only a
+claim: a message counts if it came by a connection with the key that was given out for that place, and if it
+speaks in the name of that host's processes. The identity ends in random bytes that no other host knows, so
+nobody can take over the route of messages to it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import zmq
+from msgspec.structs import asdict
+
+from monarch_nb._host.agent.process import BEAT_S, LOST_AFTER_S
+from monarch_nb._host.controller.registry import Host
+from monarch_nb._host.starting import PROCESS_JOB, start_host_process
+from monarch_nb._protocol.base import encode
+from monarch_nb._protocol.events import Beat, HostJoined, Leave, TakePlace
+from monarch_nb._protocol.ranks import Ticket
+from monarch_nb._protocol.states import HostState, ProcState
+from monarch_nb._wire import address
+from monarch_nb._wire import message as wire
+from monarch_nb._wire.keys import Gatekeeper, KeyPair, key_of
+from monarch_nb._wire.pieces import cut, join
+from monarch_nb._wire.strangers import Strangers
+
+if TYPE_CHECKING:
+    from monarch_nb._host.controller.controller import ControllerProcess
+
+_BIG_BYTES = 1 << 16
+BACK_S = BEAT_S + 0.2
+"""How long a host whose connection has ended may take to be heard of by another one: it beats meanwhile."""
+STILL_READ_S = 0.15
+_IDENTITY = re.compile(rb"h(\d{1,9})\.(\d{1,9})\.[0-9a-f]+")
+
+
+def _claimed(identity: bytes) -> tuple[int, int]:
+    """Return the place and the generation that an identity claims; place 0, which is nobody's, if it's no
+    identity of ours.
+
+    >>> _claimed(b"h3.1.9f86d081"), _claimed(b"nonsense")
+    ((3, 1), (0, 0))
+    """
+    found = _IDENTITY.fullmatch(identity)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def _speaks_for_itself(parts: Sequence[Any], index: int) -> bool:
+    """Say whether a message is of processes of that host."""
+    try:
+        return all(address.host_of(src) == index for src in wire.sources(parts[0]))
+    except wire.WireError:
+        return False
+
+
+class HostLink:
+    """ROUTER to the DEALERs of other hosts, over tcp with CURVE. Owned by the loop thread.
+
+    Args:
+        on_lost: told of a host that is given up.
+    """
+
+    def __init__(self, controller: ControllerProcess, on_lost: Callable[[Host], None]) -> None:
+        self._controller = controller
+        self._on_lost = on_lost
+        self._socket: zmq.Socket[bytes] | None = None
+        self._gatekeeper: Gatekeeper | None = None
+        self._strangers: Strangers | None = None
+        self._keys: KeyPair | None = None
+        self._endpoints: dict[str, str] = {}
+        self._identities: dict[int, bytes] = {}
+        self._connections: dict[int, int] = {}
+        """The host that spoke last by a connection, by descriptor."""
+        self._heard: dict[int, float] = {}
+        """When a host has spoken last, by the loop's clock."""
+        self.num_refused = 0
+        """Messages of hosts that spoke as another one."""
+        self._directories: list[str] = []
+        """Of host processes that we have started: they end with us, and have no time to tidy up."""
+
+    # --- letting hosts in
+
+    def ticket(self, host: Host, bind: str) -> Ticket:
+        """Return what a host process needs to dial in and take a place; what was given out for it before
+        is void.
+        """
+        endpoint = self.listen_on(bind)
+        assert self._keys is not None and self._gatekeeper is not None
+        keys = KeyPair.new()
+        self._gatekeeper.allowed.discard(host.public_key)
+        self._gatekeeper.allowed.add(keys.public)
+        host.public_key, host.endpoint = keys.public, endpoint
+        return Ticket(
+            host.index, host.generation, host.label, endpoint, self._keys.public, keys.public, keys.secret
+        )
+
+    def listen_on(self, bind: str) -> str:
+        """Listen for other hosts at `bind`, if we don't yet; return the address to dial."""
+        if self._socket is None:
+            self._open()
+        assert self._socket is not None
+        if bind in self._endpoints.values():
+            return bind
+        if bind not in self._endpoints:
+            self._socket.setsockopt(zmq.IPV6, int("[" in bind))
+            self._socket.bind(bind)
+            self._endpoints[bind] = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        return self._endpoints[bind]
+
+    @property
+    def public_key(self) -> str:
+        """The key that others know us by; there's one once we listen."""
+        assert self._keys is not None
+        return self._keys.public
+
+    def let_in(self, key: str) -> None:
+        """Let whoever has a key connect."""
+        assert self._gatekeeper is not None
+        self._gatekeeper.allowed.add(key)
+
+    def keep_out(self, key: str) -> None:
+        """Let a key connect no more."""
+        assert self._gatekeeper is not None
+        self._gatekeeper.allowed.discard(key)
+
+    def admit(self, host: Host, public_key: str, endpoint: str) -> None:
+        """Give a place to the host process that has this key, and reaches us at `endpoint`."""
+        self.keep_out(host.public_key)
+        host.public_key, host.endpoint = public_key, self._endpoints.setdefault(endpoint, endpoint)
+        self.let_in(public_key)
+
+    def give_up(self, host: Host) -> None:
+        """A host that was expected isn't any more."""
+        self.keep_out(host.public_key)
+        host.state, host.backlog = HostState.STOPPED, []
+        self._on_lost(host)
+
+    def _open(self) -> None:
+        controller = self._controller
+        self._keys = KeyPair.new()
+        self._gatekeeper = Gatekeeper(controller.context)
+        controller.loop.watch_socket(self._gatekeeper.socket, self._gatekeeper.answer)
+        link = self._socket = controller.context.socket(zmq.ROUTER)
+        link.setsockopt(zmq.SNDHWM, 0)
+        link.setsockopt(zmq.RCVHWM, 0)
+        link.setsockopt(zmq.LINGER, 500)
+        link.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self._strangers = Strangers(controller.context, link, self._connection_ended)
+        controller.loop.watch_socket(self._strangers.monitor, self._strangers.read_event)
+        link.curve_server = True
+        link.curve_secretkey, link.curve_publickey = self._keys.secret.encode(), self._keys.public.encode()
+        controller.loop.watch_socket(link, self._take)
+        controller.loop.call_later(BEAT_S, self._beats)
+
+    # --- messages
+
+    def _take(self) -> None:
+        assert self._socket is not None and self._strangers is not None
+        frames = self._socket.recv_multipart(copy=False)
+        self._strangers.knows(frames[0])
+        identity = bytes(frames[0].buffer)
+        if self._controller.gate.is_guest(key_of(frames[0])):
+            self._answer_knock(frames)
+            return
+        index, generation = _claimed(identity)
+        host = self._controller.registry.hosts.get(index)
+        if host is None or index == 0:  # the controller's own place is nobody's
+            return
+        if generation != host.generation or host.state in (HostState.LOST, HostState.STOPPED):
+            self._send_away(identity, index)
+            return
+        parts = join([f.buffer for f in frames[1:]])
+        if key_of(frames[0]) != host.public_key or not _speaks_for_itself(parts, index):
+            self._refuse(frames[0], index)
+            return
+        self._identities[index] = identity
+        self._connections[int(frames[0].get(zmq.SRCFD))] = index
+        self._heard[index] = self._controller.loop.clock()
+        self._controller.receive_remote(parts)
+
+    def _connection_ended(self, fd: int) -> None:
+        """A host that only lost its connection is back at once, and beats by the new one; one whose process
+        has ended isn't. What it had sent before may still be read.
+        """
+        index = self._connections.pop(fd, None)
+        host = None if index is None else self._controller.registry.hosts.get(index)
+        if host is None or host.state != HostState.UP:
+            return
+        generation, since = host.generation, self._controller.loop.clock() + STILL_READ_S
+
+        def judge() -> None:
+            if (host.state, host.generation) != (HostState.UP, generation):
+                return
+            if self._heard.get(host.index, 0.0) <= since:
+                host.state, host.why_lost = HostState.LOST, "is gone: its connection has ended"
+                self._on_lost(host)
+
+        self._controller.loop.call_later(BACK_S, judge)
+
+    def _refuse(self, frame: zmq.Frame, index: int) -> None:
+        """A host that has a key speaks as another one: its words count for nothing, and the log has it."""
+        self.num_refused += 1
+        by = frame.get("Peer-Address")
+        print(
+            (
+                f"monarch_nb: a message in the name of host {index} came from {by}, which isn't that "
+                "host: ignored"
+            ),
+            file=sys.stderr,
+        )
+
+    def _answer_knock(self, frames: list[zmq.Frame]) -> None:
+        assert self._socket is not None
+        payload = bytes(frames[1].buffer) if len(frames) == 2 else b""
+        answer = self._controller.gate.answer(key_of(frames[0]), payload, str(frames[0].get("Peer-Address")))
+        self._socket.send_multipart([bytes(frames[0].buffer), answer])
+
+    def _send_away(self, identity: bytes, index: int) -> None:
+        """Tell a host process whose place is no longer its own to end: its ranks count as dead."""
+        assert self._socket is not None
+        to = address.host_proc(index)
+        self._socket.send_multipart(
+            [identity, wire.pack(wire.EVENT, src=self._controller.me, dst=to, name=Leave.wire_name.encode())]
+        )
+
+    def send(self, index: int, frames: list[Any]) -> None:
+        """Send frames to a host; to one that's gone, drop; for one that is expected, keep."""
+        host = self._controller.registry.hosts.get(index)
+        if host is None or host.state in (HostState.LOST, HostState.STOPPED) or self._socket is None:
+            return
+        if host.state == HostState.EXPECTED:
+            host.backlog.append([bytes(f) for f in frames])
+            return
+        self._socket.send_multipart(
+            [self._identities[index], *cut(frames)], copy=sum(map(len, frames)) < _BIG_BYTES
+        )
+
+    def has_joined(self, index: int, joined: HostJoined) -> None:
+        """A host process has dialled in."""
+        host = self._controller.registry.hosts[index]
+        host.hostname, host.pid, host.machine = joined.hostname, joined.pid, joined.machine
+        host.num_cores, host.num_gpus = joined.num_cores, joined.num_gpus
+        host.state, host.last_beat = HostState.UP, self._controller.loop.clock()
+        backlog, host.backlog = host.backlog, []
+        for frames in backlog:
+            self.send(index, frames)
+
+    def leaves(self, index: int) -> None:
+        """A host process is about to end, on purpose."""
+        host = self._controller.registry.hosts.get(index)
+        if host is not None and host.state == HostState.UP:
+            host.state, host.last_beat = HostState.LEAVING, self._controller.loop.clock()
+
+    def has_left(self, index: int) -> None:
+        """A host process has said its last word."""
+        host = self._controller.registry.hosts.get(index)
+        if host is not None and host.state == HostState.LEAVING:
+            host.state = HostState.STOPPED
+            self._on_lost(host)
+
+    # --- beats
+
+    def remote_hosts(self) -> list[Host]:
+        """Return the other hosts that are up."""
+        return [h for h in self._controller.registry.hosts.values() if h.index and h.state == HostState.UP]
+
+    def _beats(self) -> None:
+        self._controller.loop.call_later(
+            BEAT_S, self._beats
+        )  # first: whatever goes wrong below, the beat goes on
+        now = self._controller.loop.clock()
+        for host in self._controller.registry.hosts.values():
+            if host.state == HostState.LEAVING and now - host.last_beat > LOST_AFTER_S:
+                host.state = HostState.STOPPED
+                self._on_lost(host)  # ranks of it whose end wasn't heard
+        for host in self.remote_hosts():
+            if now - host.last_beat > LOST_AFTER_S:
+                host.state, host.why_lost = HostState.LOST, f"has not been heard of for {LOST_AFTER_S:g} s"
+                self._on_lost(host)
+            else:
+                self._controller.event(address.host_proc(host.index), Beat())
+
+    # --- another in its place
+
+    def replace(self, host: Host) -> str:
+        """Get another host process for a lost host's place: a spare, or a new one; return why there's
+        none, or nothing.
+        """
+        spare = self._spare()
+        if spare is None and host.kind != PROCESS_JOB:
+            return (
+                f"host {host.label or host.index} is lost and there is no spare; start the mesh with "
+                "--spares, or anew"
+            )
+        host.generation += 1
+        host.state, host.backlog, host.taken = HostState.EXPECTED, [], ""
+        ticket = self.ticket(host, (spare or host).endpoint)  # the way by which it can reach us
+        if spare is None:
+            self.start(ticket, host.env)
+        else:
+            spare.state = HostState.STOPPED
+            frame = wire.pack(
+                wire.EVENT,
+                src=self._controller.me,
+                dst=address.host_proc(spare.index),
+                name=TakePlace.wire_name.encode(),
+                payload=encode(TakePlace(ticket)),
+            )
+            assert self._socket is not None
+            self._socket.send_multipart([self._identities[spare.index], frame])
+        return ""
+
+    def _spare(self) -> Host | None:
+        used = {
+            address.host_of(p.proc)
+            for p in self._controller.registry.procs.values()
+            if p.state != ProcState.STOPPED
+        }
+        return next((h for h in self.remote_hosts() if h.index not in used), None)
+
+    def start(self, ticket: Ticket, env: Mapping[str, str]) -> None:
+        """Start a host process on this machine; that it has come up is heard when it joins."""
+        controller = self._controller
+        directory = f"{os.path.dirname(controller.directory)}/h{ticket.host}.{ticket.generation}"
+        self._directories.append(directory)
+        config = {
+            **asdict(ticket),
+            "directory": directory,
+            "sys_path": controller.config["sys_path"],
+            "log": controller.config.get("log"),
+        }
+        process = start_host_process(config, {**os.environ, **env})
+        process.returncode = 0  # our child; it's reaped with the orphans of ranks
+
+    # --- the end
+
+    def close(self) -> None:
+        """Close the sockets; what we have started is dead by now."""
+        if self._socket is not None and self._gatekeeper is not None and self._strangers is not None:
+            self._strangers.close()
+            self._socket.close(500)
+            self._gatekeeper.close()
+        for directory in self._directories:
+            shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,194 @@
+"""Look at ranks: where they stand, and what they wait for. Who can't answer is looked at from outside, by its
+host process.
+
+Ranks are asked first; their control thread answers within milliseconds, unless something holds the
+interpreter's lock. Those that don't are left to the services of their hosts (`stack_service`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from monarch_nb._frames.cells import CELL_FRAME
+from monarch_nb._host.agent.stack_service import NATIVE_S, PY_SPY_S, Found
+from monarch_nb._protocol.events import StacksTaken, TakeStacks
+from monarch_nb._protocol.hang import Hang, HangRow, RankStacks, Stacks
+from monarch_nb._protocol.questions import AwaitedThings, ThreadStacks
+from monarch_nb._protocol.registry import LATER, Later, Sender, handles
+from monarch_nb._protocol.states import EntryKind
+from monarch_nb._wire import address
+
+if TYPE_CHECKING:
+    from monarch_nb._host.controller.asking import Answers
+    from monarch_nb._host.controller.controller import ControllerProcess
+
+ANSWER_S = 0.4
+HANG_S = 1.0
+"""torch's flight recorder writes out all that it holds: 30 ms for 2000 operations, more if all ranks do it
+at once on few cores.
+"""
+
+ByRank = dict[int, RankStacks]
+Done = Callable[[ByRank], None]
+
+
+class _Take:
+    """Stacks that services have been asked for."""
+
+    def __init__(self, hosts: set[int], done: Callable[[Found], None]) -> None:
+        self.left = len(hosts)
+        self.found: Found = {}
+        self.done = done
+
+
+class Looks:
+    """Owned by the loop thread."""
+
+    def __init__(self, controller: ControllerProcess) -> None:
+        self._controller = controller
+        self._takes: dict[int, _Take] = {}
+        self._num_takes = 0
+
+    @handles(Stacks)
+    def do_stacks(self, request: Stacks, sender: Sender) -> ByRank | Later:
+        """Return where ranks stand, by rank."""
+        ranks = self._controller.registry.by_rank(request.procs)
+        self.stacks(ranks, partial(self._controller.reply, sender.proc, sender.ref), native=request.native)
+        return LATER
+
+    @handles(Hang)
+    def do_hang(self, request: Hang, sender: Sender) -> dict[int, HangRow] | Later:
+        """Return what ranks wait for, by rank."""
+        self.hang(
+            self._controller.registry.by_rank(request.procs),
+            partial(self._controller.reply, sender.proc, sender.ref),
+        )
+        return LATER
+
+    def stacks(self, ranks: Mapping[int, int], done: Done, *, native: bool = False) -> None:
+        """Find the stacks of ranks (rank to proc); `done` gets them by rank."""
+        if native:
+            self._take(ranks.values(), True, lambda taken: self._after_native(ranks, taken, done))
+        else:
+            self._controller.asking.ask(
+                ranks, ThreadStacks(), lambda answers: self._after_asking(ranks, answers, done), ANSWER_S
+            )
+
+    def hang(self, ranks: Mapping[int, int], done: Callable[[dict[int, HangRow]], None]) -> None:
+        """Ask ranks what they wait for; `done` gets that by rank, or where a rank stands that doesn't say."""
+
+        def answered(answers: Answers) -> None:
+            def taken(found: ByRank) -> None:
+                done({r: HangRow(answers[r]) if r in answers else HangRow(stacks=found[r]) for r in ranks})
+
+            self._after_asking({r: p for r, p in ranks.items() if r not in answers}, {}, taken)
+
+        self._controller.asking.ask(ranks, AwaitedThings(), answered, HANG_S)
+
+    # --- those that don't answer
+
+    def _after_asking(self, ranks: Mapping[int, int], answers: Answers, done: Done) -> None:
+        silent = [p for r, p in ranks.items() if r not in answers]
+
+        def taken(found: Found) -> None:
+            rows: ByRank = {}
+            for rank, proc in ranks.items():
+                if rank in answers:
+                    rows[rank] = {
+                        "stacks": answers[rank],
+                        "how": "asked",
+                        "missing": "",
+                        "process": self._controller.process_state(proc),
+                    }
+                else:
+                    rows[rank] = self._row(proc, found)
+            done(rows)
+
+        self._take(silent, False, taken)
+
+    def _after_native(self, ranks: Mapping[int, int], found: Found, done: Done) -> None:
+        """Ask those whose native frames couldn't be had; what couldn't stays said."""
+        rows = {rank: self._row(proc, found) for rank, proc in ranks.items()}
+        left = {r: p for r, p in ranks.items() if rows[r]["stacks"] is None}
+
+        def asked(others: ByRank) -> None:
+            for rank, row in others.items():
+                row["missing"] = "; ".join(
+                    filter(None, [f"no native frames: {rows[rank]['missing']}", row["missing"]])
+                )
+            done({**rows, **others})
+
+        if left:
+            self.stacks(left, asked)
+        else:
+            done(rows)
+
+    def _row(self, proc: int, found: Found) -> RankStacks:
+        nothing: RankStacks = {
+            "stacks": None,
+            "how": "",
+            "missing": "its host process did not say in time",
+            "process": "",
+        }
+        row = found.get(proc, nothing)
+        if row["stacks"]:
+            row["stacks"] = {name: self._with_source(text) for name, text in row["stacks"].items()}
+        return row
+
+    def _with_source(self, stack: str) -> str:
+        """Return a stack with the lines of cells: their source isn't in a file; the journal has it."""
+
+        def with_line(match: re.Match[str]) -> str:
+            line = self._cell_line(int(match[1]), match[2], int(match[3]))
+            return match[0] + (f"    {line}\n" if line else "")
+
+        return CELL_FRAME.sub(with_line, stack)
+
+    def _cell_line(self, number: int, digest: str, line: int) -> str:
+        for entry in reversed(list(self._controller.journal.entries.entries.values())):
+            if entry["kind"] == EntryKind.CELL and entry.get("number") in (0, number):
+                source = str(entry.get("source", ""))
+                if hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest().startswith(digest):
+                    lines = source.splitlines()
+                    return lines[line - 1].strip() if line <= len(lines) else ""
+        return ""
+
+    # --- services
+
+    def _take(self, procs: Iterable[int], native: bool, done: Callable[[Found], None]) -> None:
+        """Have the hosts of ranks take their stacks."""
+        by_host = self._controller.hosts.of(procs)
+        if not by_host:
+            done({})
+            return
+        self._num_takes += 1
+        ref = self._num_takes
+        self._takes[ref] = _Take(set(by_host), done)
+        for host, theirs in by_host.items():
+            if host == 0:
+                self._controller.stack_service.take(theirs, native, lambda found: self._taken(ref, found))
+            else:
+                self._controller.event(address.host_proc(host), TakeStacks(ref, tuple(theirs), native))
+        self._controller.loop.call_later((NATIVE_S if native else PY_SPY_S) + 1.0, lambda: self._end(ref))
+
+    @handles(StacksTaken)
+    def on_stacks(self, event: StacksTaken, sender: Sender) -> None:
+        """Another host has taken stacks."""
+        self._taken(event.ref, event.found)
+
+    def _taken(self, ref: int, found: Found) -> None:
+        take = self._takes.get(ref)
+        if take is not None:
+            take.found.update(found)
+            take.left -= 1
+            if not take.left:
+                self._end(ref)
+
+    def _end(self, ref: int) -> None:
+        take = self._takes.pop(ref, None)
+        if take is not None:
+            take.done(take.found)

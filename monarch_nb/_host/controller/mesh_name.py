@@ -1,0 +1,115 @@
+"""The name that a mesh goes by: the claim to it, and the connection file by which programs find this
+controller."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb._protocol.programs import ClaimName
+from monarch_nb._protocol.registry import Sender, handles
+from monarch_nb._protocol.states import ClaimState
+from monarch_nb._wire import message as wire
+from monarch_nb._wire.claim import Claim
+from monarch_nb._wire.process import machine_id, start_time
+
+if TYPE_CHECKING:
+    from monarch_nb._host.controller.controller import ControllerProcess
+
+
+class MeshName:
+    """Owned by the loop thread. The claim is held until this process has ended: by itself, or by whatever
+    kills it.
+    """
+
+    def __init__(self, controller: ControllerProcess) -> None:
+        self._controller = controller
+        self._claim: Claim | None = None
+        self._claim_path = ""
+        self._connection_path = ""
+        self._who = ""
+
+    @handles(ClaimName)
+    def do_claim(self, request: ClaimName, sender: Sender) -> bool:
+        """Take the right to a name; answers whether it was free."""
+        self._who = self._controller.clients.who(sender.proc)
+        if self._claim is None:
+            self._claim_path = request.path
+            self._claim = Claim.acquire(self._claim_path, self._note(ClaimState.STARTING))
+        return self._claim is not None
+
+    @property
+    def is_claimed(self) -> bool:
+        """Whether this controller has the right to a name."""
+        return self._claim is not None
+
+    def _note(self, state: ClaimState) -> dict[str, Any]:
+        """Return what others may know who want the same name."""
+        return {"state": state, "pid": os.getpid(), "who": self._who}
+
+    def show(self, connection_path: str) -> None:
+        """Let programs find this mesh."""
+        assert self._claim is not None
+        self._connection_path = connection_path
+        self._write()
+        self._claim.write(self._note(ClaimState.RUNNING))
+
+    def _write(self) -> None:
+        controller = self._controller
+        content = {
+            "name": controller.name,
+            "pid": os.getpid(),
+            "start_time": start_time(os.getpid()),
+            "machine": machine_id(),
+            "directory": controller.directory,
+            "hostname": controller.hostname,
+            "wire_version": wire.VERSION,
+            "started": controller.registry.started,
+            "journal": controller.journal.store.directory,
+        }
+        temporary = f"{self._connection_path}.{os.getpid()}"
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            with open(fd, "w") as file:
+                json.dump(content, file)
+            os.replace(temporary, self._connection_path)
+        except OSError:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
+
+    def stays(self) -> bool:
+        """See that programs can find this mesh: files that somebody has removed are made anew. False if
+        another mesh has the name by now.
+        """
+        if self._claim is None or not self._connection_path:
+            return True
+        with suppress(OSError):
+            if not self._claim.holds:
+                again = Claim.acquire(self._claim_path, self._note(ClaimState.RUNNING))
+                if again is None:
+                    return False
+                self._claim.release()
+                self._claim = again
+            if not os.path.lexists(self._connection_path):
+                self._write()
+        return True
+
+    def hide(self) -> None:
+        """The mesh is about to end: nobody can find it any more. Its name is free when its ranks have
+        gone, and what they held.
+        """
+        if self._claim is not None and self._claim.holds:
+            with suppress(OSError):
+                self._claim.write(self._note(ClaimState.ENDING))
+            if self._connection_path:
+                with suppress(OSError):
+                    os.unlink(self._connection_path)
+
+    def release(self) -> None:
+        """Give the name up: the ranks have ended."""
+        if self._claim is not None:
+            self._claim.release()
+            self._claim = None

@@ -1,0 +1,43 @@
+"""Keep which value of a mesh goes by which name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from monarch_nb._protocol.base import Plain
+from monarch_nb._protocol.names import GetMesh, GetName, GroupRecord, SetMesh, SetName
+from monarch_nb._protocol.registry import Sender, handles
+
+if TYPE_CHECKING:
+    from monarch_nb._host.controller.controller import ControllerProcess
+
+
+class NameService:
+    """Owned by the loop thread."""
+
+    def __init__(self, controller: ControllerProcess) -> None:
+        self._controller = controller
+        self._names = controller.registry.names
+
+    @handles(SetName)
+    def do_set_name(self, request: SetName, sender: Sender) -> Plain:
+        """Enter something under a name; `only_if_new` makes the first one win. Returns what is there now."""
+        if request.only_if_new and request.name in self._names:
+            return self._names[request.name]
+        self._names[request.name] = request.value
+        return request.value
+
+    @handles(SetMesh)
+    def do_set_mesh(self, request: SetMesh, sender: Sender) -> None:
+        """Take note of the ranks that people call by the mesh's name."""
+        self._controller.registry.mesh = request.record
+
+    @handles(GetMesh)
+    def do_get_mesh(self, request: GetMesh, sender: Sender) -> GroupRecord | None:
+        """Return them."""
+        return self._controller.registry.mesh
+
+    @handles(GetName)
+    def do_get_name(self, request: GetName, sender: Sender) -> Plain:
+        """Return what was entered under a name, or None."""
+        return self._names.get(request.name)

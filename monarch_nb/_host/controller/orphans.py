@@ -1,0 +1,92 @@
+"""What actors of a process have spawned elsewhere, once that process has ended without stopping it: it's
+stopped for them.
+
+An actor that is stopped ends what it has spawned before it goes, so what is left here was owned by one that
+had no time for it. What is stopped ends its own children first, as always. If the owner is made anew, it
+spawns anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from monarch_nb._host.controller.exits import Exited
+from monarch_nb._host.controller.registry import Group, Registry
+from monarch_nb._host.controller.spawn_specs import SpawnSpec, SpawnSpecs
+from monarch_nb._protocol.base import encode
+from monarch_nb._protocol.questions import StopActor
+from monarch_nb._wire import address
+from monarch_nb._wire import message as wire
+
+CONTROLLERS = "controllers"
+"""The group of processes that named singletons live in."""
+GRACE_S = 3.0
+"""How long actors of an orphaned group may clean up."""
+
+
+class StopsRanks(Protocol):
+    """Can end ranks."""
+
+    def stop(self, procs: Sequence[int], grace_s: float) -> None:
+        """Stop ranks; their actors clean up meanwhile."""
+        ...
+
+
+class Orphans:
+    """Stops what the actors of dead processes owned. Owned by the loop thread.
+
+    Args:
+        send: sends a frame to a rank.
+    """
+
+    def __init__(
+        self, registry: Registry, specs: SpawnSpecs, ranks: StopsRanks, send: Callable[[int, bytes], None]
+    ) -> None:
+        self._registry = registry
+        self._specs = specs
+        self._ranks = ranks
+        self._send = send
+
+    def rank_exited(self, exited: Exited) -> None:
+        """A rank has ended: forget its own actors if that was on purpose, and stop those that its actors
+        owned elsewhere.
+        """
+        proc = exited.end.proc
+        if exited.end.stopped:
+            self._specs.procs_stopped([proc])
+        orphaned = self._stop_groups(proc)
+        reason = f"the process of its owner, rank {exited.end.rank}, has ended"
+        for spec in self._specs.owned_by(proc):
+            if not self._is_controller(spec):  # that's the mesh's, whoever asked for it first
+                self._stop_actors(spec, reason, but=orphaned)
+
+    def _stop_groups(self, proc: int) -> set[int]:
+        """Stop the ranks that actors of a process have spawned; return them."""
+        orphaned: set[int] = set()
+        for group in self._owned_groups(proc):
+            living = self._living(group.procs)
+            orphaned.update(living)
+            self._ranks.stop(living, GRACE_S)
+        return orphaned
+
+    def _stop_actors(self, spec: SpawnSpec, reason: str, but: set[int]) -> None:
+        procs = [proc for proc in self._living(spec.procs) if proc not in but]
+        self._specs.stopped(spec.actor_id, list(spec.procs))
+        payload = encode(StopActor(spec.actor_id, reason, waits=False))
+        name = StopActor.wire_name.encode()
+        for proc in procs:
+            self._send(
+                proc, wire.pack(wire.CALL, src=address.CONTROLLER, dst=proc, name=name, payload=payload)
+            )
+
+    def _owned_groups(self, proc: int) -> list[Group]:
+        return [g for g in self._registry.groups.values() if g.creator[0] == proc and g.creator[1]]
+
+    def _is_controller(self, spec: SpawnSpec) -> bool:
+        entry = self._registry.procs.get(spec.procs[0])
+        return entry is not None and entry.group == CONTROLLERS
+
+    def _living(self, procs: Iterable[int]) -> list[int]:
+        entries = [self._registry.procs.get(proc) for proc in procs]
+        return [entry.proc for entry in entries if entry is not None and entry.end is None]

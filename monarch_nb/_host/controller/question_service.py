@@ -1,0 +1,137 @@
+"""What ranks ask whoever sits at the keyboard (`input`, `getpass`): passed on to the client that their cell,
+or their call, belongs to.
+
+A rank asks by a request, which is answered when somebody has typed. Only one client is asked: one that
+watches the cell, or that made the call. When it leaves, or says that nobody can type there, the rank is told
+why. When the rank doesn't wait any more, the client is told, and takes its prompt back.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from monarch_nb._journal.record import CLIENT_BITS, CLIENT_MASK, is_cell
+from monarch_nb._protocol.events import AskedNoMore, UserAsked
+from monarch_nb._protocol.keyboard import (
+    AnswerUser,
+    AskNoMore,
+    AskUser,
+    QuestionRow,
+    RefuseUser,
+    Typed,
+    UserQuestions,
+)
+from monarch_nb._protocol.registry import LATER, Later, Sender, handles
+
+if TYPE_CHECKING:
+    from monarch_nb._host.controller.controller import ControllerProcess
+
+
+@dataclass(frozen=True)
+class Question:
+    """A rank waits for a line.
+
+    Attributes:
+        id: its number in the mesh.
+        ref: under which the rank waits.
+        client: who is asked.
+        hidden: whether what is typed isn't shown.
+    """
+
+    id: int
+    proc: int
+    ref: int
+    client: int
+    prompt: str
+    hidden: bool
+
+
+class QuestionService:
+    """Owned by the loop thread."""
+
+    def __init__(self, controller: ControllerProcess) -> None:
+        self._controller = controller
+        self._ids = itertools.count(1)
+        self._questions: dict[int, Question] = {}
+
+    def is_asking(self, proc: int) -> bool:
+        """Say whether a rank waits for somebody to type."""
+        return any(q.proc == proc for q in self._questions.values())
+
+    # --- ranks
+
+    @handles(AskUser)
+    def do_ask_user(self, request: AskUser, sender: Sender) -> Typed | Later:
+        """Pass on what a rank asks; answers what was typed, or why nobody can."""
+        client = self._client_of(request.origin)
+        if client is None:
+            return Typed(refused="no notebook watches this cell")
+        question = Question(next(self._ids), sender.proc, sender.ref, client, request.prompt, request.hidden)
+        self._questions[question.id] = question
+        self._controller.event(client, UserAsked())
+        return LATER
+
+    def _client_of(self, origin: int) -> int | None:
+        """Return the client that a cell, or a call, belongs to, if it has a notebook."""
+        clients = self._controller.registry.clients
+        if is_cell(origin):
+            found = self._controller.cells.watchers(origin)
+        else:
+            found = [
+                c.proc
+                for c in clients.values()
+                if c.number & CLIENT_MASK == origin >> CLIENT_BITS & CLIENT_MASK
+            ]
+        return next((proc for proc in reversed(found) if proc in clients and clients[proc].listens), None)
+
+    @handles(AskNoMore)
+    def do_ask_no_more(self, request: AskNoMore, sender: Sender) -> None:
+        """A rank doesn't wait for an answer any more."""
+        self._forget(lambda q: (q.proc, q.ref) == (sender.proc, request.ref))
+
+    def proc_has_ended(self, proc: int) -> None:
+        """A rank is dead."""
+        self._forget(lambda q: q.proc == proc)
+
+    def _forget(self, chosen: Callable[[Question], bool]) -> None:
+        """Drop questions that nobody waits for, and have their prompts taken back."""
+        over = [q for q in self._questions.values() if chosen(q)]
+        for question in over:
+            del self._questions[question.id]
+        for client in {q.client for q in over}:
+            self._controller.event(client, AskedNoMore(tuple(q.id for q in over if q.client == client)))
+
+    # --- clients
+
+    @handles(UserQuestions)
+    def do_user_questions(self, request: UserQuestions, sender: Sender) -> list[QuestionRow]:
+        """Return what a client is asked, by rank."""
+        ranks = self._controller.registry.procs
+        mine = [q for q in self._questions.values() if q.client == sender.proc]
+        rows = [QuestionRow(q.id, ranks[q.proc].rank, q.prompt, q.hidden) for q in mine]
+        return sorted(rows, key=lambda row: (row.rank, row.id))
+
+    @handles(AnswerUser)
+    def do_answer_user(self, request: AnswerUser, sender: Sender) -> bool:
+        """Take an answer; False if the rank doesn't wait for it any more."""
+        question = self._questions.pop(request.id, None)
+        if question is not None:
+            self._controller.reply(question.proc, question.ref, Typed(request.text))
+        return question is not None
+
+    @handles(RefuseUser)
+    def do_refuse_user(self, request: RefuseUser, sender: Sender) -> None:
+        """Nobody can type where a client is."""
+        self._refuse(sender.proc, request.reason)
+
+    def client_gone(self, client: int) -> None:
+        """A client is gone."""
+        self._refuse(client, "the notebook that was asked is gone")
+
+    def _refuse(self, client: int, reason: str) -> None:
+        for question in [q for q in self._questions.values() if q.client == client]:
+            del self._questions[question.id]
+            self._controller.reply(question.proc, question.ref, Typed(refused=reason))

@@ -1,0 +1,259 @@
+"""The lives of ranks: how they're started, stopped, started again, and what is done when one has ended."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from monarch_nb._host import capacity
+from monarch_nb._host.controller import exits
+from monarch_nb._host.controller.exits import Exited
+from monarch_nb._host.controller.registry import Group, Proc
+from monarch_nb._host.starting import PROCESS_JOB
+from monarch_nb._protocol.events import RankEnded, RankHeartbeat, RankIsUp, RanksEnded, RanksRevived
+from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.ranks import (
+    RankPlace,
+    Restart,
+    SetProcEnvironment,
+    Signal,
+    SignalRanks,
+    Spawn,
+    StartRanks,
+    Stop,
+    StopRanks,
+)
+from monarch_nb._protocol.registry import Later, Sender, handles
+from monarch_nb._protocol.states import EntryKind, ProcState
+from monarch_nb._shape import decode_extent
+from monarch_nb._wire import address
+
+if TYPE_CHECKING:
+    from monarch_nb._host.controller.controller import ControllerProcess
+
+_LEFT_OUT_GRACE_S = 3.0
+
+
+class RankService:
+    """Owned by the loop thread."""
+
+    def __init__(self, controller: ControllerProcess) -> None:
+        self._controller = controller
+        self._restarting: set[int] = set()
+        """Procs that are started again as soon as they have ended."""
+
+    # --- starting
+
+    @handles(Spawn)
+    def do_spawn(self, request: Spawn, sender: Sender) -> list[int]:
+        """Start ranks on hosts; answers with their proc ids at once."""
+        procs = self.spawn(request)
+        self._controller.registry.groups[request.group].creator = (sender.proc, request.creator_actor)
+        return procs
+
+    def spawn(self, asked: Spawn) -> list[int]:
+        """Start `per_host` ranks on each of `hosts`, as a group; return their proc ids."""
+        registry, per_host = self._controller.registry, asked.per_host
+        self._check_room(asked.hosts, per_host, force=asked.force)
+        hosts = [self._controller.hosts.get(index) for index in asked.hosts]
+        procs = []
+        for i, host in enumerate(hosts):
+            ranks = list(range(i * per_host, (i + 1) * per_host))
+            for local_rank, entry in enumerate(registry.new_procs(host.index, asked.group, ranks)):
+                entry.local_rank = local_rank
+                procs.append(entry.proc)
+        extent = decode_extent(asked.spec["extent"])
+        group = registry.groups[asked.group] = Group(asked.group, extent, procs, asked.spec, asked.method)
+        self.start(group, procs)
+        return procs
+
+    def _check_room(self, hosts: Sequence[int], per_host: int, *, force: bool) -> None:
+        """See whether hosts have room for so many more ranks each: our machine, with the hosts that are
+        processes of it, or one like it.
+
+        Raises:
+            ValueError: if they haven't.
+        """
+        known = self._controller.registry.hosts
+        here = [h for h in hosts if not h or (h in known and known[h].kind == PROCESS_JOB)]
+        capacity.check_room(per_host * max(1, len(here)), force=force, how="--force (force=True)")
+
+    def start(self, group: Group, procs: Sequence[int]) -> None:
+        """Start ranks of a group, each on its host."""
+        controller = self._controller
+        spec = {**group.spec, "extent": group.context, "procs": list(group.procs), "hosts": list(group.hosts),
+                "debug": controller.debug.settings, "mesh": tuple(controller.mesh_address)}  # fmt: skip
+        for index, theirs in controller.hosts.of(procs).items():
+            entries = [controller.registry.procs[proc] for proc in theirs]
+            own = [RankPlace(proc=e.proc, **self.place(group, e), own_env=e.own_env) for e in entries]
+            host_spec = {**spec, "elsewhere": controller.hosts.get(index).elsewhere}
+            controller.hosts.ask(index, StartRanks(own, host_spec, group.method))
+
+    def place(self, group: Group, entry: Proc) -> dict[str, int]:
+        """Return what a rank is to know of its place."""
+        host = address.host_of(entry.proc)
+        return {
+            "rank": entry.rank,
+            "local_rank": entry.local_rank,
+            "local_world_size": sum(address.host_of(p) == host for p in group.procs),
+            "world_size": len(group.procs),
+        }
+
+    @handles(RankIsUp)
+    def on_up(self, event: RankIsUp, sender: Sender) -> None:
+        """A rank answers."""
+        controller = self._controller
+        controller.rank_is_up(sender.proc)
+        settled = controller.registry.proc_is_up(sender.proc, event.pid)
+        controller.definitions.rank_is_up(sender.proc)
+        controller.waits.settled(settled)
+        controller.status_publisher.touch((sender.proc,))
+
+    @handles(SetProcEnvironment)
+    def do_environment(self, request: SetProcEnvironment, sender: Sender) -> None:
+        """Remember what environment variables ranks were given, for those that take their places."""
+        procs = self._controller.registry.procs
+        for proc, variables in request.variables.items():
+            if proc in procs:
+                procs[proc].own_env.update(variables)
+
+    # --- starting again
+
+    @handles(Restart)
+    def do_restart(self, request: Restart, sender: Sender) -> Later | None:
+        """Kill ranks and start them anew at their places; answers once they're up. Handles on them stay
+        good.
+        """
+        self._controller.definitions.restarting(request.procs)
+        self.restart(request.procs)
+        self._controller.journal.note(
+            sender.proc, EntryKind.COMMAND, source=f"%mesh restart --ranks {request.rank_set}"
+        )
+        return self._controller.waits.answer_when(sender, set(request.procs), restarted=True)
+
+    def restart(self, procs: Sequence[int]) -> None:
+        """Kill ranks, those that live; they're started anew at their places as soon as they have ended."""
+        controller = self._controller
+        for index, theirs in controller.hosts.of(procs).items():
+            controller.hosts.get(index)
+            dead = [p for p in theirs if controller.registry.procs[p].end is not None]
+            self._restarting.update(theirs)
+            controller.hosts.ask(index, SignalRanks(theirs, int(signal.SIGKILL)))
+            for proc in dead:
+                self.start_again(proc)
+
+    def start_again(self, proc: int) -> None:
+        """Start a rank that has ended anew at its place, under the same proc id."""
+        controller = self._controller
+        self._restarting.discard(proc)
+        entry = controller.registry.procs[proc]
+        entry.state, entry.end = ProcState.STARTING, None
+        controller.status_publisher.touch((proc,))
+        for to in controller.everybody():
+            controller.event(to, RanksRevived((proc,)))
+        self.start(controller.registry.groups[entry.group], [proc])
+
+    # --- stopping
+
+    @handles(Stop)
+    def do_stop(self, request: Stop, sender: Sender) -> Later | None:
+        """Stop ranks; answers once they have ended."""
+        self.stop(request.procs, request.grace_s)
+        left = {p for p in request.procs if self._controller.registry.procs[p].end is None}
+        return self._controller.waits.answer_when(sender, left)
+
+    def leave_out(self, procs: Sequence[int]) -> None:
+        """Stop ranks that a mesh does without from now on; dead ones count as stopped."""
+        known = self._controller.registry.procs
+        for proc in procs:
+            if known[proc].end is not None:
+                known[proc].state = ProcState.STOPPED
+        self.stop([p for p in procs if known[p].end is None], _LEFT_OUT_GRACE_S)
+        self._controller.healing.spawn_specs.procs_stopped(list(procs))
+
+    def stop(self, procs: Sequence[int], grace_s: float) -> None:
+        """Stop ranks, here or elsewhere; their actors clean up meanwhile."""
+        for index, theirs in self._controller.hosts.of(procs).items():
+            self._controller.hosts.ask(index, StopRanks(theirs, grace_s))
+
+    @handles(Signal)
+    def do_signal(self, request: Signal, sender: Sender) -> None:
+        """Send a signal to ranks."""
+        self.signal(request.procs, request.number)
+
+    def signal(self, procs: Sequence[int], number: int, cell: int = 0) -> None:
+        """Send a signal to ranks, here or elsewhere; if it's meant for a cell, not to those that do
+        something else.
+        """
+        for index, theirs in self._controller.hosts.of(procs).items():
+            self._controller.hosts.ask(index, SignalRanks(theirs, number, cell))
+
+    # --- the end, and signs of it
+
+    @handles(RankHeartbeat)
+    def on_heartbeat(self, event: RankHeartbeat, sender: Sender) -> None:
+        """A rank of another host doesn't react, or does again."""
+        self.heartbeat(event.proc, event.trouble)
+
+    def heartbeat(self, proc: int, trouble: str) -> None:
+        """A rank doesn't react, or does again (no trouble)."""
+        entry = self._controller.registry.procs.get(proc)
+        if entry is None or entry.end is not None:
+            return
+        entry.trouble = trouble
+        self._controller.status_publisher.touch((proc,))
+        self._controller.cells.say_on(proc, f"rank {entry.rank} {trouble or 'reacts again'}")
+
+    @handles(RankEnded)
+    def on_rank_ended(self, event: RankEnded, sender: Sender) -> None:
+        """A rank of another host has ended."""
+        self.ended(event.end)
+
+    def ended(self, end: RankExit) -> None:
+        """A rank has ended, here or elsewhere: tell all parts of the controller (`exits.subscribers`)."""
+        again = end.proc in self._restarting
+        entry = self._controller.registry.procs.get(end.proc)
+        exits.tell(self._controller.exit_subscribers, Exited(self._describe(end, again), again, entry))
+
+    def note_exit(self, exited: Exited) -> None:
+        """Enter an exit into the registry, tell other processes, and answer those who waited for the rank."""
+        done = self._controller.registry.proc_has_ended(exited.end, settle=not exited.again)
+        self.tell_end(exited.end)
+        self._controller.waits.settled(done)
+
+    def _describe(self, end: RankExit, again: bool) -> RankExit:
+        """Return an end with what the registry knows of it."""
+        controller, proc = self._controller, end.proc
+        entry, group = controller.registry.procs.get(proc), controller.registry.groups.get(end.group)
+        if entry is not None:
+            end = replace(end, rank=entry.rank)  # it may have got another number since it started
+            taken = controller.registry.hosts[address.host_of(proc)].taken
+            if taken and entry.state != ProcState.STOPPING:
+                end = replace(end, stopped=False, reason=taken)
+        return replace(
+            end,
+            point=_point(end, group),
+            notified=tuple(controller.cells.waiters_of(proc)),
+            restarted=again,
+            policy="" if group is None else group.policy.on_failure,
+            reason="was restarted" if again else end.reason,
+        )
+
+    def tell_end(self, end: RankExit) -> None:
+        """Tell all processes of this machine, all clients and all other hosts."""
+        controller = self._controller
+        controller.spread_ends([end])
+        for client in controller.registry.clients:
+            if not controller.has_route(client):
+                controller.event(client, RanksEnded((end,)))
+        controller.hosts.tell_all(RanksEnded((end,)))
+
+
+def _point(end: RankExit, group: Group | None) -> dict[str, int]:
+    """Return the coordinates of a rank."""
+    if group is None or end.proc not in group.procs:  # the mesh may do without it by now
+        return {}
+    return dict(group.extent.point(end.rank))

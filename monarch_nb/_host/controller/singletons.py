@@ -1,0 +1,81 @@
+"""Controllers: named singletons of a mesh. The registry says in which process each lives; who asks first
+spawns it there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from monarch_nb._protocol.base import Plain
+from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.names import ControllerPlace, FindController
+from monarch_nb._protocol.ranks import Spawn
+from monarch_nb._protocol.registry import Sender, handles
+from monarch_nb._wire import address
+
+if TYPE_CHECKING:
+    from monarch_nb._host.controller.controller import ControllerProcess
+    from monarch_nb._host.controller.registry import Client
+
+
+class SingletonService:
+    """Owned by the loop thread.
+
+    A controller lives in the program that uses the mesh: the one that asks, or, if a rank asks, the one that
+    has been there longest. Without a program, and if whoever asks wants it to outlive programs, it's in a
+    process of the controller's.
+    """
+
+    def __init__(self, controller: ControllerProcess) -> None:
+        self._controller = controller
+        self._known: dict[str, tuple[int, int]] = {}
+        """Proc and actor id of each."""
+        self._own_proc = 0
+
+    @handles(FindController)
+    def do_controller(self, request: FindController, sender: Sender) -> ControllerPlace:
+        """Say where a controller lives, by its name. Who proposes its actor id first is to spawn it."""
+        name = request.name
+        known = self._known.get(name)
+        is_new = known is None or not self._lives(known[0])
+        if known is None or is_new:
+            proc = self._program(sender.proc) if request.in_program else 0
+            known = self._known[name] = (proc or self._process(request.spec), request.proposed)
+        return ControllerPlace(*known, is_new)
+
+    def _lives(self, proc: int) -> bool:
+        registry = self._controller.registry
+        return proc in registry.clients if address.is_client(proc) else registry.procs[proc].end is None
+
+    def _program(self, asks: int) -> int:
+        programs = {
+            c.proc: c for c in self._controller.registry.clients.values() if c.listens and not c.observes
+        }
+        return asks if asks in programs else next(iter(programs), 0)
+
+    def _process(self, spec: Plain) -> int:
+        """Return the process on the controller host, started when first asked for."""
+        if not self._own_proc or not self._lives(self._own_proc):
+            (self._own_proc,) = self._controller.ranks.spawn(Spawn([0], 1, "controllers", spec, "fork"))
+        return self._own_proc
+
+    def client_gone(self, client: Client) -> None:
+        """A program has left, and its controllers with it: who waits for them hears of it."""
+        gone = [name for name, (proc, _) in self._known.items() if proc == client.proc]
+        if not gone:
+            return
+        for name in gone:
+            del self._known[name]
+        self._controller.ranks.tell_end(
+            RankExit(
+                client.proc,
+                "client",
+                0,
+                self._controller.hostname,
+                client.pid,
+                stopped=True,
+                reason=(
+                    f"was the program {client.what!r}, which has left, and its controllers with it: "
+                    f"{', '.join(gone)}"
+                ),
+            )
+        )

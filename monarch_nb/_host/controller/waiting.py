@@ -1,0 +1,51 @@
+"""Answer requests once ranks or hosts are up, or have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from monarch_nb._host.controller.registry import Waiting
+from monarch_nb._protocol.ranks import WaitHosts, WaitProcs
+from monarch_nb._protocol.registry import LATER, Later, Sender, handles
+from monarch_nb._protocol.states import HostState, ProcState
+from monarch_nb._wire import address
+
+if TYPE_CHECKING:
+    from monarch_nb._host.controller.controller import ControllerProcess
+
+
+class WaitingService:
+    """Owned by the loop thread."""
+
+    def __init__(self, controller: ControllerProcess) -> None:
+        self._controller = controller
+
+    @handles(WaitProcs)
+    def do_wait_procs(self, request: WaitProcs, sender: Sender) -> Later | None:
+        """Answer once ranks are up or have ended."""
+        procs = self._controller.registry.procs
+        return self.answer_when(sender, {p for p in request.procs if procs[p].state == ProcState.STARTING})
+
+    @handles(WaitHosts)
+    def do_wait_hosts(self, request: WaitHosts, sender: Sender) -> Later | None:
+        """Answer once hosts have joined."""
+        hosts = self._controller.hosts
+        return self.answer_when(
+            sender, {address.host_proc(h) for h in request.hosts if hosts.get(h).state == HostState.EXPECTED}
+        )
+
+    def answer_when(self, sender: Sender, left: set[int], *, restarted: bool = False) -> Later | None:
+        """Answer once those that are `left` have settled; `restarted`: not before one of them has."""
+        if not left and not restarted:
+            return None
+        self._controller.registry.waiting.append(Waiting(sender.proc, sender.ref, left))
+        return LATER
+
+    def settled(self, done: Iterable[Waiting]) -> None:
+        """Answer requests that wait for nobody any more."""
+        for waiting in done:
+            if waiting.done is not None:
+                waiting.done()
+            else:
+                self._controller.reply(waiting.src, waiting.ref, None)
