@@ -39,6 +39,14 @@ class DebugLeft(Request[None], frozen=True):
     text: str
 
 
+class DebugLine(Record, frozen=True):
+    """What a thread that stands is told to do; `key` and `n` as of `DebugStopped`."""
+
+    key: int
+    n: int
+    line: str
+
+
 # --- what programs ask
 
 StopRow = Plain

@@ -143,3 +143,26 @@ class CheckpointFailed(Request[None], frozen=True):
     path: str
     reason: str
     asked: bool
+
+
+class Resume(Record, frozen=True):
+    """The checkpoint that an actor goes on from.
+
+    Attributes:
+        epoch: how often the actors of its spawn have begun anew.
+        version: after how many calls it was saved; None: there's none, only the epoch is told.
+        peer: proc of a rank that has it in memory; 0: none.
+        path: where it lies on disk; empty: nowhere.
+    """
+
+    epoch: int
+    version: int | None = None
+    peer: int = 0
+    path: str = ""
+
+
+class Respawn(Record, frozen=True):
+    """Makes an actor again; `spec`: what its spawn was called with, encoded by whoever spawned it."""
+
+    spec: bytes
+    resume: Resume | None

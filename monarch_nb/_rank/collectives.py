@@ -15,6 +15,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
+from monarch_nb._protocol.process_group import RemakeGroup
 from monarch_nb._protocol.questions import ProcessGroup
 from monarch_nb._rank import rendezvous
 
@@ -174,25 +175,31 @@ def _listens(found: socket.socket) -> bool:
     return bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
-def remake(address: str, port: int, rank: int, world_size: int, backend: str, timeout_s: float) -> None:
+def remake(wanted: RemakeGroup, rank: int) -> None:
     """Make the default process group anew at a new rendezvous; all ranks call this together, also those that
     had none.
 
     Args:
-        address, port: of the store, which the rank at place 0 has started.
+        wanted: the group; its store has been started by the rank at place 0.
+        rank: this rank's number in the mesh.
     """
+    address, port = wanted.store.address, wanted.store.port
     import torch.distributed as dist
 
     if dist.is_initialized():
         with suppress(RuntimeError):
             dist.destroy_process_group()
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address, str(port)
-    if backend == "nccl":
+    if wanted.backend == "nccl":
         import torch
 
         torch.cuda.set_device(torch.cuda.current_device())
     store = rendezvous.join(rendezvous.GROUP, address, port, _JOIN_S)
     dist.init_process_group(
-        backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=_JOIN_S)
+        wanted.backend,
+        store=store,
+        rank=wanted.places[rank],
+        world_size=wanted.world_size,
+        timeout=timedelta(seconds=_JOIN_S),
     )
-    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), None)
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=wanted.timeout_s), None)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._protocol.debugging import DebugLine
 from monarch_nb._protocol.events import DebugHold, DebugSettingsChanged, Renumbered
 from monarch_nb._protocol.hang import HangFacts
 from monarch_nb._protocol.questions import (
@@ -72,8 +73,8 @@ class RankActors(ActorHost):
 
     def _debug(self, message: Message) -> Any:
         """Take a line for a thread that has stopped; return the waiter to wake."""
-        fields = Body(self.transport, message).value()
-        return self._rank.debugger.take_line(fields["key"], fields["n"], fields["line"])
+        said: DebugLine = Body(self.transport, message).read(DebugLine)
+        return self._rank.debugger.take_line(said.key, said.n, said.line)
 
     def _open_rendezvous_soon(self, message: Message) -> None:
         """Start a store for the run of a script. In a thread: it may have to import torch first."""

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
+from monarch_nb._protocol.base import encode
 from monarch_nb._protocol.cells import CellWork
+from monarch_nb._protocol.process_group import RemakeGroup, StoreAddress
 from monarch_nb._protocol.profiles import ProfileReport
 from monarch_nb._protocol.shown import CellEnd
 from monarch_nb._protocol.states import CellStatus
@@ -55,19 +57,19 @@ _LABELS: dict[str, bytes] = {Work.RUN: b"cell", Work.EXECUTE: b"function", Work.
 _RUN = Work.RUN.encode()
 
 
-class CellAnswer(NamedTuple):
-    """How a cell ended, as it goes to the controller."""
+class PlainAnswer(NamedTuple):
+    """What goes to the controller without pickle: how a cell ended, or what it asks main threads for."""
 
     payload: bytes
-    failed: bool
+    failed: bool = False
 
 
-def _cell_answer(end: CellEnd, seconds: float) -> CellAnswer:
+def _cell_answer(end: CellEnd, seconds: float) -> PlainAnswer:
     """Return how a cell ended, as the controller takes it."""
     failed = end.status != CellStatus.OK
     plain = not failed and end.value is None
     body = b"" if plain else replace(end, seconds=seconds).as_json()
-    return CellAnswer(wire.CELL_SECONDS.pack(seconds) + body, failed)
+    return PlainAnswer(wire.CELL_SECONDS.pack(seconds) + body, failed)
 
 
 def _place_of(error: BaseException) -> str:
@@ -201,10 +203,10 @@ class Worker:
         call_context.set(CallContext(message.origin, message.slot, message.context, None, message.src))
         name = message.name.decode()
         flags = 0
-        body: codec.Encoded | CellAnswer
+        body: codec.Encoded | PlainAnswer
         try:
             result = self._work(name, message)
-            body = result if isinstance(result, CellAnswer) else codec.encode(result, "return value")
+            body = result if isinstance(result, PlainAnswer) else codec.encode(result, "return value")
         except BaseException as error:
             end_if_forked(error)
             body, flags = self._failed(name, error), wire.ERROR
@@ -223,7 +225,7 @@ class Worker:
         call_context.set(NO_CALL)
         self.rank.transport.settle()
 
-    def _failed(self, name: str, error: BaseException) -> codec.Encoded | CellAnswer:
+    def _failed(self, name: str, error: BaseException) -> codec.Encoded | PlainAnswer:
         """Return the answer of work that has raised."""
         self._interruptible = False
         if name == Work.RUN:  # not the cell: what we do before and after it
@@ -263,12 +265,12 @@ class Worker:
             self._mender.restore_builtins()
             self.current = None
 
-    def _reply(self, message: Message, body: codec.Encoded | CellAnswer, flags: int) -> None:
+    def _reply(self, message: Message, body: codec.Encoded | PlainAnswer, flags: int) -> None:
         if not message.ref:
             return
         transport = self.rank.transport
-        if isinstance(body, CellAnswer) or message.src == address.CONTROLLER:
-            flags |= wire.ERROR if isinstance(body, CellAnswer) and body.failed else 0
+        if isinstance(body, PlainAnswer) or message.src == address.CONTROLLER:
+            flags |= wire.ERROR if isinstance(body, PlainAnswer) and body.failed else 0
             frame = wire.pack(
                 wire.REPLY,
                 src=transport.me,
@@ -313,7 +315,7 @@ class Worker:
         bind_when_filled(name, ArrayLocation(*location), barrier)
 
     @does(Work.RUN)
-    def work_run(self, message: Message) -> CellAnswer:
+    def work_run(self, message: Message) -> PlainAnswer:
         """Run a cell."""
         start = time.perf_counter()
         try:
@@ -413,9 +415,7 @@ class Worker:
     @does(Work.REMAKE_GROUP)
     def work_remake_group(self, message: Message) -> None:
         """Make the default process group anew after an abort, or with others than before."""
-        fields = self._fields(message)
-        place = fields.pop("places")[self.rank.rank]
-        collectives.remake(rank=place, **fields)
+        collectives.remake(Body(self.rank.transport, message).read(RemakeGroup), self.rank.rank)
 
     def _make_shell(self) -> None:
         self.namespace.update(self._place())
@@ -553,6 +553,6 @@ class Worker:
         self.rank.reloader.read_mode()
 
     @does(Work.START_RENDEZVOUS)
-    def work_start_rendezvous(self, message: Message) -> tuple[str, int]:
-        """Start a store at which all ranks can meet; return its address and port."""
-        return rendezvous.start(rendezvous.GROUP)
+    def work_start_rendezvous(self, message: Message) -> PlainAnswer:
+        """Start a store at which all ranks can meet; return its address."""
+        return PlainAnswer(encode(StoreAddress(*rendezvous.start(rendezvous.GROUP))))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import inspect
-import pickle
 import sys
 import threading
 import time
@@ -23,7 +22,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from msgspec.structs import replace
 
 from monarch_nb._protocol.failure import ActorFailed, Failure
+from monarch_nb._protocol.healing import Respawn, Resume
 from monarch_nb._runtime import log_names
+from monarch_nb._runtime.actor_spec import ActorSpec
 from monarch_nb._runtime.awaiting import frames_of
 from monarch_nb._runtime.checkpoints import KINDS, Checkpoints
 from monarch_nb._runtime.forked import end_if_forked
@@ -37,6 +38,7 @@ from monarch_nb._transport.context import CallContext, call_context
 from monarch_nb._transport.failure import describe, encode_failure
 from monarch_nb._transport.pending import Body
 from monarch_nb._transport.port import Port
+from monarch_nb._transport.process_context import CallPlace
 from monarch_nb._transport.transport import TransportClosed
 from monarch_nb._wire import codec
 from monarch_nb._wire import message as wire
@@ -111,7 +113,7 @@ class ActorRunner:
         """What the last call has raised: its frames are kept for the debugger, until the next call."""
         self.error_when = 0.0
         self.checkpoints: Checkpoints | None = None
-        self._wish: dict[str, Any] | None = None
+        self._resume: Resume | None = None
         """The checkpoint that it shall go on from."""
         self._before = before
         """Who had this place: gone before we begin."""
@@ -184,7 +186,7 @@ class ActorRunner:
             self._serve()
         self._clean_up()
 
-    def _spawn_spec(self, spawn: Message) -> dict[str, Any]:
+    def _spawn_spec(self, spawn: Message) -> ActorSpec:
         before, self._before = self._before, None
         if before is not None:
             before.thread.join(PREDECESSOR_S)
@@ -192,10 +194,11 @@ class ActorRunner:
         if self.host.before_call is not None:
             self.host.before_call()
         if spawn.name == b"__spawn__":
-            found: dict[str, Any] = self._body.value()
+            found: ActorSpec = self._body.value()
             return found
-        data, self._wish = pickle.loads(self._body.payload)
-        found = codec.from_bytes(data)
+        respawn: Respawn = self._body.read(Respawn)
+        self._resume = respawn.resume
+        found = codec.from_bytes(respawn.spec)
         return found
 
     def _set_up_checkpoints(self, size: int, slot: int) -> None:
@@ -216,14 +219,15 @@ class ActorRunner:
         self.checkpoints = found
         found.kind, found.every = instance.checkpoint_state, instance.checkpoint_every
         found.keep, found.directory = instance.checkpoint_keep, instance.checkpoint_dir
-        if self._wish is not None:
-            self.host.checkpoint_epochs[self.actor_id] = self._wish["epoch"]
-        if self._wish is not None and "version" in self._wish:
-            found.restore(instance, self._wish)
+        resume = self._resume
+        if resume is not None:
+            self.host.checkpoint_epochs[self.actor_id] = resume.epoch
+        if resume is not None and resume.version is not None:
+            found.restore(instance, resume.version, resume)
         elif found.every:
             found.prepare(instance)
 
-    def _construct(self, spec: dict[str, Any], spawn: Message) -> None:
+    def _construct(self, spec: ActorSpec, spawn: Message) -> None:
         self.activity_slot.begin_activity(f"{spec['class'].__name__}.__init__".encode(), spawn.origin)
         try:
             self.instance = spec["class"].__new__(spec["class"])
@@ -242,7 +246,7 @@ class ActorRunner:
         while (message := self.inbox.take_message(transport)) is not None:
             self._handle(message)
 
-    async def _live_async(self, spec: dict[str, Any], spawn: Message) -> None:
+    async def _live_async(self, spec: ActorSpec, spawn: Message) -> None:
         loop = asyncio.get_running_loop()
         mail = asyncio.Event()
 
@@ -642,7 +646,7 @@ class ActorRunner:
             if not handled:
                 self.host.report_failure(self.creator, self.actor_id, failure)
 
-    def _where(self, endpoint: str) -> dict[str, Any]:
+    def _where(self, endpoint: str) -> CallPlace:
         return {**process_context.whereabouts(), "actor": self.name, "endpoint": endpoint}
 
     def _raised(self, error: BaseException, message: Message) -> None:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._journal.disk import check_room, why
-from monarch_nb._protocol.healing import CheckpointFailed, CheckpointGather
+from monarch_nb._protocol.healing import CheckpointFailed, CheckpointGather, Resume
 from monarch_nb._protocol.states import CheckpointKind, CheckpointPhase
 from monarch_nb._runtime.snapshot import Snapshot, load, rebuild, save, take_snapshot
 from monarch_nb._transport.call import call_one
@@ -216,33 +216,31 @@ class Checkpoints:
         """Return a copy from memory."""
         return next((s for s in self._snapshots if s.version == version), None)
 
-    def restore(self, instance: Any, wish: dict[str, Any]) -> None:
+    def restore(self, instance: Any, version: int, resume: Resume) -> None:
         """Have a new instance go on from a version: from memory here, from a peer's, or from disk.
 
         Raises:
             CheckpointError: if it can't be had.
         """
         self.wait()
-        version, state = self._state(instance, wish)
+        version, state = self._state(instance, version, resume)
         if state is not None:
             instance.load_state_dict(state)
         self.num_calls = version
         self._keep_snapshot(take_snapshot(instance.state_dict(), version, self._buffers[0]))
 
-    def _state(self, instance: Any, wish: dict[str, Any]) -> tuple[int, Any]:
-        snapshot = self.find(wish["version"])
+    def _state(self, instance: Any, version: int, resume: Resume) -> tuple[int, Any]:
+        snapshot = self.find(version)
         if (
             snapshot is not None and self.kind != CheckpointKind.SHARDED
         ):  # shards in memory belong to a process group that is gone
             return snapshot.version, _fresh(snapshot)
-        if wish.get("peer"):
-            return wish["version"], _fresh(self._ask_peer(wish["peer"], wish["version"]))
-        if wish.get("path"):
-            found = load(wish["path"], self._prefix, instance.state_dict())
-            return found if found is not None else (wish["version"], None)
-        raise CheckpointError(
-            f"version {wish['version']} of actor {self._name!r} is neither in memory nor on disk"
-        )
+        if resume.peer:
+            return version, _fresh(self._ask_peer(resume.peer, version))
+        if resume.path:
+            found = load(resume.path, self._prefix, instance.state_dict())
+            return found if found is not None else (version, None)
+        raise CheckpointError(f"version {version} of actor {self._name!r} is neither in memory nor on disk")
 
     def _ask_peer(self, proc: int, version: int) -> Snapshot:
         body = codec.encode((self._actor_id, version))

@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
 
 from monarch_nb._transport.transport import Transport
 from monarch_nb._wire.mesh_address import MeshAddress
 
 if TYPE_CHECKING:
     from monarch_nb._wire.activity_page import ActivityPage
+
+
+class Whereabouts(TypedDict, total=False):
+    """Where a process stands: its rank, or "client"; its host's name; its pid."""
+
+    rank: int | str
+    host: str
+    pid: int
+
+
+class CallPlace(Whereabouts):
+    """Where a call runs: the actor mesh's name, and the endpoint's."""
+
+    actor: str
+    endpoint: str
 
 
 class RankContext(Protocol):
@@ -60,7 +75,7 @@ _connect: Callable[[], Transport] | None = None
 _reach: Callable[[MeshAddress], Transport] | None = None
 _is_remote: Callable[[MeshAddress | None], bool] | None = None
 _send_remote: Callable[[Any, str, Any], None] | None = None
-_where: dict[str, Any] = {}
+_where: Whereabouts = {}
 rank: RankContext | None = None
 """The rank that this process is, or None in a client."""
 guest_transports: list[Transport] = []
@@ -143,7 +158,7 @@ def this_rank() -> RankContext:
     return rank
 
 
-def set_whereabouts(**where: Any) -> None:
+def set_whereabouts(**where: Unpack[Whereabouts]) -> None:
     """Say where this process stands: rank, host."""
     _where.update(where)
 
@@ -153,6 +168,6 @@ def hostname() -> str:
     return str(_where.get("host") or os.uname().nodename)
 
 
-def whereabouts() -> dict[str, Any]:
+def whereabouts() -> Whereabouts:
     """Return where this process stands."""
-    return dict(_where)
+    return _where.copy()

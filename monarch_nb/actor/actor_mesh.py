@@ -16,6 +16,7 @@ from monarch_nb._protocol.base import encode
 from monarch_nb._protocol.events import Reshaped
 from monarch_nb._protocol.healing import ActorSpawned, ActorStopped
 from monarch_nb._protocol.questions import StopActor
+from monarch_nb._runtime.actor_spec import ActorSpec
 from monarch_nb._runtime.supervision import MeshFailure
 from monarch_nb._shape import Extent, Shape
 from monarch_nb._transport import process_context
@@ -204,7 +205,7 @@ class ActorMesh(MeshHandle, Generic[T]):
         transport = self._transport
         context = call_context.get()
         creator = (transport.me, context.actor.actor_id if context.actor is not None else 0)
-        spec = {
+        spec: ActorSpec = {
             "class": self._class,
             "args": args,
             "kwargs": kwargs,
@@ -246,7 +247,7 @@ class ActorMesh(MeshHandle, Generic[T]):
             )
         )
 
-    def _encode_spec(self, spec: dict[str, Any]) -> Encoded:
+    def _encode_spec(self, spec: ActorSpec) -> Encoded:
         try:
             return codec.encode(spec, f"spawn of {self._class.__name__}")
         except codec.CannotPickle as error:

@@ -262,11 +262,12 @@ def nccl_alone(rig: Rig) -> None:
 
 def _abort_and_remake(backend: str) -> int:
     """As the controller has it done, on this rank; return how many backends were aborted."""
+    from monarch_nb._protocol.process_group import RemakeGroup, StoreAddress
     from monarch_nb._rank import collectives, rendezvous
 
     num = collectives.abort()
     address, port = rendezvous.start(rendezvous.GROUP)
-    collectives.remake(address, port, 0, 1, backend, 600.0)
+    collectives.remake(RemakeGroup(StoreAddress(address, port), 1, backend, 600.0, {0: 0}), 0)
     return num
 
 

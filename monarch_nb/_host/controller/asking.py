@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import pickle
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from monarch_nb._host.loop import Loop
-from monarch_nb._protocol.base import Request, decode, encode
+from monarch_nb._protocol.base import Record, Request, decode, encode
 from monarch_nb._protocol.failure import Failure
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
@@ -71,23 +70,25 @@ class Asking:
         self,
         ranks: Mapping[int, int],
         name: str,
-        fields: object,
+        fields: Record | None,
         done: Callable[[Answers], None],
         timeout_s: float,
         *,
+        answer: type[Record] | None = None,
         keeps_refusals: bool = False,
         **header: Any,
     ) -> None:
-        """Have something done by the main threads of ranks, or by actors there, which answer with values of
-        the user's.
+        """Have something done by the main threads of ranks, or by actors there.
 
         Args:
+            answer: the type of the answers; None: they aren't looked at, and each is None.
             keeps_refusals: whether failures are among the answers, each a `Failure`.
-            header: more fields of the message; `payload` goes as it is, instead of `fields`.
+            header: more fields of the message.
         """
-        payload = header.pop("payload", None) or pickle.dumps(fields, 5)
+        reads = partial(decode, answer) if answer is not None else lambda _payload: None
+        payload = b"" if fields is None else encode(fields)
         self._send_all(
-            ranks, name, payload, _Question(ranks, pickle.loads, done, keeps_refusals), timeout_s, **header
+            ranks, name, payload, _Question(ranks, reads, done, keeps_refusals), timeout_s, **header
         )
 
     def _send_all(

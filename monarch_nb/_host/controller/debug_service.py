@@ -8,17 +8,18 @@ the mesh, not to a client: several clients may talk to one, and when the last on
 from __future__ import annotations
 
 import itertools
-import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._protocol.base import encode
 from monarch_nb._protocol.debugging import (
     DebugBreak,
     DebugCommand,
     DebugGroups,
     DebugLeft,
+    DebugLine,
     DebugPostMortem,
     DebugRunning,
     DebugSet,
@@ -238,7 +239,7 @@ class DebugService:
         return LATER
 
     def _send(self, stop: Stop, n: int, line: str) -> None:
-        payload = pickle.dumps({"key": stop.key, "n": n, "line": line}, 5)
+        payload = encode(DebugLine(stop.key, n, line))
         frame = wire.pack(
             wire.CALL, src=address.CONTROLLER, dst=stop.proc, name=b"__debug__", payload=payload
         )

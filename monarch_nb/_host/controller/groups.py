@@ -11,6 +11,7 @@ from monarch_nb._host.controller.asking import Answers, Asking
 from monarch_nb._host.controller.workflow import Workflow
 from monarch_nb._host.loop import Loop
 from monarch_nb._protocol.failure import Failure
+from monarch_nb._protocol.process_group import RemakeGroup, StoreAddress
 from monarch_nb._protocol.questions import DescribeProcessGroup, ProcessGroup, WhereNow
 from monarch_nb._protocol.work import Work
 from monarch_nb._shape import name_ranks
@@ -81,26 +82,24 @@ def remake_groups(
         return f"{_BROKEN}, since {busy}; {retry}" if retry else _ADVICE.format(f", since {busy}")
     first = min(ranks)
     answers = yield partial(
-        controller.asking.have_done, {first: ranks[first]}, Work.START_RENDEZVOUS, None, timeout_s=_START_S
+        controller.asking.have_done,
+        {first: ranks[first]},
+        Work.START_RENDEZVOUS,
+        None,
+        timeout_s=_START_S,
+        answer=StoreAddress,
     )
     if not answers:
         return _ADVICE.format(f", for rank {first} could not start a store")
-    address, port = next(iter(answers.values()))
+    store: StoreAddress = next(iter(answers.values()))
     ((backend, _),) = kinds
     timeout_s = max(g.timeout_s for g in known.values())
-    fields = {
-        "address": address,
-        "port": port,
-        "world_size": len(ranks),
-        "backend": backend,
-        "timeout_s": timeout_s,
-        "places": {rank: place for place, rank in enumerate(sorted(ranks))},
-    }
+    places = {rank: place for place, rank in enumerate(sorted(ranks))}
     made = yield partial(
         controller.asking.have_done,
         ranks,
         Work.REMAKE_GROUP,
-        fields,
+        RemakeGroup(store, len(ranks), backend, timeout_s, places),
         timeout_s=_REMAKE_S,
         keeps_refusals=True,
     )

@@ -7,13 +7,13 @@ from the spawn specs of its actors and what they have saved. One heal of a group
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import to_builtins
+from msgspec.structs import replace
 
 from monarch_nb._host.controller.exits import Exited
 from monarch_nb._host.controller.groups import remake_groups
@@ -26,7 +26,16 @@ from monarch_nb._protocol.base import encode
 from monarch_nb._protocol.events import ActorsHealed, Notice
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.failure import ActorFailed, Failure
-from monarch_nb._protocol.healing import ActorSpawned, ActorStopped, Heal, Report, Resize, SetPolicy
+from monarch_nb._protocol.healing import (
+    ActorSpawned,
+    ActorStopped,
+    Heal,
+    Report,
+    Resize,
+    Respawn,
+    Resume,
+    SetPolicy,
+)
 from monarch_nb._protocol.questions import AbortCollectives, CheckpointVersions, LivingActors, WhereNow
 from monarch_nb._protocol.registry import LATER, Later, Sender, handles
 from monarch_nb._protocol.states import CellStatus, CheckpointKind, EntryKind, HostState, OnFailure, ProcState
@@ -398,27 +407,25 @@ class Healing:
             missing = {s: p for s, p in slots.items() if p in living and spec.actor_id not in living[p]}
             if not missing and spec.actor_id not in anew:
                 continue
-            wish = None
+            resume = None
             if spec.checkpointed and (spec.checkpointed != CheckpointKind.OWN or not anew):
-                wish = yield from self._choose_checkpoint(spec, slots, missing, report)
-            made = slots if wish is not None else missing
+                resume = yield from self._choose_checkpoint(spec, slots, missing, report)
+            made = slots if resume is not None else missing
             if made:
-                yield from self._make_actor(spec, made, wish, report)
+                yield from self._make_actor(spec, made, resume, report)
             if spec.checkpointed:
                 self._controller.checkpoints.tell_epoch(spec.actor_id, slots.values())
 
     def _choose_checkpoint(
         self, spec: SpawnSpec, slots: dict[int, int], missing: dict[int, int], report: Report
-    ) -> Workflow[dict[str, Any] | None]:
+    ) -> Workflow[Resume | None]:
         """Return what all actors of a spawn can go on from; None if nothing was saved."""
         service, survivors = (
             self._controller.checkpoints,
             {s: p for s, p in slots.items() if s not in missing},
         )
         saved = service.newest(spec.actor_id)
-        wish: dict[str, Any] | None = (
-            None if saved is None else {"version": saved.version, "path": saved.path}
-        )
+        resume = None if saved is None else Resume(0, saved.version, path=saved.path)
         where = "disk"
         if spec.checkpointed == CheckpointKind.REPLICATED and survivors:
             answers = yield partial(
@@ -427,20 +434,19 @@ class Healing:
             versions = [set(found.get(spec.actor_id, ())) for found in answers.values()]
             common = set.intersection(*versions) if len(versions) == len(survivors) else set()
             if common and (saved is None or max(common) >= saved.version):
-                wish = {"version": max(common), "peer": next(iter(survivors.values()))}
+                resume = Resume(0, max(common), peer=next(iter(survivors.values())))
                 where = "the others' memory"
-        if wish is None:
+        if resume is None or resume.version is None:
             report.messages.append(f"actor {spec.name!r} begins anew on what was lost: it had no checkpoint")
             return None
-        service.begin_anew(spec.actor_id, wish["version"])
-        wish["epoch"] = service.epoch(spec.actor_id)
+        service.begin_anew(spec.actor_id, resume.version)
         report.messages.append(
-            f"actor {spec.name!r} goes on from its state after {wish['version']} calls (from {where})"
+            f"actor {spec.name!r} goes on from its state after {resume.version} calls (from {where})"
         )
-        return wish
+        return replace(resume, epoch=service.epoch(spec.actor_id))
 
     def _make_actor(
-        self, spec: SpawnSpec, slots: dict[int, int], wish: dict[str, Any] | None, report: Report
+        self, spec: SpawnSpec, slots: dict[int, int], resume: Resume | None, report: Report
     ) -> Workflow[None]:
         ranks = [self._controller.registry.procs[p].rank for p in slots.values()]
         if not spec.kept:
@@ -456,18 +462,17 @@ class Healing:
                 f"actor {spec.name!r} was not made again on {name_ranks(ranks)}: {error}; spawn it anew"
             )
             return
-        if wish is None and spec.checkpointed:
-            wish = {"epoch": self._controller.checkpoints.epoch(spec.actor_id)}
+        if resume is None and spec.checkpointed:
+            resume = Resume(self._controller.checkpoints.epoch(spec.actor_id))
         answers = yield partial(
             self._controller.asking.have_done,
             slots,
             "__respawn__",
-            None,
+            Respawn(data, resume),
             timeout_s=CONSTRUCT_S,
             keeps_refusals=True,
             target=spec.actor_id,
             context=spec.context,
-            payload=pickle.dumps((data, wish), 5),
         )
         made = [s for s in slots if not isinstance(answers.get(s, _SILENT), Failure)]
         report.actors[spec.name] = sorted(self._controller.registry.procs[slots[s]].rank for s in made)
