@@ -20,7 +20,7 @@ import monarch_nb.actor  # noqa: F401 - what cells and actors use is in the zygo
 from monarch_nb import _reload, sources
 from monarch_nb._protocol.base import encode
 from monarch_nb._protocol.events import RankIsUp, Renumbered
-from monarch_nb._rank import child_processes, keyboard, streams, workspace
+from monarch_nb._rank import child_processes, keyboard, launchers, streams, workspace
 from monarch_nb._rank.binding import BindingError, bind
 from monarch_nb._rank.debugger import Debugger
 from monarch_nb._rank.rank_actors import RankActors
@@ -137,6 +137,7 @@ def run_rank(spec: dict[str, Any], host_pid: int) -> None:
     rank.debugger.install()
     keyboard.install(rank.transport)
     child_processes.install()
+    launchers.install()
     rank.debugger.set(**spec.get("debug", {}))
     rank.transport.start()
     dump_file.aim(rank.transport.reader.background_thread_id)

@@ -8,14 +8,10 @@ stays when it's done ends as a line of text.
 from __future__ import annotations
 
 import io
-import sys
-from collections.abc import Callable
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._protocol.shown import Bar, Shown
+from monarch_nb._rank.imports import patch_imports
 from monarch_nb._transport.context import current_origin
 
 if TYPE_CHECKING:
@@ -24,42 +20,9 @@ if TYPE_CHECKING:
 
 def install(pipe: OutputPipe) -> None:
     """Have tqdm show its bars this way, once it is imported, or now if it has been."""
-    patches: dict[str, Callable[[Any], None]] = {
-        "tqdm.std": lambda module: _patch_bars(module.tqdm, pipe),
-        "tqdm.notebook": _patch_notebook,
-    }
-    for name, patch in patches.items():
-        if name in sys.modules:
-            patch(sys.modules[name])
-    sys.meta_path.insert(0, _Finder(patches))
-
-
-class _Finder(MetaPathFinder):
-    """Finds the modules that are patched when they are imported."""
-
-    def __init__(self, patches: dict[str, Callable[[Any], None]]) -> None:
-        self._patches = patches
-
-    def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
-        patch = self._patches.get(fullname)
-        found = PathFinder.find_spec(fullname, path, target) if patch is not None else None
-        if found is not None and found.loader is not None and patch is not None:
-            found.loader = _PatchingLoader(found.loader, patch)
-        return found
-
-
-class _PatchingLoader(Loader):
-    def __init__(self, loader: Any, patch: Callable[[Any], None]) -> None:
-        self._loader = loader
-        self._patch = patch
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        found: ModuleType | None = self._loader.create_module(spec)
-        return found
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
-        self._patch(module)
+    patch_imports(
+        {"tqdm.std": lambda module: _patch_bars(module.tqdm, pipe), "tqdm.notebook": _patch_notebook}
+    )
 
 
 def _patch_notebook(module: Any) -> None:

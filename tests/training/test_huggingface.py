@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from own_meshes import own_mesh
 
-from monarch_nb.mesh import Mesh
+from monarch_nb.mesh import CellError, Mesh
 from monarch_nb.spmd import setup_torch_elastic_env
 
 pytest.importorskip("accelerate", reason="accelerate isn't installed")
@@ -82,6 +82,18 @@ def test_accelerate_in_a_script(mesh: Mesh, tmp_path: Path, capsys: pytest.Captu
     for _ in range(2):
         mesh.run_script(tmp_path / "train.py", timeout=100)
     assert capsys.readouterr().out.count("[0-1] trained 2 2 1") == 2
+
+
+@pytest.mark.parametrize("launcher", ["notebook_launcher", "debug_launcher"])
+def test_launchers_of_processes_say_what_to_type(mesh: Mesh, launcher: str) -> None:
+    with pytest.raises(CellError, match=r"ranks 0-1: .*in a cell of the mesh, type train\(1, 'a'\)"):
+        mesh.run(
+            "import accelerate\ndef train(lr, name):\n    return lr\n"
+            f"accelerate.{launcher}(train, (1, 'a'), 2)",
+            quiet=True,
+        )
+    mesh.run("found = train(1, 'a')", quiet=True)
+    assert set(mesh.pull("found").values()) == {1}
 
 
 def test_what_cells_had_is_as_before(mesh: Mesh) -> None:

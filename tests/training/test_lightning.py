@@ -59,6 +59,30 @@ def test_trainer_and_fabric_in_cells(mesh: Mesh) -> None:
     assert list(mesh.pull("found").values()) == [(2, 0, 2.0), (2, 1, 2.0)]
 
 
+@pytest.mark.parametrize(
+    "made", ["lightning.Fabric()", "lightning.Fabric(accelerator='cpu', precision='32-true')"]
+)
+def test_fabric_alone_takes_all_ranks(mesh: Mesh, made: str) -> None:
+    mesh.run(
+        f"import lightning, torch\nfabric = {made}\nfabric.launch()\nfound = fabric.world_size, "
+        "fabric.global_rank, fabric.all_reduce(torch.ones(1), reduce_op='sum').item()",
+        quiet=True,
+    )
+    assert list(mesh.pull("found").values()) == [(2, 0, 2.0), (2, 1, 2.0)]
+
+
+def test_trainer_alone_takes_all_ranks(mesh: Mesh) -> None:
+    mesh.run(TRAIN.replace('devices=2, strategy="ddp", ', ""), quiet=True)
+    assert set(mesh.pull("found").values()) == {(2, 2)}
+
+
+def test_what_was_said_about_devices_holds(mesh: Mesh) -> None:
+    mesh.run(
+        "import lightning\nfound = lightning.Fabric(devices=1, accelerator='cpu').world_size", quiet=True
+    )
+    assert set(mesh.pull("found").values()) == {1}
+
+
 class Trainer(Actor):
     @endpoint
     def train(self, source: str) -> Any:

@@ -1,0 +1,53 @@
+"""Modules of others that are changed when they are imported, or now if they have been."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+Patch = Callable[[Any], None]
+"""Takes a module that has just been imported."""
+
+
+def patch_imports(patches: Mapping[str, Patch]) -> None:
+    """Have modules changed as soon as they are imported.
+
+    Args:
+        patches: what changes them, by their names.
+    """
+    for name, patch in patches.items():
+        if name in sys.modules:
+            patch(sys.modules[name])
+    sys.meta_path.insert(0, _Finder(patches))
+
+
+class _Finder(MetaPathFinder):
+    """Finds the modules that are patched when they are imported."""
+
+    def __init__(self, patches: Mapping[str, Patch]) -> None:
+        self._patches = patches
+
+    def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
+        patch = self._patches.get(fullname)
+        found = PathFinder.find_spec(fullname, path, target) if patch is not None else None
+        if found is not None and found.loader is not None and patch is not None:
+            found.loader = _PatchingLoader(found.loader, patch)
+        return found
+
+
+class _PatchingLoader(Loader):
+    def __init__(self, loader: Any, patch: Patch) -> None:
+        self._loader = loader
+        self._patch = patch
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        found: ModuleType | None = self._loader.create_module(spec)
+        return found
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        self._patch(module)
