@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from monarch_nb.mesh import Mesh as Mesh
     from monarch_nb.mesh import attach as attach
     from monarch_nb.mesh import start as start
+    from monarch_nb.parallel.module import explain as explain
+    from monarch_nb.parallel.module import parallelize as parallelize
     from monarch_nb.tensor.distribute import distribute as distribute
     from monarch_nb.tensor.distribute import redistribute as redistribute
     from monarch_nb.tensor.module import module_to_mesh as module_to_mesh
@@ -62,6 +64,8 @@ _WHERE = {
     "distribute": "monarch_nb.tensor.distribute",
     "inspect": "monarch_nb.tensor.movement",
     "module_to_mesh": "monarch_nb.tensor.module",
+    "explain": "monarch_nb.parallel.module",
+    "parallelize": "monarch_nb.parallel.module",
     "per_rank": "monarch_nb.tensor.movement",
     "redistribute": "monarch_nb.tensor.distribute",
     "replicated": "monarch_nb.tensor.movement",

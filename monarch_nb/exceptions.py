@@ -20,6 +20,7 @@
      │    ├── NameTaken         a mesh of that name runs, or is being started
      │    ├── WrongTensor       tensors that don't go together, or something that a tensor of the mesh can't do
      │    └── ShardingError     a tensor can't be laid out as was asked, or an operation can't be done on it as it's laid out
+     │         └── ShapeError   shapes that fit in one process don't fit on the ranks, each of which has a part
      ├── StaleCode              (RuntimeError) a rank runs other code than its file holds: it can't be reloaded, or isn't to be
      ├── NoTensorEngine         (NotImplementedError) a tensor of a mesh was asked for, and there are none yet
      ├── ScriptExit             (RuntimeError) a script has left with another exit code than 0
@@ -71,6 +72,7 @@ __all__ = [
     "RankTimeout",
     "RemoteException",
     "ScriptExit",
+    "ShapeError",
     "ShardingError",
     "StaleCode",
     "SupervisionError",
@@ -156,6 +158,12 @@ class WrongTensor(MeshUsageError):
 
 class ShardingError(MeshUsageError):
     """A tensor can't be laid out as was asked, or an operation can't be done on it as it's laid out."""
+
+
+class ShapeError(ShardingError):
+    """Shapes that fit in one process don't fit on the ranks, each of which has a part. The text says which
+    layer and parameter, and what to type.
+    """
 
 
 class RDMAError(MeshError):

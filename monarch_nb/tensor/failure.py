@@ -12,6 +12,12 @@ from monarch_nb._shape.rank_set import name_ranks
 from monarch_nb.exceptions import RankFailure, RemoteException
 from monarch_nb.tensor.place import Place
 
+_NAMES = {
+    "own.module": "making the module",
+    "own.module_forward": "the module's forward",
+    "own.module_backward": "the module's backward",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -39,9 +45,8 @@ class Failure:
         first = self.reports[0]
         message = first.message.partition("\nException raised from")[0].strip()
         of = f" of {self.num_ranks}" if len(self.reports) < self.num_ranks else ""
-        lines = [
-            f"{first.op} failed on {name_ranks([r.rank for r in self.reports])}{of}: {first.kind}: {message}"
-        ]
+        ranks = name_ranks([r.rank for r in self.reports])
+        lines = [f"{_NAMES.get(first.op, first.op)} failed on {ranks}{of}: {first.kind}: {message}"]
         if self.place is not None:
             lines.append(f"  {self.place}")
         if self.is_partial:

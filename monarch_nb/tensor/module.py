@@ -8,7 +8,8 @@ one device doesn't change.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -51,20 +52,26 @@ def module_to_mesh(module: M, mesh: Any, *, strategy: str | None = None) -> M:
         >>> loss.backward()                                               # doctest: +SKIP
         >>> optimizer.step()                                              # doctest: +SKIP
     """
-    if not isinstance(module, nn.Module):
-        raise WrongTensor(f"module_to_mesh takes a torch.nn.Module, not {type(module).__name__}")
+    check_module(module)
     if strategy not in (None, *STRATEGIES):
         raise MeshUsageError(f"strategy is one of {', '.join(map(repr, STRATEGIES))}; not {strategy!r}")
-    _check(module)
     grid = grid_of(mesh)
     axis = data_axis(grid)
+    made = copied(module, grid, lambda each: _layout(each, grid, axis if strategy == "fsdp" else None))
+    made.register_forward_pre_hook(_Inputs(grid, axis), with_kwargs=True)
+    return made
+
+
+def copied(module: M, grid: Grid, layout: Callable[[nn.Parameter], Placements]) -> M:
+    """Return a copy of a module whose parameters lie as `layout` says, and whose layers are named by what
+    fails in them.
+    """
     memo: dict[int, Any] = {}
     for each in module.parameters():
-        memo[id(each)] = _parameter(each, grid, axis if strategy == "fsdp" else None)
+        memo[id(each)] = _parameter(each, grid, layout(each))
     for buffer in module.buffers():
         memo[id(buffer)] = grid.engine.put(buffer, grid, grid.replicated)
     made = copy.deepcopy(module, memo)
-    made.register_forward_pre_hook(_Inputs(grid, axis), with_kwargs=True)
     for path, layer in made.named_modules():
         _Layer(grid, path, layer).install()
     return made
@@ -76,7 +83,15 @@ def data_axis(grid: Grid) -> int:
     return next(speaking, 0)
 
 
-def _check(module: nn.Module) -> None:
+def check_module(module: Any) -> None:
+    """Raise unless a module can be brought to a mesh.
+
+    Raises:
+        WrongTensor: if it's none.
+        MeshUsageError: if it's on a mesh already, or has parameters without numbers.
+    """
+    if not isinstance(module, nn.Module):
+        raise WrongTensor(f"module_to_mesh takes a torch.nn.Module, not {type(module).__name__}")
     for name, each in [*module.named_parameters(), *module.named_buffers()]:
         if isinstance(each, Tensor):
             raise MeshUsageError(
@@ -90,13 +105,16 @@ def _check(module: nn.Module) -> None:
             )
 
 
-def _parameter(plain: nn.Parameter, grid: Grid, axis: int | None) -> nn.Parameter:
-    splits = axis is not None and plain.dim() > 0 and plain.shape[0] >= grid.shape[axis]
-    placements = _split(grid, axis) if splits and axis is not None else grid.replicated
+def _parameter(plain: nn.Parameter, grid: Grid, placements: Placements) -> nn.Parameter:
     made = nn.Parameter(grid.engine.put(plain, grid, placements), plain.requires_grad)
     if plain.requires_grad:
-        made.register_hook(_Gradient(placements))
+        made.register_hook(_Gradient(made))
     return made
+
+
+def _layout(plain: nn.Parameter, grid: Grid, axis: int | None) -> Placements:
+    splits = axis is not None and plain.dim() > 0 and plain.shape[0] >= grid.shape[axis]
+    return _split(grid, axis) if splits and axis is not None else grid.replicated
 
 
 def _split(grid: Grid, axis: int) -> Placements:
@@ -125,12 +143,13 @@ def _nothing() -> _Nothing:
 class _Gradient(_Hook):
     """Lays a gradient out as its parameter: summed over the ranks, once."""
 
-    def __init__(self, placements: Placements) -> None:
-        self._placements = placements
+    def __init__(self, parameter: Any) -> None:
+        self._parameter = weakref.ref(parameter)
 
     def __call__(self, gradient: Any) -> Any:
-        if isinstance(gradient, Tensor) and gradient.placements != self._placements:
-            return laid_out(gradient, self._placements)
+        found = self._parameter()
+        if found is not None and isinstance(gradient, Tensor) and gradient.placements != found.placements:
+            return laid_out(gradient, found.placements)
         return gradient
 
 
@@ -152,11 +171,15 @@ class _Inputs(_Hook):
         size = self._grid.shape[self._axis]
         splits = value.dim() > 0 and value.shape[0] and value.shape[0] % size == 0
         placements = _split(self._grid, self._axis) if splits else self._grid.replicated
-        return (
-            _Adopt.apply(value, self._grid, placements)
-            if value.requires_grad
-            else adopt(value, self._grid, placements)
-        )
+        return brought(value, self._grid, placements)
+
+
+def brought(value: torch.Tensor, grid: Grid, placements: Placements) -> Tensor:
+    """Return a plain tensor laid out; its gradient comes back as a plain one."""
+    if value.requires_grad:
+        found: Tensor = _Adopt.apply(value, grid, placements)
+        return found
+    return adopt(value, grid, placements)
 
 
 def adopt(value: torch.Tensor, grid: Grid, placements: Placements) -> Tensor:

@@ -37,12 +37,14 @@ class Outcome:
         is_whole: no layout could be found in which ranks can do it on their shards.
         reason: why not.
         is_unknown: only the ranks can tell shapes.
+        moves: which inputs have to be laid out anew for it, in words; "" if ranks do it on what they have.
     """
 
     parts: tuple[Meta | None, ...]
     is_whole: bool = False
     reason: str = ""
     is_unknown: bool = False
+    moves: str = ""
 
 
 class Propagation:
@@ -103,7 +105,7 @@ class Propagation:
             is_copy = bool(sharding.needs_redistribute) and func.is_view
             parts = [_meta_of_spec(spec, grid, is_copy) for spec in specs]
         self._check_in_place(func, args, parts)
-        return Outcome(tuple(parts))
+        return Outcome(tuple(parts), moves=_moves(info, sharding))
 
     def _check_in_place(self, func: Any, args: Sequence[Any], parts: Sequence[Meta | None]) -> None:
         """Raise if what is changed in place would be laid out anew."""
@@ -148,6 +150,15 @@ class Propagation:
         if meta.fake is None:
             meta.fake = torch.empty_strided(meta.size, meta.stride, dtype=meta.dtype, device=value.device)
         return meta.fake
+
+
+def _moves(info: Any, sharding: Any) -> str:
+    """Say which inputs of an operation are laid out anew for it."""
+    if not sharding.needs_redistribute or sharding.redistribute_schema is None:
+        return ""
+    pairs = zip(info.schema.args_spec, sharding.redistribute_schema.args_spec, strict=True)
+    said = [f"{a.placements[0]} → {b.placements[0]}" for a, b in pairs if a.placements != b.placements]
+    return ", ".join(said)
 
 
 def _flat(result: Any) -> list[Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from monarch_nb._rank import rendezvous
 from monarch_nb._rank.tensor.executor import Executor, executors
-from monarch_nb._rank.tensor.meshes import PURPOSE
+from monarch_nb._rank.tensor.meshes import PURPOSE, machine
 from monarch_nb._rank.tensor.protocol import Batch, Fetched, Report, Verdict
 from monarch_nb.actor import Actor, Port, current_rank, endpoint
 
@@ -64,6 +64,11 @@ class TensorControl(Actor):
         begun at all.
         """
         return executors[self._name].halt()
+
+    @endpoint
+    def machine(self) -> tuple[str, str, int]:
+        """Return this rank's host, the device of its values, and how many bytes that has free."""
+        return machine()
 
     @endpoint
     def decide(self, verdict: Verdict) -> None:

@@ -24,6 +24,7 @@ from torch.distributed.tensor.experimental import implicit_replication
 from torch.utils import _pytree as pytree
 
 from monarch_nb._rank import collectives
+from monarch_nb._rank.tensor import modules
 from monarch_nb._rank.tensor import strategies as strategies  # rules that DTensor needs
 from monarch_nb._rank.tensor.compiler import Command, compile_plan
 from monarch_nb._rank.tensor.meshes import Meshes, device_type
@@ -36,6 +37,7 @@ from monarch_nb._rank.tensor.protocol import (
     Described,
     Fetched,
     GoOn,
+    LayerError,
     Poison,
     Report,
     Reset,
@@ -93,6 +95,7 @@ class Executor:
             "own.keep": _keep,
             "own.whole": _to_replicated,
             "own.local": _to_local,
+            **modules.operations(self._meshes.by_number),
         }
 
     # --- the stream
@@ -185,6 +188,8 @@ class Executor:
         op = plan.op if plan is not None else ""
         if isinstance(error, Halted):
             return Report(self._rank, seq, op, epoch=self._epoch)
+        if isinstance(error, LayerError):
+            return Report(self._rank, seq, op, error.kind, str(error), "", self._epoch)
         text = traceback_of(error) if op == "own.call" else ""
         return Report(self._rank, seq, op, class_name(error), message_of(error), text, self._epoch)
 

@@ -7,6 +7,8 @@ Private names of torch are used here: a DeviceMesh makes groups of the default o
 from __future__ import annotations
 
 import itertools
+import os
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -35,6 +37,15 @@ POLL_S = 0.002
 def device_type() -> str:
     """Return where values of this rank live: "cuda" if it has a GPU, else "cpu"."""
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def machine() -> tuple[str, str, int]:
+    """Return the name of this host, the device, and its free memory in bytes; of a host's, which its ranks
+    share.
+    """
+    if device_type() == "cuda":
+        return socket.gethostname(), "cuda", int(torch.cuda.mem_get_info()[0])
+    return socket.gethostname(), "cpu", os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 class OwnMesh(DeviceMesh):  # type: ignore[misc]

@@ -32,6 +32,7 @@ item_op: Any = attrgetter("_local_scalar_dense.default")(torch.ops.aten)
 register_group: Any = attrgetter("_register_process_group")(_c10d)
 unregister_group: Any = attrgetter("_unregister_process_group")(_c10d)
 resolve_group: Any = attrgetter("_resolve_process_group")(_c10d)
+keeps_graph: Any = attrgetter("_C._autograd._get_current_graph_task_keep_graph")(torch)
 ranks_of_groups: Any = attrgetter("_world.pg_group_ranks")(_c10d)
 
 

@@ -174,6 +174,45 @@ class Poison:
     seq: int
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Recipe:
+    """How a module is made on the ranks.
+
+    Attributes:
+        module: with parameters on `meta`: their numbers come apart from it. Buffers are as they are.
+        strategy: "ddp" or "fsdp".
+        groups: layers whose parameters are gathered together, by path; the rest is one more group.
+        reshards: gathered parameters are given back after the forward.
+        whole: layers that look across the batch, by path: each rank runs them on all of it.
+        checkpointed: layers whose activations are computed again for the backward.
+        apart: names of parameters that can't be split; every rank has them.
+        precision: the type in which layers compute, as in "bfloat16"; "" for that of the parameters.
+        compiles: torch.compile is used.
+        has_unused: there are parameters that don't contribute to the result.
+        seed: of random numbers in layers of `whole`.
+    """
+
+    module: Any
+    strategy: str
+    groups: tuple[str, ...] = ()
+    reshards: bool = True
+    whole: tuple[str, ...] = ()
+    checkpointed: tuple[str, ...] = ()
+    apart: tuple[str, ...] = ()
+    precision: str = ""
+    compiles: bool = False
+    has_unused: bool = False
+    seed: int = 0
+
+
+class LayerError(RuntimeError):
+    """A layer raised; the text says which, in which line, and what."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
 @dataclass(frozen=True, slots=True)
 class Described:
     """What a rank says of a tensor that only it knows.

@@ -1,0 +1,369 @@
+"""Modules on a rank: made once as a strategy says, then each forward is one command, each backward another.
+
+What parallelises them is torch's own, unmodified: DistributedDataParallel, fully_shard, checkpoint, compile.
+"""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
+
+from monarch_nb._frames.owner import Owner, owner_of_file
+from monarch_nb._rank.tensor.meshes import OwnMesh, device_type
+from monarch_nb._rank.tensor.private import local_of
+from monarch_nb._rank.tensor.protocol import LayerError, Recipe
+
+warnings.filterwarnings("ignore", message="FSDP2-wrapped module.*returned a view")
+# results aren't changed in place: the program has tensors of its own
+Grids = Mapping[int, OwnMesh]
+
+
+class Ran:
+    """One forward: what came out, with its history.
+
+    Attributes:
+        number: of this forward, counted for each module.
+        outputs: tensors of the result, flat.
+        inputs: tensors that it was called with and whose gradients are wanted, each with its layout.
+    """
+
+    __slots__ = ("inputs", "number", "outputs")
+
+    def __init__(self, number: int, outputs: list[Any], inputs: list[tuple[Any, Any]]) -> None:
+        self.number, self.outputs, self.inputs = number, outputs, inputs
+
+
+class OnRank:
+    """A module of the mesh on this rank.
+
+    Args:
+        recipe: how it's made. Its module is used up.
+        mesh: over which batches and, with fully_shard, parameters are split.
+        values: of its parameters, in the order of `named_parameters`, laid out as they shall be.
+    """
+
+    def __init__(self, recipe: Recipe, mesh: OwnMesh, values: Sequence[Any]) -> None:
+        self._recipe, self._mesh = recipe, mesh
+        self.module: Any = recipe.module
+        self._num_forwards = 0
+        self._prepared = -1
+        """The forward whose backward the reducer of DDP expects."""
+        self._reached = ""
+        self._reducer: Any = None
+        self._paths = {id(layer): path for path, layer in self.module.named_modules()}
+        self._layers = list(self.module.modules())
+        self._names = [name for name, _ in self.module.named_parameters()]
+        self._wrap()
+        self._fill(values)
+        self._watch()
+        self._call: Callable[..., Any] = self._ddp() if recipe.strategy == "ddp" else self.module
+        if recipe.compiles:
+            self.module.compile()
+        if recipe.strategy == "fsdp":  # else shards that are padded move with the first forward
+            self.module.unshard()
+            self.module.reshard()
+        self.parameters = self._parameters()
+
+    # --- making it
+
+    def _wrap(self) -> None:
+        recipe = self._recipe
+        for number, path in enumerate(recipe.whole):
+            layer = self.module.get_submodule(path)
+            layer.forward = _Whole(layer.forward, self._mesh, self._seed, number)
+        for path in recipe.checkpointed:
+            layer = self.module.get_submodule(path)
+            layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
+        if recipe.strategy == "fsdp":
+            self._shard()
+
+    def _seed(self) -> int:
+        return self._recipe.seed + self._num_forwards * 1_000_003
+
+    def _shard(self) -> None:
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        apart = {self.module.get_parameter(name) for name in self._recipe.apart}
+        named: dict[str, Any] = {"mesh": self._mesh, "reshard_after_forward": self._recipe.reshards}
+        if apart:
+            named["ignored_params"] = apart
+        if self._recipe.precision:
+            low = getattr(torch, self._recipe.precision)
+            named["mp_policy"] = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32)
+        for path in [*self._recipe.groups, ""]:
+            fully_shard(self.module.get_submodule(path), **named)
+
+    def _fill(self, values: Sequence[Any]) -> None:
+        """Give parameters their memory and their numbers; buffers have theirs."""
+        _materialize(self.module)
+        with torch.no_grad():
+            for (_, each), value in zip(self.module.named_parameters(), values, strict=True):
+                _local(each).copy_(_local(value))
+
+    def _ddp(self) -> Callable[..., Any]:
+        if not any(each.requires_grad for each in self.module.parameters()):
+            return self.module  # type: ignore[no-any-return]
+        from torch.nn.parallel import DistributedDataParallel
+
+        with warnings.catch_warnings():  # of the name of an option
+            warnings.simplefilter("ignore", FutureWarning)
+            found = DistributedDataParallel(
+            self.module, process_group=self._mesh.get_group(0), init_sync=False, broadcast_buffers=False,
+            find_unused_parameters=self._recipe.has_unused,
+        )  # fmt: skip
+        self._reducer = found.reducer
+        made: Callable[..., Any] = found
+        return made
+
+    def _watch(self) -> None:
+        """Note which layer's backward was reached last: what the autograd engine raises doesn't say it."""
+        for path, layer in self.module.named_modules():
+            if not list(layer.children()) and (
+                layer._parameters or type(layer).__module__[:9] != "torch.nn."
+            ):
+                layer.register_forward_hook(functools.partial(self._after, _name(path, layer)))
+
+    def _after(self, name: str, _layer: nn.Module, _args: Any, output: Any) -> None:
+        if isinstance(output, torch.Tensor) and output.requires_grad:
+            output.register_hook(functools.partial(self._reach, name))
+
+    def _reach(self, name: str, _gradient: Any) -> None:
+        self._reached = name
+
+    def _parameters(self) -> list[Any]:
+        """Return parameters as DTensors that share their memory."""
+        return [self._as_global(each.detach()) for each in self.module.parameters()]
+
+    def _as_global(self, value: torch.Tensor) -> DTensor:
+        if isinstance(value, DTensor):
+            return value
+        return DTensor.from_local(value, self._mesh, [Replicate()] * self._mesh.ndim, run_check=False)
+
+    # --- using it
+
+    def buffer(self, name: str) -> Any:
+        """Return a buffer, as it is now; a change of it in place changes the module's."""
+        return self._as_global(self.module.get_buffer(name))
+
+    def forward(
+        self, leaves: Sequence[Any], structure: Any, flags: tuple[bool, ...], grads: tuple[int, ...] | None
+    ) -> Ran:
+        """Call the module.
+
+        Args:
+            leaves, structure: its arguments; of tensors this rank's part.
+            flags: which layers are in training.
+            grads: which leaves want gradients; None: nothing does, and there's no history.
+        """
+        for layer, is_training in zip(self._layers, flags, strict=True):
+            if layer.training is not is_training:
+                layer.training = is_training
+        self._num_forwards += 1
+        plain = [_local(each) if isinstance(each, torch.Tensor) else each for each in leaves]
+        wanted = [(plain[n].requires_grad_(True), leaves[n].placements) for n in grads or ()]
+        args, kwargs = pytree.tree_unflatten(plain, _structure(structure))
+        with torch.set_grad_enabled(grads is not None), self._autocast():
+            try:
+                result = self._call(*args, **kwargs)
+            except Exception as error:
+                raise self._located(error, "forward") from error
+        outputs = [x for x in pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
+        if grads is not None:
+            self._prepared = self._num_forwards
+        return Ran(self._num_forwards, outputs, wanted)
+
+    def _autocast(self) -> Any:
+        low = self._recipe.precision if self._recipe.strategy == "ddp" else ""
+        return torch.autocast(device_type(), getattr(torch, low or "bfloat16"), enabled=bool(low))
+
+    def output(self, ran: Ran, number: int, placements: Sequence[Any]) -> DTensor:
+        """Return a part of a result as one tensor over the mesh."""
+        return DTensor.from_local(ran.outputs[number].detach(), self._mesh, placements, run_check=False)
+
+    def backward(
+        self,
+        ran: Ran,
+        gradients: Sequence[Any],
+        numbers: Sequence[int],
+        layouts: Sequence[Any],
+        wanted: Sequence[int],
+        keeps: bool,
+    ) -> list[Any]:
+        """Go back through a forward; return gradients of its inputs, then of parameters.
+
+        Args:
+            gradients: of the outputs with these `numbers`, whose layouts are `layouts`.
+            wanted: which parameters take part.
+            keeps: the history is kept, to go back once more.
+        """
+        if self._reducer is not None and ran.number != self._prepared:
+            self._reducer.prepare_for_backward(ran.outputs if self._recipe.has_unused else [])
+        self._prepared = -1
+        self._reached = ""
+        scale = float(self._mesh.size()) if self._divides() else 1.0
+        local = [self._share(g, p, scale) for g, p in zip(gradients, layouts, strict=True)]
+        parameters = list(self.module.parameters())
+        try:
+            torch.autograd.backward([ran.outputs[n] for n in numbers], local, retain_graph=keeps)
+            found = [self._as_global(self._taken(parameters[n], n)) for n in wanted]
+        except Exception as error:
+            raise self._located(error, "backward") from error
+        finally:
+            for each in parameters:
+                each.grad = None
+        return [*(self._of_input(*each) for each in ran.inputs), *found]
+
+    def _divides(self) -> bool:
+        """Say whether what sums gradients divides them by the number of ranks."""
+        return self._recipe.strategy == "fsdp" or self._reducer is not None
+
+    def _share(self, gradient: DTensor, layout: Sequence[Any], scale: float) -> torch.Tensor:
+        """Return this rank's share of an output's gradient: shares of all ranks make the whole."""
+        target = [each if each.is_shard() else Replicate() for each in layout]
+        local = local_of(gradient.redistribute(gradient.device_mesh, target))
+        for size, each in zip(self._mesh.shape, layout, strict=True):
+            if each.is_replicate() or (isinstance(each, Partial) and each.reduce_op == "avg"):
+                scale /= size
+        return local if scale == 1.0 else local * scale
+
+    def _taken(self, parameter: nn.Parameter, number: int) -> torch.Tensor:
+        if parameter.grad is None:
+            return torch.zeros_like(parameter)
+        gradient = parameter.grad
+        if self._recipe.strategy == "fsdp" and self._names[number] in self._recipe.apart:
+            gradient = gradient / self._mesh.size()
+            for axis in range(self._mesh.ndim):
+                dist.all_reduce(gradient, group=self._mesh.get_group(axis))
+        return gradient
+
+    def _of_input(self, value: torch.Tensor, placements: Sequence[Any]) -> DTensor:
+        gradient = torch.zeros_like(value) if value.grad is None else value.grad
+        if self._divides():
+            gradient = gradient / self._mesh.size()
+        value.grad = None
+        layout = [each if each.is_shard() else Partial() for each in placements]
+        return DTensor.from_local(gradient, self._mesh, layout, run_check=False)
+
+    # --- what went wrong
+
+    def _located(self, error: Exception, phase: str) -> Exception:
+        """Return an error that names the layer and the line of the user's."""
+        where, line = self._layer_of(error.__traceback__)
+        if phase == "backward":
+            where = self._reached or where
+        message = str(error).partition("\nException raised from")[0].strip()
+        return LayerError(type(error).__name__, f"{message}\n  in {phase} of {where or 'the module'}{line}")
+
+    def _layer_of(self, trace: TracebackType | None) -> tuple[str, str]:
+        where = line = ""
+        for frame, number in _frames(trace):
+            layer = frame.f_locals.get("self")
+            if isinstance(layer, nn.Module) and id(layer) in self._paths:
+                where = _name(self._paths[id(layer)], layer)
+            if owner_of_file(frame.f_code.co_filename) is Owner.USER:
+                text = linecache.getline(frame.f_code.co_filename, number).strip()
+                line = f", {frame.f_code.co_filename.rpartition('/')[2]} line {number}:  {text}"
+        return where, line
+
+
+def _materialize(module: nn.Module) -> None:
+    """Give parameters on `meta` memory; what was one parameter stays one."""
+    made: dict[int, nn.Parameter] = {}
+    for layer in module.modules():
+        for name, each in list(layer.named_parameters(recurse=False, remove_duplicate=False)):
+            if id(each) not in made:
+                made[id(each)] = nn.Parameter(
+                    torch.empty_like(each, device=device_type()), each.requires_grad
+                )
+            setattr(layer, name, made[id(each)])
+    for layer in module.modules():
+        for name, each in list(layer.named_buffers(recurse=False)):
+            setattr(layer, name, each.to(device_type()))
+
+
+class _Whole:
+    """A layer that looks across the batch: every rank runs it on the whole batch and keeps its rows of what
+    comes out.
+
+    Each rank's gradient is that of its rows, so sums over ranks are those of one process.
+    """
+
+    def __init__(
+        self, forward: Callable[..., Any], mesh: OwnMesh, seed: Callable[[], int], number: int
+    ) -> None:
+        self._forward, self._mesh, self._seed, self._number = forward, mesh, seed, number
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        rows = next((x.shape[0] for x in pytree.tree_leaves((args, kwargs)) if _has_rows(x)), 0)
+        gather = functools.partial(self._gathered, rows)
+        args, kwargs = pytree.tree_map(gather, (args, kwargs))
+        with torch.random.fork_rng():
+            torch.manual_seed(self._seed() + self._number)
+            result = self._forward(*args, **kwargs)
+        return pytree.tree_map(functools.partial(self._own, rows), result)
+
+    def _gathered(self, rows: int, value: Any) -> Any:
+        if not _has_rows(value) or value.shape[0] != rows:
+            return value
+        whole = DTensor.from_local(value, self._mesh, [Shard(0)] * self._mesh.ndim, run_check=False)
+        return whole.full_tensor(grad_placements=[Partial()] * self._mesh.ndim)
+
+    def _own(self, rows: int, value: Any) -> Any:
+        if not _has_rows(value) or value.shape[0] != rows * self._mesh.size():
+            return value
+        place = 0
+        for size, at in zip(self._mesh.shape, self._mesh.get_coordinate(), strict=True):
+            place = place * size + at
+        return value.narrow(0, place * rows, rows)
+
+
+@functools.cache
+def _structure(text: str) -> Any:
+    return pytree.treespec_loads(text)
+
+
+def _has_rows(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() > 0
+
+
+def _local(value: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = local_of(value) if isinstance(value, DTensor) else value
+    return found.detach()
+
+
+def _name(path: str, layer: nn.Module) -> str:
+    kind = type(layer).__name__.removeprefix("FSDP")
+    return f"{path or 'the module'} ({kind})"
+
+
+def _frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
+    while trace is not None:
+        yield trace.tb_frame, trace.tb_lineno
+        trace = trace.tb_next
+
+
+def operations(grids: Grids) -> dict[str, Callable[..., Any]]:
+    """Return what the executor does with modules, by name.
+
+    Args:
+        grids: device meshes by number.
+    """
+    return {
+        "own.module": lambda recipe, grid, values: OnRank(recipe, grids[grid], values),
+        "own.module_parameter": lambda module, number: module.parameters[number],
+        "own.module_buffer": lambda module, name: module.buffer(name),
+        "own.module_forward": lambda module, *rest: module.forward(*rest),
+        "own.module_output": lambda module, *rest: module.output(*rest),
+        "own.module_backward": lambda module, *rest: module.backward(*rest),
+    }

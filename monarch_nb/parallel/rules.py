@@ -1,0 +1,123 @@
+"""Which operations each rank can do on its rows by itself, though torch has no sharding rule for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor import Shard
+
+aten = torch.ops.aten
+
+_ROWS = frozenset(
+    {
+        "convolution",
+        "max_pool2d_with_indices",
+        "max_pool3d_with_indices",
+        "avg_pool2d",
+        "avg_pool3d",
+        "_adaptive_avg_pool2d",
+        "_adaptive_avg_pool3d",
+        "adaptive_max_pool2d",
+        "upsample_nearest2d",
+        "upsample_bilinear2d",
+        "reflection_pad1d",
+        "reflection_pad2d",
+        "replication_pad2d",
+        "constant_pad_nd",
+        "native_group_norm",
+        "pixel_shuffle",
+        "im2col",
+        "grid_sampler_2d",
+        "native_batch_norm",
+        "_native_batch_norm_legit",
+        "_native_batch_norm_legit_no_training",
+        "mkldnn_rnn_layer",
+    }
+)
+"""They do each element of the first dimension of their first argument by itself."""
+_NORMS = frozenset({"native_batch_norm", "_native_batch_norm_legit"})
+_TRAINING = 5
+_UNIFORM = frozenset(
+    {
+        "zeros",
+        "ones",
+        "full",
+        "empty",
+        "empty_strided",
+        "rand",
+        "randn",
+        "new_zeros",
+        "new_ones",
+        "new_full",
+        "new_empty",
+        "zeros_like",
+        "ones_like",
+        "full_like",
+        "empty_like",
+        "rand_like",
+        "randn_like",
+    }
+)
+_SHAPING = frozenset(
+    {
+        "view",
+        "_unsafe_view",
+        "reshape",
+        "expand",
+        "repeat",
+        "slice",
+        "narrow",
+        "split",
+        "split_with_sizes",
+        "unsafe_split",
+        "as_strided",
+        "new_zeros",
+        "new_ones",
+        "new_full",
+        "new_empty",
+        "new_empty_strided",
+        "_reshape_alias",
+        "unfold",
+        "view_copy",
+        "expand_copy",
+    }
+)
+
+
+def _name(func: Any) -> str:
+    return str(getattr(func, "overloadpacket", func)).removeprefix("aten.")
+
+
+def row_layout(dim: int = 0) -> Shard:
+    """Return the layout of a batch, split over the ranks."""
+    return Shard(dim)
+
+
+def is_by_rows(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Say whether an operation does each row of its first argument, which is split over rows, by itself."""
+    name = _name(func)
+    if name not in _ROWS or not hasattr(args[0], "mesh_meta"):
+        return False
+    first, *rest = [x for x in args if hasattr(x, "mesh_meta")]
+    if first.mesh_meta.placements != (Shard(0),) or not all(
+        x.mesh_meta.placements[0].is_replicate() for x in rest
+    ):
+        return False
+    return name not in _NORMS or not args[_TRAINING]
+
+
+def is_uniform(func: Any) -> bool:
+    """Say whether what a factory makes has the same numbers, or random ones, everywhere."""
+    return _name(func) in _UNIFORM
+
+
+def is_shaping(func: Any) -> bool:
+    """Say whether numbers among the arguments are sizes: what comes out tells whether they are right."""
+    return _name(func) in _SHAPING or _name(func) in _UNIFORM
+
+
+def reason_of(func: Any) -> str:
+    """Say why ranks can't do an operation on their rows."""
+    return "its statistics are of all rows" if _name(func) in _NORMS else "it's done on whole tensors only"
