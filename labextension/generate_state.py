@@ -49,7 +49,7 @@ TYPES: Mapping[type[msgspec.Struct], str] = {
 LATER: Mapping[type[msgspec.Struct], frozenset[str]] = {
     resources.GpuStatus: frozenset({"uuid"}),
     model.RankStatus: frozenset({"cells_waiting", "transfers"}),
-    model.MeshHead: frozenset({"journal_trouble", "kernels", "owner_pid"}),
+    model.MeshHead: frozenset({"ends_at", "journal_trouble", "kernels", "owner_pid"}),
     model.MeshSummary: frozenset({"kernels"}),
 }
 """Fields that snapshots in notebooks saved long ago lack."""

@@ -150,6 +150,8 @@ export interface IMeshHead {
   environment: string;
   /** The process that it ends with, as meshes do that have been started --with-kernel. */
   owner_pid?: number | null;
+  /** When an engine takes its hosts away, if that's known. */
+  ends_at?: number | null;
   /** Jupyter's ids of the kernels that use it, and when each has made it the mesh that it uses. */
   kernels?: { [name: string]: number };
 }

@@ -175,3 +175,11 @@ export function collectiveText({ name, sequence, shape, dtype }: ICollective): s
   const tensor = shape ? ` ${dtype}[${shape.join(', ')}]` : '';
   return `${name}${number}${tensor}`;
 }
+
+/** Say how long an engine leaves a mesh its hosts; nothing where that isn't limited. */
+export function limitText(endsAt: number | null | undefined, t: Translate, now = Date.now() / 1000): string {
+  if (typeof endsAt !== 'number') {
+    return '';
+  }
+  return endsAt > now ? t('hosts: %1 left', duration(endsAt - now)) : t("the hosts' time is up");
+}

@@ -53,6 +53,7 @@ export function status(
     sizes,
     idle_timeout_s: null,
     lease_left_s: null,
+    ends_at: null,
     num_cells: 0,
     is_healing: false,
     on_failure: 'stop',

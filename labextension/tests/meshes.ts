@@ -29,6 +29,7 @@ export function status(ranks: IRank[], changes: Partial<IMeshStatus> = {}): IMes
     sizes: [['gpus', ranks.length]],
     idle_timeout_s: 28800,
     lease_left_s: null,
+    ends_at: null,
     num_cells: 0,
     is_healing: false,
     on_failure: 'stop',

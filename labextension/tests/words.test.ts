@@ -3,6 +3,7 @@ import {
   bytes,
   duration,
   health,
+  limitText,
   rankSet,
   rankText,
   shapeText,
@@ -32,6 +33,15 @@ describe('words', () => {
     [28800, '8 h'],
     [3 * 86400, '3 d']
   ])('writes %s seconds as %s', (seconds, text) => expect(duration(seconds)).toBe(text));
+
+  it.each([
+    [null, ''],
+    [5400, 'hosts: 90 min left'],
+    [30, 'hosts: 30 s left'],
+    [-1, "the hosts' time is up"]
+  ])('says of a limit in %s seconds: %s', (left, text) =>
+    expect(limitText(left === null ? null : 1000 + left, untranslated, 1000)).toBe(text)
+  );
 
   it.each([
     [[], ''],

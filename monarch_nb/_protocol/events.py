@@ -107,15 +107,6 @@ class HostPreempted(Event, frozen=True):
 
     job: str = ""
 
-    def described(self, host: str) -> str:
-        """Return what is said of ranks that end because of it.
-
-        >>> HostPreempted("slurm job 7").described("n1")
-        "was ended with slurm job 7, which was cancelled or whose time is up: host n1 was told to end"
-        """
-        of_job = f" with {self.job}, which was cancelled or whose time is up" if self.job else ""
-        return f"was ended{of_job}: host {host} was told to end"
-
 
 class ResourcesSeen(Event, frozen=True):
     """What a host has seen of its ranks, by proc, and of its machine, if that's new."""

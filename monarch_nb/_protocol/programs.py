@@ -159,6 +159,34 @@ class SetLease(Request[None], frozen=True):
     idle_timeout_s: float
 
 
+class SetTimeLimit(Request[None], frozen=True):
+    """Say when an engine takes hosts of the mesh away.
+
+    Attributes:
+        ends_at: seconds since the epoch; None: that isn't limited.
+        job: what ends then: `slurm job 4711`.
+    """
+
+    ends_at: float | None
+    job: str
+
+
+class Limit(Record, frozen=True):
+    """When hosts are taken away (seconds since the epoch, None if that isn't known), and how long before it's
+    told (None: it isn't).
+    """
+
+    ends_at: float | None
+    notice_s: float | None
+
+
+class SetNotice(Request[Limit], frozen=True):
+    """Say how long before hosts are taken away it's told, or (without `changes`) only ask what holds."""
+
+    notice_s: float | None = None
+    changes: bool = False
+
+
 class SetOwner(Request[None], frozen=True):
     """End with a process, or (None) with none."""
 

@@ -25,5 +25,6 @@ SETTINGS: dict[str, Setting] = {
     "debug-on-error": Setting("on|off", "whether an error stops where it's raised"),
     "debug-timeout": Setting("TIME", "ranks that nobody debugs run on after it"),
     "journal": Setting("DAYS|on|off", "how long cells' sources and output are kept on disk"),
+    "notice": Setting("TIME|off", "so long before hosts are taken away it's told, states are saved"),
     "why-after": Setting("TIME|off", "a cell that stands still as long is explained", of_mesh=False),
 }

@@ -122,6 +122,17 @@ def _days(seconds: float) -> str:
     return f"{num:g} day{'s' * (num != 1)}"
 
 
+def _notice(mesh: Mesh | None) -> str:
+    assert mesh is not None
+    found = mesh.notice()
+    return "off" if found is None else duration(found)
+
+
+def _set_notice(mesh: Mesh | None, text: str) -> None:
+    assert mesh is not None
+    mesh.set_notice(None if text == "off" else parse_duration(text))
+
+
 ACCESS: dict[str, Access] = {
     "sync": Access(sync.read_mode, sync.set_mode),
     "breakpoints": Access(*_choice("skip", {"stop": False, "skip": True})),
@@ -131,5 +142,6 @@ ACCESS: dict[str, Access] = {
         lambda mesh, text: _debugger(mesh, abandoned_s=parse_duration(text)),
     ),
     "journal": Access(_journal, _set_journal),
+    "notice": Access(_notice, _set_notice),
     "why-after": Access(_why_after, _set_why_after),
 }

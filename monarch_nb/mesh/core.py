@@ -17,7 +17,7 @@ from monarch_nb._client.state import StatusFeed
 from monarch_nb._protocol.cells import ForgetDefinitions, RunCell
 from monarch_nb._protocol.hang import RankStacks, Stacks
 from monarch_nb._protocol.names import GetMesh, GroupRecord
-from monarch_nb._protocol.programs import SetLease
+from monarch_nb._protocol.programs import SetLease, SetNotice
 from monarch_nb._protocol.ranks import Interrupt, Restart
 from monarch_nb._reload import SyncMode
 from monarch_nb._shape import Extent, Shape, format_ranks, parse_ranks
@@ -692,6 +692,20 @@ class Mesh(ProcMesh):
             MeshUsageError: if neither runs, saying what to type.
         """
         return dashboard_url(self._name)
+
+    def notice(self) -> float | None:
+        """Return how long before an engine takes hosts away it's told, in seconds; None: it isn't."""
+        return self._session.request(SetNotice()).notice_s
+
+    def set_notice(self, notice_s: float | None) -> None:
+        """Say how long before an engine takes hosts away, in seconds, programs are told and the states of
+        `Checkpointed` actors are saved. Both happen once more near the end, and in the last 20 s no cell is
+        taken. None: none of that.
+
+        Example:
+            >>> mesh.set_notice(600.0)                   # doctest: +SKIP
+        """
+        self._session.request(SetNotice(notice_s, changes=True))
 
     def set_lease(self, idle_timeout_s: float) -> None:
         """Say after how long without client and running cell the mesh ends; the time begins anew."""

@@ -111,7 +111,9 @@ def _more_hosts(
     try:
         part = engine.submit(part, invitation)
         _put(mesh.name, part)
-        return part, Wait(session, engine, part, on_wait).until_joined(wait_s)
+        joined = Wait(session, engine, part, on_wait).until_joined(wait_s)
+        on_engine.tell_limit(session, records.read_record(mesh.name) or part)
+        return part, joined
     except BaseException:
         _give_back(session, mesh.name, part)
         raise
@@ -192,6 +194,7 @@ def give_back_idle(mesh: Mesh) -> list[str]:
     session_of(mesh).request(StopHosts([row.index for row in idle]))
     said = [f"host{'s' * (len(idle) > 1)} {', '.join(row.name for row in idle)} left the mesh"]
     _edit(mesh.name, lambda found: _without(mesh, found, idle, said))
+    on_engine.tell_limit(session_of(mesh), records.read_record(mesh.name) or asked)
     return said
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from monarch_nb._client import launch
 from monarch_nb._client.session import Session
 from monarch_nb._protocol.names import GetMesh, SetName
-from monarch_nb._protocol.programs import Adopt, Status
+from monarch_nb._protocol.programs import Adopt, SetTimeLimit, Status
 from monarch_nb._shape import Extent, Shape, format_ranks
 from monarch_nb.actor.host_mesh import HostMesh
 from monarch_nb.exceptions import MeshError, MeshNotFound, MeshStartError, MeshUsageError, NameTaken
@@ -235,8 +235,19 @@ def _spawn_on(session: Session, joined: list[int], asked: Allocation) -> Mesh:
     if plan.on_failure and plan.on_failure != "stop":
         mesh.on_failure(plan.on_failure, max_restarts=plan.max_restarts)
     records.write_record(replace(asked, is_up=True))
+    tell_limit(session, asked)
     define_on(mesh)
     return mesh
+
+
+def tell_limit(session: Session, asked: Allocation) -> None:
+    """Tell a mesh when its engine takes the first of its hosts away; an engine that can't be reached isn't
+    what starts or ends a mesh.
+    """
+    looks = [(_look(each), each) for each in asked.requests]
+    ends = [(look.ends_at, each.described()) for look, each in looks if look.ends_at is not None]
+    ends_at, job = min(ends) if ends else (None, asked.described())
+    session.request(SetTimeLimit(ends_at, job))
 
 
 def _spawned_by_another(session: Session, asked: Allocation) -> Mesh:
@@ -297,6 +308,12 @@ def extend(name: str, seconds: float) -> list[str]:
         raise MeshUsageError(f"mesh {name!r} is on no hosts of an engine, so its time isn't limited")
     for each in asked.requests:
         engine_of(asked.spec).extend(each, seconds)
+    with suppress(MeshNotFound):
+        session = Session.connect(launch.find_connection(name), "", observes=True)
+        try:
+            tell_limit(session, asked)
+        finally:
+            session.close()
     return allocation_lines(name)
 
 

@@ -104,6 +104,8 @@ class MeshHead(Record, frozen=True):
     """Short hash of versions and variables; equal for equal environments."""
     owner_pid: int | None = None
     """The process that it ends with, as meshes do that have been started --with-kernel."""
+    ends_at: float | None = None
+    """When an engine takes its hosts away, if that's known."""
     kernels: Mapping[str, float] = {}
     """Jupyter's ids of the kernels that use it, and when each has made it the mesh that it uses."""
 

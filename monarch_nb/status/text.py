@@ -37,6 +37,13 @@ def status_text(status: MeshStatus) -> str:
         lines.append(
             f"  lease: ends after {duration(status.idle_timeout_s)} without a client and a running cell{left}"
         )
+    if status.ends_at is not None:
+        left_s = status.ends_at - time.time()
+        lines.append(
+            f"  hosts: {duration(round(left_s))} left; more time: %mesh extend 1h"
+            if left_s > 0
+            else "  hosts: their time is up"
+        )
     if status.owner_pid:
         lines.append(f"  ends with its kernel (pid {status.owner_pid})")
     if status.num_cells:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -35,7 +36,7 @@ def before() -> Iterator[None]:
 def lab(cluster: Cluster, profiles: Profiles, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     monkeypatch.setenv("SLURM_CONF", str(cluster.config))
     general = f'engine = "slurm"\nsetup = [{SETUP!r}]\n'
-    profiles(f"[one]\n{general}hosts = 1\n[two]\n{general}hosts = 2\n")
+    profiles(f'[one]\n{general}hosts = 1\ntime = "1h"\n[two]\n{general}hosts = 2\n')
     yield cluster
     assert list_records() == []
     wait_until(lambda: cluster.idle_nodes() == 3, f"idle nodes: {cluster.command('squeue')}")
@@ -71,6 +72,9 @@ def test_a_mesh_gets_more_nodes_and_gives_them_back(lab: Cluster) -> None:
     mesh = start("big", "one")
     try:
         mesh.execute(remember, 7).get(T)
+        first = mesh.status().ends_at
+        assert first is not None and 3000 < first - time.time() <= 3600
+        assert on_engine.extend("big", 3600.0) and (mesh.status().ends_at or 0) > first + 3000
         report = growing.grow(mesh, 2)
         assert mesh.sizes == {"hosts": 3, "procs": 1} and report.ranks == (1, 2), report
         nodes = list(mesh.execute(node).get(T).values())
@@ -131,7 +135,7 @@ def test_a_cancelled_job_is_named_and_heal_asks_for_another(lab: Cluster) -> Non
         before = record("again").id
         waiting = mesh.execute(signal.pause)
         lab.command("scancel", before)
-        with pytest.raises(MeshError, match=rf"slurm job {before}, which was cancelled or whose time is up"):
+        with pytest.raises(MeshError, match=rf"slurm job {before}, which was cancelled: host n"):
             waiting.get(T)
         report = growing.heal(mesh)
         assert report.ranks == (0, 1, 2, 3) and len(report.hosts) == 2, report

@@ -5,7 +5,17 @@ import { element, setText } from './dom';
 import { RankGrid } from './grid';
 import type { IMeshStatus } from '../protocol';
 import type { MeshStore } from '../transport/store';
-import { countStates, duration, health, rankSet, rankText, shapeText, tally, untranslated } from '../words';
+import {
+  countStates,
+  duration,
+  health,
+  limitText,
+  rankSet,
+  rankText,
+  shapeText,
+  tally,
+  untranslated
+} from '../words';
 import type { Translate } from '../words';
 
 /** What people can do to a mesh; each resolves with what to show. */
@@ -32,6 +42,7 @@ export class MeshCard {
   private readonly _shape = element('span');
   private readonly _tally = element('span');
   private readonly _lease = element('span');
+  private readonly _limit = element('span');
   private readonly _ended = element('div', 'mnb-card-ended');
   private readonly _news = element('div', 'mnb-unseen');
   private readonly _hosts: CardHosts;
@@ -68,7 +79,7 @@ export class MeshCard {
   private _assemble(): void {
     const head = element('div', 'mnb-card-head');
     head.append(this._name, this._health);
-    this._facts.append(this._shape, this._tally, this._lease);
+    this._facts.append(this._shape, this._tally, this._lease, this._limit);
     const ranks = element('div', 'mnb-card-ranks');
     ranks.append(this._grid.node, this._details.node, this._details.hint);
     this._news.setAttribute('role', 'status');
@@ -118,6 +129,7 @@ export class MeshCard {
     setText(this._shape, shapeText(status.sizes));
     setText(this._tally, t('%1 ranks: %2', status.ranks.length, tally(countStates(status.ranks), t)));
     setText(this._lease, this._store.ended === null ? leaseText(status, t) : '');
+    setText(this._limit, this._store.ended === null ? limitText(status.ends_at, t) : '');
   }
 
   /** Tell who can't see colours which ranks were lost, once each. */

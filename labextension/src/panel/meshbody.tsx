@@ -8,6 +8,7 @@ import { RankDetails } from './rankdetails';
 import type { MeshStore } from '../transport/store';
 import { useTranslate } from '../translate';
 import { useChanges } from '../notifier';
+import { limitText } from '../words';
 
 const MAX_FAILURES = 20;
 
@@ -21,6 +22,9 @@ export function MeshBody({ store, run }: { store: MeshStore; run: Run }): JSX.El
     <div className="mnb-body">
       {store.ended !== null && <p className="mnb-hint">{t('Ended: %1', store.ended)}</p>}
       {!status && store.ended === null && <p className="mnb-hint">{t('Waiting for its status ...')}</p>}
+      {typeof status?.ends_at === 'number' && store.ended === null && (
+        <p className="mnb-hint">{limitText(status.ends_at, t)}</p>
+      )}
       <Grid store={store} onSelect={setSelected} />
       {status && <Failed store={store} />}
       {status && selected !== null && <RankDetails status={status} rank={selected} run={run} />}

@@ -230,6 +230,9 @@ class Cells:
         Raises:
             ValueError: if a rank is stuck in a cell that was given up.
         """
+        closed = self._controller.time_limit.why_closed()
+        if closed:
+            raise ValueError(closed)
         procs: dict[int, int] = dict(zip(request.ranks, request.procs, strict=True))
         self._refuse_stuck(procs)
         is_free = {proc: self._states.is_free(proc) for proc in procs.values()}  # raises for an unknown one

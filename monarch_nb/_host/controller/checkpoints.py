@@ -62,6 +62,9 @@ class Saved:
     path: str
 
 
+_TAKEN = "this host is about to be taken away: states are saved"
+
+
 class CheckpointService:
     """Owned by the loop thread."""
 
@@ -294,11 +297,12 @@ class CheckpointService:
     def on_preempted(self, event: HostPreempted, sender: Sender) -> None:
         """Another host is: it leaves when what its ranks hold has been saved."""
         host = self._controller.registry.hosts[address.host_of(sender.proc)]
-        host.taken = event.described(host.hostname)
+        of_job = f" with {self._controller.time_limit.said_of(event.job)}" if event.job else ""
+        host.taken = f"was ended{of_job}: host {host.hostname} was told to end"
         theirs = {p.proc for p in self._controller.registry.alive_on(address.host_of(sender.proc))}
         self.save_then(theirs, lambda: self._controller.event(sender.proc, Leave()))
 
-    def save_then(self, procs: set[int], go_on: Callable[[], None]) -> None:
+    def save_then(self, procs: set[int], go_on: Callable[[], None], why: str = _TAKEN) -> None:
         """Have the actors that some ranks belong to save what they hold, as far as they can in the time
         there is; then go on.
         """
@@ -313,9 +317,7 @@ class CheckpointService:
                 go_on()
 
         if specs:
-            controller.journal.note(
-                0, EntryKind.NOTE, text="this host is about to be taken away: states are saved"
-            )
+            controller.journal.note(0, EntryKind.NOTE, text=why)
             controller.loop.call_later(deadline_s, once)
         run_workflow(controller.healing.save(specs, deadline_s), once)
 

@@ -50,6 +50,7 @@ from monarch_nb._host.controller.registry import Registry
 from monarch_nb._host.controller.singletons import SingletonService
 from monarch_nb._host.controller.spawn_specs import SpawnSpecs
 from monarch_nb._host.controller.status_publisher import StatusPublisher
+from monarch_nb._host.controller.time_limit import TimeLimit
 from monarch_nb._host.controller.waiting import WaitingService
 from monarch_nb._host.loop import guarded
 from monarch_nb._host.warming import Zygote
@@ -108,11 +109,12 @@ class ControllerProcess(HostProcess):
         self.exit_subscribers = subscribers(self)
         self.mesh_name = MeshName(self)
         self.lease = Lease(self)
+        self.time_limit = TimeLimit(self)
         self.handover = Handover(self)
         for service in (
             self.clients, self.hosts, self.gate, self.ranks, self.waits, self.names, self.singletons, self.journal, self.output, self.status_publisher, self.cells, self.definitions,  # noqa: E501
             self.interrupts, self.looks, self.debug, self.questions, self.checkpoints, self.healing, self.mesh_name, self.lease,  # noqa: E501
-            self.environments,
+            self.environments, self.time_limit,
         ):  # fmt: skip
             self.handlers.add(service)
 

@@ -257,6 +257,7 @@ class StatusPublisher:
             journal=controller.journal.store.directory,
             journal_trouble=controller.journal.trouble,
             owner_pid=controller.lease.owner_pid,
+            ends_at=controller.time_limit.ends_at,
             clients=tuple(
                 f"{c.what} (pid {c.pid})" for c in controller.registry.clients.values() if not c.observes
             ),

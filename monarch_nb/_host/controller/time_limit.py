@@ -1,0 +1,94 @@
+"""The end of hosts' time: programs are told before, states are saved, and at the end no cell is taken."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from monarch_nb._host.controller.time_limit_state import Step, TimeLimitState
+from monarch_nb._protocol.events import Notice
+from monarch_nb._protocol.programs import Limit, SetNotice, SetTimeLimit
+from monarch_nb._protocol.registry import Sender, handles
+from monarch_nb._protocol.states import EntryKind
+from monarch_nb.units import duration
+
+if TYPE_CHECKING:
+    from monarch_nb._host.controller.controller import ControllerProcess
+
+UNLIMITED_S = 300 * 86400.0
+LOOK_S = 30.0
+"""How often, at least, the clock is looked at: it may be set, and machines sleep."""
+
+
+class TimeLimit:
+    """Owned by the loop thread."""
+
+    def __init__(self, controller: ControllerProcess) -> None:
+        self._controller = controller
+        self._state = TimeLimitState()
+        self._job = ""
+        self._looks = 0
+        """Number of the look that is to come; one that was planned before another is none."""
+
+    @property
+    def ends_at(self) -> float | None:
+        """When hosts are taken away, in seconds since the epoch; None if that isn't known, or isn't limited:
+        engines say a year then.
+        """
+        ends_at = self._state.ends_at
+        return None if ends_at is None or ends_at - time.time() > UNLIMITED_S else ends_at
+
+    @handles(SetTimeLimit)
+    def do_set_time_limit(self, request: SetTimeLimit, sender: Sender) -> None:
+        """Say when an engine takes the hosts away."""
+        self._state.set(request.ends_at, time.time())
+        self._job = request.job
+        self._controller.status_publisher.touch()
+        self._look()
+
+    @handles(SetNotice)
+    def do_set_notice(self, request: SetNotice, sender: Sender) -> Limit:
+        """Say how long before the end it's told, unless that's only asked; return what holds."""
+        if request.changes:
+            self._state.set_notice(request.notice_s)
+            self._look()
+        return Limit(self._state.ends_at, self._state.notice_s)
+
+    def why_closed(self) -> str:
+        """Return why no cell is taken any more; empty if some are."""
+        if not self._state.is_closing(time.time()) or self.ends_at is None:
+            return ""
+        left = duration(max(0, round(self.ends_at - time.time())))
+        return f"{self._job} ends in {left}: a cell would be cut off. More time: %mesh extend 1h"
+
+    def said_of(self, job: str) -> str:
+        """Return what has become of a job whose hosts were told to end, in words."""
+        is_up = self._state.is_up(time.time())
+        if is_up is None:
+            return f"{job}, which was cancelled or whose time is up"
+        return f"{job}, whose time is up" if is_up else f"{job}, which was cancelled"
+
+    def _look(self) -> None:
+        self._looks += 1
+        steps = self._state.due(time.time())
+        if Step.TELL in steps:
+            self._tell()
+        if Step.SAVE in steps:
+            self._save()
+        next_s, n = self._state.next_s(time.time()), self._looks
+        if next_s is not None:
+            delay_s = min(next_s, LOOK_S) + 0.01
+            self._controller.loop.call_later(delay_s, lambda: self._look() if n == self._looks else None)
+
+    def _tell(self) -> None:
+        controller = self._controller
+        left = duration(round((self.ends_at or 0.0) - time.time()))
+        text = f"{self._job} ends in {left}, and the hosts of mesh {controller.name!r} with it. More time: %mesh extend 1h"  # noqa: E501
+        controller.journal.note(0, EntryKind.NOTE, text=text)
+        controller.clients.tell_listeners(Notice("", text))
+
+    def _save(self) -> None:
+        ranks = {p.proc for p in self._controller.registry.alive()}
+        self._controller.checkpoints.save_then(
+            ranks, lambda: None, "the hosts' time is nearly up: states are saved"
+        )

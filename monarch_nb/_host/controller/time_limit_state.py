@@ -1,0 +1,92 @@
+"""When hosts are taken away, and what is done before: pure. `time_limit` looks at the clock, and does it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+SAVE_S = 120.0
+"""So long before the limit states are saved once more."""
+CLOSE_S = 20.0
+"""In the last seconds no cell is taken: it would be cut off."""
+NOTICE_S = 600.0
+OVER_S = 180.0
+"""For so long after the limit an end is put down to it: engines are late."""
+
+
+class Step(StrEnum):
+    """What is done before the limit."""
+
+    TELL = "tell"
+    SAVE = "save"
+
+
+class TimeLimitState:
+    """When the hosts of a mesh are taken away, as their engine says. Times are seconds since the epoch.
+
+    Attributes:
+        ends_at: None: that isn't limited, or not known.
+        notice_s: how long before the limit it's told, and states are saved; None: never.
+
+    Example:
+        >>> limit = TimeLimitState()
+        >>> limit.set(1000.0, now=0.0)
+        >>> limit.next_s(now=0.0), limit.due(now=399.0), limit.due(now=400.0)
+        (400.0, [], [<Step.TELL: 'tell'>, <Step.SAVE: 'save'>])
+        >>> limit.due(now=401.0), limit.next_s(now=401.0), limit.is_closing(now=985.0)
+        ([], 479.0, True)
+    """
+
+    def __init__(self) -> None:
+        self.ends_at: float | None = None
+        self.notice_s: float | None = NOTICE_S
+        self._done: set[tuple[float, Step]] = set()
+
+    def set(self, ends_at: float | None, now: float) -> None:
+        """Say when the limit is. What is to be done before it is done anew if there's time for it again."""
+        self.ends_at = ends_at
+        self._done = {
+            (before_s, step) for before_s, step in self._done if not self._lies_ahead(before_s, now)
+        }
+
+    def set_notice(self, notice_s: float | None) -> None:
+        """Say how long before the limit it's told."""
+        self.notice_s, self._done = notice_s, set()
+
+    def _lies_ahead(self, before_s: float, now: float) -> bool:
+        return self.ends_at is not None and now < self.ends_at - before_s
+
+    def _plan(self) -> list[tuple[float, Step]]:
+        if self.notice_s is None:
+            return []
+        last_s = min(SAVE_S, self.notice_s / 2)
+        return [
+            (self.notice_s, Step.TELL),
+            (self.notice_s, Step.SAVE),
+            (last_s, Step.TELL),
+            (last_s, Step.SAVE),
+        ]
+
+    def due(self, now: float) -> list[Step]:
+        """Return what is to be done now, each once; it counts as done then."""
+        if self.ends_at is None or now >= self.ends_at:
+            return []
+        found = [
+            each for each in self._plan() if each not in self._done and not self._lies_ahead(each[0], now)
+        ]
+        self._done.update(found)
+        return list(dict.fromkeys(step for _, step in found))
+
+    def next_s(self, now: float) -> float | None:
+        """Return in how many seconds to look again; None if nothing is to come."""
+        if self.ends_at is None:
+            return None
+        ahead = [self.ends_at - s - now for s, step in self._plan() if (s, step) not in self._done]
+        return max(0.0, min(ahead)) if ahead else None
+
+    def is_closing(self, now: float) -> bool:
+        """Say whether it's too late to begin anything."""
+        return self.notice_s is not None and self.ends_at is not None and 0 <= self.ends_at - now <= CLOSE_S
+
+    def is_up(self, now: float) -> bool | None:
+        """Say whether what is ended now is ended by the limit; None if there's none known."""
+        return None if self.ends_at is None else -CLOSE_S <= now - self.ends_at <= OVER_S
