@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from monarch_nb._protocol.base import Plain, Record, Request
+from monarch_nb._protocol.rank_spec import GroupSpec
 
 
 class SetName(Request[Plain], frozen=True):
@@ -70,4 +71,4 @@ class FindController(Request[ControllerPlace], frozen=True):
     name: str
     proposed: int
     in_program: bool
-    spec: Plain
+    spec: GroupSpec

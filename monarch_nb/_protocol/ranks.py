@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from monarch_nb._protocol.base import Plain, Record, Request
+from monarch_nb._protocol.base import Record, Request
+from monarch_nb._protocol.rank_spec import GroupPlace, GroupSpec, RankPlace
 
 
 class Spawn(Request[list[int]], frozen=True):
@@ -18,7 +19,7 @@ class Spawn(Request[list[int]], frozen=True):
     hosts: list[int]
     per_host: int
     group: str
-    spec: Plain
+    spec: GroupSpec
     method: str
     force: bool = False
     creator_actor: int = 0
@@ -133,22 +134,12 @@ class StopHosts(Request[None], frozen=True):
 # --- to any host process, from the controller
 
 
-class RankPlace(Record, frozen=True):
-    """A rank that is to be started: its place, and environment variables of its own."""
-
-    proc: int
-    rank: int
-    local_rank: int
-    local_world_size: int
-    world_size: int
-    own_env: dict[str, str]
-
-
 class StartRanks(Request[None], frozen=True):
     """Start ranks of a group on the host that is asked."""
 
     ranks: list[RankPlace]
-    spec: Plain
+    spec: GroupSpec
+    place: GroupPlace
     method: str
 
 

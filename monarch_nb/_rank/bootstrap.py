@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import sys
 
 from monarch_nb._host.starting import RANK_VARIABLE
@@ -28,16 +27,16 @@ def main() -> None:
             "become the rank, as numactl does: `exec python -m ...` in a shell"
         )
     try:
-        spec = pickle.loads(os.pread(place["fd"], os.fstat(place["fd"]).st_size, 0))
+        encoded = os.pread(place["fd"], os.fstat(place["fd"]).st_size, 0)
     except OSError:
         sys.exit(
             f"bootstrap_command: its program has closed file descriptor {place['fd']}, which the rank needs"
         )
     os.close(place["fd"])
     sys.path[:] = place["path"]
-    from monarch_nb._rank.main import run_rank
+    from monarch_nb._rank.main import read_whole_spec, run_rank
 
-    run_rank(spec, place["parent"])
+    run_rank(read_whole_spec(encoded), place["parent"])
 
 
 if __name__ == "__main__":

@@ -14,12 +14,14 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-from msgspec.structs import asdict
+from msgspec import convert
+from msgspec.structs import asdict, replace
 
 import monarch_nb.actor  # noqa: F401 - what cells and actors use is in the zygote already, for all ranks
 from monarch_nb import _reload, sources
-from monarch_nb._protocol.base import encode
+from monarch_nb._protocol.base import decode, encode
 from monarch_nb._protocol.events import RankIsUp, Renumbered
+from monarch_nb._protocol.rank_spec import OwnSpec, RankSpec, SharedSpec
 from monarch_nb._rank import child_processes, keyboard, launchers, streams, workspace
 from monarch_nb._rank.binding import BindingError, bind
 from monarch_nb._rank.debugger import Debugger
@@ -47,16 +49,16 @@ GUEST_LINGER_MS = 500
 class Rank:
     """This process as a rank of a mesh: its place, its mail, what runs on its main thread, its actors."""
 
-    def __init__(self, spec: dict[str, Any], pipe: streams.OutputPipe) -> None:
+    def __init__(self, spec: RankSpec, pipe: streams.OutputPipe) -> None:
         self.spec = spec
-        self.rank: int = spec["rank"]
-        self.world_size: int = spec["world_size"]
+        self.rank = spec.place.rank
+        self.world_size = spec.place.world_size
         self.pipe = pipe
-        self.transport = Transport(spec["proc"], spec["directory"])
-        self.transport.mesh = MeshAddress(*spec["mesh"])
+        self.transport = Transport(spec.place.proc, spec.host.directory)
+        self.transport.mesh = MeshAddress(*spec.shared.place.mesh)
         self.transport.mesh_id = self.transport.mesh.mesh_id
         self.transport.unsettled, self.transport.mark_output = pipe.unsettled, pipe.mark_answer
-        self.page = ActivityPage(address.page_path(spec["directory"], spec["proc"]))
+        self.page = ActivityPage(address.page_path(spec.host.directory, spec.place.proc))
         self.debugger = Debugger(self.transport)
         self.worker = Worker(self)
         self.actors = RankActors(self)
@@ -65,19 +67,17 @@ class Rank:
     @property
     def group(self) -> str:
         """The name of the processes that it was spawned with."""
-        return str(self.spec["group"])
+        return self.spec.group.group
 
     @property
     def extent(self) -> bytes:
         """Their extent, encoded."""
-        found: bytes = self.spec["extent"]
-        return found
+        return self.spec.group.extent
 
     @property
     def python(self) -> str | None:
         """The interpreter that its host has for ranks, if not the controller's."""
-        found: str | None = self.spec.get("python")
-        return found
+        return self.spec.group.python
 
     @property
     def namespace(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class Rank:
 
     def renumber(self, place: Renumbered) -> None:
         """Be another rank from now on: the mesh has been given other sizes."""
-        self.spec = {**self.spec, **asdict(place)}
+        self.spec = _moved(self.spec, place)
         self.rank, self.world_size = place.rank, place.world_size
         process_context.set_whereabouts(rank=self.rank)
         _set_name(f"mnb-rank{self.rank}")
@@ -112,12 +112,33 @@ class Rank:
         self.worker.renumbered()
 
 
-def run_rank(spec: dict[str, Any], host_pid: int) -> None:
+def _moved(spec: RankSpec, to: Renumbered) -> RankSpec:
+    """Return what a rank would have been started with at another place."""
+    shared = replace(
+        spec.shared,
+        group=replace(spec.group, extent=to.extent),
+        place=replace(spec.shared.place, procs=list(to.procs)),
+    )
+    numbers = {name: value for name, value in asdict(to).items() if name not in ("extent", "procs")}
+    return RankSpec(shared, replace(spec.own, place=replace(spec.place, **numbers)))
+
+
+def read_spec(shared: bytes, own: object) -> RankSpec:
+    """Return what a zygote has been sent: what ranks share, encoded, and what is one's own, from JSON."""
+    return RankSpec(decode(SharedSpec, shared), convert(own, OwnSpec))
+
+
+def read_whole_spec(encoded: bytes) -> RankSpec:
+    """Return what a fresh interpreter has been sent."""
+    return decode(RankSpec, encoded)
+
+
+def run_rank(spec: RankSpec, host_pid: int) -> None:
     """Be a rank until told to stop. Called in a fresh process."""
     _tie_to_host(host_pid)
-    _set_name(f"mnb-rank{spec['rank']}")
+    _set_name(f"mnb-rank{spec.place.rank}")
     _set_environment(spec)
-    pipe = streams.install(spec["token"])
+    pipe = streams.install(spec.own.token)
     sources.guard()
     _reload.install()
     _reseed()
@@ -126,19 +147,19 @@ def run_rank(spec: dict[str, Any], host_pid: int) -> None:
     rank = Rank(spec, pipe)
     process_context.set_transport(rank.transport)
     process_context.rank = rank
-    process_context.set_whereabouts(rank=rank.rank, host=spec["hostname"], pid=os.getpid())
+    process_context.set_whereabouts(rank=rank.rank, host=spec.host.hostname, pid=os.getpid())
     on_terminate = partial(_on_terminate, rank)
     signal.signal(signal.SIGTERM, on_terminate)
-    dump_file = DumpFile(address.dump_path(spec["directory"], spec["proc"]))
-    if spec.get("bootstrap") is not None:
-        _run_bootstrap(spec, rank)
+    dump_file = DumpFile(address.dump_path(spec.host.directory, spec.place.proc))
+    if spec.group.bootstrap is not None:
+        _run_bootstrap(spec.group.bootstrap)
     _prepare_namespace(rank)
     forked.install(on_terminate, pipe.forget_lock)
     rank.debugger.install()
     keyboard.install(rank.transport)
     child_processes.install()
     launchers.install()
-    rank.debugger.set(**spec.get("debug", {}))
+    rank.debugger.set(skip=spec.shared.place.skip, on_error=spec.shared.place.on_error)
     rank.transport.start()
     dump_file.aim(rank.transport.reader.background_thread_id)
     up = RankIsUp(os.getpid())
@@ -165,13 +186,14 @@ def _on_terminate(rank: Rank, number: int, frame: FrameType | None) -> None:
     raise SystemExit(0)
 
 
-def _is_for_host(spec: dict[str, Any]) -> bool:
+def _is_for_host(spec: RankSpec) -> bool:
     """Say whether a SIGTERM is one that our host process gets as well, from what has started it there: then
     it has things saved, and tells us when to leave. Who is told first isn't settled, so this waits a little.
     """
-    if not spec.get("launched"):
+    if not spec.host.launched:
         return False
-    told, stop = address.told_path(spec["directory"]), address.stop_path(spec["directory"], spec["proc"])
+    directory = spec.host.directory
+    told, stop = address.told_path(directory), address.stop_path(directory, spec.place.proc)
     limit = time.monotonic() + _TOLD_S
     while not os.path.exists(stop):
         if os.path.exists(told):
@@ -194,11 +216,11 @@ def _tie_to_host(host_pid: int) -> None:
         os._exit(1)
 
 
-def _bind(spec: dict[str, Any]) -> None:
+def _bind(spec: RankSpec) -> None:
     """Bind this rank to the CPUs and memory that `proc_bind` gives it; without them it isn't to run."""
-    if spec.get("bind"):
+    if spec.group.bind:
         try:
-            bind(spec["bind"][spec["local_rank"] % len(spec["bind"])])
+            bind(spec.group.bind[spec.place.local_rank % len(spec.group.bind)])
         except BindingError as error:
             os.write(2, f"{error}\n".encode())
             os._exit(1)
@@ -208,20 +230,17 @@ def _set_name(name: str) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
-def _set_environment(spec: dict[str, Any]) -> None:
-    os.environ.update(spec["env"])
-    os.environ.update(spec.get("own_env", {}))
-    sys.path[:] = spec["sys_path"]
-    sys.argv[:] = [spec.get("argv0", "")]
-    if spec.get("cwd") and os.path.isdir(spec["cwd"]):
-        os.chdir(spec["cwd"])
-    workspace.adopt(
-        [(controller, process_context) for controller, process_context in spec.get("elsewhere", ())],
-        spec.get("cwd", ""),
-    )
-    gpus = spec.get("gpus")
-    if gpus and spec.get("gpu_dimension") and "CUDA_VISIBLE_DEVICES" not in spec["env"]:
-        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[spec["local_rank"] % len(gpus)]
+def _set_environment(spec: RankSpec) -> None:
+    group = spec.group
+    os.environ.update(group.env)
+    os.environ.update(spec.place.own_env)
+    sys.path[:] = group.sys_path
+    sys.argv[:] = [group.argv0]
+    if group.cwd and os.path.isdir(group.cwd):
+        os.chdir(group.cwd)
+    workspace.adopt(spec.shared.place.elsewhere, group.cwd)
+    if spec.gpu and "CUDA_VISIBLE_DEVICES" not in group.env:
+        os.environ["CUDA_VISIBLE_DEVICES"] = spec.gpu
 
 
 def _reseed() -> None:
@@ -232,14 +251,14 @@ def _reseed() -> None:
         numpy.random.seed()
 
 
-def _limit_threads(spec: dict[str, Any]) -> None:
+def _limit_threads(spec: RankSpec) -> None:
     """Give this rank its share of the cores, unless the user has said otherwise."""
     given = os.environ.get("OMP_NUM_THREADS")
     if given is None:
         num = (
             len(os.sched_getaffinity(0))
-            if spec.get("bind")
-            else max(1, (os.cpu_count() or 1) // spec["local_world_size"])
+            if spec.group.bind
+            else max(1, (os.cpu_count() or 1) // spec.place.local_world_size)
         )
         os.environ["OMP_NUM_THREADS"] = str(num)
     else:
@@ -252,14 +271,14 @@ def _limit_threads(spec: dict[str, Any]) -> None:
         torch.set_num_threads(num)
 
 
-def _run_bootstrap(spec: dict[str, Any], rank: Rank) -> None:
+def _run_bootstrap(encoded: bytes) -> None:
     call_context.set(CallContext())
-    function = codec.decode(spec["bootstrap"])
+    function = codec.decode(encoded)
     function()
 
 
 def _prepare_namespace(rank: Rank) -> None:
     """Define what functions and cells find; the rest is made with the shell (see `worker`)."""
     rank.worker.namespace.update(
-        rank=rank.rank, world_size=rank.world_size, local_rank=rank.spec["local_rank"]
+        rank=rank.rank, world_size=rank.world_size, local_rank=rank.spec.place.local_rank
     )

@@ -336,7 +336,7 @@ class Worker:
         self.rank.pipe.begin_origin(n)
         self._last_value = None
         self._num_hits = 0
-        host = self.rank.spec["hostname"]
+        host = self.rank.spec.host.hostname
         self._recording = recording = profiling.begin_recording(n, work.profile, self.rank.rank, host)
         try:
             self._interruptible = True
@@ -433,9 +433,9 @@ class Worker:
         from monarch_nb.actor.proc_mesh import ProcMesh
 
         spec = self.rank.spec
-        extent = decode_extent(spec["extent"])
+        extent, where = decode_extent(spec.group.extent), spec.shared.place
         mesh = ProcMesh(
-            Placement(tuple(spec["procs"]), Shape.full(extent), spec["group"], tuple(spec["hosts"]))
+            Placement(tuple(where.procs), Shape.full(extent), spec.group.group, tuple(where.hosts))
         )
         found: dict[str, Any] = {"point": extent.point(self.rank.rank), "mesh": mesh}
         torch = sys.modules.get("torch")
@@ -525,7 +525,7 @@ class Worker:
     def work_reload(self, message: Message) -> RankReload:
         """Have modules run what their files hold, or say which would be reloaded."""
         request = self._fields(message)
-        workspace.adopt(request.elsewhere, self.rank.spec.get("cwd", ""))
+        workspace.adopt(request.elsewhere, self.rank.spec.group.cwd)
         return self.rank.reloader.reload(request)
 
     @does(Work.COMPLETE)

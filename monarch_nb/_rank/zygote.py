@@ -24,7 +24,6 @@ import gc
 import importlib
 import json
 import os
-import pickle
 import select
 import shutil
 import signal
@@ -163,15 +162,14 @@ class _Zygote:
             os.close(fds[0])
             return True
         spec_fd, *outputs = fds
-        spec = pickle.loads(_read_all(spec_fd))
-        ranks = request["ranks"]
+        spec, ranks = _read_all(spec_fd), request["ranks"]
         if len(ranks) >= MANY_RANKS and SHELL in self._later:
             self._load(SHELL)
         gc.freeze()  # else the first collection in a fork touches, and so copies, every page
         for i, own in enumerate(ranks):
-            pid = self._fork(spec | own, outputs[2 * i], outputs[2 * i + 1], fds)
+            pid = self._fork(spec, own, outputs[2 * i], outputs[2 * i + 1], fds)
             self._groups.add(pid)
-            self._tell(json.dumps({"proc": own["proc"], "pid": pid}).encode())
+            self._tell(json.dumps({"proc": own["place"]["proc"], "pid": pid}).encode())
         for fd in fds:
             os.close(fd)
         return True
@@ -182,7 +180,7 @@ class _Zygote:
         os._exit(0)
 
     @staticmethod
-    def _move(belongings: dict[str, Any]) -> None:
+    def _move(belongings: Any) -> None:
         """Have what a zygote has that another program's host process has started: the controller has been
         taken by that program."""
         os.environ.clear()
@@ -193,8 +191,10 @@ class _Zygote:
         with suppress(OSError):
             os.chdir(belongings["cwd"])
 
-    def _fork(self, spec: dict[str, Any], out_fd: int, err_fd: int, fds: list[int]) -> int:
-        """Fork a grandchild that becomes the rank; return its pid."""
+    def _fork(self, spec: bytes, own: object, out_fd: int, err_fd: int, fds: list[int]) -> int:
+        """Fork a grandchild that becomes the rank; return its pid. `spec`: a `SharedSpec`, encoded; `own`: an
+        `OwnSpec`, as JSON gives it.
+        """
         read_end, write_end = os.pipe()
         child = os.fork()
         if child == 0:
@@ -202,14 +202,14 @@ class _Zygote:
             if grandchild:
                 os.write(write_end, str(grandchild).encode())
                 os._exit(0)
-            self._become_rank(spec, out_fd, err_fd, [*fds, read_end, write_end])
+            self._become_rank(spec, own, out_fd, err_fd, [*fds, read_end, write_end])
         os.close(write_end)
         pid = int(os.read(read_end, 32))
         os.close(read_end)
         os.waitpid(child, 0)
         return pid
 
-    def _become_rank(self, spec: dict[str, Any], out_fd: int, err_fd: int, fds: list[int]) -> None:
+    def _become_rank(self, spec: bytes, own: object, out_fd: int, err_fd: int, fds: list[int]) -> None:
         status = 1
         try:
             os.setsid()
@@ -222,9 +222,9 @@ class _Zygote:
             os.dup2(null, 0)
             os.close(null)
             gc.enable()
-            from monarch_nb._rank.main import run_rank  # not before the fork: see PRELOAD_FIRST
+            from monarch_nb._rank.main import read_spec, run_rank  # not before the fork: see PRELOAD_FIRST
 
-            run_rank(spec, self._parent)
+            run_rank(read_spec(spec, own), self._parent)
             status = 0
         except BaseException:
             import traceback

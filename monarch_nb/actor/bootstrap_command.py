@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import msgspec
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
+from monarch_nb._protocol.rank_spec import StartCommand
 from monarch_nb._shape import Extent, Point
 
 RANK_MODULE = "monarch_nb._rank.bootstrap"
@@ -55,7 +56,7 @@ def default_bootstrap_cmd() -> BootstrapCommand:
 
 def commands_of(
     given: BootstrapCommand | Callable[[Point], BootstrapCommand] | None, extent: Extent
-) -> list[dict[str, Any]]:
+) -> list[StartCommand]:
     """Return the commands of all ranks, as host processes take them: one, if it's the same for all; none if
     there's none.
 
@@ -75,7 +76,7 @@ def commands_of(
     return [_checked(given(point), f"bootstrap_command of {dict(point)}") for point in extent.points()]
 
 
-def _checked(command: Any, what: str) -> dict[str, Any]:
+def _checked(command: Any, what: str) -> StartCommand:
     if not isinstance(command, BootstrapCommand):
         raise TypeError(f"{what} is a BootstrapCommand (see default_bootstrap_cmd()), not {command!r}")
     if not isinstance(command.program, str) or not command.program:
@@ -91,4 +92,6 @@ def _checked(command: Any, what: str) -> dict[str, Any]:
             raise ValueError(
                 f"{what}: env maps texts to texts, or None to take one away; got {name!r}: {value!r}"
             )
-    return {**asdict(command), "args": list(command.args), "env": dict(command.env)}
+    return StartCommand(
+        command.program, command.arg0, list(command.args), dict(command.env), command.inherit_env
+    )

@@ -7,6 +7,7 @@ from typing import Any, TypeVar, cast
 
 from monarch_nb._client import session as sessions
 from monarch_nb._protocol.names import FindController
+from monarch_nb._protocol.rank_spec import GroupSpec
 from monarch_nb._shape import Extent, Shape
 from monarch_nb.actor.actor_mesh import ActorMesh, check_class, start_actors
 from monarch_nb.actor.future import Future
@@ -58,5 +59,5 @@ def _controller(
     return Future(reply, finish, f"controller {name!r}")
 
 
-def _spec() -> dict[str, Any]:
+def _spec() -> GroupSpec:
     return HostMesh((0,))._spec("controllers", Extent([], []), None, {})

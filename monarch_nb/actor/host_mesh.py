@@ -10,10 +10,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from monarch_nb._client import launch
 from monarch_nb._client import session as sessions
 from monarch_nb._client.session import Session
+from monarch_nb._protocol.rank_spec import GroupSpec
 from monarch_nb._protocol.ranks import Spawn, Stop, StopHosts, WaitHosts
 from monarch_nb._protocol.work import Work
 from monarch_nb._shape import Extent, Point, Shape, encode_extent
@@ -156,9 +158,11 @@ class HostMesh(MeshHandle):
         inner = Extent.of(per_host or {})
         extent = grid(self.extent, inner)
         group = new_group(name)
-        spec = self._spec(group, extent, bootstrap, env or {})
-        spec["bind"] = check_bindings(proc_bind, inner.nelements)
-        spec["commands"] = commands_of(bootstrap_command, extent)
+        spec = replace(
+            self._spec(group, extent, bootstrap, env or {}),
+            bind=check_bindings(proc_bind, inner.nelements),
+            commands=commands_of(bootstrap_command, extent),
+        )
         session = self._session
         started = session.request(
             Spawn(list(self._hosts), inner.nelements, group, spec, method, force, acting())
@@ -171,19 +175,19 @@ class HostMesh(MeshHandle):
         own_by_caller(mesh)
         return mesh
 
-    def _spec(self, group: str, extent: Extent, bootstrap: Any, env: Mapping[str, str]) -> dict[str, Any]:
+    def _spec(self, group: str, extent: Extent, bootstrap: Any, env: Mapping[str, str]) -> GroupSpec:
         """Return what all ranks of a spawn share."""
-        return {
-            "group": group,
-            "extent": encode_extent(extent),
-            "env": check_env(env),
-            "sys_path": launch.importable_path(),
-            "cwd": os.getcwd(),
-            "argv0": sys.argv[0] if sys.argv else "",
-            "bootstrap": _encode_bootstrap(bootstrap),
-            "python": self._python,
-            "gpu_dimension": "gpus" in extent.labels,
-        }
+        return GroupSpec(
+            group=group,
+            extent=encode_extent(extent),
+            env=check_env(env),
+            sys_path=launch.importable_path(),
+            cwd=os.getcwd(),
+            argv0=sys.argv[0] if sys.argv else "",
+            bootstrap=_encode_bootstrap(bootstrap),
+            python=self._python,
+            gpu_dimension="gpus" in extent.labels,
+        )
 
     def with_python_executable(self, path: str) -> Self:
         """Return these hosts with another interpreter for what is spawned on them, and on `this_host()`

@@ -13,6 +13,7 @@ from monarch_nb._host.controller.registry import Group, Registry
 from monarch_nb._host.controller.spawn_specs import SpawnSpecs
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.healing import ActorSpawned
+from monarch_nb._protocol.rank_spec import GroupSpec
 from monarch_nb._shape import Extent
 from monarch_nb._wire import message as wire
 
@@ -117,7 +118,9 @@ def test_what_the_actors_of_a_dead_rank_own_is_stopped_once(tmp_path: Any) -> No
         ("children", [child], (owner, 5)),
         ("others", [elsewhere], (owner, 0)),  # spawned by the program that the rank runs, by no actor
     ]:
-        registry.groups[name] = Group(name, Extent(["procs"], [1]), procs, {}, "fork", creator=creator)
+        registry.groups[name] = Group(
+            name, Extent(["procs"], [1]), procs, GroupSpec(name, b""), "fork", creator=creator
+        )
     specs.add(spawned(5, "owner", (owner,), (1, 0)))
     specs.add(spawned(6, "in its own group", (child,), (owner, 5)))
     specs.add(spawned(7, "in another's", (elsewhere,), (owner, 5)))

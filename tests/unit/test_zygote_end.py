@@ -12,6 +12,7 @@ PROGRAM = """
 import json, os, select, signal, sys
 from monarch_nb._host.loop import Loop
 from monarch_nb._host.agent.supervisor import Supervisor
+from monarch_nb._protocol.rank_spec import GroupPlace, GroupSpec, HostFacts, RankPlace, SharedSpec
 
 told = {}
 
@@ -25,11 +26,14 @@ host = Supervisor(loop, 0, "here", ended, lambda rank, piece: None, sys.path, sy
 host.warm_up()
 zygote = host.zygote_pid
 os.kill(zygote, signal.SIGSTOP)
-host.start([{"proc": 1, "rank": 0}], {"group": "g"}, "fork")
+nowhere = GroupPlace([1, 2], [0], ("", "", "", "", "", 0, None))
+here = HostFacts(sys.argv[1], "here", [], False)
+spec = SharedSpec(GroupSpec("g", b"", bootstrap=b"no function"), nowhere, here)
+host.start([RankPlace(1, 0, 0, 1, 2, {})], spec, "fork")
 watch = os.pidfd_open(zygote)
 os.kill(zygote, signal.SIGKILL)
 select.select([watch], [], [])
-host.start([{"proc": 2, "rank": 1}], {"group": "g"}, "fork")  # a rank that can't do anything, and ends
+host.start([RankPlace(2, 1, 0, 1, 2, {})], spec, "fork")  # a rank that can't do anything, and ends
 loop.call_later(60, loop.stop)
 loop.run()
 host.close()

@@ -17,7 +17,6 @@ from types import FrameType
 from typing import Any
 
 import zmq
-from msgspec.structs import asdict
 
 from monarch_nb._host.agent.heartbeat import PING_REF, Heartbeat
 from monarch_nb._host.agent.resource_monitor import WHERE_REF, ResourceMonitor, Rows
@@ -32,6 +31,7 @@ from monarch_nb._protocol.base import Event, encode
 from monarch_nb._protocol.environment import SwitchEnvironment
 from monarch_nb._protocol.events import RanksEnded
 from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.rank_spec import HostFacts, SharedSpec
 from monarch_nb._protocol.ranks import SignalRanks, StartRanks, StopRanks
 from monarch_nb._protocol.registry import LATER, Handler, Handlers, Sender, handles
 from monarch_nb._protocol.resources import MonitoredHost
@@ -260,13 +260,10 @@ class HostProcess:
     @handles(StartRanks)
     def do_start_ranks(self, request: StartRanks, sender: Sender) -> None:
         """Start ranks here. Asked by the controller."""
-        own = {
-            "directory": self.directory,
-            "hostname": self.hostname,
-            "gpus": visible_gpus(),
-            "launched": bool(self.config.get("launcher_pid")),
-        }
-        self.supervisor.start([asdict(place) for place in request.ranks], request.spec | own, request.method)
+        launched = bool(self.config.get("launcher_pid"))
+        facts = HostFacts(self.directory, self.hostname, visible_gpus(), launched)
+        spec = SharedSpec(request.spec, request.place, facts)
+        self.supervisor.start(request.ranks, spec, request.method)
 
     @handles(StopRanks)
     def do_stop_ranks(self, request: StopRanks, sender: Sender) -> None:

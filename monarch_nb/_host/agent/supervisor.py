@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import secrets
 import select
 import signal
@@ -21,14 +20,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import to_builtins
+from msgspec.structs import replace
+
 from monarch_nb._host.agent.output import OutputReader
 from monarch_nb._host.agent.rank_command import rank_command
 from monarch_nb._host.agent.zygote_switch import ZygoteSwitch
 from monarch_nb._host.loop import Loop
 from monarch_nb._host.starting import RANKS_PER_REQUEST
 from monarch_nb._host.warming import Zygote, start_zygote
+from monarch_nb._protocol.base import encode
 from monarch_nb._protocol.environment import RankEnvironment
 from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.rank_spec import OwnSpec, RankPlace, RankSpec, SharedSpec
 from monarch_nb._protocol.states import ProcState
 from monarch_nb._wire import address
 from monarch_nb._wire.process import count_oom_kills, set_process_name
@@ -139,7 +143,7 @@ class Supervisor:
         for ranks, spec, method in switch.waiting:
             self.start(ranks, spec, method)
 
-    def move(self, belongings: dict[str, Any], sys_path: list[str]) -> None:
+    def move(self, belongings: dict[str, object], sys_path: list[str]) -> None:
         """Have the zygote, and those that come after it, run with what another program has."""
         self._sys_path = sys_path
         assert self._link is not None
@@ -189,7 +193,7 @@ class Supervisor:
 
     # --- starting
 
-    def start(self, ranks: list[dict[str, Any]], spec: dict[str, Any], method: str) -> None:
+    def start(self, ranks: list[RankPlace], spec: SharedSpec, method: str) -> None:
         """Start ranks; `ranks` has what is each one's own, `spec` what they share."""
         if self._switch is not None:
             self._switch.waiting.append((ranks, spec, method))
@@ -197,31 +201,32 @@ class Supervisor:
         python = sys.executable
         if self._environment is not None:
             python = self._environment.python
-            workspaces = [there for there, _ in spec.get("elsewhere", ())]
-            spec = {**spec, "sys_path": self._environment.translated_path(spec["sys_path"], workspaces)}
-            spec["python"] = spec.get("python") or python
-        for own in ranks:
-            own["token"] = secrets.token_hex(4)
-            rank = self.ranks[own["proc"]] = Rank(own["proc"], own["rank"], spec["group"], own["token"])
-            rank.gpu = _gpu_of(own, spec)
+            workspaces = [there for there, _ in spec.place.elsewhere]
+            path = self._environment.translated_path(spec.group.sys_path, workspaces)
+            spec = replace(spec, group=replace(spec.group, sys_path=path, python=spec.group.python or python))
+        specs = [RankSpec(spec, OwnSpec(place, secrets.token_hex(4))) for place in ranks]
+        for one in specs:
+            place = one.place
+            rank = self.ranks[place.proc] = Rank(place.proc, place.rank, spec.group.group, one.own.token)
+            rank.gpu = one.gpu
             with suppress(OSError):  # of the one that was at this place before
                 os.unlink(address.stop_path(self._directory, rank.proc))
-        if method == "spawn" or spec.get("commands") or (spec.get("python") or python) != python:
-            for own in ranks:
-                self._spawn(own, spec)
+        if method == "spawn" or spec.group.commands or (spec.group.python or python) != python:
+            for one in specs:
+                self._spawn(one)
             return
         self.warm_up()
-        for i in range(0, len(ranks), RANKS_PER_REQUEST):
-            self._ask_zygote(ranks[i : i + RANKS_PER_REQUEST], spec)
+        for i in range(0, len(specs), RANKS_PER_REQUEST):
+            self._ask_zygote([one.own for one in specs[i : i + RANKS_PER_REQUEST]], spec)
 
-    def _ask_zygote(self, ranks: list[dict[str, Any]], spec: dict[str, Any]) -> None:
+    def _ask_zygote(self, ranks: list[OwnSpec], spec: SharedSpec) -> None:
         assert self._link is not None
-        fds = [_in_memory(pickle.dumps(spec, 5))]
+        fds = [_in_memory(encode(spec))]
         for own in ranks:
-            self.ranks[own["proc"]].asked = self._link
-            fds += self._make_pipes(self.ranks[own["proc"]])
+            self.ranks[own.place.proc].asked = self._link
+            fds += self._make_pipes(self.ranks[own.place.proc])
         with suppress(OSError):  # it has just died: `_on_zygote` hears of it
-            socket.send_fds(self._link, [json.dumps({"ranks": ranks}).encode()], fds)
+            socket.send_fds(self._link, [json.dumps({"ranks": to_builtins(ranks)}).encode()], fds)
         for fd in fds:
             os.close(fd)
 
@@ -245,14 +250,14 @@ class Supervisor:
             rank.remember(piece.data)
         self._on_piece(rank, piece)
 
-    def _spawn(self, own: dict[str, Any], spec: dict[str, Any]) -> None:
+    def _spawn(self, spec: RankSpec) -> None:
         """Start a rank as a fresh interpreter, or by the user's own command: slow, but it shares nothing
         with the zygote.
         """
-        rank = self.ranks[own["proc"]]
+        rank = self.ranks[spec.place.proc]
         out_fd, err_fd = self._make_pipes(rank)
-        spec_fd = _in_memory(pickle.dumps(spec | own, 5))
-        command = rank_command(own, spec, spec_fd)
+        spec_fd = _in_memory(encode(spec))
+        command = rank_command(spec, spec_fd)
         try:
             process = subprocess.Popen(
                 command.argv,
@@ -425,13 +430,6 @@ def reap_strangers(known: set[int]) -> None:
             return
         with suppress(ChildProcessError):
             os.waitid(os.P_PID, found.si_pid, os.WEXITED | os.WNOHANG)
-
-
-def _gpu_of(own: dict[str, Any], spec: dict[str, Any]) -> str:
-    gpus = spec.get("gpus")
-    if not gpus or not spec.get("gpu_dimension"):
-        return ""
-    return str(gpus[own["local_rank"] % len(gpus)])
 
 
 def kill_children(grace_s: float = STOP_GRACE_S) -> None:

@@ -7,11 +7,11 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 from monarch_nb._host.loop import Loop
 from monarch_nb._host.warming import Zygote, start_zygote
 from monarch_nb._protocol.environment import RankEnvironment
+from monarch_nb._protocol.rank_spec import RankPlace, SharedSpec
 
 
 class ZygoteSwitch:
@@ -38,7 +38,7 @@ class ZygoteSwitch:
         self.environment = environment
         self.zygote: Zygote | None = None
         self.held: list[int] = []
-        self.waiting: list[tuple[list[dict[str, Any]], dict[str, Any], str]] = []
+        self.waiting: list[tuple[list[RankPlace], SharedSpec, str]] = []
         self._loop = loop
         self._directory = directory
         self._over = over

@@ -15,8 +15,8 @@ from monarch_nb._host.controller.registry import Group, Proc
 from monarch_nb._host.starting import PROCESS_JOB
 from monarch_nb._protocol.events import RankEnded, RankHeartbeat, RankIsUp, RanksEnded, RanksRevived
 from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.rank_spec import GroupPlace, RankPlace
 from monarch_nb._protocol.ranks import (
-    RankPlace,
     Restart,
     SetProcEnvironment,
     Signal,
@@ -65,7 +65,7 @@ class RankService:
             for local_rank, entry in enumerate(registry.new_procs(host.index, asked.group, ranks)):
                 entry.local_rank = local_rank
                 procs.append(entry.proc)
-        extent = decode_extent(asked.spec["extent"])
+        extent = decode_extent(asked.spec.extent)
         group = registry.groups[asked.group] = Group(asked.group, extent, procs, asked.spec, asked.method)
         self.start(group, procs)
         return procs
@@ -84,13 +84,16 @@ class RankService:
     def start(self, group: Group, procs: Sequence[int]) -> None:
         """Start ranks of a group, each on its host."""
         controller = self._controller
-        spec = {**group.spec, "extent": group.context, "procs": list(group.procs), "hosts": list(group.hosts),
-                "debug": controller.debug.settings, "mesh": tuple(controller.mesh_address)}  # fmt: skip
+        spec = replace(group.spec, extent=group.context)
+        debug = controller.debug.settings
+        place = GroupPlace(
+            list(group.procs), list(group.hosts), controller.mesh_address, debug["skip"], debug["on_error"]
+        )
         for index, theirs in controller.hosts.of(procs).items():
             entries = [controller.registry.procs[proc] for proc in theirs]
             own = [RankPlace(proc=e.proc, **self.place(group, e), own_env=e.own_env) for e in entries]
-            host_spec = {**spec, "elsewhere": controller.hosts.get(index).elsewhere}
-            controller.hosts.ask(index, StartRanks(own, host_spec, group.method))
+            there = replace(place, elsewhere=controller.hosts.get(index).elsewhere)
+            controller.hosts.ask(index, StartRanks(own, spec, there, group.method))
 
     def place(self, group: Group, entry: Proc) -> dict[str, int]:
         """Return what a rank is to know of its place."""

@@ -14,6 +14,7 @@ from typing import Any
 from monarch_nb._protocol.base import Plain
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.names import GroupRecord
+from monarch_nb._protocol.rank_spec import GroupSpec
 from monarch_nb._protocol.states import HostState, OnFailure, ProcState
 from monarch_nb._shape import Extent, encode_extent
 from monarch_nb._wire import address
@@ -97,7 +98,7 @@ class Group:
     name: str
     extent: Extent
     procs: list[int]
-    spec: dict[str, Any]
+    spec: GroupSpec
     method: str
     policy: Policy = field(default_factory=Policy)
     creator: tuple[int, int] = (0, 0)

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from monarch_nb._protocol.base import Plain
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.names import ControllerPlace, FindController
+from monarch_nb._protocol.rank_spec import GroupSpec
 from monarch_nb._protocol.ranks import Spawn
 from monarch_nb._protocol.registry import Sender, handles
 from monarch_nb._wire import address
@@ -52,7 +52,7 @@ class SingletonService:
         }
         return asks if asks in programs else next(iter(programs), 0)
 
-    def _process(self, spec: Plain) -> int:
+    def _process(self, spec: GroupSpec) -> int:
         """Return the process on the controller host, started when first asked for."""
         if not self._own_proc or not self._lives(self._own_proc):
             (self._own_proc,) = self._controller.ranks.spawn(Spawn([0], 1, "controllers", spec, "fork"))

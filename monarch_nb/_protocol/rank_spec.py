@@ -1,0 +1,129 @@
+"""What a rank is started with: what whoever spawns it has asked for, what the controller and the host process
+add, and what is its own.
+"""
+
+from __future__ import annotations
+
+from monarch_nb._protocol.base import Record
+
+
+class StartCommand(Record, frozen=True):
+    """A command of the user's that becomes a rank; see `BootstrapCommand`."""
+
+    program: str
+    arg0: str | None = None
+    args: list[str] = []
+    env: dict[str, str | None] = {}
+    inherit_env: bool = True
+
+
+class GroupSpec(Record, frozen=True):
+    """What all ranks of a spawn share, as whoever spawns them has asked for it.
+
+    Attributes:
+        group: the spawn's name.
+        extent: its sizes, encoded.
+        env: environment variables.
+        sys_path, cwd, argv0: as the spawning program has them.
+        bootstrap: a function of the user's that each calls first, encoded by the spawning program.
+        python: the interpreter; None: the host process' own.
+        gpu_dimension: whether each rank is to see one GPU.
+        bind: CPUs and memory of each rank of a host, as `proc_bind` says.
+        commands: the user's, by rank; one, if it's the same for all; none: ranks are forked.
+    """
+
+    group: str
+    extent: bytes
+    env: dict[str, str] = {}
+    sys_path: list[str] = []
+    cwd: str = ""
+    argv0: str = ""
+    bootstrap: bytes | None = None
+    python: str | None = None
+    gpu_dimension: bool = False
+    bind: list[dict[str, str]] | None = None
+    commands: list[StartCommand] = []
+
+
+class GroupPlace(Record, frozen=True):
+    """Where the ranks of a group are, as the controller knows it when it starts some.
+
+    Attributes:
+        procs: all of the group, by rank.
+        hosts: indices of their hosts.
+        mesh: the fields of the mesh's address.
+        skip, on_error: what breakpoints do; see `DebugSettings`.
+        elsewhere: folders as the notebook knows them, and where they lie on the host that is asked.
+    """
+
+    procs: list[int]
+    hosts: list[int]
+    mesh: tuple[str, str, str, str, str, int, int | None]
+    skip: bool = False
+    on_error: bool = False
+    elsewhere: tuple[tuple[str, str], ...] = ()
+
+
+class HostFacts(Record, frozen=True):
+    """What a host process adds: where its sockets are, its name, what GPUs it has been given, and whether it
+    was started by an engine's launcher.
+    """
+
+    directory: str
+    hostname: str
+    gpus: list[str]
+    launched: bool
+
+
+class SharedSpec(Record, frozen=True):
+    """What the ranks of a group share that are started on one host."""
+
+    group: GroupSpec
+    place: GroupPlace
+    host: HostFacts
+
+
+class RankPlace(Record, frozen=True):
+    """A rank that is to be started: its place, and environment variables of its own."""
+
+    proc: int
+    rank: int
+    local_rank: int
+    local_world_size: int
+    world_size: int
+    own_env: dict[str, str]
+
+
+class OwnSpec(Record, frozen=True):
+    """What is one rank's own; `token` stands in the marks of its output."""
+
+    place: RankPlace
+    token: str
+
+
+class RankSpec(Record, frozen=True):
+    """All that a rank is started with."""
+
+    shared: SharedSpec
+    own: OwnSpec
+
+    @property
+    def group(self) -> GroupSpec:
+        """What whoever has spawned it has asked for."""
+        return self.shared.group
+
+    @property
+    def host(self) -> HostFacts:
+        """What its host process has added."""
+        return self.shared.host
+
+    @property
+    def place(self) -> RankPlace:
+        """Its own place."""
+        return self.own.place
+
+    @property
+    def gpu(self) -> str:
+        """What CUDA_VISIBLE_DEVICES gives it, if we do that."""
+        gpus = self.host.gpus
+        return gpus[self.place.local_rank % len(gpus)] if gpus and self.group.gpu_dimension else ""
