@@ -1,0 +1,159 @@
+"""A client and views as ipyparallel has them, on a mesh of ours: code that was written for them goes on, and
+turns into calls of the mesh one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from monarch_nb.exceptions import MeshUsageError
+from monarch_nb.mesh import Mesh, attach, current
+
+
+class Applied:
+    """What a call on several ranks will give: `get()` waits for it.
+
+    Args:
+        future: of the call; its value has one value a rank.
+    """
+
+    def __init__(self, future: Any) -> None:
+        self._future = future
+
+    def get(self, timeout: float | None = None) -> list[Any]:
+        """Return what each rank has returned, in order.
+
+        Raises:
+            ActorError: if it has raised on any.
+            TimeoutError: if it takes longer than `timeout` seconds.
+        """
+        return list(self._future.get(timeout).values())
+
+    def ready(self) -> bool:
+        """Return whether `get` would return at once."""
+        return bool(self._future.done())
+
+
+class View:
+    """Some ranks of a mesh, called as ipyparallel's `DirectView`.
+
+    Args:
+        mesh: whose ranks.
+        targets: which ones, in order.
+    """
+
+    def __init__(self, mesh: Mesh, targets: Sequence[int]) -> None:
+        if not targets:
+            raise MeshUsageError(f"a view has at least one rank; mesh {mesh.name!r} has {len(mesh)}")
+        self.mesh = mesh
+        self.targets = list(targets)
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __repr__(self) -> str:
+        return f"<View of ranks {', '.join(map(str, self.targets))} of mesh {self.mesh.name!r}>"
+
+    def apply_async(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Applied:
+        """Call a function on each rank."""
+        return Applied(self.mesh.part(self.targets).execute(function, *args, **kwargs))
+
+    apply = apply_async
+
+    def apply_sync(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+        """Call a function on each rank; return what each has returned."""
+        return self.apply_async(function, *args, **kwargs).get()
+
+    def map_async(self, function: Callable[..., Any], *items: Iterable[Any]) -> Any:
+        """Call a function for each item, on whichever rank is free; `get()` of the result waits."""
+        if len(items) == 1:
+            return self.mesh.map(function, items[0], ranks=self.targets, progress=False)
+        return self.mesh.map(
+            _Starred(function), zip(*items, strict=False), ranks=self.targets, progress=False
+        )
+
+    map = map_async
+
+    def map_sync(self, function: Callable[..., Any], *items: Iterable[Any]) -> list[Any]:
+        """Call a function for each item; return the results in order."""
+        return list(self.map_async(function, *items).get())
+
+    def execute(self, source: str) -> None:
+        """Run code on each rank."""
+        self.mesh.run(source, self.targets)
+
+    def push(self, variables: Mapping[str, Any]) -> None:
+        """Set variables on each rank."""
+        self.mesh.push(variables, self.targets)
+
+    def pull(self, names: str | Sequence[str]) -> list[Any]:
+        """Return a variable of each rank; of several names, a list of them for each."""
+        wanted = (names,) if isinstance(names, str) else tuple(names)
+        found = self.mesh.pull(*wanted, ranks=self.targets).values()
+        return list(found) if isinstance(names, str) else [[each[name] for name in wanted] for each in found]
+
+    def scatter(self, name: str, value: Any) -> None:
+        """Give each rank a part of a value."""
+        self.mesh.scatter(name, value, self.targets)
+
+    def gather(self, name: str) -> list[Any]:
+        """Return the parts that ranks have of a value, as one list."""
+        return [item for part in self.pull(name) for item in part]
+
+    def __getitem__(self, name: str) -> list[Any]:
+        return self.pull(name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.push({name: value})
+
+
+class _Starred:
+    """A function of several arguments as one of a tuple."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, arguments: tuple[Any, ...]) -> Any:
+        return self._function(*arguments)
+
+
+class Client:
+    """The ranks of a mesh, as ipyparallel's `Client` has its engines.
+
+    Args:
+        mesh: the mesh, or its name; by default the one that is in use here, or the only one that runs.
+
+    Example:
+        >>> rc = Client("study")                             # doctest: +SKIP
+        >>> rc[::2].push({"lr": 0.1})                        # doctest: +SKIP
+        >>> rc.load_balanced_view().map_sync(work, items)    # doctest: +SKIP
+    """
+
+    def __init__(self, mesh: Mesh | str | None = None) -> None:
+        self.mesh = mesh if isinstance(mesh, Mesh) else (mesh is None and current()) or attach(mesh or None)
+
+    @property
+    def ids(self) -> list[int]:
+        """The ranks."""
+        return list(range(len(self.mesh)))
+
+    def __len__(self) -> int:
+        return len(self.mesh)
+
+    def __getitem__(self, key: int | slice | Sequence[int]) -> View:
+        if isinstance(key, slice):
+            return View(self.mesh, self.ids[key])
+        wanted = [key] if isinstance(key, int) else list(key)
+        missing = [each for each in wanted if not -len(self) <= each < len(self)]
+        if missing:
+            raise IndexError(f"mesh {self.mesh.name!r} has ranks 0-{len(self) - 1}; not {missing[0]}")
+        return View(self.mesh, [self.ids[each] for each in wanted])
+
+    def direct_view(self) -> View:
+        """Return a view of all ranks."""
+        return self[:]
+
+    def load_balanced_view(self) -> View:
+        """Return a view of all ranks: `map` of any view takes whichever rank is free."""
+        return self[:]
