@@ -22,10 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb._client import card as _card
 from monarch_nb._transport import data_plane as _data_plane
+from monarch_nb._transport import mesh_tensors as _mesh_tensors
 from monarch_nb._version import __version__
 
 if TYPE_CHECKING:
     from monarch_nb.actor.active import get_active_mesh as get_active_mesh
+    from monarch_nb.actor.active import no_mesh as no_mesh
     from monarch_nb.actor.heal import heal_mesh as heal_mesh
     from monarch_nb.config import clear_runtime_config as clear_runtime_config
     from monarch_nb.config import configure as configure
@@ -37,14 +39,29 @@ if TYPE_CHECKING:
     from monarch_nb.mesh import start as start
     from monarch_nb.parallel.module import explain as explain
     from monarch_nb.parallel.module import parallelize as parallelize
+    from monarch_nb.tensor import random as random
+    from monarch_nb.tensor.borrow import Borrow as Borrow
+    from monarch_nb.tensor.borrow import Stream as Stream
+    from monarch_nb.tensor.borrow import get_active_stream as get_active_stream
     from monarch_nb.tensor.distribute import distribute as distribute
     from monarch_nb.tensor.distribute import redistribute as redistribute
+    from monarch_nb.tensor.gradients import grad_function as grad_function
+    from monarch_nb.tensor.gradients import grad_generator as grad_generator
+    from monarch_nb.tensor.groups import RemoteProcessGroup as RemoteProcessGroup
     from monarch_nb.tensor.module import module_to_mesh as module_to_mesh
     from monarch_nb.tensor.movement import as_global as as_global
+    from monarch_nb.tensor.movement import fetch_shard as fetch_shard
     from monarch_nb.tensor.movement import inspect as inspect
     from monarch_nb.tensor.movement import per_rank as per_rank
     from monarch_nb.tensor.movement import replicated as replicated
     from monarch_nb.tensor.movement import show as show
+    from monarch_nb.tensor.recording import coalescing as coalescing
+    from monarch_nb.tensor.reduction import reduce as reduce
+    from monarch_nb.tensor.reduction import reduce_ as reduce_
+    from monarch_nb.tensor.reduction import slice_mesh as slice_mesh
+    from monarch_nb.tensor.reduction import to_mesh as to_mesh
+    from monarch_nb.tensor.remote import call_on_shard_and_fetch as call_on_shard_and_fetch
+    from monarch_nb.tensor.remote import remote as remote
     from monarch_nb.tensor.tensor import Tensor as Tensor
     from monarch_nb.tracking import track as track
 
@@ -70,30 +87,62 @@ _WHERE = {
     "redistribute": "monarch_nb.tensor.distribute",
     "replicated": "monarch_nb.tensor.movement",
     "show": "monarch_nb.tensor.movement",
+    "Borrow": "monarch_nb.tensor.borrow",
+    "RemoteProcessGroup": "monarch_nb.tensor.groups",
+    "Stream": "monarch_nb.tensor.borrow",
+    "call_on_shard_and_fetch": "monarch_nb.tensor.remote",
+    "coalescing": "monarch_nb.tensor.recording",
+    "fetch_shard": "monarch_nb.tensor.movement",
+    "get_active_stream": "monarch_nb.tensor.borrow",
+    "grad_function": "monarch_nb.tensor.gradients",
+    "grad_generator": "monarch_nb.tensor.gradients",
+    "reduce": "monarch_nb.tensor.reduction",
+    "reduce_": "monarch_nb.tensor.reduction",
+    "remote": "monarch_nb.tensor.remote",
+    "slice_mesh": "monarch_nb.tensor.reduction",
+    "to_mesh": "monarch_nb.tensor.reduction",
+    "no_mesh": "monarch_nb.actor.active",
+    "random": "monarch_nb.tensor",
     "track": "monarch_nb.tracking",
 }
 
 __all__ = [
+    "Borrow",
     "Mesh",
+    "RemoteProcessGroup",
+    "Stream",
     "Tensor",
     "__version__",
     "as_global",
     "attach",
+    "call_on_shard_and_fetch",
     "clear_runtime_config",
+    "coalescing",
     "configure",
     "configured",
     "distribute",
+    "fetch_shard",
     "get_active_mesh",
+    "get_active_stream",
     "get_global_config",
     "get_runtime_config",
+    "grad_function",
+    "grad_generator",
     "heal_mesh",
     "inspect",
     "module_to_mesh",
+    "no_mesh",
     "per_rank",
+    "random",
     "redistribute",
+    "reduce",
+    "reduce_",
+    "remote",
     "replicated",
     "show",
+    "slice_mesh",
     "start",
+    "to_mesh",
     "track",
 ]
 
@@ -102,7 +151,8 @@ def __getattr__(name: str) -> Any:
     if name in _WHERE:
         import importlib
 
-        return getattr(importlib.import_module(_WHERE[name]), name)
+        found = importlib.import_module(_WHERE[name])
+        return importlib.import_module(f"{_WHERE[name]}.{name}") if name == "random" else getattr(found, name)
     raise AttributeError(f"module 'monarch_nb' has no attribute {name!r}")
 
 
@@ -122,7 +172,14 @@ def _show_card() -> Any:
     return show_card
 
 
+def _tensors() -> Any:
+    from monarch_nb.tensor import active  # loaded by the first who uses a mesh for tensors
+
+    return active
+
+
 _data_plane.provide(_remote_arguments)
+_mesh_tensors.provide(_tensors)
 _card.provide(_show_card)
 
 

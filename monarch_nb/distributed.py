@@ -14,11 +14,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from monarch_nb.actor import HealReport, ProcMesh, this_host
-from monarch_nb.actor.active import get_active_mesh
+from monarch_nb.actor.active import activate, get_active_mesh
 from monarch_nb.exceptions import MeshUsageError
-from monarch_nb.tensor.engines import check_alive, close_engine, engine_of
+from monarch_nb.tensor import groups
+from monarch_nb.tensor.engines import check_alive, close_engine, engine_of, ranks_of
 from monarch_nb.tensor.metadata import Grid
 from monarch_nb.tensor.remote import execute
+from monarch_nb.tensor.tensor import Tensor
 
 START_S = 120.0
 
@@ -102,7 +104,19 @@ class Mesh:
     def tensor_grid(self) -> Grid:
         """Return what tensors are laid out over."""
         check_alive(self._procs, "tensors")
-        return engine_of(self._procs).grid(self._shape, self._names)
+        return engine_of(self._procs).grid(self._shape, self._names, ranks_of(self._procs))
+
+    def rank_tensor(self, dim: str) -> Tensor:
+        """Return a tensor of which each rank has its own: its place along an axis."""
+        return groups.rank_tensor(self, dim)
+
+    def rank_tensors(self) -> dict[str, Tensor]:
+        """Return the ranks' places along all axes, by name."""
+        return groups.rank_tensors(self)
+
+    def process_group(self, dims: Sequence[str] | str) -> groups.RemoteProcessGroup:
+        """Return the process groups along axes, for functions that ranks call."""
+        return groups.process_group(self, dims)
 
     # --- work
 
@@ -145,8 +159,10 @@ class Mesh:
         return self._procs.heal(timeout_s=timeout_s)
 
     def activate(self) -> Any:
-        """Use its processes as the active mesh within a `with` block."""
-        return self._procs.activate()
+        """Use it as the active mesh within a `with` block: tensors that are made there are of this mesh, each
+        rank has its own.
+        """
+        return activate(self)
 
     def stop(self) -> None:
         """End its processes, if it has started them."""

@@ -22,7 +22,6 @@
      │    └── ShardingError     a tensor can't be laid out as was asked, or an operation can't be done on it as it's laid out
      │         └── ShapeError   shapes that fit in one process don't fit on the ranks, each of which has a part
      ├── StaleCode              (RuntimeError) a rank runs other code than its file holds: it can't be reloaded, or isn't to be
-     ├── NoTensorEngine         (NotImplementedError) a tensor of a mesh was asked for, and there are none yet
      ├── ScriptExit             (RuntimeError) a script has left with another exit code than 0
      ├── WrongArguments         (TypeError) a call or a spawn with other arguments than it takes
      └── RDMAError              bytes could not be moved; the memory they were for may have part of them
@@ -64,7 +63,6 @@ __all__ = [
     "MeshUnreachable",
     "MeshUsageError",
     "NameTaken",
-    "NoTensorEngine",
     "PathFailed",
     "RDMAError",
     "RankFailure",
@@ -140,10 +138,6 @@ class WrongArguments(MeshError, TypeError):
     """
 
     _shown_as = "TypeError"
-
-
-class NoTensorEngine(MeshError, NotImplementedError):
-    """A tensor of a mesh was asked for, and there are none yet."""
 
 
 class NameTaken(MeshUsageError):

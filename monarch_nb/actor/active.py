@@ -1,7 +1,6 @@
 """The mesh in use: what `with mesh.activate():` sets.
 
-Until tensors of the mesh are there, whoever makes a tensor in such a block gets an error: a local one would
-be another thing than what was meant.
+What it does to torch's functions is a matter of tensors of the mesh, which lie above this.
 """
 
 from __future__ import annotations
@@ -12,6 +11,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
+from monarch_nb._transport.mesh_tensors import mesh_tensors
+
 _active: ContextVar[Any] = ContextVar("monarch_nb_active_mesh", default=None)
 
 
@@ -20,7 +21,7 @@ def activate(mesh: Any) -> Iterator[Any]:
     """Make `mesh` the current one within a block."""
     token = _active.set(mesh)
     try:
-        with _no_local_tensors():
+        with _makes_tensors():
             yield mesh
     finally:
         _active.reset(token)
@@ -31,9 +32,23 @@ def get_active_mesh() -> Any:
     return _active.get()
 
 
-def _no_local_tensors() -> AbstractContextManager[Any]:
+class NoMesh:
+    """Stands for this process: within `with no_mesh.activate():` no mesh is active."""
+
+    @contextmanager
+    def activate(self) -> Iterator[None]:
+        """Let tensors be plain ones within a block, also in one where a mesh is active."""
+        token = _active.set(None)
+        try:
+            yield
+        finally:
+            _active.reset(token)
+
+
+no_mesh = NoMesh()
+
+
+def _makes_tensors() -> AbstractContextManager[Any]:
     if importlib.util.find_spec("torch") is None:
         return nullcontext()
-    from monarch_nb.actor.local_tensors import NoLocalTensors
-
-    return NoLocalTensors()
+    return mesh_tensors().makes_tensors()

@@ -12,7 +12,7 @@ from typing import Any
 
 from monarch_nb._client import session as sessions
 from monarch_nb._client.session import Session
-from monarch_nb._shape import MeshTrait, Shape
+from monarch_nb._shape import Extent, MeshTrait, Shape
 from monarch_nb._transport import process_context
 from monarch_nb._transport.context import call_context
 from monarch_nb._transport.transport import Transport
@@ -74,6 +74,14 @@ def placement_of(handle: MeshHandle) -> Placement:
         (3, 4)
     """
     return handle._placement
+
+
+def whole_of(handle: MeshHandle) -> Any:
+    """Return all members that were spawned with these, in one dimension; `handle` itself if that's all."""
+    placement = handle._placement
+    if placement.is_whole:
+        return handle
+    return handle._with_shape(Shape.full(Extent(["ranks"], [len(placement.all_procs)])))
 
 
 def transport_of(handle: MeshHandle) -> Transport:

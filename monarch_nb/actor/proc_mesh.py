@@ -21,6 +21,7 @@ from monarch_nb._protocol.work import Work
 from monarch_nb._runtime.supervision import MeshFailure
 from monarch_nb._shape import Extent, Shape
 from monarch_nb._transport.call import call
+from monarch_nb._transport.mesh_tensors import mesh_tensors
 from monarch_nb._transport.origin import origin_in
 from monarch_nb._transport.pending import GatherReply
 from monarch_nb._transport.transport import Transport
@@ -381,8 +382,28 @@ class ProcMesh(MeshHandle):
         return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in table)
 
     def activate(self) -> Any:
-        """Use this mesh as the current one within a `with` block."""
+        """Use this mesh as the current one within a `with` block: tensors that torch's functions make there
+        are on its ranks, each has its own.
+
+        Example:
+            >>> with procs.activate():                   # doctest: +SKIP
+            ...     x = torch.rand(3, 4).reduce("gpus", "sum")
+        """
         return activate(self)
+
+    def rank_tensor(self, dim: str) -> Any:
+        """Return a tensor of the mesh: each rank's place along a dimension, a whole number."""
+        return mesh_tensors().rank_tensor(self, dim)
+
+    def rank_tensors(self) -> Any:
+        """Return each rank's places along all dimensions, as tensors of the mesh by name."""
+        return mesh_tensors().rank_tensors(self)
+
+    def process_group(self, dims: Sequence[str] | str) -> Any:
+        """Return the process groups along dimensions, for `monarch_nb.remote` functions: each rank gets its
+        own `torch.distributed.ProcessGroup`.
+        """
+        return mesh_tensors().process_group(self, dims)
 
     def _check_alive(self, what: str) -> None:
         if self._stopped:

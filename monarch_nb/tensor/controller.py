@@ -31,7 +31,17 @@ from monarch_nb._rank.tensor.protocol import (
 from monarch_nb.exceptions import DeviceMeshError, MeshError, SupervisionError, WrongTensor
 from monarch_nb.tensor import worker
 from monarch_nb.tensor.barrier import STARTED_ANEW, Barrier
-from monarch_nb.tensor.metadata import Grid, Meta, Placements, contiguous, forget, intern
+from monarch_nb.tensor.metadata import (
+    LENT,
+    READ_ONLY,
+    TAKEN,
+    Grid,
+    Meta,
+    Placements,
+    contiguous,
+    forget,
+    intern,
+)  # fmt: skip
 from monarch_nb.tensor.place import Places, users_line
 from monarch_nb.tensor.plan import Plan, TemplateMaker, floats_travel, positions, written_names
 from monarch_nb.tensor.propagation import Outcome, Propagation
@@ -83,7 +93,8 @@ class Operation:
     @property
     def meta(self) -> Meta:
         """What its first tensor is like: all are of one mesh."""
-        return self.tensors[0].mesh_meta
+        found = self.tensors[0].mesh_meta
+        return found.on(found.grid.free)
 
 
 class Engine:
@@ -91,10 +102,12 @@ class Engine:
 
     Args:
         procs: where values live. Their actors are spawned at once.
+        find_grid: returns the grid of a mesh, also of another engine's.
     """
 
-    def __init__(self, procs: Any) -> None:
+    def __init__(self, procs: Any, find_grid: Callable[[Any], Grid]) -> None:
         self.procs = procs
+        self.find_grid = find_grid
         self.num_ranks = procs.size()
         self.name = f"tensors-{os.getpid()}-{next(_numbers)}"
         self.device = "cpu"
@@ -174,13 +187,14 @@ class Engine:
         self.stream.close()
         forget(self)
 
-    def grid(self, shape: Sequence[int], names: Sequence[str]) -> Grid:
-        """Return the grid of all ranks with these axes."""
+    def grid(self, shape: Sequence[int], names: Sequence[str], ranks: Sequence[int] | None = None) -> Grid:
+        """Return the grid with these axes of all ranks, or of some, the last axis fastest."""
         self._check_alive()
-        key = (tuple(shape), tuple(names))
+        members = tuple(range(self.num_ranks) if ranks is None else ranks)
+        key = (tuple(shape), tuple(names), members)
         found = self._grids.get(key)
         if found is None:
-            found = self._grids[key] = Grid(self, shape, names, range(self.num_ranks), self.device)
+            found = self._grids[key] = Grid(self, shape, names, members, self.device)
             self.stream.define(GridDefinition(found.number, found.shape, found.names, found.ranks))
         return found
 
@@ -325,8 +339,29 @@ class Engine:
             (SINGLE,) if slots and _is_single(func) else tuple(slots), writes,
             None if meta.placements is None else meta.grid.number, outcome.is_whole, is_random,
             tuple(p.placements for p in outputs if isinstance(p, Meta)) if outcome.is_whole else (),
+            self._members(meta.grid),
         ))  # fmt: skip
         return plan
+
+    def _members(self, grid: Grid) -> tuple[int, ...]:
+        """Return the ranks that do what is done over a grid; () for all."""
+        return () if len(grid.ranks) == self.num_ranks else grid.ranks
+
+    def create(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], grid: Grid) -> Tensor:
+        """Do an operation that takes no tensors: each rank has its result as a value of its own."""
+        self._check_alive()
+        key = (func, grid, str(args), str(kwargs))
+        plan = self._own_plans.get(key)
+        if plan is None:
+            outcome = self._propagation.per_rank(func, args, kwargs, grid)
+            plan = Plan(next(self._next_plan), str(func), outcome.parts, None, ())
+            self._own_plans[key] = plan
+            template = TemplateMaker(is_tensor, travels=False).of(args, kwargs)
+            self.stream.define(
+                Definition(plan.number, str(func), *template, outputs=(SINGLE,), ranks=self._members(grid))
+            )
+        made: Tensor = self._command(plan, (), ())
+        return made
 
     def _ask(self, op: Operation) -> Any:
         """Do an operation whose shapes depend on numbers: the ranks do it, and say what came out."""
@@ -339,7 +374,7 @@ class Engine:
         return known[0] if num == 1 else tuple(known)
 
     def _known(self, made: Tensor) -> Tensor:
-        found = self.fetch(made, "describe")[0]
+        found = self.fetch(made, "describe")[made.mesh_meta.grid.ranks[0]]
         meta = intern(
             found.size, found.stride, found.dtype, made.mesh_meta.grid, made.mesh_meta.grid.replicated
         )
@@ -362,9 +397,9 @@ class Engine:
         metas = [t.mesh_meta for t in tensors]
         grids = {m.grid for m in metas}
         for grid in grids:
-            if grid not in self._grids.values():
+            if grid.base not in self._grids.values():
                 raise _lost_or_foreign(func, grid, self)
-        if len(grids) > 1:
+        if len({grid.base for grid in grids}) > 1:
             raise WrongTensor(
                 f"WRONG_MESH: {func} on tensors of different meshes: {', '.join(map(repr, grids))}; "
                 f"{_FIX_MESH}"
@@ -376,6 +411,8 @@ class Engine:
                 "monarch_nb.as_global(x, [...]) or monarch_nb.per_rank(y)"
             )
         where = positions(func, args, kwargs, is_tensor)
+        written = [tensors[n] for name in written_names(func) for n in where.get(name, ())]
+        check_access(func, metas, [t.mesh_meta for t in written])
         for name in written_names(func):
             if any(tensors[n].mesh_meta.is_copy for n in where.get(name, ())):
                 raise WrongTensor(
@@ -434,15 +471,17 @@ class Engine:
                 each rank.
         """
         self._check_alive()
-        first = plain[0] if isinstance(plain, list) else plain
+        first = next(p for p in plain if p is not None) if isinstance(plain, list) else plain
         meta = intern(first.shape, contiguous(first.shape), first.dtype, grid, placements)
         is_large = isinstance(plain, list) or first.numel() * first.element_size() > _LARGE
         with self.stream.lock:  # a small one is sent later, when it may have changed: its copy is
             self.stream.add_parcel(
-                [p.detach() for p in plain] if isinstance(plain, list) else _parcel(plain, is_large)
+                [p if p is None else p.detach() for p in plain]
+                if isinstance(plain, list)
+                else _parcel(plain, is_large)
             )
             made: Tensor = self.own(
-                "own.put", (None if placements is None else grid.number, placements), [], meta
+                "own.put", (None if placements is None else grid.number, placements, grid.ranks), [], meta
             )
             if is_large:
                 self.stream.flush()
@@ -450,14 +489,27 @@ class Engine:
 
     def own(self, op: str, args: tuple[Any, ...], tensors: Sequence[Tensor], meta: Meta) -> Any:
         """Do one of the executor's own operations. `args` is the template of its arguments."""
-        key = (op, args if _is_hashable(args) else id(args), tuple(t.mesh_meta for t in tensors), meta)
+        is_known = _is_hashable(args)
+        kinds = tuple(map(type, pytree.tree_leaves(args))) if op == "own.call" else ()  # 1, 1.0 and True
+        key = (op, args if is_known else id(args), kinds, tuple(t.mesh_meta for t in tensors), meta)
         plan = self._own_plans.get(key)
         if plan is None:
             plan = Plan(next(self._next_plan), op, (meta,), None, ())
-            if key[1] is args:
+            if is_known:
                 self._own_plans[key] = plan
             self.stream.define(
-                Definition(plan.number, op, args, (), len(tensors), 0, (SINGLE,), (), meta.grid.number)
+                Definition(
+                    plan.number,
+                    op,
+                    args,
+                    (),
+                    len(tensors),
+                    0,
+                    (SINGLE,),
+                    (),
+                    meta.grid.number,
+                    ranks=() if op in _OF_ALL_RANKS else self._members(meta.grid),
+                )
             )
         return self._command(plan, tensors, ())
 
@@ -465,22 +517,30 @@ class Engine:
         """Return the whole of a global tensor as a plain one."""
         meta = tensor.mesh_meta
         if meta.placements is None:
-            if self.num_ranks > 1:
+            if len(meta.grid.ranks) > 1:
                 raise WrongTensor(
-                    f"each of {self.num_ranks} ranks has a value of its own here: which one? "
+                    f"each of {len(meta.grid.ranks)} ranks has a value of its own here: which one? "
                     "monarch_nb.inspect(x, rank=0), or monarch_nb.fetch_shard(x).get()"
                 )
-            found: torch.Tensor = self.fetch(tensor, "each")[0]
+            found: torch.Tensor = self.fetch(tensor, "each")[meta.grid.ranks[0]]
             return found
-        self._check_usable(tensor)
+        self.check_usable(tensor)
         whole = self.own("own.whole", (Hole(0),), [tensor.detach()], meta.with_layout(meta.grid.replicated))
-        value: torch.Tensor = self.fetch(whole, "first")[0]
+        value: torch.Tensor = self.fetch(whole, "first")[meta.grid.ranks[0]]
         return value
 
-    def _check_usable(self, tensor: Tensor) -> None:
+    def check_usable(self, tensor: Tensor) -> None:
+        """Raise unless a value can be read.
+
+        Raises:
+            WrongTensor: if it's of another mesh, or borrowed to be changed.
+            DeviceMeshError: if it was lost.
+        """
         self._check_alive()
-        if tensor.mesh_meta.grid not in self._grids.values():
-            raise _lost_or_foreign("this", tensor.mesh_meta.grid, self)
+        grid = tensor.mesh_meta.grid
+        if grid.base not in self._grids.values():
+            raise _lost_or_foreign("this", grid, self)
+        check_access("a value that is fetched,", [tensor.mesh_meta], [])
 
     def fetch(self, tensor: Tensor, how: str) -> list[Any]:
         """Return what each rank says of a value: see `Executor.fetch`.
@@ -489,15 +549,26 @@ class Engine:
             RemoteException: if it couldn't be made.
             SupervisionError: if a rank is dead.
         """
-        self._check_usable(tensor)
+        self.check_usable(tensor)
         self.stream.flush()
         try:
             answers: list[Fetched] = list(
-                self._worker.fetch.call(tensor.mesh_handle.slot, how).get().values()
+                self._worker.fetch.call(tensor.mesh_handle.slot, how, tensor.mesh_meta.grid.ranks[0])
+                .get()
+                .values()
             )
         except SupervisionError as error:
             self.lose(error)
             raise
+        return self.values_of(answers)
+
+    def values_of(self, answers: Sequence[Fetched]) -> list[Any]:
+        """Return what ranks have answered to a fetch.
+
+        Raises:
+            RemoteException: if it couldn't be made.
+            SupervisionError: if a rank was started anew meanwhile.
+        """
         failed = next((a.failed for a in answers if a.failed >= 0), None)
         if any(a.failed == NOT_BEGUN for a in answers):
             self.lose(SupervisionError(STARTED_ANEW))
@@ -505,6 +576,13 @@ class Engine:
         if failed is not None:
             raise self._barrier.error(failed)
         return [a.value for a in answers]
+
+    def fetch_later(self, tensor: Tensor, how: str) -> Any:
+        """Ask the ranks as `fetch` does; return a future of what each says."""
+        self.check_usable(tensor)
+        self.stream.flush()
+        asked = self._worker.fetch.call(tensor.mesh_handle.slot, how, tensor.mesh_meta.grid.ranks[0])
+        return asked.then(lambda answers: self.values_of(list(answers.values())))
 
     def synchronize(self) -> None:
         """Wait until the ranks have done everything."""
@@ -527,7 +605,38 @@ class Engine:
         )
 
 
+def check_access(what: Any, metas: Sequence[Meta], written: Sequence[Meta]) -> None:
+    """Raise if tensors are on different streams, or are borrowed so that this can't be done with them.
+
+    Args:
+        written: those that are changed.
+    """
+    streams = sorted({m.grid.stream for m in metas})
+    if len(streams) > 1:
+        raise WrongTensor(
+            f"WRONG_STREAM: {what} on tensors of different streams: {', '.join(map(repr, streams))}; bring "
+            "one over: borrowed, borrow = stream.borrow(x)"
+        )
+    if any(m.grid.access == TAKEN for m in metas):
+        raise WrongTensor(
+            f"BORROWED: {what} on a tensor that another stream has borrowed to change it; it can be used "
+            "again after borrow.drop()"
+        )
+    if any(m.grid.access == LENT for m in written):
+        raise WrongTensor(
+            f"BORROWED: {what} would change a tensor that another stream has borrowed; it can be changed "
+            "after borrow.drop()"
+        )
+    if any(m.grid.access == READ_ONLY for m in written):
+        raise WrongTensor(
+            f"MUTATING_BORROW: {what} would change a tensor that was borrowed to be read; borrow it so: "
+            "stream.borrow(x, mutable=True)"
+        )
+
+
 _LARGE = 1 << 20
+_OF_ALL_RANKS = frozenset({"own.put", "own.move"})
+"""Operations of which ranks outside of the result's grid do a part, too."""
 _NOWHERE = (None, 0, "")
 _NO_VALUE: Any = object()
 _aten = torch.ops.aten

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from monarch_nb.actor import ProcMesh
-from monarch_nb.actor.handle import placement_of, transport_of
+from monarch_nb.actor.handle import placement_of, transport_of, whole_of
 from monarch_nb.actor.proc_mesh import why_stopped
 from monarch_nb.exceptions import MeshUsageError, SupervisionError
 from monarch_nb.tensor.controller import Engine
@@ -24,8 +24,19 @@ def engine_of(procs: ProcMesh) -> Engine:
     key = _key(procs)
     found = _engines.get(key)
     if found is None or found.is_closed:
-        found = _engines[key] = Engine(procs)
+        found = _engines[key] = Engine(whole_of(procs), grid_of)
     return found
+
+
+def live_engines() -> list[Engine]:
+    """Return the engines of this program."""
+    return [engine for engine in _engines.values() if not engine.is_closed]
+
+
+def ranks_of(procs: ProcMesh) -> tuple[int, ...]:
+    """Return which ranks of their engine processes are."""
+    placement = placement_of(procs)
+    return tuple(map(_key(procs)[2].index, placement.procs))
 
 
 def grid_of(mesh: Any) -> Grid:
@@ -43,7 +54,7 @@ def grid_of(mesh: Any) -> Grid:
         return grid
     if isinstance(mesh, ProcMesh):
         names, sizes = _axes(mesh.sizes)
-        return engine_of(mesh).grid(sizes, names)
+        return engine_of(mesh).grid(sizes, names, ranks_of(mesh))
     raise MeshUsageError(
         f"a mesh is wanted here, not {type(mesh).__name__}: monarch_nb.distributed.Mesh(shape=(2,), "
         "mesh_dim_names=('data_parallel',)), or one of `%mesh start`"
@@ -72,4 +83,6 @@ def close_engine(procs: ProcMesh) -> None:
 
 
 def _key(procs: ProcMesh) -> tuple[int, str, tuple[int, ...]]:
-    return id(transport_of(procs)), procs.name, placement_of(procs).procs
+    placement = placement_of(procs)
+    members = placement.procs if placement.is_whole else placement.all_procs
+    return id(transport_of(procs)), procs.name, members

@@ -4,6 +4,7 @@ exists once, so that comparing is `is`.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,11 @@ from monarch_nb.exceptions import MeshUsageError
 
 Placements = tuple[Any, ...]
 _numbers = itertools.count()
+MAIN_STREAM = "main"
+FREE, READ_ONLY, LENT, TAKEN = ACCESSES = "free", "read-only", "lent", "taken"
+"""What may be done with tensors: anything; reading, of a borrow; reading, while another stream has borrowed
+it; nothing, while another stream has borrowed it to change it.
+"""
 
 
 class Grid:
@@ -29,6 +35,9 @@ class Grid:
         ranks: which rank of the engine stands at each point, the last axis fastest.
         number: what plans call it.
         device_mesh: torch's description of it; it has no process groups here.
+        stream: name of the `Stream` that its tensors are on.
+        access: what may be done with its tensors: one of `ACCESSES`.
+        base: the grid of the same axes for tensors of the main stream with which anything may be done.
     """
 
     def __init__(
@@ -37,10 +46,28 @@ class Grid:
         self.engine = engine
         self.shape, self.names, self.ranks = tuple(shape), tuple(names), tuple(ranks)
         self.number = next(_numbers)
+        self.stream, self.access, self.base = MAIN_STREAM, FREE, self
+        self._variants: dict[tuple[str, str], Grid] = {(MAIN_STREAM, FREE): self}
         ids = torch.tensor(self.ranks, dtype=torch.int).view(self.shape)
         self.device_mesh = DeviceMesh(
             device, ids, mesh_dim_names=self.names, _init_backend=False, _rank=self.ranks[0]
         )
+
+    def variant(self, stream: str, access: str) -> Grid:
+        """Return the same grid for tensors of a stream, and for what may be done with them. There's one of
+        each kind, so their tensors have descriptions of their own, and operations plans of their own.
+        """
+        variants = self.base._variants
+        found = variants.get((stream, access))
+        if found is None:
+            found = variants[stream, access] = copy.copy(self.base)
+            found.stream, found.access = stream, access
+        return found
+
+    @property
+    def free(self) -> Grid:
+        """The grid of what is made of its tensors."""
+        return self if self.access == FREE else self.variant(self.stream, FREE)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -90,9 +117,15 @@ class Meta:
             self.grid.device_mesh, self.placements, TensorMeta(self.size, self.stride, self.dtype)
         )
 
+    def on(self, grid: Grid) -> Meta:
+        """Return the description of the same tensor on another variant of its grid."""
+        if grid is self.grid:
+            return self
+        return intern(self.size, self.stride, self.dtype, grid, self.placements, self.offset, self.is_copy)
+
     def with_layout(self, placements: Placements | None) -> Meta:
         """Return the description of the same tensor, laid out otherwise."""
-        return intern(self.size, contiguous(self.size), self.dtype, self.grid, placements)
+        return intern(self.size, contiguous(self.size), self.dtype, self.grid.free, placements)
 
     def __repr__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.size)} {self.layout}"

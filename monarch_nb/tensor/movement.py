@@ -2,25 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from monarch_nb._rank.tensor.private import tensor_text
 from monarch_nb._rank.tensor.protocol import Hole
+from monarch_nb.actor import Future
 from monarch_nb.exceptions import MeshUsageError, ShardingError, WrongTensor
 from monarch_nb.tensor.engines import grid_of
 from monarch_nb.tensor.metadata import Grid, contiguous, intern, placements_of
 from monarch_nb.tensor.tensor import Tensor
 
 
-def inspect(tensor: Tensor, rank: int | None = None, **coordinates: int) -> torch.Tensor:
+def fetch_shard(obj: Any, shard: Mapping[str, int] | None = None, **coordinates: int) -> Future[Any]:
+    """Ask for what one rank has of a tensor, without waiting.
+
+    Args:
+        obj: a tensor of a mesh, or lists, tuples and dicts of such.
+        shard: coordinates by axis of the mesh; 0 where none is given.
+        coordinates: the same, as named arguments.
+
+    Returns:
+        A future of the same with plain tensors in place of those.
+
+    Raises:
+        MeshUsageError: for an axis or a point that isn't there.
+
+    Example:
+        >>> monarch_nb.fetch_shard(loss, gpus=1).get()       # doctest: +SKIP
+    """
+    leaves, structure = pytree.tree_flatten(obj)
+    at = {**(shard or {}), **coordinates}
+    asked: dict[int, Any] = {}
+    for n, leaf in enumerate(leaves):
+        if isinstance(leaf, Tensor):
+            place = _rank_at(leaf.mesh_meta.grid, None, at)
+            asked[n] = leaf.engine.fetch_later(leaf, "each").then(operator.itemgetter(place))
+    if not asked:
+        check(obj, "fetch_shard")
+    last = max(asked)
+
+    def together(value: Any) -> Any:
+        found = {n: value if n == last else each.get() for n, each in asked.items()}
+        return pytree.tree_unflatten([found.get(n, leaf) for n, leaf in enumerate(leaves)], structure)
+
+    return asked[last].then(together)  # type: ignore[no-any-return]
+
+
+def inspect(
+    tensor: Tensor, shard: Mapping[str, int] | None = None, *, rank: int | None = None, **coordinates: int
+) -> torch.Tensor:
     """Return what one rank has of a tensor: its shard, or its own value.
 
     Args:
-        rank: which one; by default the one at the given coordinates, 0 where none is given.
-        coordinates: by axis of the mesh.
+        shard: coordinates by axis of the mesh; 0 where none is given.
+        rank: which one of the mesh, instead of coordinates.
+        coordinates: by axis of the mesh, as named arguments.
 
     Raises:
         MeshUsageError: for a rank or an axis that isn't there.
@@ -29,7 +70,7 @@ def inspect(tensor: Tensor, rank: int | None = None, **coordinates: int) -> torc
         >>> monarch_nb.inspect(dt, data_parallel=1)  # doctest: +SKIP
     """
     check(tensor, "inspect")
-    place = _rank_at(tensor.mesh_meta.grid, rank, coordinates)
+    place = _rank_at(tensor.mesh_meta.grid, rank, {**(shard or {}), **coordinates})
     found: torch.Tensor = tensor.engine.fetch(tensor, "each")[place]
     return found
 
@@ -47,7 +88,7 @@ def _rank_at(grid: Grid, rank: int | None, coordinates: dict[str, int]) -> int:
                 f"rank={rank}: a rank from 0 to {len(grid.ranks) - 1} is wanted, or coordinates, as "
                 f"in {grid.names[0]}=0"
             )
-        return rank
+        return grid.ranks[rank]
     index = 0
     for name, size in sizes.items():
         at = coordinates.get(name, 0)
@@ -121,8 +162,8 @@ def show(tensor: Tensor) -> str:
     values = tensor.engine.fetch(tensor, "each")
     grid = tensor.mesh_meta.grid
     lines = [repr(tensor.mesh_meta)]
-    for rank, value in zip(grid.ranks, values, strict=True):
-        lines.append(f"{_point(grid, rank)}: {tensor_text(value, 2)}")
+    for rank in grid.ranks:
+        lines.append(f"{_point(grid, rank)}: {tensor_text(values[rank], 2)}")
     return "\n".join(lines)
 
 

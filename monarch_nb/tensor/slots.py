@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from monarch_nb.exceptions import WrongTensor
+
 
 class Slots:
     """The table of one engine, as the controller knows it."""
@@ -58,3 +60,32 @@ class Handle:
 
     def __del__(self) -> None:
         self.slots.drop(self.slot)
+
+    def release(self) -> None:
+        """Give the slot back now: whoever uses it afterwards gets an error."""
+        self.slots.drop(self.slot)
+        self.__class__ = DroppedHandle
+
+
+class DroppedHandle(Handle):
+    """A handle whose slot was given back by its owner."""
+
+    __slots__ = ()
+
+    @property
+    def slot(self) -> int:  # type: ignore[override]
+        """Nothing is there any more.
+
+        Raises:
+            WrongTensor: always.
+        """
+        raise WrongTensor(
+            "DROPPED: this tensor was dropped, by its drop() or with the borrow that it came from; "
+            "compute it again, or drop it later"
+        )
+
+    def __del__(self) -> None:
+        pass
+
+    def release(self) -> None:
+        """Nothing is left to do."""

@@ -8,7 +8,8 @@ import array
 import struct
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from monarch_nb._rank.tensor.protocol import DROP, Batch, Definition, GridDefinition
@@ -45,6 +46,8 @@ class Stream:
         self._parcels: list[Any] = []
         self._acks: deque[Any] = deque()
         self.num_messages = self.num_bytes = 0
+        self.num_held = 0
+        """So many blocks want that nothing is sent before they end."""
         self._clock = _Clock(self)
 
     def define(self, what: Definition | GridDefinition) -> None:
@@ -65,7 +68,7 @@ class Stream:
             words.frombytes(_double.pack(each))
         words.extend(outputs)
         self.count += 1
-        if len(words) > MAX_WORDS:
+        if len(words) > MAX_WORDS and not self.num_held:
             self.flush()
         return self.count - 1
 
@@ -101,6 +104,17 @@ class Stream:
             self.num_bytes += len(batch.words)
         self._hold_back()
 
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Send all commands of a block in one message, when it ends, or a value is waited for in it."""
+        self.num_held += 1
+        try:
+            yield
+        finally:
+            self.num_held -= 1
+            if not self.num_held:
+                self.flush()
+
     def _hold_back(self) -> None:
         """Wait if the ranks are far behind."""
         if self.num_messages % ACK_EVERY == 0:
@@ -134,7 +148,8 @@ class _Clock:
             self._rings.clear()
             pause.wait(LATEST_S)
             try:
-                self._stream.flush()
+                if not self._stream.num_held:
+                    self._stream.flush()
             except Exception:  # whoever uses the engine next is told: the mesh is dead
                 return
 

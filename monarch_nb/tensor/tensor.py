@@ -12,7 +12,9 @@ from torch.utils import _pytree as pytree
 
 from monarch_nb._rank.tensor.private import make_wrapper, no_torch_function, tensor_text
 from monarch_nb.exceptions import MeshError, WrongTensor
-from monarch_nb.tensor.metadata import Meta
+from monarch_nb.tensor import reduction as reduction_of
+from monarch_nb.tensor.metadata import Grid, Meta
+from monarch_nb.tensor.slots import DroppedHandle
 
 if TYPE_CHECKING:
     from monarch_nb.tensor.controller import Engine
@@ -100,6 +102,54 @@ class Tensor(torch.Tensor):  # type: ignore[misc]
             if placement.is_shard():
                 names[placement.dim].append(name)
         return [each[0] if len(each) == 1 else tuple(each) or None for each in names]
+
+    @property
+    def mesh(self) -> Grid:
+        """The mesh that it's on, as a grid of ranks: what `to_mesh` takes."""
+        return self.mesh_meta.grid.base
+
+    @property
+    def stream(self) -> str:
+        """The name of the `Stream` that it's on."""
+        return self.mesh_meta.grid.stream
+
+    # --- each rank's own values
+
+    def reduce(
+        self,
+        dims: Sequence[str] | str = (),
+        reduction: str = "sum",
+        scatter: bool = False,
+        mesh: Any = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Reduce the ranks' own values along axes; see `monarch_nb.reduce`."""
+        return reduction_of.reduce(self, dims, reduction, scatter, mesh, out)
+
+    def reduce_(
+        self, dims: Sequence[str] | str = (), reduction: str = "sum", scatter: bool = False, mesh: Any = None
+    ) -> Tensor:
+        """Reduce as `reduce` does; this tensor becomes the result."""
+        return reduction_of.reduce_(self, dims, reduction, scatter, mesh)
+
+    def slice_mesh(self, **coordinates: int | slice) -> reduction_of.MeshSliceTensor:
+        """Return the values on a part of the mesh; see `monarch_nb.slice_mesh`."""
+        return reduction_of.slice_mesh(self, **coordinates)
+
+    def to_mesh(self, mesh: Any, stream: Any = None) -> Tensor:
+        """Bring the ranks' own values to another mesh; see `monarch_nb.to_mesh`."""
+        return reduction_of.to_mesh(self, mesh, stream)
+
+    def drop(self) -> None:
+        """Give back its memory on the ranks now, not when nothing refers to it any more. Whatever uses it
+        afterwards, a backward too, gets an error that says DROPPED.
+        """
+        self.mesh_handle.release()
+
+    @property
+    def dropped(self) -> bool:
+        """Whether its memory was given back."""
+        return isinstance(self.mesh_handle, DroppedHandle)
 
     # --- values that come here
 

@@ -28,9 +28,9 @@ class TensorWorker(Actor):
         self._executor.run(batch)
 
     @endpoint
-    def fetch(self, slot: int, how: str) -> Fetched:
+    def fetch(self, slot: int, how: str, first: int = 0) -> Fetched:
         """Return a value, after all commands before."""
-        return self._executor.fetch(slot, how)
+        return self._executor.fetch(slot, how, first)
 
     @endpoint
     def start(self, epoch: int, address: tuple[str, int]) -> None:

@@ -3,6 +3,7 @@
     protocol   what crosses: definitions of plans and grids, failures, verdicts
     compiler   a plan becomes a Python function
     whole      operations that work on whole tensors only, random numbers
+    collective reductions along an axis, values that go from rank to rank
     meshes     device meshes, and process groups of the engine's own
     executor   the table and the interpreter of the command stream
 

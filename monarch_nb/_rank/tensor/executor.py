@@ -9,6 +9,7 @@ go on behind the last command that anyone has done.
 from __future__ import annotations
 
 import array
+import functools
 import logging
 import queue
 import struct
@@ -26,6 +27,7 @@ from torch.utils import _pytree as pytree
 from monarch_nb._rank import collectives
 from monarch_nb._rank.tensor import modules
 from monarch_nb._rank.tensor import strategies as strategies  # rules that DTensor needs
+from monarch_nb._rank.tensor.collective import moved, reduced
 from monarch_nb._rank.tensor.compiler import Command, compile_plan
 from monarch_nb._rank.tensor.meshes import Meshes, device_type
 from monarch_nb._rank.tensor.private import local_of
@@ -37,6 +39,7 @@ from monarch_nb._rank.tensor.protocol import (
     Described,
     Fetched,
     GoOn,
+    GroupHole,
     LayerError,
     Poison,
     Report,
@@ -90,8 +93,11 @@ class Executor:
             "own.put": self._put,
             "own.from_local": self._from_local,
             "own.redistribute": _redistribute,
-            "own.call": _call,
+            "own.call": self._call,
             "own.part": _part,
+            "own.reduce": self._reduce,
+            "own.move": self._move,
+            "own.coordinate": self._coordinate,
             "own.keep": _keep,
             "own.whole": _to_replicated,
             "own.local": _to_local,
@@ -141,6 +147,10 @@ class Executor:
     def _compiled_later(self, plan: Definition) -> Command:
         """Compile a plan when it's first used: what is wrong with it is that command's failure."""
 
+        if plan.ranks and self._rank not in plan.ranks:
+            num_words = plan.num_words
+            return lambda table, words, at: at + num_words
+
         def first(table: Any, words: Sequence[int], at: int) -> int:
             command = compile_plan(plan, self._operation(plan), _scalar)
             self._commands[plan.plan] = command
@@ -153,6 +163,8 @@ class Executor:
         mesh = None if plan.grid is None else self._meshes.by_number[plan.grid]
         if plan.op.startswith("own."):
             return op
+        if not plan.num_inputs:  # it makes a tensor: where this rank has its
+            return functools.partial(op, device=device_type())
         if plan.is_random:
             op = seeded(op)
         return on_whole(op, plan, mesh) if plan.is_whole and mesh is not None else op
@@ -304,9 +316,9 @@ class Executor:
 
     # --- values that leave
 
-    def fetch(self, slot: int, how: str) -> Fetched:
-        """Return a value: `first`: from the first rank only; `each`: from all; `describe`: what it is,
-        tensors without their data.
+    def fetch(self, slot: int, how: str, first: int = 0) -> Fetched:
+        """Return a value: `first`: from one rank only, that of number `first`; `each`: from all;
+        `describe`: what it is, tensors without their data.
 
         Nothing is communicated here: what has to be gathered is gathered by a command before.
         """
@@ -317,13 +329,17 @@ class Executor:
             return Fetched(failed=value.seq)
         if how == "describe":
             return Fetched(pytree.tree_map(_described, value))
-        return Fetched(_plain(_to_local(value)) if how == "each" or self._rank == 0 else None)
+        if how == "first" and self._rank != first:
+            return Fetched()
+        return Fetched(pytree.tree_map(lambda x: _plain(_to_local(x)), value))
 
     # --- operations of our own
 
-    def _put(self, mesh_number: int | None, placements: Any) -> Any:
+    def _put(self, mesh_number: int | None, placements: Any, ranks: Sequence[int]) -> Any:
         """Take a plain tensor out of the message; keep this rank's part of it."""
         whole = next(self._parcels)
+        if self._rank not in ranks:
+            return None
         whole = whole[self._rank] if isinstance(whole, (list, tuple)) else whole
         if not isinstance(whole, torch.Tensor):
             raise TypeError(f"put of a {type(whole).__name__}")
@@ -339,12 +355,32 @@ class Executor:
     def _from_local(self, value: Any, mesh_number: int, placements: Any) -> Any:
         return DTensor.from_local(value, self._meshes.by_number[mesh_number], placements, run_check=False)
 
+    def _call(self, function: Any, args: Any, named: Any) -> Any:
+        """Call a function of the user's on values of this rank; tensors among the results have no history."""
+        args, named = pytree.tree_map(self._with_group, (args, dict(named)))
+        with torch.enable_grad(), implicit_replication():
+            result = function(*args, **named)
+        return pytree.tree_map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, result)
 
-def _call(function: Any, args: Any, named: Any) -> Any:
-    """Call a function of the user's on values of this rank; tensors among the results have no history."""
-    with torch.enable_grad(), implicit_replication():
-        result = function(*args, **dict(named))
-    return pytree.tree_map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, result)
+    def _with_group(self, value: Any) -> Any:
+        return self._group(value.grid, value.axis) if isinstance(value, GroupHole) else value
+
+    def _group(self, grid: int, axis: int) -> Any:
+        return self._meshes.by_number[grid].get_group(axis)
+
+    def _reduce(self, value: Any, grid: int, axes: Sequence[int], reduction: str, scatter: bool) -> Any:
+        for axis in axes:
+            value = reduced(value, self._group(grid, axis), reduction, scatter)
+        return value
+
+    def _move(self, value: Any, world: int, pairs: Any, size: Any, dtype: Any) -> Any:
+        """Send this rank's value to those that take it; return the one that comes."""
+        return moved(value, self._group(world, 0), self._rank, pairs, lambda: torch.empty(
+            size, dtype=dtype, device=device_type()
+        ))  # fmt: skip
+
+    def _coordinate(self, grid: int, axis: int) -> Any:
+        return torch.tensor(self._meshes.by_number[grid].get_local_rank(axis), device=device_type())
 
 
 def _part(value: Any, number: int) -> Any:

@@ -34,6 +34,14 @@ class ScalarHole:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupHole:
+    """In a template of arguments: the process group of this rank along an axis of a device mesh."""
+
+    grid: int
+    axis: int
+
+
+@dataclass(frozen=True, slots=True)
 class GridDefinition:
     """A device mesh.
 
@@ -65,6 +73,7 @@ class Definition:
         is_whole: the operation is done on whole tensors by every rank, and each keeps its part of the result.
         is_random: it draws random numbers; its last scalar is the seed.
         placements: of each output, only for operations on whole tensors.
+        ranks: which ranks do it; () for all.
     """
 
     plan: int
@@ -79,6 +88,7 @@ class Definition:
     is_whole: bool = False
     is_random: bool = False
     placements: tuple[Any, ...] = ()
+    ranks: tuple[int, ...] = ()
 
     @property
     def num_words(self) -> int:

@@ -1,0 +1,40 @@
+"""What meshes of processes need of tensors of the mesh, which lie above them: the package puts it in place
+(`monarch_nb/__init__`), and it's loaded, with torch, when it's first needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+
+class MeshTensors(Protocol):
+    """Tensors of a mesh, as its handles need them."""
+
+    def makes_tensors(self) -> AbstractContextManager[Any]:
+        """Let torch's functions make tensors of the active mesh within a block."""
+
+    def rank_tensor(self, mesh: Any, dim: str, /) -> Any:
+        """Return the ranks' places along an axis."""
+
+    def rank_tensors(self, mesh: Any, /) -> Any:
+        """Return the ranks' places along all axes, by name."""
+
+    def process_group(self, mesh: Any, dims: Sequence[str] | str, /) -> Any:
+        """Return the process groups along axes."""
+
+
+_load: Callable[[], MeshTensors] | None = None
+
+
+def provide(load: Callable[[], MeshTensors]) -> None:
+    """Say how to get it."""
+    global _load
+    _load = load
+
+
+def mesh_tensors() -> MeshTensors:
+    """Return it; loads it the first time."""
+    assert _load is not None, "monarch_nb/__init__ puts it in place"
+    return _load()
