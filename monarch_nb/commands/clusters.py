@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb.commands.parser import Namespace
 from monarch_nb.exceptions import MeshError, MeshUsageError
 from monarch_nb.job.allocation import Allocation, Plan, read_record
-from monarch_nb.job.engines import ENGINES, engine_of
+from monarch_nb.job.engines import ENGINES, State, engine_of
+from monarch_nb.job.engines.own_allocation import OwnAllocation, num_nodes
 from monarch_nb.job.profiles import Profile, find_profile, read_profiles, user_file
 from monarch_nb.job.spec import HostRange, HostSpec, machines
 from monarch_nb.mesh import Mesh, growing, on_engine
@@ -30,6 +31,13 @@ _OF_ENGINES = {
     "gpus": "gpus",
 }
 """Flags of `start` that are keys of a profile, too, and the fields of a spec."""
+
+
+def own_allocation() -> str | None:
+    """Return the engine of the job that this program runs in, if that has more nodes than this one: what
+    isn't said to be elsewhere starts there. A job with one node is this machine.
+    """
+    return OwnAllocation.name if num_nodes() > 1 else None
 
 
 def num_hosts_here(arguments: Namespace) -> int:
@@ -249,11 +257,13 @@ def queue_text() -> str:
     """Return all allocations of this user as a table; those that have ended are forgotten, and said so
     once.
     """
-    rows = [("mesh", "hosts of", "hosts", "state", "since", "left")]
+    rows = [("mesh", "hosts of", "hosts", "state", "since", "left or starts")]
     for asked, look in on_engine.looks():
         left = (
             duration(round(look.ends_at - time.time())) if look.ends_at and look.ends_at > time.time() else ""
         )
+        if look.state == State.QUEUED and look.starts_at:
+            left = f"starts about {time.strftime('%H:%M', time.localtime(look.starts_at))}"
         state = f"{look.state} ({look.reason})" if look.reason else str(look.state)
         rows.append(
             (

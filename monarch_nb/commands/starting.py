@@ -83,6 +83,8 @@ def start_or_attach(arguments: Namespace, attach: Callable[[str], Mesh]) -> tupl
     Args:
         attach: connects to a mesh that runs.
     """
+    if arguments.on is None and arguments.job is None and arguments.hosts is None:
+        arguments.on = clusters.own_allocation()
     if on_engine.waits(arguments.name):
         return clusters.wait_on(arguments), True
     return starting.start_or_attach(

@@ -68,6 +68,7 @@ def start_on(
         NameTaken: if a mesh of that name runs already.
     """
     engine = _usable_engine(profile)
+    profile = replace(profile, spec=engine.completed(profile.spec))
     _check_ended(name)
     if launch.wait_until_settled(name, states=("ending",)):
         raise NameTaken(

@@ -93,6 +93,10 @@ class Engine(ABC):
         partition.
         """
 
+    def completed(self, spec: HostSpec) -> HostSpec:
+        """Return a request with what wasn't said, by what there is here."""
+        return spec
+
     @abstractmethod
     def submit(self, allocation: Allocation, invitation: Invitation) -> Allocation:
         """Ask for the hosts, at once; return the allocation with the engine's own name for it."""

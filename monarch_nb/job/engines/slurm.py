@@ -234,12 +234,16 @@ class Slurm(Engine):
         raise EngineError(f"slurm job {allocation.id} got no more time: {said}")
 
     def logs(self, allocation: Allocation) -> list[str]:
-        path = _log_path(allocation)
+        path = self._log(allocation)
         done = self._run(allocation.spec, ["tail", "-c", "65536", path])
         words = list(dict.fromkeys(_NODE_WORDS.findall(done.out)))
         return words or [
             f"{path} on {allocation.spec.login or 'this machine'}: {line}" for line in _errors(done.out)
         ]
+
+    def _log(self, allocation: Allocation) -> str:
+        """Return the file that launchers write to, on the machine where the job was submitted."""
+        return _log_path(allocation)
 
     # --- commands
 

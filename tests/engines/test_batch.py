@@ -1,0 +1,67 @@
+"""The same notebook under sbatch and papermill: its mesh is on the nodes of the job that it runs in."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from slurmd import SETUP, Cluster
+from waiting import wait_until
+
+from monarch_nb.exceptions import MeshUsageError
+from monarch_nb.job.allocation import Plan
+from monarch_nb.job.engines import ENGINES
+from monarch_nb.job.profiles import find_profile
+from monarch_nb.mesh import on_engine
+
+CELLS = (
+    "%load_ext monarch_nb",
+    "%mesh start batch --procs 1",
+    "def where():\n    import os\n    return os.environ['SLURMD_NODENAME'], os.environ['SLURM_JOB_ID']",
+    "import json, pathlib\nfound = sorted(batch.execute(where).get(60).values())\n"
+    "pathlib.Path('found.json').write_text(json.dumps([found, batch.sizes, len(batch.status().hosts)]))",
+    "%mesh stop",
+)
+
+
+def notebook(path: Path) -> None:
+    written = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in CELLS])
+    nbformat.write(written, path)
+
+
+def test_a_notebook_in_a_job_takes_its_nodes(cluster: Cluster, tmp_path: Path) -> None:
+    notebook(tmp_path / "in.ipynb")
+    script = (
+        f"#!/bin/bash\n{SETUP}\nexport SLURM_CONF={cluster.config} JUPYTER_DATA_DIR={tmp_path}/data "
+        f"XDG_CONFIG_HOME={tmp_path}\ncd {tmp_path}\n"
+        f"{sys.executable} -m ipykernel install --prefix {tmp_path}/k --name here >/dev/null\n"
+        f"export JUPYTER_PATH={tmp_path}/k/share/jupyter\n"
+        f"exec {sys.executable} -m papermill in.ipynb out.ipynb -k here\n"
+    )
+    (tmp_path / "job.sh").write_text(script)
+    said = tmp_path / "said"
+    job = cluster.command("sbatch", "--parsable", "--nodes=2", f"--output={said}", str(tmp_path / "job.sh"))
+    assert job.isdigit()
+    try:
+        wait_until(
+            lambda: (tmp_path / "found.json").exists() or not cluster.command("squeue", "-h", "-j", job),
+            f"a notebook that has run: {said}",
+        )
+        assert (tmp_path / "found.json").exists(), said.read_text()
+        wait_until(lambda: not cluster.command("squeue", "-h", "-j", job), "a job that has ended")
+        found, sizes, num_hosts = json.loads((tmp_path / "found.json").read_text())
+        assert len({node for node, _ in found}) == 2 and {number for _, number in found} == {job}
+        assert sizes == {"hosts": 2, "procs": 1} and num_hosts == 3, "the controller, and both nodes"
+    finally:
+        cluster.command("scancel", job)
+    wait_until(lambda: cluster.idle_nodes() == 3, "idle nodes")
+
+
+def test_outside_of_a_job_it_says_what_to_type() -> None:
+    with pytest.raises(
+        MeshUsageError, match=r"runs in no Slurm job .*: start the notebook by sbatch or salloc"
+    ):
+        on_engine.start_on("gone", find_profile("auto", ENGINES), Plan())
