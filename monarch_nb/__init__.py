@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from monarch_nb.mesh import Mesh as Mesh
     from monarch_nb.mesh import attach as attach
     from monarch_nb.mesh import start as start
+    from monarch_nb.parallel.checkpoint import restore as restore
+    from monarch_nb.parallel.checkpoint import save as save
     from monarch_nb.parallel.module import explain as explain
     from monarch_nb.parallel.module import parallelize as parallelize
     from monarch_nb.tensor import random as random
@@ -86,6 +88,8 @@ _WHERE = {
     "per_rank": "monarch_nb.tensor.movement",
     "redistribute": "monarch_nb.tensor.distribute",
     "replicated": "monarch_nb.tensor.movement",
+    "restore": "monarch_nb.parallel.checkpoint",
+    "save": "monarch_nb.parallel.checkpoint",
     "show": "monarch_nb.tensor.movement",
     "Borrow": "monarch_nb.tensor.borrow",
     "RemoteProcessGroup": "monarch_nb.tensor.groups",

@@ -364,6 +364,19 @@ class Parallel:
             _rebind(each, engine.own("own.module_buffer", (Hole(0), name), [module], each.mesh_meta))
         return module
 
+    def revive(self) -> None:
+        """Put it on the mesh again, if that was healed: without numbers."""
+        grid = self._grid_for(self._mesh)
+        if grid is self._grid:
+            return
+        self._grid, self._built = grid, None
+        for each in [*self.made.parameters(), *self.made.buffers()]:
+            old = each.mesh_meta
+            meta = intern(old.size, contiguous(old.size), old.dtype, grid, old.placements)
+            args = (tuple(old.size), old.dtype, grid.number, old.placements)
+            _rebind(each, grid.engine.own("own.zeros", args, [], meta))
+            each.grad = None
+
     @property
     def unknown(self) -> Any:
         """What is said of a value that is no tensor."""

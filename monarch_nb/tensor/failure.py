@@ -13,6 +13,8 @@ from monarch_nb.exceptions import RankFailure, RemoteException
 from monarch_nb.tensor.place import Place
 
 _NAMES = {
+    "own.load": "restoring",
+    "own.save": "saving",
     "own.module": "making the module",
     "own.module_forward": "the module's forward",
     "own.module_backward": "the module's backward",

@@ -61,6 +61,8 @@ class _Source:
             return f"[{', '.join(map(self.of, value))}]"
         if isinstance(value, tuple):
             return f"({''.join(f'{self.of(each)}, ' for each in value)})"
+        if type(value) is dict:
+            return f"{{{', '.join(f'{key!r}: {self.of(each)}' for key, each in value.items())}}}"
         name = f"c{len(self._names)}"
         self._names[name] = value
         return name

@@ -25,7 +25,7 @@ from torch.distributed.tensor.experimental import implicit_replication
 from torch.utils import _pytree as pytree
 
 from monarch_nb._rank import collectives
-from monarch_nb._rank.tensor import modules
+from monarch_nb._rank.tensor import checkpoints, modules
 from monarch_nb._rank.tensor import strategies as strategies  # rules that DTensor needs
 from monarch_nb._rank.tensor.collective import moved, reduced
 from monarch_nb._rank.tensor.compiler import Command, compile_plan
@@ -101,6 +101,7 @@ class Executor:
             "own.keep": _keep,
             "own.whole": _to_replicated,
             "own.local": _to_local,
+            **checkpoints.operations(self._meshes),
             **modules.operations(self._meshes.by_number),
         }
 

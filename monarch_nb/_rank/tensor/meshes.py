@@ -85,20 +85,25 @@ class Meshes:
     """
 
     def __init__(self, name: str, rank: int, check: Callable[[], None]) -> None:
-        self._check = check
+        self.check = check
         self._name = name
-        self._rank = rank
-        self._epoch = -1
-        self._store: Any = None
+        self.rank = rank
+        self.epoch = -1
+        self.store: Any = None
         self._definitions: dict[int, GridDefinition] = {}
         self._groups: dict[str, Any] = {}
         self.by_number: dict[int, OwnMesh] = {}
 
+    @property
+    def all_ranks(self) -> list[int]:
+        """All ranks of the engine."""
+        return sorted({rank for grid in self._definitions.values() for rank in grid.ranks})
+
     def connect(self, epoch: int, address: tuple[str, int]) -> None:
         """Meet the other ranks at a store; make the groups of all known meshes anew there."""
         self._forget()
-        self._epoch = epoch
-        self._store = rendezvous.join(PURPOSE, *address, MEET_S)
+        self.epoch = epoch
+        self.store = rendezvous.join(PURPOSE, *address, MEET_S)
         for grid in self._definitions.values():
             self._make_groups(grid)
 
@@ -113,7 +118,7 @@ class Meshes:
         self._definitions[grid.number] = grid
         ids = torch.tensor(grid.ranks, dtype=torch.int).view(grid.shape)
         self.by_number[grid.number] = OwnMesh(
-            device_type(), ids, mesh_dim_names=grid.names, _init_backend=False, _rank=self._rank
+            device_type(), ids, mesh_dim_names=grid.names, _init_backend=False, _rank=self.rank
         )
         self._make_groups(grid)
 
@@ -136,24 +141,24 @@ class Meshes:
 
     def _make_groups(self, grid: GridDefinition) -> None:
         mesh = self.by_number[grid.number]
-        if self._rank not in grid.ranks:
+        if self.rank not in grid.ranks:
             return
-        self._meet(f"{self._name}.{self._epoch}.{grid.number}", grid.ranks)
+        self._meet(f"{self._name}.{self.epoch}.{grid.number}", grid.ranks)
         groups = {}
         for axis in range(len(grid.shape)):
-            members = _line_through(grid, self._rank, axis)
-            name = f"{self._name}.{self._epoch}.{grid.number}.{axis}.{members[0]}"
-            groups[name] = _new_group(self._store, name, members, self._rank)
+            members = _line_through(grid, self.rank, axis)
+            name = f"{self._name}.{self.epoch}.{grid.number}.{axis}.{members[0]}"
+            groups[name] = _new_group(self.store, name, members, self.rank)
         mesh.use(groups)
         self._groups.update(groups)
         collectives.set_own_groups(self._name, list(self._groups.values()), len(grid.ranks))
 
     def _meet(self, where: str, ranks: Sequence[int]) -> None:
         """Wait for the others: gloo, which connects all, wouldn't notice that one has died before it came."""
-        self._store.set(f"{where}/{self._rank}", "here")
+        self.store.set(f"{where}/{self.rank}", "here")
         keys = [f"{where}/{rank}" for rank in ranks]
-        while not self._store.check(keys):
-            self._check()
+        while not self.store.check(keys):
+            self.check()
             time.sleep(POLL_S)
 
 

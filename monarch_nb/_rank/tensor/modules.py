@@ -95,7 +95,11 @@ class OnRank:
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         apart = {self.module.get_parameter(name) for name in self._recipe.apart}
-        named: dict[str, Any] = {"mesh": self._mesh, "reshard_after_forward": self._recipe.reshards}
+        # None: the rest, whose backward comes first, isn't gathered twice
+        named: dict[str, Any] = {
+            "mesh": self._mesh,
+            "reshard_after_forward": None if self._recipe.reshards else False,
+        }
         if apart:
             named["ignored_params"] = apart
         if self._recipe.precision:
