@@ -8,7 +8,7 @@
 
 from monarch_nb.job.base import DEFAULT_JOB_PATH, JobState, JobTrait, job_load, job_loads
 from monarch_nb.job.commands import exec_command
-from monarch_nb.job.engine_job import RayJob, SlurmJob, SSHJob
+from monarch_nb.job.engine_job import KubernetesJob, RayJob, SlurmJob, SSHJob
 from monarch_nb.job.local import LocalJob
 from monarch_nb.job.port_forward import PortForwarder
 from monarch_nb.job.process import ProcessJob, hosts_from_config
@@ -18,6 +18,7 @@ __all__ = [
     "DEFAULT_JOB_PATH",
     "JobState",
     "JobTrait",
+    "KubernetesJob",
     "LocalJob",
     "PortForwarder",
     "ProcessJob",

@@ -259,6 +259,62 @@ class RayJob(EngineJob):
         return HostSpec("ray", wanted, gpus=self.gpus_per_node, python=python, setup=setup, own=own)
 
 
+class KubernetesJob(EngineJob):
+    """Pods of a Kubernetes cluster, each on a node of its own.
+
+    Args:
+        meshes: number of pods by mesh name.
+        image: what the pods run; it has monarch_nb.
+        namespace: by default the kubeconfig's.
+        kubeconfig, context: by default what kubectl uses, or the pod's own account.
+        python_exe: interpreter in the image.
+        gpus_per_node, cpus_per_node, memory: what each pod takes of its node; memory as in `64Gi`.
+        own: further settings of `[NAME.kubernetes]`, as `{"queue": "team"}`.
+        job_start_timeout: seconds that `state` waits for; by default for ever.
+
+    Example:
+        >>> job = KubernetesJob({"trainers": 4}, image="team/train:1", gpus_per_node=8)    # doctest: +SKIP
+        >>> procs = job.state().trainers.spawn_procs({"gpus": 8})                          # doctest: +SKIP
+        >>> job.kill()                                                                     # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        meshes: Mapping[str, int],
+        image: str,
+        namespace: str = "",
+        kubeconfig: str = "",
+        context: str = "",
+        python_exe: str = "python3",
+        gpus_per_node: int | None = None,
+        cpus_per_node: int | None = None,
+        memory: str = "",
+        setup: Sequence[str] = (),
+        own: Mapping[str, str] | None = None,
+        job_start_timeout: float | None = None,
+    ) -> None:
+        super().__init__(meshes, job_start_timeout)
+        self.meshes, self.python_exe, self.gpus_per_node = self._sizes, python_exe, gpus_per_node
+        self.image, self.namespace, self.kubeconfig, self.context = image, namespace, kubeconfig, context
+        self.cpus_per_node, self.memory, self.setup = cpus_per_node, memory, tuple(setup)
+        self.own, self.job_start_timeout = dict(own or {}), job_start_timeout
+
+    def spec(self) -> HostSpec:
+        num = sum(self.meshes.values())
+        given = {
+            "image": self.image,
+            "namespace": self.namespace,
+            "kubeconfig": self.kubeconfig,
+            "context": self.context,
+            "cpu": self.cpus_per_node and str(self.cpus_per_node),
+            "memory": self.memory,
+            **self.own,
+        }
+        own = tuple((key, str(value)) for key, value in given.items() if value)
+        wanted, python, setup = HostRange(num, num), self.python_exe, self.setup
+        return HostSpec("kubernetes", wanted, gpus=self.gpus_per_node, python=python, setup=setup, own=own)
+
+
 def _flag(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not key.startswith("--") or len(shlex.split(text)) != 1 or "\n" in text:

@@ -6,6 +6,7 @@ from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.job.engines.base import Capabilities, Engine, EngineError, Look, State, Usable
 from monarch_nb.job.engines.command import Command
 from monarch_nb.job.engines.compose import Compose
+from monarch_nb.job.engines.kubernetes import Kubernetes
 from monarch_nb.job.engines.own_allocation import OwnAllocation
 from monarch_nb.job.engines.ray import Ray
 from monarch_nb.job.engines.slurm import Slurm
@@ -15,7 +16,7 @@ from monarch_nb.job.spec import HostSpec, nearest
 __all__ = ["ENGINES", "Capabilities", "Engine", "EngineError", "Look", "State", "Usable", "engine_of"]
 
 ENGINES: dict[str, type[Engine]] = {
-    engine.name: engine for engine in (SSH, Slurm, OwnAllocation, Ray, Compose, Command)
+    engine.name: engine for engine in (SSH, Slurm, OwnAllocation, Ray, Kubernetes, Compose, Command)
 }
 
 

@@ -1,0 +1,283 @@
+"""Hosts by Kubernetes: a job whose pods run the launcher, and a secret with the invitation."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from monarch_nb._wire.invitation import Invitation
+from monarch_nb.job.allocation import Allocation
+from monarch_nb.job.engines import kubernetes_manifest as manifest
+from monarch_nb.job.engines.base import Capabilities, Engine, EngineError, Look, State, Usable
+from monarch_nb.job.engines.kubernetes_answers import CONFLICT, Event, Job, Node, Pod, Refused
+from monarch_nb.job.spec import HostSpec
+
+if TYPE_CHECKING:
+    from monarch_nb.job.engines.kubernetes_api import Api
+
+_NEEDED = (
+    ("create", "batch", "jobs"),
+    ("delete", "batch", "jobs"),
+    ("create", "", "secrets"),
+    ("list", "", "pods"),
+)
+_QUANTITY = re.compile(r"\d+(\.\d+)?(m|[kKMGTPE]i?)?")
+_STUCK_IMAGE = "image = in [.kubernetes] names what can't be had; for a private registry: pull_secret ="
+_STUCK = {
+    "ErrImagePull": _STUCK_IMAGE,
+    "ImagePullBackOff": _STUCK_IMAGE,
+    "InvalidImageName": _STUCK_IMAGE,
+    "ErrImageNeverPull": _STUCK_IMAGE,
+    "CreateContainerConfigError": "the node can't make the container from what the profile says",
+    "CreateContainerError": "the node can't make the container from what the profile says",
+    "RunContainerError": "the image needs a shell, /bin/sh",
+}
+"""What keeps a container from ever running, and the cure."""
+
+
+class Kubernetes(Engine):
+    """Hosts by Kubernetes."""
+
+    name = "kubernetes"
+    can = Capabilities(queue=True)
+    own_keys = (
+        "image",
+        "namespace",
+        "context",
+        "kubeconfig",
+        "cpu",
+        "memory",
+        "shm",
+        "node_selector",
+        "tolerate",
+        "queue",
+        "priority",
+        "pull_secret",
+        "service_account",
+        "gpu_resource",
+        "same_node",
+        "autoscale",
+    )
+
+    def __init__(self) -> None:
+        self._words: list[str] = []
+        self._apis: dict[tuple[tuple[str, str], ...], Api] = {}
+
+    def usable(self, spec: HostSpec) -> Usable:
+        if importlib.util.find_spec("kubernetes") is None:
+            return Usable(
+                "the client of Kubernetes isn't installed here: pip install 'monarch_nb[kubernetes]'"
+            )
+        try:
+            api = self._api(spec)
+            api.may("list", "", "pods")
+        except EngineError as error:
+            return Usable(str(error))
+        return Usable()
+
+    def check(self, spec: HostSpec) -> list[str]:
+        wrong = _wrong_values(spec)
+        if wrong:
+            return wrong
+        api = self._api(spec)
+        missing = [
+            f"{verb} {resource}" for verb, group, resource in _NEEDED if not api.may(verb, group, resource)
+        ]
+        if missing:
+            return [
+                f"you may not {' and '.join(missing)} in namespace {api.namespace}: ask for the role, or "
+                "name another: namespace = in [.kubernetes]"
+            ]
+        return _too_few(spec, self._nodes(api))
+
+    def submit(self, allocation: Allocation, invitation: Invitation) -> Allocation:
+        api = self._api(allocation.spec)
+        made = self._made(api, allocation)
+
+        secret = manifest.secret(allocation, invitation, made.metadata.uid)
+        try:
+            api.call(dict[str, object], api.core.create_namespaced_secret, api.namespace, secret)
+        except Refused as refused:
+            if refused.status != CONFLICT:
+                raise
+        return replace(allocation, id=made.metadata.name, directory=api.namespace)
+
+    def _made(self, api: Api, allocation: Allocation) -> Job:
+        """Make the job; return the one that is there if it was made before."""
+
+        try:
+            return api.call(Job, api.batch.create_namespaced_job, api.namespace, manifest.job(allocation))
+        except Refused as refused:
+            if refused.status != CONFLICT:
+                raise
+            return api.call(Job, api.batch.read_namespaced_job, manifest.name_of(allocation), api.namespace)
+
+    def look(self, allocation: Allocation) -> Look:
+
+        api, name = self._api(allocation.spec), manifest.name_of(allocation)
+        job = api.found(Job, api.batch.read_namespaced_job, name, api.namespace)
+        if job is None:
+            return Look(State.ENDED, "Kubernetes has no such job any more")
+        pods = self._pods(api, name)
+        self._words = [words for pod in pods for words in _last_words(pod)]
+        ended = next(
+            (c for c in job.status.conditions if c.type in ("Complete", "Failed") and c.status == "True"),
+            None,
+        )
+        if ended is not None:
+            return Look(State.ENDED, ended.message or "all launchers have ended")
+        if job.metadata.deletion_timestamp:
+            return Look(State.LEAVING, "its job is being deleted")
+        placed = [pod for pod in pods if pod.spec.node_name]
+        if len(placed) >= allocation.spec.wanted.least:
+            return self._granted(placed)
+        return self._queued(api, job, pods)
+
+    def _granted(self, placed: list[Pod]) -> Look:
+        nodes = tuple(str(pod.spec.node_name) for pod in placed)
+        ends = min((at for at in map(_ends_at, placed) if at is not None), default=None)
+        waiting = [
+            (reason, message) for pod in placed for reason, message in _waiting(pod) if reason in _STUCK
+        ]
+        if not waiting:
+            return Look(State.GRANTED, ends_at=ends, nodes=nodes)
+        reason, message = waiting[0]
+        return Look(State.QUEUED, f"{reason}: {message}" if message else reason, _STUCK[reason], nodes=nodes)
+
+    def _queued(self, api: Api, job: Job, pods: list[Pod]) -> Look:
+        """Say why pods have no nodes: in the scheduler's words, or in those of who may not make them."""
+        said = [
+            c.message or c.reason or ""
+            for pod in pods
+            for c in pod.status.conditions
+            if c.type == "PodScheduled" and c.status == "False"
+        ]
+        if said:
+            return Look(State.QUEUED, said[0].strip())
+        refused = self._refusals(api, job) if len(pods) < job.spec.parallelism else []
+        if refused:
+            return Look(State.QUEUED, refused[-1], "Kubernetes makes no pods for it, for that reason")
+        return Look(State.QUEUED, "its pods are about to be placed")
+
+    def end(self, allocation: Allocation) -> None:
+        api, name = self._api(allocation.spec), manifest.name_of(allocation)
+        delete = api.batch.delete_namespaced_job
+        api.found(dict[str, object], delete, name, api.namespace, propagation_policy="Background")
+        api.found(dict[str, object], api.core.delete_namespaced_secret, name, api.namespace)
+
+    def extend(self, allocation: Allocation, seconds: float) -> None:
+        raise EngineError(
+            f"{allocation.described()}: Kubernetes lets nobody lengthen the time of a pod that runs. Start "
+            "another mesh with a longer --time, or with none"
+        )
+
+    def logs(self, allocation: Allocation) -> list[str]:
+        return list(self._words)
+
+    def script(self, allocation: Allocation) -> str:
+        found = manifest.job(allocation)
+        return json.dumps(found, indent=1) + f"\nand a secret {found['metadata']['name']} with the invitation"
+
+    # --- what is there
+
+    def _api(self, spec: HostSpec) -> Api:
+        from monarch_nb.job.engines.kubernetes_api import Api
+
+        if spec.own not in self._apis:
+            self._apis[spec.own] = Api(spec)
+        return self._apis[spec.own]
+
+    def _pods(self, api: Api, name: str) -> list[Pod]:
+
+        return api.listed(Pod, api.core.list_namespaced_pod, api.namespace, label_selector=f"job-name={name}")
+
+    def _refusals(self, api: Api, job: Job) -> list[str]:
+        """Return why the job's controller couldn't make pods; nothing if we may not read that."""
+
+        chosen = f"involvedObject.uid={job.metadata.uid},reason=FailedCreate"
+        with suppress(Refused):
+            events = api.listed(Event, api.core.list_namespaced_event, api.namespace, field_selector=chosen)
+            return [event.message.strip() for event in events if event.message]
+        return []
+
+    def _nodes(self, api: Api) -> list[Node]:
+        """Return the cluster's nodes; none if we may not see them."""
+
+        with suppress(Refused):
+            return api.listed(Node, api.core.list_node)
+        return []
+
+
+# --- reading
+
+
+def _wrong_values(spec: HostSpec) -> list[str]:
+    if not spec.own_value("image"):
+        return ['Kubernetes needs an image that has monarch_nb: image = "team/image:1" in [.kubernetes]']
+    for key in ("cpu", "memory", "shm"):
+        if spec.own_value(key) and not _QUANTITY.fullmatch(spec.own_value(key)):
+            return [
+                f"[kubernetes] {key} = {spec.own_value(key)!r}: expected a quantity as in 8, 500m or 64Gi"
+            ]
+    for key in ("same_node", "autoscale"):
+        if spec.own_value(key, "false") not in ("true", "false"):
+            return [f"[kubernetes] {key} = {spec.own_value(key)!r}: expected true or false"]
+    if not all(manifest.node_labels(spec).values()):
+        return [f"[kubernetes] node_selector = {spec.own_value('node_selector')!r}: expected 'pool=a,zone=b'"]
+    return []
+
+
+def _too_few(spec: HostSpec, nodes: list[Node]) -> list[str]:
+    """Say that no waiting would do: the cluster hasn't as many nodes of the kind, whoever has them now."""
+    if not nodes or spec.own_value("autoscale") == "true" or spec.own_value("same_node") == "true":
+        return []
+    fitting = [node for node in nodes if _fits(spec, node)]
+    if spec.wanted.least <= len(fitting):
+        return []
+    gpus = f" with {spec.gpus} GPUs" if spec.gpus else ""
+    selected = f" and {spec.own_value('node_selector')}" if spec.own_value("node_selector") else ""
+    return [
+        f"{spec.wanted.least} hosts were asked for, and {len(fitting)} of the cluster's {len(nodes)} nodes"
+        f"{gpus}{selected} would do. If nodes come when they're needed: autoscale = true in [.kubernetes]"
+    ]
+
+
+def _fits(spec: HostSpec, node: Node) -> bool:
+    has = node.status.allocatable.get(spec.own_value("gpu_resource", manifest.GPU), "0")
+    wanted = manifest.node_labels(spec).items()
+    return (
+        not node.spec.unschedulable
+        and int(has if has.isdigit() else 0) >= (spec.gpus or 0)
+        and wanted <= node.metadata.labels.items()
+    )
+
+
+def _waiting(pod: Pod) -> list[tuple[str, str]]:
+    found = [each.state.waiting for each in pod.status.container_statuses]
+    return [(w.reason, w.message or "") for w in found if w is not None and w.reason]
+
+
+def _last_words(pod: Pod) -> list[str]:
+    """Return what a pod's launcher has said last, if it has failed; and why Kubernetes has ended it."""
+    name = pod.spec.node_name or pod.metadata.name
+    if pod.status.phase == "Failed" and pod.status.reason:
+        return [f"node {name}: {pod.status.reason}: {pod.status.message or ''}".rstrip(": ")]
+    found = [each.state.terminated for each in pod.status.container_statuses]
+    said = [(t.message or (t.reason or "") * (t.exit_code != 0)).strip() for t in found if t is not None]
+    return [f"node {name}: {_tail(words)}" for words in said if words]
+
+
+def _tail(words: str) -> str:
+    lines = [line.strip() for line in words.splitlines() if line.strip()]
+    return re.sub(r"^node \S+: ", "", "; ".join(lines[-3:]))
+
+
+def _ends_at(pod: Pod) -> float | None:
+    if not pod.status.start_time or pod.spec.active_deadline_seconds is None:
+        return None
+    return datetime.fromisoformat(pod.status.start_time).timestamp() + pod.spec.active_deadline_seconds

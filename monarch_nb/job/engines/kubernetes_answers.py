@@ -1,0 +1,147 @@
+"""What we read of the answers of a Kubernetes API server; whatever else is in them is left out."""
+
+from __future__ import annotations
+
+import msgspec
+
+from monarch_nb.job.engines.base import EngineError
+
+NOT_FOUND, CONFLICT, UNAUTHORIZED = 404, 409, 401
+
+
+class Refused(EngineError):
+    """The API server has said no.
+
+    Attributes:
+        status: as in HTTP.
+    """
+
+    def __init__(self, status: int, said: str) -> None:
+        super().__init__(f"kubernetes: {said}")
+        self.status = status
+
+
+class _Answer(msgspec.Struct, frozen=True, rename="camel"):
+    """What we read of an answer; what else is in it is left out."""
+
+
+class Meta(_Answer, frozen=True):
+    """What each object has."""
+
+    name: str
+    uid: str = ""
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    deletion_timestamp: str | None = None
+
+
+class Condition(_Answer, frozen=True):
+    """One thing that holds of an object, or doesn't."""
+
+    type: str
+    status: str
+    reason: str | None = None
+    message: str | None = None
+
+
+class JobSpec(_Answer, frozen=True):
+    """What a job was asked to be."""
+
+    parallelism: int = 1
+
+
+class JobStatus(_Answer, frozen=True):
+    """How a job is."""
+
+    conditions: list[Condition] = []
+
+
+class Job(_Answer, frozen=True):
+    """A job: its pods are the hosts."""
+
+    metadata: Meta
+    spec: JobSpec = JobSpec()
+    status: JobStatus = JobStatus()
+
+
+class Waiting(_Answer, frozen=True):
+    """Why a container doesn't run yet."""
+
+    reason: str | None = None
+    message: str | None = None
+
+
+class Terminated(_Answer, frozen=True):
+    """How a container has ended."""
+
+    exit_code: int
+    reason: str | None = None
+    message: str | None = None
+
+
+class ContainerState(_Answer, frozen=True):
+    """How a container is: one of these."""
+
+    waiting: Waiting | None = None
+    terminated: Terminated | None = None
+
+
+class ContainerStatus(_Answer, frozen=True):
+    """A container by name."""
+
+    name: str
+    state: ContainerState = ContainerState()
+
+
+class PodSpec(_Answer, frozen=True):
+    """Where a pod is, and for how long it may be."""
+
+    node_name: str | None = None
+    active_deadline_seconds: int | None = None
+
+
+class PodStatus(_Answer, frozen=True):
+    """How a pod is."""
+
+    phase: str = ""
+    reason: str | None = None
+    message: str | None = None
+    start_time: str | None = None
+    conditions: list[Condition] = []
+    container_statuses: list[ContainerStatus] = []
+
+
+class Pod(_Answer, frozen=True):
+    """A pod."""
+
+    metadata: Meta
+    spec: PodSpec = PodSpec()
+    status: PodStatus = PodStatus()
+
+
+class NodeSpec(_Answer, frozen=True):
+    """Whether pods may come."""
+
+    unschedulable: bool | None = None
+
+
+class NodeStatus(_Answer, frozen=True):
+    """What pods may take of a node."""
+
+    allocatable: dict[str, str] = {}
+    conditions: list[Condition] = []
+
+
+class Node(_Answer, frozen=True):
+    """A node."""
+
+    metadata: Meta
+    spec: NodeSpec = NodeSpec()
+    status: NodeStatus = NodeStatus()
+
+
+class Event(_Answer, frozen=True):
+    """Something that Kubernetes tells of an object."""
+
+    reason: str | None = None
+    message: str | None = None

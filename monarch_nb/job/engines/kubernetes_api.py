@@ -1,0 +1,153 @@
+"""What is asked of a Kubernetes API server, by the official client; answers as types of ours.
+
+Imported where it's used: the client takes most of a second to load.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+import urllib3
+from kubernetes import client, config
+from kubernetes.client.exceptions import ApiException
+
+from monarch_nb.job.engines.base import EngineError
+from monarch_nb.job.engines.kubernetes_answers import NOT_FOUND, UNAUTHORIZED, Refused
+from monarch_nb.job.spec import HostSpec, nearest
+
+TIMES_S = (2.0, 20.0)
+"""For a connection, and for an answer."""
+_OWN_NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
+T = TypeVar("T")
+
+
+class Api:
+    """An API server, as a user and in a namespace.
+
+    Raises:
+        EngineError: if there's no kubeconfig, if it isn't one, or if it has no such context.
+    """
+
+    def __init__(self, spec: HostSpec) -> None:
+        context = spec.own_value("context")
+        path = os.path.expanduser(spec.own_value("kubeconfig")) or None
+        try:
+            self.client, home = _from_file(path, context) if path or _has_file() else _from_pod()
+        except (config.ConfigException, OSError, ValueError, TypeError, KeyError) as error:
+            raise EngineError(_no_config(path, context, error)) from None
+        self.namespace = spec.own_value("namespace") or home or "default"
+        self.client.configuration.retries = False
+        self.core, self.batch = client.CoreV1Api(self.client), client.BatchV1Api(self.client)
+
+    @property
+    def server(self) -> str:
+        """Where the API server listens."""
+        return str(self.client.configuration.host)
+
+    def call(self, kind: type[T], method: Callable[..., object], *args: object, **kwargs: object) -> T:
+        """Ask the server; return the answer as a type of ours.
+
+        Raises:
+            Refused: with what it says.
+            EngineError: if it can't be reached, or its answer isn't understood.
+        """
+        try:
+            answer = method(*args, _request_timeout=TIMES_S, **kwargs)
+        except ApiException as error:
+            raise self._refused(error) from None
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise EngineError(f"no Kubernetes answers at {self.server} ({_cause(error)})") from None
+        try:
+            return msgspec.convert(self.client.sanitize_for_serialization(answer), kind)
+        except msgspec.ValidationError as error:
+            raise EngineError(f"{self.server} has given an answer that isn't understood: {error}") from None
+
+    def found(
+        self, kind: type[T], method: Callable[..., object], *args: object, **kwargs: object
+    ) -> T | None:
+        """Return what is there by a name; None if nothing is."""
+        try:
+            return self.call(kind, method, *args, **kwargs)
+        except Refused as refused:
+            if refused.status == NOT_FOUND:
+                return None
+            raise
+
+    def listed(
+        self, kind: type[T], method: Callable[..., object], *args: object, **kwargs: object
+    ) -> list[T]:
+        """Return what a list has."""
+        answer = self.call(dict[str, Any], method, *args, **kwargs)
+        return msgspec.convert(answer.get("items") or [], list[kind])  # type: ignore[valid-type]
+
+    def may(self, verb: str, group: str, resource: str) -> bool:
+        """Say whether this user may do something in the namespace."""
+        attributes = {"namespace": self.namespace, "verb": verb, "group": group, "resource": resource}
+        review = {"spec": {"resourceAttributes": attributes}}
+        answer = self.call(
+            dict[str, Any], client.AuthorizationV1Api(self.client).create_self_subject_access_review, review
+        )
+        return bool(answer["status"].get("allowed"))
+
+    def _refused(self, error: ApiException) -> Refused:
+        status, said = int(error.status or 0), _said(error)
+        if status == UNAUTHORIZED:
+            said = f"{self.server} doesn't know you ({said}): log in again, then try: kubectl get pods"
+        return Refused(status, said)
+
+
+def _said(error: ApiException) -> str:
+    """Return the server's own sentence."""
+    try:
+        return str(json.loads(error.body)["message"])
+    except (TypeError, ValueError, KeyError):
+        return str(error.reason or error)
+
+
+def _cause(error: BaseException) -> str:
+    found = getattr(error, "reason", None) or error
+    return str(found).rpartition(": ")[2] or type(found).__name__
+
+
+# --- where the server is
+
+
+def _has_file() -> bool:
+    """Say whether there's a kubeconfig where all programs look for it."""
+    paths = os.environ.get("KUBECONFIG", "") or os.path.expanduser("~/.kube/config")
+    return any(os.path.exists(os.path.expanduser(path)) for path in paths.split(os.pathsep))
+
+
+def _from_file(path: str | None, context: str) -> tuple[client.ApiClient, str]:
+    contexts, active = config.list_kube_config_contexts(path)
+    known: Mapping[str, Any] = {each["name"]: each for each in contexts}
+    chosen = context or active["name"]
+    if chosen not in known:
+        raise config.ConfigException(
+            f"there is no context {context!r}.{nearest(context, known)} Known: {', '.join(known)}"
+        )
+    found = config.new_client_from_config(config_file=path, context=chosen)
+    return found, str(known[chosen].get("context", {}).get("namespace") or "")
+
+
+def _from_pod() -> tuple[client.ApiClient, str]:
+    """Return the client of a pod: its service account is the user."""
+    found = client.Configuration()
+    config.load_incluster_config(found)
+    with open(_OWN_NAMESPACE) as file:
+        return client.ApiClient(found), file.read().strip()
+
+
+def _no_config(path: str | None, context: str, error: Exception) -> str:
+    if "no context" in str(error):
+        return f"{error}: context = in [.kubernetes]"
+    if path is None and not _has_file():
+        return (
+            "there is no kubeconfig, and this isn't a pod: kubectl config view says what there is; name the "
+            "file: kubeconfig = in [.kubernetes]"
+        )
+    return f"the kubeconfig {path or os.environ.get('KUBECONFIG') or '~/.kube/config'} can't be used: {error}"

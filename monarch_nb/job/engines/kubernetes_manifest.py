@@ -1,0 +1,182 @@
+"""What is made of a request in Kubernetes: a job whose pods are the hosts, and a secret that lets them in.
+
+A job and no StatefulSet: its pods end when their mesh does, and give their GPUs back without anybody's doing;
+a StatefulSet would start them again for ever. A job needs no names of hosts either, because hosts dial the
+controller and say what their address is; and queues of clusters (Kueue) know jobs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shlex
+from dataclasses import replace
+from typing import Any
+
+from monarch_nb._wire.invitation import Invitation
+from monarch_nb.job.allocation import Allocation
+from monarch_nb.job.engines import shell
+from monarch_nb.job.spec import HostSpec
+
+Manifest = dict[str, Any]
+"""What Kubernetes describes: JSON."""
+CONTAINER = "host"
+GPU = "nvidia.com/gpu"
+MESH_LABEL = "monarch-nb/mesh"
+DIGEST = "monarch-nb/spec"
+INVITATION = "/run/monarch_nb/invitation"
+LAST_WORDS = "/dev/termination-log"
+_KEPT_S = 600
+"""For how long a job that has ended can be looked at."""
+_GRACE_S = 60
+_MAX_NAME = 40
+
+
+def name_of(allocation: Allocation) -> str:
+    """Return the name of a request's job and secret. It follows from the record, so that nothing is lost if
+    we end before the answer comes.
+    """
+    asked = f"{allocation.mesh} {allocation.submitted_at} {allocation.submitted_by}"
+    return f"mnb-{label(allocation.mesh)}-{hashlib.sha256(asked.encode()).hexdigest()[:8]}"
+
+
+def label(mesh: str) -> str:
+    """Return a mesh's name as Kubernetes takes it.
+
+    >>> label("My_mesh")
+    'my-mesh'
+    """
+    return re.sub(r"[^a-z0-9-]", "-", mesh.lower())[:_MAX_NAME].strip("-") or "mesh"
+
+
+def job(allocation: Allocation) -> Manifest:
+    """Return the job: as many pods as hosts may come, each on a node of its own unless `same_node`."""
+    spec, name = allocation.spec, name_of(allocation)
+    num = spec.wanted.most + allocation.plan.num_spares
+    labels = _labels(allocation)
+    queue = spec.own_value("queue")
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {
+            "name": name,
+            "labels": {**labels, **({"kueue.x-k8s.io/queue-name": queue} if queue else {})},
+            "annotations": {DIGEST: spec.digest()},
+        },
+        "spec": {
+            "parallelism": num,
+            "completions": num,
+            # Hosts that die by themselves exit with 0; what Kubernetes ends may come again.
+            "backoffLimit": 2 * num + 4,
+            "ttlSecondsAfterFinished": _KEPT_S,
+            "template": {"metadata": {"labels": {**labels, "job-name": name}}, "spec": _pod(spec, name)},
+        },
+    }
+
+
+def secret(allocation: Allocation, invitation: Invitation, job_uid: str) -> Manifest:
+    """Return the secret with the invitation; it goes when its job does."""
+    name = name_of(allocation)
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": job_uid}
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": name, "labels": _labels(allocation), "ownerReferences": [owner]},
+        "type": "Opaque",
+        "stringData": {"invitation": invitation.to_json()},
+    }
+
+
+def _labels(allocation: Allocation) -> dict[str, str]:
+    return {
+        "app.kubernetes.io/name": "monarch-nb",
+        "app.kubernetes.io/managed-by": "monarch-nb",
+        MESH_LABEL: label(allocation.mesh),
+    }
+
+
+def _pod(spec: HostSpec, name: str) -> Manifest:
+    mounts = [{"name": "invitation", "mountPath": INVITATION.rpartition("/")[0], "readOnly": True}]
+    volumes: list[Manifest] = [{"name": "invitation", "secret": {"secretName": name}}]
+    shared: Manifest = {"medium": "Memory"}
+    if spec.own_value("shm"):
+        shared["sizeLimit"] = spec.own_value("shm")
+    volumes.append({"name": "shm", "emptyDir": shared})
+    mounts.append({"name": "shm", "mountPath": "/dev/shm"})
+    found: Manifest = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": _GRACE_S,
+        "volumes": volumes,
+        "containers": [
+            {
+                "name": CONTAINER,
+                "image": spec.own_value("image"),
+                "command": ["/bin/sh", "-c", script(spec)],
+                "resources": resources(spec),
+                "volumeMounts": mounts,
+                "terminationMessagePath": LAST_WORDS,
+                "securityContext": {"allowPrivilegeEscalation": False},
+            }
+        ],
+    }
+    return found | _chosen(spec, name)
+
+
+def _chosen(spec: HostSpec, name: str) -> Manifest:
+    """Return what the profile says of where and as whom pods run."""
+    found: Manifest = {}
+    if spec.own_value("same_node") != "true":
+        apart = {
+            "labelSelector": {"matchLabels": {"job-name": name}},
+            "topologyKey": "kubernetes.io/hostname",
+        }
+        rule = {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}
+        found["affinity"] = {"podAntiAffinity": rule}
+    if spec.time_s is not None:
+        found["activeDeadlineSeconds"] = max(1, round(spec.time_s))
+    if spec.own_value("pull_secret"):
+        found["imagePullSecrets"] = [{"name": spec.own_value("pull_secret")}]
+    if node_labels(spec):
+        found["nodeSelector"] = node_labels(spec)
+    if spec.own_value("tolerate"):
+        found["tolerations"] = [
+            {"key": key.strip(), "operator": "Exists"} for key in spec.own_value("tolerate").split(",")
+        ]
+    for key, field in (("service_account", "serviceAccountName"), ("priority", "priorityClassName")):
+        if spec.own_value(key):
+            found[field] = spec.own_value(key)
+    return found
+
+
+def node_labels(spec: HostSpec) -> dict[str, str]:
+    """Return the labels that nodes must have: `node_selector = "pool=a100,zone=b"`."""
+    pairs = [pair.partition("=") for pair in spec.own_value("node_selector").split(",") if pair]
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def resources(spec: HostSpec) -> Manifest:
+    """Return what each pod takes of its node."""
+    given = {key: spec.own_value(key) for key in ("cpu", "memory") if spec.own_value(key)}
+    if spec.gpus:
+        given[spec.own_value("gpu_resource", GPU)] = str(spec.gpus)
+    return {"limits": given, "requests": given} if given else {}
+
+
+def script(spec: HostSpec) -> str:
+    """Return what a pod's shell runs: the profile's setup, then the launcher, which is told when the pod is
+    to end. It ends with 0 in any case, or the job would start the host again, which has no place any
+    more; what went wrong is written where Kubernetes shows it.
+    """
+    launcher = shell.launcher_command(replace(spec, python=spec.python or "python3"))
+    setup = "".join(f"{line}\n" for line in spec.setup)
+    words = shlex.quote(LAST_WORDS)
+    prepared = f"{{ :\n{setup}}} </dev/null >{words} 2>&1 || exit 0\n: >{words}\n" if setup else ""
+    return (
+        "trap 'over=1; [ -z \"$host\" ] || kill -TERM $host' TERM\n"
+        f"{prepared}{launcher} <{INVITATION} 2>>{words} &\n"
+        "host=$!\n"
+        'wait $host; [ -z "$over" ] || wait $host\n'
+        f"cat {words} >&2\nexit 0\n"
+    )
