@@ -19,7 +19,7 @@ from waiting import wait_until
 
 from monarch_nb._client import session as sessions
 from monarch_nb.exceptions import MeshError, MeshStartError, MeshUsageError
-from monarch_nb.job import KubernetesJob, joining, job_loads
+from monarch_nb.job import KubernetesJob, job_loads, joining
 from monarch_nb.job.allocation import Allocation, Plan, list_records, read_record
 from monarch_nb.job.engines import ENGINES, EngineError, State, engine_of
 from monarch_nb.job.engines.kubernetes import Kubernetes
@@ -195,7 +195,7 @@ def test_no_server_no_login_no_file_are_sentences(
         with pytest.raises(MeshUsageError, match=said):
             start("gone", "two")
     path.write_text("nonsense: [")
-    with pytest.raises(MeshUsageError, match="the kubeconfig .*conf can't be used: "):
+    with pytest.raises(MeshUsageError, match=r"the kubeconfig .*conf can't be used: "):
         start("gone", "two")
     path.unlink()
     with pytest.raises(MeshUsageError, match="there is no kubeconfig, and this isn't a pod"):
@@ -230,10 +230,15 @@ def test_a_dead_controllers_job_is_given_back_and_a_dead_pod_is_known(server: Ku
         pod = server.names("pods")[0]
         server.ask("DELETE", f"/api/v1/namespaces/default/pods/{pod}")
         with pytest.raises(MeshError):
-            while True:
-                again.execute(os.getpid).get(T)
+            call_until_lost(again)
     finally:
         on_engine.cancel("left")
+
+
+def call_until_lost(mesh: Mesh) -> None:
+    """Call a mesh that has just lost a host until that's known."""
+    while True:
+        mesh.execute(os.getpid).get(T)
 
 
 @pytest.mark.usefixtures("lab")

@@ -7,9 +7,11 @@ controller and say what their address is; and queues of clusters (Kueue) know jo
 
 from __future__ import annotations
 
+import getpass
 import hashlib
 import re
 import shlex
+import socket
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +24,7 @@ Manifest = dict[str, Any]
 """What Kubernetes describes: JSON."""
 CONTAINER = "host"
 GPU = "nvidia.com/gpu"
-MESH_LABEL = "monarch-nb/mesh"
+MESH_LABEL, OWNER_LABEL = "monarch-nb/mesh", "monarch-nb/owner"
 DIGEST = "monarch-nb/spec"
 INVITATION = "/run/monarch_nb/invitation"
 LAST_WORDS = "/dev/termination-log"
@@ -69,7 +71,7 @@ def job(allocation: Allocation) -> Manifest:
             # Hosts that die by themselves exit with 0; what Kubernetes ends may come again.
             "backoffLimit": 2 * num + 4,
             "ttlSecondsAfterFinished": _KEPT_S,
-            "template": {"metadata": {"labels": {**labels, "job-name": name}}, "spec": _pod(spec, name)},
+            "template": {"metadata": {"labels": {**labels, "job-name": name}}, "spec": _pod(allocation)},
         },
     }
 
@@ -92,10 +94,12 @@ def _labels(allocation: Allocation) -> dict[str, str]:
         "app.kubernetes.io/name": "monarch-nb",
         "app.kubernetes.io/managed-by": "monarch-nb",
         MESH_LABEL: label(allocation.mesh),
+        OWNER_LABEL: hashlib.sha256(f"{getpass.getuser()}@{socket.gethostname()}".encode()).hexdigest()[:12],
     }
 
 
-def _pod(spec: HostSpec, name: str) -> Manifest:
+def _pod(allocation: Allocation) -> Manifest:
+    spec, name = allocation.spec, name_of(allocation)
     mounts = [{"name": "invitation", "mountPath": INVITATION.rpartition("/")[0], "readOnly": True}]
     volumes: list[Manifest] = [{"name": "invitation", "secret": {"secretName": name}}]
     shared: Manifest = {"medium": "Memory"}
@@ -121,17 +125,16 @@ def _pod(spec: HostSpec, name: str) -> Manifest:
             }
         ],
     }
-    return found | _chosen(spec, name)
+    return found | _chosen(spec, _labels(allocation))
 
 
-def _chosen(spec: HostSpec, name: str) -> Manifest:
+def _chosen(spec: HostSpec, labels: dict[str, str]) -> Manifest:
     """Return what the profile says of where and as whom pods run."""
     found: Manifest = {}
     if spec.own_value("same_node") != "true":
-        apart = {
-            "labelSelector": {"matchLabels": {"job-name": name}},
-            "topologyKey": "kubernetes.io/hostname",
-        }
+        # Of the whole mesh, as it grows by further jobs: a node is one host, not two.
+        ours = {key: labels[key] for key in (MESH_LABEL, OWNER_LABEL)}
+        apart = {"labelSelector": {"matchLabels": ours}, "topologyKey": "kubernetes.io/hostname"}
         rule = {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}
         found["affinity"] = {"podAntiAffinity": rule}
     if spec.time_s is not None:
