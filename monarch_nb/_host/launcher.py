@@ -42,8 +42,28 @@ _NUMBERED = (
     "SLURM_TASKS_PER_NODE",
     "SLURM_GTIDS",
     "SLURM_TASK_PID",
+    "RANK",
+    "LOCAL_RANK",
+    "GROUP_RANK",
+    "ROLE_RANK",
+    "ROLE_NAME",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_WORLD_SIZE",
+    "ROLE_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
 )
-_OF_LAUNCHERS = ("SLURM_STEP_", "SLURM_SRUN_", "SLURM_LAUNCH_", "PMI_", "PMIX_", "OMPI_", "RAY_")
+_OF_LAUNCHERS = (
+    "SLURM_STEP_",
+    "SLURM_SRUN_",
+    "SLURM_LAUNCH_",
+    "PMI_",
+    "PMIX_",
+    "OMPI_",
+    "RAY_",
+    "TORCHELASTIC_",
+)
 """What says to libraries that this process is one of the launcher's tasks: Lightning, Accelerate and MPI
 believe it.
 """

@@ -11,12 +11,13 @@ from monarch_nb.job.engines.own_allocation import OwnAllocation
 from monarch_nb.job.engines.ray import Ray
 from monarch_nb.job.engines.slurm import Slurm
 from monarch_nb.job.engines.ssh import SSH
+from monarch_nb.job.engines.torchrun import Torchrun
 from monarch_nb.job.spec import HostSpec, nearest
 
 __all__ = ["ENGINES", "Capabilities", "Engine", "EngineError", "Look", "State", "Usable", "engine_of"]
 
 ENGINES: dict[str, type[Engine]] = {
-    engine.name: engine for engine in (SSH, Slurm, OwnAllocation, Ray, Kubernetes, Compose, Command)
+    engine.name: engine for engine in (SSH, Slurm, OwnAllocation, Ray, Kubernetes, Torchrun, Compose, Command)
 }
 
 
