@@ -96,7 +96,7 @@ class Kube:
 
     def write_config(self, path: Path, token: str, server: str = "") -> None:
         """Write a kubeconfig."""
-        cluster = {"server": server or self.url, "insecure-skip-tls-verify": True}
+        cluster = {"server": server or self.url, "certificate-authority": f"{self.folder}/pki/apiserver.crt"}
         path.write_text(
             json.dumps(
                 {

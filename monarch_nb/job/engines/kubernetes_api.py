@@ -123,6 +123,8 @@ def _has_file() -> bool:
 
 
 def _from_file(path: str | None, context: str) -> tuple[client.ApiClient, str]:
+    # The client itself looks at the variable once, when it's imported.
+    path = path or os.environ.get("KUBECONFIG") or os.path.expanduser("~/.kube/config")
     contexts, active = config.list_kube_config_contexts(path)
     known: Mapping[str, Any] = {each["name"]: each for each in contexts}
     chosen = context or active["name"]
