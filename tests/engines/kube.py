@@ -207,7 +207,7 @@ class Kubelet(threading.Thread):
         while not self._over.wait(0.1):
             with suppress(OSError):  # the server answers later, or is about to end
                 for pod in self._kube.ask("GET", "/api/v1/pods")["items"]:
-                    if pod["spec"].get("nodeName"):
+                    with suppress(urllib.error.HTTPError):  # its secret isn't there yet: tried again
                         self._see_to(pod)
 
     def close(self) -> None:
@@ -220,13 +220,15 @@ class Kubelet(threading.Thread):
 
     def _see_to(self, pod: Object) -> None:
         uid, process = pod["metadata"]["uid"], self.running.get(pod["metadata"]["uid"])
-        if uid not in self._reported:
-            self._start(pod)
-        elif "deletionTimestamp" in pod["metadata"]:
+        if not pod["spec"].get("nodeName"):
+            return
+        if "deletionTimestamp" in pod["metadata"]:
             if process is not None and process.poll() is None:
                 process.terminate()
             else:
                 self._kube.ask("DELETE", f"{_path(pod)}?gracePeriodSeconds=0")
+        elif uid not in self._reported:
+            self._start(pod)
         elif process is not None and process.poll() is not None and pod["status"].get("phase") == "Running":
             self._ended(pod, process.returncode)
 
@@ -240,7 +242,7 @@ class Kubelet(threading.Thread):
             return
         (name,) = [v["secret"]["secretName"] for v in pod["spec"]["volumes"] if "secret" in v]
         space = pod["metadata"]["namespace"]
-        secret = self._kube.ask("GET", f"/api/v1/namespaces/{space}/secrets/{name}")  # else tried again
+        secret = self._kube.ask("GET", f"/api/v1/namespaces/{space}/secrets/{name}")
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "invitation").write_bytes(base64.b64decode(secret["data"]["invitation"]))
         self._reported.add(uid)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import urllib3
+import yaml
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
@@ -37,10 +38,9 @@ class Api:
         path = os.path.expanduser(spec.own_value("kubeconfig")) or None
         try:
             self.client, home = _from_file(path, context) if path or _has_file() else _from_pod()
-        except (config.ConfigException, OSError, ValueError, TypeError, KeyError) as error:
+        except (config.ConfigException, yaml.YAMLError, OSError, ValueError, TypeError, KeyError) as error:
             raise EngineError(_no_config(path, context, error)) from None
         self.namespace = spec.own_value("namespace") or home or "default"
-        self.client.configuration.retries = False
         self.core, self.batch = client.CoreV1Api(self.client), client.BatchV1Api(self.client)
 
     @property
@@ -132,13 +132,19 @@ def _from_file(path: str | None, context: str) -> tuple[client.ApiClient, str]:
         raise config.ConfigException(
             f"there is no context {context!r}.{nearest(context, known)} Known: {', '.join(known)}"
         )
-    found = config.new_client_from_config(config_file=path, context=chosen)
+    found = config.new_client_from_config(path, chosen, client_configuration=_configuration())
     return found, str(known[chosen].get("context", {}).get("namespace") or "")
+
+
+def _configuration() -> client.Configuration:
+    found = client.Configuration()
+    found.retries = False  # what can't be reached is said at once
+    return found
 
 
 def _from_pod() -> tuple[client.ApiClient, str]:
     """Return the client of a pod: its service account is the user."""
-    found = client.Configuration()
+    found = _configuration()
     config.load_incluster_config(found)
     with open(_OWN_NAMESPACE) as file:
         return client.ApiClient(found), file.read().strip()
@@ -152,4 +158,5 @@ def _no_config(path: str | None, context: str, error: Exception) -> str:
             "there is no kubeconfig, and this isn't a pod: kubectl config view says what there is; name the "
             "file: kubeconfig = in [.kubernetes]"
         )
-    return f"the kubeconfig {path or os.environ.get('KUBECONFIG') or '~/.kube/config'} can't be used: {error}"
+    where = path or os.environ.get("KUBECONFIG") or "~/.kube/config"
+    return f"the kubeconfig {where} can't be used: {' '.join(str(error).split())}"
