@@ -47,7 +47,7 @@ from monarch_nb.tensor.plan import Plan, TemplateMaker, floats_travel, positions
 from monarch_nb.tensor.propagation import Outcome, Propagation
 from monarch_nb.tensor.slots import Handle, Slots
 from monarch_nb.tensor.stream import Stream
-from monarch_nb.tensor.tensor import Tensor
+from monarch_nb.tensor.tensor import Tensor, maker_of
 from monarch_nb.units import size_text
 
 _numbers = itertools.count(1)
@@ -215,8 +215,12 @@ class Engine:
         """Do an operation on tensors of this mesh."""
         tensors: list[Any] = []
         scalars: list[float] = []
-        key: list[Any] = [func]
-        travels = floats_travel(func)
+        number = id(func)  # an operator's own hash is computed in Python
+        key: list[Any] = [number]
+        travels = _travels.get(number)
+        if travels is None:
+            travels = _travels[number] = floats_travel(func)
+            _operators.append(func)
         for each in args:
             kind = type(each)
             if kind is Tensor:
@@ -269,16 +273,19 @@ class Engine:
             scalars = [*scalars, float(torch.randint(1 << 53, ()))]
         stream, slots = self.stream, self.slots
         with stream.lock:
-            if slots.has_dropped():
-                stream.drop()
+            if slots.has_many_dropped() and stream.drop():
                 self.places.add(_NOWHERE)
             seq = stream.count
             self.places.add((*users_line(), self.module))
             if plan.rebuild is None:  # one new tensor: nearly all of them
-                made = Tensor(plan.outputs[0], Handle(slots, seq))  # type: ignore[arg-type]
-                stream.add(
-                    plan.number, [t.mesh_handle.slot for t in tensors], scalars, (made.mesh_handle.slot,)
-                )
+                meta: Any = plan.outputs[0]
+                handle = Handle(slots, seq, meta.num_bytes)
+                stream.add(plan.number, [t.mesh_handle.slot for t in tensors], scalars, (handle.slot,))
+                make = meta.make
+                if make is None:
+                    make = meta.make = maker_of(meta)
+                made = make()
+                made.mesh_meta, made.mesh_handle = meta, handle
                 return made
             parts = [self._part(each, tensors, seq) for each in plan.outputs]
             new = [
@@ -291,7 +298,7 @@ class Engine:
 
     def _part(self, output: Any, tensors: Sequence[Any], seq: int) -> Any:
         if type(output) is Meta:
-            return Tensor(output, Handle(self.slots, seq))
+            return Tensor(output, Handle(self.slots, seq, output.num_bytes))
         return None if output is None else tensors[output]
 
     # --- operations that are new
@@ -634,6 +641,10 @@ def check_access(what: Any, metas: Sequence[Meta], written: Sequence[Meta]) -> N
         )
 
 
+_travels: dict[int, bool] = {}
+"""Whether floats travel beside commands, by id of the operator."""
+_operators: list[Any] = []
+"""Those whose ids are known: they live as long as this program."""
 _LARGE = 1 << 20
 _OF_ALL_RANKS = frozenset({"own.put", "own.move"})
 """Operations of which ranks outside of the result's grid do a part, too."""

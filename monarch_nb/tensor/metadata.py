@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -92,9 +92,13 @@ class Meta:
         placements: one for each axis of the grid; None: each rank has a value of its own.
         is_copy: a view that is none, for it had to be laid out anew: what is written into it isn't seen in
             its base.
+        num_bytes: of the whole tensor.
+        make: makes a tensor of this kind, without its place; None until one was made.
     """
 
-    __slots__ = ("dtype", "fake", "grid", "is_copy", "offset", "placements", "size", "stride")
+    __slots__ = (
+        "dtype", "fake", "grid", "is_copy", "make", "num_bytes", "offset", "placements", "size", "stride",
+    )  # fmt: skip
 
     def __init__(
         self, size: torch.Size, stride: tuple[int, ...], dtype: torch.dtype, grid: Grid, placements: Placements | None,  # noqa: E501
@@ -103,11 +107,8 @@ class Meta:
         self.size, self.stride, self.dtype, self.offset = size, stride, dtype, offset
         self.grid, self.placements, self.is_copy = grid, placements, is_copy
         self.fake: torch.Tensor | None = None
-
-    @property
-    def num_bytes(self) -> int:
-        """Of the whole tensor."""
-        return int(math.prod(self.size) * self.dtype.itemsize)
+        self.num_bytes = int(math.prod(self.size) * self.dtype.itemsize)
+        self.make: Callable[[], Any] | None = None
 
     @property
     def spec(self) -> DTensorSpec:

@@ -13,7 +13,8 @@ from monarch_nb._frames.owner import Owner, owner_of_file
 from monarch_nb.cells import name_of
 
 KEPT = 65_536
-_is_users: dict[CodeType, bool] = {}
+_is_users: dict[int, tuple[bool, CodeType]] = {}
+"""By id of the code, which lives as long as this: its own hash is that of all its contents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +48,10 @@ def users_line() -> tuple[CodeType | None, int]:
     frame = sys._getframe(2)
     while frame is not None:
         code = frame.f_code
-        found = _is_users.get(code)
+        found = _is_users.get(id(code))
         if found is None:
-            found = _is_users[code] = owner_of_file(code.co_filename) is Owner.USER
-        if found:
+            found = _is_users[id(code)] = owner_of_file(code.co_filename) is Owner.USER, code
+        if found[0]:
             return code, frame.f_lineno
         frame = frame.f_back  # type: ignore[assignment]
     return None, 0

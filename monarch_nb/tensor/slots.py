@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from monarch_nb.exceptions import WrongTensor
 
+MANY = 32
+MANY_BYTES = 1 << 20
+"""Before so many slots, or bytes, are free on the ranks they're told."""
+
 
 class Slots:
-    """The table of one engine, as the controller knows it."""
+    """The table of one engine, as the controller knows it.
 
-    __slots__ = ("_dropped", "_free", "top")
+    Attributes:
+        top: how long it is.
+        dropped: slots that aren't used any more, of which ranks weren't told yet.
+        num_bytes: what these have at least.
+    """
+
+    __slots__ = ("_free", "dropped", "num_bytes", "top")
 
     def __init__(self) -> None:
         self._free: list[int] = []
-        self._dropped: list[int] = []
+        self.dropped: list[int] = []
+        self.num_bytes = 0
         self.top = 0
 
     def take(self) -> int:
@@ -22,28 +33,32 @@ class Slots:
         self.top += 1
         return self.top - 1
 
-    def drop(self, slot: int) -> None:
+    def drop(self, slot: int, num_bytes: int = 0) -> None:
         """Note that a slot isn't used any more. Any thread may call it, also the garbage collector in the
-        middle of anything.
+        middle of anything: what isn't counted then is told with the next message.
         """
-        self._dropped.append(slot)
+        self.dropped.append(slot)
+        self.num_bytes += num_bytes
 
-    def has_dropped(self) -> bool:
-        """Say whether ranks have to be told of drops."""
-        return bool(self._dropped)
+    def has_many_dropped(self) -> bool:
+        """Say whether ranks have to be told of drops before the next command: of small values, many
+        at once.
+        """
+        return len(self.dropped) >= MANY or self.num_bytes > MANY_BYTES
 
     def collect(self) -> list[int]:
         """Return what was dropped since the last time; it may be taken again."""
-        num = len(self._dropped)
-        found = self._dropped[:num]
-        del self._dropped[:num]
+        self.num_bytes = 0
+        num = len(self.dropped)
+        found = self.dropped[:num]
+        del self.dropped[:num]
         self._free.extend(found)
         return found
 
     @property
     def num_live(self) -> int:
         """How many slots are in use."""
-        return self.top - len(self._free) - len(self._dropped)
+        return self.top - len(self._free) - len(self.dropped)
 
 
 class Handle:
@@ -51,19 +66,22 @@ class Handle:
     autograd.
     """
 
-    __slots__ = ("seq", "slot", "slots")
+    __slots__ = ("num_bytes", "seq", "slot", "slots")
 
-    def __init__(self, slots: Slots, seq: int) -> None:
+    def __init__(self, slots: Slots, seq: int, num_bytes: int = 0) -> None:
         self.slots = slots
         self.slot = slots.take()
         self.seq = seq
+        self.num_bytes = num_bytes
 
     def __del__(self) -> None:
-        self.slots.drop(self.slot)
+        slots = self.slots
+        slots.dropped.append(self.slot)
+        slots.num_bytes += self.num_bytes
 
     def release(self) -> None:
         """Give the slot back now: whoever uses it afterwards gets an error."""
-        self.slots.drop(self.slot)
+        self.slots.drop(self.slot, self.num_bytes)
         self.__class__ = DroppedHandle
 
 

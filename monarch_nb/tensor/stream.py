@@ -22,7 +22,6 @@ MAX_ACKS = 4
 """So many of those may be under way."""
 LATEST_S = 0.002
 """So long after the first unsent command all are sent."""
-_double = struct.Struct("<d")
 
 
 class Stream:
@@ -62,11 +61,12 @@ class Stream:
         words = self.words
         if not words:
             self._clock.ring()
-        words.append(plan)
-        words.extend(inputs)
-        for each in scalars:
-            words.frombytes(_double.pack(each))
-        words.extend(outputs)
+        if scalars:
+            words.extend((plan, *inputs))
+            words.frombytes(struct.pack(f"<{len(scalars)}d", *scalars))
+            words.extend(outputs)
+        else:
+            words.extend((plan, *inputs, *outputs))
         self.count += 1
         if len(words) > MAX_WORDS and not self.num_held:
             self.flush()
@@ -76,12 +76,13 @@ class Stream:
         """Let a plain value go with the next command."""
         self._parcels.append(value)
 
-    def drop(self) -> None:
-        """Tell the ranks which slots are free. The caller holds the lock."""
+    def drop(self) -> bool:
+        """Tell the ranks which slots are free; say whether there are any. The caller holds the lock."""
         slots = self._slots.collect()
         if slots:
             self.words.extend((DROP, len(slots), *slots))
             self.count += 1
+        return bool(slots)
 
     def flush(self) -> None:
         """Send what there is."""
@@ -125,6 +126,8 @@ class Stream:
     def close(self) -> None:
         """Send nothing any more."""
         self._clock.close()
+        for ack in self._acks:
+            ack.drop()
 
 
 class _Clock:

@@ -4,7 +4,8 @@ to it goes to its engine.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -67,7 +68,9 @@ class Tensor(torch.Tensor):  # type: ignore[misc]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Called by torch for each operation, below autograd."""
-        return engine_in(args, kwargs).dispatch(func, args, kwargs)
+        first = args[0] if args else None
+        engine = first.mesh_meta.grid.engine if type(first) is cls else engine_in(args, kwargs)
+        return engine.dispatch(func, args, kwargs)
 
     # --- where it is
 
@@ -245,6 +248,14 @@ class Tensor(torch.Tensor):  # type: ignore[misc]
         except MeshError as error:
             return f"lost: {str(error).splitlines()[0]}; "
         return f"{text},\n       " if "\n" in text else f"{text}, "
+
+
+def maker_of(meta: Meta) -> Callable[[], Any]:
+    """Return what makes tensors of a kind, as `Tensor` does, without their places."""
+    return functools.partial(
+        make_wrapper, Tensor, meta.size, strides=meta.stride, storage_offset=meta.offset, dtype=meta.dtype,
+        device=meta.grid.device_mesh.device_type,
+    )  # fmt: skip
 
 
 def engine_in(args: Any, kwargs: Any) -> Engine:
